@@ -1,0 +1,57 @@
+"""Every error FASER raises on purpose, on one page; each class says whose fault it is.
+
+    FaserError
+    ├── ConfigError            the operator's: a flag, a file, a checkpoint      → exit status 2
+    │   └── ModelError         the checkpoint or tokenizer cannot be used
+    ├── RequestError           the caller's: names the field and the limit       → 400
+    │   └── UnknownModelError  the caller's: no such model                       → 404
+    ├── OverloadError          the load's: the queue is full                     → 503 + Retry-After
+    ├── NotReadyError          ours or the load's: loading, draining, dead       → 503 + Retry-After
+    └── EngineError            ours: the engine died or a bug struck             → 500
+
+Foreign exceptions are translated into these once, at the seam where they appear.
+"""
+
+
+class FaserError(Exception):
+    """Root of the tree. str() of every member is one line fit to show to whoever is at fault."""
+
+
+class ConfigError(FaserError):
+    """A flag, a file or a combination that cannot work."""
+
+
+class ModelError(ConfigError):
+    """A checkpoint, tokenizer or chat template that cannot be used as it is."""
+
+
+class RequestError(FaserError):
+    """A request that cannot be served. param: dotted path of the field, or None for the whole body."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnknownModelError(RequestError):
+    """The request names a model that is not served here."""
+
+
+class OverloadError(FaserError):
+    """The queue is full. retry_after_s: seconds until a retry has a chance."""
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NotReadyError(FaserError):
+    """The engine cannot take requests now: loading, warming, draining or dead."""
+
+    def __init__(self, message: str, *, retry_after_s: int = 5) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineError(FaserError):
+    """The engine died, or a bug struck, under an accepted request."""

@@ -1,0 +1,151 @@
+"""The reference backend: stock torch operators, any device torch has. The oracle of every other backend.
+
+Readable before fast. Its matrix products may give a row other bits in another batch, as torch's do.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from faser.kernels.backend import AttentionShape, KvShape, RowLayout
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    weight: Tensor  # [N, K]
+    bias: Tensor | None  # [N]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    keys: Tensor  # [L, blocks, block_size, Hkv, D]
+    values: Tensor
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    positions: Tensor  # [R] int64
+    slots: Tensor  # [R] int64: block * block_size + offset
+    spans: tuple[tuple[int, int, int], ...]  # (first row, end row, seq_len) of each sequence
+    block_tables: tuple[Tensor, ...]  # per sequence, the blocks that hold seq_len positions
+
+
+class TorchBackend:
+    """See Backend. device: where all tensors live."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.name = "torch"
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> _Linear:
+        return _Linear(
+            weight.to(self.device, copy=True).contiguous(),
+            None if bias is None else bias.to(self.device, copy=True),
+        )
+
+    def linear(self, x: Tensor, packed: _Linear, out: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        product = functional.linear(x, packed.weight, packed.bias)
+        return out.copy_(product if residual is None else product.to(out.dtype) + residual)
+
+    def embed(self, token_ids: Tensor, packed: _Linear, out: Tensor) -> Tensor:
+        return torch.index_select(packed.weight, 0, token_ids.to(self.device), out=out)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
+        return out.copy_(_rms_norm(x, weight, eps))
+
+    def allocate_kv(self, shape: KvShape) -> _Cache:
+        size = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        keys, values = (torch.zeros(size, dtype=shape.dtype, device=self.device) for _ in range(2))
+        return _Cache(keys, values, shape.block_size)
+
+    def plan(self, layout: RowLayout, block_size: int) -> _Plan:
+        positions = layout.positions.long()
+        counts = layout.query_start.diff().long()
+        owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        blocks = layout.block_table[owners, positions // block_size].long()
+        starts = layout.query_start.tolist()
+        lengths = layout.seq_len.tolist()
+        tables = tuple(
+            layout.block_table[s, : -(-length // block_size)].long().to(self.device)
+            for s, length in enumerate(lengths)
+        )
+        return _Plan(
+            positions.to(self.device),
+            (blocks * block_size + positions % block_size).to(self.device),
+            tuple(zip(starts, starts[1:], lengths, strict=False)),
+            tables,
+        )
+
+    def rope_append(
+        self,
+        qkv: Tensor,
+        angles: Tensor | None,
+        cache: _Cache,
+        layer: int,
+        shape: AttentionShape,
+        plan: _Plan,
+        *,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        rows = qkv.shape[0]
+        heads = qkv.view(rows, -1, shape.head_dim)
+        q = heads[:, : shape.num_heads]
+        k = heads[:, shape.num_heads : shape.num_heads + shape.num_kv_heads]
+        v = heads[:, shape.num_heads + shape.num_kv_heads :]
+        for part, weight in ((q, q_norm), (k, k_norm)):
+            if weight is not None:
+                part.copy_(_rms_norm(part, weight, eps))
+            if angles is not None:
+                part.copy_(_rotate(part, angles[plan.positions]))
+        cache.keys[layer].view(-1, shape.num_kv_heads, shape.head_dim)[plan.slots] = k
+        cache.values[layer].view(-1, shape.num_kv_heads, shape.head_dim)[plan.slots] = v
+        return qkv[:, : shape.num_heads * shape.head_dim]
+
+    def attend(
+        self, q: Tensor, cache: _Cache, layer: int, shape: AttentionShape, plan: _Plan, out: Tensor
+    ) -> Tensor:
+        group = shape.num_heads // shape.num_kv_heads
+        for (start, end, length), table in zip(plan.spans, plan.block_tables, strict=True):
+            keys, values = (
+                part[layer, table].flatten(0, 1)[:length].transpose(0, 1).repeat_interleave(group, 0)
+                for part in (cache.keys, cache.values)
+            )  # [Hq, length, D]
+            queries = q[start:end].view(end - start, shape.num_heads, shape.head_dim).transpose(0, 1)
+            rows = torch.arange(length - (end - start), length, device=self.device)[:, None]
+            columns = torch.arange(length, device=self.device)[None, :]
+            seen = columns <= rows
+            if shape.window is not None:
+                seen &= columns > rows - shape.window
+            mixed = functional.scaled_dot_product_attention(
+                queries[None], keys[None], values[None], attn_mask=seen, scale=shape.scale
+            )
+            out[start:end] = mixed[0].transpose(0, 1).reshape(end - start, -1)
+        return out
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.mul(functional.silu(gate), up, out=out)
+
+    def copy_blocks(self, cache: _Cache, pairs: list[tuple[int, int]]) -> None:
+        if not pairs:
+            return
+        sources, targets = torch.tensor(pairs, device=self.device).unbind(1)
+        for part in (cache.keys, cache.values):
+            part[:, targets] = part[:, sources]
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def _rotate(heads: Tensor, angles: Tensor) -> Tensor:
+    """heads: [R, H, D]; angles: [R, D] float32. Channel i turns with channel i + D/2 (arXiv 2104.09864)."""
+    cos, sin = angles[:, None].chunk(2, dim=-1)  # [R, 1, D/2]
+    first, second = heads.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(heads.dtype)

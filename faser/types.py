@@ -1,0 +1,209 @@
+"""The values that cross layers: frozen, plain, without torch.
+
+A Request comes in and never changes. What the engine says about it comes back as RequestOutput. Nothing
+here knows HTTP, tensors or processes.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from faser.errors import RequestError
+
+MAX_LOGPROBS = 20
+MAX_SAMPLES = 128
+MAX_STOP_STRINGS = 16
+
+
+class FinishReason(StrEnum):
+    """Why a sample ended; the values are those of the metrics label and of the HTTP field."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class EngineState(StrEnum):
+    """Life of an engine, in order."""
+
+    LOADING = "loading"
+    WARMING = "warming"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one request's tokens are chosen. Checked when built.
+
+    temperature: 0 is greedy and exact. top_k: 0 is off. max_tokens: None is what is left of the context.
+    seed: None draws one; equal seeds give equal tokens whatever else is in the batch.
+    logit_bias: (token id, bias) pairs. allowed_token_ids: None allows all.
+    logprobs: how many alternatives to report beside the chosen token; None reports nothing.
+    Order of application: bias and penalties, temperature, min_p, top_k, top_p.
+
+    Raises RequestError that names the field, its value and the limit.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _within("n", self.n, 1, MAX_SAMPLES)
+        _within("temperature", self.temperature, 0.0, 2.0)
+        _within("top_p", self.top_p, 0.0, 1.0, above=True)
+        _within("top_k", self.top_k, 0, None)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _within("repetition_penalty", self.repetition_penalty, 0.0, None, above=True)
+        _within("min_tokens", self.min_tokens, 0, None)
+        for name, limit in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if limit is not None:
+                _within(name, limit, 0, MAX_LOGPROBS)
+        if self.seed is not None:
+            _within("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.max_tokens is not None:
+            _within("max_tokens", self.max_tokens, 0, None)
+            if self.min_tokens > self.max_tokens:
+                raise RequestError(
+                    f"min_tokens is {self.min_tokens}; it must not exceed max_tokens, {self.max_tokens}",
+                    param="min_tokens",
+                )
+        for token_id, bias in self.logit_bias:
+            _within(f"logit_bias.{token_id}", bias, -100.0, 100.0)
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(
+                f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed", param="stop"
+            )
+        if any(not text for text in self.stop):
+            raise RequestError("stop contains an empty string; it would match everywhere", param="stop")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids is empty; no token could be chosen", param="allowed_token_ids")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def _within(name: str, value: float, low: float, high: float | None, *, above: bool = False) -> None:
+    """Refuse NaN, infinities and anything outside [low, high] (or (low, high] when above)."""
+    fits = math.isfinite(value) and (value > low if above else value >= low)
+    if fits and (high is None or value <= high):
+        return
+    edge = "above" if above else "at least"
+    limit = f"{edge} {low}" if high is None else f"{edge} {low} and at most {high}"
+    raise RequestError(f"{name} is {value}; it must be {limit}", param=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One accepted request, tokenised. arrival_s: when it came in, on time.monotonic().
+
+    cache_salt: requests with different salts never share prefix blocks.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    priority: int = 0
+    arrival_s: float = 0.0
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionLogprobs:
+    """Log probabilities at one position, before temperature.
+
+    token_id, logprob, rank: the chosen token; rank 1 is the most likely.
+    top: (token id, logprob), most likely first; its length is what the request asked for.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputDelta:
+    """What one step added to one sample. index: which of the n samples.
+
+    text may lag behind token_ids (an unfinished code point, a possible stop string) and catches up at the end.
+    stop_reason: the stop string or token id that ended it, None for end-of-sequence and length.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """All that one step added to one request.
+
+    num_cached_tokens: prompt tokens whose KV came from the prefix cache (the first sample's).
+    prompt_logprobs: in the output that completes the prompt, if asked for; None at position 0.
+    """
+
+    request_id: str
+    deltas: tuple[OutputDelta, ...]
+    num_cached_tokens: int = 0
+    prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What the front-end must know of the loaded model. kv_cache_bytes, weight_bytes: sizes in memory."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    device: str
+    backend: str
+    block_size: int
+    num_blocks: int
+    kv_cache_bytes: int
+    weight_bytes: int
+    num_parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A snapshot after a step: gauges are values now, counters count from the start of the engine."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    last_step_rows: int = 0
+    last_step_s: float = 0.0
