@@ -1,12 +1,13 @@
 """StepPlan and StepResult: the only two things that cross between the control plane and the data plane.
 
-Plain values, no tensors. A slot is a sequence's line in the data plane's tables (block table, sampling
-state); it belongs to one sequence from the plan that starts it until a plan that releases it.
+SequenceDelta is what a committed step says upwards. Plain values, no tensors. A slot is a sequence's line in
+the data plane's tables (block table, sampling state); it belongs to one sequence from the plan that starts it
+until a plan that releases it.
 """
 
 from dataclasses import dataclass
 
-from faser.types import PositionLogprobs, SamplingParams
+from faser.types import FinishReason, PositionLogprobs, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +81,27 @@ class StepResult:
     step: int
     sequences: tuple[SequenceResult, ...]
     run_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceDelta:
+    """What one committed step added to one sample of a request.
+
+    token_ids: in order; the token that ended the sample (end-of-sequence, stop id) is among them, last.
+    logprobs: one per token, if the request asked. prompt_logprobs: the whole prompt, None at position 0; in
+    the first sample's delta that completes the prompt, if the request asked.
+    stop_reason: the stop token id that ended it, None for end-of-sequence and length.
+    num_cached_tokens, first_scheduled_s: of the sample's first admission; seconds of the scheduler's clock.
+    error: why finish_reason is ERROR.
+    """
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+    first_scheduled_s: float | None = None
+    error: str | None = None

@@ -1,0 +1,65 @@
+"""The data plane's picture of its sequences: which blocks each slot holds, and the rows of one step as arrays.
+
+Owns the block table. Knows nothing of models, sampling or why a sequence runs.
+"""
+
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from faser.engine.plan import SequenceRows
+from faser.kernels.backend import RowLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowBatch:
+    """The rows of one step.
+
+    token_ids: [R] int64. last_rows: [S] for each sequence of the plan, the index of its last row.
+    """
+
+    token_ids: torch.Tensor
+    layout: RowLayout
+    last_rows: NDArray[np.int64]
+
+
+class BlockTable:
+    """Blocks of every slot, in order of position. [num_slots, max_blocks] int32, allocated once."""
+
+    def __init__(self, num_slots: int, max_blocks: int) -> None:
+        self._blocks = np.zeros((num_slots, max_blocks), dtype=np.int32)
+        self._counts = [0] * num_slots
+
+    def clear(self, slot: int) -> None:
+        self._counts[slot] = 0
+
+    def append(self, slot: int, blocks: tuple[int, ...]) -> None:
+        count = self._counts[slot]
+        self._blocks[slot, count : count + len(blocks)] = blocks
+        self._counts[slot] = count + len(blocks)
+
+    def gather(self, rows: tuple[SequenceRows, ...]) -> RowBatch:
+        """Lay the rows of one plan out as arrays; their new blocks must have been appended."""
+        counts = np.fromiter((len(each.token_ids) for each in rows), np.int32, len(rows))
+        starts = np.fromiter((each.start for each in rows), np.int32, len(rows))
+        slots = [each.slot for each in rows]
+        query_start = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(counts, out=query_start[1:])
+        num_rows = int(query_start[-1])
+        positions = np.arange(num_rows, dtype=np.int32)
+        positions += np.repeat(starts - query_start[:-1], counts)
+        token_ids = np.fromiter(chain.from_iterable(each.token_ids for each in rows), np.int64, num_rows)
+        width = max(self._counts[slot] for slot in slots)
+        return RowBatch(
+            token_ids=torch.from_numpy(token_ids),
+            layout=RowLayout(
+                query_start=torch.from_numpy(query_start),
+                seq_len=torch.from_numpy(starts + counts),
+                positions=torch.from_numpy(positions),
+                block_table=torch.from_numpy(self._blocks[slots, :width]),
+            ),
+            last_rows=query_start[1:].astype(np.int64) - 1,
+        )

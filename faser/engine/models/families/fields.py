@@ -1,0 +1,114 @@
+"""The fields of a checkpoint's config: typed reading, and refusal of what no family here implements.
+
+Knows what fields mean for every family; what is special to one stands in its own module.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from faser.errors import ModelError
+
+_SLIDING = "sliding_attention"
+_FULL = "full_attention"
+
+
+class Fields:
+    """A config.json with its fields checked as they are read. JSON null is the same as absence.
+
+    Raises ModelError that names the field: when built, if the config asks for a feature that is not
+    implemented (quantised weights, experts, another activation, attention to both sides).
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+        self._only("quantization_config", (), "quantised checkpoints are not supported")
+        self._only("num_experts", (0,), "mixtures of experts are not supported")
+        self._only("num_local_experts", (0,), "mixtures of experts are not supported")
+        self._only("hidden_act", ("silu", "swish"), "only silu is supported")
+        self._only("hidden_activation", ("silu", "swish"), "only silu is supported")
+        self._only("is_causal", (True,), "only causal attention is supported")
+
+    def positive_int(self, name: str, default: int | None = None) -> int:
+        """An integer of at least 1; required where there is no default."""
+        value = self._value(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ModelError(f"config.json: {name} is {value!r}; it must be an integer of at least 1")
+        return value
+
+    def non_negative_int(self, name: str, default: int) -> int:
+        return 0 if self._config.get(name) == 0 else self.positive_int(name, default)
+
+    def positive_float(self, name: str, default: float | None = None) -> float:
+        value = self._value(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            raise ModelError(f"config.json: {name} is {value!r}; it must be a number above 0")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            raise ModelError(f"config.json: {name} is {value!r}; it must be true or false")
+        return value
+
+    def optional_int(self, name: str) -> int | None:
+        return None if self._config.get(name) is None else self.positive_int(name)
+
+    def optional_float(self, name: str) -> float | None:
+        """A number of at least 0, or None."""
+        value = self._config.get(name)
+        return value if value is None or value == 0 else self.positive_float(name)
+
+    def optional_list(self, name: str, length: int) -> list[Any] | None:
+        """A list of at least `length` entries, cut to that length, or None."""
+        value = self._config.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) < length:
+            raise ModelError(
+                f"config.json: {name} is {value!r}; it must be a list with one entry a layer, {length}"
+            )
+        return value[:length]
+
+    def optional_dict(self, name: str) -> dict[str, Any] | None:
+        value = self._config.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise ModelError(f"config.json: {name} is {value!r}; it must be an object")
+        return value or None
+
+    def head_dim(self) -> int:
+        """Stated, or the hidden size shared by the attention heads."""
+        stated = self.optional_int("head_dim")
+        if stated is not None:
+            return stated
+        hidden, heads = self.positive_int("hidden_size"), self.positive_int("num_attention_heads")
+        if hidden % heads:
+            raise ModelError(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+        return hidden // heads
+
+    def windows(self, default: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """The window of each layer, from layer_types where they are stated, else the default."""
+        layer_types = self.optional_list("layer_types", len(default))
+        if layer_types is None:
+            return default
+        window = self.optional_int("sliding_window")
+        for layer, layer_type in enumerate(layer_types):
+            if layer_type not in (_FULL, _SLIDING):
+                raise ModelError(f"config.json: layer_types[{layer}] is {layer_type!r}; only {_FULL}, {_SLIDING}")
+            if layer_type == _SLIDING and window is None:
+                raise ModelError(f"config.json: layer_types[{layer}] is {_SLIDING}, but sliding_window is not set")
+        return tuple(window if layer_type == _SLIDING else None for layer_type in layer_types)
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self._config.get(name)
+        if value is not None:
+            return value
+        if default is None:
+            raise ModelError(f"config.json: {name} is missing")
+        return default
+
+    def _only(self, name: str, served: tuple[Any, ...], why: str) -> None:
+        """Refuse a field that is there with another value than those that are served."""
+        value = self._config.get(name)
+        if value is not None and value not in served:
+            shown = value.get("quant_method", value) if isinstance(value, dict) else value
+            raise ModelError(f"config.json: {name} is {shown!r}; {why}")

@@ -1,0 +1,166 @@
+"""GGUF files: metadata and weights, under the names and in the layout of a Hugging Face checkpoint.
+
+Owns the mapping of tensor names, the undoing of llama.cpp's row order for q and k, and what a file's
+metadata says as a config dict. Knows neither the decoder nor where files come from. torch is loaded only
+when a tensor is asked for, so that reading a config or a tokenizer does without.
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf import quants
+
+from faser.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+FloatArray = npt.NDArray[np.float32]
+
+_READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+
+_OUTER_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_ROPE_FACTORS = "rope_freqs.weight"
+
+# llama.cpp reorders the rows of q and k for the rotary embedding it uses for these, and for these only.
+_PERMUTED = ("llama", "smollm3")
+
+
+class GgufFile:
+    """An open GGUF file: its metadata and its tensors, under the file's own names."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the metadata; tensor data stays on disk until asked for.
+
+        Raises ModelError: not a GGUF file, cut short, of the other byte order, or one part of several.
+        """
+        self.path = path
+        try:
+            reader = gguf.GGUFReader(path)
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
+        except Exception as error:  # the library meets damage with whatever numpy raises
+            raise ModelError(f"{path} is not a GGUF file, or it is cut short: {error}") from None
+        self._fields = reader.fields
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        if reader.endianess != (gguf.GGUFEndian.LITTLE if sys.byteorder == "little" else gguf.GGUFEndian.BIG):
+            raise ModelError(f"{path} is of the other byte order; convert it for this machine")
+        if self.get("split.count", 1) > 1:
+            raise ModelError(
+                f"{path} is one of {self.get('split.count')} parts; join them with gguf-split --merge"
+            )
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A metadata value as plain Python, or the default."""
+        field = self._fields.get(key)
+        return default if field is None else field.contents()
+
+    def require(self, key: str) -> Any:
+        """A metadata value. Raises ModelError that names the key when it is missing."""
+        if key not in self._fields:
+            raise ModelError(f"{self.path} has no {key}")
+        return self.get(key)
+
+    def tensor_names(self) -> list[str]:
+        return list(self._tensors)
+
+    def has_tensor(self, name: str) -> bool:
+        return name in self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape with the slowest dimension first, as torch has it; GGUF stores the fastest first."""
+        return tuple(int(size) for size in reversed(self._tensors[name].shape))
+
+    def array(self, name: str) -> FloatArray:
+        """A tensor, dequantised. Raises ModelError for a quantisation that is not supported."""
+        tensor = self._tensors[name]
+        if tensor.tensor_type.name not in _READABLE:
+            raise ModelError(
+                f"{self.path}: {name} is stored as {tensor.tensor_type.name}; supported are {', '.join(_READABLE)}"
+            )
+        return np.asarray(quants.dequantize(tensor.data, tensor.tensor_type), np.float32).reshape(self.shape(name))
+
+
+class GgufSource:
+    """Weights of a GGUF file under Hugging Face names, float32, with q and k rows in Hugging Face's order."""
+
+    def __init__(self, file: GgufFile) -> None:
+        """Raises ModelError that names a tensor for which no Hugging Face name is known."""
+        self._file = file
+        self._stored_names = {
+            _hf_name(name, file.path): name for name in file.tensor_names() if name != _ROPE_FACTORS
+        }
+        architecture = file.require("general.architecture")
+        self._heads: dict[str, int] = {}
+        if architecture in _PERMUTED:
+            num_heads = file.require(f"{architecture}.attention.head_count")
+            num_kv_heads = file.get(f"{architecture}.attention.head_count_kv", num_heads)
+            self._heads = {"self_attn.q_proj": num_heads, "self_attn.k_proj": num_kv_heads}
+
+    def names(self) -> list[str]:
+        return list(self._stored_names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file.shape(self._stored_names[name])
+
+    def array(self, name: str) -> FloatArray:
+        """One tensor, dequantised."""
+        array = self._file.array(self._stored_names[name])
+        num_heads = next((heads for part, heads in self._heads.items() if part in name), None)
+        return array if num_heads is None else _unpermute(array, num_heads)
+
+    def get(self, name: str) -> "torch.Tensor":
+        """One tensor, dequantised: float32 on the CPU. It owns its memory."""
+        import torch
+
+        # An unquantised tensor is still the mapped file, which must not be written to.
+        return torch.from_numpy(np.require(self.array(name), np.float32, ["C", "W"]))
+
+
+def open_gguf(path: Path) -> GgufSource:
+    """The weights of a GGUF file. Raises ModelError as GgufFile and GgufSource do."""
+    return GgufSource(GgufFile(path))
+
+
+def _hf_name(name: str, path: Path) -> str:
+    if name in _OUTER_NAMES:
+        return _OUTER_NAMES[name]
+    match = _LAYER_TENSOR.fullmatch(name)
+    if match is None or match[2] not in _LAYER_NAMES:
+        raise ModelError(f"{path} has a tensor {name} that no supported architecture has")
+    return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+
+
+def _unpermute(rows: FloatArray, num_heads: int) -> FloatArray:
+    """Undo llama.cpp's row order: there a rotated pair is two neighbours, here it is d and d + D/2.
+
+    rows: [heads * D, ...] or a bias [heads * D]. One head of D = 4, as stored → as returned:
+
+        stored     a0 b0 a1 b1
+        returned   a0 a1 b0 b1
+    """
+    pairs = rows.reshape(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)

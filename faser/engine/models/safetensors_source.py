@@ -1,0 +1,71 @@
+"""Weights in safetensors files: one file, or several with an index. Memory-mapped, read one tensor at a time."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from faser.errors import ModelError
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class SafetensorsSource:
+    """A WeightSource over a checkpoint directory. The files stay mapped as long as this lives.
+
+    Raises ModelError that names the file that is missing, cut short or damaged.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._file_of = _files_by_tensor(directory)
+        self._open = {path: _open(path) for path in sorted(set(self._file_of.values()))}
+        held = {path: set(file.keys()) for path, file in self._open.items()}
+        for name, path in self._file_of.items():
+            if name not in held[path]:
+                raise ModelError(f"{path} has no tensor {name}, which {_INDEX} places there")
+
+    def names(self) -> list[str]:
+        return list(self._file_of)
+
+    def get(self, name: str) -> Tensor:
+        """A view of the mapped file, on the CPU, in the stored type.
+
+        Raises ModelError if the type is none of the three float types that are read.
+        """
+        path = self._file_of[name]
+        try:
+            tensor: Tensor = self._open[path].get_tensor(name)
+        except SafetensorError as error:
+            raise ModelError(f"{path}: {name} cannot be read: {error}") from error
+        if tensor.dtype not in _DTYPES:
+            stored = str(tensor.dtype).removeprefix("torch.")
+            raise ModelError(f"{path}: {name} is stored as {stored}; supported are float32, float16, bfloat16")
+        return tensor
+
+
+def _files_by_tensor(directory: Path) -> dict[str, Path]:
+    """The file of every tensor. A single file goes before an index."""
+    single, index = directory / _SINGLE, directory / _INDEX
+    if single.exists():
+        return dict.fromkeys(_open(single).keys(), single)
+    if not index.exists():
+        raise ModelError(f"{directory} holds neither {_SINGLE} nor {_INDEX}; only safetensors weights are read")
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {str(name): directory / file for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index} is not a safetensors index: {type(error).__name__}: {error}") from error
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except FileNotFoundError as error:
+        raise ModelError(f"{path} is missing") from error
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} is damaged or cut short: {error}") from error

@@ -1,0 +1,149 @@
+"""The weights of a decoder, packed for one backend, and the way they get there from a checkpoint.
+
+Products that read the same input are fused into one. Tensors are read one at a time and dropped once they
+are packed, so that memory peaks at the packed weights and one fused product. Where tensors come from is
+the business of a WeightSource.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from faser.engine.models import tensors
+from faser.engine.models.spec import DecoderSpec
+from faser.errors import ModelError
+from faser.kernels.backend import Backend, PackedLinear
+
+Progress = Callable[[int, int], None]  # (bytes done, bytes in all), counted in the type they are packed in
+
+_MOST_NAMED = 3  # names of tensors in one error
+
+
+class WeightSource(Protocol):
+    """The tensors of a checkpoint, under the names of the hub's checkpoints."""
+
+    def names(self) -> Sequence[str]: ...
+
+    def get(self, name: str) -> Tensor:
+        """One of the named tensors: any float type, on the CPU, not to be written to.
+
+        Raises ModelError if it cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """qkv: queries, keys, values stacked; gate_up: gate, then up. Norms: [H], q_norm and k_norm [D] or None."""
+
+    input_norm: Tensor
+    qkv: PackedLinear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    attention_out: PackedLinear
+    post_norm: Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderWeights:
+    """embedding and head are one object when the model ties them."""
+
+    embedding: PackedLinear
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    head: PackedLinear
+
+
+def pack_weights(
+    source: WeightSource, spec: DecoderSpec, backend: Backend, dtype: torch.dtype, progress: Progress
+) -> DecoderWeights:
+    """Read every tensor of the spec, cast it to dtype and pack it.
+
+    Raises ModelError that names tensors that are missing, unexpected or of another shape; nothing has been
+    packed yet when names are wrong.
+    """
+    _check_names(source, spec)
+    packer = _Packer(source, spec, backend, dtype, progress)
+    embedding = packer.product(tensors.EMBEDDING)
+    layers = tuple(packer.layer(tensors.layer_prefix(layer)) for layer in range(spec.num_layers))
+    final_norm = packer.vector(tensors.FINAL_NORM)
+    head = embedding if spec.tie_word_embeddings else packer.product(tensors.HEAD)
+    return DecoderWeights(embedding=embedding, layers=layers, final_norm=final_norm, head=head)
+
+
+class _Packer:
+    """Reads and packs in the order it is asked; counts the bytes done."""
+
+    def __init__(
+        self, source: WeightSource, spec: DecoderSpec, backend: Backend, dtype: torch.dtype, progress: Progress
+    ) -> None:
+        self._source = source
+        self._shapes = tensors.tensor_shapes(spec)
+        self._backend = backend
+        self._dtype = dtype
+        self._progress = progress
+        self._done_bytes = 0
+        self._total_bytes = tensors.num_parameters(spec) * dtype.itemsize
+
+    def layer(self, prefix: str) -> LayerWeights:
+        def stack(*names: str) -> PackedLinear:
+            return self.product(*(f"{prefix}{name}.weight" for name in names))
+
+        def norm(name: str) -> Tensor | None:
+            return self.vector(prefix + name) if prefix + name in self._shapes else None
+
+        return LayerWeights(
+            input_norm=self.vector(f"{prefix}input_layernorm.weight"),
+            qkv=stack("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            q_norm=norm("self_attn.q_norm.weight"),
+            k_norm=norm("self_attn.k_norm.weight"),
+            attention_out=stack("self_attn.o_proj"),
+            post_norm=self.vector(f"{prefix}post_attention_layernorm.weight"),
+            gate_up=stack("mlp.gate_proj", "mlp.up_proj"),
+            down=stack("mlp.down_proj"),
+        )
+
+    def product(self, *names: str) -> PackedLinear:
+        """One product of the named weights stacked, with their biases if the spec has them."""
+        biases = tuple(f"{name.removesuffix('.weight')}.bias" for name in names)
+        bias = self._stacked(biases) if biases[0] in self._shapes else None
+        return self._backend.pack(self._stacked(names), bias)
+
+    def vector(self, name: str) -> Tensor:
+        return self._stacked((name,)).to(self._backend.device)
+
+    def _stacked(self, names: Sequence[str]) -> Tensor:
+        """A fresh tensor on the CPU, in the target type, of the named ones one below the other."""
+        shapes = [self._shapes[name] for name in names]
+        stacked = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=self._dtype)
+        first = 0
+        for name, shape in zip(names, shapes, strict=True):
+            found = self._source.get(name)
+            if tuple(found.shape) != shape:
+                raise ModelError(f"tensor {name} has shape {list(found.shape)}; the config asks for {list(shape)}")
+            stacked[first : first + shape[0]].copy_(found)
+            first += shape[0]
+            self._done_bytes += found.numel() * self._dtype.itemsize
+            self._progress(self._done_bytes, self._total_bytes)
+        return stacked
+
+
+def _check_names(source: WeightSource, spec: DecoderSpec) -> None:
+    """The checkpoint has the tensors of the spec, no fewer and no others."""
+    expected, found = tensors.tensor_shapes(spec), set(source.names())
+    if missing := [name for name in expected if name not in found]:
+        raise ModelError(f"the checkpoint lacks {_listed('tensor', missing)}")
+    unexpected = sorted(name for name in found if name not in expected and not tensors.ignorable(name, spec))
+    if unexpected:
+        raise ModelError(f"the checkpoint has {_listed('tensor', unexpected)}, which its config does not describe")
+
+
+def _listed(noun: str, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMED])
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{noun}{'s' if len(names) > 1 else ''} {shown}{more}"

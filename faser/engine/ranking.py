@@ -1,0 +1,62 @@
+"""The order of a vocabulary: larger value first, among equal values lower token id first.
+
+Every choice that depends on an order uses this one, so that it does not depend on how the order was found.
+Values must not be NaN. Rows are independent of each other.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MARGIN = 64  # entries taken at least, so that a tie at the edge of what is wanted rarely reaches the last one
+_BLOCK = 256  # columns whose maximum is taken at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leading:
+    """The first W entries of the order.
+
+    values: [R, W]; token_ids: [R, W] int64; num_sure: [R] int64, how many leading entries are certain: those
+    from there on are tied with the last one, and a lower id may have been left out.
+    """
+
+    values: Tensor
+    token_ids: Tensor
+    num_sure: Tensor
+
+
+def argmax(values: Tensor) -> Tensor:
+    """The first of the order: [R] int64. values: [R, V]."""
+    num_rows, width = values.shape
+    if width % _BLOCK:
+        return values.argmax(-1)
+    blocks = values.view(num_rows, width // _BLOCK, _BLOCK)
+    block = blocks.amax(-1).argmax(-1)
+    inside = blocks[torch.arange(num_rows, device=values.device), block].argmax(-1)
+    return block * _BLOCK + inside
+
+
+def leading(values: Tensor, width: int) -> Leading:
+    """The first `width` entries of the order (all V if there are fewer). values: [R, V] float."""
+    if width >= values.shape[-1]:
+        ordered, token_ids = values.sort(dim=-1, descending=True, stable=True)
+        return Leading(values=ordered, token_ids=token_ids, num_sure=_full(values))
+    token_ids = values.topk(width, -1, sorted=False).indices.sort(-1).values
+    ordered, order = values.gather(-1, token_ids).sort(dim=-1, descending=True, stable=True)
+    num_sure = (ordered > ordered[:, -1:]).sum(-1)
+    return Leading(values=ordered, token_ids=token_ids.gather(-1, order), num_sure=num_sure)
+
+
+def first(values: Tensor, width: int) -> Tensor:
+    """Token ids [R, min(width, V)] of the first entries of the order, all of them certain."""
+    found = leading(values, max(_MARGIN, 2 * width))
+    token_ids = found.token_ids[:, :width]
+    unsure = (found.num_sure < width).nonzero()[:, 0]
+    if len(unsure) and found.token_ids.shape[-1] < values.shape[-1]:
+        token_ids[unsure] = leading(values[unsure], values.shape[-1]).token_ids[:, :width]
+    return token_ids
+
+
+def _full(values: Tensor) -> Tensor:
+    return torch.full(values.shape[:1], values.shape[-1], device=values.device)

@@ -1,0 +1,365 @@
+"""Who runs: the Scheduler turns requests into StepPlans and StepResults into SequenceDeltas.
+
+Owns the sequences, their slots and the order in which they are served. Sees token ids, block numbers and
+seconds; has never heard of tensors. One step is in flight at a time: plan, then commit.
+
+Everything follows one total order, the rank: (priority,) arrival. The best running sequence always gets its
+rows, if need be with the blocks of the worst; so every step brings some sequence nearer to its end.
+"""
+
+import random
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+
+from faser.engine.clock import Clock
+from faser.engine.kv_cache import KvManager
+from faser.engine.plan import SequenceDelta, SequenceResult, SequenceRows, StepPlan, StepResult
+from faser.engine.sequence import Rank, Sequence, Status, sample_seed, total_tokens
+from faser.engine.step import Step
+from faser.errors import ConfigError, RequestError
+from faser.types import EngineStats, FinishReason, PositionLogprobs, Request
+
+
+class Scheduler:
+    """See the module. Raises ConfigError for limits that cannot work together.
+
+    max_num_seqs: slots. max_num_batched_tokens: rows of a step; at least one for every slot, so that no
+    running sequence is left out. seed: seeds the requests that bring no seed.
+    """
+
+    def __init__(
+        self,
+        *,
+        kv: KvManager,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        eos_token_ids: Iterable[int],
+        policy: str = "fcfs",
+        seed: int = 0,
+        clock: Clock,
+    ) -> None:
+        if policy not in ("fcfs", "priority"):
+            raise ConfigError(f"scheduling policy is {policy!r}; it must be fcfs or priority")
+        if not 1 <= max_num_seqs <= max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_batched_tokens is {max_num_batched_tokens} and max_num_seqs is {max_num_seqs}; "
+                "a step must have room for a token of each of at least one sequence"
+            )
+        self._kv = kv
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_model_len = max_model_len
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._by_priority = policy == "priority"
+        self._random = random.Random(seed)
+        self._clock = clock
+        self._requests: dict[str, list[Sequence]] = {}  # what has not finished, by request id
+        self._parked: dict[str, list[Sequence]] = {}  # samples that wait for their first one to compute the prompt
+        self._waiting: list[Sequence] = []  # best first
+        self._running: list[Sequence] = []  # best first
+        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._released: list[int] = []  # slots the data plane has not been told to release
+        self._in_flight: list[Sequence] | None = None  # in the order of the plan's rows
+        self._step = 0
+        self._num_added = 0
+        self._num_preemptions = 0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+
+    def add(self, request: Request) -> None:
+        """Accept a request: sampling.n sequences, ranked by arrival. Raises RequestError if it never fits."""
+        if request.request_id in self._requests:
+            raise RequestError(f"request_id is {request.request_id!r}; it is in use", param="request_id")
+        room = self._kv.num_blocks * self._kv.block_size
+        max_total = total_tokens(request, max_model_len=self._max_model_len, room=room)
+        given = request.sampling.seed
+        seed = self._random.getrandbits(63) if given is None else given
+        sequences = [
+            Sequence(
+                request,
+                index,
+                rank=self._rank(request),
+                seed=sample_seed(seed, index),
+                table=self._kv.new_table(request.cache_salt),
+                max_total=max_total,
+                eos_token_ids=self._eos_token_ids,
+            )
+            for index in range(request.sampling.n)
+        ]
+        self._requests[request.request_id] = sequences
+        insort(self._waiting, sequences[0], key=_rank)
+        if len(sequences) > 1:
+            self._parked[request.request_id] = sequences[1:]
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Drop a request, or one of its samples, in any state; what is unknown or over stays so.
+
+        Blocks become available at once, or when the step in flight is committed.
+        """
+        for sequence in list(self._requests.get(request_id, ())):
+            if index in (None, sequence.index):
+                sequence.finish_reason = FinishReason.ABORT
+                self._remove(sequence)
+
+    def abort_all(self) -> tuple[str, ...]:
+        """Drop everything, the step in flight included, which must not run any more; who was dropped."""
+        request_ids = tuple(self._requests)
+        for request_id in request_ids:
+            self.abort(request_id)
+        if self._in_flight is not None:
+            self._in_flight = None
+            self._kv.end_step()
+        return request_ids
+
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def plan(self) -> StepPlan | None:
+        """Decide the next step; None when there is nothing to compute. Every plan must be committed.
+
+        Decoding comes first, one row each; then prompts that have begun, best first; then newcomers.
+        """
+        assert self._in_flight is None, f"step {self._step} has not been committed"
+        step = Step(budget=self._max_num_batched_tokens)
+        begun: list[Sequence] = []
+        for sequence in tuple(self._running):
+            if sequence.num_uncomputed > 1:
+                begun.append(sequence)
+            else:
+                self._serve(sequence, step)
+        for sequence in begun:
+            self._serve(sequence, step)
+        if not step.preempted:
+            self._admit_waiting(step)
+        return self._launch(step) if step.rows else None
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceDelta]:
+        """Take in what a step computed; deltas in the order of plan.rows, of those that have news."""
+        assert self._in_flight is not None, f"no step is in flight; step {plan.step} cannot be committed"
+        assert plan.step == self._step == result.step, f"step {result.step} is not step {self._step}"
+        deltas = []
+        for sequence, rows, outcome in zip(self._in_flight, plan.rows, result.sequences, strict=True):
+            assert outcome.slot == rows.slot, f"slot {outcome.slot} answers for slot {rows.slot}"
+            if sequence.status is Status.RUNNING:
+                delta = self._commit_one(sequence, rows, outcome)
+                if delta is not None:
+                    deltas.append(delta)
+        self._in_flight = None
+        self._kv.end_step()
+        return deltas
+
+    def stats(self) -> EngineStats:
+        """What is known here: the queue, the KV pool, tokens. Steps and their times are the engine's to count."""
+        return EngineStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting) + sum(map(len, self._parked.values())),
+            kv_usage=self._kv.usage,
+            num_preemptions=self._num_preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            prefix_cache_queries=self._kv.num_query_tokens,
+            prefix_cache_hits=self._kv.num_hit_tokens,
+        )
+
+    def check_invariants(self) -> None:
+        """AssertionError where the books disagree. Slow: for tests."""
+        self._kv.check_invariants()
+        parked = [sequence for group in self._parked.values() for sequence in group]
+        known = [sequence for group in self._requests.values() for sequence in group]
+        places = [*self._running, *self._waiting, *parked]
+        assert len(places) == len(set(places)) == len(known)
+        assert set(places) == set(known)
+        for ordered in (self._running, self._waiting):
+            assert all(a.rank < b.rank for a, b in pairwise(ordered))
+        slots = [sequence.slot for sequence in self._running]
+        assert Counter([*slots, *self._free_slots]) == Counter(range(self._max_num_seqs))
+        for sequence in self._running:
+            assert sequence.status is Status.RUNNING
+            assert 0 <= sequence.num_computed < sequence.num_tokens
+            assert len(sequence.table.blocks) >= self._kv.blocks_for(sequence.num_computed)
+        for sequence in (*self._waiting, *parked):
+            assert sequence.status is Status.WAITING
+            assert sequence.slot is None
+            assert not sequence.table.blocks
+            assert sequence.num_computed == 0
+
+    def _rank(self, request: Request) -> Rank:
+        self._num_added += 1
+        return (request.priority if self._by_priority else 0, request.arrival_s, self._num_added)
+
+    def _serve(self, sequence: Sequence, step: Step) -> None:
+        """Give a running sequence the rows it wants, as far as the budget goes and blocks can be had."""
+        num_rows = min(sequence.num_uncomputed, step.budget)
+        if sequence.status is not Status.RUNNING or num_rows == 0:
+            return
+        missing = self._kv.blocks_for(sequence.num_computed + num_rows) - len(sequence.table.blocks)
+        if missing <= 0:
+            step.add(sequence, num_rows, ())
+        elif self._make_room(sequence, missing, step):
+            step.add(sequence, num_rows, self._kv.allocate(sequence.table, missing))
+
+    def _make_room(self, sequence: Sequence, num_blocks: int, step: Step) -> bool:
+        """Take blocks from the worst running sequences until num_blocks are available for this one.
+
+        False when it is itself the worst: it pauses and keeps what it has, until a better one ends or takes it.
+        """
+        while not self._kv.can_allocate(num_blocks):
+            worst = self._running[-1]
+            if worst is sequence:
+                assert len(self._running) > 1, "a sequence alone does not fit, though its request was accepted"
+                return False
+            self._preempt(worst, step)
+        return True
+
+    def _preempt(self, sequence: Sequence, step: Step) -> None:
+        """Back to its place among the waiting. What it generated stays, what it computed is lost."""
+        step.drop(sequence)
+        self._stop_running(sequence)
+        sequence.start_over()
+        insort(self._waiting, sequence, key=_rank)
+        self._num_preemptions += 1
+
+    def _admit_waiting(self, step: Step) -> None:
+        """Start waiting sequences, best first and none out of order, while slots, rows and blocks last.
+
+        All known tokens of a newcomer must find room beside what the running ones will soon want; so it is
+        not preempted at once. Where nothing runs, everything is available, and it fits.
+        """
+        while self._waiting and self._free_slots and step.budget > 0:
+            sequence = self._waiting[0]
+            prefix = self._shared_prefix(sequence)
+            num_own = self._kv.blocks_for(sequence.num_tokens) - len(prefix)
+            if not self._kv.can_allocate(num_own, adopting=prefix, spare=self._soon_wanted()):
+                return
+            del self._waiting[0]
+            self._admit(sequence, prefix, step)
+
+    def _admit(self, sequence: Sequence, prefix: list[int], step: Step) -> None:
+        num_cached = len(prefix) * self._kv.block_size
+        self._kv.adopt(sequence.table, prefix, num_queried=0 if sequence.scores_prompt else sequence.num_tokens)
+        if sequence.first_scheduled_s is None:
+            sequence.first_scheduled_s = self._clock.now()
+            sequence.num_cached = num_cached
+        sequence.status = Status.RUNNING
+        sequence.slot = self._free_slots.pop()
+        sequence.num_computed = num_cached
+        insort(self._running, sequence, key=_rank)
+        num_rows = min(sequence.num_uncomputed, step.budget)
+        missing = self._kv.blocks_for(num_cached + num_rows) - len(prefix)
+        step.start(sequence)
+        step.add(sequence, num_rows, [*prefix, *self._kv.allocate(sequence.table, missing)])
+
+    def _shared_prefix(self, sequence: Sequence) -> list[int]:
+        """Blocks that already hold the beginning of its tokens: in the prefix cache, or of a running sibling."""
+        if sequence.scores_prompt:
+            return []
+        shared = self._kv.cached_prefix(sequence.table, sequence.token_ids)
+        num_prompt = (sequence.prompt_len - 1) // self._kv.block_size
+        for sibling in self._requests[sequence.request.request_id]:
+            if len(shared) >= num_prompt:
+                break
+            if sibling.num_computed >= num_prompt * self._kv.block_size:
+                shared = sibling.table.blocks[:num_prompt]
+        return shared
+
+    def _soon_wanted(self) -> int:
+        """Blocks the running sequences lack for the tokens they know, and one more for each."""
+        kv = self._kv
+        return sum(kv.blocks_for(each.num_tokens) - len(each.table.blocks) + 1 for each in self._running)
+
+    def _launch(self, step: Step) -> StepPlan:
+        self._step += 1
+        self._in_flight = list(step.rows)
+        released, self._released = tuple(self._released), []
+        self._kv.begin_step()
+        return StepPlan(
+            step=self._step, released=released, started=tuple(step.started), rows=tuple(step.rows.values())
+        )
+
+    def _commit_one(self, sequence: Sequence, rows: SequenceRows, outcome: SequenceResult) -> SequenceDelta | None:
+        if outcome.error is not None:
+            sequence.finish_reason = FinishReason.ERROR
+            self._remove(sequence)
+            return _delta(sequence, error=outcome.error)
+        if outcome.prompt_logprobs is not None and sequence.scores_prompt:
+            sequence.take_prompt_logprobs(outcome.prompt_logprobs)
+        only_prompt = sequence.num_tokens == sequence.prompt_len
+        taken = sequence.advance(rows.start + len(rows.token_ids), outcome.token_ids)
+        self._generation_tokens += taken
+        self._kv.publish(sequence.table, sequence.token_ids, sequence.num_computed)
+        finished = sequence.finish_reason is not None
+        if only_prompt and (taken or finished):
+            self._note_prompt_done(sequence)
+        if finished:
+            self._remove(sequence)
+        scores = sequence.hand_over_prompt_logprobs() if sequence.scores_prompt else None
+        if not taken and not finished and scores is None:
+            return None
+        logprobs = None if outcome.logprobs is None else outcome.logprobs[:taken]
+        return _delta(sequence, outcome.token_ids[:taken], logprobs=logprobs, prompt_logprobs=scores)
+
+    def _note_prompt_done(self, sequence: Sequence) -> None:
+        """Its first sample has computed a request's prompt: count it, and let the other samples share it."""
+        if sequence.index == 0:
+            self._prompt_tokens += sequence.prompt_len
+            self._unpark(sequence.request.request_id)
+
+    def _unpark(self, request_id: str) -> None:
+        for sequence in self._parked.pop(request_id, ()):
+            insort(self._waiting, sequence, key=_rank)
+
+    def _remove(self, sequence: Sequence) -> None:
+        """Forget a sequence whose finish_reason is set, wherever it is."""
+        request_id = sequence.request.request_id
+        parked = self._parked.get(request_id, [])
+        if sequence.status is Status.RUNNING:
+            self._stop_running(sequence)
+        elif sequence in parked:
+            parked.remove(sequence)
+        else:
+            del self._waiting[bisect_left(self._waiting, sequence.rank, key=_rank)]
+        sequence.status = Status.FINISHED
+        samples = self._requests[request_id]
+        samples.remove(sequence)
+        if not samples:
+            del self._requests[request_id]
+        if sequence.index == 0 or not parked:
+            self._unpark(request_id)
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        """Take blocks and slot away. The slot may be given on at once: plans release before they start."""
+        assert sequence.slot is not None
+        self._kv.release(sequence.table)
+        self._released.append(sequence.slot)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = None
+        del self._running[bisect_left(self._running, sequence.rank, key=_rank)]
+
+
+def _rank(sequence: Sequence) -> Rank:
+    return sequence.rank
+
+
+def _delta(
+    sequence: Sequence,
+    token_ids: tuple[int, ...] = (),
+    *,
+    logprobs: tuple[PositionLogprobs, ...] | None = None,
+    prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None,
+    error: str | None = None,
+) -> SequenceDelta:
+    return SequenceDelta(
+        request_id=sequence.request.request_id,
+        index=sequence.index,
+        token_ids=token_ids,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        finish_reason=sequence.finish_reason,
+        stop_reason=sequence.stop_reason,
+        num_cached_tokens=sequence.num_cached,
+        first_scheduled_s=sequence.first_scheduled_s,
+        error=error,
+    )

@@ -1,0 +1,49 @@
+"""A Step: a plan in the making. Owns the budget and the rows already given; decides nothing."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from faser.engine.plan import SequenceRows, SequenceStart
+from faser.engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Step:
+    """budget: rows that may still be added. rows: in the order in which they were given."""
+
+    budget: int
+    started: list[SequenceStart] = field(default_factory=list)
+    rows: dict[Sequence, SequenceRows] = field(default_factory=dict)
+    preempted: bool = False
+
+    def start(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None
+        self.started.append(
+            SequenceStart(
+                slot=sequence.slot,
+                sampling=sequence.sampling,
+                seed=sequence.seed,
+                prompt_len=sequence.prompt_len,
+                token_ids=tuple(sequence.token_ids),
+            )
+        )
+
+    def add(self, sequence: Sequence, num_rows: int, new_blocks: Collection[int]) -> None:
+        assert sequence.slot is not None
+        start, known = sequence.num_computed, sequence.token_ids
+        end = start + num_rows
+        self.rows[sequence] = SequenceRows(
+            slot=sequence.slot,
+            start=start,
+            token_ids=(known[start],) if num_rows == 1 else tuple(known[start:end]),
+            new_blocks=tuple(new_blocks),
+            samples=end == len(known) and sequence.generates,
+        )
+        self.budget -= num_rows
+
+    def drop(self, sequence: Sequence) -> None:
+        """A preempted sequence gives its rows back. It was not started here: newcomers preempt nobody."""
+        self.preempted = True
+        rows = self.rows.pop(sequence, None)
+        if rows is not None:
+            self.budget += len(rows.token_ids)

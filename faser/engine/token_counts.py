@@ -1,0 +1,41 @@
+"""Which tokens one sequence has seen, and how often it generated each: the context of the penalties."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_SPARE = 64  # entries added beyond the need, so that most tokens find room
+
+
+class TokenCounts:
+    """Distinct tokens of a prompt and an output, in arrays that grow; counts are of the output only."""
+
+    def __init__(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        distinct = dict.fromkeys((*prompt, *output))
+        self._index = {token_id: i for i, token_id in enumerate(distinct)}
+        self._token_ids = np.empty(len(distinct) + _SPARE, dtype=np.int64)
+        self._token_ids[: len(distinct)] = list(distinct)
+        self._counts = np.zeros(len(distinct) + _SPARE, dtype=np.float64)
+        for token_id in output:
+            self._counts[self._index[token_id]] += 1
+
+    @property
+    def token_ids(self) -> NDArray[np.int64]:
+        """[N] distinct; a view, valid until the next `add`."""
+        return self._token_ids[: len(self._index)]
+
+    @property
+    def output_counts(self) -> NDArray[np.float64]:
+        """[N], in the order of token_ids; a view, valid until the next `add`."""
+        return self._counts[: len(self._index)]
+
+    def add(self, token_id: int) -> None:
+        """One more token was generated."""
+        at = self._index.setdefault(token_id, len(self._index))
+        if at == len(self._token_ids):
+            grown = at + at // 2
+            self._token_ids = np.resize(self._token_ids, grown)
+            self._counts = np.concatenate((self._counts, np.zeros(grown - at)))
+        self._token_ids[at] = token_id
+        self._counts[at] += 1

@@ -1,0 +1,141 @@
+"""The engine's own loop, in a child process or a thread: messages in, steps, deltas out.
+
+Run as `python -m faser.engine.worker FD`, where FD is the engine's end of the socket. The loop catches
+once, at its top: whatever goes wrong is told to the front-end, which then fails every waiter. When the
+front-end is gone, the engine ends.
+"""
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from faser.engine.engine import Engine
+from faser.engine.transport import (
+    Abort,
+    Configure,
+    Deltas,
+    Failed,
+    FromEngine,
+    Loaded,
+    Progress,
+    Rejected,
+    Shutdown,
+    StateChange,
+    Submit,
+    ToEngine,
+    frame,
+    receive,
+)
+from faser.errors import ConfigError, RequestError
+from faser.types import EngineState
+
+_log = logging.getLogger("faser.engine")
+
+
+def serve(connection: socket.socket, *, own_process: bool) -> None:
+    """Load what the first message says, then run until told to stop or until the front-end is gone.
+
+    own_process: nobody else lives in this interpreter, so its garbage collector may be tuned.
+    """
+    with contextlib.suppress(ConnectionError):
+        try:
+            _serve(connection, own_process)
+        except ConfigError as error:
+            connection.sendall(frame(Failed(str(error), operator_error=True)))
+        except ConnectionError:
+            raise
+        except BaseException as error:
+            _log.exception("the engine failed")
+            connection.sendall(frame(Failed(f"{type(error).__name__}: {error}", operator_error=False)))
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)  # wakes the inbox thread
+
+
+def _serve(connection: socket.socket, own_process: bool) -> None:
+    inbox: SimpleQueue[ToEngine | None] = SimpleQueue()
+    threading.Thread(target=_read_all, args=(connection, inbox), name="faser-inbox", daemon=True).start()
+    first = inbox.get()
+    if not isinstance(first, Configure):
+        return
+    engine = _load(connection, first)
+    _send(connection, StateChange(EngineState.READY))
+    if own_process:
+        _freeze_garbage()
+    while _take_messages(engine, inbox, connection):
+        deltas = engine.step()
+        _send(connection, Deltas(deltas, engine.stats()))
+
+
+def _load(connection: socket.socket, configure: Configure) -> Engine:
+    from faser.engine.build import build_engine  # torch is imported here, after the socket is served
+
+    def report(stage: str, done: int, total: int) -> None:
+        _send(connection, Progress(stage, done, total))
+
+    engine, info = build_engine(configure.config, Path(configure.directory), report)
+    _send(connection, Loaded(info))
+    return engine
+
+
+def _take_messages(engine: Engine, inbox: SimpleQueue[ToEngine | None], connection: socket.socket) -> bool:
+    """Apply what has arrived, waiting for something if there is no work. False: time to end.
+
+    An abort that leaves nothing to do returns too, so that the freed blocks are reported.
+    """
+    block = not engine.has_work()
+    while True:
+        try:
+            message = inbox.get(block=block)
+        except Empty:
+            return True
+        match message:
+            case Submit(request):
+                try:
+                    engine.add(request)
+                except RequestError as error:
+                    _send(connection, Rejected(request.request_id, str(error), error.param))
+            case Abort(request_id, index):
+                engine.abort(request_id, index)
+            case Shutdown() | None:
+                return False
+            case Configure():
+                raise AssertionError("an engine is configured once")
+        block = False
+
+
+def _read_all(connection: socket.socket, inbox: SimpleQueue[ToEngine | None]) -> None:
+    while (message := receive(connection)) is not None:
+        inbox.put(message)
+    inbox.put(None)
+
+
+def _send(connection: socket.socket, message: FromEngine) -> None:
+    connection.sendall(frame(message))
+
+
+def _freeze_garbage() -> None:
+    """Loading leaves some hundred thousand objects that live for ever; a full collection must not walk them."""
+    gc.collect()
+    gc.freeze()
+
+
+def main() -> None:
+    """Entry of the child process. Signals are the front-end's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        serve(connection, own_process=True)
+    sys.stderr.flush()
+    os._exit(0)  # nothing to save; interpreter shutdown would wait for the inbox thread
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The embedded default answers exactly as transformers does: greedy, float32, forty prompts of 128 tokens.
+
+Oracle: one transformers forward over prompt and answer. If every answered token is the arg-max of the logits
+before it, then greedy decoding from the prompt is that answer, by induction over its tokens.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from faser.config import cache_dir
+from faser.engine.models.source import resolve
+from faser.offline import LLM, Generation
+from faser.types import SamplingParams
+from tests.prompts import PROMPTS
+
+pytestmark = pytest.mark.slow
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True)
+CHUNK = 16  # rows a step: less than most prompts have, so that they are computed in pieces
+
+
+@pytest.fixture(scope="module")
+def directory() -> Path:
+    return resolve(None, cache_dir(), progress=lambda _stage, _done, _total: None)
+
+
+@pytest.fixture(scope="module")
+def alone(directory: Path) -> list[Generation]:
+    with LLM(str(directory), dtype="float32", max_num_seqs=1, max_num_batched_tokens=CHUNK) as model:
+        return [model.generate(prompt, GREEDY)[0] for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def oracle(directory: Path) -> Iterator[torch.nn.Module]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    yield model.eval()
+
+
+def oracle_tokens(model: torch.nn.Module, generation: Generation) -> list[int]:
+    """What transformers would choose at every position of the answer."""
+    prompt, answer = generation.prompt_token_ids, generation.samples[0].token_ids
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *answer]])).logits[0]
+    chosen: list[int] = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+    return chosen
+
+
+def test_one_at_a_time_every_token_is_the_oracles(alone: list[Generation], oracle: torch.nn.Module) -> None:
+    for prompt, generation in zip(PROMPTS, alone, strict=True):
+        assert generation.samples[0].token_ids == oracle_tokens(oracle, generation), prompt
+
+
+def test_sixteen_at_once_chunked_and_cached_the_tokens_are_the_same(
+    directory: Path, alone: list[Generation]
+) -> None:
+    with LLM(str(directory), dtype="float32", max_num_seqs=16, max_num_batched_tokens=CHUNK) as model:
+        crowd = model.generate(PROMPTS, GREEDY)
+        cached = model.generate(PROMPTS, GREEDY)
+    for prompt, lone, together, again in zip(PROMPTS, alone, crowd, cached, strict=True):
+        assert together.samples[0].token_ids == lone.samples[0].token_ids, prompt
+        assert again.samples[0].token_ids == lone.samples[0].token_ids, prompt
+    assert any(generation.num_cached_tokens for generation in cached)
+
+
+def test_bfloat16_is_the_same_alone_and_in_a_crowd(directory: Path) -> None:
+    """The native products give a row the same bits whatever else is in the step, so this holds in bfloat16 too."""
+    sampling = SamplingParams(temperature=1.0, seed=11, max_tokens=32, ignore_eos=True)
+    with LLM(str(directory), dtype="bfloat16", max_num_seqs=16, backend="native") as model:
+        lone = [model.generate(prompt, sampling)[0].samples[0].token_ids for prompt in PROMPTS[:8]]
+        crowd = [each.samples[0].token_ids for each in model.generate(PROMPTS, sampling)]
+    assert crowd[:8] == lone
