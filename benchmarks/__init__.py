@@ -1,0 +1,1 @@
+"""Measurements of FASER; run from the repository's root as modules, e.g. `python -m benchmarks.peers.run`."""

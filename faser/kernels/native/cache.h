@@ -1,0 +1,42 @@
+// Where a key and a value lie in the paged cache.
+//
+// [layer][block][KV head], each holding the keys of the block's tokens, then their values, in chunks of 16 tokens:
+//     keys    a panel whose 16 columns are the tokens: [D / n][16][n]    n = values of a step (2 bf16, 1 float)
+//     values  panels whose columns are channels:       [16 / n][D][n]
+// so that scores (queries x keys) and sums (weights x values) are the same product as a linear layer.
+#pragma once
+
+#include "simd.h"
+
+extern "C" {
+
+// Mirrored field by field in native_library.py.
+struct FaserCache {
+    char* data;
+    int64_t num_layers;
+    int64_t num_blocks;
+    int64_t block_size;  // tokens, a multiple of 16
+    int64_t num_kv_heads;
+    int64_t head_dim;  // D, a multiple of 16
+    int32_t dtype;
+};
+}
+
+namespace faser {
+
+constexpr int kChunk = kPanel;  // tokens of a chunk
+
+inline int64_t item_bytes(const FaserCache& cache) { return cache.dtype == kFloat32 ? 4 : 2; }
+
+// Bytes of the keys of one block and head; the values need as many.
+inline int64_t keys_bytes(const FaserCache& cache) { return cache.block_size * cache.head_dim * item_bytes(cache); }
+
+inline int64_t block_bytes(const FaserCache& cache) { return 2 * cache.num_kv_heads * keys_bytes(cache); }
+
+inline char* block_at(const FaserCache& cache, int64_t layer, int64_t block, int64_t head) {
+    return cache.data + (layer * cache.num_blocks + block) * block_bytes(cache) + head * 2 * keys_bytes(cache);
+}
+
+inline int64_t chunk_bytes(const FaserCache& cache) { return kChunk * cache.head_dim * item_bytes(cache); }
+
+}  // namespace faser

@@ -1,0 +1,207 @@
+// Products with packed weights, and the rows of an embedding out of the same packing.
+//
+// A weight [N, K] is stored in panels of 16 output columns; a panel holds K / values steps of 64 bytes. Columns
+// past N are zero. What is expensive is reading the weights: each panel is read from memory once and multiplied
+// with all rows while it is near.
+
+#include <algorithm>
+
+#include "pool.h"
+#include "tile.h"
+
+using namespace faser;
+
+extern "C" {
+
+// Mirrored field by field in native_library.py.
+struct FaserLinear {
+    char* panels;
+    const float* bias;  // [N rounded up to 16], or null
+    int64_t columns;    // N
+    int64_t depth;      // K
+    int32_t dtype;
+};
+
+struct FaserProduct {
+    const void* x;  // [rows, K], dtype of the weight; rows x_stride values apart
+    int64_t x_stride;
+    int64_t rows;
+    void* out;  // [rows, N]
+    int64_t out_stride;
+    const void* residual;  // [rows, N] in out's dtype, or null; may be out
+    int64_t residual_stride;
+    int32_t out_dtype;
+};
+}
+
+namespace {
+
+constexpr int64_t kRowBlock = 96;             // rows multiplied with a panel group before the next group is read
+constexpr int64_t kPieceBytes = 96 * 1024;    // weights per piece of work while memory is the limit
+constexpr int kPrefetchBytes = 1536;
+
+template <class T>
+int64_t panel_bytes(const FaserLinear& linear) {
+    return linear.depth / Step<T>::kValues * kStepBytes;
+}
+
+int64_t num_panels(const FaserLinear& linear) { return (linear.columns + kPanel - 1) / kPanel; }
+
+// out[r][column : column + columns] = sums + bias + residual, rounded once.
+template <class Out>
+void finish_as(const FaserLinear& linear, const FaserProduct& call, int64_t row, int rows, int64_t column,
+            int columns, float* sums, int sums_stride) {
+    for (int r = 0; r < rows; r++) {
+        float* sum = sums + r * sums_stride;
+        Out* out = (Out*)call.out + (row + r) * call.out_stride + column;
+        const Out* residual =
+            call.residual ? (const Out*)call.residual + (row + r) * call.residual_stride + column : nullptr;
+        int c = 0;
+        for (; c + kLanes <= columns; c += kLanes) {
+            vf value = load(sum + c);
+            if (linear.bias) value += load(linear.bias + column + c);
+            if (residual) value += load(residual + c);
+            store(out + c, value);
+        }
+        for (; c < columns; c++) {
+            float value = sum[c];
+            if (linear.bias) value += linear.bias[column + c];
+            if (residual) value += widen(residual[c]);
+            narrow(value, out + c);
+        }
+    }
+}
+
+void finish(const FaserLinear& linear, const FaserProduct& call, int64_t row, int rows, int64_t column, float* sums,
+            int sums_stride) {
+    const int columns = int(std::min<int64_t>(sums_stride, linear.columns - column));
+    if (call.out_dtype == kFloat32) {
+        return finish_as<float>(linear, call, row, rows, column, columns, sums, sums_stride);
+    }
+    finish_as<bf16>(linear, call, row, rows, column, columns, sums, sums_stride);
+}
+
+template <class T, int Panels, int Prefetch>
+void multiply_group(const FaserLinear& linear, const FaserProduct& call, int64_t panel, int64_t row, int rows) {
+    const char* w[Panels];
+    for (int p = 0; p < Panels; p++) w[p] = linear.panels + (panel + p) * panel_bytes<T>(linear);
+    const int64_t x_stride = call.x_stride * sizeof(T);
+    const char* x = (const char*)call.x + row * x_stride;
+    alignas(64) float sums[kTileRows * Panels * kPanel];
+    with_count<kTileRows>(rows, [&](auto count) {
+        Sums<count.value, Panels> tile;
+        clear(tile);
+        multiply<T, count.value, Panels, Prefetch>(x, x_stride, w, kStepBytes, linear.depth / Step<T>::kValues, tile);
+        spill(tile, sums, Panels * kPanel);
+    });
+    finish(linear, call, row, rows, panel * kPanel, sums, Panels * kPanel);
+}
+
+// Rows [row, end) with panels [panel, last): the first tile of rows fetches the weights from memory.
+template <class T>
+void multiply_block(const FaserLinear& linear, const FaserProduct& call, int64_t panel, int64_t last, int64_t row,
+                    int64_t end) {
+    while (panel < last) {
+        const bool full = last - panel >= kTilePanels;
+        for (int64_t r = row; r < end;) {
+            const int rows = tile_rows(end - r);
+            if (!full) {
+                multiply_group<T, 1, 0>(linear, call, panel, r, rows);
+            } else if (r == row) {
+                multiply_group<T, kTilePanels, kPrefetchBytes>(linear, call, panel, r, rows);
+            } else {
+                multiply_group<T, kTilePanels, 0>(linear, call, panel, r, rows);
+            }
+            r += rows;
+        }
+        panel += full ? kTilePanels : 1;
+    }
+}
+
+template <class T>
+void product(Pool& pool, const FaserLinear& linear, const FaserProduct& call) {
+    const int64_t panels = num_panels(linear);
+    int64_t group = std::max<int64_t>(1, kPieceBytes / (panel_bytes<T>(linear) * kTilePanels)) * kTilePanels;
+    if (call.rows > kTileRows) group = kTilePanels;
+    const int64_t groups = (panels + group - 1) / group;
+    const int64_t row_blocks = (call.rows + kRowBlock - 1) / kRowBlock;
+    const int64_t block = (call.rows + row_blocks - 1) / row_blocks;
+    pool.run(groups * row_blocks, [&](int64_t piece) {
+        const int64_t panel = piece / row_blocks * group;
+        const int64_t row = piece % row_blocks * block;
+        multiply_block<T>(linear, call, panel, std::min(panel + group, panels), row,
+                               std::min(row + block, call.rows));
+    });
+}
+
+template <class T>
+void pack(Pool& pool, const FaserLinear& linear, const T* weight) {
+    constexpr int values = Step<T>::kValues;
+    pool.run(num_panels(linear), [&](int64_t panel) {
+        T* to = (T*)(linear.panels + panel * panel_bytes<T>(linear));
+        for (int64_t k = 0; k < linear.depth; k += values) {
+            for (int64_t n = panel * kPanel; n < (panel + 1) * kPanel; n++) {
+                for (int i = 0; i < values; i++) *to++ = n < linear.columns ? weight[n * linear.depth + k + i] : T{};
+            }
+        }
+    });
+}
+
+template <class Unit>
+void embed(const FaserLinear& linear, const int64_t* ids, int64_t row, int64_t end, Unit* out, int64_t steps) {
+    for (; row < end; row++) {
+        const Unit* from = (const Unit*)linear.panels + ids[row] / kPanel * steps * kPanel + ids[row] % kPanel;
+        Unit* to = out + row * steps;
+        for (int64_t step = 0; step < steps; step++) to[step] = from[step * kPanel];
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t faser_packed_bytes(int64_t columns, int64_t depth, int32_t dtype) {
+    return (columns + kPanel - 1) / kPanel * kPanel * depth * (dtype == kFloat32 ? 4 : 2);
+}
+
+void faser_pack(Pool* pool, const FaserLinear* linear, const void* weight) {
+    if (linear->dtype == kFloat32) return pack(*pool, *linear, (const float*)weight);
+    pack(*pool, *linear, (const bf16*)weight);
+}
+
+void faser_linear(Pool* pool, const FaserLinear* linear, const void* x, int64_t x_stride, int64_t rows, void* out,
+                  int64_t out_stride, int32_t out_dtype, const void* residual, int64_t residual_stride) {
+    FaserProduct call{x, x_stride, rows, out, out_stride, residual, residual_stride, out_dtype};
+    if (linear->dtype == kFloat32) return product<float>(*pool, *linear, call);
+    product<bf16>(*pool, *linear, call);
+}
+
+// out: [rows, K], contiguous. A unit of 4 bytes is one float or two bf16: the same gather serves both.
+void faser_embed(Pool* pool, const FaserLinear* linear, const int64_t* ids, int64_t rows, void* out) {
+    const int64_t steps = linear->depth * (linear->dtype == kFloat32 ? 4 : 2) / 4;
+    const int64_t block = 8;
+    pool->run((rows + block - 1) / block, [&](int64_t i) {
+        embed(*linear, ids, i * block, std::min(rows, (i + 1) * block), (uint32_t*)out, steps);
+    });
+}
+
+Pool* faser_pool_new(int32_t num_threads) { return new Pool(num_threads); }
+
+void faser_pool_free(Pool* pool) { delete pool; }
+
+// Adds up `bytes` of memory as fast as it can be read; what the benchmark calls the read bandwidth.
+float faser_read(Pool* pool, const float* data, int64_t bytes) {
+    const int64_t piece = 1 << 20;
+    std::atomic<int> seen{0};
+    pool->run(bytes / piece, [&](int64_t i) {
+        const float* from = data + i * piece / 4;
+        vf total[4] = {};
+        for (int64_t at = 0; at < piece / 4; at += 4 * kLanes) {
+            __builtin_prefetch(from + at + 512);
+            for (int j = 0; j < 4; j++) total[j] += load(from + at + j * kLanes);
+        }
+        seen += sum(total[0] + total[1] + total[2] + total[3]) > 0;
+    });
+    return float(seen);
+}
+}

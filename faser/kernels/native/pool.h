@@ -1,0 +1,116 @@
+// A few threads that share out the pieces of one job at a time.
+//
+// Pieces are claimed one by one, so a thread that the system has put aside delays nobody: the others take its
+// share, and the caller waits only for pieces already begun. (An OpenMP region waits for every thread at its
+// end; with a web server on the same cores that costs whole time slices.) Idle threads spin briefly, because the
+// next job of a step follows within microseconds, then sleep.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace faser {
+
+inline void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+class Pool {
+  public:
+    explicit Pool(int num_threads) : num_threads_(num_threads) {
+        for (int i = 1; i < num_threads; i++) threads_.emplace_back([this] { serve(); });
+    }
+
+    ~Pool() {
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            stopping_ = true;
+        }
+        wake_.notify_all();
+        for (auto& thread : threads_) thread.join();
+    }
+
+    int num_threads() const { return num_threads_; }
+
+    // Calls body(i) once for every i below pieces (at most 2^31), from several threads; returns when all are done.
+    template <class Body>
+    void run(int64_t pieces, const Body& body) {
+        if (num_threads_ == 1 || pieces == 1) {
+            for (int64_t i = 0; i < pieces; i++) body(i);
+            return;
+        }
+        call_ = [](const void* context, int64_t i) { (*static_cast<const Body*>(context))(i); };
+        context_ = &body;
+        done_.store(0, std::memory_order_relaxed);
+        ticket_.store(uint64_t(pieces) << 32);
+        if (sleepers_.load() > 0) {
+            { std::lock_guard<std::mutex> lock(mutex_); }
+            wake_.notify_all();
+        }
+        work();
+        for (int spins = 0; done_.load(std::memory_order_acquire) != pieces; spins++) {
+            spins < kPatience ? relax() : std::this_thread::yield();
+        }
+    }
+
+  private:
+    // The ticket holds how many pieces the job has (high half) and how many are claimed (low half): a thread that
+    // claims a piece thereby knows that the job cannot end before it has read it. Claims beyond the last piece
+    // only happen once a thread and job, so the low half does not overflow.
+    static bool open(uint64_t ticket) { return uint32_t(ticket) < uint32_t(ticket >> 32); }
+
+    void work() {
+        while (open(ticket_.load(std::memory_order_acquire))) {
+            uint64_t claimed = ticket_.fetch_add(1, std::memory_order_acq_rel);
+            if (!open(claimed)) return;
+            call_(context_, uint32_t(claimed));
+            done_.fetch_add(1, std::memory_order_release);
+        }
+    }
+
+    void serve() {
+        using Clock = std::chrono::steady_clock;
+        while (true) {
+            auto deadline = Clock::now() + kSpin;
+            for (int spins = 1; !open(ticket_.load(std::memory_order_relaxed)); spins++) {
+                relax();
+                if (spins % 64 == 0 && Clock::now() > deadline && !sleep()) return;
+            }
+            work();
+        }
+    }
+
+    // False when the pool is to stop.
+    bool sleep() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        sleepers_.fetch_add(1);
+        wake_.wait(lock, [this] { return stopping_ || open(ticket_.load()); });
+        sleepers_.fetch_sub(1);
+        return !stopping_;
+    }
+
+    static constexpr std::chrono::microseconds kSpin{200};  // longer than the Python between two kernels
+    static constexpr int kPatience = 20000;                 // spins, about 0.2 ms, before the caller yields
+
+    const int num_threads_;
+    alignas(64) std::atomic<uint64_t> ticket_{0};
+    alignas(64) std::atomic<int64_t> done_{0};
+    alignas(64) std::atomic<int> sleepers_{0};
+    void (*call_)(const void*, int64_t) = nullptr;
+    const void* context_ = nullptr;
+    bool stopping_ = false;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace faser

@@ -1,0 +1,180 @@
+// Kernels that treat each row by itself: normalise, activate, rotate and store into the cache.
+
+#include <algorithm>
+#include <cmath>
+
+#include "cache.h"
+#include "plan.h"
+#include "pool.h"
+
+using namespace faser;
+
+namespace {
+
+constexpr int64_t kPieceValues = 16 * 1024;  // values per piece of work: a few microseconds
+
+// Calls body(first row, end row) for all rows, shared out when there is enough to do.
+template <class Body>
+void by_rows(Pool& pool, int64_t rows, int64_t width, const Body& body) {
+    const int64_t block = std::max<int64_t>(1, kPieceValues / width);
+    pool.run((rows + block - 1) / block, [&](int64_t i) { body(i * block, std::min(rows, (i + 1) * block)); });
+}
+
+template <class T>
+float inverse_rms(const T* x, int64_t width, float eps) {
+    vf squares = {};
+    float rest = 0;
+    int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) {
+        vf v = load(x + i);
+        squares = fma(v, v, squares);
+    }
+    for (; i < width; i++) rest += widen(x[i]) * widen(x[i]);
+    return 1.0f / std::sqrt((sum(squares) + rest) / float(width) + eps);
+}
+
+// y = x * scale * weight; y may be x.
+template <class T, class Out>
+void scale_row(const T* x, const T* weight, float scale, int64_t width, Out* y) {
+    int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) store(y + i, load(x + i) * scale * load(weight + i));
+    for (; i < width; i++) narrow(widen(x[i]) * scale * widen(weight[i]), y + i);
+}
+
+template <class T>
+void rms_norm(Pool& pool, const T* x, int64_t stride, int64_t rows, int64_t width, const T* weight, float eps, T* out,
+              int64_t out_stride) {
+    by_rows(pool, rows, width, [&](int64_t row, int64_t end) {
+        for (; row < end; row++) {
+            const T* from = x + row * stride;
+            scale_row(from, weight, inverse_rms(from, width, eps), width, out + row * out_stride);
+        }
+    });
+}
+
+template <class T>
+void silu_mul(Pool& pool, const T* gate_up, int64_t stride, int64_t rows, int64_t width, T* out, int64_t out_stride) {
+    const float log2e = 1.4426950408889634f;
+    auto apply = [&](vf gate, vf up) { return gate / (1.0f + exp2(gate * -log2e)) * up; };
+    by_rows(pool, rows, width, [&](int64_t row, int64_t end) {
+        for (; row < end; row++) {
+            const T* gate = gate_up + row * stride;
+            const T* up = gate + width;
+            T* to = out + row * out_stride;
+            int64_t i = 0;
+            for (; i + kLanes <= width; i += kLanes) store(to + i, apply(load(gate + i), load(up + i)));
+            for (; i < width; i++) narrow(apply(splat(widen(gate[i])), splat(widen(up[i])))[0], to + i);
+        }
+    });
+}
+
+template <class T>
+void add_key(const FaserCache& cache, char* block, int64_t offset, const T* key) {
+    constexpr int values = Step<T>::kValues;
+    T* to = (T*)(block + offset / kChunk * chunk_bytes(cache)) + offset % kChunk * values;
+    for (int64_t d = 0; d < cache.head_dim; d += values, to += kPanel * values) {
+        for (int i = 0; i < values; i++) to[i] = key[d + i];
+    }
+}
+
+template <class T>
+void add_value(const FaserCache& cache, char* block, int64_t offset, const T* value) {
+    constexpr int values = Step<T>::kValues;
+    T* to = (T*)(block + keys_bytes(cache)) + offset / values * values * cache.head_dim + offset % values;
+    for (int64_t d = 0; d < cache.head_dim; d++) to[d * values] = value[d];
+}
+
+// Normalise (weight not null) and rotate (angles not null) one head in place. Channel i turns with i + half.
+template <class T>
+void turn_head(T* head, int64_t width, const T* weight, float eps, const float* angles) {
+    if (weight) scale_row(head, weight, inverse_rms(head, width, eps), width, head);
+    if (!angles) return;
+    const int64_t half = width / 2;
+    int64_t i = 0;
+    for (; i + kLanes <= half; i += kLanes) {
+        vf first = load(head + i), second = load(head + half + i);
+        vf cos = load(angles + i), sin = load(angles + half + i);
+        store(head + i, first * cos - second * sin);
+        store(head + half + i, second * cos + first * sin);
+    }
+    for (; i < half; i++) {
+        float first = widen(head[i]), second = widen(head[half + i]);
+        float cos = angles[i], sin = angles[half + i];
+        narrow(first * cos - second * sin, head + i);
+        narrow(second * cos + first * sin, head + half + i);
+    }
+}
+
+struct Append {
+    int64_t layer;
+    int64_t num_heads;
+    int64_t stride;  // values from one row of qkv to the next
+    const float* angles;
+    const void* q_norm;
+    const void* k_norm;
+    float eps;
+};
+
+template <class T>
+void append_row(const FaserCache& cache, const FaserPlan& plan, const Append& call, T* heads, int64_t row) {
+    const int64_t width = cache.head_dim;
+    const float* angles = call.angles ? call.angles + plan.positions[row] * width : nullptr;
+    for (int64_t h = 0; h < call.num_heads; h++) {
+        turn_head(heads + h * width, width, (const T*)call.q_norm, call.eps, angles);
+    }
+    T* keys = heads + call.num_heads * width;
+    T* values = keys + cache.num_kv_heads * width;
+    for (int64_t h = 0; h < cache.num_kv_heads; h++) {
+        char* block = block_at(cache, call.layer, plan.row_block[row], h);
+        turn_head(keys + h * width, width, (const T*)call.k_norm, call.eps, angles);
+        add_key(cache, block, plan.row_offset[row], keys + h * width);
+        add_value(cache, block, plan.row_offset[row], values + h * width);
+    }
+}
+
+template <class T>
+void append(Pool& pool, const FaserCache& cache, const FaserPlan& plan, const Append& call, T* qkv) {
+    by_rows(pool, plan.num_rows, call.stride, [&](int64_t row, int64_t end) {
+        for (; row < end; row++) append_row(cache, plan, call, qkv + row * call.stride, row);
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+void faser_rms_norm(Pool* pool, const void* x, int64_t stride, int64_t rows, int64_t width, const void* weight,
+                    float eps, void* out, int64_t out_stride, int32_t dtype) {
+    if (dtype == kFloat32) {
+        return rms_norm(*pool, (const float*)x, stride, rows, width, (const float*)weight, eps, (float*)out, out_stride);
+    }
+    rms_norm(*pool, (const bf16*)x, stride, rows, width, (const bf16*)weight, eps, (bf16*)out, out_stride);
+}
+
+// width: F, of the output.
+void faser_silu_mul(Pool* pool, const void* gate_up, int64_t stride, int64_t rows, int64_t width, void* out,
+                    int64_t out_stride, int32_t dtype) {
+    if (dtype == kFloat32) {
+        return silu_mul(*pool, (const float*)gate_up, stride, rows, width, (float*)out, out_stride);
+    }
+    silu_mul(*pool, (const bf16*)gate_up, stride, rows, width, (bf16*)out, out_stride);
+}
+
+void faser_rope_append(Pool* pool, const FaserCache* cache, const FaserPlan* plan, int64_t layer, int64_t num_heads,
+                       void* qkv, int64_t stride, const float* angles, const void* q_norm, const void* k_norm,
+                       float eps) {
+    Append call{layer, num_heads, stride, angles, q_norm, k_norm, eps};
+    if (cache->dtype == kFloat32) return append(*pool, *cache, *plan, call, (float*)qkv);
+    append(*pool, *cache, *plan, call, (bf16*)qkv);
+}
+
+// pairs: count times (source, target).
+void faser_copy_blocks(const FaserCache* cache, const int32_t* pairs, int64_t count) {
+    for (int64_t layer = 0; layer < cache->num_layers; layer++) {
+        for (int64_t i = 0; i < count; i++) {
+            std::memcpy(block_at(*cache, layer, pairs[2 * i + 1], 0), block_at(*cache, layer, pairs[2 * i], 0),
+                        block_bytes(*cache));
+        }
+    }
+}
+}

@@ -1,0 +1,81 @@
+"""The C interface of the compiled kernels: structures, argument types, and the library that binds them.
+
+Mirrors the extern "C" parts of native/*.cpp, field by field. Knows nothing of tensors.
+"""
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+from faser.errors import ConfigError
+
+FLOAT32 = 0
+BFLOAT16 = 1
+
+
+class LinearStruct(ctypes.Structure):
+    """FaserLinear. panels, bias: addresses; columns: N; depth: K."""
+
+    _fields_ = (
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("columns", c_int64),
+        ("depth", c_int64),
+        ("dtype", c_int32),
+    )
+
+
+class CacheStruct(ctypes.Structure):
+    """FaserCache. data: address."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("num_layers", c_int64),
+        ("num_blocks", c_int64),
+        ("block_size", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("dtype", c_int32),
+    )
+
+
+class HeadsStruct(ctypes.Structure):
+    """FaserHeads. window: 0 is none."""
+
+    _fields_ = (("num_heads", c_int64), ("scale", c_float), ("window", c_int64))
+
+
+# Names, argument types and result of every function, in the order of the C declarations.
+_P, _L, _I, _F = c_void_p, c_int64, c_int32, c_float
+_FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
+    "faser_pool_new": ((_I,), _P),
+    "faser_pool_free": ((_P,), None),
+    "faser_read": ((_P, _P, _L), _F),
+    "faser_packed_bytes": ((_L, _L, _I), _L),
+    "faser_pack": ((_P, _P, _P), None),
+    "faser_linear": ((_P, _P, _P, _L, _L, _P, _L, _I, _P, _L), None),
+    "faser_embed": ((_P, _P, _P, _L, _P), None),
+    "faser_rms_norm": ((_P, _P, _L, _L, _L, _P, _F, _P, _L, _I), None),
+    "faser_silu_mul": ((_P, _P, _L, _L, _L, _P, _L, _I), None),
+    "faser_rope_append": ((_P, _P, _P, _L, _L, _P, _L, _P, _P, _P, _F), None),
+    "faser_copy_blocks": ((_P, _P, _L), None),
+    "faser_plan_new": ((_P, _P, _P, _L, _L, _L, _L), _P),
+    "faser_plan_free": ((_P,), None),
+    "faser_attend": ((_P, _P, _P, _P, _L, _P, _L, _P, _L), None),
+}
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Load and bind; calls release the interpreter lock.
+
+    Raises ConfigError when the file is not a library this process can load.
+    """
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot load the native kernels from {path}: {error}") from error
+    for name, (arguments, result) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = result
+    return library

@@ -1,0 +1,34 @@
+"""The native kernels, compiled once and kept between test runs."""
+
+from pathlib import Path
+
+import pytest
+
+from faser.kernels.native_backend import NativeBackend
+from faser.kernels.native_build import Isa, detect_isa, library_path
+
+
+@pytest.fixture(scope="session")
+def kernel_cache(request: pytest.FixtureRequest) -> Path:
+    """Named by what the sources hold, so a stale library is never found."""
+    cache = request.config.cache
+    assert cache is not None
+    return Path(cache.mkdir("native-kernels"))
+
+
+def runnable_isas() -> list[Isa]:
+    """What this CPU runs best, and the widest set that has no instruction for bfloat16."""
+    best = detect_isa()
+    return [best, Isa.AVX2] if best in (Isa.AVX512_BF16, Isa.AVX512) else [best]
+
+
+@pytest.fixture(scope="session", params=runnable_isas())
+def native(request: pytest.FixtureRequest, kernel_cache: Path) -> NativeBackend:
+    """A backend of two threads for every instruction set worth testing here."""
+    return NativeBackend(library_path(request.param, cache_dir=kernel_cache), num_threads=2)
+
+
+@pytest.fixture(scope="session")
+def native_alone(kernel_cache: Path) -> NativeBackend:
+    """A backend of one thread, on the best instruction set."""
+    return NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)
