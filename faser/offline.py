@@ -97,15 +97,19 @@ class LLM:
         Raises RequestError if a prompt or its parameters cannot be served; nothing has run then.
         """
         batch = _as_batch(prompts)
-        each = [sampling or SamplingParams()] * len(batch) if not isinstance(sampling, Sequence) else list(sampling)
+        each = (
+            [sampling or SamplingParams()] * len(batch) if not isinstance(sampling, Sequence) else list(sampling)
+        )
         if len(each) != len(batch):
-            raise RequestError(f"{len(each)} sampling parameters for {len(batch)} prompts; give one, or one a prompt")
+            raise RequestError(
+                f"{len(each)} sampling parameters for {len(batch)} prompts; give one, or one a prompt"
+            )
         token_ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in batch]
         return self._await(self._generate_all(token_ids, each, progress))
 
     def chat(
         self,
-        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        conversations: Sequence[Sequence[Message]],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = False,
@@ -114,16 +118,15 @@ class LLM:
         source = self.tokenizer.chat_template
         if not isinstance(source, str):
             raise ConfigError("this model has no chat template; use generate()")
-        template = ChatTemplate(
-            source, bos_token=self.tokenizer.bos_token, eos_token=self.tokenizer.eos_token
-        )
-        batch = [conversations] if conversations and isinstance(conversations[0], dict) else conversations
+        template = ChatTemplate(source, bos_token=self.tokenizer.bos_token, eos_token=self.tokenizer.eos_token)
         prompts = [
             self.tokenizer.encode(
-                template.render(list(messages), add_generation_prompt=True, continue_final_message=False, extra={}),
+                template.render(
+                    list(messages), add_generation_prompt=True, continue_final_message=False, extra={}
+                ),
                 add_special_tokens=False,
             )
-            for messages in batch
+            for messages in conversations
         ]
         return self.generate(prompts, sampling, progress=progress)
 

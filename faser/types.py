@@ -13,6 +13,9 @@ from faser.errors import RequestError
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+
+_MOST_NEGATIVE, _MOST_POSITIVE = -(2**63), 2**63 - 1  # what one process can tell another
 
 
 class FinishReason(StrEnum):
@@ -72,7 +75,7 @@ class SamplingParams:
         _within("n", self.n, 1, MAX_SAMPLES)
         _within("temperature", self.temperature, 0.0, 2.0)
         _within("top_p", self.top_p, 0.0, 1.0, above=True)
-        _within("top_k", self.top_k, 0, None)
+        _within("top_k", self.top_k, 0, _MOST_POSITIVE)
         _within("min_p", self.min_p, 0.0, 1.0)
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
@@ -82,7 +85,7 @@ class SamplingParams:
             if limit is not None:
                 _within(name, limit, 0, MAX_LOGPROBS)
         if self.seed is not None:
-            _within("seed", self.seed, -(2**63), 2**63 - 1)
+            _within("seed", self.seed, _MOST_NEGATIVE, _MOST_POSITIVE)
         if self.max_tokens is not None:
             _within("max_tokens", self.max_tokens, 0, None)
             if self.min_tokens > self.max_tokens:
@@ -98,6 +101,11 @@ class SamplingParams:
             )
         if any(not text for text in self.stop):
             raise RequestError("stop contains an empty string; it would match everywhere", param="stop")
+        longest = max(map(len, self.stop), default=0)
+        if longest > MAX_STOP_CHARS:
+            raise RequestError(
+                f"stop has a string of {longest} characters; at most {MAX_STOP_CHARS} are allowed", param="stop"
+            )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids is empty; no token could be chosen", param="allowed_token_ids")
 
@@ -108,7 +116,7 @@ class SamplingParams:
 
 def _within(name: str, value: float, low: float, high: float | None, *, above: bool = False) -> None:
     """Refuse NaN, infinities and anything outside [low, high] (or (low, high] when above)."""
-    fits = math.isfinite(value) and (value > low if above else value >= low)
+    fits = value < math.inf and (value > low if above else value >= low)
     if fits and (high is None or value <= high):
         return
     edge = "above" if above else "at least"
@@ -121,6 +129,8 @@ class Request:
     """One accepted request, tokenised. arrival_s: when it came in, on time.monotonic().
 
     cache_salt: requests with different salts never share prefix blocks.
+
+    Raises RequestError for a priority beyond 64 bits.
     """
 
     request_id: str
@@ -129,6 +139,9 @@ class Request:
     priority: int = 0
     arrival_s: float = 0.0
     cache_salt: str | None = None
+
+    def __post_init__(self) -> None:
+        _within("priority", self.priority, _MOST_NEGATIVE, _MOST_POSITIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

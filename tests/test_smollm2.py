@@ -4,7 +4,6 @@ Oracle: one transformers forward over prompt and answer. If every answered token
 before it, then greedy decoding from the prompt is that answer, by induction over its tokens.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,11 +33,12 @@ def alone(directory: Path) -> list[Generation]:
 
 
 @pytest.fixture(scope="module")
-def oracle(directory: Path) -> Iterator[torch.nn.Module]:
+def oracle(directory: Path) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    yield model.eval()
+    evaluating: torch.nn.Module = model.eval()
+    return evaluating
 
 
 def oracle_tokens(model: torch.nn.Module, generation: Generation) -> list[int]:

@@ -43,6 +43,7 @@ from faser.types import (
     ModelInfo,
     Request,
     RequestOutput,
+    SamplingParams,
 )
 
 ProgressCallback = Callable[[str, int, int], None]
@@ -132,10 +133,10 @@ class AsyncEngine:
         request = self._fitted(request)
         self._check_queue(request)
         stream = OutputStream(request, self.tokenizer, lambda index: self._abort(request.request_id, index))
+        self._send(Submit(request))
         self._streams[request.request_id] = stream
         self._num_samples += request.sampling.n
         self._idle.clear()
-        self._send(Submit(request))
         if self._metrics is not None:
             self._metrics.admitted(
                 n=request.sampling.n,
@@ -180,6 +181,7 @@ class AsyncEngine:
         if not prompt:
             raise RequestError("the prompt is empty: it has 0 tokens; it must have at least 1", param="prompt")
         _check_token_ids(request, self.info.vocab_size)
+        _check_choice(request.sampling, self.info)
         if prompt > limit or (prompt == limit and sampling.max_tokens != 0):
             raise RequestError(
                 f"This model's maximum context length is {limit} tokens. The prompt has {prompt} tokens and "
@@ -199,6 +201,8 @@ class AsyncEngine:
     def _check_queue(self, request: Request) -> None:
         """The engine holds max_num_seqs running and max_num_queued_reqs waiting samples, and no more."""
         room = self._config.max_num_seqs + self._config.max_num_queued_reqs
+        if request.sampling.n > room:
+            raise RequestError(f"n is {request.sampling.n}; this server holds at most {room} samples", param="n")
         if self._num_samples + request.sampling.n > room:
             retry_after_s = min(60, max(1, round(self._finish_gap_s)))
             raise OverloadError(
@@ -344,6 +348,20 @@ def _check_token_ids(request: Request, vocab_size: int) -> None:
             raise RequestError(
                 f"{param} has token id {wrong}; ids must be at least 0 and at most {vocab_size - 1}", param=param
             )
+
+
+def _check_choice(sampling: SamplingParams, info: ModelInfo) -> None:
+    """Until min_tokens are there, no token that ends a sample may be chosen: some other must be allowed."""
+    if not sampling.min_tokens:
+        return
+    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else info.eos_token_ids)}
+    allowed = sampling.allowed_token_ids
+    if len(ends) >= info.vocab_size if allowed is None else ends.issuperset(allowed):
+        raise RequestError(
+            f"min_tokens is {sampling.min_tokens}, and every allowed token would end the answer before; "
+            f"at least one other must be allowed",
+            param="min_tokens",
+        )
 
 
 def _by_request(deltas: tuple[SequenceDelta, ...]) -> dict[str, list[SequenceDelta]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from faser.config import EngineConfig, available_memory, cache_dir
 from faser.engine.batch import BlockTable
 from faser.engine.clock import WallClock
 from faser.engine.engine import Engine
@@ -23,7 +24,6 @@ from faser.engine.scheduler import Scheduler
 from faser.errors import ConfigError
 from faser.kernels.backend import Backend, KvShape
 from faser.kernels.factory import make_backend
-from faser.config import EngineConfig, available_memory, cache_dir
 from faser.types import ModelInfo
 
 _log = logging.getLogger("faser.engine")

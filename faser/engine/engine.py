@@ -1,5 +1,8 @@
 """The engine: plan, run, commit. Nothing else happens in a step."""
 
+import time
+from dataclasses import replace
+
 from faser.engine.executor import Executor
 from faser.engine.plan import SequenceDelta
 from faser.engine.scheduler import Scheduler
@@ -12,14 +15,22 @@ class Engine:
     def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
         self._scheduler = scheduler
         self._executor = executor
+        self._num_steps = 0
+        self._last_step_rows = 0
+        self._last_step_s = 0.0
 
     def step(self) -> tuple[SequenceDelta, ...]:
         """Run one step and say what it changed; nothing to do changes nothing."""
+        began_s = time.perf_counter()
         plan = self._scheduler.plan()
         if plan is None:
             return ()
         result = self._executor.run(plan)
-        return tuple(self._scheduler.commit(plan, result))
+        deltas = tuple(self._scheduler.commit(plan, result))
+        self._num_steps += 1
+        self._last_step_rows = plan.num_rows
+        self._last_step_s = time.perf_counter() - began_s
+        return deltas
 
     def add(self, request: Request) -> None:
         """Accept a request. Raises RequestError if it can never be served."""
@@ -33,4 +44,10 @@ class Engine:
         return self._scheduler.has_work()
 
     def stats(self) -> EngineStats:
-        return self._scheduler.stats()
+        """The scheduler's snapshot, with the steps and their time."""
+        return replace(
+            self._scheduler.stats(),
+            num_steps=self._num_steps,
+            last_step_rows=self._last_step_rows,
+            last_step_s=self._last_step_s,
+        )

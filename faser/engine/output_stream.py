@@ -95,21 +95,29 @@ class OutputStream:
         detokenizer = self._detokenizers.get(delta.index)
         if detokenizer is None:
             return None  # ended by a stop string; the engine had not heard of it yet
-        piece = detokenizer.push(delta.token_ids, finished=delta.finish_reason is not None)
-        finish_reason, stop_reason = delta.finish_reason, delta.stop_reason
+        piece = detokenizer.push(self._shown(delta), finished=delta.finish_reason is not None)
+        num_tokens = len(delta.token_ids) if piece.stop is None else piece.num_tokens
+        finish_reason = delta.finish_reason
+        stop_reason: int | str | None = delta.stop_reason
         logprobs: tuple[PositionLogprobs, ...] | None = delta.logprobs
         if piece.stop is not None:
             if finish_reason is None:
                 self._abort(delta.index)
             finish_reason, stop_reason = FinishReason.STOP, piece.stop
-            logprobs = None if logprobs is None else logprobs[: piece.num_tokens]
+            logprobs = None if logprobs is None else logprobs[:num_tokens]
         if finish_reason is not None:
             del self._detokenizers[delta.index]
         return OutputDelta(
             index=delta.index,
             text=piece.text,
-            token_ids=delta.token_ids[: piece.num_tokens],
+            token_ids=delta.token_ids[:num_tokens],
             logprobs=logprobs,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
         )
+
+    def _shown(self, delta: SequenceDelta) -> tuple[int, ...]:
+        """The tokens whose text is shown. The one that ended the sample is a stop like a stop string."""
+        ended_by_token = delta.finish_reason is FinishReason.STOP
+        hides_last = ended_by_token and not self.request.sampling.include_stop_str_in_output
+        return delta.token_ids[:-1] if hides_last else delta.token_ids

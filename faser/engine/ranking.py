@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 _MARGIN = 64  # entries taken at least, so that a tie at the edge of what is wanted rarely reaches the last one
-_BLOCK = 256  # columns whose maximum is taken at once
+_BLOCK = 256  # columns whose maximum is taken at once to find one entry
+_SMALL_BLOCK = 64  # the same to find several: each of them costs a block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ def argmax(values: Tensor) -> Tensor:
     num_rows, width = values.shape
     if width % _BLOCK:
         return values.argmax(-1)
-    blocks = values.view(num_rows, width // _BLOCK, _BLOCK)
+    blocks = values.reshape(num_rows, width // _BLOCK, _BLOCK)
     block = blocks.amax(-1).argmax(-1)
     inside = blocks[torch.arange(num_rows, device=values.device), block].argmax(-1)
     return block * _BLOCK + inside
@@ -42,7 +43,7 @@ def leading(values: Tensor, width: int) -> Leading:
     if width >= values.shape[-1]:
         ordered, token_ids = values.sort(dim=-1, descending=True, stable=True)
         return Leading(values=ordered, token_ids=token_ids, num_sure=_full(values))
-    token_ids = values.topk(width, -1, sorted=False).indices.sort(-1).values
+    token_ids = _largest(values, width).sort(-1).values
     ordered, order = values.gather(-1, token_ids).sort(dim=-1, descending=True, stable=True)
     num_sure = (ordered > ordered[:, -1:]).sum(-1)
     return Leading(values=ordered, token_ids=token_ids.gather(-1, order), num_sure=num_sure)
@@ -56,6 +57,21 @@ def first(values: Tensor, width: int) -> Tensor:
     if len(unsure) and found.token_ids.shape[-1] < values.shape[-1]:
         token_ids[unsure] = leading(values[unsure], values.shape[-1]).token_ids[:, :width]
     return token_ids
+
+
+def _largest(values: Tensor, width: int) -> Tensor:
+    """Token ids [R, width] of largest values; at the edge of a tie, any of those tied.
+
+    The `width` blocks with the largest maxima hold `width` values that nothing outside them exceeds.
+    """
+    num_rows, num_columns = values.shape
+    if num_columns % _SMALL_BLOCK or num_columns < 2 * width * _SMALL_BLOCK:
+        return values.topk(width, -1, sorted=False).indices
+    blocks = values.reshape(num_rows, -1, _SMALL_BLOCK)
+    chosen = blocks.amax(-1).topk(width, -1, sorted=False).indices
+    inside = blocks.gather(1, chosen[:, :, None].expand(-1, -1, _SMALL_BLOCK)).flatten(1)
+    found = inside.topk(width, -1, sorted=False).indices
+    return chosen.gather(-1, found // _SMALL_BLOCK) * _SMALL_BLOCK + found % _SMALL_BLOCK
 
 
 def _full(values: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -31,7 +32,7 @@ class Runner:
         self._hidden = self._decoder.run_layers(hidden, 0, self._decoder.spec.num_layers, self._cache, plan)
 
     @torch.inference_mode()
-    def logits(self, rows: Sequence[int] | NDArray) -> torch.Tensor:
+    def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
         """Logits [len(rows), V] float32 of rows of the last forward; valid until the next call."""
         assert self._hidden is not None, "logits before forward"
         return self._decoder.logits(self._hidden[torch.as_tensor(rows)])

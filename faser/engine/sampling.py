@@ -1,8 +1,8 @@
 """From processed logits to a token: temperature, min_p, top_k, top_p, and the draw. Pure functions of rows.
 
 Each function takes rows [R, V] and parameters [R], all on one device; a row's result depends on that row only,
-bit for bit. Two choices make that so. Probabilities become *masses*, whole numbers of 2**-52 held in float64:
-all their sums stay below 2**53, hence exact, and the order of summation cannot matter. And every truncation
+bit for bit. Two choices make that so. Probabilities become *masses*, whole numbers of units of 2**-52: their
+sums stay below 2**53, hence are exact in float64, and the order of summation cannot matter. Every truncation
 keeps a prefix of one order (`ranking`), so ties are settled: among equal logits the lower ids stay.
 
     order        | 0 ........ n - 1 | n ............ V - 1 |
@@ -20,11 +20,11 @@ from torch.nn.functional import pad
 from faser.engine.ranking import leading
 
 _MASS_ONE = 2.0**52
-_NUM_LEADING = 64  # a typical nucleus fits; taking them costs as much as two passes over the vocabulary
+_NUM_LEADING = 64  # a typical nucleus fits; taking them costs less than two passes over the vocabulary
 _BUCKETS_PER_NAT = 64.0
-_CACHED_ELEMENTS = 2**18  # 1 MiB of float32; more makes every temporary a fresh mapping, 4 times as slow
-_BLOCK = 256  # columns that are summed at once before one of them is sought
 _NUM_BUCKETS = 2048  # the last one takes all that is more than 32 nats below the most likely token
+_BLOCK = 256  # columns that are summed at once before one of them is sought
+_CACHED_ELEMENTS = 2**18  # 1 MiB of float32; beyond, temporaries are mapped afresh each time: 4 times as slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

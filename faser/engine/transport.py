@@ -96,7 +96,10 @@ def receive(connection: socket.socket) -> ToEngine | None:
     if head is None:
         return None
     body = _read(connection, _LENGTH.unpack(head)[0])
-    return None if body is None else _to_engine.decode(body)
+    if body is None:
+        return None
+    message: ToEngine = _to_engine.decode(body)
+    return message
 
 
 async def receive_async(reader: StreamReader) -> FromEngine | None:
@@ -106,7 +109,8 @@ async def receive_async(reader: StreamReader) -> FromEngine | None:
         body = await reader.readexactly(_LENGTH.unpack(head)[0])
     except (IncompleteReadError, ConnectionError):
         return None
-    return _from_engine.decode(body)
+    message: FromEngine = _from_engine.decode(body)
+    return message
 
 
 def _read(connection: socket.socket, size: int) -> bytes | None:
@@ -114,7 +118,7 @@ def _read(connection: socket.socket, size: int) -> bytes | None:
     while size:
         try:
             part = connection.recv(min(size, 1 << 20))
-        except ConnectionError:
+        except OSError:  # reset by the peer, or closed by this side
             return None
         if not part:
             return None

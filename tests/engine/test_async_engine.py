@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from faser.config import EngineConfig
-from faser.engine.async_engine import AsyncEngine, Transport
+from faser.engine.async_engine import AsyncEngine
+from faser.engine.engine_host import Transport
 from faser.engine.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError, EngineError, NotReadyError, OverloadError, RequestError
 from faser.types import EngineState, FinishReason, OutputDelta, Request, SamplingParams
@@ -118,6 +119,29 @@ def test_a_stop_string_ends_one_sample_and_frees_its_blocks(
 
 
 @both
+def test_the_text_of_a_stop_token_is_shown_only_if_asked_for(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    async def scenario() -> None:
+        async with running(tiny_checkpoint, tokenizer, transport) as engine:
+            plain = await answer(engine, request("the quick", tokenizer))
+            stop_id = plain[6].token_ids[0]
+            first = next(i for i, delta in enumerate(plain) if delta.token_ids == (stop_id,))
+            hidden = replace(GREEDY, stop_token_ids=(stop_id,))
+            shown = replace(hidden, include_stop_str_in_output=True)
+            for sampling, upto in ((hidden, first), (shown, first + 1)):
+                deltas = await answer(engine, request("the quick", tokenizer, sampling))
+                ids = [token_id for delta in plain[:upto] for token_id in delta.token_ids]
+                assert "the quick" + "".join(d.text for d in deltas) == tokenizer.decode(
+                    [*tokenizer.encode("the quick"), *ids], True
+                )
+                assert sum(len(d.token_ids) for d in deltas) == first + 1
+                assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == (FinishReason.STOP, stop_id)
+
+    asyncio.run(scenario())
+
+
+@both
 def test_samples_of_one_request_are_told_apart(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
 ) -> None:
@@ -160,9 +184,9 @@ def test_what_cannot_be_served_is_refused_with_the_value_and_the_limit(
 ) -> None:
     async def scenario() -> None:
         async with running(tiny_checkpoint, tokenizer, transport) as engine:
-            with pytest.raises(RequestError, match="maximum context length is 256 tokens.* 300 tokens"):
+            with pytest.raises(RequestError, match=r"maximum context length is 256 tokens.* 300 tokens"):
                 engine.submit(Request(request_id="a", prompt_token_ids=(7,) * 300, sampling=GREEDY))
-            with pytest.raises(RequestError, match="maximum context length is 256.*together 274"):
+            with pytest.raises(RequestError, match=r"maximum context length is 256.*together 274"):
                 engine.submit(Request(request_id="b", prompt_token_ids=(7,) * 250, sampling=GREEDY))
             with pytest.raises(RequestError, match="token id 512; ids must be at least 0 and at most 511"):
                 engine.submit(Request(request_id="c", prompt_token_ids=(7, 512), sampling=GREEDY))
@@ -183,7 +207,7 @@ def test_a_full_queue_refuses_and_recovers(
         config = replace(CONFIG, max_num_queued_reqs=2)
         async with running(tiny_checkpoint, tokenizer, transport, config) as engine:
             work = [engine.submit(request("the", tokenizer)) for _ in range(6)]
-            with pytest.raises(OverloadError, match="6 samples are in flight.*the limit is 6") as refusal:
+            with pytest.raises(OverloadError, match=r"6 samples are in flight.*the limit is 6") as refusal:
                 engine.submit(request("the", tokenizer))
             assert 1 <= refusal.value.retry_after_s <= 60
             for stream in work:
@@ -213,7 +237,9 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(
 
 
 @both
-def test_draining_gives_up_after_its_time(tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport) -> None:
+def test_draining_gives_up_after_its_time(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
     async def scenario() -> None:
         async with running(tiny_checkpoint, tokenizer, transport) as engine:
             stream = engine.submit(request("the", tokenizer, replace(GREEDY, max_tokens=250)))

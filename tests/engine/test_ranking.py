@@ -25,9 +25,10 @@ def test_argmax_is_the_lowest_id_of_the_largest_value(width: int) -> None:
 
 
 @pytest.mark.parametrize("num_levels", [1, 3, 30, 100_000])
+@pytest.mark.parametrize("num_columns", [300, 1024])
 @pytest.mark.parametrize("width", [1, 5, 64, 300])
-def test_the_certain_part_of_leading_is_the_order(width: int, num_levels: int) -> None:
-    values = tied_values(10, 300, num_levels)
+def test_the_certain_part_of_leading_is_the_order(width: int, num_columns: int, num_levels: int) -> None:
+    values = tied_values(10, num_columns, num_levels)
 
     found = leading(values, width)
 

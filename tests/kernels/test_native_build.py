@@ -1,4 +1,4 @@
-"""Building the kernels, with scripts in the place of compilers: races, failures, what is found without building."""
+"""Building the kernels, with scripts in the place of compilers: races, failures, what needs no building."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor

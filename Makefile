@@ -1,0 +1,70 @@
+# make serve needs nothing but a Python 3.11 or later; everything lands in .venv and in the user's cache.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+SETTINGS := pyproject.toml constraints.txt
+READY := $(VENV)/.ready
+TEST_READY := $(VENV)/.ready-for-tests
+SOURCES := faser tests benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve check test format docs clean
+
+help:
+	@echo "make setup            create .venv and install FASER"
+	@echo "make serve            set up, fetch the default model, serve it on 127.0.0.1:8000"
+	@echo "                      flags: make serve ARGS=\"--port 8001 --max-num-seqs 8\""
+	@echo "make test             install what the tests need, and run them"
+	@echo "make check            format, lint and types"
+	@echo "make format           put the sources into shape"
+	@echo "make docs             write docs/cli.md anew from the code"
+	@echo "make clean            remove .venv and what tools left behind"
+	@echo "make … PYTHON=python3.12   use another interpreter than python3"
+
+setup: $(READY)
+
+serve: $(READY)
+	@$(BIN)/faser serve $(ARGS)
+
+test: $(TEST_READY)
+	@$(BIN)/pytest $(ARGS)
+
+check: $(TEST_READY)
+	@$(BIN)/ruff format --check $(SOURCES)
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/mypy
+
+format: $(TEST_READY)
+	@$(BIN)/ruff format $(SOURCES)
+	@$(BIN)/ruff check --fix $(SOURCES)
+
+docs: $(READY)
+	@$(BIN)/faser serve --help=markdown > docs/cli.md
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+
+# A virtual environment made by an interrupted run is made again: only the stamps say that it is whole.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "FASER needs Python 3.11 or later; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)."; \
+	  echo "Name another one: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot create virtual environments; on Debian: apt install python3-venv"; exit 1; }
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv --clear $(VENV)
+
+$(READY): $(SETTINGS) | $(BIN)/python
+	@echo "installing torch; a first time this may take minutes"
+	@$(PIP) torch
+	@echo "installing FASER"
+	@$(PIP) --editable .
+	@touch $@
+
+$(TEST_READY): $(READY)
+	@echo "installing what the tests need"
+	@$(PIP) --editable ".[test]"
+	@touch $@

@@ -1,0 +1,63 @@
+"""What a result has to say about where it was measured: processor, memory, system, versions."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.peers.systems import System
+
+_ISA_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16")
+_PRINT_VERSIONS = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
+
+
+def describe_machine(cores: Sequence[int]) -> dict[str, Any]:
+    """cores: the ones that were used."""
+    fields = _cpu_fields()
+    flags = fields.get("flags", "").split()
+    return {
+        "cpu_model": fields.get("model name", platform.processor()),
+        "cpu_family_model": f"{fields.get('cpu family', '?')}/{fields.get('model', '?')}",
+        "cpu_flags": [flag for flag in _ISA_FLAGS if flag in flags],
+        "cores_used": list(cores),
+        "cores_total": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def describe_systems(systems: Sequence[System]) -> dict[str, Mapping[str, Any]]:
+    """Version, torch's version and the arguments of each system."""
+    return {
+        system.name: {**_versions(system), "arguments": system.arguments, "environment": system.environment}
+        for system in systems
+    }
+
+
+def git_commit() -> str:
+    """The commit of the working tree, with -dirty if it differs; unknown outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--match="]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    return ended.stdout.strip() or "unknown"
+
+
+def _versions(system: System) -> dict[str, str]:
+    command = [str(system.python), "-c", _PRINT_VERSIONS, system.package, "torch"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    version, torch_version = ended.stdout.split()
+    return {"version": version, "torch": torch_version}
+
+
+def _cpu_fields() -> dict[str, str]:
+    """The first processor's fields in /proc/cpuinfo; none where there is no such file."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    first = path.read_text().split("\n\n")[0]
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {name.strip(): value.strip() for name, value in pairs}

@@ -1,0 +1,33 @@
+"""The HTTP front-end: routes, middleware and error handlers put together. Knows no model and loads no torch."""
+
+from fastapi import FastAPI
+
+from faser.api.auth import KeyCheck
+from faser.api.engine_client import EngineClient
+from faser.api.errors import add_error_handlers
+from faser.api.frame import Frame
+from faser.api.routes.chat import chat_router
+from faser.api.routes.completions import completions_router
+from faser.api.routes.health import health_router
+from faser.api.routes.metrics import metrics_router
+from faser.api.routes.models import models_router
+from faser.api.routes.tokenize import tokenize_router
+from faser.api.service import Service
+from faser.api.settings import ApiSettings
+from faser.metrics import Metrics
+
+__all__ = ["ApiSettings", "create_app"]
+
+_ROUTERS = (chat_router, completions_router, models_router, health_router, tokenize_router, metrics_router)
+
+
+def create_app(engine: EngineClient, *, settings: ApiSettings, metrics: Metrics) -> FastAPI:
+    """The application. The engine may still be loading. Raises ModelError if the chat template is broken."""
+    service = Service.build(engine, settings, metrics)
+    app = FastAPI(title="FASER", version=settings.version, docs_url=None, redoc_url=None, redirect_slashes=False)
+    for router in _ROUTERS:
+        app.include_router(router(service))
+    add_error_handlers(app)
+    app.add_middleware(KeyCheck, keys=settings.api_keys, open_metrics=not settings.enable_metrics_auth)
+    app.add_middleware(Frame)  # added last, so outermost
+    return app

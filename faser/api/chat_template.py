@@ -1,0 +1,171 @@
+"""Chat templates: a conversation to the prompt that the model was trained on.
+
+Owns the Jinja environment in which checkpoints' templates expect to run. A template comes with the
+checkpoint and is not trusted: it runs in a sandbox that refuses attributes of Python's own and changes to
+what it is given. Knows no tokenizer and no HTTP.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from faser.errors import ModelError, RequestError
+
+Message = Mapping[str, Any]
+
+# Stands behind the final message while the template runs, to find where that message ends. The space behind
+# it is gone afterwards if the template trims messages.
+_END_MARK = "\ue000end of the final message\ue001"
+_TRIMMED_AWAY = " "
+
+_RESERVED = ("messages", "tools", "add_generation_prompt")
+
+
+class ChatTemplate:
+    """One compiled template. Rendering has no state: threads may share one."""
+
+    def __init__(self, source: str, *, bos_token: str | None, eos_token: str | None) -> None:
+        """Raises ModelError with the line when the template does not compile."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(f"the chat template does not compile: line {error.lineno}: {error.message}") from None
+        # Templates ask whether these are defined, or add them to text: None must not become the word.
+        tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._tokens = {name: token for name, token in tokens.items() if token is not None}
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        extra: Mapping[str, Any],
+    ) -> str:
+        """The prompt.
+
+        add_generation_prompt: end with the beginning of an answer. continue_final_message: end inside the last
+        message, so that the model goes on with it. extra: further variables, under names of their own.
+
+        Raises RequestError (param messages) with the template's own words when it refuses the conversation.
+        """
+        if taken := [name for name in _RESERVED if name in extra]:
+            raise RequestError(f"chat_template_kwargs has {taken[0]}; that is set by a field of its own")
+        if continue_final_message:
+            if add_generation_prompt:
+                raise RequestError(
+                    "continue_final_message and add_generation_prompt exclude each other: both are true",
+                    param="continue_final_message",
+                )
+            messages = _with_end_mark(messages)
+        variables = {
+            **self._tokens,
+            "documents": None,
+            **extra,
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        prompt = self._run(variables)
+        return _up_to_end_mark(prompt) if continue_final_message else prompt
+
+    def _run(self, variables: Mapping[str, Any]) -> str:
+        try:
+            return self._template.render(variables)
+        except Exception as error:  # a template can fail in any way that Python can
+            raise RequestError(
+                f"the chat template cannot render these messages: {str(error) or type(error).__name__}",
+                param="messages",
+            ) from None
+
+
+def choose_template(templates: str | Mapping[str, str] | None, *, with_tools: bool) -> str:
+    """The template for a conversation, of those that a checkpoint names.
+
+    Raises RequestError when there is none: the model was not made for conversations.
+    """
+    if isinstance(templates, str):
+        return templates
+    named = templates or {}
+    wanted = ("tool_use", "default") if with_tools else ("default",)
+    chosen = next((named[name] for name in wanted if name in named), None)
+    if chosen is None:
+        found = f"; it has {', '.join(named)} but no default" if named else ""
+        raise RequestError(f"this model has no chat template{found}; use completions, or serve it with one")
+    return chosen
+
+
+class _GenerationTag(Extension):
+    """{% generation %} … {% endgeneration %}: marks what a model wrote, for training; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it as a plain set
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _with_end_mark(messages: Sequence[Message]) -> list[Message]:
+    """The messages, with the mark behind the text of the last one."""
+    if not messages:
+        raise RequestError("messages is empty; continue_final_message needs a message", param="messages")
+    last = dict(messages[-1])
+    content = last.get("content")
+    if isinstance(content, str):
+        last["content"] = content + _END_MARK + _TRIMMED_AWAY
+    elif isinstance(content, list) and (at := _last_text_part(content)) is not None:
+        part = {**content[at], "text": content[at]["text"] + _END_MARK + _TRIMMED_AWAY}
+        last["content"] = [*content[:at], part, *content[at + 1 :]]
+    else:
+        raise RequestError("the last message has no text; continue_final_message needs one", param="messages")
+    return [*messages[:-1], last]
+
+
+def _last_text_part(content: Sequence[Any]) -> int | None:
+    texts = [at for at, part in enumerate(content) if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return texts[-1] if texts else None
+
+
+def _up_to_end_mark(prompt: str) -> str:
+    """The prompt up to the end of the last message."""
+    end = prompt.rfind(_END_MARK)
+    if end < 0:
+        raise RequestError(
+            "the chat template leaves out the end of the last message; it cannot be continued", param="messages"
+        )
+    kept = prompt.startswith(_TRIMMED_AWAY, end + len(_END_MARK))
+    return prompt[:end] if kept else prompt[:end].rstrip()
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as templates expect it; Jinja's own filter escapes <, >, & and '."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    """The local time, for templates that tell the model what day it is."""
+    return datetime.now().strftime(pattern)

@@ -1,0 +1,33 @@
+"""Work that is only worth doing while its client is there."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+_T = TypeVar("_T")
+
+
+async def while_connected(work: Coroutine[Any, Any, _T], receive: Receive) -> _T:
+    """The result of work. receive: of a request whose body has been read.
+
+    Raises ClientDisconnect when the client leaves first; work has been cancelled and has cleaned up then.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,127 @@
+"""What a caller reads when something went wrong: one shape for every status.
+
+Owns the status, type and headers of every error. FaserErrors and the web framework's own exceptions are
+translated here and nowhere else.
+"""
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ExceptionHandler
+
+from faser.errors import FaserError, NotReadyError, OverloadError, RequestError, UnknownModelError
+
+_log = logging.getLogger("faser.api")
+
+# What proxies log for a client that left; nobody receives it.
+_CLIENT_CLOSED_REQUEST = 499
+
+_TYPES = {
+    HTTPStatus.BAD_REQUEST: "BadRequestError",
+    HTTPStatus.UNAUTHORIZED: "AuthenticationError",
+    HTTPStatus.FORBIDDEN: "PermissionDeniedError",
+    HTTPStatus.NOT_FOUND: "NotFoundError",
+    HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "RequestTooLargeError",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "UnsupportedMediaTypeError",
+    HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
+}
+
+
+class HttpError(Exception):
+    """An answer other than 2xx. headers: to be sent beside the body."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.headers = headers or {}
+
+
+def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    """{"error": {...}}, the shape of every failure, also within a stream."""
+    kind = _TYPES.get(HTTPStatus(status), "APIError")
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+def error_response(error: HttpError) -> Response:
+    body = msgspec.json.encode(error_body(error.status, error.message, error.param))
+    return Response(body, error.status, error.headers, media_type="application/json")
+
+
+def as_http_error(error: FaserError) -> HttpError:
+    """Whose fault it is decides the status; see faser.errors."""
+    match error:
+        case UnknownModelError():
+            return HttpError(404, str(error), param=error.param)
+        case RequestError():
+            return HttpError(400, str(error), param=error.param)
+        case OverloadError() | NotReadyError():
+            return HttpError(503, str(error), headers={"Retry-After": str(error.retry_after_s)})
+        case _:
+            return HttpError(500, str(error))
+
+
+def internal_error(request_id: str) -> HttpError:
+    """For a bug: the log has the trace, the caller gets the id to look it up by."""
+    return HttpError(500, f"request {request_id} failed because of an internal error; the server's log has more")
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    handlers: dict[type[Exception], ExceptionHandler] = {
+        HttpError: _on_http_error,
+        FaserError: _on_faser_error,
+        HTTPException: _on_framework_error,
+        RequestValidationError: _on_validation_error,
+        ClientDisconnect: _on_disconnect,
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+
+
+async def _on_http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HttpError)
+    return error_response(error)
+
+
+async def _on_faser_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, FaserError)
+    answer = as_http_error(error)
+    if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        _log.error("%s", error)
+    return error_response(answer)
+
+
+async def _on_framework_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    match error.status_code:
+        case 404:
+            message = f"there is no route {request.method} {request.url.path}"
+        case 405:
+            allowed = (error.headers or {}).get("Allow", "another method")
+            message = f"{request.url.path} does not take {request.method}; it takes {allowed}"
+        case _:
+            message = str(error.detail)
+    return error_response(HttpError(error.status_code, message, headers=dict(error.headers or {})))
+
+
+async def _on_validation_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"][1:])
+    return error_response(HttpError(400, f"{path}: {first['msg']}", param=path))
+
+
+async def _on_disconnect(_: Request, __: Exception) -> Response:
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)

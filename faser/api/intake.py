@@ -1,0 +1,111 @@
+"""From a checked body to a Job: what chat and text completions have in common."""
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+
+from fastapi import Request as HttpRequest
+
+from faser.api.fields import Refusal
+from faser.api.frame import get_request_id, set_request_id
+from faser.api.prompts import Prompt, PromptRules
+from faser.api.respond import Job, Streaming
+from faser.api.schemas.common import GenerationBody
+from faser.api.service import Service
+from faser.api.shapes import Shape
+from faser.api.speculation import check_speculation
+from faser.errors import RequestError
+from faser.types import ModelInfo, Request, SamplingParams
+
+
+def check_shared(
+    service: Service, body: GenerationBody, http: HttpRequest, refused: Mapping[str, Refusal]
+) -> ModelInfo:
+    """Everything about a body that needs neither its prompt nor its sampling.
+
+    Raises RequestError, or NotReadyError if the engine takes no requests now.
+    """
+    service.fields.check(body.model_extra, refused)
+    if body.request_id is not None:
+        set_request_id(http.scope, body.request_id, "request_id")
+    service.model_name(body.model)
+    check_speculation(body.speculative, http.headers)
+    if body.priority and not service.settings.priority_scheduling:
+        raise RequestError(
+            f"priority is {body.priority}; it must be 0 unless the server runs with --scheduling-policy priority",
+            param="priority",
+        )
+    return service.ready_info()
+
+
+def prompt_rules(body: GenerationBody, info: ModelInfo, *, add_special_tokens: bool) -> PromptRules:
+    """add_special_tokens: where the body does not say."""
+    truncate = info.max_model_len if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens
+    given = body.add_special_tokens
+    return PromptRules(
+        limit=info.max_model_len,
+        add_special_tokens=add_special_tokens if given is None else given,
+        truncate=truncate,
+    )
+
+
+def read_streaming(body: GenerationBody, *, force_usage: bool) -> Streaming | None:
+    """None: one JSON answer. Raises RequestError for options without a stream."""
+    options = body.stream_options
+    if not body.stream:
+        if options is not None:
+            raise RequestError(
+                "stream_options is set but stream is not true; leave it out or set stream", param="stream_options"
+            )
+        return None
+    if options is None:
+        return Streaming(ends_with_usage=force_usage)
+    if options.include_obfuscation:
+        raise RequestError(
+            "`stream_options.include_obfuscation` is not supported: chunks are sent without padding",
+            param="stream_options.include_obfuscation",
+        )
+    return Streaming(
+        ends_with_usage=bool(options.include_usage) or force_usage,
+        continuous_usage=bool(options.continuous_usage_stats),
+    )
+
+
+def build_job(
+    service: Service,
+    http: HttpRequest,
+    body: GenerationBody,
+    shape: Shape,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    arrival_s: float,
+) -> Job:
+    """arrival_s: when the body was there, on time.monotonic()."""
+    request_id = get_request_id(http.scope)
+    # Callers choose their ids and may choose the same twice; the engine needs unique ones.
+    unique = uuid.uuid4().hex[:12]
+    requests = tuple(
+        Request(
+            request_id=f"{request_id}-{unique}-{at}",
+            prompt_token_ids=prompt.token_ids,
+            sampling=sampling,
+            priority=body.priority or 0,
+            arrival_s=arrival_s,
+            cache_salt=body.cache_salt,
+        )
+        for at, prompt in enumerate(prompts)
+    )
+    return Job(
+        request_id=request_id,
+        requests=requests,
+        prompts=tuple(prompts),
+        shape=shape,
+        envelope={
+            "id": f"{shape.id_prefix}{request_id}",
+            "created": int(time.time()),
+            "model": service.model_name(body.model),
+            "system_fingerprint": f"faser-{service.settings.version}",
+        },
+        streaming=read_streaming(body, force_usage=service.settings.force_include_usage),
+        predicted=body.prediction is not None,
+    )

@@ -1,0 +1,43 @@
+"""POST /v1/completions."""
+
+import time
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from faser.api.body import read_body
+from faser.api.fields import REFUSED_IN_TEXT
+from faser.api.intake import build_job, check_shared, prompt_rules, read_streaming
+from faser.api.logprobs import TokenNames
+from faser.api.prompts import read_prompts_tokens
+from faser.api.respond import respond
+from faser.api.routes.openapi import json_body
+from faser.api.sampling import text_sampling
+from faser.api.schemas.completions import CompletionBody, read_prompts
+from faser.api.service import Service
+from faser.api.text_shape import TextShape
+
+
+def completions_router(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/completions", openapi_extra=json_body(CompletionBody))
+    async def create_completion(http: Request) -> Response:
+        body = await read_body(http, CompletionBody, max_bytes=service.settings.max_request_bytes)
+        arrival_s = time.monotonic()
+        info = check_shared(service, body, http, REFUSED_IN_TEXT)
+        read_streaming(body, force_usage=False)
+        sampling = text_sampling(body, service.settings)
+        rules = prompt_rules(body, info, add_special_tokens=True)
+        prompts = await read_prompts_tokens(read_prompts(body.prompt), service.engine.tokenizer, rules)
+        shape = TextShape(
+            names=TokenNames(tokenizer=service.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
+            echo=bool(body.echo),
+            logprobs=body.logprobs is not None,
+            skip_special_tokens=sampling.skip_special_tokens,
+            return_token_ids=bool(body.return_token_ids),
+            asks_prompt_logprobs=body.prompt_logprobs is not None,
+        )
+        return await respond(service, build_job(service, http, body, shape, prompts, sampling, arrival_s), http)
+
+    return router

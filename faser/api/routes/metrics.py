@@ -1,0 +1,17 @@
+"""GET /metrics."""
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from faser.api.service import Service
+from faser.metrics import CONTENT_TYPE
+
+
+def metrics_router(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/metrics")
+    async def get_metrics() -> Response:
+        return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+
+    return router

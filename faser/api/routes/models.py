@@ -1,0 +1,39 @@
+"""GET /v1/models, /v1/models/{id} and /version."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from faser.api.service import Service
+
+
+def models_router(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        names = service.settings.served_model_names
+        return {"object": "list", "data": [_card(service, name) for name in names]}
+
+    @router.get("/v1/models/{model:path}")
+    async def get_model(model: str) -> dict[str, Any]:
+        return _card(service, service.model_name(model))
+
+    @router.get("/version")
+    async def get_version() -> dict[str, str]:
+        return {"version": service.settings.version}
+
+    return router
+
+
+def _card(service: Service, name: str) -> dict[str, Any]:
+    """Raises NotReadyError while the model is being loaded: its length is not known before."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created_s,
+        "owned_by": "faser",
+        "root": service.settings.served_model_names[0],
+        "parent": None,
+        "max_model_len": service.engine.info.max_model_len,
+    }

@@ -1,0 +1,103 @@
+"""Fields that chat and text completions share, and how strict JSON is read into them.
+
+Types only: what a field means, and whether this build honours it, is decided elsewhere. null is the same as
+absent, everywhere. Unknown fields are kept in model_extra.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+# A number is not taken for a text nor a text for a number; NaN and the infinities are not JSON.
+OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+CLOSED = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+# Of a million wrong elements the first one is enough.
+LIST: Any = Field(None, fail_fast=True)
+
+
+class StreamOptions(BaseModel):
+    """continuous_usage_stats: running counts in every chunk."""
+
+    model_config = CLOSED
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Slo(BaseModel):
+    """Targets in milliseconds."""
+
+    model_config = CLOSED
+
+    ttft_ms: float | None = Field(None, gt=0)
+    tpot_ms: float | None = Field(None, gt=0)
+
+
+class Speculative(BaseModel):
+    """How much speculation a request allows; never changes its tokens."""
+
+    model_config = CLOSED
+
+    enabled: Literal[True, False, "auto"] | None = None
+    max_tokens: int | None = Field(None, ge=0)
+    class_: str | None = Field(None, alias="class", min_length=1)
+    slo: Slo | None = None
+
+
+class ResponseFormat(BaseModel):
+    """Only the type is looked at as long as text is the only one that is served."""
+
+    model_config = CLOSED
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: dict[str, Any] | None = None
+    structures: list[Any] | None = None
+    triggers: list[Any] | None = None
+    format: dict[str, Any] | None = None
+
+
+class GenerationBody(BaseModel):
+    """What both completion routes take."""
+
+    model_config = OPEN
+
+    model: str | None = None
+    n: int | None = None
+    best_of: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = LIST
+    stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = LIST
+    stop_token_ids: list[int] | None = LIST
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    request_id: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = Field(None, min_length=1)
+    speculative: Speculative | None = None
+    prediction: dict[str, Any] | None = None

@@ -1,0 +1,91 @@
+"""`faser env [--json]`: what somebody who reads a bug report needs to know of this machine."""
+
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from faser import __version__
+from faser.cli.flags import CommandParser
+from faser.config import available_memory, cache_dir, usable_cores, usable_memory
+from faser.kernels.native_build import can_build
+from faser.setting import show_bytes
+
+_HELP = """usage: faser env [--json]
+
+Show versions, device and backend.
+
+  --json   as a JSON object"""
+
+_NAME_ENDS = "<>=!~;[ ("
+
+
+def env(arguments: Sequence[str]) -> int:
+    """Print the facts; returns 0."""
+    parser = CommandParser("faser env")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--help", "-h", action="store_true")
+    given = parser.parse_args(arguments)
+    if given.help:
+        print(_HELP)
+        return 0
+    found = facts()
+    if given.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    width = max(len(name) for name in found)
+    print("\n".join(f"{name:<{width}}  {value}" for name, value in found.items()))
+    return 0
+
+
+def facts() -> dict[str, str]:
+    """Name and value of everything worth reporting. Loads no model and no torch; holds no secret."""
+    return {
+        "faser": __version__,
+        "python": sys.version.split()[0],
+        "system": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": f"{usable_cores()} usable of {os.cpu_count()}",
+        "cpu features": " ".join(_cpu_features()) or "none of those that matter",
+        "memory": f"{show_bytes(usable_memory())} usable, {show_bytes(available_memory())} free",
+        "device": "cpu",
+        "backend": "native" if can_build() else "torch (no compiler, no prebuilt kernels)",
+        "compiler": shutil.which("g++") or shutil.which("clang++") or "none",
+        "cache": str(cache_dir()),
+        **_packages(),
+    }
+
+
+def _packages() -> dict[str, str]:
+    """Versions of what FASER depends on, by the names of its own metadata."""
+    found = {}
+    for requirement in requires("faser") or ():
+        if "extra ==" in requirement:
+            continue
+        name = next((requirement[:i] for i, char in enumerate(requirement) if char in _NAME_ENDS), requirement)
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def _cpu_name() -> str:
+    names = [line for line in _cpu_lines() if line.startswith("model name")]
+    return names[0].partition(":")[2].strip() if names else platform.machine()
+
+
+def _cpu_features() -> list[str]:
+    flags = next((line for line in _cpu_lines() if line.startswith("flags")), "").split()
+    return [each for each in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if each in flags]
+
+
+def _cpu_lines() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,25 @@
+"""The socket a server listens on: taken before anything is loaded, so that a port in use is told at once."""
+
+import socket
+
+from faser.errors import ConfigError
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to host and port; connections wait until the server takes them.
+
+    Raises ConfigError naming what is wrong: the port is taken or not ours to take, or there is no such address.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(f"--host is {host}; it must be an address of this machine: {error.strerror}") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(1)  # makes a second server on this port fail now; uvicorn sets the real backlog
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"--port is {port}; {host}:{port} cannot be used: {error.strerror}") from None
+    return listener

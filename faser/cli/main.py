@@ -1,0 +1,77 @@
+"""`faser COMMAND …`: finds the command, and turns errors into one clear line and an exit status.
+
+Exit status: 0 done, 1 FASER's fault, 2 the operator's (a flag, a file, a model), 130 interrupted.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from faser import __version__
+from faser.cli.sources import UsageError, did_you_mean
+from faser.errors import ConfigError, FaserError
+
+Command = Callable[[Sequence[str]], int]
+
+COMMANDS = {
+    "serve": "serve a model over HTTP",
+    "chat": "talk to a model, served or in this process",
+    "pull": "fetch a model into the cache",
+    "env": "show versions, device and backend, for bug reports",
+}
+_ALIASES = {"collect-env": "env"}
+_VLLM_COMMANDS = ("bench", "complete", "run-batch")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version", "version"):
+        print(f"faser {__version__}")
+        return 0
+    name = _ALIASES.get(arguments[0], arguments[0])
+    try:
+        return _command(name)(arguments[1:])
+    except UsageError as error:
+        for problem in error.problems:
+            print(f"faser {name}: {problem}" if name in COMMANDS else f"faser: {problem}", file=sys.stderr)
+        return 2
+    except FaserError as error:
+        print(f"faser {name}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print(f"faser {name}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _command(name: str) -> Command:
+    """The command's function. Imported when asked for, so that `faser --help` starts at once."""
+    match name:
+        case "serve":
+            from faser.cli.serve import serve
+
+            return serve
+        case "chat":
+            from faser.cli.chat import chat
+
+            return chat
+        case "pull":
+            from faser.cli.pull import pull
+
+            return pull
+        case "env":
+            from faser.cli.env import env
+
+            return env
+    if name in _VLLM_COMMANDS:
+        raise UsageError([f"'{name}' is known from vLLM but not supported by FASER {__version__}"])
+    raise UsageError([f"unknown command '{name}'.{did_you_mean(name, COMMANDS)} Commands: {', '.join(COMMANDS)}"])
+
+
+def _overview() -> str:
+    lines = "\n".join(f"  {name:<8} {what}" for name, what in COMMANDS.items())
+    return (
+        f"usage: faser COMMAND …\n\n{lines}\n\nfaser COMMAND --help says more; faser --version says which version."
+    )

@@ -1,0 +1,411 @@
+"""Everything an operator can set, and the only place that reads the environment.
+
+EngineConfig is what an engine needs, ServerConfig what the HTTP side needs. Each setting is declared once
+here; flags, variables, keys of the config file, help and documentation follow from it. Both are checked
+when built and never change afterwards. Knows no model and loads no torch.
+"""
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from faser.errors import ConfigError, RequestError
+from faser.machine import available_memory, usable_cores, usable_memory
+from faser.setting import Kind, Setting, complaint, setting, settings_of, show_bytes, shown
+from faser.types import MAX_LOGPROBS, SamplingParams
+
+__all__ = [
+    "GENERATION_KEYS",
+    "GROUPS",
+    "EngineConfig",
+    "ServerConfig",
+    "available_memory",
+    "cache_dir",
+    "child_environment",
+    "find_problems",
+    "flag_environment",
+    "sampling_problems",
+    "usable_cores",
+    "usable_memory",
+]
+
+MODEL, ENGINE, SERVER, OUTPUT = "model", "engine", "server", "output"
+GROUPS = {
+    MODEL: "which model, and how it is held",
+    ENGINE: "how the engine uses the machine",
+    SERVER: "the HTTP server",
+    OUTPUT: "what answers contain",
+}
+
+_HALF = "it is not computed on a CPU; use bfloat16 or float32"
+_NO_CUDA = "this build runs on the CPU only; use cpu"
+
+Label = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine needs to know before it loads a model. Raises ConfigError with every problem in one line."""
+
+    model: str | None = setting(
+        None,
+        "Model directory, .gguf file or hub id. None: the embedded SmolLM2-135M-Instruct.",
+        group=MODEL,
+        kind=Kind.TEXT,
+        metavar="model",
+        common=True,
+    )
+    tokenizer: str | None = setting(
+        None, "Directory of another tokenizer. None: the model's own.", group=MODEL, kind=Kind.TEXT, metavar="path"
+    )
+    revision: str | None = setting(
+        None, "Branch, tag or commit of a hub model. None: the main branch.", group=MODEL, kind=Kind.TEXT
+    )
+    dtype: str = setting(
+        "auto",
+        "Type of weights, activations and KV cache. auto: the checkpoint's, or the nearest the device computes.",
+        group=MODEL,
+        kind=Kind.TEXT,
+        choices=("auto", "bfloat16", "float32"),
+        synonyms=(("float", "float32"), ("half", "float16")),
+        refused=(("float16", _HALF),),
+        common=True,
+    )
+    max_model_len: int | None = setting(
+        None,
+        "Longest context, prompt and answer together, in tokens. None or auto: the model's own.",
+        group=MODEL,
+        kind=Kind.COUNT,
+        low=1,
+        high=1 << 24,
+        common=True,
+    )
+    seed: int = setting(
+        0,
+        "Seeds the requests that bring no seed of their own.",
+        group=MODEL,
+        kind=Kind.INTEGER,
+        low=-(2**63),
+        high=2**63 - 1,
+    )
+    device: str = setting(
+        "auto",
+        "Where the model runs.",
+        group=ENGINE,
+        kind=Kind.TEXT,
+        choices=("auto", "cpu"),
+        refused=(("cuda", _NO_CUDA),),
+    )
+    backend: str = setting(
+        "auto",
+        "Arithmetic: native (compiled for this CPU) or torch. auto: native where a compiler is at hand.",
+        group=ENGINE,
+        kind=Kind.TEXT,
+        choices=("auto", "torch", "native"),
+    )
+    num_threads: int | None = setting(
+        None,
+        "Threads that compute. None: the cores this process may use.",
+        group=ENGINE,
+        kind=Kind.INTEGER,
+        low=1,
+        high=1024,
+        common=True,
+    )
+    max_num_seqs: int = setting(
+        64, "Sequences that run together.", group=ENGINE, kind=Kind.COUNT, low=1, high=4096, common=True
+    )
+    max_num_batched_tokens: int = setting(
+        256,
+        "Tokens one step computes at most. Longer prompts are computed in pieces.",
+        group=ENGINE,
+        kind=Kind.COUNT,
+        low=1,
+        high=1 << 20,
+        common=True,
+    )
+    max_num_queued_reqs: int = setting(
+        1024,
+        "Sequences that wait at most; beyond them a request gets 503.",
+        group=ENGINE,
+        kind=Kind.COUNT,
+        low=0,
+        high=1 << 20,
+    )
+    block_size: int = setting(
+        16, "Tokens in a KV block.", group=ENGINE, kind=Kind.COUNT, low=16, high=256, multiple_of=16
+    )
+    kv_cache_memory: int | None = setting(
+        None,
+        "Memory of the KV cache. None: chosen from the memory that is free once the model is loaded.",
+        group=ENGINE,
+        kind=Kind.BYTES,
+        aliases=("--kv-cache-memory-bytes",),
+        low=1 << 20,
+        common=True,
+    )
+    gpu_memory_utilization: float = setting(
+        0.9,
+        "Share of a GPU's memory to use. Without effect on a CPU: use --kv-cache-memory there.",
+        group=ENGINE,
+        kind=Kind.NUMBER,
+        low=0,
+        above=True,
+        high=1,
+    )
+    enable_prefix_caching: bool = setting(
+        True, "Reuse the KV blocks of prompts that begin alike.", group=ENGINE, kind=Kind.SWITCH
+    )
+    scheduling_policy: str = setting(
+        "fcfs",
+        "Who runs first: first come, or the lower number in a request's priority field.",
+        group=ENGINE,
+        kind=Kind.TEXT,
+        choices=("fcfs", "priority"),
+    )
+    max_logprobs: int = setting(
+        MAX_LOGPROBS,
+        "Alternatives a request may ask for at each position.",
+        group=OUTPUT,
+        kind=Kind.INTEGER,
+        low=0,
+        high=MAX_LOGPROBS,
+    )
+
+    def __post_init__(self) -> None:
+        _raise_problems(self)
+
+    @property
+    def threads(self) -> int:
+        """num_threads, or the cores this process may use."""
+        return self.num_threads or usable_cores()
+
+    @staticmethod
+    def conflicts(values: Mapping[str, Any], label: Label) -> list[str]:
+        """Problems that no single setting has. A value that is a problem by itself is None here."""
+        found = []
+        tokens, seqs = values["max_num_batched_tokens"], values["max_num_seqs"]
+        if tokens is not None and seqs is not None and tokens < seqs:
+            found.append(
+                f"{label('max_num_batched_tokens')} is {tokens}; it must be at least "
+                f"{label('max_num_seqs')}, which is {seqs}"
+            )
+        memory, limit = values["kv_cache_memory"], usable_memory()
+        if memory is not None and memory > limit:
+            found.append(
+                f"{label('kv_cache_memory')} is {show_bytes(memory)}; it must be at most {show_bytes(limit)}, "
+                f"the memory this process may use"
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """What the HTTP side needs to know. Raises ConfigError with every problem in one line."""
+
+    host: str = setting(
+        "127.0.0.1", "Address to listen on.", group=SERVER, kind=Kind.TEXT, metavar="address", common=True
+    )
+    port: int = setting(
+        8000,
+        "Port to listen on. 0: any free one.",
+        group=SERVER,
+        kind=Kind.INTEGER,
+        low=0,
+        high=65535,
+        common=True,
+    )
+    served_model_name: tuple[str, ...] = setting(
+        (),
+        "Names that requests may use; the first one stands in answers. Empty: the model's own name.",
+        group=MODEL,
+        kind=Kind.TEXTS,
+        one_flag_many=True,
+        common=True,
+    )
+    api_key: tuple[str, ...] = setting(
+        (),
+        "Key that requests must bring. May be repeated.",
+        group=SERVER,
+        kind=Kind.TEXTS,
+        metavar="key",
+        secret=True,
+        common=True,
+    )
+    api_key_file: str | None = setting(
+        None, "File with further keys, one a line.", group=SERVER, kind=Kind.FILE, metavar="file"
+    )
+    metrics_require_key: bool = setting(
+        False, "Ask for the key on /metrics as well.", group=SERVER, kind=Kind.SWITCH
+    )
+    root_path: str | None = setting(
+        None, "Path under which a proxy serves FASER.", group=SERVER, kind=Kind.TEXT, metavar="path"
+    )
+    ssl_keyfile: str | None = setting(None, "Private key for HTTPS.", group=SERVER, kind=Kind.FILE, metavar="file")
+    ssl_certfile: str | None = setting(
+        None, "Certificate for HTTPS.", group=SERVER, kind=Kind.FILE, metavar="file"
+    )
+    max_request_bytes: int = setting(
+        32 << 20,
+        "Size of a request's body at most.",
+        group=SERVER,
+        kind=Kind.BYTES,
+        low=1 << 10,
+        high=1 << 32,
+    )
+    strict_request_fields: bool = setting(
+        False,
+        "Refuse requests with unknown fields instead of naming them in the log.",
+        group=SERVER,
+        kind=Kind.SWITCH,
+    )
+    shutdown_timeout: float = setting(
+        25.0,
+        "Seconds that running requests get to finish after SIGTERM. 0: they are aborted.",
+        group=SERVER,
+        kind=Kind.NUMBER,
+        metavar="seconds",
+        low=0,
+        high=3600,
+    )
+    log_level: str = setting(
+        "info",
+        "How much is logged.",
+        group=SERVER,
+        kind=Kind.TEXT,
+        aliases=("--uvicorn-log-level",),
+        choices=("debug", "info", "warning", "error", "critical"),
+        common=True,
+    )
+    disable_uvicorn_access_log: bool = setting(
+        False, "Do not log a line a request.", group=SERVER, kind=Kind.SWITCH
+    )
+    chat_template: str | None = setting(
+        None, "Jinja file that turns messages into a prompt. None: the model's.", group=OUTPUT, kind=Kind.FILE
+    )
+    generation_config: str = setting(
+        "auto",
+        "Sampling defaults: auto takes them from the model's generation_config.json, none from the API's rules.",
+        group=OUTPUT,
+        kind=Kind.TEXT,
+        choices=("auto", "none"),
+        synonyms=(("vllm", "none"),),
+    )
+    override_generation_config: Mapping[str, float] | None = setting(
+        None, "Sampling defaults that win over the model's.", group=OUTPUT, kind=Kind.JSON
+    )
+    enable_force_include_usage: bool = setting(
+        False, "End every stream with its usage, asked for or not.", group=OUTPUT, kind=Kind.SWITCH
+    )
+
+    def __post_init__(self) -> None:
+        _raise_problems(self)
+
+    @staticmethod
+    def conflicts(values: Mapping[str, Any], label: Label) -> list[str]:
+        """Problems that no single setting has, or that need more than limits to be seen."""
+        found = []
+        for one, other in (("ssl_keyfile", "ssl_certfile"), ("ssl_certfile", "ssl_keyfile")):
+            if values[one] is not None and values[other] is None:
+                found.append(f"{label(one)} is {values[one]}; it needs {label(other)}, which is not set")
+        if values["root_path"] is not None and not values["root_path"].startswith("/"):
+            found.append(f"{label('root_path')} is {values['root_path']}; it must begin with /")
+        found += sampling_problems(values["override_generation_config"] or {}, label("override_generation_config"))
+        return found
+
+
+GENERATION_KEYS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "max_tokens",
+)
+_WHOLE_GENERATION_KEYS = ("top_k", "max_tokens")
+
+
+def sampling_problems(values: Mapping[str, Any], label: str) -> list[str]:
+    """Sampling defaults are held to the limits of requests. max_new_tokens is max_tokens by its file's name."""
+    found = []
+    for key, value in values.items():
+        name = "max_tokens" if key == "max_new_tokens" else key
+        if name not in GENERATION_KEYS:
+            found.append(f"{label}: unknown key '{key}'. Known keys: {', '.join(GENERATION_KEYS)}")
+            continue
+        whole = name in _WHOLE_GENERATION_KEYS
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            found.append(f"{label}: {key} is {value!r}; it must be a {'whole ' if whole else ''}number")
+            continue
+        sampling: dict[str, Any] = {name: value}
+        try:
+            SamplingParams(**sampling)
+        except RequestError as error:
+            found.append(f"{label}: {error}")
+    return found
+
+
+def find_problems(
+    config_type: Any, values: Mapping[str, Any], label: Label, unreadable: Collection[str] = ()
+) -> list[str]:
+    """Everything that keeps values from becoming a config, one line each.
+
+    values: by field name; what is missing takes its default. label: what to call a field in a message.
+    unreadable: fields that have a value of their own which could not be read.
+    """
+    found = []
+    sound = {each.name: values.get(each.name, each.default) for each in settings_of(config_type)}
+    sound |= dict.fromkeys(unreadable)
+    for each in settings_of(config_type):
+        value = sound[each.name]
+        if each.name not in unreadable and (reason := complaint(each, value)) is not None:
+            found.append(f"{label(each.name)} is {shown(each, value)}; {reason}")
+            sound[each.name] = None
+    conflicts: list[str] = config_type.conflicts(sound, label)
+    return found + conflicts
+
+
+def _raise_problems(config: EngineConfig | ServerConfig) -> None:
+    values = {each.name: getattr(config, each.name) for each in fields(config)}
+    if problems := find_problems(type(config), values, lambda name: name):
+        raise ConfigError("; ".join(problems))
+
+
+def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where downloaded models and compiled kernels are kept: FASER_CACHE_DIR, else the user's cache folder."""
+    if own := environment.get("FASER_CACHE_DIR"):
+        return Path(own).expanduser()
+    if shared := environment.get("XDG_CACHE_HOME"):
+        return Path(shared) / "faser"
+    return Path.home() / ".cache" / "faser"
+
+
+def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of the engine's process: ours, without the keys, which it has no use for."""
+    return {name: value for name, value in environment.items() if name not in _SECRETS}
+
+
+_SECRETS = ("FASER_API_KEY", "VLLM_API_KEY")
+
+
+def flag_environment(
+    settings: Iterable[Setting], environment: Mapping[str, str] = os.environ
+) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """What the environment says about settings: (variable, text) by name; and FASER_* variables nobody knows."""
+    by_variable = {each.variable: each.name for each in settings}
+    given, unknown = {}, []
+    if "VLLM_API_KEY" in environment:
+        given["api_key"] = ("VLLM_API_KEY", environment["VLLM_API_KEY"])
+    for variable, text in sorted(environment.items()):
+        if variable in by_variable:
+            given[by_variable[variable]] = (variable, text)
+        elif variable.startswith("FASER_") and variable not in _OTHER_VARIABLES:
+            unknown.append(variable)
+    return given, unknown
+
+
+_OTHER_VARIABLES = ("FASER_CACHE_DIR",)

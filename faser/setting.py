@@ -1,0 +1,270 @@
+"""A setting: one knob, declared once, from which everything else about it follows.
+
+Owns how a setting is described, read from text and checked. Flags, environment variables, keys of the
+config file, help and the documentation's tables all come from the same description. Does not know which
+settings there are.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+_BYTE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+
+
+class Kind(StrEnum):
+    """What values a setting takes; the value is the placeholder in help."""
+
+    TEXT = "text"
+    FILE = "file"
+    INTEGER = "n"
+    COUNT = "count"
+    BYTES = "size"
+    NUMBER = "x"
+    SWITCH = "true|false"
+    JSON = "json"
+    TEXTS = "name"
+
+
+_MEANING = {
+    Kind.TEXT: "text",
+    Kind.FILE: "the path of a file that can be read",
+    Kind.INTEGER: "a whole number",
+    Kind.COUNT: "a whole number, such as 4096, 4k (4000) or 4K (4096)",
+    Kind.BYTES: "a size, such as 512M or 2GiB (units are powers of 1024)",
+    Kind.NUMBER: "a number",
+    Kind.SWITCH: "true or false",
+    Kind.JSON: 'a JSON object, such as {"temperature": 0.2}',
+    Kind.TEXTS: "text",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One knob. name: the field's, with underscores.
+
+    aliases: further flags. low, high: inclusive limits; above: low itself is excluded.
+    synonyms: accepted spellings of a choice. refused: values known by name that cannot work, with the reason.
+    one_flag_many: the flag takes several values at once. secret: the value is never shown.
+    common: stands in the short help and in the README.
+    """
+
+    help: str
+    group: str
+    kind: Kind
+    name: str = ""
+    default: Any = None
+    metavar: str = ""
+    aliases: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    above: bool = False
+    multiple_of: int | None = None
+    choices: tuple[str, ...] = ()
+    synonyms: tuple[tuple[str, str], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+    one_flag_many: bool = False
+    secret: bool = False
+    common: bool = False
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "FASER_" + self.name.upper()
+
+    @property
+    def placeholder(self) -> str:
+        return self.metavar or ("|".join(self.choices) if self.choices else str(self.kind))
+
+
+def setting(default: Any, help: str, *, group: str, kind: Kind, **description: Any) -> Any:
+    """A dataclass field that is a setting. description: further fields of Setting."""
+    described = Setting(help=help, group=group, kind=kind, default=default, **description)
+    return field(default=default, metadata={"setting": described})
+
+
+def settings_of(config_type: type) -> tuple[Setting, ...]:
+    """All settings of a config class, in the order of declaration."""
+    return tuple(replace(each.metadata["setting"], name=each.name) for each in fields(config_type))
+
+
+def read(each: Setting, texts: tuple[str, ...]) -> Any:
+    """The value that the texts of a flag, a variable or a config file stand for.
+
+    Raises ValueError that says what is expected. Limits are not looked at; see `complaint`.
+    """
+    try:
+        return _READERS[each.kind](each, texts)
+    except ValueError:
+        raise ValueError(f"it must be {_MEANING[each.kind]}") from None
+
+
+def complaint(each: Setting, value: Any) -> str | None:
+    """Why a value cannot be: "it must be …", or None if it can. None is fine as a default."""
+    if value is None and each.default is None:
+        return None
+    if not _has_kind(each.kind, value):
+        return f"it must be {_MEANING[each.kind]}"
+    for refused, reason in each.refused:
+        if value == refused:
+            return reason
+    fits = (
+        (not each.choices or value in each.choices)
+        and (each.low is None or (value > each.low if each.above else value >= each.low))
+        and (each.high is None or value <= each.high)
+        and (each.multiple_of is None or value % each.multiple_of == 0)
+    )
+    return None if fits else f"it must be {limits(each)}"
+
+
+def limits(each: Setting) -> str:
+    """What a setting may be, in words; empty where everything of its kind is allowed."""
+    if each.choices:
+        return f"one of {', '.join(each.choices)}"
+    parts = []
+    if each.multiple_of is not None:
+        parts.append(f"a multiple of {each.multiple_of}")
+    if each.low is not None:
+        parts.append(f"{'above' if each.above else 'at least'} {shown(each, each.low)}")
+    if each.high is not None:
+        parts.append(f"at most {shown(each, each.high)}")
+    return ", ".join([*parts[:-2], " and ".join(parts[-2:])]) if parts else ""
+
+
+def shown(each: Setting, value: Any) -> str:
+    """A value as a message or a table shows it."""
+    if value is None:
+        return "none"
+    if each.secret:
+        return "***"
+    if each.kind is Kind.BYTES:
+        return show_bytes(value) if isinstance(value, int) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return json.dumps(dict(value)) if isinstance(value, Mapping) else str(value)
+
+
+def show_bytes(size: int) -> str:
+    """1536 is "1.5KiB"; what is not a multiple of a tenth of a unit is rounded to one digit."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        scale = _BYTE_UNITS[unit[0]]
+        if size >= scale:
+            return f"{size / scale:.1f}".removesuffix(".0") + unit
+    return f"{size}B"
+
+
+def _has_kind(kind: Kind, value: Any) -> bool:
+    match kind:
+        case Kind.SWITCH:
+            return isinstance(value, bool)
+        case Kind.INTEGER | Kind.COUNT | Kind.BYTES:
+            return isinstance(value, int) and not isinstance(value, bool)
+        case Kind.NUMBER:
+            return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        case Kind.JSON:
+            return isinstance(value, Mapping)
+        case Kind.TEXTS:
+            return isinstance(value, tuple) and all(isinstance(each, str) and each for each in value)
+        case Kind.FILE:
+            return isinstance(value, str) and _readable(value)
+        case Kind.TEXT:
+            return isinstance(value, str) and bool(value)
+
+
+def _readable(path: str) -> bool:
+    try:
+        with Path(path).open("rb"):
+            return True
+    except OSError:
+        return False
+
+
+def _last(texts: tuple[str, ...]) -> str:
+    return texts[-1].strip()
+
+
+def _read_text(each: Setting, texts: tuple[str, ...]) -> str:
+    return dict(each.synonyms).get(_last(texts), _last(texts))
+
+
+def _read_integer(each: Setting, texts: tuple[str, ...]) -> int:
+    del each
+    return int(_last(texts))
+
+
+def _read_scaled(pattern: str, units: Mapping[str, int], text: str) -> int:
+    """A number and a unit. Only whole results count."""
+    found = re.fullmatch(pattern, text)
+    if found is None:
+        raise ValueError(text)
+    number = float(found["number"]) * units[found["unit"] or ""]
+    if number != int(number):
+        raise ValueError(text)
+    return int(number)
+
+
+def _read_count(each: Setting, texts: tuple[str, ...]) -> int | None:
+    if each.default is None and _last(texts) in ("auto", "-1"):
+        return None
+    return _read_scaled(r"(?P<number>-?\d+(\.\d+)?)(?P<unit>[kmgKMG])?", _UNITS, _last(texts))
+
+
+def _read_bytes(each: Setting, texts: tuple[str, ...]) -> int:
+    del each
+    text = _last(texts).upper()
+    return _read_scaled(r"(?P<number>-?\d+(\.\d+)?) ?(?P<unit>[KMGT])?(I?B)?", _BYTE_UNITS, text)
+
+
+def _read_number(each: Setting, texts: tuple[str, ...]) -> float:
+    del each
+    return float(_last(texts))
+
+
+def _read_switch(each: Setting, texts: tuple[str, ...]) -> bool:
+    del each
+    text = _last(texts).lower()
+    if text not in _TRUE + _FALSE:
+        raise ValueError(text)
+    return text in _TRUE
+
+
+def _read_json(each: Setting, texts: tuple[str, ...]) -> dict[str, Any]:
+    """Objects given one after the other are merged, so that dotted flags add up."""
+    del each
+    merged: dict[str, Any] = {}
+    for text in texts:
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise ValueError(text)
+        merged |= value
+    return merged
+
+
+def _read_texts(each: Setting, texts: tuple[str, ...]) -> tuple[str, ...]:
+    del each
+    return texts
+
+
+_READERS: dict[Kind, Callable[[Setting, tuple[str, ...]], Any]] = {
+    Kind.TEXT: _read_text,
+    Kind.FILE: _read_text,
+    Kind.INTEGER: _read_integer,
+    Kind.COUNT: _read_count,
+    Kind.BYTES: _read_bytes,
+    Kind.NUMBER: _read_number,
+    Kind.SWITCH: _read_switch,
+    Kind.JSON: _read_json,
+    Kind.TEXTS: _read_texts,
+}

@@ -1,0 +1,77 @@
+"""The front-end on a loopback port, in a thread, with a fake engine behind it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx
+import openai
+import uvicorn
+
+from faser.api.app import ApiSettings, create_app
+from faser.api.engine_client import EngineClient
+from faser.metrics import Metrics
+
+MODEL = "tiny"
+
+
+def settings(
+    *,
+    api_keys: tuple[str, ...] = (),
+    strict: bool = False,
+    max_request_bytes: int = 32 << 20,
+    chat_template: str | None = None,
+    generation_defaults: dict[str, float] | None = None,
+    force_include_usage: bool = False,
+    max_logprobs: int = 20,
+    metrics_auth: bool = False,
+    priority: bool = False,
+) -> ApiSettings:
+    return ApiSettings(
+        served_model_names=(MODEL, "tiny-alias"),
+        api_keys=api_keys,
+        max_request_bytes=max_request_bytes,
+        strict_request_fields=strict,
+        chat_template=chat_template,
+        generation_defaults=generation_defaults or {},
+        version="1.2.3",
+        force_include_usage=force_include_usage,
+        max_logprobs=max_logprobs,
+        enable_metrics_auth=metrics_auth,
+        priority_scheduling=priority,
+    )
+
+
+@contextmanager
+def serving(engine: EngineClient, chosen: ApiSettings | None = None) -> Iterator[str]:
+    """The server's URL while it runs."""
+    app = create_app(engine, settings=chosen or settings(), metrics=Metrics(model_name=MODEL, max_model_len=4096))
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
+    server = uvicorn.Server(config)
+    listener = config.bind_socket()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Wait for what another thread brings about."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.002)
+
+
+def openai_client(url: str, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=10)
+
+
+def http_client(url: str) -> httpx.Client:
+    return httpx.Client(base_url=url, timeout=10)

@@ -1,0 +1,267 @@
+"""Chat completions as the official client sees them."""
+
+import math
+from dataclasses import replace
+
+import httpx
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageParam
+
+from faser.types import FinishReason, Request, RequestOutput
+from tests.api.server import openai_client, serving, settings
+from tests.fake_engine import END, FakeEngine, byte_tokenizer, delta, saying
+
+HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
+
+
+def prompt_of(engine: FakeEngine, at: int = -1) -> str:
+    return bytes(engine.requests[at].prompt_token_ids).decode()
+
+
+def test_answer_has_what_openai_sends(client: openai.OpenAI, engine: FakeEngine) -> None:
+    engine.script = saying("Hello!", cached=4)
+    answer = client.chat.completions.create(model="tiny", messages=HI)
+    assert answer.object == "chat.completion"
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.model == "tiny"
+    assert answer.system_fingerprint == "faser-1.2.3"
+    (choice,) = answer.choices
+    assert (choice.index, choice.finish_reason, choice.logprobs) == (0, "stop", None)
+    assert (choice.message.role, choice.message.content) == ("assistant", "Hello!")
+    assert choice.message.refusal is None
+    usage = answer.usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (19, 6, 25)
+    assert usage.prompt_tokens_details.cached_tokens == 4
+
+
+def test_messages_go_through_the_models_template(client: openai.OpenAI, engine: FakeEngine) -> None:
+    client.chat.completions.create(
+        model="tiny",
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+            {"role": "assistant", "content": "three"},
+            {"role": "user", "content": "four"},
+        ],
+    )
+    assert prompt_of(engine) == "[system]be brief[user]one\ntwo[assistant]three[user]four[assistant]"
+
+
+def test_operators_template_replaces_the_models() -> None:
+    engine = FakeEngine()
+    template = "{{ messages[0].content | upper }}"
+    with serving(engine, settings(chat_template=template)) as url, openai_client(url) as client:
+        client.chat.completions.create(model="tiny", messages=HI)
+    assert prompt_of(engine) == "HI"
+
+
+def test_model_without_template_refuses_chats_and_serves_completions() -> None:
+    with serving(FakeEngine(tokenizer=byte_tokenizer(None))) as url, openai_client(url) as client:
+        with pytest.raises(openai.BadRequestError, match="no chat template"):
+            client.chat.completions.create(model="tiny", messages=HI)
+        assert client.completions.create(model="tiny", prompt="hi").choices[0].text == "Hello!"
+
+
+def test_final_message_can_be_continued(http: httpx.Client, engine: FakeEngine) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"}]
+    http.post("/v1/chat/completions", json={"messages": messages, "continue_final_message": True})
+    assert prompt_of(engine) == "[user]hi[assistant]Well,"
+
+
+def test_template_gets_extra_arguments_and_fields_it_knows() -> None:
+    engine = FakeEngine(tokenizer=byte_tokenizer("{{ mood }} {{ reasoning_effort }}"))
+    with serving(engine) as url, openai_client(url) as client:
+        client.chat.completions.create(
+            model="tiny",
+            messages=HI,
+            reasoning_effort="low",
+            extra_body={"chat_template_kwargs": {"mood": "calm"}},
+        )
+    assert prompt_of(engine) == "calm low"
+
+
+def test_tool_calls_of_earlier_turns_reach_the_template_as_objects() -> None:
+    template = (
+        "{% for message in messages %}{% for call in message.tool_calls or [] %}"
+        "{{ call.function.arguments.city }}{% endfor %}{% endfor %}"
+    )
+    engine = FakeEngine(tokenizer=byte_tokenizer(template))
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "rain"},
+    ]
+    with serving(engine) as url:
+        assert httpx.post(f"{url}/v1/chat/completions", json={"messages": messages}).status_code == 200
+    assert prompt_of(engine) == "Oslo"
+
+
+def test_sampling_fields_reach_the_engine(client: openai.OpenAI, engine: FakeEngine) -> None:
+    client.chat.completions.create(
+        model="tiny",
+        messages=HI,
+        n=2,
+        temperature=0.5,
+        top_p=0.9,
+        seed=7,
+        presence_penalty=0.1,
+        frequency_penalty=-0.2,
+        max_completion_tokens=50,
+        max_tokens=3,
+        stop=["a", "b"],
+        logit_bias={"65": -100},
+        extra_body={
+            "top_k": 5,
+            "min_p": 0.05,
+            "repetition_penalty": 1.1,
+            "allowed_token_ids": [65, 66],
+            "stop_token_ids": [10],
+            "ignore_eos": True,
+            "min_tokens": 2,
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "cache_salt": "mine",
+        },
+    )
+    (request,) = engine.requests
+    sampling = request.sampling
+    assert (sampling.n, sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (
+        2,
+        0.5,
+        0.9,
+        5,
+        0.05,
+    )
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.1, -0.2, 1.1)
+    assert (sampling.seed, sampling.max_tokens, sampling.min_tokens) == (7, 50, 2)
+    assert (sampling.stop, sampling.stop_token_ids, sampling.logit_bias) == (("a", "b"), (10,), ((65, -100.0),))
+    assert sampling.allowed_token_ids == (65, 66)
+    assert (sampling.ignore_eos, sampling.include_stop_str_in_output, sampling.skip_special_tokens) == (
+        True,
+        True,
+        False,
+    )
+    assert request.cache_salt == "mine"
+
+
+def test_defaults_are_openais(client: openai.OpenAI, engine: FakeEngine) -> None:
+    client.chat.completions.create(model="tiny", messages=HI)
+    sampling = engine.requests[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.n, sampling.max_tokens) == (1.0, 1.0, 1, None)
+
+
+def test_generation_defaults_fill_what_the_body_leaves_out() -> None:
+    engine = FakeEngine()
+    defaults = {"temperature": 0.2, "top_k": 40.0, "top_p": 0.5, "max_tokens": 9.0}
+    with serving(engine, settings(generation_defaults=defaults)) as url, openai_client(url) as client:
+        client.chat.completions.create(model="tiny", messages=HI, top_p=0.8)
+    sampling = engine.requests[0].sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.max_tokens) == (0.2, 40, 0.8, 9)
+
+
+@pytest.mark.parametrize("off", [-1, 0, None])
+def test_top_k_is_off_in_every_spelling(http: httpx.Client, engine: FakeEngine, off: int | None) -> None:
+    assert http.post("/v1/chat/completions", json={"messages": HI, "top_k": off}).status_code == 200
+    assert engine.requests[0].sampling.top_k == 0
+
+
+def test_every_sample_is_a_choice(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=HI, n=3)
+    assert [(choice.index, choice.message.content) for choice in answer.choices] == [
+        (0, "Hello!"),
+        (1, "Hello!"),
+        (2, "Hello!"),
+    ]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (19, 18)
+
+
+@pytest.mark.parametrize("stop_reason", ["END", END, None])
+def test_stop_reason_says_what_hit(http: httpx.Client, engine: FakeEngine, stop_reason: int | str | None) -> None:
+    engine.script = lambda request: [
+        RequestOutput(
+            request_id=request.request_id,
+            deltas=(delta(request, 0, b"x", finish_reason=FinishReason.STOP, stop_reason=stop_reason),),
+        )
+    ]
+    choice = http.post("/v1/chat/completions", json={"messages": HI}).json()["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop_reason)
+
+
+def test_limit_ends_an_answer_with_length(client: openai.OpenAI) -> None:
+    (choice,) = client.chat.completions.create(model="tiny", messages=HI, max_tokens=2).choices
+    assert (choice.message.content, choice.finish_reason) == ("He", "length")
+
+
+def test_logprobs_have_token_bytes_and_alternatives(client: openai.OpenAI, engine: FakeEngine) -> None:
+    engine.script = saying("é")
+    (choice,) = client.chat.completions.create(model="tiny", messages=HI, logprobs=True, top_logprobs=2).choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    first, second = choice.logprobs.content
+    assert (first.token, first.bytes, first.logprob) == ("\ufffd", [0xC3], -0.5)
+    assert second.bytes == [0xA9]
+    assert [(top.bytes, top.logprob) for top in first.top_logprobs] == [([0xC3], -0.5), ([0xC4], -1.5)]
+
+
+def test_logprobs_alone_bring_no_alternatives(client: openai.OpenAI, engine: FakeEngine) -> None:
+    (choice,) = client.chat.completions.create(model="tiny", messages=HI, logprobs=True).choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert choice.logprobs.content[0].top_logprobs == []
+    assert engine.requests[0].sampling.logprobs == 0
+
+
+def test_impossible_tokens_have_a_finite_logprob(http: httpx.Client, engine: FakeEngine) -> None:
+    """JSON has no infinity."""
+
+    def script(request: Request) -> list[RequestOutput]:
+        said = delta(request, 0, b"x", finish_reason=FinishReason.STOP)
+        assert said.logprobs is not None
+        lost = replace(said.logprobs[0], top=((1, -math.inf),))
+        return [RequestOutput(request_id=request.request_id, deltas=(replace(said, logprobs=(lost,)),))]
+
+    engine.script = script
+    answer = http.post("/v1/chat/completions", json={"messages": HI, "logprobs": True, "top_logprobs": 1}).json()
+    assert answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]["logprob"] == -9999.0
+
+
+def test_token_ids_come_back_when_asked_for(http: httpx.Client) -> None:
+    answer = http.post("/v1/chat/completions", json={"messages": HI, "return_token_ids": True}).json()
+    assert bytes(answer["prompt_token_ids"]) == b"[user]hi[assistant]"
+    assert bytes(answer["choices"][0]["token_ids"]) == b"Hello!"
+    plain = http.post("/v1/chat/completions", json={"messages": HI}).json()
+    assert "prompt_token_ids" not in plain
+    assert "token_ids" not in plain["choices"][0]
+
+
+def test_tokens_can_be_written_as_ids(http: httpx.Client) -> None:
+    body = {"messages": HI, "logprobs": True, "return_tokens_as_token_ids": True}
+    answer = http.post("/v1/chat/completions", json=body).json()
+    assert answer["choices"][0]["logprobs"]["content"][0]["token"] == f"token_id:{ord('H')}"
+
+
+def test_prompt_logprobs_stand_beside_the_choices(http: httpx.Client) -> None:
+    answer = http.post("/v1/chat/completions", json={"messages": HI, "prompt_logprobs": 1}).json()
+    table = answer["prompt_logprobs"]
+    assert table[0] is None
+    assert table[1] == {str(ord("u")): {"logprob": -0.5, "rank": 1, "decoded_token": "u"}}
+    assert len(table) == answer["usage"]["prompt_tokens"]
+
+
+def test_prompt_can_be_cut_from_the_left(http: httpx.Client, engine: FakeEngine) -> None:
+    http.post("/v1/chat/completions", json={"messages": HI, "truncate_prompt_tokens": 3})
+    assert prompt_of(engine) == "nt]"
+
+
+def test_prediction_is_a_hint_whose_fate_is_reported(http: httpx.Client) -> None:
+    prediction = {"type": "content", "content": "Hello"}
+    details = http.post("/v1/chat/completions", json={"messages": HI, "prediction": prediction}).json()["usage"]
+    assert details["completion_tokens_details"] == {
+        "reasoning_tokens": 0,
+        "accepted_prediction_tokens": 0,
+        "rejected_prediction_tokens": 0,
+    }

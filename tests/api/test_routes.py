@@ -1,0 +1,142 @@
+"""The routes beside completions, and what every answer carries."""
+
+import httpx
+import openai
+import pytest
+
+from faser.types import EngineState
+from tests.fake_engine import END, FakeEngine
+
+TEXT = "/v1/completions"
+
+
+def test_every_served_name_has_a_card(client: openai.OpenAI, http: httpx.Client) -> None:
+    assert [card.id for card in client.models.list().data] == ["tiny", "tiny-alias"]
+    assert client.models.retrieve("tiny-alias").owned_by == "faser"
+    card = http.get("/v1/models").json()["data"][1]
+    created = card.pop("created")
+    assert isinstance(created, int)
+    assert card == {
+        "id": "tiny-alias",
+        "object": "model",
+        "owned_by": "faser",
+        "root": "tiny",
+        "parent": None,
+        "max_model_len": 4096,
+    }
+
+
+@pytest.mark.parametrize("name", ["gpt-9", "org/model"])
+def test_unknown_card_is_a_404(client: openai.OpenAI, name: str) -> None:
+    with pytest.raises(openai.NotFoundError, match=name):
+        client.models.retrieve(name)
+
+
+@pytest.mark.parametrize(
+    "state, healthy, ready",
+    [
+        (EngineState.LOADING, 503, 503),
+        (EngineState.WARMING, 503, 503),
+        (EngineState.READY, 200, 200),
+        (EngineState.DRAINING, 200, 503),
+        (EngineState.DEAD, 503, 503),
+    ],
+)
+def test_health_is_about_life_and_ready_about_requests(
+    http: httpx.Client, engine: FakeEngine, state: EngineState, healthy: int, ready: int
+) -> None:
+    engine.state = state
+    for probe in (http.get("/health"), http.get("/ping"), http.post("/ping")):
+        assert (probe.status_code, probe.content) == (healthy, b"")
+    answer = http.get("/ready")
+    assert answer.status_code == ready
+    assert answer.json() == ({"ready": True} if ready == 200 else {"ready": False, "reason": state.value})
+
+
+def test_ready_says_in_words_why_not(http: httpx.Client, engine: FakeEngine) -> None:
+    engine.state, engine.state_reason = EngineState.DEAD, "signal 9"
+    assert http.get("/ready").json()["message"] == "signal 9"
+
+
+def test_probes_answer_before_the_model_is_loaded(http: httpx.Client, engine: FakeEngine) -> None:
+    engine.state, engine.loaded = EngineState.LOADING, False
+    assert http.get("/health").status_code == 503
+    assert http.get("/metrics").status_code == 200
+    assert http.get("/version").json() == {"version": "1.2.3"}
+    assert http.get("/v1/models").status_code == 503
+    assert http.post("/tokenize", json={"prompt": "hi"}).status_code == 503
+
+
+def test_metrics_are_prometheus_text(http: httpx.Client) -> None:
+    answer = http.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' in answer.text
+
+
+def test_openapi_describes_the_bodies(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    schema = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert "messages" in schema["required"]
+    assert "enabled" in str(schema["properties"]["speculative"])
+
+
+def test_tokenize_and_detokenize_are_inverse(http: httpx.Client) -> None:
+    counted = http.post("/tokenize", json={"prompt": "né<|end|>", "return_token_strs": True}).json()
+    assert counted == {
+        "count": 4,
+        "max_model_len": 4096,
+        "tokens": [110, 0xC3, 0xA9, END],
+        "token_strs": ["n", "\ufffd", "\ufffd", "<|end|>"],
+    }
+    assert http.post("/detokenize", json={"tokens": counted["tokens"]}).json() == {"prompt": "né<|end|>"}
+
+
+def test_messages_are_tokenised_as_chats_are(http: httpx.Client, engine: FakeEngine) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    tokens = http.post("/tokenize", json={"messages": messages}).json()["tokens"]
+    http.post("/v1/chat/completions", json={"messages": messages})
+    assert tuple(tokens) == engine.requests[0].prompt_token_ids
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}])
+def test_tokenize_wants_a_prompt_or_messages(http: httpx.Client, body: dict[str, object]) -> None:
+    assert http.post("/tokenize", json=body).status_code == 400
+
+
+@pytest.mark.parametrize("token_id", [-1, 257])
+def test_detokenize_refuses_ids_outside_the_vocabulary(http: httpx.Client, token_id: int) -> None:
+    answer = http.post("/detokenize", json={"tokens": [65, token_id]})
+    assert answer.json()["error"]["message"] == f"tokens.1 is {token_id}; it must be at least 0 and at most 256"
+
+
+def test_request_id_of_the_header_is_echoed_and_used(http: httpx.Client, engine: FakeEngine) -> None:
+    answer = http.post(TEXT, json={"prompt": "hi"}, headers={"X-Request-Id": "mine-1"})
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert answer.json()["id"] == "cmpl-mine-1"
+    assert engine.requests[0].request_id.startswith("mine-1")
+
+
+def test_request_id_of_the_body_wins(http: httpx.Client) -> None:
+    body = {"prompt": "hi", "request_id": "from-body"}
+    answer = http.post(TEXT, json=body, headers={"X-Request-Id": "from-header"})
+    assert answer.headers["x-request-id"] == "from-body"
+
+
+@pytest.mark.parametrize("route", ["/health", "/v1/models", "/nowhere"])
+def test_every_answer_has_a_request_id(http: httpx.Client, route: str) -> None:
+    first, second = http.get(route).headers["x-request-id"], http.get(route).headers["x-request-id"]
+    assert first
+    assert first != second
+    assert http.get(route, headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
+
+
+def test_same_request_id_twice_makes_two_requests_for_the_engine(http: httpx.Client, engine: FakeEngine) -> None:
+    for _ in range(2):
+        http.post(TEXT, json={"prompt": ["a", "b"]}, headers={"X-Request-Id": "same"})
+    assert len({request.request_id for request in engine.requests}) == 4
+
+
+def test_unusable_request_id_is_a_400(http: httpx.Client) -> None:
+    answer = http.get("/health", headers={"X-Request-Id": "x" * 257})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "X-Request-Id"

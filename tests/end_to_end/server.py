@@ -1,0 +1,134 @@
+"""A real `faser serve` in a child process, as its users see it: a URL, a log, an exit status.
+
+Owns the process and what is read off /metrics. Knows nothing of what tests ask the server.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+
+ROOT = Path(__file__).parent.parent.parent
+START_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 15.0
+
+# The reference arithmetic on one thread: a test must not wait for a compiler, nor fight for cores.
+_COMMON_FLAGS = ("--port", "0", "--dtype", "float32", "--backend", "torch", "--num-threads", "1")
+
+
+class Server:
+    """One running server. url: without /v1. key: the API key that clients made here bring."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, key: str) -> None:
+        self.process = process
+        self.url = ""
+        self._log = log
+        self._key = key
+
+    @property
+    def log(self) -> str:
+        """What it has written so far, standard output and standard error together."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def wait_ready(self) -> None:
+        """Fills in url. AssertionError with the log if the server ends, or takes too long."""
+        until(lambda: " ready at " in self.log or self.process.poll() is not None, START_TIMEOUT_S)
+        found = re.search(r" ready at (\S+)", self.log)
+        assert found, f"the server ended with status {self.process.poll()}:\n{self.log}"
+        self.url = found[1]
+
+    def wait_end(self) -> int:
+        """Its exit status."""
+        return self.process.wait(END_TIMEOUT_S)
+
+    def client(self, key: str | None = None) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key or self._key, max_retries=0, timeout=60)
+
+    def async_client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self._key, max_retries=0, timeout=60)
+
+    def http(self) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self._key}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the series of vllm:name that have these labels."""
+        text = httpx.get(f"{self.url}/metrics", timeout=10, trust_env=False).text
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        series = re.findall(rf"^vllm:{name}\{{(.*)\}} (\S+)$", text, re.MULTILINE)
+        assert series, f"there is no metric vllm:{name}"
+        return sum(float(value) for own, value in series if all(each in own for each in wanted))
+
+    def is_idle(self) -> bool:
+        """Nothing runs, nothing waits, and no KV block is held."""
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        return all(self.metric(name) == 0 for name in names)
+
+    def engine_process(self) -> psutil.Process:
+        (child,) = psutil.Process(self.process.pid).children()
+        return child
+
+
+def start(model: Path, folder: Path, *flags: str, key: str = "none") -> Server:
+    """A server that has just been started; it must be ended by `end`. folder: where its log goes."""
+    descriptor, log = tempfile.mkstemp(prefix="server-", suffix=".log", dir=folder)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("FASER_", "VLLM_"))}
+    environment |= {"FASER_CACHE_DIR": str(folder / "cache"), "PYTHONUNBUFFERED": "1"}
+    with open(descriptor, "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "faser", "serve", str(model), *_COMMON_FLAGS, *flags],
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    return Server(process, Path(log), key)
+
+
+def end(server: Server) -> None:
+    """Kill what is left of a server, its engine included."""
+    try:
+        left = psutil.Process(server.process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        left = []
+    server.process.kill()
+    server.process.wait()
+    for each in left:
+        each.kill()
+
+
+@contextmanager
+def serving(model: Path, folder: Path, *flags: str, key: str = "none") -> Iterator[Server]:
+    """A server that answers, killed at the end if it still lives."""
+    server = start(model, folder, *flags, key=key)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        end(server)
+
+
+def run_to_end(model: Path | str, folder: Path, *flags: str) -> tuple[int, str]:
+    """Exit status and output of a server that cannot start."""
+    server = start(Path(model), folder, *flags)
+    try:
+        return server.process.wait(START_TIMEOUT_S), server.log
+    finally:
+        end(server)
+
+
+def until(condition: Callable[[], bool], timeout_s: float) -> None:
+    """Wait for what another process brings about."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"it did not happen within {timeout_s} s"
+        time.sleep(0.005)

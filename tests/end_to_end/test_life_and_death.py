@@ -1,0 +1,182 @@
+"""Signals and deaths: what is running ends well or with an error, nothing hangs, and nobody is left behind."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.end_to_end.conftest import MODEL
+from tests.end_to_end.server import Server, end, start, until
+
+PROMPT = "the quick brown fox"
+LONG = 1500  # tokens: an answer that takes a second or more
+SOON_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def fresh(tiny_checkpoint: Path, folder: Path) -> Iterator[Iterator[Server]]:
+    """Servers that answer, each to be used up by one test. Started together: most of a start is waiting."""
+    flags = ("--served-model-name", MODEL, "--shutdown-timeout")
+    servers = [start(tiny_checkpoint, folder, *flags, timeout) for timeout in ("25", "0.2", "25", "25")]
+    try:
+        for each in servers:
+            each.wait_ready()
+        yield iter(servers)
+    finally:
+        for each in servers:
+            end(each)
+
+
+class Stream:
+    """A long answer that a thread reads while a test does something to the server."""
+
+    def __init__(self, server: Server) -> None:
+        self.num_tokens = 0
+        self.finish_reason: str | None = None
+        self.error: Exception | None = None
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._read, args=(server,))
+        self._thread.start()
+        assert self._begun.wait(20)
+
+    def join(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive(), "the stream hangs"
+
+    def _read(self, server: Server) -> None:
+        fields: dict[str, Any] = {"ignore_eos": True, "return_token_ids": True}
+        try:
+            with server.client() as client:
+                for chunk in client.completions.create(
+                    model=MODEL, prompt=PROMPT, max_tokens=LONG, stream=True, extra_body=fields
+                ):
+                    choice: Any = chunk.choices[0]
+                    self.num_tokens += len(choice.token_ids)
+                    self.finish_reason = choice.finish_reason
+                    self._begun.set()
+        except (openai.APIError, httpx.HTTPError) as error:
+            self.error = error
+        finally:
+            self._begun.set()
+
+
+def asks(server: Server) -> httpx.Response:
+    with server.http() as http:
+        return http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 2})
+
+
+def ready(server: Server) -> dict[str, Any]:
+    with server.http() as http:
+        answer: dict[str, Any] = http.get("/ready").json()
+    return answer
+
+
+def health(server: Server) -> int:
+    with server.http() as http:
+        return http.get("/health").status_code
+
+
+def test_sigterm_lets_a_stream_finish_and_takes_nothing_new(fresh: Iterator[Server]) -> None:
+    server = next(fresh)
+    engine = server.engine_process()
+    stream = Stream(server)
+    server.process.send_signal(signal.SIGTERM)
+    until(lambda: not ready(server)["ready"], SOON_S)
+    assert ready(server)["reason"] == "draining"
+    assert health(server) == 200
+    refused = asks(server)
+    assert refused.status_code == 503
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert "draining" in refused.json()["error"]["message"]
+    stream.join()
+    assert (stream.num_tokens, stream.finish_reason, stream.error) == (LONG, "length", None)
+    assert server.wait_end() == 0
+    assert not engine.is_running()
+
+
+def test_what_does_not_finish_in_time_gets_an_error_and_the_exit_status_is_0(fresh: Iterator[Server]) -> None:
+    server = next(fresh)
+    stream = Stream(server)
+    server.process.send_signal(signal.SIGTERM)
+    stream.join()
+    assert stream.num_tokens < LONG
+    assert stream.finish_reason is None
+    assert isinstance(stream.error, openai.APIError)
+    assert "the server shut down before the request was finished" in str(stream.error)
+    assert server.wait_end() == 0
+
+
+def test_a_killed_engine_fails_what_runs_and_the_server_says_so(fresh: Iterator[Server]) -> None:
+    server = next(fresh)
+    stream = Stream(server)
+    answers: list[httpx.Response] = []
+    whole = threading.Thread(target=lambda: answers.append(_long_answer(server)))
+    whole.start()
+    until(lambda: server.metric("num_requests_running") == 2, 10)
+    server.engine_process().kill()
+    stream.join()
+    whole.join(10)
+    assert isinstance(stream.error, openai.APIError)
+    assert "signal 9" in str(stream.error)
+    (answer,) = answers
+    assert answer.status_code == 500
+    assert "signal 9" in answer.json()["error"]["message"]
+    assert health(server) == 503
+    assert ready(server)["reason"] == "dead"
+    refused = asks(server)
+    assert refused.status_code == 503
+    assert "signal 9" in refused.json()["error"]["message"]
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_end()
+
+
+def _long_answer(server: Server) -> httpx.Response:
+    with server.http() as http:
+        body = {"prompt": PROMPT, "max_tokens": LONG, "ignore_eos": True}
+        return http.post("/v1/completions", json=body)
+
+
+def test_a_killed_front_end_leaves_no_engine(fresh: Iterator[Server]) -> None:
+    server = next(fresh)
+    engine = server.engine_process()
+    stream = Stream(server)
+    server.process.kill()
+    stream.join()
+    assert stream.error is not None
+    until(lambda: _has_ended(engine), SOON_S)
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    """Gone, or waiting for somebody to collect its status."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_sigterm_ends_a_server_that_is_still_loading(tiny_checkpoint: Path, folder: Path) -> None:
+    server = start(tiny_checkpoint, folder)
+    try:
+        until(lambda: "starting the engine" in server.log, 30)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait_end() == 0
+        assert " ready at " not in server.log
+    finally:
+        end(server)
+
+
+def test_an_engine_killed_while_loading_ends_the_server_with_status_1(tiny_checkpoint: Path, folder: Path) -> None:
+    server = start(tiny_checkpoint, folder)
+    try:
+        until(lambda: bool(psutil.Process(server.process.pid).children()), 30)
+        server.engine_process().kill()
+        assert server.wait_end() == 1
+        assert server.log.splitlines()[-1] == "faser serve: the engine died (signal 9)"
+    finally:
+        end(server)

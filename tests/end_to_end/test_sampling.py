@@ -1,0 +1,148 @@
+"""What requests ask of sampling, seen from outside: seeds, biases, penalties, stops and lengths."""
+
+import threading
+from typing import Any
+
+import openai
+import pytest
+
+from tests.end_to_end.conftest import MODEL
+from tests.end_to_end.server import Server
+
+PROMPT = "a model reads a prompt and answers token by token"
+EOS_TOKEN_ID = 2
+
+
+def say(client: openai.OpenAI, *, beside: dict[str, Any] | None = None, **fields: Any) -> Any:
+    """One text completion's only choice. beside: fields that OpenAI does not have."""
+    fields = {"model": MODEL, "prompt": PROMPT, "max_tokens": 24, **fields}
+    return client.completions.create(**fields, extra_body=beside).choices[0]
+
+
+def token_ids(client: openai.OpenAI, *, beside: dict[str, Any] | None = None, **fields: Any) -> list[int]:
+    """Token ids of the answer; it ends at max_tokens."""
+    choice = say(client, beside={"ignore_eos": True, "return_token_ids": True, **(beside or {})}, **fields)
+    found: list[int] = choice.token_ids
+    return found
+
+
+def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(server: Server, client: openai.OpenAI) -> None:
+    """Temperature 1.5: the text depends on every draw. The crowd is still there when the second answer is."""
+    asked = {"seed": 77, "temperature": 1.5, "top_p": 1.0, "max_tokens": 30}
+    alone = say(client, **asked).text
+    crowd = [
+        threading.Thread(target=token_ids, args=(client,), kwargs={"seed": number, "max_tokens": 150})
+        for number in range(15)
+    ]
+    for thread in crowd:
+        thread.start()
+    try:
+        for _ in range(5):
+            assert say(client, **asked).text == alone
+        assert server.metric("num_requests_running") > 0
+    finally:
+        for thread in crowd:
+            thread.join()
+    assert say(client, **asked | {"seed": 78}).text != alone
+
+
+def test_requests_without_a_seed_differ(client: openai.OpenAI) -> None:
+    texts = {say(client, temperature=1.5, top_p=1.0).text for _ in range(4)}
+    assert len(texts) == 4
+
+
+def test_greedy_answers_are_the_same_every_time(client: openai.OpenAI) -> None:
+    assert len({say(client, temperature=0).text for _ in range(3)}) == 1
+
+
+def test_top_k_of_one_is_greedy(client: openai.OpenAI) -> None:
+    greedy = token_ids(client, temperature=0)
+    assert token_ids(client, temperature=1.9, beside={"top_k": 1}) == greedy
+    assert token_ids(client, temperature=1.9, beside={"min_p": 1.0}) == greedy
+    assert token_ids(client, temperature=1.9, top_p=1e-9) == greedy
+
+
+def test_a_bias_forces_a_token_and_bans_one(client: openai.OpenAI) -> None:
+    greedy = token_ids(client, temperature=0)
+    assert token_ids(client, logit_bias={"70": 100}) == [70] * 24
+    assert greedy[0] not in token_ids(client, temperature=0, logit_bias={str(greedy[0]): -100})
+
+
+def test_only_allowed_tokens_are_chosen(client: openai.OpenAI) -> None:
+    assert set(token_ids(client, temperature=2, beside={"allowed_token_ids": [70, 71, 72]})) == {70, 71, 72}
+
+
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
+def test_penalties_make_a_repeating_answer_vary(client: openai.OpenAI, penalty: str) -> None:
+    """Two tokens are allowed, one far ahead: alone it repeats, and a penalty lets the other one in."""
+    asked: dict[str, Any] = {"temperature": 0, "logit_bias": {"70": 51, "71": 50}, "max_tokens": 60}
+    beside = {"allowed_token_ids": [70, 71]}
+    plain = token_ids(client, beside=beside, **asked)
+    varied = token_ids(client, beside=beside, **asked, **{penalty: 2.0})
+    assert varied != plain
+
+
+def test_a_repetition_penalty_counts_the_prompt_too(client: openai.OpenAI) -> None:
+    greedy = token_ids(client, temperature=0, max_tokens=64)
+    varied = token_ids(client, temperature=0, max_tokens=64, beside={"repetition_penalty": 5.0})
+    assert len(set(varied)) > len(set(greedy))
+
+
+def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
+    whole = say(client, temperature=0, max_tokens=40, beside={"ignore_eos": True}).text
+    stop = whole[11:14]
+    for given in (stop, ["never in it", stop]):
+        choice = say(client, temperature=0, max_tokens=40, stop=given, beside={"ignore_eos": True})
+        assert choice.text == whole[: whole.index(stop)]
+        assert choice.finish_reason == "stop"
+        assert choice.stop_reason == stop
+    kept = say(
+        client,
+        temperature=0,
+        max_tokens=40,
+        stop=stop,
+        beside={"ignore_eos": True, "include_stop_str_in_output": True},
+    )
+    assert kept.text == whole[: whole.index(stop)] + stop
+
+
+def test_a_stop_string_ends_a_stream_without_showing_its_beginning(client: openai.OpenAI) -> None:
+    whole = say(client, temperature=0, max_tokens=40, beside={"ignore_eos": True}).text
+    stop = whole[11:16]
+    stream = client.completions.create(
+        model=MODEL,
+        prompt=PROMPT,
+        temperature=0,
+        max_tokens=40,
+        stop=stop,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    assert "".join(chunk.choices[0].text for chunk in stream) == whole[: whole.index(stop)]
+
+
+def test_a_stop_token_ends_the_answer_and_is_named(client: openai.OpenAI) -> None:
+    greedy = token_ids(client, temperature=0)
+    stop = greedy[5]
+    choice = say(client, temperature=0, beside={"stop_token_ids": [stop], "return_token_ids": True})
+    assert choice.token_ids == greedy[: greedy.index(stop) + 1]
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
+
+
+def test_the_end_of_sequence_ends_an_answer_unless_ignored_or_too_early(client: openai.OpenAI) -> None:
+    """A bias makes the end-of-sequence the likeliest token at every position."""
+    eager: dict[str, Any] = {"temperature": 0, "logit_bias": {str(EOS_TOKEN_ID): 100}}
+    usage = {"return_token_ids": True}
+    at_once = say(client, **eager, beside=usage)
+    assert (at_once.token_ids, at_once.text, at_once.finish_reason) == ([EOS_TOKEN_ID], "", "stop")
+    late = say(client, **eager, beside={**usage, "min_tokens": 7})
+    assert len(late.token_ids) == 8
+    assert EOS_TOKEN_ID not in late.token_ids[:7]
+    ignored = say(client, **eager, beside={**usage, "ignore_eos": True})
+    assert ignored.token_ids == [EOS_TOKEN_ID] * 24
+    assert ignored.finish_reason == "length"
+
+
+def test_an_answer_is_as_long_as_max_tokens_says(client: openai.OpenAI) -> None:
+    for limit in (1, 2, 17):
+        assert len(token_ids(client, max_tokens=limit)) == limit

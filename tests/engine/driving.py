@@ -1,0 +1,170 @@
+"""Drives a Scheduler over a ScriptedExecutor, and says what every sample must come to without either."""
+
+from dataclasses import dataclass, field
+
+from faser.engine.clock import SimulatedClock
+from faser.engine.kv_cache import KvManager
+from faser.engine.plan import SequenceDelta, StepPlan
+from faser.engine.scheduler import Scheduler
+from faser.engine.sequence import sample_seed
+from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams
+from tests.fakes import ScriptedExecutor, extend, next_token, scripted_logprobs
+
+BLOCK_SIZE = 4
+EOS = 7
+
+Ending = tuple[list[int], FinishReason, int | None]
+
+
+def request(
+    request_id: str, prompt: list[int], *, priority: int = 0, at_s: float = 0.0, **sampling: object
+) -> Request:
+    """A request with seed 1 that ends at max_tokens only, unless sampling says otherwise."""
+    given = {"seed": 1, "ignore_eos": True, "max_tokens": 4} | sampling
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt),
+        sampling=SamplingParams(**given),  # type: ignore[arg-type]
+        priority=priority,
+        arrival_s=at_s,
+    )
+
+
+def expected(request: Request, index: int, *, max_model_len: int) -> Ending:
+    """Oracle: one sample alone, token by token, with no scheduler: tokens, finish reason, stop reason."""
+    sampling = request.sampling
+    assert sampling.seed is not None
+    seed = sample_seed(sampling.seed, index)
+    history = 0
+    for token_id in request.prompt_token_ids:
+        history = extend(history, token_id)
+    room = max_model_len - len(request.prompt_token_ids)
+    most = room if sampling.max_tokens is None else sampling.max_tokens
+    output: list[int] = []
+    while len(output) < most:
+        token_id = next_token(history, seed)
+        history = extend(history, token_id)
+        output.append(token_id)
+        if len(output) <= sampling.min_tokens:
+            continue
+        if token_id == EOS and not sampling.ignore_eos:
+            return output, FinishReason.STOP, None
+        if token_id in sampling.stop_token_ids:
+            return output, FinishReason.STOP, token_id
+    return output, FinishReason.LENGTH, None
+
+
+def expected_prompt_logprobs(request: Request) -> tuple[PositionLogprobs | None, ...]:
+    history = 0
+    scores: list[PositionLogprobs | None] = []
+    for token_id in request.prompt_token_ids:
+        scores.append(scripted_logprobs(history, token_id) if scores else None)
+        history = extend(history, token_id)
+    return tuple(scores)
+
+
+@dataclass
+class Sample:
+    """What has been heard of one sample."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
+    last: SequenceDelta | None = None
+
+    @property
+    def ending(self) -> Ending:
+        assert self.last is not None
+        assert self.last.finish_reason is not None
+        return self.token_ids, self.last.finish_reason, self.last.stop_reason
+
+    def hear(self, delta: SequenceDelta) -> None:
+        assert self.last is None or self.last.finish_reason is None, "nothing is heard after the end"
+        self.last = delta
+        self.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            assert len(delta.logprobs) == len(delta.token_ids)
+            self.logprobs += delta.logprobs
+        if delta.prompt_logprobs is not None:
+            assert self.prompt_logprobs is None, "the prompt's scores come once"
+            self.prompt_logprobs = delta.prompt_logprobs
+
+
+class Driver:
+    """A scheduler and an executor, with the invariants checked after every operation."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 32,
+        max_model_len: int = 64,
+        policy: str = "fcfs",
+        prefix_caching: bool = True,
+        burst: int = 1,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.clock = SimulatedClock(100.0)
+        self.executor = ScriptedExecutor(block_size=BLOCK_SIZE, burst=burst)
+        self.scheduler = Scheduler(
+            kv=KvManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=prefix_caching),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            eos_token_ids=(EOS,),
+            policy=policy,
+            clock=self.clock,
+        )
+        self.samples: dict[tuple[str, int], Sample] = {}
+
+    def add(self, *requests: Request) -> None:
+        for each in requests:
+            self.scheduler.add(each)
+            self.samples |= {(each.request_id, index): Sample() for index in range(each.sampling.n)}
+            self.scheduler.check_invariants()
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        self.scheduler.abort(request_id, index)
+        self.scheduler.check_invariants()
+
+    def plan(self) -> StepPlan | None:
+        plan = self.scheduler.plan()
+        self.scheduler.check_invariants()
+        return plan
+
+    def commit(self, plan: StepPlan) -> list[SequenceDelta]:
+        deltas = self.scheduler.commit(plan, self.executor.run(plan))
+        self.scheduler.check_invariants()
+        for delta in deltas:
+            self.samples[delta.request_id, delta.index].hear(delta)
+        return deltas
+
+    def step(self) -> StepPlan:
+        """One step, which must exist."""
+        plan = self.plan()
+        assert plan is not None
+        self.commit(plan)
+        return plan
+
+    def run(self, *, max_steps: int = 500) -> list[StepPlan]:
+        """Step until nothing is left to do; too many steps are a livelock."""
+        plans: list[StepPlan] = []
+        while self.scheduler.has_work():
+            assert len(plans) < max_steps, f"{max_steps} steps have not brought everything to its end"
+            plans.append(self.step())
+        assert self.plan() is None
+        assert self.scheduler.stats().kv_usage == 0.0
+        return plans
+
+    def check(self, *requests: Request) -> None:
+        """Every sample of these requests came to what the oracle says."""
+        for each in requests:
+            for index in range(each.sampling.n):
+                found = self.samples[each.request_id, index].ending
+                assert found == expected(each, index, max_model_len=self.max_model_len), (each, index)
+
+
+def rows_by_slot(plan: StepPlan) -> dict[int, int]:
+    return {rows.slot: len(rows.token_ids) for rows in plan.rows}
