@@ -2,6 +2,7 @@
 ARG BASE_IMAGE=python:3.11-slim
 
 FROM ${BASE_IMAGE} AS build
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
@@ -14,9 +15,9 @@ COPY constraints.txt ./
 RUN python3 -m venv /opt/faser && /opt/faser/bin/pip install -c constraints.txt torch
 COPY pyproject.toml README.md LICENSE ./
 COPY faser faser
-RUN /opt/faser/bin/pip install -c constraints.txt . \
-    && cd / && /opt/faser/bin/python -m faser.kernels.native_build --prebuild \
-    && chmod -R a+rX /opt/faser
+RUN /opt/faser/bin/pip install -c constraints.txt .
+WORKDIR /
+RUN /opt/faser/bin/python -m faser.kernels.native_build --prebuild && chmod -R a+rX /opt/faser
 # PRELOAD=0 leaves the default model out; it is then fetched at the first start.
 ARG PRELOAD=1
 RUN mkdir -p /data && if [ "${PRELOAD}" = 1 ]; then FASER_CACHE_DIR=/data /opt/faser/bin/faser pull; fi

@@ -3,7 +3,7 @@
 PROMPTS: tuple[str, ...] = (
     "Name three rivers that flow north.",
     "Explain to a child why the moon seems to follow the car.",
-    "def merge(left, right):\n    \"\"\"Merge two sorted lists.\"\"\"\n",
+    'def merge(left, right):\n    """Merge two sorted lists."""\n',
     "Once the lighthouse keeper had gone,",
     "List five things to pack for a week in the mountains, one a line.",
     "What is 17 * 23? Show the steps.",
@@ -17,7 +17,7 @@ PROMPTS: tuple[str, ...] = (
     "Q: Which planet has the most moons?\nA:",
     "Dear Ms. Okafor,\n\nThank you for your letter of the 3rd of March. I am sorry to say that",
     "1, 1, 2, 3, 5, 8, 13,",
-    "Complete the JSON: {\"name\": \"Ada\", \"born\": 1815, \"fields\": [",
+    'Complete the JSON: {"name": "Ada", "born": 1815, "fields": [',
     "Was ist der Unterschied zwischen Wetter und Klima?",
     "¿Por qué el cielo es azul?",
     "日本で一番高い山は",
@@ -42,6 +42,6 @@ PROMPTS: tuple[str, ...] = (
     "<html>\n<head>\n<title>",
     "My neighbour's dog barks all night. What can I do that keeps the peace?",
     "Steps to change a light bulb safely:\n1.",
-    "Three friends share a bill of 84.60 and want to leave a tip of ten per cent. Anna drank nothing and pays five "
-    "less than the others. Work out, step by step, what each of them pays, and check that the sum is right.",
+    "Three friends share a bill of 84.60 and want to leave a tip of ten per cent. Anna drank nothing and pays "
+    "five less than the others. Work out, step by step, what each pays, and check that the sum is right.",
 )

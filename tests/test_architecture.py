@@ -5,6 +5,7 @@ read syntax trees, imports inside functions included, and are themselves tried o
 """
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -101,6 +102,7 @@ WITHOUT_TORCH = set(Layer) - {Layer.KERNELS, Layer.DATA, Layer.ENGINE}
 FRONT_DOOR = ("", "offline")
 
 
+@functools.cache
 def modules(package: Path) -> dict[str, ast.Module]:
     """Syntax tree by module name, relative to the package: "engine.plan"; the package itself is ""."""
     found = {}

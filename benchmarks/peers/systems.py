@@ -84,7 +84,7 @@ def build_system(name: str, conditions: Conditions) -> System:
     if not system.python.exists():
         raise FileNotFoundError(f"{system.python} does not exist; run `python -m benchmarks.peers.setup`")
     extra = tuple(shlex.split(conditions.extra_arguments.get(name, "")))
-    return replace(system, arguments=system.arguments)
+    return replace(system, arguments=system.arguments + extra)
 
 
 def _faser(conditions: Conditions) -> System:

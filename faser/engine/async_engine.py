@@ -239,15 +239,29 @@ class AsyncEngine:
                 if self._on_progress is not None:
                     self._on_progress(stage, done, total)
             case Loaded(info):
-                self._info = info
-                if self._metrics is not None:
-                    self._metrics.cache_config(block_size=info.block_size, num_gpu_blocks=info.num_blocks)
+                self._meet(info)
             case StateChange(state):
                 self._become(state, "")
             case Rejected(request_id, text, param):
                 self._fail_one(request_id, RequestError(text, param=param))
             case Failed(text, operator_error):
                 self._die(text, ConfigError(text) if operator_error else EngineError(f"the engine died: {text}"))
+
+    def _meet(self, info: ModelInfo) -> None:
+        """The model is loaded; the tokenizer must not know tokens that it does not.
+
+        Fine-tuned models often add special tokens beyond the embedding: such a token is refused where it is used.
+        """
+        known = self.tokenizer.base_vocab_size
+        if known > info.vocab_size:
+            text = (
+                f"the tokenizer has {known} tokens and the model's vocabulary {info.vocab_size}; they do not fit"
+            )
+            self._die(text, ConfigError(text))
+            return
+        self._info = info
+        if self._metrics is not None:
+            self._metrics.cache_config(block_size=info.block_size, num_gpu_blocks=info.num_blocks)
 
     def _become(self, state: EngineState, reason: str) -> None:
         if self._state is EngineState.DEAD or (self._state is EngineState.DRAINING and state is EngineState.READY):

@@ -46,6 +46,7 @@ def build_engine(config: EngineConfig, directory: Path, report: ProgressCallback
     torch.set_num_threads(num_threads)
     model = read_model_config(directory)
     max_model_len = _max_model_len(config, model)
+    report("preparing kernels", 0, 0)
     backend = make_backend(config.backend, _device(config), num_threads=num_threads, cache_dir=cache_dir())
     decoder = load_decoder(
         directory,
@@ -56,6 +57,10 @@ def build_engine(config: EngineConfig, directory: Path, report: ProgressCallback
         max_logit_rows=config.max_num_seqs,
         progress=lambda done, total: report("loading weights", done, total),
     )
+    if backend.name == "native":
+        # Its own threads are what computes. Torch's would only choose tokens, and wait for each other at barriers
+        # while the front-end holds a core: 18 ms instead of 0.4 ms for a greedy step on two busy cores.
+        torch.set_num_threads(1)
     kv = _kv_shape(config, decoder, max_model_len)
     report("warming up", 0, 1)
     engine = _assemble(config, decoder, backend, kv, model, max_model_len)

@@ -4,6 +4,7 @@ Either way the engine has one end of a socket pair and serves the same messages 
 """
 
 import contextlib
+import logging
 import socket
 import subprocess
 import sys
@@ -38,7 +39,7 @@ class _Process:
     def __init__(self, connection: socket.socket) -> None:
         with connection:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "faser.engine.worker", str(connection.fileno())],
+                [sys.executable, "-m", "faser.engine.worker", str(connection.fileno()), _log_level()],
                 pass_fds=[connection.fileno()],
                 env=child_environment(),
                 start_new_session=True,  # Ctrl-C is for the front-end, which drains
@@ -56,6 +57,10 @@ class _Process:
             status = self._process.wait(_STOP_TIMEOUT_S)
             return f" (signal {-status})" if status < 0 else f" (exit status {status})"
         return ""
+
+
+def _log_level() -> str:
+    return logging.getLevelName(logging.getLogger("faser").getEffectiveLevel())
 
 
 class _Thread:

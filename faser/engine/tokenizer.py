@@ -38,7 +38,7 @@ class TokenizerSettings:
 class Tokenizer:
     """A vocabulary in use. Reading only: threads may share one.
 
-    vocab_size: one more than the highest token id, added tokens included.
+    vocab_size: one more than the highest token id, added tokens included. base_vocab_size: without them.
     leading_spaces: how many spaces at the very start of a text are the tokenizer's own and not the text's.
     """
 
@@ -55,11 +55,12 @@ class Tokenizer:
         spelling = TokenSpelling.of(core)
         vocabulary = core.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        added = core.get_added_tokens_decoder()
+        self.base_vocab_size = max((i for i in vocabulary.values() if i not in added), default=-1) + 1
         self.leading_spaces = spelling.leading_spaces
         self._bytes = [b""] * self.vocab_size
         for token, token_id in vocabulary.items():
             self._bytes[token_id] = spelling.token_bytes(token)
-        added = core.get_added_tokens_decoder()
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         self._length_bound = LengthBound.of(core, spelling)
 

@@ -1,6 +1,6 @@
 """The engine's own loop, in a child process or a thread: messages in, steps, deltas out.
 
-Run as `python -m faser.engine.worker FD`, where FD is the engine's end of the socket. The loop catches
+Run as `python -m faser.engine.worker FD LEVEL`: the engine's end of the socket, and what to log. The loop catches
 once, at its top: whatever goes wrong is told to the front-end, which then fails every waiter. When the
 front-end is gone, the engine ends.
 """
@@ -130,7 +130,7 @@ def main() -> None:
     """Entry of the child process. Signals are the front-end's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=sys.argv[2], format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         serve(connection, own_process=True)
     sys.stderr.flush()

@@ -21,7 +21,7 @@ class Health(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
 child = subprocess.Popen([sys.executable, "-c", sys.argv[2]], start_new_session=True)
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by itself"))
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
 """
 
@@ -67,6 +67,7 @@ def test_no_process_is_left_after_a_server_frozen_or_not(tmp_path: Path, child: 
             server.freeze()
 
     assert not [process for process in family if process.is_running()]
+    assert "ended by itself" in (tmp_path / "log").read_text()
 
 
 def test_a_server_that_ends_while_starting_is_an_error_with_its_last_words(tmp_path: Path) -> None:

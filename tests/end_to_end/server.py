@@ -117,15 +117,6 @@ def serving(model: Path, folder: Path, *flags: str, key: str = "none") -> Iterat
         end(server)
 
 
-def run_to_end(model: Path | str, folder: Path, *flags: str) -> tuple[int, str]:
-    """Exit status and output of a server that cannot start."""
-    server = start(Path(model), folder, *flags)
-    try:
-        return server.process.wait(START_TIMEOUT_S), server.log
-    finally:
-        end(server)
-
-
 def until(condition: Callable[[], bool], timeout_s: float) -> None:
     """Wait for what another process brings about."""
     deadline_s = time.monotonic() + timeout_s

@@ -54,7 +54,9 @@ def refusal(server: Server, status: int, path: str = TEXT, **sent: Any) -> str:
         ({"tools": [{}], "best_of": 2}, "best_of is 2"),
     ],
 )
-def test_a_value_that_cannot_be_is_named_with_its_limit(server: Server, fields: dict[str, Any], words: str) -> None:
+def test_a_value_that_cannot_be_is_named_with_its_limit(
+    server: Server, fields: dict[str, Any], words: str
+) -> None:
     assert words in refusal(server, 400, json={"prompt": PROMPT, **fields})
 
 
@@ -112,7 +114,12 @@ def test_a_full_queue_is_told_with_a_time_to_come_back(small: Server) -> None:
     with small.client() as client:
         held = [
             client.completions.create(
-                model=MODEL, prompt=PROMPT, n=ROOM // 2, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+                model=MODEL,
+                prompt=PROMPT,
+                n=ROOM // 2,
+                max_tokens=2000,
+                stream=True,
+                extra_body={"ignore_eos": True},
             )
         ]
         body = {"prompt": PROMPT, "n": ROOM // 2 + 1, "max_tokens": 1}

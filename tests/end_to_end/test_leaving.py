@@ -1,4 +1,4 @@
-"""Clients that go away: whatever they left running ends, and the KV cache is empty again. Seen through /metrics."""
+"""Clients that go away: what they left running ends, and the KV cache is empty again. Seen through /metrics."""
 
 import json
 import socket

@@ -15,7 +15,7 @@ from tests.end_to_end.conftest import MODEL
 from tests.end_to_end.server import Server, end, start, until
 
 PROMPT = "the quick brown fox"
-LONG = 1500  # tokens: an answer that takes a second or more
+SHORT, LONG = 200, 1500  # tokens of an answer
 SOON_S = 5.0
 
 
@@ -23,7 +23,7 @@ SOON_S = 5.0
 def fresh(tiny_checkpoint: Path, folder: Path) -> Iterator[Iterator[Server]]:
     """Servers that answer, each to be used up by one test. Started together: most of a start is waiting."""
     flags = ("--served-model-name", MODEL, "--shutdown-timeout")
-    servers = [start(tiny_checkpoint, folder, *flags, timeout) for timeout in ("25", "0.2", "25", "25")]
+    servers = [start(tiny_checkpoint, folder, *flags, timeout) for timeout in ("60", "0.2", "25", "25")]
     try:
         for each in servers:
             each.wait_ready()
@@ -36,12 +36,12 @@ def fresh(tiny_checkpoint: Path, folder: Path) -> Iterator[Iterator[Server]]:
 class Stream:
     """A long answer that a thread reads while a test does something to the server."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, max_tokens: int) -> None:
         self.num_tokens = 0
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         self._begun = threading.Event()
-        self._thread = threading.Thread(target=self._read, args=(server,))
+        self._thread = threading.Thread(target=self._read, args=(server, max_tokens))
         self._thread.start()
         assert self._begun.wait(20)
 
@@ -49,12 +49,12 @@ class Stream:
         self._thread.join(30)
         assert not self._thread.is_alive(), "the stream hangs"
 
-    def _read(self, server: Server) -> None:
+    def _read(self, server: Server, max_tokens: int) -> None:
         fields: dict[str, Any] = {"ignore_eos": True, "return_token_ids": True}
         try:
             with server.client() as client:
                 for chunk in client.completions.create(
-                    model=MODEL, prompt=PROMPT, max_tokens=LONG, stream=True, extra_body=fields
+                    model=MODEL, prompt=PROMPT, max_tokens=max_tokens, stream=True, extra_body=fields
                 ):
                     choice: Any = chunk.choices[0]
                     self.num_tokens += len(choice.token_ids)
@@ -85,7 +85,7 @@ def health(server: Server) -> int:
 def test_sigterm_lets_a_stream_finish_and_takes_nothing_new(fresh: Iterator[Server]) -> None:
     server = next(fresh)
     engine = server.engine_process()
-    stream = Stream(server)
+    stream = Stream(server, SHORT)
     server.process.send_signal(signal.SIGTERM)
     until(lambda: not ready(server)["ready"], SOON_S)
     assert ready(server)["reason"] == "draining"
@@ -95,14 +95,14 @@ def test_sigterm_lets_a_stream_finish_and_takes_nothing_new(fresh: Iterator[Serv
     assert int(refused.headers["Retry-After"]) >= 1
     assert "draining" in refused.json()["error"]["message"]
     stream.join()
-    assert (stream.num_tokens, stream.finish_reason, stream.error) == (LONG, "length", None)
+    assert (stream.num_tokens, stream.finish_reason, stream.error) == (SHORT, "length", None)
     assert server.wait_end() == 0
     assert not engine.is_running()
 
 
 def test_what_does_not_finish_in_time_gets_an_error_and_the_exit_status_is_0(fresh: Iterator[Server]) -> None:
     server = next(fresh)
-    stream = Stream(server)
+    stream = Stream(server, LONG)
     server.process.send_signal(signal.SIGTERM)
     stream.join()
     assert stream.num_tokens < LONG
@@ -114,7 +114,7 @@ def test_what_does_not_finish_in_time_gets_an_error_and_the_exit_status_is_0(fre
 
 def test_a_killed_engine_fails_what_runs_and_the_server_says_so(fresh: Iterator[Server]) -> None:
     server = next(fresh)
-    stream = Stream(server)
+    stream = Stream(server, LONG)
     answers: list[httpx.Response] = []
     whole = threading.Thread(target=lambda: answers.append(_long_answer(server)))
     whole.start()
@@ -145,7 +145,7 @@ def _long_answer(server: Server) -> httpx.Response:
 def test_a_killed_front_end_leaves_no_engine(fresh: Iterator[Server]) -> None:
     server = next(fresh)
     engine = server.engine_process()
-    stream = Stream(server)
+    stream = Stream(server, LONG)
     server.process.kill()
     stream.join()
     assert stream.error is not None

@@ -167,7 +167,9 @@ def test_models_are_listed_under_all_their_names(client: openai.OpenAI) -> None:
 
 
 def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match=r"the model 'gpt-5' does not exist here; served: tiny, tiny-alias"):
+    with pytest.raises(
+        openai.NotFoundError, match=r"the model 'gpt-5' does not exist here; served: tiny, tiny-alias"
+    ):
         client.chat.completions.create(model="gpt-5", messages=HELLO)
 
 
@@ -189,7 +191,9 @@ def test_the_right_key_is_taken(small: Server) -> None:
 
 def test_an_async_crowd_gets_what_each_would_get_alone(server: Server, client: openai.OpenAI) -> None:
     prompts = [f"number {number} and the quick brown fox" for number in range(16)]
-    alone = [client.completions.create(model=MODEL, prompt=each, temperature=0).choices[0].text for each in prompts]
+    alone = [
+        client.completions.create(model=MODEL, prompt=each, temperature=0).choices[0].text for each in prompts
+    ]
 
     async def crowd() -> list[str]:
         async with server.async_client() as client:

@@ -28,7 +28,7 @@ def token_ids(client: openai.OpenAI, *, beside: dict[str, Any] | None = None, **
 
 def test_a_seed_gives_the_same_text_alone_and_in_a_crowd(server: Server, client: openai.OpenAI) -> None:
     """Temperature 1.5: the text depends on every draw. The crowd is still there when the second answer is."""
-    asked = {"seed": 77, "temperature": 1.5, "top_p": 1.0, "max_tokens": 30}
+    asked: dict[str, Any] = {"seed": 77, "temperature": 1.5, "top_p": 1.0, "max_tokens": 30}
     alone = say(client, **asked).text
     crowd = [
         threading.Thread(target=token_ids, args=(client,), kwargs={"seed": number, "max_tokens": 150})

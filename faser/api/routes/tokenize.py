@@ -2,7 +2,9 @@
 
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
+from starlette.responses import Response
 
 from faser.api.body import read_body
 from faser.api.prompts import in_background
@@ -17,20 +19,25 @@ def tokenize_router(service: Service) -> APIRouter:
     tokenizer = service.engine.tokenizer
 
     @router.post("/tokenize", openapi_extra=json_body(TokenizeBody))
-    async def tokenize(http: Request) -> dict[str, Any]:
+    async def tokenize(http: Request) -> Response:
         body = await read_body(http, TokenizeBody, max_bytes=service.settings.max_request_bytes)
         service.fields.check(body.model_extra, {})
         service.model_name(body.model)
         max_model_len = service.engine.info.max_model_len
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
         text = _text(service, body)
-        tokens = await in_background(len(text), lambda: tokenizer.encode(text, add_special_tokens=special))
-        return {
-            "count": len(tokens),
-            "max_model_len": max_model_len,
-            "tokens": tokens,
-            "token_strs": [tokenizer.token_text(each) for each in tokens] if body.return_token_strs else None,
-        }
+
+        def answer() -> bytes:
+            tokens = tokenizer.encode(text, add_special_tokens=special)
+            fields: dict[str, Any] = {
+                "count": len(tokens),
+                "max_model_len": max_model_len,
+                "tokens": tokens,
+                "token_strs": [tokenizer.token_text(each) for each in tokens] if body.return_token_strs else None,
+            }
+            return msgspec.json.encode(fields)
+
+        return Response(await in_background(len(text), answer), media_type="application/json")
 
     @router.post("/detokenize", openapi_extra=json_body(DetokenizeBody))
     async def detokenize(http: Request) -> dict[str, str]:
