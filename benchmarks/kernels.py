@@ -61,6 +61,7 @@ class Stack:
     head: Any = field(init=False)
     norm: Tensor = field(init=False)
     angles: Tensor = field(init=False)
+    buffers: dict[str, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
         self.layers = [
@@ -71,12 +72,23 @@ class Stack:
         self.norm = torch.ones(HIDDEN, dtype=DTYPE)
         turns = torch.randn(16384, SHAPE.head_dim // 2)
         self.angles = torch.cat((turns.cos(), turns.sin()), -1)
+        widths = {
+            "hidden": HIDDEN,
+            "normed": HIDDEN,
+            "mixed": HIDDEN,
+            "qkv": QKV,
+            "gate_up": 2 * INNER,
+            "inner": INNER,
+        }
+        self.buffers = {name: torch.zeros(max(ROWS), width, dtype=DTYPE) for name, width in widths.items()}
+        self.buffers["logits"] = torch.zeros(max(ROWS), VOCAB)
 
     def step(self, layout: RowLayout, cache: Any, token_ids: Tensor) -> Tensor:
-        backend, rows = self.backend, len(token_ids)
-        hidden, normed, mixed = (torch.empty(rows, HIDDEN, dtype=DTYPE) for _ in range(3))
-        qkv, gate_up = (torch.empty(rows, width, dtype=DTYPE) for width in (QKV, 2 * INNER))
-        inner = torch.empty(rows, INNER, dtype=DTYPE)
+        backend = self.backend
+        hidden, normed, mixed, qkv, gate_up, inner, logits = (
+            self.buffers[name][: len(token_ids)]
+            for name in ("hidden", "normed", "mixed", "qkv", "gate_up", "inner", "logits")
+        )
         plan = backend.plan(layout, BLOCK_SIZE)
         backend.embed(token_ids, self.head, hidden)
         for number, layer in enumerate(self.layers):
@@ -90,7 +102,7 @@ class Stack:
             backend.silu_mul(gate_up, inner)
             backend.linear(inner, layer["down"], hidden, residual=hidden)
         backend.rms_norm(hidden, self.norm, 1e-5, normed)
-        return backend.linear(normed, self.head, torch.empty(rows, VOCAB))
+        return backend.linear(normed, self.head, logits)
 
 
 def main() -> None:

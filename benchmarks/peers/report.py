@@ -85,6 +85,8 @@ def _group(
     step = width * _BAR_SHARE / len(systems)
     shapes = []
     for place, system in enumerate(systems):
+        if (system, concurrency) not in found:
+            continue
         rate = found[system, concurrency]
         x = left + width * (1 - _BAR_SHARE) / 2 + place * step
         y, low, high = (_height_at(value, top) for value in (rate.median, rate.low, rate.high))

@@ -32,15 +32,20 @@ _PROMPTS_VARIABLE = "FASER_BENCH_PROMPTS"
 _START_TIMEOUT_S = 900.0
 _LOAD_TIMEOUT_S = 900.0
 _WAKE_TOKENS = 8
+_WARM_UP_TOKENS = 32
 _PULL_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A started server and the way to ask it."""
+    """A started server and the way to ask it. most_at_once: the greatest concurrency it is measured at."""
 
     server: Server
     target: Target
+    most_at_once: int | None
+
+    def takes(self, concurrency: int) -> bool:
+        return self.most_at_once is None or concurrency <= self.most_at_once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +120,8 @@ def _round(running: Sequence[Running], work: Work, round: int) -> Iterator[Measu
         start = round * sum(work.requests.values())
         texts = [prompt.text for prompt in take(work.prompts, start, count)]
         for one in in_turn:
-            yield _measure_one(one, [entry.server for entry in running], texts, work, concurrency, round)
+            if one.takes(concurrency):
+                yield _measure_one(one, [entry.server for entry in running], texts, work, concurrency, round)
 
 
 def _measure_one(
@@ -146,13 +152,13 @@ def _measure_one(
 def _warm_up(one: Running, work: Work) -> None:
     """One unmeasured answer for every client of every concurrency: shapes are compiled, caches are allocated."""
     with _awake(one.server):
-        for concurrency in work.requests:
+        for concurrency in filter(one.takes, work.requests):
             texts = [prompt.text for prompt in take(work.prompts, 0, concurrency)]
             run_load(
                 one.target,
                 texts,
                 concurrency=concurrency,
-                output_tokens=work.output_tokens,
+                output_tokens=_WARM_UP_TOKENS,
                 timeout_s=_LOAD_TIMEOUT_S,
             )
 
@@ -164,7 +170,7 @@ def _started(system: System, log_directory: Path) -> Iterator[Running]:
         took_s = server.wait_until_healthy(_START_TIMEOUT_S)
         print(f"{system.name} is up after {took_s:.0f} s", flush=True)
         server.freeze()
-        yield Running(server=server, target=system.target(base_url))
+        yield Running(server=server, target=system.target(base_url), most_at_once=system.most_at_once)
 
 
 @contextlib.contextmanager
@@ -194,7 +200,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"question.jsonl of Spec-Bench; default: ${_PROMPTS_VARIABLE}",
     )
     parser.add_argument("--model", type=Path, help="checkpoint directory; default: what `faser pull` fetches")
-    parser.add_argument("--peers", type=_names, default="faser,vllm,transformers", help="default: %(default)s")
+    parser.add_argument("--peers", type=_names, default=",".join(SYSTEMS), help="default: %(default)s")
     parser.add_argument("--concurrency", type=_numbers, default="1,4,16", help="default: %(default)s")
     parser.add_argument("--rounds", type=_positive, default=5, help="default: %(default)s")
     parser.add_argument("--output-tokens", type=_answer_length, default=128, help="default: %(default)s")

@@ -51,6 +51,7 @@ class Bar:
 
 BARS = (
     Bar(system="transformers", concurrency=1, factor=1.3),
+    Bar(system="transformers-generate", concurrency=1, factor=1.3),
     Bar(system="vllm", concurrency=1, factor=1.0),
     Bar(system="vllm", concurrency=4, factor=1.0),
     Bar(system="vllm", concurrency=16, factor=1.0),

@@ -50,7 +50,7 @@ class System:
     python, package: the interpreter that runs it, and the distribution there that carries its version.
     arguments: the interpreter's, without address and port. environment: variables beside the caller's own.
     request_model: its name for the model. full_length: fields that keep an answer from ending early, and that
-    make the server count tokens.
+    make the server count tokens. most_at_once: the greatest concurrency at which measuring it says something.
     """
 
     name: str
@@ -60,6 +60,7 @@ class System:
     environment: Mapping[str, str]
     request_model: str
     full_length: Mapping[str, Any]
+    most_at_once: int | None = None
 
     def recipe(self, base_url: str, log_path: Path) -> Recipe:
         url = urlsplit(base_url)
@@ -136,8 +137,8 @@ def _transformers(conditions: Conditions) -> System:
 
 
 def _transformers_generate(conditions: Conditions) -> System:
-    """Without it: `generate` for one request after the other."""
-    return _transformers_server("transformers-generate", conditions)
+    """Without it: `generate` for one request after the other, so more clients only wait longer."""
+    return replace(_transformers_server("transformers-generate", conditions), most_at_once=1)
 
 
 def _transformers_server(name: str, conditions: Conditions, *flags: str) -> System:

@@ -71,7 +71,9 @@ class Tokenizer:
         Raises RequestError for a lone surrogate: such a text has no UTF-8.
         """
         try:
-            ids: list[int] = self._core.encode(text, add_special_tokens=add_special_tokens).ids
+            # As a batch of one: encode() would keep the interpreter's lock, and every other request waiting.
+            (encoded,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            ids: list[int] = encoded.ids
         except TypeError:
             char, at = next((char, at) for at, char in enumerate(text) if "\ud800" <= char <= "\udfff")
             raise RequestError(

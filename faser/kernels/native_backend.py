@@ -281,7 +281,8 @@ class NativeBackend:
 
 def _allocate(num_bytes: int) -> Tensor:
     """Zeroed bytes on a huge page's boundary, in huge pages where the system has them; used pages cost memory."""
-    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES)
+    # Private: shared memory, the default, gets no huge pages.
+    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)

@@ -115,15 +115,17 @@ def test_the_document_carries_the_measurements_and_what_was_computed_from_them()
     assert found["bars"] == [{"system": "vllm", "concurrency": 1, "factor": 1.0, "ratio": 0.5, "met": False}]
 
 
-def test_the_charts_bars_are_as_high_as_their_medians() -> None:
+def test_the_charts_bars_are_as_high_as_their_medians_where_there_are_any() -> None:
     measurements = [
         _measurement(system, 0, rate, concurrency=concurrency)
         for concurrency in (1, 4)
         for system, rate in (("faser", 50.0 * concurrency), ("a<b", 25.0 * concurrency))
     ]
 
-    root = ElementTree.fromstring(report.chart(measurements, "speed & more"))
+    alone = _measurement("alone", 0, 100.0)
+
+    root = ElementTree.fromstring(report.chart([*measurements, alone], "speed & more"))
 
     bars = [node for node in root.iter("{http://www.w3.org/2000/svg}rect") if node.get("y") not in (None, "26")]
     heights = [float(bar.attrib["height"]) for bar in bars]
-    assert [height / heights[0] for height in heights] == pytest.approx([1, 0.5, 4, 2], rel=0.01)
+    assert [height / heights[0] for height in heights] == pytest.approx([1, 0.5, 2, 4, 2], rel=0.01)

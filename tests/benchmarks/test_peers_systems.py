@@ -62,6 +62,14 @@ def test_transformers_gets_blocks_for_all_sequences_at_full_length_and_an_end_th
     assert system.environment["OMP_NUM_THREADS"] == "2"
 
 
+def test_only_a_server_without_batching_is_left_out_of_crowds(tmp_path: Path) -> None:
+    conditions = _conditions(tmp_path)
+
+    limits = {name: build_system(name, conditions).most_at_once for name in SYSTEMS}
+
+    assert limits == {"faser": None, "vllm": None, "transformers": None, "transformers-generate": 1}
+
+
 def test_more_flags_go_to_the_system_they_are_for(tmp_path: Path) -> None:
     conditions = _conditions(tmp_path, faser="--backend torch --note 'two words'")
 

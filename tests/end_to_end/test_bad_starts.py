@@ -3,13 +3,15 @@
 import json
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.server import START_TIMEOUT_S, Server, end, start
+from tests.end_to_end.server import ROOT, START_TIMEOUT_S, Server, end, start
 
 
 def truncate_weights(model: Path) -> None:
@@ -99,3 +101,29 @@ def test_a_port_in_use_is_named_before_the_model_is_loaded(tiny_checkpoint: Path
         port = taken.getsockname()[1]
         line = refused(tiny_checkpoint, folder, "--port", str(port))
     assert line == f"faser serve: --port is {port}; 127.0.0.1:{port} cannot be used: Address already in use"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_too_small_for_the_model_is_told_in_bytes_and_stays_clean(small_disk: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "faser", "pull"],
+        cwd=ROOT,
+        env={"FASER_CACHE_DIR": str(small_disk), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "has 1,048,576 bytes free; installing SmolLM2-135M-Instruct needs 600,000,000" in ended.stderr
+    assert not [path for path in small_disk.rglob("*") if path.is_file()]

@@ -23,7 +23,7 @@ SOON_S = 5.0
 def fresh(tiny_checkpoint: Path, folder: Path) -> Iterator[Iterator[Server]]:
     """Servers that answer, each to be used up by one test. Started together: most of a start is waiting."""
     flags = ("--served-model-name", MODEL, "--shutdown-timeout")
-    servers = [start(tiny_checkpoint, folder, *flags, timeout) for timeout in ("60", "0.2", "25", "25")]
+    servers = [start(tiny_checkpoint, folder, *flags, timeout) for timeout in ("60", "0.2", "25", "25", "25")]
     try:
         for each in servers:
             each.wait_ready()
@@ -142,13 +142,20 @@ def _long_answer(server: Server) -> httpx.Response:
         return http.post("/v1/completions", json=body)
 
 
-def test_a_killed_front_end_leaves_no_engine(fresh: Iterator[Server]) -> None:
+def test_a_killed_front_end_leaves_no_engine_at_work(fresh: Iterator[Server]) -> None:
     server = next(fresh)
     engine = server.engine_process()
     stream = Stream(server, LONG)
     server.process.kill()
     stream.join()
     assert stream.error is not None
+    until(lambda: _has_ended(engine), SOON_S)
+
+
+def test_a_killed_front_end_leaves_no_idle_engine(fresh: Iterator[Server]) -> None:
+    server = next(fresh)
+    engine = server.engine_process()
+    server.process.kill()
     until(lambda: _has_ended(engine), SOON_S)
 
 

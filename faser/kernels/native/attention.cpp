@@ -67,7 +67,7 @@ struct Scratch {
         const int64_t width = call.cache.head_dim;
         grow(mine.queries, queries * width * 4);
         grow(mine.weights, queries * kSpan * 4);
-        grow(mine.edges, 2 * chunk_bytes(call.cache));
+        grow(mine.edges, 2 * values_bytes(call.cache));
         grow(mine.scores, queries * kSpan);
         grow(mine.sums, Partial::floats(queries, width));
         grow(mine.span, Partial::floats(queries, width));
@@ -102,7 +102,7 @@ template <class T>
 const char* keep_seen(const Call& call, const char* values, int64_t first, const Tile& tile, char* edge) {
     constexpr int n = Step<T>::kValues;
     const int64_t width = call.cache.head_dim;
-    std::memcpy(edge, values, chunk_bytes(call.cache));
+    std::memcpy(edge, values, values_bytes(call.cache));
     for (int64_t t = 0; t < kChunk; t++) {
         if (first + t >= tile.begin && first + t < tile.end) continue;
         T* unseen = (T*)edge + t / n * n * width + t % n;
@@ -120,29 +120,32 @@ Chunks find_chunks(const Call& call, const Tile& tile, int64_t head, int span, S
     Chunks chunks{begin, 0, {}, {}};
     char* edge = scratch.edges.data();
     for (int64_t at = begin; at < end; at += kChunk) {
-        const char* block = block_at(cache, call.layer, table[at / cache.block_size], head) +
-                            at % cache.block_size / kChunk * chunk_bytes(cache);
-        const char* values = block + keys_bytes(cache);
+        const char* block = block_at(cache, call.layer, table[at / cache.block_size], head);
+        const int64_t chunk = at % cache.block_size / kChunk;
+        const char* values = block + keys_bytes(cache) + chunk * values_bytes(cache);
         if (at < tile.begin || at + kChunk > tile.end) {
             values = keep_seen<T>(call, values, at, tile, edge);
-            edge += chunk_bytes(cache);
+            edge += values_bytes(cache);
         }
-        chunks.keys[chunks.count] = block;
+        chunks.keys[chunks.count] = block + chunk * kStepBytes;
         chunks.values[chunks.count++] = values;
     }
     return chunks;
 }
 
-// scores[query][key] = query . key, for whole chunks; rows of scores lie kSpan apart.
+// scores[query][key] = query . key, for `Panels` chunks; rows of scores lie kSpan apart. The chunks' values, needed
+// next, are fetched meanwhile: blocks lie scattered, so the processor cannot guess them.
 template <class T, int Panels>
-void score_chunks(const char* queries, int64_t num_queries, int64_t width, const char* const* keys, float* scores) {
+void score_chunks(const FaserCache& cache, const char* queries, int64_t num_queries, const char* const* keys,
+                  const char* const* values, float* scores) {
+    const int64_t width = cache.head_dim;
     for (int64_t q = 0; q < num_queries;) {
         const int rows = tile_rows(num_queries - q);
         with_count<kTileRows>(rows, [&](auto count) {
             Sums<count.value, Panels> sums;
             clear(sums);
-            multiply<T>(queries + q * width * sizeof(T), width * sizeof(T), keys, kStepBytes,
-                        width / Step<T>::kValues, sums);
+            multiply<T, count.value, Panels, true>(queries + q * width * sizeof(T), width * sizeof(T), keys,
+                                                   keys_step(cache), width / Step<T>::kValues, sums, values);
             spill(sums, scores + q * kSpan, kSpan);
         });
         q += rows;
@@ -150,13 +153,13 @@ void score_chunks(const char* queries, int64_t num_queries, int64_t width, const
 }
 
 template <class T>
-void score(const char* queries, int64_t num_queries, int64_t width, const Chunks& chunks, float* scores) {
+void score(const FaserCache& cache, const char* queries, int64_t num_queries, const Chunks& chunks, float* scores) {
     int c = 0;
     for (; c + kTilePanels <= chunks.count; c += kTilePanels) {
-        score_chunks<T, kTilePanels>(queries, num_queries, width, chunks.keys + c, scores + c * kChunk);
+        score_chunks<T, kTilePanels>(cache, queries, num_queries, chunks.keys + c, chunks.values + c, scores + c * kChunk);
     }
     for (; c < chunks.count; c++) {
-        score_chunks<T, 1>(queries, num_queries, width, chunks.keys + c, scores + c * kChunk);
+        score_chunks<T, 1>(cache, queries, num_queries, chunks.keys + c, chunks.values + c, scores + c * kChunk);
     }
 }
 
@@ -238,7 +241,7 @@ void attend_span(const Call& call, const Tile& tile, int64_t head, int span, Scr
     float* scores = scratch.scores.data();
     char* weights = scratch.weights.data();
     const Chunks chunks = find_chunks<T>(call, tile, head, span, scratch);
-    score<T>(scratch.queries.data(), queries, width, chunks, scores);
+    score<T>(call.cache, scratch.queries.data(), queries, chunks, scores);
     hide_unseen(call, tile, chunks, scores);
     soften(scores, queries, chunks.count * kChunk, call.heads.scale * kLog2e, (T*)weights, partial);
     mix<T>(weights, queries, width, chunks, partial.values);

@@ -1,9 +1,10 @@
 // Where a key and a value lie in the paged cache.
 //
-// [layer][block][KV head], each holding the keys of the block's tokens, then their values, in chunks of 16 tokens:
-//     keys    a panel whose 16 columns are the tokens: [D / n][16][n]    n = values of a step (2 bf16, 1 float)
-//     values  panels whose columns are channels:       [16 / n][D][n]
-// so that scores (queries x keys) and sums (weights x values) are the same product as a linear layer.
+// [layer][block][KV head], each holding the keys of the block's B tokens, then their values:
+//     keys    [D / n][B][n]    n = values of a step (2 bf16, 1 float): 16 tokens are the columns of a panel
+//     values  [B / n][D][n]    16 channels are the columns of a panel
+// so that scores (queries x keys) and sums (weights x values) are the same product as a linear layer. Both lie in the
+// order in which they are read: two streams in one page would confuse the processor's prefetching.
 #pragma once
 
 #include "simd.h"
@@ -24,7 +25,7 @@ struct FaserCache {
 
 namespace faser {
 
-constexpr int kChunk = kPanel;  // tokens of a chunk
+constexpr int kChunk = kPanel;  // tokens that are handled together
 
 inline int64_t item_bytes(const FaserCache& cache) { return cache.dtype == kFloat32 ? 4 : 2; }
 
@@ -37,6 +38,8 @@ inline char* block_at(const FaserCache& cache, int64_t layer, int64_t block, int
     return cache.data + (layer * cache.num_blocks + block) * block_bytes(cache) + head * 2 * keys_bytes(cache);
 }
 
-inline int64_t chunk_bytes(const FaserCache& cache) { return kChunk * cache.head_dim * item_bytes(cache); }
+// Bytes from one step of a block's keys to the next, and bytes of the values of a chunk.
+inline int64_t keys_step(const FaserCache& cache) { return cache.block_size * 4; }
+inline int64_t values_bytes(const FaserCache& cache) { return kChunk * cache.head_dim * item_bytes(cache); }
 
 }  // namespace faser

@@ -38,7 +38,7 @@ namespace {
 
 constexpr int64_t kRowBlock = 96;             // rows multiplied with a panel group before the next group is read
 constexpr int64_t kPieceBytes = 96 * 1024;    // weights per piece of work while memory is the limit
-constexpr int kPrefetchBytes = 1536;
+constexpr int kFetchBytes = 1536;  // how far ahead weights are asked for
 
 template <class T>
 int64_t panel_bytes(const FaserLinear& linear) {
@@ -81,8 +81,10 @@ void finish(const FaserLinear& linear, const FaserProduct& call, int64_t row, in
     finish_as<bf16>(linear, call, row, rows, column, columns, sums, sums_stride);
 }
 
-template <class T, int Panels, int Prefetch>
-void multiply_group(const FaserLinear& linear, const FaserProduct& call, int64_t panel, int64_t row, int rows) {
+// One tile: `rows` rows from `row` on, `Panels` panels from `panel` on. Fetch, ahead: see multiply.
+template <class T, int Panels, bool Fetch>
+void multiply_tile(const FaserLinear& linear, const FaserProduct& call, int64_t panel, int64_t row, int rows,
+                   const char* const* ahead) {
     const char* w[Panels];
     for (int p = 0; p < Panels; p++) w[p] = linear.panels + (panel + p) * panel_bytes<T>(linear);
     const int64_t x_stride = call.x_stride * sizeof(T);
@@ -91,46 +93,55 @@ void multiply_group(const FaserLinear& linear, const FaserProduct& call, int64_t
     with_count<kTileRows>(rows, [&](auto count) {
         Sums<count.value, Panels> tile;
         clear(tile);
-        multiply<T, count.value, Panels, Prefetch>(x, x_stride, w, kStepBytes, linear.depth / Step<T>::kValues, tile);
+        multiply<T, count.value, Panels, Fetch>(x, x_stride, w, kStepBytes, linear.depth / Step<T>::kValues, tile,
+                                                ahead);
         spill(tile, sums, Panels * kPanel);
     });
     finish(linear, call, row, rows, panel * kPanel, sums, Panels * kPanel);
 }
 
-// Rows [row, end) with panels [panel, last): the first tile of rows fetches the weights from memory.
-template <class T>
-void multiply_block(const FaserLinear& linear, const FaserProduct& call, int64_t panel, int64_t last, int64_t row,
+// Rows [row, end) with `Panels` panels. The first tile fetches these panels themselves, a little ahead. The tiles
+// after it find them near, and a few of them fetch the panels that this thread will probably meet next.
+template <class T, int Panels>
+void multiply_group(const FaserLinear& linear, const FaserProduct& call, int64_t panel, int64_t next, int64_t row,
                     int64_t end) {
-    while (panel < last) {
-        const bool full = last - panel >= kTilePanels;
-        for (int64_t r = row; r < end;) {
-            const int rows = tile_rows(end - r);
-            if (!full) {
-                multiply_group<T, 1, 0>(linear, call, panel, r, rows);
-            } else if (r == row) {
-                multiply_group<T, kTilePanels, kPrefetchBytes>(linear, call, panel, r, rows);
-            } else {
-                multiply_group<T, kTilePanels, 0>(linear, call, panel, r, rows);
-            }
-            r += rows;
+    const int64_t bytes = panel_bytes<T>(linear);
+    const int64_t fetchers = std::min<int64_t>(Panels, (end - row - 1) / kTileRows);
+    for (int64_t tile = 0; row < end; tile++) {
+        const int rows = tile_rows(end - row);
+        const char* ahead[Panels];
+        for (int p = 0; p < Panels; p++) {
+            const bool mine = tile > 0 && p * fetchers / Panels == tile - 1;
+            ahead[p] = linear.panels + (mine ? next + p : panel + p) * bytes + (tile == 0 ? kFetchBytes : 0);
         }
-        panel += full ? kTilePanels : 1;
+        if (tile <= fetchers) {
+            multiply_tile<T, Panels, true>(linear, call, panel, row, rows, ahead);
+        } else {
+            multiply_tile<T, Panels, false>(linear, call, panel, row, rows, ahead);
+        }
+        row += rows;
     }
 }
 
 template <class T>
 void product(Pool& pool, const FaserLinear& linear, const FaserProduct& call) {
+    if (call.rows == 0) return;
     const int64_t panels = num_panels(linear);
     int64_t group = std::max<int64_t>(1, kPieceBytes / (panel_bytes<T>(linear) * kTilePanels)) * kTilePanels;
     if (call.rows > kTileRows) group = kTilePanels;
     const int64_t groups = (panels + group - 1) / group;
     const int64_t row_blocks = (call.rows + kRowBlock - 1) / kRowBlock;
     const int64_t block = (call.rows + row_blocks - 1) / row_blocks;
+    const int64_t stride = kTilePanels * pool.num_threads();
     pool.run(groups * row_blocks, [&](int64_t piece) {
-        const int64_t panel = piece / row_blocks * group;
-        const int64_t row = piece % row_blocks * block;
-        multiply_block<T>(linear, call, panel, std::min(panel + group, panels), row,
-                               std::min(row + block, call.rows));
+        int64_t panel = piece / row_blocks * group;
+        const int64_t last = std::min(panel + group, panels);
+        const int64_t row = piece % row_blocks * block, end = std::min(row + block, call.rows);
+        for (; panel + kTilePanels <= last; panel += kTilePanels) {
+            const int64_t next = std::min(panel + stride, panels - kTilePanels);
+            multiply_group<T, kTilePanels>(linear, call, panel, next, row, end);
+        }
+        for (; panel < last; panel++) multiply_group<T, 1>(linear, call, panel, panel, row, end);
     });
 }
 

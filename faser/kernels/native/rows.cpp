@@ -71,8 +71,8 @@ void silu_mul(Pool& pool, const T* gate_up, int64_t stride, int64_t rows, int64_
 template <class T>
 void add_key(const FaserCache& cache, char* block, int64_t offset, const T* key) {
     constexpr int values = Step<T>::kValues;
-    T* to = (T*)(block + offset / kChunk * chunk_bytes(cache)) + offset % kChunk * values;
-    for (int64_t d = 0; d < cache.head_dim; d += values, to += kPanel * values) {
+    T* to = (T*)block + offset * values;
+    for (int64_t d = 0; d < cache.head_dim; d += values, to += cache.block_size * values) {
         for (int i = 0; i < values; i++) to[i] = key[d + i];
     }
 }

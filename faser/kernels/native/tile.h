@@ -14,10 +14,12 @@ struct Sums {
 };
 
 // Adds x[r] times w[p], `steps` steps. Row r of x starts r * x_stride bytes on; a panel's steps lie w_step bytes
-// apart. Prefetch: bytes ahead, along each panel; 0 for data that is near.
-template <class T, int Rows, int Panels, int Prefetch = 0>
+// apart. Fetch: meanwhile ask for as many steps of `ahead`, data for later, to come from memory into the second
+// cache (into the first they would push out what is in use).
+template <class T, int Rows, int Panels, bool Fetch = false>
 inline __attribute__((always_inline)) void multiply(const char* x, ptrdiff_t x_stride, const char* const* w,
-                                                    ptrdiff_t w_step, int64_t steps, Sums<Rows, Panels>& sums) {
+                                                    ptrdiff_t w_step, int64_t steps, Sums<Rows, Panels>& sums,
+                                                    const char* const* ahead = nullptr) {
     using S = Step<T>;
     const char* panels[Panels];
     for (int p = 0; p < Panels; p++) panels[p] = w[p];
@@ -25,7 +27,7 @@ inline __attribute__((always_inline)) void multiply(const char* x, ptrdiff_t x_s
         typename S::Weight weights[Panels * kParts];
 #pragma GCC unroll 8
         for (int p = 0; p < Panels; p++) {
-            if (Prefetch) __builtin_prefetch(panels[p] + Prefetch, 0, 3);
+            if (Fetch) __builtin_prefetch(ahead[p] + step * kStepBytes, 0, 2);
 #pragma GCC unroll 4
             for (int i = 0; i < kParts; i++) {
                 weights[p * kParts + i] = S::weight(panels[p] + i * sizeof(vf));
