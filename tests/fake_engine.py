@@ -130,6 +130,7 @@ class FakeEngine:
         self.script = script or saying("Hello!")
         self.state = EngineState.READY
         self.state_reason = ""
+        self.silence_s = 0.0
         self.loaded = True
         self.step_s = 0.0
         self.refusals: list[FaserError | None] = []

@@ -42,6 +42,11 @@ class EngineClient(Protocol):
     @property
     def stats(self) -> EngineStats: ...
 
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the engine last gave a sign of life."""
+        ...
+
     def submit(self, request: Request) -> OutputStream:
         """Accept a request and start on it.
 

@@ -79,6 +79,7 @@ class AsyncEngine:
         self._streams: dict[str, OutputStream] = {}
         self._num_samples = 0
         self._settled = asyncio.Event()  # ready, or dead
+        self._heard_s = time.monotonic()
         self._idle = asyncio.Event()
         self._idle.set()
         self._finish_gap_s = 1.0  # smoothed time between two requests that end
@@ -106,6 +107,11 @@ class AsyncEngine:
     @property
     def stats(self) -> EngineStats:
         return self._stats
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the engine last gave a sign of life. Longer than a step can take: it hangs."""
+        return time.monotonic() - self._heard_s
 
     async def start(self) -> None:
         """Start the engine's process or thread; returns before the model is loaded."""
@@ -225,6 +231,7 @@ class AsyncEngine:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while (message := await receive_async(reader)) is not None:
+            self._heard_s = time.monotonic()
             self._handle(message)
         if self._state is not EngineState.DEAD:
             assert self._host is not None

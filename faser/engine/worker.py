@@ -38,6 +38,9 @@ from faser.types import EngineState
 
 _log = logging.getLogger("faser.engine")
 
+# An idle engine speaks this often, so that silence means that it hangs.
+HEARTBEAT_S = 2.0
+
 
 def serve(connection: socket.socket, *, own_process: bool) -> None:
     """Load what the first message says, then run until told to stop or until the front-end is gone.
@@ -87,12 +90,13 @@ def _load(connection: socket.socket, configure: Configure) -> Engine:
 def _take_messages(engine: Engine, inbox: SimpleQueue[ToEngine | None], connection: socket.socket) -> bool:
     """Apply what has arrived, waiting for something if there is no work. False: time to end.
 
-    An abort that leaves nothing to do returns too, so that the freed blocks are reported.
+    An abort that leaves nothing to do returns too, so that the freed blocks are reported; and so does an
+    idle engine whose heartbeat is due.
     """
     block = not engine.has_work()
     while True:
         try:
-            message = inbox.get(block=block)
+            message = inbox.get(block=block, timeout=HEARTBEAT_S)
         except Empty:
             return True
         match message:

@@ -67,6 +67,18 @@ def test_probes_answer_before_the_model_is_loaded(http: httpx.Client, engine: Fa
     assert http.post("/tokenize", json={"prompt": "hi"}).status_code == 503
 
 
+def test_an_engine_that_hangs_is_neither_healthy_nor_ready(http: httpx.Client, engine: FakeEngine) -> None:
+    engine.silence_s = 119.0
+    assert http.get("/health").status_code == http.get("/ready").status_code == 200
+    engine.silence_s = 121.0
+    assert http.get("/health").status_code == 503
+    assert http.get("/ready").json() == {
+        "ready": False,
+        "reason": "dead",
+        "message": "the engine has been silent for 121 s",
+    }
+
+
 def test_metrics_are_prometheus_text(http: httpx.Client) -> None:
     answer = http.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"

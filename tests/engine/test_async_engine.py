@@ -19,6 +19,7 @@ from faser.config import EngineConfig
 from faser.engine.async_engine import AsyncEngine
 from faser.engine.engine_host import Transport
 from faser.engine.tokenizer import Tokenizer, load_tokenizer
+from faser.engine.worker import HEARTBEAT_S
 from faser.errors import ConfigError, EngineError, NotReadyError, OverloadError, RequestError
 from faser.types import EngineState, FinishReason, OutputDelta, Request, SamplingParams
 
@@ -283,6 +284,20 @@ def test_a_broken_checkpoint_is_the_operators_error(
             await engine.wait_ready()
         assert engine.state is EngineState.DEAD
         await engine.stop()
+
+    asyncio.run(scenario())
+
+
+@both
+def test_an_idle_engine_gives_signs_of_life(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    async def scenario() -> None:
+        async with running(tiny_checkpoint, tokenizer, transport) as engine:
+            await asyncio.sleep(HEARTBEAT_S / 2)
+            quiet_s = engine.silence_s
+            assert quiet_s > HEARTBEAT_S / 4
+            await until(lambda: engine.silence_s < quiet_s, HEARTBEAT_S + 5.0)
 
     asyncio.run(scenario())
 

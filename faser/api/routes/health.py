@@ -11,6 +11,9 @@ from faser.types import EngineState
 # A draining server is healthy: it must not be restarted before its last answers are out.
 _HEALTHY = (EngineState.READY, EngineState.DRAINING)
 
+# Longer than any step takes, even one of thousands of rows on a slow machine.
+MOST_SILENCE_S = 120.0
+
 
 def health_router(service: Service) -> APIRouter:
     router = APIRouter()
@@ -18,11 +21,15 @@ def health_router(service: Service) -> APIRouter:
     @router.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
     @router.get("/health")
     async def get_health() -> Response:
-        return Response(status_code=200 if service.engine.state in _HEALTHY else 503)
+        alive = service.engine.state in _HEALTHY and service.engine.silence_s < MOST_SILENCE_S
+        return Response(status_code=200 if alive else 503)
 
     @router.get("/ready")
     async def get_ready() -> Response:
-        state = service.engine.state
+        state, silence_s = service.engine.state, service.engine.silence_s
+        if silence_s >= MOST_SILENCE_S:
+            message = f"the engine has been silent for {silence_s:.0f} s"
+            return JSONResponse({"ready": False, "reason": EngineState.DEAD.value, "message": message}, 503)
         if state is EngineState.READY:
             return JSONResponse({"ready": True})
         answer: dict[str, Any] = {"ready": False, "reason": state.value}
