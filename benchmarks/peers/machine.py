@@ -32,11 +32,20 @@ def describe_machine(cores: Sequence[int]) -> dict[str, Any]:
 
 
 def describe_systems(systems: Sequence[System]) -> dict[str, Mapping[str, Any]]:
-    """Version, torch's version and the arguments of each system."""
+    """Version, torch's version, arguments and environment of each system."""
     return {
-        system.name: {**_versions(system), "arguments": system.arguments, "environment": system.environment}
+        system.name: {
+            **_versions(system),
+            "arguments": [portable(argument) for argument in system.arguments],
+            "environment": {name: portable(value) for name, value in system.environment.items()},
+        }
         for system in systems
     }
+
+
+def portable(text: str) -> str:
+    """text with the working directory as `.` and the user's home as `~`: results are read elsewhere."""
+    return text.replace(str(Path.cwd()), ".").replace(str(Path.home()), "~")
 
 
 def git_commit() -> str:

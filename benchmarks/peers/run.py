@@ -21,14 +21,14 @@ from pathlib import Path
 
 from benchmarks.peers import report
 from benchmarks.peers.load import Target, run_load
-from benchmarks.peers.machine import describe_machine, describe_systems, git_commit
+from benchmarks.peers.machine import describe_machine, describe_systems, git_commit, portable
 from benchmarks.peers.servers import Server, busy_s, free_port
 from benchmarks.peers.setup import DEFAULT_DIRECTORY
 from benchmarks.peers.summary import Measurement, check_same_work, measure
 from benchmarks.peers.systems import SYSTEMS, Conditions, System, build_system
 from benchmarks.prompts import Prompt, load_prompts, take
 
-_PROMPTS_VARIABLE = "FASER_BENCH_PROMPTS"
+_PROMPTS_VARIABLE = "SPEC_BENCH_QUESTIONS"
 _START_TIMEOUT_S = 900.0
 _LOAD_TIMEOUT_S = 900.0
 _WAKE_TOKENS = 8
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     systems = [build_system(name, conditions) for name in given.peers]
     about = {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([sys.executable, "-m", "benchmarks.peers.run", *(arguments or sys.argv[1:])]),
+        "command": portable(shlex.join(["python", "-m", "benchmarks.peers.run", *(arguments or sys.argv[1:])])),
         "commit": git_commit(),
         "machine": describe_machine(cores),
         "systems": describe_systems(systems),

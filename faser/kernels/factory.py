@@ -37,7 +37,7 @@ def _native_works() -> bool:
         return True
     _log.warning(
         "no C++ compiler found (looked for %s) and no kernels came with the package: using the torch backend, "
-        "which needs two to four times as long for a step; install g++ to get the native one",
+        "which needs four to six times as long for a step; install g++ to get the native one",
         ", ".join(COMPILERS),
     )
     return False

@@ -107,6 +107,7 @@ def prebuild(directory: Path, isas: Sequence[Isa]) -> list[Path]:
     compiler = find_compiler()
     if compiler is None:
         raise ConfigError(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
+    directory.mkdir(parents=True, exist_ok=True)  # readable to all, unlike a cache
     targets = [directory / prebuilt_name(isa) for isa in isas]
     for isa, target in zip(isas, targets, strict=True):
         _compile(compiler, isa, target)
