@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from faser.errors import RequestError
+from faser.speculation import NO_WISHES, SpeculationParams
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
@@ -128,7 +129,7 @@ def _within(name: str, value: float, low: float, high: float | None, *, above: b
 class Request:
     """One accepted request, tokenised. arrival_s: when it came in, on time.monotonic().
 
-    cache_salt: requests with different salts never share prefix blocks.
+    cache_salt: requests with different salts never share prefix blocks. speculation: its effective wishes.
 
     Raises RequestError for a priority beyond 64 bits.
     """
@@ -139,6 +140,7 @@ class Request:
     priority: int = 0
     arrival_s: float = 0.0
     cache_salt: str | None = None
+    speculation: SpeculationParams = NO_WISHES
 
     def __post_init__(self) -> None:
         _within("priority", self.priority, _MOST_NEGATIVE, _MOST_POSITIVE)
@@ -159,11 +161,36 @@ class PositionLogprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationSummary:
+    """What speculation did for one finished sample; counts of tokens unless said otherwise.
+
+    steps: steps that brought it tokens. gamma_sum: of the gammas verified in them. drafts: steps with at least
+    one draft token. drafted = pruned + verified; verified = accepted + wasted. accepted_per_position: how often
+    the i-th token of a draft was accepted.
+    """
+
+    policy: str
+    steps: int = 0
+    gamma_sum: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    pruned: int = 0
+    verified: int = 0
+    accepted: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+
+    @property
+    def wasted(self) -> int:
+        return self.verified - self.accepted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputDelta:
     """What one step added to one sample. index: which of the n samples.
 
     text may lag behind token_ids (an unfinished code point, a possible stop string) and catches up at the end.
     stop_reason: the stop string or token id that ended it, None for end-of-sequence and length.
+    speculation: in the sample's last delta, where the engine has a drafter.
     """
 
     index: int
@@ -172,6 +199,7 @@ class OutputDelta:
     logprobs: tuple[PositionLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    speculation: SpeculationSummary | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +234,63 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MethodStats:
+    """Draft tokens of one method since the start. drafted = pruned + verified.
+
+    expected: sum of the predicted survival of the verified tokens, to be held against accepted.
+    """
+
+    method: str
+    drafted: int = 0
+    pruned: int = 0
+    verified: int = 0
+    accepted: int = 0
+    expected: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleStats:
+    """Time of one role (draft, verify, step) since the start, in seconds; predicted by the cost model.
+
+    errors: how many steps had |predicted - measured| / measured up to each edge of STEP_ERROR_EDGES, then beyond.
+    """
+
+    role: str
+    predicted_s: float = 0.0
+    measured_s: float = 0.0
+    errors: tuple[int, ...] = ()
+
+
+STEP_ERROR_EDGES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationStats:
+    """Counters since the start of the engine.
+
+    num_drafts: a sequence in a step with at least one verified draft token. accepted_per_position: [cap].
+    gammas: by class, how often each verified gamma 0 … cap was chosen. mode: plain or serial, of the last step.
+    mode_steps: steps by mode. switches: (from, to, times). bypasses: (reason, sequence-steps) without a draft,
+    reason one of load, gain, memory, request. decide_s: host time of policy and bookkeeping.
+    catchup_tokens: draft KV refilled after a pause.
+    """
+
+    policy: str
+    method: str
+    num_drafts: int = 0
+    methods: tuple[MethodStats, ...] = ()
+    accepted_per_position: tuple[int, ...] = ()
+    gammas: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    mode: str = "plain"
+    mode_steps: tuple[tuple[str, int], ...] = ()
+    switches: tuple[tuple[str, str, int], ...] = ()
+    bypasses: tuple[tuple[str, int], ...] = ()
+    roles: tuple[RoleStats, ...] = ()
+    decide_s: float = 0.0
+    catchup_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """A snapshot after a step: gauges are values now, counters count from the start of the engine."""
 
@@ -220,3 +305,4 @@ class EngineStats:
     prefix_cache_hits: int = 0
     last_step_rows: int = 0
     last_step_s: float = 0.0
+    speculation: SpeculationStats | None = None

@@ -31,10 +31,11 @@ class Layer(Enum):
 
 
 LAYERS: dict[Layer, tuple[str, ...]] = {
-    Layer.FOUNDATION: ("", "types", "errors", "config", "setting", "machine", "metrics"),
+    Layer.FOUNDATION: ("", "types", "errors", "config", "setting", "machine", "metrics", "speculation"),
     Layer.COMMON: (
         "engine",
         "engine.plan",
+        "engine.spec",
         "engine.transport",
         "engine.tokenizer",
         "engine.token_spelling",
@@ -56,6 +57,11 @@ LAYERS: dict[Layer, tuple[str, ...]] = {
         "engine.kv_cache",
         "engine.step",
         "engine.clock",
+        "engine.cost_model",
+        "engine.spec.policy",
+        "engine.spec.policies.*",
+        "engine.spec.acceptance",
+        "engine.spec.control",
     ),
     Layer.KERNELS: ("kernels.*",),
     Layer.DATA: (
@@ -70,6 +76,17 @@ LAYERS: dict[Layer, tuple[str, ...]] = {
         "engine.processors",
         "engine.sampling_state",
         "engine.token_counts",
+        "engine.profile",
+        "engine.spec.drafter",
+        "engine.spec.draft_model",
+        "engine.spec.layer_skip",
+        "engine.spec.ngram",
+        "engine.spec.suffix",
+        "engine.spec.corpus",
+        "engine.spec.chooser",
+        "engine.spec.verify",
+        "engine.spec.verifiers.*",
+        "engine.spec.factory",
         "engine.models.decoder",
         "engine.models.loader",
         "engine.models.rope",
@@ -80,7 +97,7 @@ LAYERS: dict[Layer, tuple[str, ...]] = {
     Layer.ENGINE: ("engine.engine", "engine.build", "engine.worker"),
     Layer.FACE: ("engine.async_engine", "engine.engine_host", "engine.output_stream"),
     Layer.API: ("api.*",),
-    Layer.CLI: ("cli.*", "offline", "__main__"),
+    Layer.CLI: ("cli.*", "sim.*", "offline", "__main__"),
 }
 
 _UP_TO_COMMON = {Layer.FOUNDATION, Layer.COMMON}

@@ -1,4 +1,11 @@
-"""StepPlan and StepResult: the only two things that cross between the control plane and the data plane.
+"""StepPlan and StepResult: what crosses between the control plane and the data plane.
+
+A step that speculates asks for drafts first: DraftPlan goes out and Drafts come back, before the StepPlan that
+says which of the drafted tokens are verified. A step that does not has neither.
+
+    position     0 ........ n - 2 | n - 1   | n ........ n + γ - 1 |
+    tokens       |    computed    | pending | drafted, γ of them   |
+    rows         |                | row 0   | row 1 ....... row γ  |      row r judges drafted token r + 1
 
 SequenceDelta is what a committed step says upwards. Plain values, no tensors. A slot is a sequence's line in
 the data plane's tables (block table, sampling state); it belongs to one sequence from the plan that starts it
@@ -7,7 +14,7 @@ until a plan that releases it.
 
 from dataclasses import dataclass
 
-from faser.types import FinishReason, PositionLogprobs, SamplingParams
+from faser.types import FinishReason, PositionLogprobs, SamplingParams, SpeculationSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +39,7 @@ class SequenceRows:
     start: position of the first row; token_ids: the rows' inputs, at start, start + 1, …
     new_blocks: appended to the slot's block table before the step.
     samples: the rows reach the end of the known tokens, so the last row yields a new token.
+    num_drafts: γ; so many of the last inputs are drafted. Then the γ + 1 last rows all sample.
     """
 
     slot: int
@@ -39,6 +47,74 @@ class SequenceRows:
     token_ids: tuple[int, ...]
     new_blocks: tuple[int, ...]
     samples: bool
+    num_drafts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftWish:
+    """A sequence that may draft, started in an earlier step and with exactly its last token not computed.
+
+    max_tokens: most tokens to propose, at least 1. new_blocks: appended to the slot's table before drafting, so
+    that it holds all known tokens and max_tokens more.
+    """
+
+    slot: int
+    max_tokens: int
+    new_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRule:
+    """When one more drafted token is not worth its cost. Prices are in expected tokens.
+
+    acceptance of a drafted token is sigmoid(intercept + slope * confidence); survival is its product over the
+    draft so far. A sequence goes on to the next token while its survival exceeds row_price; all together go on
+    while their summed excess exceeds pass_prices[m - 1], m being how many would go on. The confidence must be
+    known before the token is sampled, or the token be a point mass: otherwise the rule would bias the output.
+    """
+
+    row_price: float
+    pass_prices: tuple[float, ...]
+    intercept: float
+    slope: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftPlan:
+    """What to draft before step `step`. stop: of drafters that need a pass a token; None: draft max_tokens."""
+
+    step: int
+    wishes: tuple[DraftWish, ...]
+    stop: StopRule | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """Proposed continuation of one sequence; empty where there is nothing to propose.
+
+    method: who proposed: draft_model, layer_skip, suffix or ngram. confidences: one per token, of a scale of the
+    method's own: the margin in nats between the two largest logits (models), an estimated probability (suffix),
+    the length of the match (ngram).
+    """
+
+    slot: int
+    method: str
+    token_ids: tuple[int, ...] = ()
+    confidences: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafts:
+    """In the order of the wishes. run_s: wall time of drafting. passes: passes of a draft model.
+
+    catchup_tokens: rows that only refilled the draft model's KV.
+    """
+
+    step: int
+    drafts: tuple[Draft, ...]
+    run_s: float
+    passes: int = 0
+    catchup_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +138,7 @@ class StepPlan:
 class SequenceResult:
     """What one sequence of the plan got: token_ids is empty where nothing was sampled.
 
+    With drafts it has the accepted ones and one of the target's own: 1 … num_drafts + 1 tokens.
     logprobs: one per token, if the request asked. prompt_logprobs: of the prompt positions start + 1 …
     start + rows (as far as they are prompt), if the request asked.
     error: the sequence cannot go on (its logits are not numbers); the others can.
@@ -92,7 +169,7 @@ class SequenceDelta:
     the first sample's delta that completes the prompt, if the request asked.
     stop_reason: the stop token id that ended it, None for end-of-sequence and length.
     num_cached_tokens, first_scheduled_s: of the sample's first admission; seconds of the scheduler's clock.
-    error: why finish_reason is ERROR.
+    error: why finish_reason is ERROR. speculation: with the finish_reason, where the engine speculates.
     """
 
     request_id: str
@@ -105,3 +182,4 @@ class SequenceDelta:
     num_cached_tokens: int = 0
     first_scheduled_s: float | None = None
     error: str | None = None
+    speculation: SpeculationSummary | None = None

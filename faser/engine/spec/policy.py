@@ -1,0 +1,65 @@
+"""The Policy seam: how many tokens each sequence drafts in a step, and how many of them are verified.
+
+Control plane: arrays of numbers, no torch. The same objects decide live and in the simulator. A policy is asked
+twice a step: before drafting, and once the drafts' own confidences are known. It is told what came of it through
+the Acceptance and the CostModel, which it reads and never writes.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from faser.engine.plan import StopRule
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The sequences that could draft in this step, best rank first; S of them, K is the engine's cap on γ.
+
+    slots: [S]. limit: [S] most tokens each may draft, 0 … K (its own cap, its end, its blocks).
+    survival: [S, K + 1]; survival[s, k] is the expected probability that the first k drafted tokens of s are all
+    accepted; column 0 is 1; rows never increase. It counts on a draft that long being there.
+    weight: [S] what a token of the sequence is worth; 1 unless its SLO says otherwise.
+    lag: [S] tokens whose KV a draft model would have to refill first.
+    other_rows: rows that the step has besides one per candidate and the drafts (prompts, sequences that cannot
+    draft). kv_tokens: tokens in the cache that all its sequences read.
+    """
+
+    slots: Ints
+    limit: Ints
+    survival: Floats
+    weight: Floats
+    lag: Ints
+    other_rows: int
+    kv_tokens: int
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.slots)
+
+
+class Policy(Protocol):
+    """Decides; owns nothing but its own hysteresis."""
+
+    @property
+    def name(self) -> str: ...
+
+    def lengths(self, candidates: Candidates) -> Ints:
+        """γ to draft, [S], 0 … limit. All zeros: nobody drafts and the step is the plain one."""
+        ...
+
+    def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:
+        """When a drafter that needs a pass a token stops short of lengths; None: never."""
+        ...
+
+    def keep(self, candidates: Candidates, lengths: Ints) -> Ints:
+        """γ to verify, [S], 0 … lengths. candidates.survival is now that of the tokens really drafted.
+
+        Called for point-mass drafts only. A cut made here with sampled drafts would bias the output.
+        """
+        ...

@@ -1,0 +1,88 @@
+"""What an operator and a request may say about speculation. Frozen values; speculation never changes tokens.
+
+SpeculationConfig is what `--speculative-config` becomes, SpeculationParams what one request asks for, once
+classes, headers and server defaults have been applied. Knows no drafter and no policy by class.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from faser.errors import RequestError
+
+AUTO = "auto"
+METHODS = (AUTO, "draft_model", "ngram", "suffix", "layer_skip")
+POLICIES = ("off", "fixed", "table", "goodput", "survival", "faser")
+REJECTION_METHODS = ("standard", "block", "synthetic")
+DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
+DEFAULT_CLASS = "default"
+MAX_DRAFT_TOKENS = 32  # gamma never exceeds it: the arrays of the policies are this wide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """Targets of one request, in milliseconds; None: no target. Raises RequestError for what is not above 0."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("ttft_ms", self.ttft_ms), ("tpot_ms", self.tpot_ms)):
+            if value is not None and not 0 < value < math.inf:
+                param = f"speculative.slo.{name}"
+                raise RequestError(f"{param} is {value}; it must be a number of milliseconds above 0", param=param)
+
+
+NO_TARGETS = Slo()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationParams:
+    """One request's effective wishes. max_tokens: most drafted tokens a step, None: the server's cap; 0 is off."""
+
+    enabled: bool = True
+    max_tokens: int | None = None
+    class_name: str = DEFAULT_CLASS
+    slo: Slo = NO_TARGETS
+
+
+NO_WISHES = SpeculationParams()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """How the engine speculates.
+
+    method: auto is suffix and n-gram, beside them the draft model if one is named; which of them drafts is then
+    chosen per request. num_speculative_tokens: gamma under `fixed`, its cap under every other policy; None: 16
+    for drafts from text, 8 for a model's. draft_layers: of layer_skip; None: a quarter of the target's.
+    table: (first, last, gamma) by number of sequences, ascending without gaps. classes: by name, what a request
+    of that class gets. suffix_corpus_tokens: past outputs the suffix drafter remembers, in tokens; 0: none.
+    """
+
+    method: str = AUTO
+    policy: str = "faser"
+    num_speculative_tokens: int | None = None
+    model: str | None = None
+    revision: str | None = None
+    draft_max_model_len: int | None = None
+    draft_layers: int | None = None
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 5
+    suffix_max_tree_depth: int = 24
+    suffix_max_cached_requests: int = 10_000
+    suffix_max_spec_factor: float = 1.0
+    suffix_min_token_prob: float = 0.1
+    table: tuple[tuple[int, int, int], ...] = ()
+    rejection_sample_method: str = "standard"
+    draft_sample_method: str = "greedy"
+    synthetic_acceptance_rates: tuple[float, ...] = ()
+    slo: Slo = NO_TARGETS
+    classes: Mapping[str, SpeculationParams] = field(default_factory=dict)
+
+    @property
+    def cap(self) -> int:
+        """The largest gamma any sequence may get."""
+        if self.num_speculative_tokens is not None:
+            return self.num_speculative_tokens
+        return 8 if self.method in ("draft_model", "layer_skip") else 16
