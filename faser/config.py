@@ -14,6 +14,8 @@ from typing import Any
 from faser.errors import ConfigError, RequestError
 from faser.machine import available_memory, usable_cores, usable_memory
 from faser.setting import Kind, Setting, complaint, setting, settings_of, show_bytes, shown
+from faser.speculation import POLICIES, Slo, SpeculationConfig
+from faser.speculation_parser import Parsed, parse_speculation
 from faser.types import MAX_LOGPROBS, SamplingParams
 
 __all__ = [
@@ -31,10 +33,11 @@ __all__ = [
     "usable_memory",
 ]
 
-MODEL, ENGINE, SERVER, OUTPUT = "model", "engine", "server", "output"
+MODEL, ENGINE, SPECULATION, SERVER, OUTPUT = "model", "engine", "speculation", "server", "output"
 GROUPS = {
     MODEL: "which model, and how it is held",
     ENGINE: "how the engine uses the machine",
+    SPECULATION: "how tokens are drafted and verified",
     SERVER: "the HTTP server",
     OUTPUT: "what answers contain",
 }
@@ -165,6 +168,48 @@ class EngineConfig:
         kind=Kind.TEXT,
         choices=("fcfs", "priority"),
     )
+    speculative_config: Mapping[str, Any] | None = setting(
+        None,
+        "How to draft and verify, with vLLM's keys. None: drafts from text, as many as pay.",
+        group=SPECULATION,
+        kind=Kind.JSON,
+        aliases=("-sc",),
+        common=True,
+    )
+    speculative_policy: str | None = setting(
+        None,
+        "Who decides how many tokens are drafted; off: nobody drafts. None: faser.",
+        group=SPECULATION,
+        kind=Kind.TEXT,
+        aliases=("--spec-policy",),
+        choices=POLICIES,
+        common=True,
+    )
+    slo_ttft_ms: float | None = setting(
+        None,
+        "Target for the time to the first token, of requests that bring none, in milliseconds.",
+        group=SPECULATION,
+        kind=Kind.NUMBER,
+        metavar="ms",
+        low=0,
+        above=True,
+    )
+    slo_tpot_ms: float | None = setting(
+        None,
+        "Target for the time per further token, of requests that bring none, in milliseconds.",
+        group=SPECULATION,
+        kind=Kind.NUMBER,
+        metavar="ms",
+        low=0,
+        above=True,
+    )
+    per_request_spec_decode_metrics: str = setting(
+        "none",
+        "Whether answers have vLLM's metrics.speculative_decoding, beside metrics.faser.",
+        group=OUTPUT,
+        kind=Kind.TEXT,
+        choices=("none", "summary", "detailed"),
+    )
     max_logprobs: int = setting(
         MAX_LOGPROBS,
         "Alternatives a request may ask for at each position.",
@@ -182,6 +227,22 @@ class EngineConfig:
         """num_threads, or the cores this process may use."""
         return self.num_threads or usable_cores()
 
+    @property
+    def speculation(self) -> SpeculationConfig:
+        """How the engine speculates. Policy off: it needs no drafter."""
+        config = self._parsed.config
+        assert config is not None, "problems were raised when this was built"
+        return config
+
+    @property
+    def speculation_warnings(self) -> tuple[str, ...]:
+        """What of speculative_config is accepted without effect."""
+        return self._parsed.warnings
+
+    @property
+    def _parsed(self) -> Parsed:
+        return _parse_speculation({each.name: getattr(self, each.name) for each in fields(self)})
+
     @staticmethod
     def conflicts(values: Mapping[str, Any], label: Label) -> list[str]:
         """Problems that no single setting has. A value that is a problem by itself is None here."""
@@ -198,7 +259,9 @@ class EngineConfig:
                 f"{label('kv_cache_memory')} is {show_bytes(memory)}; it must be at most {show_bytes(limit)}, "
                 f"the memory this process may use"
             )
-        return found
+        named = label("speculative_config")
+        parsed = _parse_speculation(values, label("speculative_policy"))
+        return found + [f"{named}: {problem}" for problem in parsed.problems]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,6 +436,16 @@ def _raise_problems(config: EngineConfig | ServerConfig) -> None:
     values = {each.name: getattr(config, each.name) for each in fields(config)}
     if problems := find_problems(type(config), values, lambda name: name):
         raise ConfigError("; ".join(problems))
+
+
+def _parse_speculation(values: Mapping[str, Any], policy_label: str = "speculative_policy") -> Parsed:
+    """values: of EngineConfig's settings, by name."""
+    return parse_speculation(
+        values["speculative_config"],
+        policy=values["speculative_policy"],
+        policy_label=policy_label,
+        slo=Slo(ttft_ms=values["slo_ttft_ms"], tpot_ms=values["slo_tpot_ms"]),
+    )
 
 
 def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:

@@ -15,6 +15,8 @@ from prometheus_client import (
     generate_latest,
 )
 
+from faser.speculation import SpeculationConfig
+from faser.speculation_metrics import SpeculationMetrics
 from faser.types import EngineState, EngineStats, FinishReason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -52,9 +54,6 @@ _IDLE_COUNTERS = (
     "external_prefix_cache_hits",
     "mm_cache_queries",
     "mm_cache_hits",
-    "spec_decode_num_drafts",
-    "spec_decode_num_draft_tokens",
-    "spec_decode_num_accepted_tokens",
 )
 
 _LABELS = ("model_name", "engine")
@@ -63,10 +62,18 @@ _LABELS = ("model_name", "engine")
 class Metrics:
     """One model's series. Use from one thread; rendering may happen at any time.
 
-    max_model_len: where the buckets of token counts end; 0 when it is not known yet.
+    max_model_len: where the buckets of token counts end; 0 when it is not known yet. speculation: says which
+    classes, positions and policy there are. What is told of speculation goes to `speculation`.
     """
 
-    def __init__(self, *, model_name: str, max_model_len: int, engine: str = "0") -> None:
+    def __init__(
+        self,
+        *,
+        model_name: str,
+        max_model_len: int,
+        engine: str = "0",
+        speculation: SpeculationConfig | None = None,
+    ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry(auto_describe=True)
         self._seen = EngineStats()
@@ -74,6 +81,9 @@ class Metrics:
         self._make_gauges(make)
         self._make_counters(make)
         self._make_histograms(make, tuple(_steps_of_1_2_5(max_model_len or _UNKNOWN_MODEL_LEN)))
+        self.speculation = SpeculationMetrics(
+            self._registry, _LABELS, (model_name, engine), speculation or SpeculationConfig()
+        )
 
     def _make_gauges(self, make: "_Maker") -> None:
         self._running = make.gauge("num_requests_running", "Samples in the running batch.")
@@ -200,6 +210,8 @@ class Metrics:
         self._preemptions.inc(stats.num_preemptions - seen.num_preemptions)
         if stats.num_steps > seen.num_steps:
             self._step_tokens.observe(stats.last_step_rows)
+        if stats.speculation is not None:
+            self.speculation.engine(stats.speculation)
 
     def cache_config(self, *, block_size: int, num_gpu_blocks: int) -> None:
         """The KV cache's shape is known now. num_gpu_blocks: blocks, wherever they lie; the name is vLLM's."""

@@ -4,6 +4,7 @@ The engine runs in a thread of this process, behind the same AsyncEngine as when
 """
 
 import asyncio
+import logging
 import threading
 import time
 import uuid
@@ -20,7 +21,18 @@ from faser.engine.async_engine import AsyncEngine
 from faser.engine.models.source import resolve
 from faser.engine.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError, RequestError
-from faser.types import FinishReason, ModelInfo, OutputDelta, PositionLogprobs, Request, SamplingParams
+from faser.speculation import DEFAULT_CLASS
+from faser.types import (
+    FinishReason,
+    ModelInfo,
+    OutputDelta,
+    PositionLogprobs,
+    Request,
+    SamplingParams,
+    SpeculationSummary,
+)
+
+_log = logging.getLogger("faser")
 
 _T = TypeVar("_T")
 
@@ -30,7 +42,7 @@ Message = dict[str, Any]
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """One answer. logprobs: one entry a token, if asked for."""
+    """One answer. logprobs: one entry a token, if asked for. speculation: what it did, where there is any."""
 
     index: int
     text: str = ""
@@ -38,12 +50,14 @@ class Sample:
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    speculation: SpeculationSummary | None = None
 
     def _add(self, delta: OutputDelta) -> None:
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or ()
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        self.speculation = delta.speculation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +78,15 @@ class Generation:
 class LLM:
     """A loaded model. model: a directory, a GGUF file, a hub id, or None for the embedded default.
 
-    options: fields of EngineConfig. Close it, or use it in a `with`, to free the model.
+    options: fields of EngineConfig; speculative_config takes a dict with vLLM's keys, speculative_policy="off"
+    leaves speculation out. Close it, or use it in a `with`, to free the model.
     Raises ConfigError if the model cannot be served.
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self._config = EngineConfig(model=model, **options)
+        self._speculation = self._config.speculation
+        self._warn()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="faser-offline", daemon=True)
         self._thread.start()
@@ -147,6 +164,12 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _warn(self) -> None:
+        for warning in self._config.speculation_warnings:
+            _log.warning("speculative_config: %s", warning)
+        if self._speculation.synthetic:
+            _log.warning("SYNTHETIC ACCEPTANCE: drafts are accepted by given rates; answers are not the model's")
+
     def _await(self, work: Coroutine[Any, Any, _T]) -> _T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
@@ -172,6 +195,7 @@ class LLM:
             prompt_token_ids=tuple(prompt),
             sampling=sampling,
             arrival_s=time.monotonic(),
+            speculation=self._speculation.params_of(DEFAULT_CLASS),
         )
         samples = tuple(Sample(index=index) for index in range(sampling.n))
         num_cached_tokens = 0

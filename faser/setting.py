@@ -5,10 +5,11 @@ config file, help and the documentation's tables all come from the same descript
 settings there are.
 """
 
+import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -156,6 +157,12 @@ def shown(each: Setting, value: Any) -> str:
     return json.dumps(dict(value)) if isinstance(value, Mapping) else str(value)
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """ " Did you mean 'x'?", or nothing if no known word is near."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f" Did you mean '{near[0]}'?" if near else ""
+
+
 def show_bytes(size: int) -> str:
     """1536 is "1.5KiB"; what is not a multiple of a tenth of a unit is rounded to one digit."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
@@ -248,8 +255,17 @@ def _read_json(each: Setting, texts: tuple[str, ...]) -> dict[str, Any]:
         value = json.loads(text)
         if not isinstance(value, dict):
             raise ValueError(text)
-        merged |= value
+        merged = _merged(merged, value)
     return merged
+
+
+def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Both objects, and the objects in them; where they differ the other wins."""
+    both = dict(one)
+    for key, value in other.items():
+        inner = both.get(key)
+        both[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return both
 
 
 def _read_texts(each: Setting, texts: tuple[str, ...]) -> tuple[str, ...]:

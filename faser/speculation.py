@@ -12,6 +12,7 @@ from faser.errors import RequestError
 
 AUTO = "auto"
 METHODS = (AUTO, "draft_model", "ngram", "suffix", "layer_skip")
+DRAFT_METHODS = ("draft_model", "layer_skip", "suffix", "ngram")  # who may have proposed a draft
 POLICIES = ("off", "fixed", "table", "goodput", "survival", "faser")
 REJECTION_METHODS = ("standard", "block", "synthetic")
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
@@ -81,8 +82,30 @@ class SpeculationConfig:
     classes: Mapping[str, SpeculationParams] = field(default_factory=dict)
 
     @property
+    def synthetic(self) -> bool:
+        """Whether drafts are accepted by given rates: the answers are then not the model's."""
+        return self.rejection_sample_method == "synthetic" and self.policy != "off"
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The default class, then the operator's."""
+        return tuple(dict.fromkeys((DEFAULT_CLASS, *self.classes)))
+
+    def params_of(self, class_name: str) -> SpeculationParams:
+        """What a request of that class gets if it says no more. class_name: one of class_names."""
+        if class_name in self.classes:
+            return self.classes[class_name]
+        assert class_name == DEFAULT_CLASS, f"there is no class {class_name}"
+        return SpeculationParams(max_tokens=self.cap, slo=self.slo)
+
+    @property
     def cap(self) -> int:
         """The largest gamma any sequence may get."""
         if self.num_speculative_tokens is not None:
             return self.num_speculative_tokens
-        return 8 if self.method in ("draft_model", "layer_skip") else 16
+        return self.model_cap if self.method in ("draft_model", "layer_skip") else 16
+
+    @property
+    def model_cap(self) -> int:
+        """The most tokens that a model drafts, each of them a pass."""
+        return 8 if self.num_speculative_tokens is None else self.num_speculative_tokens

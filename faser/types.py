@@ -166,7 +166,8 @@ class SpeculationSummary:
 
     steps: steps that brought it tokens. gamma_sum: of the gammas verified in them. drafts: steps with at least
     one draft token. drafted = pruned + verified; verified = accepted + wasted. accepted_per_position: how often
-    the i-th token of a draft was accepted.
+    the i-th token of a draft was accepted. per_step: (verified, accepted) of each of the drafts, in order; empty
+    unless such details are asked for.
     """
 
     policy: str
@@ -178,6 +179,7 @@ class SpeculationSummary:
     verified: int = 0
     accepted: int = 0
     accepted_per_position: tuple[int, ...] = ()
+    per_step: tuple[tuple[int, int], ...] = ()
 
     @property
     def wasted(self) -> int:

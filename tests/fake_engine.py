@@ -1,7 +1,7 @@
 """An engine without a model: it answers what it is told, when it is told, and remembers what happened to it."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Self
 
 import tokenizers
@@ -19,6 +19,7 @@ from faser.types import (
     PositionLogprobs,
     Request,
     RequestOutput,
+    SpeculationSummary,
 )
 
 MAX_MODEL_LEN = 4096
@@ -61,8 +62,13 @@ def model_info() -> ModelInfo:
     )
 
 
-def saying(text: str, *, tokens_per_step: int = 1, cached: int = 0) -> Script:
-    """Every sample says text and ends, or is cut at max_tokens. All samples advance together."""
+def saying(
+    text: str, *, tokens_per_step: int = 1, cached: int = 0, summaries: Sequence[SpeculationSummary] = ()
+) -> Script:
+    """Every sample says text and ends, or is cut at max_tokens. All samples advance together.
+
+    summaries: what comes with the end of each sample; empty: the engine does not speculate.
+    """
     spoken = text.encode()
 
     def script(request: Request) -> Iterator[Step]:
@@ -75,7 +81,13 @@ def saying(text: str, *, tokens_per_step: int = 1, cached: int = 0) -> Script:
             yield RequestOutput(
                 request_id=request.request_id,
                 deltas=tuple(
-                    delta(request, index, step, finish_reason=reason if last else None)
+                    delta(
+                        request,
+                        index,
+                        step,
+                        finish_reason=reason if last else None,
+                        speculation=summaries[index] if last and summaries else None,
+                    )
                     for index in range(request.sampling.n)
                 ),
                 num_cached_tokens=cached,
@@ -92,6 +104,7 @@ def delta(
     *,
     finish_reason: FinishReason | None = None,
     stop_reason: int | str | None = None,
+    speculation: SpeculationSummary | None = None,
 ) -> OutputDelta:
     """One step of one sample, with the logprobs the request asks for."""
     asked = request.sampling.logprobs
@@ -102,6 +115,7 @@ def delta(
         logprobs=None if asked is None else tuple(position(token_id, asked) for token_id in said),
         finish_reason=finish_reason,
         stop_reason=stop_reason,
+        speculation=speculation,
     )
 
 

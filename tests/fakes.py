@@ -2,7 +2,21 @@
 
 from dataclasses import dataclass
 
-from faser.engine.plan import SequenceResult, SequenceRows, SequenceStart, StepPlan, StepResult
+import numpy as np
+
+from faser.engine.plan import (
+    Draft,
+    DraftPlan,
+    Drafts,
+    DraftWish,
+    SequenceResult,
+    SequenceRows,
+    SequenceStart,
+    StepPlan,
+    StepResult,
+    StopRule,
+)
+from faser.engine.spec.policy import Candidates, Ints
 from faser.types import PositionLogprobs
 
 VOCAB_SIZE = 50
@@ -40,17 +54,24 @@ class ScriptedExecutor:
 
     AssertionError if a plan starts a slot in use, leaves one that is not, shares a block that is written to,
     or feeds rows whose block table does not hold exactly their own prefix. Rows of one step are written
-    before any is read, as attention does. burst: a result carries up to so many tokens, all of them those
-    that single steps would have brought. fail_slots: slots whose next result is an error.
+    before any is read, as attention does. Drafts are right as far as a hash of the history says, then wrong, and
+    now and then shorter than wished. A drafted token counts as written, in the place of a known one as well.
+    fail_slots: slots whose next result is an error.
     """
 
-    def __init__(self, *, block_size: int, burst: int = 1) -> None:
+    def __init__(self, *, block_size: int) -> None:
         self.block_size = block_size
-        self.burst = burst
         self.fail_slots: set[int] = set()
         self.steps: list[StepPlan] = []
         self._lines: dict[int, _Line] = {}
         self._cells: dict[tuple[int, int], Cell] = {}
+
+    def draft(self, plan: DraftPlan) -> Drafts:
+        assert plan.wishes, "a plan without wishes is not sent"
+        for slot in plan.released:
+            del self._lines[slot]
+        drafts = tuple(self._draft(wish) for wish in plan.wishes)
+        return Drafts(step=plan.step, drafts=drafts, run_s=0.001)
 
     def run(self, plan: StepPlan) -> StepResult:
         self.steps.append(plan)
@@ -70,32 +91,58 @@ class ScriptedExecutor:
         """Known tokens of the sequence in slot: what it was started with and what was chosen since."""
         return len(self._lines[slot].histories) - 1
 
+    def _draft(self, wish: DraftWish) -> Draft:
+        line = self._lines[wish.slot]
+        line.blocks += wish.new_blocks
+        num_known = len(line.histories) - 1
+        assert wish.max_tokens >= 1
+        assert len(line.blocks) * self.block_size >= num_known + wish.max_tokens, "no room for the draft"
+        self._check_own({self._place(line, num_known - 1 + i)[0] for i in range(wish.max_tokens + 1)})
+        token_ids, history = [], line.histories[-1]
+        for i in range(min(wish.max_tokens, line.histories[-1] % 7)):
+            token_id = next_token(history, line.start.seed)
+            if i == line.histories[-1] // 7 % 5:
+                token_id = (token_id + 1) % VOCAB_SIZE
+            token_ids.append(token_id)
+            history = extend(history, token_id)
+        return Draft(
+            slot=wish.slot, method="suffix", token_ids=tuple(token_ids), confidences=(0.5,) * len(token_ids)
+        )
+
     def _write(self, plan: StepPlan) -> None:
         written: set[tuple[int, int]] = set()
         for rows in plan.rows:
             line = self._lines[rows.slot]
             line.blocks += rows.new_blocks
             assert rows.token_ids, "a sequence in the plan has rows"
+            path = self._path(rows)
             for position, token_id in enumerate(rows.token_ids, rows.start):
                 place = self._place(line, position)
-                cell = (token_id, position, extend(line.histories[position], token_id))
-                assert cell[2] == line.histories[position + 1], (
-                    f"slot {rows.slot} is fed a wrong token at {position}"
-                )
+                cell = (token_id, position, extend(path[position], token_id))
+                assert cell[2] == path[position + 1], f"slot {rows.slot} is fed a wrong token at {position}"
                 assert place not in written, f"{place} is written twice in a step"
                 written.add(place)
                 self._cells[place] = cell
-        dirty = {block for block, _ in written}
-        for block in dirty:
+        self._check_own({block for block, _ in written})
+
+    def _check_own(self, blocks: set[int]) -> None:
+        for block in blocks:
             users = [slot for slot, line in self._lines.items() if block in line.blocks]
             assert len(users) == 1, f"block {block} is written to and in the tables of slots {users}"
 
+    def _path(self, rows: SequenceRows) -> list[int]:
+        """Histories of the known tokens, and of the drafted ones behind them."""
+        path = list(self._lines[rows.slot].histories)
+        for token_id in rows.token_ids[len(rows.token_ids) - rows.num_drafts :]:
+            path.append(extend(path[-1], token_id))
+        return path
+
     def _check_prefix(self, rows: SequenceRows) -> None:
-        line = self._lines[rows.slot]
+        line, path = self._lines[rows.slot], self._path(rows)
         for position in range(rows.start + len(rows.token_ids)):
             cell = self._cells.get(self._place(line, position))
             assert cell is not None, f"slot {rows.slot} reads position {position}, which was never written"
-            found = (position, line.histories[position + 1])
+            found = (position, path[position + 1])
             assert cell[1:] == found, f"slot {rows.slot} finds a foreign {cell} at position {position}"
 
     def _result(self, rows: SequenceRows) -> SequenceResult:
@@ -106,14 +153,15 @@ class ScriptedExecutor:
         chosen: list[int] = []
         logprobs: list[PositionLogprobs] = []
         if rows.samples:
-            assert rows.start + len(rows.token_ids) == len(line.histories) - 1, (
-                "sampling needs the last known token"
-            )
-            for _ in range(1 + line.histories[-1] % self.burst):
+            num_inputs = len(rows.token_ids) - rows.num_drafts
+            assert rows.start + num_inputs == len(line.histories) - 1, "sampling needs the last known token"
+            for drafted in (*rows.token_ids[num_inputs:], None):
                 token_id = next_token(line.histories[-1], line.start.seed)
                 logprobs.append(scripted_logprobs(line.histories[-1], token_id))
                 line.histories.append(extend(line.histories[-1], token_id))
                 chosen.append(token_id)
+                if token_id != drafted:
+                    break
         wants = line.start.sampling.logprobs is not None and rows.samples
         return SequenceResult(
             slot=rows.slot,
@@ -140,3 +188,22 @@ def _histories(token_ids: tuple[int, ...]) -> list[int]:
     for token_id in token_ids:
         histories.append(extend(histories[-1], token_id))
     return histories
+
+
+class RandomPolicy:
+    """A Policy that decides at random: any γ within the limits, and any cut of what was drafted."""
+
+    name = "random"
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def lengths(self, candidates: Candidates) -> Ints:
+        lengths = self._random.integers(0, candidates.limit + 1)
+        return np.where(self._random.random(len(lengths)) < 0.3, 0, lengths)
+
+    def stop_rule(self, _candidates: Candidates, _lengths: Ints) -> StopRule | None:
+        return None
+
+    def keep(self, _candidates: Candidates, lengths: Ints) -> Ints:
+        return self._random.integers(0, lengths + 1)

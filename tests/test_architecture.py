@@ -31,11 +31,24 @@ class Layer(Enum):
 
 
 LAYERS: dict[Layer, tuple[str, ...]] = {
-    Layer.FOUNDATION: ("", "types", "errors", "config", "setting", "machine", "metrics", "speculation"),
+    Layer.FOUNDATION: (
+        "",
+        "types",
+        "errors",
+        "config",
+        "setting",
+        "machine",
+        "metrics",
+        "speculation",
+        "speculation_keys",
+        "speculation_metrics",
+        "speculation_parser",
+    ),
     Layer.COMMON: (
         "engine",
         "engine.plan",
         "engine.spec",
+        "engine.cost_model",
         "engine.transport",
         "engine.tokenizer",
         "engine.token_spelling",
@@ -57,11 +70,12 @@ LAYERS: dict[Layer, tuple[str, ...]] = {
         "engine.kv_cache",
         "engine.step",
         "engine.clock",
-        "engine.cost_model",
         "engine.spec.policy",
         "engine.spec.policies.*",
         "engine.spec.acceptance",
+        "engine.spec.calibration",
         "engine.spec.control",
+        "engine.spec.tally",
     ),
     Layer.KERNELS: ("kernels.*",),
     Layer.DATA: (
@@ -79,11 +93,15 @@ LAYERS: dict[Layer, tuple[str, ...]] = {
         "engine.profile",
         "engine.spec.drafter",
         "engine.spec.draft_model",
+        "engine.spec.draft_choice",
+        "engine.spec.draft_kv",
+        "engine.spec.passes",
         "engine.spec.layer_skip",
         "engine.spec.ngram",
         "engine.spec.suffix",
         "engine.spec.corpus",
         "engine.spec.chooser",
+        "engine.spec.recorder",
         "engine.spec.verify",
         "engine.spec.verifiers.*",
         "engine.spec.factory",
@@ -94,10 +112,10 @@ LAYERS: dict[Layer, tuple[str, ...]] = {
         "engine.models.weights",
         "engine.models.safetensors_source",
     ),
-    Layer.ENGINE: ("engine.engine", "engine.build", "engine.worker"),
+    Layer.ENGINE: ("engine.engine", "engine.build", "engine.loading", "engine.sizing", "engine.worker"),
     Layer.FACE: ("engine.async_engine", "engine.engine_host", "engine.output_stream"),
     Layer.API: ("api.*",),
-    Layer.CLI: ("cli.*", "sim.*", "offline", "__main__"),
+    Layer.CLI: ("cli.*", "bench.*", "sim.*", "offline", "__main__"),
 }
 
 _UP_TO_COMMON = {Layer.FOUNDATION, Layer.COMMON}

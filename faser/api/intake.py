@@ -12,8 +12,9 @@ from faser.api.prompts import Prompt, PromptRules
 from faser.api.respond import Job, Streaming
 from faser.api.schemas.common import GenerationBody
 from faser.api.service import Service
+from faser.api.settings import ApiSettings
 from faser.api.shapes import Shape
-from faser.api.speculation import check_speculation
+from faser.api.speculation import speculation_params
 from faser.errors import RequestError
 from faser.types import ModelInfo, Request, SamplingParams
 
@@ -29,7 +30,6 @@ def check_shared(
     if body.request_id is not None:
         set_request_id(http.scope, body.request_id, "request_id")
     service.model_name(body.model)
-    check_speculation(body.speculative, http.headers)
     if body.priority and not service.settings.priority_scheduling:
         raise RequestError(
             f"priority is {body.priority}; it must be 0 unless the server runs with --scheduling-policy priority",
@@ -84,6 +84,8 @@ def build_job(
     request_id = get_request_id(http.scope)
     # Callers choose their ids and may choose the same twice; the engine needs unique ones.
     unique = uuid.uuid4().hex[:12]
+    settings = service.settings
+    speculation = speculation_params(body.speculative, http.headers, settings.speculation)
     requests = tuple(
         Request(
             request_id=f"{request_id}-{unique}-{at}",
@@ -92,6 +94,7 @@ def build_job(
             priority=body.priority or 0,
             arrival_s=arrival_s,
             cache_salt=body.cache_salt,
+            speculation=speculation,
         )
         for at, prompt in enumerate(prompts)
     )
@@ -104,8 +107,13 @@ def build_job(
             "id": f"{shape.id_prefix}{request_id}",
             "created": int(time.time()),
             "model": service.model_name(body.model),
-            "system_fingerprint": f"faser-{service.settings.version}",
+            "system_fingerprint": _fingerprint(settings),
         },
-        streaming=read_streaming(body, force_usage=service.settings.force_include_usage),
+        streaming=read_streaming(body, force_usage=settings.force_include_usage),
         predicted=body.prediction is not None,
     )
+
+
+def _fingerprint(settings: ApiSettings) -> str:
+    """Answers made with synthetic acceptance are not the model's, and say so."""
+    return f"faser-{settings.version}{'-synthetic' if settings.speculation.synthetic else ''}"

@@ -16,7 +16,9 @@ from faser.api.engine_client import OutputStream
 from faser.api.errors import HttpError, as_http_error, error_body, internal_error
 from faser.api.prompts import Prompt
 from faser.api.service import Service
+from faser.api.settings import ApiSettings
 from faser.api.shapes import ChoiceState, Shape
+from faser.api.spec_report import SpeculationReport
 from faser.api.stream import DONE, ChunkWriter, EventStream, event
 from faser.api.usage import Usage
 from faser.errors import FaserError
@@ -59,6 +61,15 @@ class Job:
     def usage(self) -> Usage:
         return Usage([len(prompt.token_ids) for prompt in self.prompts], predicted=self.predicted)
 
+    def report(self, settings: ApiSettings) -> SpeculationReport:
+        first = self.requests[0]
+        return SpeculationReport(
+            first.speculation,
+            num_choices=len(self.requests) * first.sampling.n,
+            level=settings.spec_decode_metrics,
+            cap=settings.speculation.cap,
+        )
+
 
 async def respond(service: Service, job: Job, http: HttpRequest) -> Response:
     """The HTTP answer. A failure before the first token is raised, so that it has a status of its own.
@@ -75,13 +86,14 @@ async def respond(service: Service, job: Job, http: HttpRequest) -> Response:
 
 async def _gathered(service: Service, job: Job) -> bytes:
     """The whole answer as JSON."""
-    states, usage = job.states(), job.usage()
+    states, usage, report = job.states(), job.usage(), job.report(service.settings)
     deltas: list[list[OutputDelta]] = [[] for _ in states]
     async with service.submitted(job.requests) as streams, aclosing(_merged(streams)) as outputs:
         async for at, output in outputs:
             usage.count(at, output)
             for state, delta in _placed(job, states, at, output):
                 deltas[state.index].append(delta)
+                report.take(state.index, delta)
     choices = [job.shape.whole(state, _joined(own)) for state, own in zip(states, deltas, strict=True)]
     return msgspec.json.encode(
         {
@@ -89,6 +101,7 @@ async def _gathered(service: Service, job: Job) -> bytes:
             "object": job.shape.object_name,
             "choices": choices,
             "usage": usage.as_json(),
+            **report.as_json(),
             **job.shape.beside_choices(states),
         }
     )
@@ -96,7 +109,7 @@ async def _gathered(service: Service, job: Job) -> bytes:
 
 async def _events(service: Service, job: Job, streaming: Streaming) -> AsyncGenerator[bytes, None]:
     """The events of a stream, those of one engine step together. Raises only before the first."""
-    states, usage = job.states(), job.usage()
+    states, usage, report = job.states(), job.usage(), job.report(service.settings)
     writer = ChunkWriter(
         {**job.envelope, "object": job.shape.chunk_object_name},
         with_usage=streaming.ends_with_usage or streaming.continuous_usage,
@@ -107,11 +120,10 @@ async def _events(service: Service, job: Job, streaming: Streaming) -> AsyncGene
             async for at, output in outputs:
                 usage.count(at, output)
                 running = usage.as_json() if streaming.continuous_usage else None
-                events = [
-                    writer.chunk([choice], running)
-                    for state, delta in _placed(job, states, at, output)
-                    for choice in job.shape.pieces(state, delta)
-                ]
+                events = []
+                for state, delta in _placed(job, states, at, output):
+                    report.take(state.index, delta)
+                    events += [writer.chunk([choice], running) for choice in job.shape.pieces(state, delta)]
                 if events:
                     started = True
                     yield b"".join(events)
@@ -121,7 +133,8 @@ async def _events(service: Service, job: Job, streaming: Streaming) -> AsyncGene
         failure = _explained(job, error)
         yield event(error_body(failure.status, failure.message, failure.param)) + DONE
         return
-    yield (writer.chunk([], usage.as_json()) if streaming.ends_with_usage else b"") + DONE
+    last = writer.last({"usage": usage.as_json(), **report.as_json()}) if streaming.ends_with_usage else b""
+    yield last + DONE
 
 
 async def _next(events: AsyncGenerator[bytes, None]) -> bytes:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from faser.speculation import SpeculationConfig
 from faser.types import MAX_LOGPROBS
 
 DEFAULT_MAX_REQUEST_BYTES = 32 << 20
@@ -16,6 +17,7 @@ class ApiSettings:
     api_keys: empty asks for no key. enable_metrics_auth: ask for one on /metrics too.
     chat_template: Jinja text that replaces the model's; None keeps the model's.
     generation_defaults: by SamplingParams' names, for fields that a request leaves out.
+    speculation: what bounds a request's wishes. spec_decode_metrics: none, summary or detailed.
     """
 
     served_model_names: tuple[str, ...]
@@ -29,3 +31,5 @@ class ApiSettings:
     max_logprobs: int = MAX_LOGPROBS
     enable_metrics_auth: bool = False
     priority_scheduling: bool = False
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    spec_decode_metrics: str = "none"

@@ -42,6 +42,10 @@ class ChunkWriter:
         tail = self._no_usage if usage is None else b',"usage":' + _encode(usage) + b"}\n\n"
         return self._head + _encode(choices) + tail
 
+    def last(self, fields: dict[str, Any]) -> bytes:
+        """The chunk without choices that ends an answer. fields: what stands in it, usage first."""
+        return self._head + b"[]," + _encode(fields)[1:] + b"\n\n"
+
 
 class EventStream(StreamingResponse):
     """Sends events until they end or the client leaves, which closes their generator at once."""

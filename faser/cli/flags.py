@@ -9,9 +9,9 @@ import json
 from collections.abc import Sequence
 from typing import NoReturn
 
-from faser.cli.sources import Findings, Given, UsageError, did_you_mean
+from faser.cli.sources import Findings, Given, UsageError
 from faser.cli.vllm_flags import FOREIGN_FLAGS, ForeignFlag
-from faser.setting import Kind, Setting
+from faser.setting import Kind, Setting, did_you_mean
 
 _HELP = "faser help"
 _CONFIG = "faser config"
@@ -96,7 +96,7 @@ def _plain(arguments: Sequence[str], settings: Sequence[Setting]) -> list[str]:
 
     --override-generation-config.top_k 5 becomes --override-generation-config {"top_k": 5}.
     """
-    objects = {each.flag for each in settings if each.kind is Kind.JSON} | {"--speculative-config"}
+    objects = {each.flag for each in settings if each.kind is Kind.JSON}
     plain: list[str] = []
     waiting = list(reversed(arguments))
     while waiting:

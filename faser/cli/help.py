@@ -1,13 +1,17 @@
 """Help, made from the settings: short, by group, by flag, all of it, or as the table in the documentation."""
 
+import json
 import textwrap
 from collections.abc import Sequence
 
-from faser.cli.sources import UsageError, did_you_mean
+from faser.cli.sources import UsageError
 from faser.cli.vllm_flags import FOREIGN_FLAGS, Verdict
 from faser.config import GROUPS
-from faser.setting import Kind, Setting, limits, shown
+from faser.setting import Kind, Setting, did_you_mean, limits, shown
+from faser.speculation import SpeculationConfig
+from faser.speculation_keys import FOREIGN_KEYS, KEYS, LATER_KEYS, Key
 
+_DEFAULTS = SpeculationConfig()
 _INDENT = 32
 _WIDTH = 100
 
@@ -48,6 +52,16 @@ def markdown(settings: Sequence[Setting]) -> str:
         parts.append(f"## {group.capitalize()}: {title}\n")
         parts.append("| flag | default | limits | what it does |\n| --- | --- | --- | --- |")
         parts.append("\n".join(_row(each) for each in settings if each.group == group) + "\n")
+    parts.append("## Keys of `--speculative-config`\n")
+    parts.append(
+        '`--speculative-config \'{"method": "ngram"}\'` and `--speculative-config.method ngram` are the same.\n'
+        "What they are for is told in [speculation.md](speculation.md).\n\n"
+        "| key | default | limits | what it does |\n| --- | --- | --- | --- |"
+    )
+    parts.append("\n".join(_key_row(key) for key in KEYS) + "\n")
+    parts.append("Known by name and refused, or accepted with a warning where they can only change speed:\n")
+    parts.append("| key | accepted | because |\n| --- | --- | --- |")
+    parts.append("\n".join(_foreign_key_rows()) + "\n")
     parts.append("## Flags of vLLM's\n")
     parts.append(
         "Known by name. A value that means off, one or the default is accepted for each of them.\n\n"
@@ -63,6 +77,20 @@ def _foreign_rows() -> list[str]:
         f"| `{' '.join(each.flags)}` | {words[each.verdict]} | {each.reason}"
         f"{f'; use {each.instead}' if each.instead else ''} |"
         for each in FOREIGN_FLAGS
+    ]
+
+
+def _key_row(key: Key) -> str:
+    default = getattr(_DEFAULTS, key.field) if key.field else _DEFAULTS.policy if key.name == "policy" else None
+    text = key.setting.help.replace("|", "\\|")
+    return f"| `{key.name}` | {'none' if default is None else default} | {limits(key.setting)} | {text} |"
+
+
+def _foreign_key_rows() -> list[str]:
+    return [
+        f"| `{name}` | {'all' if each.only_speed else ', '.join(json.dumps(value) for value in each.neutral)} "
+        f"| {each.reason} |"
+        for name, each in (FOREIGN_KEYS | LATER_KEYS).items()
     ]
 
 
@@ -108,6 +136,8 @@ def _details(each: Setting) -> str:
         lines.append(f"  must be: {limits(each)}")
     if each.kind is Kind.SWITCH:
         lines.append(f"  off: --no-{each.flag.lstrip('-')}")
+    if each.name == "speculative_config":
+        lines += ["  keys:", *(f"    {key.name:<38} {key.setting.help}" for key in KEYS)]
     return "\n".join(lines)
 
 

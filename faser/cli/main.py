@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from faser import __version__
-from faser.cli.sources import UsageError, did_you_mean
+from faser.cli.sources import UsageError
 from faser.errors import ConfigError, FaserError
+from faser.setting import did_you_mean
 
 Command = Callable[[Sequence[str]], int]
 
@@ -16,10 +17,11 @@ COMMANDS = {
     "serve": "serve a model over HTTP",
     "chat": "talk to a model, served or in this process",
     "pull": "fetch a model into the cache",
+    "bench": "measure speculation, live or simulated",
     "env": "show versions, device and backend, for bug reports",
 }
 _ALIASES = {"collect-env": "env"}
-_VLLM_COMMANDS = ("bench", "complete", "run-batch")
+_VLLM_COMMANDS = ("complete", "run-batch")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,6 +63,10 @@ def _command(name: str) -> Command:
             from faser.cli.pull import pull
 
             return pull
+        case "bench":
+            from faser.cli.bench.main import bench
+
+            return bench
         case "env":
             from faser.cli.env import env
 

@@ -20,6 +20,12 @@ from faser.config import EngineConfig, ServerConfig
 
 PROG = "faser serve"
 
+SYNTHETIC_BANNER = """\
+********************************************************************************
+** SYNTHETIC ACCEPTANCE: drafts are accepted by given rates, not by the model.**
+** Answers are not the model's. For measuring costs only.                     **
+********************************************************************************"""
+
 
 def serve(arguments: Sequence[str]) -> int:
     """Serve until told to stop; returns the exit status. Raises ConfigError if it cannot start."""
@@ -34,6 +40,8 @@ def serve(arguments: Sequence[str]) -> int:
     engine_config, server_config = _configs(parsed.findings)
     for warning in parsed.findings.warnings:
         print(f"{PROG}: warning: {warning}", file=sys.stderr)
+    if engine_config.speculation.synthetic:
+        print(SYNTHETIC_BANNER, file=sys.stderr)
     _start_logging(server_config.log_level)
     keys = api_keys(server_config)
     with listen(server_config.host, server_config.port) as listener:
@@ -46,6 +54,8 @@ def _configs(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
     engine_config, server_config = settle(findings, (EngineConfig, ServerConfig))
     if "gpu_memory_utilization" in findings.given:
         findings.warnings.append("--gpu-memory-utilization has no effect on a CPU; use --kv-cache-memory")
+    for warning in cast(EngineConfig, engine_config).speculation_warnings:
+        findings.warnings.append(f"--speculative-config: {warning}")
     return cast(EngineConfig, engine_config), cast(ServerConfig, server_config)
 
 

@@ -39,7 +39,10 @@ def serve_on(
         directory = resolve(engine_config.model, cache_dir(), revision=engine_config.revision, progress=report)
         names = server_config.served_model_name or (engine_config.model or _EMBEDDED_NAME,)
         tokenizer = load_tokenizer(Path(engine_config.tokenizer or directory))
-        metrics = Metrics(model_name=names[0], max_model_len=engine_config.max_model_len or 0)
+        speculation = engine_config.speculation
+        metrics = Metrics(
+            model_name=names[0], max_model_len=engine_config.max_model_len or 0, speculation=speculation
+        )
         engine = AsyncEngine(engine_config, directory, tokenizer, metrics=metrics, on_progress=report)
         settings = ApiSettings(
             served_model_names=names,
@@ -53,6 +56,8 @@ def serve_on(
             max_logprobs=engine_config.max_logprobs,
             enable_metrics_auth=server_config.metrics_require_key,
             priority_scheduling=engine_config.scheduling_policy == "priority",
+            speculation=speculation,
+            spec_decode_metrics=engine_config.per_request_spec_decode_metrics,
         )
 
         def announce(info: ModelInfo) -> None:

@@ -4,7 +4,6 @@ Owns the merging and the collecting of problems. Every source hands over texts w
 problem names the very flag, variable or key that brought the value. Builds configs; loads no model.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ import yaml
 from faser.cli.vllm_flags import FOREIGN_FLAGS, ForeignFlag, judge
 from faser.config import EngineConfig, ServerConfig, find_problems, flag_environment
 from faser.errors import ConfigError
-from faser.setting import Setting, read, settings_of
+from faser.setting import Setting, did_you_mean, read, settings_of
 
 SETTINGS = settings_of(EngineConfig) + settings_of(ServerConfig)
 
@@ -145,12 +144,6 @@ def add_file(findings: Findings, path: str, settings: Sequence[Setting]) -> None
         else:
             findings.problems.append(f"{path}: unknown key '{key}'.{did_you_mean(plain, [*names, *foreign])}")
     findings.fill(source)
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ " Did you mean 'x'?", or nothing if no known word is near."""
-    near = difflib.get_close_matches(word, known, n=1)
-    return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ class ForeignFlag:
         return self.flags[0].removeprefix("--")
 
 
+_VALUE = "VALUE"  # in ForeignFlag.instead: what the flag was given
 _ALWAYS_NEUTRAL = ("none", "null", "off", "false", "")
 _ONE = ("1",)
 
@@ -43,7 +44,8 @@ def judge(foreign: ForeignFlag, label: str, text: str) -> tuple[str | None, str 
         return None, None
     if foreign.verdict is Verdict.WARN:
         return None, f"{label} has no effect: {foreign.reason}"
-    alternative = f"Remove it or use {foreign.instead}." if foreign.instead else "Remove it."
+    instead = foreign.instead.replace(_VALUE, text or _VALUE)
+    alternative = f"Remove it or use {instead}." if instead else "Remove it."
     value = "" if foreign.switch else f": '{text}'"
     known = f"{label}{value} is known from vLLM but not supported by FASER {__version__}"
     return f"{known}: {foreign.reason}. {alternative}", None
@@ -71,7 +73,7 @@ def _accept(flags: str, reason: str, *, switch: bool = True) -> ForeignFlag:
 
 
 _ONE_DEVICE = "a model runs on one device"
-_NO_DRAFTERS = "this build does not speculate"
+_IN_JSON = "all that concerns speculation is in one JSON object"
 _NO_TOOLS = "this build has no tool parser"
 _NO_LORA = "this build has no adapters"
 _NO_MEDIA = "this build serves text only"
@@ -101,13 +103,13 @@ FOREIGN_FLAGS: tuple[ForeignFlag, ...] = (
     _refuse("--kv-cache-dtype", "the KV cache has the type of the activations", neutral=("auto",)),
     _refuse("--cpu-offload-gb", "there is no second memory to move weights to", neutral=("0", "0.0")),
     _refuse("--num-gpu-blocks-override", "blocks follow from the memory", instead="--kv-cache-memory"),
-    _refuse("--speculative-config -sc", _NO_DRAFTERS, neutral=("{}",)),
-    _refuse("--spec-policy", _NO_DRAFTERS),
-    _refuse("--speculative-model", _NO_DRAFTERS),
-    _refuse("--num-speculative-tokens", _NO_DRAFTERS, neutral=("0",)),
-    _refuse("--slo-ttft-ms", _NO_DRAFTERS),
-    _refuse("--slo-tpot-ms", _NO_DRAFTERS),
-    _refuse("--per-request-spec-decode-metrics", _NO_DRAFTERS),
+    _refuse("--speculative-model", _IN_JSON, instead=f'--speculative-config \'{{"model": "{_VALUE}"}}\''),
+    _refuse(
+        "--num-speculative-tokens",
+        _IN_JSON,
+        neutral=("0",),
+        instead=f"--speculative-config '{{\"num_speculative_tokens\": {_VALUE}}}'",
+    ),
     _refuse("--enable-lora", _NO_LORA, switch=True),
     _refuse("--lora-modules", _NO_LORA),
     _refuse("--max-lora-rank", _NO_LORA),

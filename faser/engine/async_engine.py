@@ -302,7 +302,7 @@ class AsyncEngine:
         for delta in output.deltas:
             if not delta.token_ids:
                 continue
-            timing.num_tokens += len(delta.token_ids)
+            timing.num_tokens[delta.index] += len(delta.token_ids)
             if self._metrics is not None:
                 if timing.first_token_s is None:
                     self._metrics.first_token(now - timing.arrival_s)
@@ -336,8 +336,15 @@ class AsyncEngine:
             prefill_s=max(0.0, first_token_s - scheduled_s),
             decode_s=now - first_token_s,
             prompt_tokens=len(stream.request.prompt_token_ids),
-            generation_tokens=timing.num_tokens,
+            generation_tokens=timing.num_tokens.total(),
         )
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and timing.first_token_s is not None:
+            self._metrics.speculation.finished(
+                stream.request.speculation,
+                stream.speculation,
+                ttft_s=timing.first_token_s - timing.arrival_s,
+                tpot_s=timing.tpot_s,
+            )
 
     def _fail_one(self, request_id: str, error: FaserError) -> None:
         stream = self._streams.get(request_id)

@@ -41,17 +41,30 @@ class BlockTable:
         self._blocks[slot, count : count + len(blocks)] = blocks
         self._counts[slot] = count + len(blocks)
 
+    def blocks(self, slot: int) -> list[int]:
+        """Blocks of a slot, in order of position."""
+        found: list[int] = self._blocks[slot, : self._counts[slot]].tolist()
+        return found
+
     def gather(self, rows: tuple[SequenceRows, ...]) -> RowBatch:
         """Lay the rows of one plan out as arrays; their new blocks must have been appended."""
         counts = np.fromiter((len(each.token_ids) for each in rows), np.int32, len(rows))
         starts = np.fromiter((each.start for each in rows), np.int32, len(rows))
-        slots = [each.slot for each in rows]
-        query_start = np.zeros(len(rows) + 1, dtype=np.int32)
+        token_ids = np.fromiter(chain.from_iterable(each.token_ids for each in rows), np.int64, counts.sum())
+        return self.lay_out([each.slot for each in rows], starts, counts, token_ids)
+
+    def lay_out(
+        self,
+        slots: list[int],
+        starts: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        token_ids: NDArray[np.int64],
+    ) -> RowBatch:
+        """Rows at positions starts[s], starts[s] + 1, … of slot s, counts[s] of them; token_ids: of all."""
+        query_start = np.zeros(len(slots) + 1, dtype=np.int32)
         np.cumsum(counts, out=query_start[1:])
-        num_rows = int(query_start[-1])
-        positions = np.arange(num_rows, dtype=np.int32)
+        positions = np.arange(len(token_ids), dtype=np.int32)
         positions += np.repeat(starts - query_start[:-1], counts)
-        token_ids = np.fromiter(chain.from_iterable(each.token_ids for each in rows), np.int64, num_rows)
         width = max(self._counts[slot] for slot in slots)
         return RowBatch(
             token_ids=torch.from_numpy(token_ids),

@@ -1,155 +1,241 @@
-"""Puts an engine together: model, backend, KV cache, scheduler. The only place that knows all of them.
+"""Puts an engine together: models, backend, KV caches, drafter, scheduler. The only place that knows all of them.
 
-Sizes are decided here, and what does not fit is refused here with both numbers.
+What is loaded is in loading.py, how large it may be in sizing.py.
 """
 
-import logging
-from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
-from faser.config import EngineConfig, available_memory, cache_dir
+from faser.config import EngineConfig, cache_dir
 from faser.engine.batch import BlockTable
-from faser.engine.clock import WallClock
+from faser.engine.clock import Clock, WallClock
+from faser.engine.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.executor import ModelExecutor
+from faser.engine.executor import ModelExecutor, Speculation
 from faser.engine.kv_cache import KvManager
-from faser.engine.models.config_json import ModelConfig, read_model_config
-from faser.engine.models.decoder import Decoder
-from faser.engine.models.loader import load_decoder
+from faser.engine.loading import LoadedModel, Report, load_draft_model, load_target
+from faser.engine.models.source import resolve
+from faser.engine.profile import Room, cached_profile, fingerprint, profile
 from faser.engine.runner import Runner
 from faser.engine.sampler import Sampler
 from faser.engine.scheduler import Scheduler
-from faser.errors import ConfigError
+from faser.engine.sizing import CachedModel, kv_shapes
+from faser.engine.spec.control import SpeculationControl
+from faser.engine.spec.drafter import Drafter
+from faser.engine.spec.factory import DrafterParts, DraftModelParts, make_drafter, names_model
+from faser.engine.spec.layer_skip import draft_layers
+from faser.engine.spec.verifiers import make_verifier
 from faser.kernels.backend import Backend, KvShape
 from faser.kernels.factory import make_backend
 from faser.types import ModelInfo
 
-_log = logging.getLogger("faser.engine")
 
-ProgressCallback = Callable[[str, int, int], None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What is loaded, each model with the runner that has its KV cache. draft: None where no second model drafts.
 
-# Without --kv-cache-memory a CPU gives the pool this share of the memory that is free, and no more than this:
-# the pool is shared with everything else on the machine, and pages that are never used cost nothing.
-_CPU_KV_SHARE = 0.25
-_CPU_KV_MOST_BYTES = 4 << 30
+    kv: the shape of the target's cache; the draft model's has as many blocks of the same size.
+    """
+
+    config: EngineConfig
+    backend: Backend
+    target: LoadedModel
+    runner: Runner
+    kv: KvShape
+    draft: LoadedModel | None = None
+    draft_runner: Runner | None = None
+    kv_cache_bytes: int
+
+    @property
+    def speculates(self) -> bool:
+        return self.config.speculation.policy != "off"
 
 
-def build_engine(config: EngineConfig, directory: Path, report: ProgressCallback) -> tuple[Engine, ModelInfo]:
-    """Load the model in directory and make an engine of it.
+class Watch(Protocol):
+    """Somebody who looks over the shoulder of an engine that speculates: a recorder of acceptance traces."""
 
-    report: called with (stage, done, total) while weights are read.
+    def drafter(self, drafter: Drafter) -> Drafter:
+        """The engine's drafter, or one that stands before it."""
+        ...
+
+    def costs(self, costs: CostModel) -> None:
+        """What the engine believes that steps take. Only to be read."""
+        ...
+
+
+def build_engine(
+    config: EngineConfig,
+    directory: Path,
+    report: Report,
+    watch: Watch | None = None,
+    costs: CostModel | None = None,
+) -> tuple[Engine, ModelInfo]:
+    """Load the model in directory, and the draft model that the config names, and make an engine of them.
+
+    report: called with (stage, done, total) during everything that takes long. watch: is shown the engine's parts.
+    costs: what steps take; None: measured here, or read where that was done before.
     Raises ConfigError (or ModelError) naming what does not fit.
     """
-    num_threads = config.threads
-    torch.set_num_threads(num_threads)
-    model = read_model_config(directory)
-    max_model_len = _max_model_len(config, model)
-    report("preparing kernels", 0, 0)
-    backend = make_backend(config.backend, _device(config), num_threads=num_threads, cache_dir=cache_dir())
-    decoder = load_decoder(
-        directory,
-        backend,
-        _dtype(config, model),
-        max_model_len=max_model_len,
-        max_rows=config.max_num_batched_tokens,
-        max_logit_rows=config.max_num_seqs,
-        progress=lambda done, total: report("loading weights", done, total),
-    )
-    if backend.name == "native":
-        # Its own threads are what computes. Torch's would only choose tokens, and wait for each other at barriers
-        # while the front-end holds a core: 18 ms instead of 0.4 ms for a greedy step on two busy cores.
-        torch.set_num_threads(1)
-    kv = _kv_shape(config, decoder, max_model_len)
-    report("warming up", 0, 1)
-    engine = _assemble(config, decoder, backend, kv, model, max_model_len)
-    report("warming up", 1, 1)
+    parts = _load(config, directory, report)
+    engine = _assemble(parts, report, watch, costs)
+    decoder = parts.target.decoder
     return engine, ModelInfo(
-        max_model_len=max_model_len,
+        max_model_len=parts.target.max_positions,
         vocab_size=decoder.spec.vocab_size,
-        eos_token_ids=model.eos_token_ids,
+        eos_token_ids=parts.target.config.eos_token_ids,
         dtype=str(decoder.dtype).removeprefix("torch."),
-        device=str(backend.device),
-        backend=backend.name,
-        block_size=kv.block_size,
-        num_blocks=kv.num_blocks,
-        kv_cache_bytes=kv.total_bytes,
-        weight_bytes=decoder.weight_bytes,
+        device=str(parts.backend.device),
+        backend=parts.backend.name,
+        block_size=parts.kv.block_size,
+        num_blocks=parts.kv.num_blocks,
+        kv_cache_bytes=parts.kv_cache_bytes,
+        weight_bytes=decoder.weight_bytes + (parts.draft.decoder.weight_bytes if parts.draft is not None else 0),
         num_parameters=decoder.num_parameters,
     )
 
 
-def _assemble(
-    config: EngineConfig,
-    decoder: Decoder,
-    backend: Backend,
-    kv: KvShape,
-    model: ModelConfig,
-    max_model_len: int,
-) -> Engine:
-    executor = ModelExecutor(
-        Runner(decoder, backend, kv),
-        Sampler(config.max_num_seqs, decoder.spec.vocab_size, model.eos_token_ids, backend.device),
-        BlockTable(config.max_num_seqs, -(-max_model_len // kv.block_size)),
-        max_logit_rows=config.max_num_seqs,
+def _load(config: EngineConfig, directory: Path, report: Report) -> _Parts:
+    torch.set_num_threads(config.threads)
+    draft_directory = _draft_directory(config, report)
+    report("preparing kernels", 0, 0)
+    backend = make_backend(config.backend, _device(config), num_threads=config.threads, cache_dir=cache_dir())
+    target = load_target(config, directory, backend, report)
+    draft = None
+    if draft_directory is not None:
+        draft = load_draft_model(config, draft_directory, target, backend, report)
+    if backend.name == "native":
+        # Its own threads are what computes. Torch's would only choose tokens, and wait for each other at barriers
+        # while the front-end holds a core: 18 ms instead of 0.4 ms for a greedy step on two busy cores.
+        torch.set_num_threads(1)
+    models = [target] if draft is None else [target, draft]
+    cached = [CachedModel(spec=each.decoder.spec, dtype=each.decoder.dtype) for each in models]
+    shapes = kv_shapes(config, cached, target.max_positions)
+    return _Parts(
+        config=config,
+        backend=backend,
+        target=target,
+        runner=Runner(target.decoder, backend, shapes[0]),
+        kv=shapes[0],
+        draft=draft,
+        draft_runner=None if draft is None else Runner(draft.decoder, backend, shapes[1]),
+        kv_cache_bytes=sum(shape.total_bytes for shape in shapes),
     )
+
+
+def _draft_directory(config: EngineConfig, report: Report) -> Path | None:
+    """Where the draft model lies, fetched first if need be; None where none drafts."""
+    speculation = config.speculation
+    if not names_model(speculation):
+        return None
+    return resolve(speculation.model, cache_dir(), revision=speculation.revision, progress=report)
+
+
+def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostModel | None) -> Engine:
+    config, target, kv = parts.config, parts.target, parts.kv
+    sampler = Sampler(
+        config.max_num_seqs, target.decoder.spec.vocab_size, target.config.eos_token_ids, parts.backend.device
+    )
+    table = BlockTable(config.max_num_seqs, -(-target.max_positions // kv.block_size))
+    executor = ModelExecutor(
+        parts.runner,
+        sampler,
+        table,
+        max_logit_rows=config.max_num_seqs,
+        speculation=_speculation(parts, sampler, table, watch) if parts.speculates else None,
+    )
+    clock = WallClock()
+    control = None
+    if parts.speculates:
+        control = _control(parts, costs or _costs(parts, report), clock, watch)
     scheduler = Scheduler(
         kv=KvManager(kv.num_blocks, kv.block_size, enable_prefix_caching=config.enable_prefix_caching),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=max_model_len,
-        eos_token_ids=model.eos_token_ids,
+        max_model_len=target.max_positions,
+        eos_token_ids=target.config.eos_token_ids,
         policy=config.scheduling_policy,
         seed=config.seed,
-        clock=WallClock(),
+        clock=clock,
+        speculation=control,
     )
     return Engine(scheduler, executor)
 
 
+def _speculation(parts: _Parts, sampler: Sampler, table: BlockTable, watch: Watch | None) -> Speculation:
+    """Who drafts, and who judges."""
+    config, model = parts.config, None
+    if parts.draft is not None and parts.draft_runner is not None:
+        model = DraftModelParts(
+            runner=parts.draft_runner,
+            num_blocks=parts.kv.num_blocks,
+            block_size=parts.kv.block_size,
+            max_positions=parts.draft.max_positions,
+        )
+    drafter_parts = DrafterParts(
+        target=parts.runner,
+        table=table,
+        num_slots=config.max_num_seqs,
+        max_rows=config.max_num_batched_tokens,
+        model=model,
+    )
+    drafter = make_drafter(config.speculation, drafter_parts)
+    return Speculation(
+        drafter=drafter if watch is None else watch.drafter(drafter),
+        verifier=make_verifier(config.speculation, sampler),
+    )
+
+
+def _control(parts: _Parts, costs: CostModel, clock: Clock, watch: Watch | None) -> SpeculationControl:
+    """Who decides, by what steps take on this machine."""
+    config = parts.config
+    if watch is not None:
+        watch.costs(costs)
+    return SpeculationControl(
+        config.speculation,
+        costs,
+        num_slots=config.max_num_seqs,
+        clock=clock,
+        details=config.per_request_spec_decode_metrics == "detailed",
+    )
+
+
+def _costs(parts: _Parts, report: Report) -> CostModel:
+    """Measured, unless the same engine was measured on this machine before."""
+    config, draft = parts.config, parts.draft
+    num_layers = None
+    if config.speculation.method == "layer_skip":
+        num_layers = draft_layers(config.speculation.draft_layers, parts.runner.num_layers)
+    models = [parts.target] if draft is None else [parts.target, draft]
+    room = Room(
+        num_blocks=parts.kv.num_blocks,
+        block_size=parts.kv.block_size,
+        max_len=min(model.max_positions for model in models),
+        max_rows=config.max_num_batched_tokens,
+        max_logit_rows=config.max_num_seqs,
+    )
+    described = fingerprint(
+        {
+            "models": [(asdict(model.decoder.spec), str(model.decoder.dtype)) for model in models],
+            "backend": parts.backend.name,
+            "threads": config.threads,
+            "draft_layers": num_layers,
+            "rows": (room.max_rows, room.max_logit_rows, room.max_len),
+        }
+    )
+    return cached_profile(
+        cache_dir() / "cost" / f"{described}.json",
+        lambda: profile(
+            parts.runner,
+            parts.runner if num_layers is not None else parts.draft_runner,
+            room,
+            progress=report,
+            draft_layers=num_layers,
+        ),
+    )
+
+
 def _device(config: EngineConfig) -> str:
     return "cpu" if config.device == "auto" else config.device
-
-
-def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
-    longest = model.spec.max_position_embeddings
-    if config.max_model_len is None:
-        return longest
-    if config.max_model_len > longest:
-        raise ConfigError(f"--max-model-len is {config.max_model_len}; this model has at most {longest} positions")
-    return config.max_model_len
-
-
-def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
-    """auto: the checkpoint's own, with float16 widened to bfloat16's place since no CPU product takes it."""
-    if config.dtype != "auto":
-        return torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
-    return torch.float32 if model.dtype == "float32" else torch.bfloat16
-
-
-def _kv_shape(config: EngineConfig, decoder: Decoder, max_model_len: int) -> KvShape:
-    """A pool that holds at least one whole context, and no more than all sequences can ever fill."""
-    spec = decoder.spec
-
-    def shape(num_blocks: int) -> KvShape:
-        return KvShape(
-            num_layers=spec.num_layers,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            dtype=decoder.dtype,
-        )
-
-    block_bytes = shape(1).block_bytes
-    one_context = -(-max_model_len // config.block_size)
-    given = config.kv_cache_memory
-    if given is None:
-        share = min(int(available_memory() * _CPU_KV_SHARE), _CPU_KV_MOST_BYTES)
-        return shape(max(one_context, min(share // block_bytes, one_context * config.max_num_seqs)))
-    if given // block_bytes < one_context:
-        raise ConfigError(
-            f"--kv-cache-memory is {given} bytes; one context of {max_model_len} tokens needs "
-            f"{one_context * block_bytes} bytes (or lower --max-model-len)"
-        )
-    return shape(given // block_bytes)

@@ -3,3 +3,296 @@
 Owns a measured table per role, the slope for KV tokens read, and a factor per role that follows the machine
 online. Does not measure: `profile` in the data plane fills the tables, the engine reports what steps took.
 """
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from faser.errors import ConfigError
+from faser.types import STEP_ERROR_EDGES, RoleStats
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_FORMAT = 1
+_FOLLOW = 0.1  # weight of the newest step in the factor of its role
+_OUTLIER = 3.0  # one step counts at most for so many times faster or slower: a page fault is no new machine
+_LARGEST_FACTOR = 20.0
+_FIRST_DENSE_ROWS = 2048
+
+
+class Role(StrEnum):
+    """step: target forward, logits, choice of tokens. pass: one of a draft model. text: one look-up."""
+
+    STEP = "step"
+    PASS = "pass"
+    TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTable:
+    """Seconds by row count. rows ascend; between two of them time is linear, above the last it goes on rising.
+
+    seconds: without what reading the KV cache costs: kv_token_s more for every token in it that is read.
+    Raises ConfigError for anything else.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    kv_token_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.rows or len(self.rows) != len(self.seconds):
+            raise ConfigError(f"a cost table has {len(self.rows)} row counts and {len(self.seconds)} times")
+        if self.rows[0] < 1 or any(a >= b for a, b in zip(self.rows, self.rows[1:], strict=False)):
+            raise ConfigError(
+                f"the row counts of a cost table are {list(self.rows)}; they must ascend from 1 or more"
+            )
+        if any(not 0 <= each < math.inf for each in (*self.seconds, self.kv_token_s)):
+            raise ConfigError("a cost table has a time that is not a number of seconds from 0 on")
+        if any(a > b for a, b in zip(self.seconds, self.seconds[1:], strict=False)):
+            raise ConfigError("a cost table has a time that falls where rows rise")
+
+    @classmethod
+    def measured(cls, seconds: Mapping[int, float], *, kv_token_s: float = 0.0) -> "CostTable":
+        """From medians by row count, made monotone: a step is as slow as the slowest smaller one."""
+        rows = sorted(seconds)
+        rising = np.maximum.accumulate([seconds[each] for each in rows])
+        return cls(rows=tuple(rows), seconds=tuple(float(each) for each in rising), kv_token_s=kv_token_s)
+
+    def dense(self, num_rows: int) -> Floats:
+        """[num_rows + 1] seconds for 0 … num_rows rows; no rows, no time.
+
+        The slope above the largest measured count is the one from half of that count on: the last two may be
+        neighbours, and then it would be noise.
+        """
+        wanted = np.arange(num_rows + 1)
+        found = np.interp(wanted, self.rows, self.seconds)
+        last = self.rows[-1]
+        first = next(each for each in reversed(self.rows) if each <= last / 2 or each == self.rows[0])
+        if last > first:
+            rise = (self.seconds[-1] - self.seconds[self.rows.index(first)]) / (last - first)
+            found[last + 1 :] += rise * (wanted[last + 1 :] - last)
+        found[0] = 0.0
+        return found
+
+
+class CostModel:
+    """Times of all roles. Read by policies, written by the engine through `observe`."""
+
+    def __init__(self, tables: Mapping[Role, CostTable]) -> None:
+        if Role.STEP not in tables:
+            raise ConfigError("a cost model has no times of role step")
+        self._tables = dict(tables)
+        self._dense = {role: table.dense(_FIRST_DENSE_ROWS) for role, table in tables.items()}
+        self._followed = {role: Ledger() for role in tables}
+
+    @classmethod
+    def proportional(
+        cls,
+        *,
+        step_s: float,
+        row_s: float = 0.0,
+        kv_token_s: float = 0.0,
+        pass_s: float | None = None,
+        pass_row_s: float = 0.0,
+        text_s: float | None = None,
+    ) -> "CostModel":
+        """step_s + row_s * rows + kv_token_s * tokens; likewise a pass; text_s per sequence. For simulations."""
+        tables = {Role.STEP: _line(step_s, row_s, kv_token_s)}
+        if pass_s is not None:
+            tables[Role.PASS] = _line(pass_s, pass_row_s)
+        if text_s is not None:
+            tables[Role.TEXT] = _line(0.0, text_s)
+        return cls(tables)
+
+    @property
+    def has_passes(self) -> bool:
+        """Drafting costs a pass of a model per token."""
+        return Role.PASS in self._tables
+
+    @property
+    def tables(self) -> Mapping[Role, CostTable]:
+        return self._tables
+
+    def factor(self, role: Role) -> float:
+        """How many times slower than its table the role is at present."""
+        return self._followed[role].factor
+
+    @overload
+    def step_s(self, rows: int, kv_tokens: int = 0) -> float: ...
+    @overload
+    def step_s(self, rows: Ints, kv_tokens: int = 0) -> Floats: ...
+    def step_s(self, rows: int | Ints, kv_tokens: int = 0) -> float | Floats:
+        """Seconds of a step with so many rows, whose sequences have kv_tokens in the cache together."""
+        kv_s = self._tables[Role.STEP].kv_token_s * kv_tokens
+        return (self._base_s(Role.STEP, rows) + kv_s) * self._followed[Role.STEP].factor
+
+    @overload
+    def pass_s(self, rows: int) -> float: ...
+    @overload
+    def pass_s(self, rows: Ints) -> Floats: ...
+    def pass_s(self, rows: int | Ints) -> float | Floats:
+        """Seconds of one pass of the draft model; 0 where drafts come from text."""
+        if not self.has_passes:
+            return _nothing(rows)
+        return self._base_s(Role.PASS, rows) * self._followed[Role.PASS].factor
+
+    @overload
+    def text_s(self, sequences: int) -> float: ...
+    @overload
+    def text_s(self, sequences: Ints) -> Floats: ...
+    def text_s(self, sequences: int | Ints) -> float | Floats:
+        """Seconds of looking up drafts for so many sequences; 0 where only a model drafts."""
+        if Role.TEXT not in self._tables:
+            return _nothing(sequences)
+        return self._base_s(Role.TEXT, sequences) * self._followed[Role.TEXT].factor
+
+    def catchup_s(self, lag: Ints) -> Floats:
+        """Seconds, for each sequence by itself, to refill `lag` tokens of the draft model's KV. [S]"""
+        return np.maximum(self.pass_s(lag + 1) - self.pass_s(1), 0.0)
+
+    def draft_s(self, lengths: Ints, lag: Ints, *, horizon: int = 1) -> float:
+        """Seconds to draft `lengths` tokens, [S], of a step. horizon: catching up is spread over so many steps.
+
+        One pass for each token of the longest draft, with the sequences that still go on.
+        """
+        going = np.bincount(lengths)[::-1].cumsum()[::-1][1:]  # [max γ] sequences in pass 1, 2, …
+        if not len(going):
+            return 0.0
+        first = int(going[0])
+        total_s = self.text_s(first)
+        if not self.has_passes:
+            return total_s
+        total_s += float(self.pass_s(going).sum())
+        if lag.any():
+            behind = int(lag[lengths > 0].sum())
+            total_s += (self.pass_s(first + behind) - self.pass_s(first)) / horizon
+        return total_s
+
+    def observe(self, role: Role | str, predicted_s: float, measured_s: float) -> None:
+        """What was predicted, with the factor of the time, took measured_s. Nothing predicted: nothing learnt."""
+        if predicted_s > 0 and measured_s > 0:
+            self._followed[Role(role)].add(predicted_s, measured_s)
+
+    def stats(self) -> tuple[RoleStats, ...]:
+        return tuple(each.stats(role.value) for role, each in self._followed.items())
+
+    def to_json(self) -> str:
+        """The tables; factors and statistics belong to one run."""
+        roles = {
+            role.value: {"rows": table.rows, "seconds": table.seconds, "kv_token_s": table.kv_token_s}
+            for role, table in self._tables.items()
+        }
+        return json.dumps({"format": _FORMAT, "roles": roles}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "the cost model") -> "CostModel":
+        """Raises ConfigError that names source and what is wrong."""
+        try:
+            return cls(_read_tables(json.loads(text)))
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"{source} is not a cost model: {type(error).__name__}: {error}") from error
+
+    def save(self, path: Path) -> None:
+        """Written beside and moved into place: a reader never sees half of it. Raises ConfigError."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                "w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8"
+            ) as file:
+                file.write(self.to_json())
+            os.replace(file.name, path)
+        except OSError as error:
+            raise ConfigError(f"the cost model cannot be written to {path}: {error}") from error
+
+    @classmethod
+    def load(cls, path: Path) -> "CostModel":
+        """Raises ConfigError that names the file."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the cost model cannot be read from {path}: {error}") from error
+        return cls.from_json(text, source=str(path))
+
+    @overload
+    def _base_s(self, role: Role, rows: int) -> float: ...
+    @overload
+    def _base_s(self, role: Role, rows: Ints) -> Floats: ...
+    def _base_s(self, role: Role, rows: int | Ints) -> float | Floats:
+        """By the table alone. The dense one grows when more rows are asked for."""
+        if isinstance(rows, np.ndarray):
+            dense = self._dense[role]
+            try:
+                found: Floats = dense[rows]
+            except IndexError:
+                found = self._covering(role, int(rows.max()))[rows]
+            return found
+        return float(self._covering(role, rows)[rows])
+
+    def _covering(self, role: Role, most: int) -> Floats:
+        dense = self._dense[role]
+        if most >= len(dense):
+            dense = self._dense[role] = self._tables[role].dense(2 * most)
+        return dense
+
+
+class Ledger:
+    """Predicted against measured as it goes: its factor, c ← c + (measured c / predicted - c) / 10, and its errors."""
+
+    __slots__ = ("errors", "factor", "measured_s", "predicted_s")
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self.predicted_s = 0.0
+        self.measured_s = 0.0
+        self.errors = np.zeros(len(STEP_ERROR_EDGES) + 1, dtype=np.int64)
+
+    def add(self, predicted_s: float, measured_s: float) -> None:
+        self.predicted_s += predicted_s
+        self.measured_s += measured_s
+        error = abs(predicted_s - measured_s) / measured_s
+        self.errors[np.searchsorted(STEP_ERROR_EDGES, error)] += 1
+        ratio = min(max(measured_s / predicted_s, 1 / _OUTLIER), _OUTLIER)
+        moved = self.factor * (1 - _FOLLOW + _FOLLOW * ratio)
+        self.factor = min(max(moved, 1 / _LARGEST_FACTOR), _LARGEST_FACTOR)
+
+    def stats(self, role: str) -> RoleStats:
+        return RoleStats(
+            role=role,
+            predicted_s=self.predicted_s,
+            measured_s=self.measured_s,
+            errors=tuple(int(each) for each in self.errors),
+        )
+
+
+def _nothing(counts: int | Ints) -> float | Floats:
+    return np.zeros(counts.shape) if isinstance(counts, np.ndarray) else 0.0
+
+
+def _line(fixed_s: float, row_s: float, kv_token_s: float = 0.0) -> CostTable:
+    return CostTable(rows=(1, 2), seconds=(fixed_s + row_s, fixed_s + 2 * row_s), kv_token_s=kv_token_s)
+
+
+def _read_tables(value: Any) -> dict[Role, CostTable]:
+    if value["format"] != _FORMAT:
+        raise ConfigError(f"its format is {value['format']}; this version reads {_FORMAT}")
+    return {
+        Role(name): CostTable(
+            rows=tuple(int(each) for each in table["rows"]),
+            seconds=tuple(float(each) for each in table["seconds"]),
+            kv_token_s=float(table["kv_token_s"]),
+        )
+        for name, table in value["roles"].items()
+    }

@@ -1,4 +1,4 @@
-"""The engine: plan, run, commit. Nothing else happens in a step."""
+"""The engine: propose and draft, where anybody speculates; plan, run, commit. Nothing else happens in a step."""
 
 import time
 from dataclasses import replace
@@ -22,7 +22,9 @@ class Engine:
     def step(self) -> tuple[SequenceDelta, ...]:
         """Run one step and say what it changed; nothing to do changes nothing."""
         began_s = time.perf_counter()
-        plan = self._scheduler.plan()
+        wishes = self._scheduler.propose()
+        drafts = None if wishes is None else self._executor.draft(wishes)
+        plan = self._scheduler.plan(drafts)
         if plan is None:
             return ()
         result = self._executor.run(plan)
@@ -39,6 +41,13 @@ class Engine:
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request, or one of its samples; unknown ones are fine (they have just ended)."""
         self._scheduler.abort(request_id, index)
+
+    def use_policy(self, name: str, gamma: int | None = None) -> None:
+        """Let another policy of speculation decide from the next step on, with nothing learned yet.
+
+        gamma: what `fixed` drafts, or another policy's cap. Raises ConfigError where that is not possible.
+        """
+        self._scheduler.use_policy(name, gamma)
 
     def has_work(self) -> bool:
         return self._scheduler.has_work()

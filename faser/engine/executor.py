@@ -1,89 +1,207 @@
 """The executor seam, and the real one: a StepPlan goes in, the model runs, a StepResult comes out.
 
-Owns what the data plane must remember between steps: the block table, the sampling state, and the prompts
-whose log probabilities were asked for. Decides nothing.
+Owns what the data plane must remember between steps: the block table, the sampling state, the drafter, and the
+prompts whose log probabilities were asked for. Decides nothing.
 """
 
 import time
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from faser.engine.batch import BlockTable, RowBatch
-from faser.engine.plan import SequenceResult, SequenceRows, SequenceStart, StepPlan, StepResult
+from faser.engine.plan import (
+    DraftPlan,
+    Drafts,
+    SequenceResult,
+    SequenceRows,
+    SequenceStart,
+    StepPlan,
+    StepResult,
+)
 from faser.engine.runner import Runner
-from faser.engine.sampler import SampledRow, Sampler
+from faser.engine.sampler import Sampler
+from faser.engine.spec.drafter import Continuation, Drafter, Proposals
+from faser.engine.spec.verify import DraftedRows, Verdict, Verifier
 from faser.types import PositionLogprobs
 
 
 class Executor(Protocol):
     """Runs plans, one at a time, in the order of their step numbers."""
 
+    def draft(self, plan: DraftPlan) -> Drafts:
+        """Propose tokens for the step to come; drafts come in the order of plan.wishes. Changes no sequence."""
+        ...
+
     def run(self, plan: StepPlan) -> StepResult:
         """Apply the plan's releases and starts, run its rows; results come in the order of plan.rows."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """What an engine that speculates has beside the model: who proposes tokens, and who judges them."""
+
+    drafter: Drafter
+    verifier: Verifier
 
 
 class ModelExecutor:
     """The executor over a real model.
 
     max_logit_rows: prompt log probabilities are taken in groups of this many rows, which bounds memory.
+    speculation: None in an engine that never drafts.
     """
 
-    def __init__(self, runner: Runner, sampler: Sampler, table: BlockTable, *, max_logit_rows: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        sampler: Sampler,
+        table: BlockTable,
+        *,
+        max_logit_rows: int,
+        speculation: Speculation | None = None,
+    ) -> None:
         self._runner = runner
         self._sampler = sampler
         self._table = table
         self._max_logit_rows = max_logit_rows
+        self._speculation = speculation
+        self._proposals: Proposals | None = None  # of the step that is being made
         self._scored: dict[int, SequenceStart] = {}  # slots whose prompt log probabilities are wanted
+
+    def draft(self, plan: DraftPlan) -> Drafts:
+        assert self._speculation is not None, "this engine has no drafter"
+        began = time.perf_counter()
+        self._release(plan.released)
+        for wish in plan.wishes:
+            if wish.new_blocks:
+                self._table.append(wish.slot, wish.new_blocks)
+        self._proposals = proposals = self._speculation.drafter.propose(plan)
+        return Drafts(
+            step=plan.step,
+            drafts=proposals.drafts,
+            run_s=time.perf_counter() - began,
+            passes=proposals.passes,
+            catchup_tokens=proposals.catchup_tokens,
+        )
 
     def run(self, plan: StepPlan) -> StepResult:
         began = time.perf_counter()
         self._apply(plan)
         batch = self._table.gather(plan.rows)
         self._runner.forward(batch)
-        sampled = self._sample(plan.rows, batch)
+        verdicts = self._choose([rows for rows in plan.rows if rows.samples], plan.rows, batch)
         results = tuple(
-            self._result(rows, sampled.get(rows.slot), int(batch.last_rows[i])) for i, rows in enumerate(plan.rows)
+            self._result(rows, verdicts.get(rows.slot), int(batch.last_rows[i]))
+            for i, rows in enumerate(plan.rows)
         )
+        self._proposals = None
         return StepResult(step=plan.step, sequences=results, run_s=time.perf_counter() - began)
 
     def _apply(self, plan: StepPlan) -> None:
-        for slot in plan.released:
-            self._sampler.release(slot)
-            self._scored.pop(slot, None)
+        self._release(plan.released)
         for start in plan.started:
             self._table.clear(start.slot)
             self._sampler.start(start)
+            if self._speculation is not None:
+                self._speculation.drafter.start(start)
             if start.sampling.prompt_logprobs is not None:
                 self._scored[start.slot] = start
         for rows in plan.rows:
             if rows.new_blocks:
                 self._table.append(rows.slot, rows.new_blocks)
 
-    def _sample(self, plan_rows: tuple[SequenceRows, ...], batch: RowBatch) -> dict[int, SampledRow]:
-        """Choose the next token of every sequence whose rows reach the end of its known tokens."""
-        chosen = [(i, rows) for i, rows in enumerate(plan_rows) if rows.samples]
+    def _release(self, slots: tuple[int, ...]) -> None:
+        for slot in slots:
+            self._sampler.release(slot)
+            self._scored.pop(slot, None)
+            if self._speculation is not None:
+                self._speculation.drafter.release(slot)
+
+    def _choose(
+        self, chosen: list[SequenceRows], plan_rows: tuple[SequenceRows, ...], batch: RowBatch
+    ) -> dict[int, Verdict]:
+        """The next tokens of every sequence whose rows reach the end of its known tokens, by slot."""
         if not chosen:
             return {}
-        slots = [rows.slot for _, rows in chosen]
-        positions = [rows.start + len(rows.token_ids) for _, rows in chosen]
-        logits = self._runner.logits(batch.last_rows[[i for i, _ in chosen]])
-        sampled = self._sampler.sample(logits, slots, positions)
-        sound = [(slot, row.token_id) for slot, row in zip(slots, sampled, strict=True) if row.error is None]
-        self._sampler.accept([slot for slot, _ in sound], [token_id for _, token_id in sound])
-        return dict(zip(slots, sampled, strict=True))
+        last_rows = batch.last_rows[[i for i, rows in enumerate(plan_rows) if rows.samples]]
+        if any(rows.num_drafts for rows in chosen):
+            verdicts = self._judge(chosen, last_rows)
+        else:
+            verdicts = self._sample(chosen, self._runner.logits(last_rows))
+        going_on = [
+            (rows.slot, verdict) for rows, verdict in zip(chosen, verdicts, strict=True) if verdict.error is None
+        ]
+        self._sampler.accept(
+            [slot for slot, verdict in going_on for _ in verdict.token_ids],
+            [token_id for _, verdict in going_on for token_id in verdict.token_ids],
+        )
+        if self._speculation is not None:
+            self._speculation.drafter.commit(
+                [
+                    Continuation(slot=slot, token_ids=each.token_ids, num_accepted=len(each.token_ids) - 1)
+                    for slot, each in going_on
+                ]
+            )
+        return {rows.slot: verdict for rows, verdict in zip(chosen, verdicts, strict=True)}
 
-    def _result(self, rows: SequenceRows, sampled: SampledRow | None, last_row: int) -> SequenceResult:
+    def _sample(self, chosen: list[SequenceRows], logits: Tensor) -> list[Verdict]:
+        """The plain way: nobody drafted, one token each. logits: [len(chosen), V]."""
+        slots = [rows.slot for rows in chosen]
+        sampled = self._sampler.sample(logits, slots, [rows.start + len(rows.token_ids) for rows in chosen])
+        return [
+            Verdict(
+                token_ids=() if each.error else (each.token_id,),
+                logprobs=None if each.logprobs is None else (each.logprobs,),
+                error=each.error,
+            )
+            for each in sampled
+        ]
+
+    def _judge(self, chosen: list[SequenceRows], last_rows: NDArray[np.int64]) -> list[Verdict]:
+        """The drafted way: the last γ + 1 rows of each sequence at once. last_rows: [len(chosen)]."""
+        assert self._speculation is not None, "drafts in an engine that has no drafter"
+        counts = np.fromiter((rows.num_drafts + 1 for rows in chosen), np.int64, len(chosen))
+        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        logits = self._runner.logits(np.repeat(last_rows - counts + 1, counts) + offsets)
+        sequences = [
+            DraftedRows(
+                slot=rows.slot,
+                position=rows.start + len(rows.token_ids) - rows.num_drafts,
+                draft=rows.token_ids[len(rows.token_ids) - rows.num_drafts :],
+            )
+            for rows in chosen
+        ]
+        return self._speculation.verifier.judge(logits, sequences, self._draft_probs(chosen))
+
+    def _draft_probs(self, chosen: list[SequenceRows]) -> Tensor | None:
+        """What kept tokens were drawn from, [T, V] in the order of chosen; None where they are point masses."""
+        if self._proposals is None or self._proposals.probs is None:
+            return None
+        first: dict[int, int] = {}
+        total = 0
+        for draft in self._proposals.drafts:
+            first[draft.slot] = total
+            total += len(draft.token_ids)
+        kept = [first[rows.slot] + i for rows in chosen for i in range(rows.num_drafts)]
+        return self._proposals.probs[torch.tensor(kept, dtype=torch.int64)]
+
+    def _result(self, rows: SequenceRows, verdict: Verdict | None, last_row: int) -> SequenceResult:
         scored = self._scored.get(rows.slot)
         prompt = None if scored is None else self._score_prompt(rows, scored, last_row)
-        if sampled is None:
+        if verdict is None:
             return SequenceResult(slot=rows.slot, prompt_logprobs=prompt)
-        if sampled.error is not None:
-            return SequenceResult(slot=rows.slot, prompt_logprobs=prompt, error=sampled.error)
         return SequenceResult(
             slot=rows.slot,
-            token_ids=(sampled.token_id,),
-            logprobs=None if sampled.logprobs is None else (sampled.logprobs,),
+            token_ids=verdict.token_ids,
+            logprobs=verdict.logprobs,
             prompt_logprobs=prompt,
+            error=verdict.error,
         )
 
     def _score_prompt(

@@ -1,4 +1,4 @@
-"""Random numbers that are a function of (request seed, position, purpose), and of nothing else.
+"""Random numbers that are a function of (request seed, position, purpose, draft), and of nothing else.
 
 Owns the counter-based generator and the layout of its counter. Keeps no state, so neither the batch, nor the
 order of calls, nor a preemption can change a number. Knows nothing of tokens and probabilities.
@@ -30,15 +30,25 @@ class Purpose(IntEnum):
     DRAFT = 3
 
 
-def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64], purpose: Purpose) -> NDArray[np.float64]:
+def uniforms(
+    seeds: NDArray[np.uint64],
+    positions: NDArray[np.int64],
+    purpose: Purpose,
+    draft_starts: NDArray[np.int64] | None = None,
+) -> NDArray[np.float64]:
     """One number per row, uniform over the multiples of 2**-53 in [0, 1).
 
     seeds: [R], the requests' effective seeds. positions: [R], at least 0, of the tokens being decided on.
+    draft_starts: [R], for DRAFT and ACCEPT: position of the first token of the draft that the row belongs to. A
+    position that is drafted again, because an earlier one was refused, then gets a number of its own: the old one
+    is not independent of what has become known meanwhile, so using it twice would bias the output.
     """
     counters = np.zeros((4, len(seeds)), dtype=np.uint64)
     counters[0] = positions.astype(np.uint64) & _LOW_32
     counters[1] = positions.astype(np.uint64) >> _SHIFT_32
     counters[2] = int(purpose)
+    if draft_starts is not None:
+        counters[3] = draft_starts.astype(np.uint64) & _LOW_32
     words = philox(counters, np.stack((seeds & _LOW_32, seeds >> _SHIFT_32)))
     units: NDArray[np.float64] = (((words[0] << _SHIFT_32) | words[1]) >> np.uint64(11)) * _UNIT_53
     return units

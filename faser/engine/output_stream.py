@@ -5,6 +5,7 @@ here, since only text has them; the engine is told to end the sample.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Self
 
@@ -12,7 +13,7 @@ from faser.engine.detokenizer import Detokenizer
 from faser.engine.plan import SequenceDelta
 from faser.engine.tokenizer import Tokenizer
 from faser.errors import FaserError
-from faser.types import FinishReason, OutputDelta, PositionLogprobs, Request, RequestOutput
+from faser.types import FinishReason, OutputDelta, PositionLogprobs, Request, RequestOutput, SpeculationSummary
 
 
 class Timing:
@@ -23,7 +24,20 @@ class Timing:
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: dict[int, float] = {}
-        self.num_tokens = 0
+        self.num_tokens: Counter[int] = Counter()  # by sample
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per token but the first, of the slowest sample; None: no sample has two tokens."""
+        first_s = self.first_token_s
+        if first_s is None:
+            return None
+        means = [
+            (self.last_token_s[index] - first_s) / (count - 1)
+            for index, count in self.num_tokens.items()
+            if count > 1
+        ]
+        return max(means, default=None)
 
 
 class OutputStream:
@@ -47,6 +61,7 @@ class OutputStream:
             for index in range(sampling.n)
         }
         self.timing = Timing(arrival_s=request.arrival_s)
+        self.speculation: list[SpeculationSummary] = []  # of the samples that have ended
 
     def __aiter__(self) -> Self:
         return self
@@ -83,6 +98,7 @@ class OutputStream:
             num_cached_tokens=deltas[0].num_cached_tokens,
             prompt_logprobs=deltas[0].prompt_logprobs,
         )
+        self.speculation += [piece.speculation for piece in pieces if piece.speculation is not None]
         self.finished = not self._detokenizers
         self._outputs.put_nowait(output)
         return output
@@ -114,6 +130,7 @@ class OutputStream:
             logprobs=logprobs,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
+            speculation=None if finish_reason is None else delta.speculation,
         )
 
     def _shown(self, delta: SequenceDelta) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ class SequenceStart:
 
     seed: the effective one; it and a position determine every random choice of the sequence.
     token_ids: prompt, then what was generated before a preemption. prompt_len: where the prompt ends.
+    salt: sequences with different salts learn nothing from each other's text.
     """
 
     slot: int
@@ -30,6 +31,7 @@ class SequenceStart:
     seed: int
     prompt_len: int
     token_ids: tuple[int, ...]
+    salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +83,14 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPlan:
-    """What to draft before step `step`. stop: of drafters that need a pass a token; None: draft max_tokens."""
+    """What to draft before step `step`. stop: of drafters that need a pass a token; None: draft max_tokens.
+
+    released: slots given up since the last plan, applied first; the StepPlan does not name them again.
+    """
 
     step: int
     wishes: tuple[DraftWish, ...]
+    released: tuple[int, ...] = ()
     stop: StopRule | None = None
 
 

@@ -38,6 +38,25 @@ def argmax(values: Tensor) -> Tensor:
     return block * _BLOCK + inside
 
 
+def first_and_lead(values: Tensor) -> tuple[Tensor, Tensor]:
+    """`argmax`, and by how much its value exceeds the next largest one (0 in a tie): [R] int64, [R]. V >= 2."""
+    num_rows, width = values.shape
+    each = torch.arange(num_rows, device=values.device)
+    if width % _BLOCK:
+        token_ids = values.argmax(-1)
+        rest = values.index_put((each, token_ids), values.new_tensor(-torch.inf))
+        return token_ids, values[each, token_ids] - rest.amax(-1)
+    blocks = values.reshape(num_rows, width // _BLOCK, _BLOCK)
+    maxima = blocks.amax(-1)
+    block = maxima.argmax(-1)
+    inside = blocks[each, block]
+    column = inside.argmax(-1)
+    best = inside[each, column]
+    inside[each, column] = -torch.inf
+    maxima[each, block] = inside.amax(-1)
+    return block * _BLOCK + column, best - maxima.amax(-1)
+
+
 def leading(values: Tensor, width: int) -> Leading:
     """The first `width` entries of the order (all V if there are fewer). values: [R, V] float."""
     if width >= values.shape[-1]:

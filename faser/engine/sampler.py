@@ -1,8 +1,9 @@
-"""The sampler: from a step's logits to its tokens, one row per sequence.
+"""The sampler: from a step's logits to its tokens.
 
 Runs the stages in order (`processors`, then `sampling`) over the rows that asked for them, and reports log
-probabilities. Equal logits, request, seed and position give an equal token, whatever the slot and whatever
-the other rows. Knows nothing of models, blocks and schedules.
+probabilities. Equal logits, request, seed, position and output so far give an equal token, whatever the slot and
+whatever the other rows. `sample` does it all for one row per sequence; whoever has several, with drafted tokens
+between them, takes the stages one by one. Knows nothing of models, blocks, schedules and verdicts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,12 @@ from faser.engine.noise import Purpose, uniforms
 from faser.engine.plan import SequenceStart
 from faser.engine.processors import Entries, Penalties, add_bias, allow_only, forbid, penalise
 from faser.engine.ranking import argmax
-from faser.engine.sampling import Truncation, choose, scale
+from faser.engine.sampling import MASS_ONE, Truncation, choose, final_masses, parts, rows_at_once, scale
 from faser.engine.sampling_state import SamplingState
 from faser.types import PositionLogprobs
 
 NO_TOKEN = -1
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,30 @@ class SampledRow:
     token_id: int
     logprobs: PositionLogprobs | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRows:
+    """Rows of a step, ready for their tokens to be chosen.
+
+    logits: [R, V] float32, after bias, penalties and masks. slots, positions: [R]; several rows may be of one
+    sequence. errors: by row, why no token can be chosen; most steps have none. raw: [N, V] float32, the logits as
+    the model gave them, of the rows that report log probabilities; raw_row: where a row stands in it.
+    """
+
+    logits: Tensor
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    errors: Mapping[int, str]
+    raw: Tensor | None
+    raw_row: Mapping[int, int]
+
+    @property
+    def sound(self) -> NDArray[np.bool_]:
+        """[R] a token can be chosen."""
+        sound = np.ones(len(self.slots), dtype=np.bool_)
+        sound[list(self.errors)] = False
+        return sound
 
 
 class Sampler:
@@ -53,34 +79,126 @@ class Sampler:
         self._state.release(slot)
 
     def accept(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Each sequence goes on with its token."""
+        """Each sequence goes on with its token; a slot that stands here several times, in that order."""
         for slot, token_id in zip(slots, token_ids, strict=True):
             self._state.accept(slot, token_id)
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> list[SampledRow]:
-        """Choose a token per row; changes nothing that a later call could see.
+        """Choose a token per row, each of a different sequence; changes nothing that a later call could see.
 
         logits: [R, V] float32, overwritten. slots: of the rows. positions: of the tokens to be chosen.
         A row without a finite maximum gets an error, and so does one whose masks leave no token.
         """
-        assert logits.shape == (len(slots), self._vocab_size), f"logits are {tuple(logits.shape)}"
-        errors: list[str | None] = [
-            None if sound else f"the logits for position {position} are not finite numbers"
-            for sound, position in zip(_has_finite_maximum(logits), positions, strict=True)
-        ]
-        scored = [row for row, slot in enumerate(slots) if slot in self._state.num_top]
-        raw = logits[scored] if scored else None
-        if self._process(logits, slots, positions):
-            _find_empty(logits, positions, errors)
-        token_ids = self._choose(logits, slots, positions, errors)
-        reports = {} if raw is None else self._report(raw, scored, slots, token_ids)
+        prepared = self.prepare(logits, slots, positions, None)
+        token_ids = self.choose(prepared, None).tolist()
+        reports = self.report(prepared, [row for row in prepared.raw_row if row not in prepared.errors], token_ids)
+        errors = prepared.errors
         return [
-            SampledRow(token_id=token_id, logprobs=reports.get(row))
-            if error is None
-            else SampledRow(token_id=NO_TOKEN, error=error)
-            for row, (token_id, error) in enumerate(zip(token_ids, errors, strict=True))
+            SampledRow(token_id=NO_TOKEN, error=errors[row])
+            if row in errors
+            else SampledRow(token_id=token_id, logprobs=reports.get(row))
+            for row, token_id in enumerate(token_ids)
         ]
+
+    @torch.inference_mode()
+    def prepare(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        ahead: Sequence[tuple[int, ...]] | None,
+    ) -> PreparedRows:
+        """Bias, penalties and masks of every row. logits, slots, positions: as in `sample`; slots may repeat.
+
+        ahead: per row, drafted tokens that the row takes for output, behind the accepted ones; None: no row does.
+        """
+        assert logits.shape == (len(slots), self._vocab_size), f"logits are {tuple(logits.shape)}"
+        errors = {
+            row: f"the logits for position {positions[row]} are not finite numbers"
+            for row in _without_finite_maximum(logits)
+        }
+        scored = _rows_in(self._state.num_top, slots)
+        raw = logits[scored] if scored else None
+        if self._process(logits, slots, positions, ahead):
+            for row in _without_finite_maximum(logits):
+                errors.setdefault(row, _nothing_left(positions[row]))
+        return PreparedRows(
+            logits=logits,
+            slots=np.array(slots, dtype=np.int64),
+            positions=np.array(positions, dtype=np.int64),
+            errors=errors,
+            raw=raw,
+            raw_row={row: i for i, row in enumerate(scored)},
+        )
+
+    @torch.inference_mode()
+    def choose(self, prepared: PreparedRows, rows: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """A token id for each of `rows` (ascending, distinct; None: all); of one with an error it means nothing.
+
+        May overwrite the logits of the rows: choose for a row once, or take its masses.
+        """
+        if rows is None:
+            rows = np.arange(len(prepared.slots))
+        random = self._state.is_random[prepared.slots[rows]]
+        if prepared.errors:
+            random &= prepared.sound[rows]
+        token_ids = np.empty(len(rows), dtype=np.int64)
+        if random.any():
+            token_ids[random] = self._draw(prepared, rows[random])
+        if not random.all():
+            token_ids[~random] = argmax(self._pick(prepared.logits, rows[~random])).numpy(force=True)
+        return token_ids
+
+    def is_cheap(self, prepared: PreparedRows) -> bool:
+        """Choosing for all rows at once is better than asking again and again for some of them.
+
+        So it is where all are greedy, and off the CPU, where every question waits for the device.
+        """
+        return prepared.logits.device.type != "cpu" or not self._state.is_random[prepared.slots].any()
+
+    @torch.inference_mode()
+    def masses(self, prepared: PreparedRows) -> Tensor:
+        """[R, V] float32 whole numbers, in place of the logits: what each row's token is drawn from.
+
+        They are proportional to the probabilities; a greedy row has them at one token, a row with an error none.
+        """
+        logits = prepared.logits
+        random = self._state.is_random[prepared.slots] & prepared.sound
+        fixed = self._tensor(np.flatnonzero(~random))
+        best = argmax(logits[fixed])
+        logits[fixed] = 0.0
+        logits[fixed, best] = self._tensor(np.where(prepared.sound, MASS_ONE, 0.0)).float()[fixed]
+        drawn = np.flatnonzero(random)
+        temperature, cut = self._shaping(prepared.slots[drawn])
+        for part in parts(len(drawn), rows_at_once(logits)):
+            at = self._tensor(drawn[part])
+            logits[at] = final_masses(scale(logits[at], temperature[part]), cut.rows(part))
+        return logits
+
+    def noise(
+        self,
+        slots: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        purpose: Purpose,
+        draft_starts: NDArray[np.int64] | None = None,
+    ) -> Tensor:
+        """Random numbers of the rows' requests, [R] float64 in [0, 1); see `noise.uniforms`."""
+        return self._tensor(uniforms(self._state.seed[slots], positions, purpose, draft_starts))
+
+    @torch.inference_mode()
+    def report(
+        self, prepared: PreparedRows, rows: Sequence[int], token_ids: Sequence[int]
+    ) -> dict[int, PositionLogprobs]:
+        """Log probabilities of the tokens of `rows`, those among them that report. token_ids: [R], of all rows."""
+        rows = [row for row in rows if row in prepared.raw_row]
+        if not rows or prepared.raw is None:
+            return {}
+        at = [prepared.raw_row[row] for row in rows]
+        raw = prepared.raw if len(at) == len(prepared.raw) else prepared.raw[at]
+        num_top = [self._state.num_top[int(prepared.slots[row])] for row in rows]
+        reports = position_logprobs(raw, [token_ids[row] for row in rows], num_top)
+        return dict(zip(rows, reports, strict=True))
 
     @torch.inference_mode()
     def prompt_logprobs(
@@ -93,7 +211,13 @@ class Sampler:
         """No free slot is remembered."""
         self._state.check_invariants()
 
-    def _process(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> bool:
+    def _process(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        ahead: Sequence[tuple[int, ...]] | None,
+    ) -> bool:
         """Bias, penalties and masks, in place. Returns whether a mask was applied."""
         state = self._state
         if rows := _rows_in(state.bias, slots):
@@ -101,8 +225,9 @@ class Sampler:
             at = self._entries(rows, [state.bias[slots[row]][0] for row in rows])
             add_bias(logits, at, self._tensor(bias))
         if rows := _rows_in(state.counts, slots):
-            at = self._entries(rows, [state.counts[slots[row]].token_ids for row in rows])
-            penalise(logits, at, self._penalties([slots[row] for row in rows]))
+            seen = [state.counts[slots[row]].followed_by(ahead[row] if ahead else ()) for row in rows]
+            at = self._entries(rows, [token_ids for token_ids, _ in seen])
+            penalise(logits, at, self._penalties([slots[row] for row in rows], [counts for _, counts in seen]))
         allowed = _rows_in(state.allowed, slots)
         if allowed:
             at = self._entries(allowed, [state.allowed[slots[row]] for row in allowed])
@@ -112,11 +237,9 @@ class Sampler:
             forbid(logits, self._entries(held, [state.held[slots[row]].token_ids for row in held]))
         return bool(allowed or held)
 
-    def _penalties(self, slots: list[int]) -> Penalties:
-        """Of the entries of these slots' counts, in the same order."""
-        state = self._state
-        counts = [state.counts[slot].output_counts for slot in slots]
-        sizes = [len(each) for each in counts]
+    def _penalties(self, slots: list[int], counts: list[NDArray[np.float64]]) -> Penalties:
+        """Of the entries of rows of these slots, in the same order. counts: of each row's entries."""
+        state, sizes = self._state, [len(each) for each in counts]
         return Penalties(
             output_counts=self._tensor(np.concatenate(counts)),
             repetition=self._tensor(np.repeat(state.repetition[slots], sizes)),
@@ -124,38 +247,30 @@ class Sampler:
             presence=self._tensor(np.repeat(state.presence[slots], sizes)),
         )
 
-    def _choose(
-        self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], errors: list[str | None]
-    ) -> list[int]:
-        """Token ids; those of rows with an error mean nothing. Overwrites the logits."""
-        rows = [row for row, slot in enumerate(slots) if slot in self._state.random and errors[row] is None]
-        if len(rows) == len(slots):
-            return self._draw(logits, slots, positions).tolist()
-        token_ids = argmax(logits)
-        if rows:
-            drawn = self._draw(logits[rows], [slots[row] for row in rows], [positions[row] for row in rows])
-            token_ids[self._tensor(np.array(rows))] = drawn
-        return token_ids.tolist()
+    def _draw(self, prepared: PreparedRows, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Random tokens of these rows. Overwrites their logits where they are all."""
+        slots = prepared.slots[rows]
+        temperature, cut = self._shaping(slots)
+        noise = self.noise(slots, prepared.positions[rows], Purpose.TOKEN)
+        drawn = [
+            choose(scale(self._pick(prepared.logits, rows, part), temperature[part]), cut.rows(part), noise[part])
+            for part in parts(len(rows), rows_at_once(prepared.logits))
+        ]
+        return torch.cat(drawn).numpy(force=True)
 
-    def _draw(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Random tokens [R] int64. logits: overwritten."""
-        state, at = self._state, np.array(slots)
-        scaled = scale(logits, self._tensor(state.temperature[at]))
+    def _pick(self, logits: Tensor, rows: NDArray[np.int64], part: slice = _ALL) -> Tensor:
+        """logits[rows[part]], without a copy where rows are all."""
+        return logits[part] if len(rows) == len(logits) else logits[self._tensor(rows[part])]
+
+    def _shaping(self, slots: NDArray[np.int64]) -> tuple[Tensor, Truncation]:
+        """Temperature, and what is to be cut off, of rows of these slots."""
+        state = self._state
         cut = Truncation(
-            min_p=self._tensor(state.min_p[at]),
-            top_k=self._tensor(state.top_k[at]),
-            top_p=self._tensor(state.top_p[at]),
+            min_p=self._tensor(state.min_p[slots]),
+            top_k=self._tensor(state.top_k[slots]),
+            top_p=self._tensor(state.top_p[slots]),
         )
-        noise = uniforms(state.seed[at], np.array(positions, dtype=np.int64), Purpose.TOKEN)
-        return choose(scaled, cut, self._tensor(noise))
-
-    def _report(
-        self, raw: Tensor, scored: list[int], slots: Sequence[int], token_ids: list[int]
-    ) -> dict[int, PositionLogprobs]:
-        """Log probabilities of the chosen tokens, by row. raw: [len(scored), V], logits as the model gave them."""
-        num_top = [self._state.num_top[slots[row]] for row in scored]
-        reports = position_logprobs(raw, [token_ids[row] for row in scored], num_top)
-        return dict(zip(scored, reports, strict=True))
+        return self._tensor(state.temperature[slots]), cut
 
     def _entries(self, rows: list[int], token_ids: list[NDArray[np.int64]]) -> Entries:
         sizes = [len(each) for each in token_ids]
@@ -172,16 +287,14 @@ def _rows_in(mapping: Mapping[int, object], slots: Sequence[int]) -> list[int]:
     return [row for row, slot in enumerate(slots) if slot in mapping] if mapping else []
 
 
-def _has_finite_maximum(logits: Tensor) -> list[bool]:
-    """Per row; a NaN anywhere in it counts as no. Logits of -inf are tokens that cannot be chosen."""
-    return logits.amax(-1).isfinite().tolist()
+def _without_finite_maximum(logits: Tensor) -> list[int]:
+    """Rows, among them those with a NaN anywhere. Logits of -inf are tokens that cannot be chosen."""
+    rows: list[int] = (~logits.amax(-1).isfinite()).nonzero()[:, 0].tolist()
+    return rows
 
 
-def _find_empty(logits: Tensor, positions: Sequence[int], errors: list[str | None]) -> None:
-    """Add errors for rows in which the masks left no token."""
-    for row, sound in enumerate(_has_finite_maximum(logits)):
-        if not sound and errors[row] is None:
-            errors[row] = (
-                f"no token may be chosen at position {positions[row]}: allowed_token_ids, min_tokens and "
-                f"stop_token_ids together leave none"
-            )
+def _nothing_left(position: int) -> str:
+    return (
+        f"no token may be chosen at position {position}: allowed_token_ids, min_tokens and "
+        f"stop_token_ids together leave none"
+    )

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from faser.engine.ranking import leading
 
-_MASS_ONE = 2.0**52
+MASS_ONE = 2.0**52
 _NUM_LEADING = 64  # a typical nucleus fits; taking them costs less than two passes over the vocabulary
 _BUCKETS_PER_NAT = 64.0
 _NUM_BUCKETS = 2048  # the last one takes all that is more than 32 nats below the most likely token
@@ -40,7 +40,7 @@ class Truncation:
     top_k: Tensor
     top_p: Tensor
 
-    def rows(self, chosen: Tensor) -> "Truncation":
+    def rows(self, chosen: Tensor | slice) -> "Truncation":
         return Truncation(min_p=self.min_p[chosen], top_k=self.top_k[chosen], top_p=self.top_p[chosen])
 
 
@@ -82,7 +82,7 @@ def _exceeding(masses: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
 
 def token_masses(scaled: Tensor) -> Tensor:
     """Probabilities [R, V] float32 in units of 2**-52, rounded down to whole numbers. scaled: from `scale`."""
-    return scaled.softmax(-1).mul_(_MASS_ONE).floor_()
+    return scaled.softmax(-1).mul_(MASS_ONE).floor_()
 
 
 def kept_masses(scaled: Tensor, cut: Truncation) -> Tensor:
@@ -102,14 +102,44 @@ def choose(scaled: Tensor, cut: Truncation, uniforms: Tensor) -> Tensor:
     """draw(kept_masses(scaled, cut), uniforms), the same tokens, quicker where few tokens are kept."""
     token_ids = torch.empty(len(scaled), dtype=torch.int64, device=scaled.device)
     rest = torch.ones(len(scaled), dtype=torch.bool, device=scaled.device)
-    short = ((cut.top_k > 0) | (cut.top_p < 1)).nonzero()[:, 0]
+    short = _shortened(cut)
     if len(short):
-        token_ids[short], settled = _draw_from_leading(_pick(scaled, short), cut.rows(short), uniforms[short])
-        rest[short] = ~settled
-    left, step = rest.nonzero()[:, 0], _rows_at_once(scaled)
-    for rows in (left[at : at + step] for at in range(0, len(left), step)):
-        token_ids[rows] = draw(kept_masses(_pick(scaled, rows), cut.rows(rows)), uniforms[rows])
+        kept = _keep_leading(_pick(scaled, short), cut.rows(short))
+        in_order, order = kept.token_ids.sort(-1)
+        column = draw(kept.masses.gather(-1, order), uniforms[short])
+        token_ids[short] = in_order.gather(-1, column[:, None])[:, 0]
+        rest[short] = ~kept.settled
+    left = rest.nonzero()[:, 0]
+    if len(left):
+        token_ids[left] = draw(kept_masses(_pick(scaled, left), cut.rows(left)), uniforms[left])
     return token_ids
+
+
+def final_masses(scaled: Tensor, cut: Truncation) -> Tensor:
+    """kept_masses(scaled, cut), the same numbers, quicker where few tokens are kept."""
+    masses = torch.zeros_like(scaled)
+    rest = torch.ones(len(scaled), dtype=torch.bool, device=scaled.device)
+    short = _shortened(cut)
+    if len(short):
+        kept = _keep_leading(_pick(scaled, short), cut.rows(short))
+        masses[short] = masses[short].scatter_(-1, kept.token_ids, kept.masses)
+        rest[short] = ~kept.settled
+    left = rest.nonzero()[:, 0]
+    if len(left):
+        masses[left] = kept_masses(_pick(scaled, left), cut.rows(left))
+    return masses
+
+
+def rows_at_once(values: Tensor) -> int:
+    """As many rows as keep a pass over the vocabulary within the CPU's caches; elsewhere all of them."""
+    if values.device.type != "cpu":
+        return max(1, len(values))
+    return max(1, _CACHED_ELEMENTS // max(values.shape[-1], 2 * _NUM_BUCKETS))
+
+
+def parts(num_rows: int, step: int) -> list[slice]:
+    """Rows 0 … num_rows - 1 in pieces of `step`."""
+    return [slice(at, min(at + step, num_rows)) for at in range(0, num_rows, step)]
 
 
 def _pick(values: Tensor, rows: Tensor) -> Tensor:
@@ -117,13 +147,25 @@ def _pick(values: Tensor, rows: Tensor) -> Tensor:
     return values if len(rows) == len(values) else values[rows]
 
 
-def _rows_at_once(values: Tensor) -> int:
-    """As many rows as keep a pass over the vocabulary within the CPU's caches; elsewhere all of them."""
-    return max(1, _CACHED_ELEMENTS // values.shape[-1]) if values.device.type == "cpu" else len(values)
+def _shortened(cut: Truncation) -> Tensor:
+    """Rows in which few tokens may be left."""
+    return ((cut.top_k > 0) | (cut.top_p < 1)).nonzero()[:, 0]
 
 
-def _draw_from_leading(scaled: Tensor, cut: Truncation, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [R] int64, and [R] bool: the leading tokens sufficed, so the token is the right one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KeptLeading:
+    """token_ids: [R, W] int64, the most likely first. masses: [R, W] float32, 0 where cut off.
+
+    settled: [R] bool, nothing beyond them is kept; else masses mean nothing.
+    """
+
+    token_ids: Tensor
+    masses: Tensor
+    settled: Tensor
+
+
+def _keep_leading(scaled: Tensor, cut: Truncation) -> _KeptLeading:
+    """The truncation, seen from the most likely tokens alone."""
     masses = token_masses(scaled)
     found = leading(scaled, _NUM_LEADING)
     ordered = masses.gather(-1, found.token_ids)
@@ -141,9 +183,7 @@ def _draw_from_leading(scaled: Tensor, cut: Truncation, uniforms: Tensor) -> tup
     whole = found.num_sure == scaled.shape[-1]
     settled = whole | ((num_kept <= found.num_sure) & (everything | (num_before_top_p <= found.num_sure)))
     beyond = torch.arange(width, device=scaled.device) >= num_kept[:, None]
-    token_ids, order = found.token_ids.sort(-1)
-    column = draw(ordered.masked_fill(beyond, 0.0).gather(-1, order), uniforms)
-    return token_ids.gather(-1, column[:, None])[:, 0], settled
+    return _KeptLeading(token_ids=found.token_ids, masses=ordered.masked_fill(beyond, 0.0), settled=settled)
 
 
 def _likely_enough(scaled: Tensor, cut: Truncation) -> Tensor:

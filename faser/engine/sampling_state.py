@@ -29,15 +29,17 @@ class Held:
 class SamplingState:
     """Everything is written by start, accept and release; the attributes are there to be read.
 
-    Arrays [num_slots], meaningful in slots of `random` (temperature … seed) or `counts` (the penalties).
-    random: slots that are not greedy. num_top: slots that report log probabilities. bias: token ids and
-    values. allowed: token ids. held: until min_tokens are there. counts: slots with a penalty.
+    Arrays [num_slots]: is_random, False where a slot is greedy or free; seed, of every started slot; temperature
+    … top_p, meaningful where is_random; the penalties, meaningful in slots of `counts`. Mappings: num_top, slots
+    that report log probabilities. bias: token ids and values. allowed: token ids. held: until min_tokens are
+    there. counts: slots with a penalty.
     """
 
     def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._live: set[int] = set()
+        self.is_random = np.zeros(num_slots, dtype=np.bool_)
         self.temperature = np.ones(num_slots, dtype=np.float32)
         self.min_p = np.zeros(num_slots, dtype=np.float64)
         self.top_k = np.zeros(num_slots, dtype=np.int64)
@@ -46,7 +48,6 @@ class SamplingState:
         self.repetition = np.ones(num_slots, dtype=np.float64)
         self.frequency = np.zeros(num_slots, dtype=np.float64)
         self.presence = np.zeros(num_slots, dtype=np.float64)
-        self.random: set[int] = set()
         self.num_top: dict[int, int] = {}
         self.bias: dict[int, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
         self.allowed: dict[int, NDArray[np.int64]] = {}
@@ -58,8 +59,9 @@ class SamplingState:
         slot, sampling = start.slot, start.sampling
         assert slot not in self._live, f"slot {slot} is started twice"
         self._live.add(slot)
+        self.seed[slot] = start.seed % _WORD
         if not sampling.greedy:
-            self._start_random(slot, sampling, start.seed)
+            self._start_random(slot, sampling)
         if sampling.logprobs is not None:
             self.num_top[slot] = sampling.logprobs
         if sampling.logit_bias:
@@ -80,22 +82,22 @@ class SamplingState:
         """The slot is free."""
         assert slot in self._live, f"slot {slot} is released but was not started"
         self._live.remove(slot)
-        self.random.discard(slot)
+        self.is_random[slot] = False
         for mapping in (self.num_top, self.bias, self.allowed, self.held, self.counts):
             mapping.pop(slot, None)
 
     def check_invariants(self) -> None:
         """Only live slots are remembered."""
-        for slots in (self.random, self.num_top, self.bias, self.allowed, self.held, self.counts):
+        random = set(np.flatnonzero(self.is_random).tolist())
+        for slots in (random, self.num_top, self.bias, self.allowed, self.held, self.counts):
             assert self._live.issuperset(slots), f"slots {set(slots) - self._live} are remembered but free"
 
-    def _start_random(self, slot: int, sampling: SamplingParams, seed: int) -> None:
-        self.random.add(slot)
+    def _start_random(self, slot: int, sampling: SamplingParams) -> None:
+        self.is_random[slot] = True
         self.temperature[slot] = max(sampling.temperature, _COLDEST)
         self.min_p[slot] = sampling.min_p
         self.top_k[slot] = min(sampling.top_k, self._vocab_size)
         self.top_p[slot] = sampling.top_p
-        self.seed[slot] = seed % _WORD
 
     def _start_bias(self, slot: int, pairs: tuple[tuple[int, float], ...]) -> None:
         total: dict[int, float] = {}

@@ -1,7 +1,7 @@
 """Who runs: the Scheduler turns requests into StepPlans and StepResults into SequenceDeltas.
 
 Owns the sequences, their slots and the order in which they are served. Sees token ids, block numbers and
-seconds; has never heard of tensors. One step is in flight at a time: plan, then commit.
+seconds; has never heard of tensors. One step is in flight at a time: propose, plan, then commit.
 
 Everything follows one total order, the rank: (priority,) arrival. The best running sequence always gets its
 rows, if need be with the blocks of the worst; so every step brings some sequence nearer to its end.
@@ -15,18 +15,28 @@ from itertools import pairwise
 
 from faser.engine.clock import Clock
 from faser.engine.kv_cache import KvManager
-from faser.engine.plan import SequenceDelta, SequenceResult, SequenceRows, StepPlan, StepResult
+from faser.engine.plan import (
+    DraftPlan,
+    Drafts,
+    DraftWish,
+    SequenceDelta,
+    SequenceResult,
+    SequenceRows,
+    StepPlan,
+    StepResult,
+)
 from faser.engine.sequence import Rank, Sequence, Status, sample_seed, total_tokens
+from faser.engine.spec.control import Beside, SpeculationControl
 from faser.engine.step import Step
 from faser.errors import ConfigError, RequestError
-from faser.types import EngineStats, FinishReason, PositionLogprobs, Request
+from faser.types import EngineStats, FinishReason, PositionLogprobs, Request, SpeculationSummary
 
 
 class Scheduler:
     """See the module. Raises ConfigError for limits that cannot work together.
 
     max_num_seqs: slots. max_num_batched_tokens: rows of a step; at least one for every slot, so that no
-    running sequence is left out. seed: seeds the requests that bring no seed.
+    running sequence is left out. seed: seeds the requests that bring no seed. speculation: None never drafts.
     """
 
     def __init__(
@@ -40,6 +50,7 @@ class Scheduler:
         policy: str = "fcfs",
         seed: int = 0,
         clock: Clock,
+        speculation: SpeculationControl | None = None,
     ) -> None:
         if policy not in ("fcfs", "priority"):
             raise ConfigError(f"scheduling policy is {policy!r}; it must be fcfs or priority")
@@ -56,6 +67,8 @@ class Scheduler:
         self._by_priority = policy == "priority"
         self._random = random.Random(seed)
         self._clock = clock
+        self._speculation = speculation
+        self._drafting: list[Sequence] = []  # in the order of the wishes of the step that is being made
         self._requests: dict[str, list[Sequence]] = {}  # what has not finished, by request id
         self._parked: dict[str, list[Sequence]] = {}  # samples that wait for their first one to compute the prompt
         self._waiting: list[Sequence] = []  # best first
@@ -109,27 +122,61 @@ class Scheduler:
         request_ids = tuple(self._requests)
         for request_id in request_ids:
             self.abort(request_id)
+        self._drafting = []
         if self._in_flight is not None:
             self._in_flight = None
             self._kv.end_step()
         return request_ids
 
+    def use_policy(self, name: str, gamma: int | None = None) -> None:
+        """See Engine.use_policy."""
+        if self._speculation is None:
+            raise ConfigError(f"policy is {name!r}; this engine was built without a drafter")
+        self._speculation.use_policy(name, gamma)
+
     def has_work(self) -> bool:
         return bool(self._requests)
 
-    def plan(self) -> StepPlan | None:
+    def propose(self) -> DraftPlan | None:
+        """Who is to draft before the next step, and how many tokens; None: the step is the plain one."""
+        assert self._in_flight is None, f"step {self._step} has not been committed"
+        if self._speculation is None:
+            return None
+        candidates = [each for each in self._running if each.num_uncomputed == 1 and each.may_draft]
+        if not candidates:
+            return None
+        wish = self._speculation.wish(
+            candidates,
+            self._beside(candidates),
+            budget=self._max_num_batched_tokens,
+            room=self._room_to_draft,
+        )
+        if wish is None:
+            return None
+        self._drafting = [candidates[i] for i in wish.chosen]
+        wishes = [
+            DraftWish(
+                slot=sequence.held_slot, max_tokens=length, new_blocks=self._blocks_to_draft(sequence, length)
+            )
+            for sequence, length in zip(self._drafting, wish.lengths, strict=True)
+        ]
+        return DraftPlan(step=self._step + 1, released=self._take_released(), wishes=tuple(wishes), stop=wish.stop)
+
+    def plan(self, drafts: Drafts | None = None) -> StepPlan | None:
         """Decide the next step; None when there is nothing to compute. Every plan must be committed.
 
-        Decoding comes first, one row each; then prompts that have begun, best first; then newcomers.
+        Decoding comes first, one row each and its draft's; then prompts that have begun, best first; then
+        newcomers. drafts: what propose asked for.
         """
         assert self._in_flight is None, f"step {self._step} has not been committed"
         step = Step(budget=self._max_num_batched_tokens)
+        kept = self._kept(drafts)
         begun: list[Sequence] = []
         for sequence in tuple(self._running):
             if sequence.num_uncomputed > 1:
                 begun.append(sequence)
             else:
-                self._serve(sequence, step)
+                self._serve(sequence, step, kept.get(sequence, ()))
         for sequence in begun:
             self._serve(sequence, step)
         if not step.preempted:
@@ -140,6 +187,8 @@ class Scheduler:
         """Take in what a step computed; deltas in the order of plan.rows, of those that have news."""
         assert self._in_flight is not None, f"no step is in flight; step {plan.step} cannot be committed"
         assert plan.step == self._step == result.step, f"step {result.step} is not step {self._step}"
+        if self._speculation is not None:
+            self._speculation.learn(plan, result)
         deltas = []
         for sequence, rows, outcome in zip(self._in_flight, plan.rows, result.sequences, strict=True):
             assert outcome.slot == rows.slot, f"slot {outcome.slot} answers for slot {rows.slot}"
@@ -162,6 +211,7 @@ class Scheduler:
             generation_tokens=self._generation_tokens,
             prefix_cache_queries=self._kv.num_query_tokens,
             prefix_cache_hits=self._kv.num_hit_tokens,
+            speculation=None if self._speculation is None else self._speculation.stats(),
         )
 
     def check_invariants(self) -> None:
@@ -190,14 +240,51 @@ class Scheduler:
         self._num_added += 1
         return (request.priority if self._by_priority else 0, request.arrival_s, self._num_added)
 
-    def _serve(self, sequence: Sequence, step: Step) -> None:
-        """Give a running sequence the rows it wants, as far as the budget goes and blocks can be had."""
+    def _beside(self, candidates: list[Sequence]) -> Beside:
+        """What the next step will have beside the candidates, as far as can be told."""
+        rows = sum(each.num_uncomputed for each in self._running) - len(candidates)
+        if self._waiting and self._free_slots:
+            rows += self._waiting[0].num_tokens
+        decoding = sum(each.num_uncomputed == 1 for each in self._running) - len(candidates)
+        return Beside(rows=min(rows, self._max_num_batched_tokens - len(candidates)), sequences=decoding)
+
+    def _room_to_draft(self, sequences: list[Sequence], lengths: list[int]) -> list[int]:
+        """How much of each length there are blocks for, beside what the running sequences will soon want."""
+        kv, left = self._kv, self._kv.num_available - self._soon_wanted()
+        given = []
+        for sequence, length in zip(sequences, lengths, strict=True):
+            missing = kv.blocks_for(sequence.num_tokens + length) - len(sequence.table.blocks)
+            if missing > max(left, 0):
+                length = max(len(sequence.table.blocks) * kv.block_size - sequence.num_tokens, 0)
+            elif missing > 0:
+                left -= missing
+            given.append(length)
+        return given
+
+    def _blocks_to_draft(self, sequence: Sequence, length: int) -> tuple[int, ...]:
+        missing = self._kv.blocks_for(sequence.num_tokens + length) - len(sequence.table.blocks)
+        return tuple(self._kv.allocate(sequence.table, missing)) if missing > 0 else ()
+
+    def _kept(self, drafts: Drafts | None) -> dict[Sequence, tuple[int, ...]]:
+        """The drafted tokens that are to be verified."""
+        drafting, self._drafting = self._drafting, []
+        assert (drafts is None) == (not drafting), "drafts come exactly when they were asked for"
+        if drafts is None or self._speculation is None:
+            return {}
+        assert drafts.step == self._step + 1, f"drafts for step {drafts.step} are not for step {self._step + 1}"
+        return dict(zip(drafting, self._speculation.keep(drafts), strict=True))
+
+    def _serve(self, sequence: Sequence, step: Step, draft: tuple[int, ...] = ()) -> None:
+        """Give a running sequence the rows it wants, as far as the budget goes and blocks can be had.
+
+        Blocks for its draft are there since it was proposed.
+        """
         num_rows = min(sequence.num_uncomputed, step.budget)
         if sequence.status is not Status.RUNNING or num_rows == 0:
             return
         missing = self._kv.blocks_for(sequence.num_computed + num_rows) - len(sequence.table.blocks)
         if missing <= 0:
-            step.add(sequence, num_rows, ())
+            step.add(sequence, num_rows, (), draft)
         elif self._make_room(sequence, missing, step):
             step.add(sequence, num_rows, self._kv.allocate(sequence.table, missing))
 
@@ -249,6 +336,8 @@ class Scheduler:
         insort(self._running, sequence, key=_rank)
         num_rows = min(sequence.num_uncomputed, step.budget)
         missing = self._kv.blocks_for(num_cached + num_rows) - len(prefix)
+        if self._speculation is not None:
+            self._speculation.start(sequence)
         step.start(sequence)
         step.add(sequence, num_rows, [*prefix, *self._kv.allocate(sequence.table, missing)])
 
@@ -273,17 +362,26 @@ class Scheduler:
     def _launch(self, step: Step) -> StepPlan:
         self._step += 1
         self._in_flight = list(step.rows)
-        released, self._released = tuple(self._released), []
         self._kv.begin_step()
-        return StepPlan(
-            step=self._step, released=released, started=tuple(step.started), rows=tuple(step.rows.values())
+        plan = StepPlan(
+            step=self._step,
+            released=self._take_released(),
+            started=tuple(step.started),
+            rows=tuple(step.rows.values()),
         )
+        if self._speculation is not None:
+            self._speculation.launch(plan, self._in_flight)
+        return plan
+
+    def _take_released(self) -> tuple[int, ...]:
+        released, self._released = tuple(self._released), []
+        return released
 
     def _commit_one(self, sequence: Sequence, rows: SequenceRows, outcome: SequenceResult) -> SequenceDelta | None:
         if outcome.error is not None:
             sequence.finish_reason = FinishReason.ERROR
             self._remove(sequence)
-            return _delta(sequence, error=outcome.error)
+            return _delta(sequence, error=outcome.error, speculated=sequence.speculated)
         if outcome.prompt_logprobs is not None and sequence.scores_prompt:
             sequence.take_prompt_logprobs(outcome.prompt_logprobs)
         only_prompt = sequence.num_tokens == sequence.prompt_len
@@ -299,7 +397,19 @@ class Scheduler:
         if not taken and not finished and scores is None:
             return None
         logprobs = None if outcome.logprobs is None else outcome.logprobs[:taken]
-        return _delta(sequence, outcome.token_ids[:taken], logprobs=logprobs, prompt_logprobs=scores)
+        return _delta(
+            sequence,
+            outcome.token_ids[:taken],
+            logprobs=logprobs,
+            prompt_logprobs=scores,
+            speculated=self._speculated(sequence),
+        )
+
+    def _speculated(self, sequence: Sequence) -> SpeculationSummary | None:
+        """With its end; and all along where a stop string may end it, for those are found by whoever reads on."""
+        if sequence.finish_reason is not None or self._speculation is None:
+            return sequence.speculated
+        return self._speculation.summary(sequence) if sequence.sampling.stop else None
 
     def _note_prompt_done(self, sequence: Sequence) -> None:
         """Its first sample has computed a request's prompt: count it, and let the other samples share it."""
@@ -333,6 +443,8 @@ class Scheduler:
         """Take blocks and slot away. The slot may be given on at once: plans release before they start."""
         assert sequence.slot is not None
         self._kv.release(sequence.table)
+        if self._speculation is not None:
+            self._speculation.release(sequence)
         self._released.append(sequence.slot)
         self._free_slots.append(sequence.slot)
         sequence.slot = None
@@ -350,6 +462,7 @@ def _delta(
     logprobs: tuple[PositionLogprobs, ...] | None = None,
     prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None,
     error: str | None = None,
+    speculated: SpeculationSummary | None = None,
 ) -> SequenceDelta:
     return SequenceDelta(
         request_id=sequence.request.request_id,
@@ -362,4 +475,5 @@ def _delta(
         num_cached_tokens=sequence.num_cached,
         first_scheduled_s=sequence.first_scheduled_s,
         error=error,
+        speculation=speculated,
     )

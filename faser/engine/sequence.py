@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from faser.engine.kv_cache import BlockTable
 from faser.errors import RequestError
-from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams
+from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams, SpeculationSummary
 
 
 class Status(Enum):
@@ -34,6 +34,7 @@ class Sequence:
 
     The last known token of a sequence that still generates is never computed: its row yields the next one.
     rank: its place in every order. max_total: tokens, prompt included, at which it ends. seed: the effective one.
+    speculated: what speculation did for it, kept by the control of speculation.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class Sequence:
         "sampling",
         "seed",
         "slot",
+        "speculated",
         "status",
         "stop_reason",
         "table",
@@ -86,6 +88,13 @@ class Sequence:
         self.first_scheduled_s: float | None = None
         self.num_cached = 0
         self.prompt_logprobs: list[PositionLogprobs | None] = [None]
+        self.speculated: SpeculationSummary | None = None
+
+    @property
+    def held_slot(self) -> int:
+        """Its slot; only a running sequence has one."""
+        assert self.slot is not None
+        return self.slot
 
     @property
     def num_tokens(self) -> int:
@@ -99,6 +108,11 @@ class Sequence:
     def generates(self) -> bool:
         """False for a request that only scores its prompt."""
         return self.max_total > self.prompt_len
+
+    @property
+    def may_draft(self) -> bool:
+        """Generates, and not its last token: a step without a draft brings that one."""
+        return self.max_total - len(self.token_ids) > 1
 
     @property
     def scores_prompt(self) -> bool:

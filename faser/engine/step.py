@@ -25,21 +25,27 @@ class Step:
                 seed=sequence.seed,
                 prompt_len=sequence.prompt_len,
                 token_ids=tuple(sequence.token_ids),
+                salt=sequence.request.cache_salt,
             )
         )
 
-    def add(self, sequence: Sequence, num_rows: int, new_blocks: Collection[int]) -> None:
+    def add(
+        self, sequence: Sequence, num_rows: int, new_blocks: Collection[int], draft: tuple[int, ...] = ()
+    ) -> None:
+        """num_rows: of known tokens. draft: behind the last known one; empty unless they reach it."""
         assert sequence.slot is not None
         start, known = sequence.num_computed, sequence.token_ids
         end = start + num_rows
+        assert not draft or end == len(known), "a draft follows the last known token"
         self.rows[sequence] = SequenceRows(
             slot=sequence.slot,
             start=start,
-            token_ids=(known[start],) if num_rows == 1 else tuple(known[start:end]),
+            token_ids=((known[start],) if num_rows == 1 else tuple(known[start:end])) + draft,
             new_blocks=tuple(new_blocks),
             samples=end == len(known) and sequence.generates,
+            num_drafts=len(draft),
         )
-        self.budget -= num_rows
+        self.budget -= num_rows + len(draft)
 
     def drop(self, sequence: Sequence) -> None:
         """A preempted sequence gives its rows back. It was not started here: newcomers preempt nobody."""

@@ -30,6 +30,22 @@ class TokenCounts:
         """[N], in the order of token_ids; a view, valid until the next `add`."""
         return self._counts[: len(self._index)]
 
+    def followed_by(self, ahead: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """token_ids and output_counts, [N] each, as they would be after `ahead` was added.
+
+        Without anything ahead they are the views themselves.
+        """
+        if not ahead:
+            return self.token_ids, self.output_counts
+        index, num = dict[int, int](), len(self._index)
+        for token_id in ahead:
+            if token_id not in self._index:
+                index.setdefault(token_id, num + len(index))
+        token_ids = np.concatenate((self.token_ids, np.fromiter(index, np.int64, len(index))))
+        counts = np.concatenate((self.output_counts, np.zeros(len(index))))
+        np.add.at(counts, [self._index[i] if i in self._index else index[i] for i in ahead], 1.0)
+        return token_ids, counts
+
     def add(self, token_id: int) -> None:
         """One more token was generated."""
         at = self._index.setdefault(token_id, len(self._index))

@@ -12,6 +12,7 @@ import uvicorn
 from faser.api.app import ApiSettings, create_app
 from faser.api.engine_client import EngineClient
 from faser.metrics import Metrics
+from faser.speculation import SpeculationConfig
 
 MODEL = "tiny"
 
@@ -27,6 +28,8 @@ def settings(
     max_logprobs: int = 20,
     metrics_auth: bool = False,
     priority: bool = False,
+    speculation: SpeculationConfig | None = None,
+    spec_decode_metrics: str = "none",
 ) -> ApiSettings:
     return ApiSettings(
         served_model_names=(MODEL, "tiny-alias"),
@@ -40,6 +43,8 @@ def settings(
         max_logprobs=max_logprobs,
         enable_metrics_auth=metrics_auth,
         priority_scheduling=priority,
+        speculation=speculation or SpeculationConfig(),
+        spec_decode_metrics=spec_decode_metrics,
     )
 
 

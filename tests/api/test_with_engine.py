@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ CONFIG = EngineConfig(dtype="float32", backend="torch", max_model_len=512, max_n
 
 
 @asynccontextmanager
-async def running(checkpoint: Path) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
-    metrics = Metrics(model_name=MODEL, max_model_len=512)
-    engine = AsyncEngine(CONFIG, checkpoint, load_tokenizer(checkpoint), transport="thread", metrics=metrics)
-    app = create_app(engine, settings=settings(), metrics=metrics)
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
-    server, listener = uvicorn.Server(config), config.bind_socket()
+async def running(checkpoint: Path, config: EngineConfig) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
+    metrics = Metrics(model_name=MODEL, max_model_len=512, speculation=config.speculation)
+    engine = AsyncEngine(config, checkpoint, load_tokenizer(checkpoint), transport="thread", metrics=metrics)
+    chosen = settings(speculation=config.speculation, spec_decode_metrics=config.per_request_spec_decode_metrics)
+    app = create_app(engine, settings=chosen, metrics=metrics)
+    http = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
+    server, listener = uvicorn.Server(http), http.bind_socket()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await engine.start()
     try:
@@ -41,9 +43,13 @@ async def running(checkpoint: Path) -> AsyncIterator[tuple[AsyncEngine, httpx.As
         await engine.stop()
 
 
-def scenario(checkpoint: Path, story: Callable[[AsyncEngine, httpx.AsyncClient], Awaitable[None]]) -> None:
+def scenario(
+    checkpoint: Path,
+    story: Callable[[AsyncEngine, httpx.AsyncClient], Awaitable[None]],
+    config: EngineConfig = CONFIG,
+) -> None:
     async def run() -> None:
-        async with running(checkpoint) as (engine, client):
+        async with running(checkpoint, config) as (engine, client):
             await story(engine, client)
 
     asyncio.run(run())
@@ -63,6 +69,45 @@ def test_stream_and_whole_answer_are_the_same_text(tiny_checkpoint: Path) -> Non
         assert choices[-1]["finish_reason"] == whole["finish_reason"]
 
     scenario(tiny_checkpoint, story)
+
+
+def test_what_answers_tell_of_speculation_is_what_is_scraped(tiny_checkpoint: Path) -> None:
+    """Oracle: two ways of counting, by sample and in all; and vLLM's identities between its fields."""
+
+    async def story(_: AsyncEngine, client: httpx.AsyncClient) -> None:
+        body = {"prompt": "hello hello hello hello", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+        answers = [(await client.post("/v1/completions", json={**body, "n": n})).json() for n in (1, 2)]
+        told = [answer["metrics"]["faser"] for answer in answers]
+        scraped = scrape((await client.get("/metrics")).text)
+        for name in ("drafted", "verified", "accepted", "wasted"):
+            assert sum(each[name] for each in told) == scraped[f"faser_spec_{name}_tokens_total"]
+        assert sum(each["pruned"] for each in told) == scraped["faser_spec_pruned_tokens_total"]
+        assert scraped["faser_spec_accepted_tokens_total"] > 0
+        alone = answers[0]["metrics"]["speculative_decoding"]
+        assert sum(alone["acceptance_histogram"]) == alone["num_spec_steps"] == len(alone["per_step_drafted"])
+        assert sum(alone["per_step_accepted"]) == alone["num_accepted_draft_tokens"] == told[0]["accepted"]
+        assert sum(alone["per_step_drafted"]) == alone["num_draft_tokens"] == told[0]["verified"]
+        plain = (await client.post("/v1/completions", json={**body, "speculative": {"enabled": False}})).json()
+        assert plain["choices"] == answers[0]["choices"]
+        assert (plain["metrics"]["faser"]["max_tokens"], plain["metrics"]["faser"]["drafted"]) == (0, 0)
+
+    config = replace(
+        CONFIG,
+        num_threads=1,
+        speculative_config={"method": "ngram", "num_speculative_tokens": 4, "policy": "fixed"},
+        per_request_spec_decode_metrics="detailed",
+    )
+    scenario(tiny_checkpoint, story, config)
+
+
+def scrape(text: str) -> dict[str, float]:
+    """Each series' sum over its labels."""
+    sums: dict[str, float] = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, value = line.split("{")[0], float(line.rsplit(" ", 1)[1])
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
 
 
 def json_choice(chunk: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from faser.cli.main import main
+from faser.cli.serve import SYNTHETIC_BANNER
 
 
 def test_a_served_model_answers_and_a_signal_ends_it(tiny_checkpoint: Path) -> None:
@@ -52,6 +53,23 @@ def test_a_model_loaded_here_can_be_talked_to(tiny_checkpoint: Path, capsys: pyt
     flags = ["--in-process", "--backend", "torch", "--max-tokens", "4", "--temperature", "0", "--quick", "hello"]
     assert main(["chat", str(tiny_checkpoint), *flags]) == 0
     assert capsys.readouterr().out.endswith("\n")
+
+
+def test_warnings_and_the_synthetic_banner_come_before_the_model_is_loaded(tiny_checkpoint: Path) -> None:
+    """The context is too long for the model, so the server never starts."""
+    config = '{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2, "enforce_eager": true}'
+    flags = ["--port", "0", "--max-model-len", "9M", "--speculative-config", config]
+    done = subprocess.run(
+        [sys.executable, "-m", "faser", "serve", str(tiny_checkpoint), *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "warning: --speculative-config: 'enforce_eager' has no effect: " in done.stderr
+    assert "SYNTHETIC ACCEPTANCE" in done.stderr
+    assert {len(line) for line in SYNTHETIC_BANNER.splitlines()} == {80}
 
 
 def test_settings_that_do_not_fit_the_model_end_with_status_2(tiny_checkpoint: Path) -> None:

@@ -10,6 +10,7 @@ from faser.cli.flags import parse
 from faser.cli.sources import SETTINGS, Findings, UsageError, add_environment, add_file, settle
 from faser.cli.vllm_flags import FOREIGN_FLAGS, ForeignFlag, Verdict
 from faser.config import EngineConfig, ServerConfig, flag_environment
+from faser.speculation import Slo, SpeculationConfig
 
 
 def build(
@@ -198,6 +199,62 @@ def test_a_value_that_asks_for_nothing_is_always_accepted(each: ForeignFlag) -> 
     for text in ("none", *each.neutral):
         if not each.switch:
             build(each.flags[-1], text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--speculative-config", '{"method": "ngram", "slo": {"ttft_ms": 200, "tpot_ms": 20}}'],
+        ["-sc", '{"method": "ngram", "slo": {"ttft_ms": 200, "tpot_ms": 20}}'],
+        [
+            *("--speculative-config.method", "ngram", "--speculative-config.slo.ttft_ms=200"),
+            *("--speculative_config.slo.tpot_ms", "20"),
+        ],
+        ["--speculative-config", '{"method": "ngram"}', "--slo-ttft-ms", "200", "--slo-tpot-ms", "20"],
+    ],
+)
+def test_speculation_is_told_by_json_by_dots_or_by_flags(arguments: list[str]) -> None:
+    expected = SpeculationConfig(method="ngram", slo=Slo(ttft_ms=200, tpot_ms=20))
+    assert build(*arguments)[0].speculation == expected
+
+
+def test_speculation_is_told_by_a_mapping_in_the_file(tmp_path: Path) -> None:
+    text = "speculative-config:\n  method: ngram\n  num_speculative_tokens_per_batch_size: [[1, 8, 4]]\n"
+    read = build(file=yaml_file(tmp_path, text))[0].speculation
+    assert (read.method, read.policy, read.table) == ("ngram", "table", ((1, 8, 4),))
+
+
+def test_the_policy_has_a_flag_and_a_short_one() -> None:
+    assert build("--speculative-policy", "off")[0].speculation.policy == "off"
+    assert build("--spec-policy", "goodput")[0].speculation.policy == "goodput"
+
+
+def test_problems_of_speculation_are_named_by_what_brought_them() -> None:
+    found = problems(
+        *("--speculative-config", '{"polcy": "off", "policy": "fixed"}', "--spec-policy", "off"),
+        environment={"FASER_SLO_TPOT_MS": "0"},
+    )
+    assert found[0] == "FASER_SLO_TPOT_MS is 0.0; it must be above 0"
+    assert found[1].startswith("--speculative-config: unknown key 'polcy'. Did you mean 'policy'? Known keys: ")
+    assert found[2] == (
+        "--speculative-config: 'policy' and --speculative-policy ask for different policies (fixed, off); "
+        "keep one."
+    )
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    "flag, value, instead",
+    [
+        ("--speculative-model", "d/m", """--speculative-config '{"model": "d/m"}'"""),
+        ("--num-speculative-tokens", "4", """--speculative-config '{"num_speculative_tokens": 4}'"""),
+    ],
+)
+def test_a_flag_of_older_versions_is_refused_with_the_json_that_replaces_it(
+    flag: str, value: str, instead: str
+) -> None:
+    (problem,) = problems(flag, value)
+    assert problem.endswith(f"Remove it or use {instead}.")
 
 
 def test_a_generated_command_line_of_vllms_starts() -> None:

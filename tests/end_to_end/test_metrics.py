@@ -13,7 +13,6 @@ _GROWTH = {
     "request_params_n_sum": 2,
     "request_params_max_tokens_sum": 12,
     "num_preemptions_total": 0,
-    "spec_decode_num_draft_tokens_total": 0,
 }
 
 
@@ -26,7 +25,7 @@ def test_one_request_is_counted_once(server: Server) -> None:
     growth = {name: server.metric(name) - value for name, value in before.items()}
     assert {name: growth[name] for name in _GROWTH} == _GROWTH
     assert growth["prompt_tokens_total"] == num_prompt_tokens
-    assert growth["iteration_tokens_total_count"] >= 12
+    assert growth["iteration_tokens_total_count"] >= 1  # drafts make it fewer than tokens
     assert growth["iteration_tokens_total_sum"] >= num_prompt_tokens + 2 * 11
 
 

@@ -3,14 +3,18 @@
 from dataclasses import dataclass, field
 
 from faser.engine.clock import SimulatedClock
+from faser.engine.cost_model import CostModel
 from faser.engine.kv_cache import KvManager
 from faser.engine.plan import SequenceDelta, StepPlan
 from faser.engine.scheduler import Scheduler
 from faser.engine.sequence import sample_seed
+from faser.engine.spec.control import SpeculationControl
+from faser.speculation import SpeculationConfig
 from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams
-from tests.fakes import ScriptedExecutor, extend, next_token, scripted_logprobs
+from tests.fakes import RandomPolicy, ScriptedExecutor, extend, next_token, scripted_logprobs
 
 BLOCK_SIZE = 4
+DRAFT_CAP = 6
 EOS = 7
 
 Ending = tuple[list[int], FinishReason, int | None]
@@ -90,8 +94,23 @@ class Sample:
             self.prompt_logprobs = delta.prompt_logprobs
 
 
+def random_speculation(num_slots: int, seed: int, clock: SimulatedClock) -> SpeculationControl:
+    """Speculation that decides at random, over the real bookkeeping."""
+    config = SpeculationConfig(num_speculative_tokens=DRAFT_CAP)
+    return SpeculationControl(
+        config,
+        CostModel.proportional(step_s=0.01, text_s=0.0001),
+        num_slots=num_slots,
+        clock=clock,
+        policy=RandomPolicy(seed),
+    )
+
+
 class Driver:
-    """A scheduler and an executor, with the invariants checked after every operation."""
+    """A scheduler and an executor, with the invariants checked after every operation.
+
+    policy_seed: speculate at random; None: not at all.
+    """
 
     def __init__(
         self,
@@ -102,12 +121,12 @@ class Driver:
         max_model_len: int = 64,
         policy: str = "fcfs",
         prefix_caching: bool = True,
-        burst: int = 1,
+        policy_seed: int | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max_num_batched_tokens
         self.clock = SimulatedClock(100.0)
-        self.executor = ScriptedExecutor(block_size=BLOCK_SIZE, burst=burst)
+        self.executor = ScriptedExecutor(block_size=BLOCK_SIZE)
         self.scheduler = Scheduler(
             kv=KvManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=prefix_caching),
             max_num_seqs=max_num_seqs,
@@ -116,6 +135,7 @@ class Driver:
             eos_token_ids=(EOS,),
             policy=policy,
             clock=self.clock,
+            speculation=None if policy_seed is None else random_speculation(max_num_seqs, policy_seed, self.clock),
         )
         self.samples: dict[tuple[str, int], Sample] = {}
 
@@ -130,7 +150,9 @@ class Driver:
         self.scheduler.check_invariants()
 
     def plan(self) -> StepPlan | None:
-        plan = self.scheduler.plan()
+        wishes = self.scheduler.propose()
+        self.scheduler.check_invariants()
+        plan = self.scheduler.plan(None if wishes is None else self.executor.draft(wishes))
         self.scheduler.check_invariants()
         return plan
 

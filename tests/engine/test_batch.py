@@ -41,6 +41,27 @@ def test_more_blocks_than_the_table_holds_are_a_bug_that_shows() -> None:
         table.append(0, (1, 2, 3))
 
 
+def test_blocks_of_a_slot_come_back_in_order_of_position() -> None:
+    table = BlockTable(2, 4)
+    table.append(1, (5, 3))
+    table.append(1, (9,))
+    assert table.blocks(1) == [5, 3, 9]
+    assert table.blocks(0) == []
+
+
+def test_rows_given_as_arrays_are_laid_out_like_those_of_a_plan() -> None:
+    table = BlockTable(3, 4)
+    table.append(2, (5, 6))
+    table.append(0, (9,))
+    plan = table.gather((rows(2, 17, (70, 71)), rows(0, 3, (80,))))
+    starts, counts = np.array([17, 3], dtype=np.int32), np.array([2, 1], dtype=np.int32)
+    batch = table.lay_out([2, 0], starts, counts, np.array([70, 71, 80]))
+    assert batch.token_ids.equal(plan.token_ids)
+    for name in ("query_start", "seq_len", "positions", "block_table"):
+        assert getattr(batch.layout, name).equal(getattr(plan.layout, name)), name
+    assert batch.last_rows.tolist() == plan.last_rows.tolist()
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=8))
 def test_positions_are_consecutive_within_every_sequence(spans: list[tuple[int, int]]) -> None:
     """Oracle: the plain loop."""

@@ -108,3 +108,13 @@ def test_a_number_depends_on_its_own_row_only() -> None:
     assert together.tolist() == alone
     assert len(set(alone)) == 4
     assert together[1] != uniforms(seeds[1:2], positions[1:2] - 2**33, Purpose.TOKEN)[0]
+
+
+def test_a_position_drafted_again_gets_a_number_of_its_own() -> None:
+    seeds = np.full(4, 7, dtype=np.uint64)
+    positions = np.full(4, 12)
+
+    found = uniforms(seeds, positions, Purpose.DRAFT, np.array([9, 10, 12, 9]))
+
+    assert found[0] == found[3]
+    assert len({*found.tolist(), *uniforms(seeds[:1], positions[:1], Purpose.DRAFT).tolist()}) == 4

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from faser.engine.ranking import argmax, first, leading
+from faser.engine.ranking import argmax, first, first_and_lead, leading
 
 
 def tied_values(num_rows: int, width: int, num_levels: int) -> Tensor:
@@ -22,6 +22,20 @@ def test_argmax_is_the_lowest_id_of_the_largest_value(width: int) -> None:
     values = tied_values(20, width, 5)
 
     assert argmax(values).tolist() == [ordered_ids(row)[0] for row in values]
+
+
+@pytest.mark.parametrize("num_levels", [1, 5, 1000])
+@pytest.mark.parametrize("width", [2, 7, 256, 300, 1024])
+def test_the_lead_is_what_the_first_has_more_than_the_second(width: int, num_levels: int) -> None:
+    values = tied_values(20, width, num_levels)
+    before = values.clone()
+
+    token_ids, leads = first_and_lead(values)
+
+    assert torch.equal(values, before)
+    assert token_ids.tolist() == [ordered_ids(row)[0] for row in values]
+    ordered = values.sort(-1, descending=True).values
+    assert torch.equal(leads, ordered[:, 0] - ordered[:, 1])
 
 
 @pytest.mark.parametrize("num_levels", [1, 3, 30, 100_000])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from faser.engine.sampling import Truncation, choose, draw, kept_masses, scale, token_masses
+from faser.engine.sampling import Truncation, choose, draw, final_masses, kept_masses, scale, token_masses
 
 OFF = (0.0, 0, 1.0)
 CUTS = [OFF, (0.05, 0, 1.0), (0.0, 5, 1.0), (0.0, 0, 0.7), (0.02, 20, 0.95), (0.3, 0, 0.5), (0.0, 200, 0.99)]
@@ -146,6 +146,7 @@ def test_the_quick_choice_is_the_plain_one(
     noise = torch.linspace(0, 1 - 2.0**-53, 16, dtype=torch.float64).repeat_interleave(len(cuts))
 
     assert choose(scaled, cut, noise).tolist() == draw(kept_masses(scaled, cut), noise).tolist()
+    assert torch.equal(final_masses(scaled, cut), kept_masses(scaled, cut))
 
 
 @pytest.mark.parametrize("width", [1, 2, 255, 256, 257, 1000])
@@ -207,6 +208,7 @@ def test_the_quick_choice_is_the_plain_one_over_a_full_vocabulary(spread: float)
     cut, noise = truncation(CUTS), random_uniforms(len(CUTS))
 
     assert choose(scaled, cut, noise).tolist() == draw(kept_masses(scaled, cut), noise).tolist()
+    assert torch.equal(final_masses(scaled, cut), kept_masses(scaled, cut))
 
 
 def test_a_full_vocabulary_with_a_wide_nucleus_is_cut_exactly() -> None:

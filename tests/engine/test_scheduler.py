@@ -564,9 +564,9 @@ def test_a_step_that_yields_no_token_is_repeated_from_the_last_one() -> None:
     assert (second.rows[0].start, second.rows[0].token_ids, second.rows[0].samples) == (7, (107,), True)
 
 
-@pytest.mark.parametrize("burst", [2, 4])
-def test_several_tokens_a_step_come_to_the_same_answer(burst: int) -> None:
-    driver = Driver(burst=burst, num_blocks=20)
+@pytest.mark.parametrize("policy_seed", [2, 4])
+def test_several_tokens_a_step_come_to_the_same_answer(policy_seed: int) -> None:
+    driver = Driver(policy_seed=policy_seed, num_blocks=20)
     requests = [request(str(i), prompt(5, 30 * i), max_tokens=20, n=2) for i in range(3)]
     driver.add(*requests)
     driver.run()

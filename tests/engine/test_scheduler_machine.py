@@ -46,10 +46,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching=st.booleans(),
         max_num_seqs=st.integers(1, 4),
         extra_tokens=st.integers(0, 8),
-        burst=st.sampled_from([1, 1, 3]),
+        policy_seed=st.one_of(st.none(), st.integers(0, 3)),
     )
     def begin(
-        self, *, policy: str, prefix_caching: bool, max_num_seqs: int, extra_tokens: int, burst: int
+        self, *, policy: str, prefix_caching: bool, max_num_seqs: int, extra_tokens: int, policy_seed: int | None
     ) -> None:
         self.driver = Driver(
             num_blocks=NUM_BLOCKS,
@@ -58,7 +58,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=MAX_MODEL_LEN,
             policy=policy,
             prefix_caching=prefix_caching,
-            burst=burst,
+            policy_seed=policy_seed,
         )
         self.requests: dict[str, Request] = {}
         self.excused: set[tuple[str, int]] = set()  # aborted, or ended by an error

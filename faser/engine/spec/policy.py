@@ -27,7 +27,8 @@ class Candidates:
     weight: [S] what a token of the sequence is worth; 1 unless its SLO says otherwise.
     lag: [S] tokens whose KV a draft model would have to refill first.
     other_rows: rows that the step has besides one per candidate and the drafts (prompts, sequences that cannot
-    draft). kv_tokens: tokens in the cache that all its sequences read.
+    draft). other_sequences: so many of those rows bring a token each: decodes that cannot draft.
+    kv_tokens: tokens in the cache that all its sequences read.
     """
 
     slots: Ints
@@ -37,6 +38,7 @@ class Candidates:
     lag: Ints
     other_rows: int
     kv_tokens: int
+    other_sequences: int = 0
 
     @property
     def num_sequences(self) -> int:

@@ -1,0 +1,1 @@
+"""Measures an engine in this process: prompts, cells, report, plots."""

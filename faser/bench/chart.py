@@ -1,0 +1,114 @@
+"""One pair of axes as SVG, without any library: lines, points, a band. Readable on light and on dark ground.
+
+Knows numbers and labels; what they stand for is in plots.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+_WIDTH, _HEIGHT = 720, 420
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 40, 50
+_COLOURS = ("#7f7f7f", "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#17becf")
+_GREY = "#808080"
+_TICKS = 5
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Chart:
+    """x from low to high, y from 0 to top. doubling: x on a logarithmic scale with a tick at each power of 2."""
+
+    title: str
+    x_label: str
+    y_label: str
+    low: float
+    high: float
+    top: float
+    doubling: bool = False
+    _parts: list[str] = field(default_factory=list)
+    _names: int = 0
+
+    def line(self, name: str, points: Points, *, marks: bool = True) -> None:
+        """A line with its name in the key. points: ascending in x. marks: a dot on each."""
+        colour = _COLOURS[self._names % len(_COLOURS)]
+        corners = [self._at(x, y) for x, y in points]
+        self._parts.append(f'<path d="M{"L".join(corners)}" stroke="{colour}" stroke-width="2" fill="none"/>')
+        if marks:
+            self._parts.append(_dots(corners, colour))
+        key_y = _TOP + 18 * self._names
+        key_x = _WIDTH - _RIGHT + 16
+        self._parts.append(f'<path d="M{key_x} {key_y}h18" stroke="{colour}" stroke-width="2"/>')
+        self._parts.append(_text(key_x + 24, key_y + 4, name, anchor="start"))
+        self._names += 1
+
+    def dots(self, points: Points) -> None:
+        self._parts.append(_dots([self._at(x, y) for x, y in points], f"{_COLOURS[1]}80"))
+
+    def band(self, corners: Points) -> None:
+        """A grey area."""
+        path = "L".join(self._at(x, y) for x, y in corners)
+        self._parts.append(f'<path d="M{path}Z" fill="{_GREY}30"/>')
+
+    def rule(self, begin: tuple[float, float], end: tuple[float, float]) -> None:
+        """A thin grey line to compare with."""
+        path = f"M{self._at(*begin)}L{self._at(*end)}"
+        self._parts.append(f'<path d="{path}" stroke="{_GREY}" stroke-dasharray="4 3" fill="none"/>')
+
+    def svg(self) -> str:
+        middle = _TOP + self._height / 2
+        return "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">',
+                f"<title>{escape(self.title)}</title>",
+                f"<style>text{{font:12px sans-serif;fill:{_GREY}}}</style>",
+                _text(_LEFT + self._width / 2, 22, self.title),
+                _text(_LEFT + self._width / 2, _HEIGHT - 10, self.x_label),
+                f'<g transform="rotate(-90 16 {middle})">{_text(16, middle, self.y_label)}</g>',
+                *self._grid(),
+                *self._parts,
+                "</svg>\n",
+            ]
+        )
+
+    @property
+    def _width(self) -> int:
+        return _WIDTH - _LEFT - _RIGHT
+
+    @property
+    def _height(self) -> int:
+        return _HEIGHT - _TOP - _BOTTOM
+
+    def _grid(self) -> list[str]:
+        parts = []
+        for tick in range(_TICKS + 1):
+            value = self.top * tick / _TICKS
+            y = _TOP + self._height * (1 - tick / _TICKS)
+            parts.append(f'<path d="M{_LEFT} {y:.1f}h{self._width}" stroke="{_GREY}40" fill="none"/>')
+            parts.append(_text(_LEFT - 8, y + 4, f"{value:.3g}", anchor="end"))
+        below = _TOP + self._height + 18
+        return parts + [
+            _text(float(self._at(value, 0).split()[0]), below, f"{value:.3g}") for value in self._x_ticks()
+        ]
+
+    def _x_ticks(self) -> list[float]:
+        if self.doubling:
+            return [2.0**i for i in range(math.ceil(math.log2(self.low)), math.floor(math.log2(self.high)) + 1)]
+        return [self.low + (self.high - self.low) * tick / _TICKS for tick in range(_TICKS + 1)]
+
+    def _at(self, x: float, y: float) -> str:
+        low, high = (math.log2(self.low), math.log2(self.high)) if self.doubling else (self.low, self.high)
+        place = math.log2(x) if self.doubling else x
+        across = (place - low) / (high - low) if high > low else 0.5
+        return f"{_LEFT + across * self._width:.1f} {_TOP + self._height * (1 - y / self.top):.1f}"
+
+
+def _dots(corners: Sequence[str], colour: str) -> str:
+    path = "".join(f"M{corner}h.01" for corner in corners)
+    return f'<path d="{path}" stroke="{colour}" stroke-width="5" stroke-linecap="round"/>'
+
+
+def _text(x: float, y: float, text: str, *, anchor: str = "middle") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

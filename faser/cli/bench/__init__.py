@@ -1,0 +1,1 @@
+"""`faser bench WHAT …`: measuring, in this process."""

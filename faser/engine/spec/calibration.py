@@ -1,0 +1,100 @@
+"""One method's curve: the chance that a drafted token is accepted, given the drafter's confidence and its depth.
+
+Online logistic regression: after every step one Newton step on the log likelihood of that step's tokens, against
+the decayed curvature of all earlier ones (an extended Kalman filter without process noise but with forgetting).
+Knows nothing of slots, costs or who decides.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_KEPT = 0.5 ** (1 / 2000)  # of the curvature after one more judged token
+_PRIOR_SLOPE = {"draft_model": 0.5, "layer_skip": 0.5, "suffix": 0.7, "ngram": 0.7}
+_PRIOR_CENTRE = {"draft_model": 2.5, "layer_skip": 2.5, "suffix": 0.5, "ngram": 1.1}  # of the feature
+_PRIOR_CURVATURE = (2.0, 4.0, 40.0)  # intercept, slope, depth: how firmly each is believed before any data
+_LEAST_CURVATURE = 0.02
+_DEPTH_SCALE = 1 / 8
+_LONGEST_STEP = 1.0  # logits: one odd step must not throw the curve away
+_LARGEST_MARGIN = 12.0
+_EDGE = 0.01
+_FORGOTTEN_CURVATURE = 1.0  # of the intercept: four tokens that might as well have been refused
+
+
+class LogisticCurve:
+    """logit of acceptance = w · (1, feature of confidence, depth / 8), w learnt.
+
+    method: whose confidences, see Draft; chooses the feature: a margin in nats as it is, a probability's logit,
+    the logarithm of a match's length. prior: acceptance at a usual confidence, before any data.
+    """
+
+    def __init__(self, method: str, prior: float) -> None:
+        self._method = method
+        slope = _PRIOR_SLOPE[method]
+        intercept = math.log(prior / (1 - prior)) - slope * _PRIOR_CENTRE[method]
+        self._weights = np.array([intercept, slope, 0.0])
+        centre = _PRIOR_CENTRE[method]
+        spread = np.array([[1.0, centre, 0.0], [centre, centre**2, 0.0], [0.0, 0.0, 0.0]])
+        self._prior_curvature = _PRIOR_CURVATURE[0] * spread + np.diag([_LEAST_CURVATURE, *_PRIOR_CURVATURE[1:]])
+        self._curvature = np.zeros((3, 3))
+        self._depth_sum, self._depth_count = 0.0, 1e-9
+
+    def features(self, confidences: Floats, depths: Ints) -> Floats:
+        """[T, 3] of T tokens; depths count from 0."""
+        found = np.empty((len(confidences), 3))
+        found[:, 0] = 1.0
+        found[:, 1] = self._feature(confidences)
+        found[:, 2] = depths * _DEPTH_SCALE
+        return found
+
+    def logits(self, confidences: Floats) -> Floats:
+        """[S, K] logits of acceptance of tokens at depth 0 … K - 1."""
+        found: Floats = self._feature(confidences) * self._weights[1]
+        found += self._weights[0] + self._weights[2] * _DEPTH_SCALE * np.arange(confidences.shape[1])
+        return found
+
+    def line(self) -> tuple[float, float]:
+        """(intercept, slope) over the confidence itself, at the usual depth. Margins only."""
+        depth = self._depth_sum / self._depth_count
+        return float(self._weights[0] + self._weights[2] * _DEPTH_SCALE * depth), float(self._weights[1])
+
+    def surprise(self, features: Floats, good: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        """[T] outcome less what the curve expected, and the variance that it expected."""
+        chances = _sigmoid(features @ self._weights)
+        return good - chances, chances * (1 - chances)
+
+    def learn(self, features: Floats, good: NDArray[np.bool_], leaning: Floats) -> None:
+        """T judged tokens. leaning: [T] logits that are their sequences' own and not the curve's."""
+        chances = _sigmoid(features @ self._weights + leaning)
+        spread = chances * (1 - chances)
+        self._curvature *= _KEPT ** len(good)
+        self._curvature += (features * spread[:, None]).T @ features
+        gradient = features.T @ (good - chances)
+        move = np.linalg.solve(self._curvature + self._prior_curvature, gradient)
+        longest = float(np.abs(features @ move).max())
+        self._weights += move * min(1.0, _LONGEST_STEP / max(longest, 1e-12))
+        self._weights[1] = max(self._weights[1], 0.0)  # more confidence is never less chance
+        self._depth_sum = self._depth_sum * _KEPT ** len(good) + float(features[:, 2].sum()) / _DEPTH_SCALE
+        self._depth_count = self._depth_count * _KEPT ** len(good) + len(good)
+
+    def forget(self) -> None:
+        """Believe the past hardly more than a prior: it is out of date."""
+        self._curvature *= min(1.0, _FORGOTTEN_CURVATURE / max(float(self._curvature[0, 0]), 1e-12))
+
+    def _feature(self, confidences: Floats) -> Floats:
+        match self._method:
+            case "suffix":
+                inside = np.clip(confidences, _EDGE, 1 - _EDGE)
+                return np.asarray(np.log(inside / (1 - inside)))
+            case "ngram":
+                return np.asarray(np.log(np.maximum(confidences, 1.0)))
+            case _:
+                return np.minimum(confidences, _LARGEST_MARGIN)
+
+
+def _sigmoid(logits: Floats) -> Floats:
+    return np.asarray(1 / (1 + np.exp(-logits)))

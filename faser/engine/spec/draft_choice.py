@@ -1,0 +1,106 @@
+"""How a draft model's logits become a drafted token: the most likely one, or one drawn at random.
+
+Both report a confidence, the margin in nats between the two largest logits. It is read before a token is drawn,
+so whoever cuts a draft by it knows nothing yet of the token. The logits are raw: a request's penalties and masks
+are the target's business, and a draft that ignores them costs acceptance, never exactness.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from faser.engine.noise import Purpose, uniforms
+from faser.engine.plan import SequenceStart
+from faser.engine.ranking import first_and_lead
+from faser.engine.sampling import draw, scale, token_masses
+
+_CERTAIN = 100.0  # nats; larger margins, and infinite ones, say no more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A token per row. token_ids: [R] int64. margins: [R] float64, 0 … 100 nats; 0 where logits are no numbers.
+
+    probs: [R, V] float64, exactly what each token was drawn from; None where tokens are point masses.
+    """
+
+    token_ids: NDArray[np.int64]
+    margins: NDArray[np.float64]
+    probs: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceRows:
+    """Whose tokens are chosen, [R] each. positions: of the tokens; draft_starts: of their drafts' first ones."""
+
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    draft_starts: NDArray[np.int64]
+
+
+class DraftChoice(Protocol):
+    """Chooses drafted tokens. Remembers of a slot only what its request asked for."""
+
+    def start(self, start: SequenceStart) -> None:
+        """A sequence takes over a slot."""
+        ...
+
+    def choose(self, logits: Tensor, rows: ChoiceRows) -> Chosen:
+        """A token for every row. logits: [R, V] float32, not written to."""
+        ...
+
+
+class GreedyChoice:
+    """The most likely token, whatever the request's temperature: the draft is a function of the tokens before."""
+
+    def start(self, start: SequenceStart) -> None:
+        pass
+
+    def choose(self, logits: Tensor, _rows: ChoiceRows) -> Chosen:
+        token_ids, margins = _read(logits)
+        return Chosen(token_ids=token_ids, margins=margins)
+
+
+class SampledChoice:
+    """A token drawn from softmax(logits / the request's temperature); the most likely one where that is 0, and
+    where the logits are no numbers.
+
+    The noise is a function of (request seed, position, draft), of numbers that no verdict uses.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._temperature = np.zeros(num_slots, dtype=np.float32)
+        self._seed = np.zeros(num_slots, dtype=np.uint64)
+
+    def start(self, start: SequenceStart) -> None:
+        self._temperature[start.slot] = start.sampling.temperature
+        self._seed[start.slot] = start.seed
+
+    def choose(self, logits: Tensor, rows: ChoiceRows) -> Chosen:
+        token_ids, margins = _read(logits)
+        probs = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
+        drawn = (self._temperature[rows.slots] > 0) & logits.amax(-1).isfinite().cpu().numpy()
+        at = np.flatnonzero(~drawn)
+        probs[at, token_ids[at]] = 1.0
+        at = np.flatnonzero(drawn)
+        if len(at):
+            slots = rows.slots[at]
+            temperature = torch.from_numpy(self._temperature[slots]).to(logits.device)
+            noise = uniforms(self._seed[slots], rows.positions[at], Purpose.DRAFT, rows.draft_starts[at])
+            masses = token_masses(scale(logits[at], temperature))
+            token_ids[at] = draw(masses, torch.from_numpy(noise).to(logits.device)).cpu().numpy()
+            wide = masses.double()
+            probs[at] = wide / wide.sum(-1, keepdim=True)
+        return Chosen(token_ids=token_ids, margins=margins, probs=probs)
+
+
+def _read(logits: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The most likely tokens and their margins, brought to the host in one copy. float64 holds every token id."""
+    token_ids, leads = first_and_lead(logits)
+    both = torch.stack((token_ids.double(), leads.double())).cpu().numpy()
+    leads_nats = both[1]  # not above 0 where it is no number
+    return both[0].astype(np.int64), np.where(leads_nats > 0, np.minimum(leads_nats, _CERTAIN), 0.0)

@@ -1,0 +1,132 @@
+"""What a draft model's KV cache holds: of each slot how far, of each block which content.
+
+Owns the tokens of every slot and the content marks of the blocks; has never heard of tensors. The cache has the
+target's blocks, so a block that the target shares between sequences comes to a slot unannounced. Whether the
+draft model's half of it is there too is answered by content: a block that was filled with committed tokens is
+marked with the digest of all tokens up to its end, and loses the mark before anything else is written to it.
+
+    position    0 ......... computed ......... num_known | drafted
+    draft KV    |    valid     |      missing            | valid as far as the sequence goes on like this
+"""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from faser.engine.batch import BlockTable
+from faser.engine.spec.passes import Opening
+
+_DIGEST_BYTES = 32  # as in the target's prefix index: nobody finds two prefixes of one digest
+
+
+class _Line:
+    """One slot. fed: drafted tokens behind the known ones that are in the cache as well.
+
+    digests[i]: of all tokens up to the end of block i. num_marked: leading blocks that carry their mark.
+    """
+
+    __slots__ = ("adopted", "computed", "digests", "fed", "num_marked", "token_ids")
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self.token_ids = array("i", token_ids)
+        self.computed = 0
+        self.fed: tuple[int, ...] = ()
+        self.digests: list[bytes] = []
+        self.num_marked = 0
+        self.adopted = False
+
+
+class DraftKv:
+    """Books of one draft cache. table: the target's, which is the draft model's as well."""
+
+    def __init__(self, table: BlockTable, *, num_blocks: int, block_size: int) -> None:
+        self._table = table
+        self._block_size = block_size
+        self._marks: list[bytes | None] = [None] * num_blocks
+        self._lines: dict[int, _Line] = {}
+
+    def start(self, slot: int, token_ids: Sequence[int]) -> None:
+        self._lines[slot] = _Line(token_ids)
+
+    def release(self, slot: int) -> None:
+        self._lines.pop(slot, None)
+
+    def num_known(self, slot: int) -> int:
+        return len(self._lines[slot].token_ids)
+
+    def open(self, slot: int, max_tokens: int) -> Opening:
+        """The known tokens that the cache lacks, at least the last one. Their blocks lose their marks.
+
+        Call only when the table holds the blocks of all known tokens and of max_tokens more.
+        """
+        line = self._lines[slot]
+        if not line.adopted:
+            self._adopt(line, self._table.blocks(slot))
+            line.adopted = True
+        start = min(line.computed, len(line.token_ids) - 1)
+        first = start // self._block_size
+        for block in self._table.blocks(slot)[first:]:
+            self._marks[block] = None
+        line.num_marked = min(line.num_marked, first)
+        return Opening(slot=slot, start=start, token_ids=line.token_ids[start:], max_tokens=max_tokens)
+
+    def fill(self, slot: int, fed: tuple[int, ...]) -> None:
+        """The cache now holds all known tokens, and behind them these drafted ones."""
+        line = self._lines[slot]
+        line.computed = len(line.token_ids)
+        line.fed = fed
+        self._mark(slot, line)
+
+    def extend(self, slot: int, token_ids: Sequence[int]) -> None:
+        """The sequence goes on with these; drafted tokens that agree with them stay valid."""
+        line = self._lines[slot]
+        if line.fed:
+            line.computed += _num_shared(line.fed, token_ids)
+            line.fed = ()
+        line.token_ids.extend(token_ids)
+        self._mark(slot, line)
+
+    def check_invariants(self) -> None:
+        """AssertionError where the books disagree. Slow: for tests."""
+        for slot, line in self._lines.items():
+            assert 0 <= line.computed <= len(line.token_ids)
+            assert line.num_marked * self._block_size <= line.computed
+            blocks = self._table.blocks(slot)
+            for i in range(line.num_marked):
+                assert self._marks[blocks[i]] == self._digest(line, i)
+
+    def _adopt(self, line: _Line, blocks: list[int]) -> None:
+        """Count the leading blocks whose mark is that of the sequence's own tokens."""
+        for i in range(len(line.token_ids) // self._block_size):
+            if self._marks[blocks[i]] != self._digest(line, i):
+                break
+            line.num_marked = i + 1
+        line.computed = line.num_marked * self._block_size
+
+    def _mark(self, slot: int, line: _Line) -> None:
+        num_full = line.computed // self._block_size
+        if line.num_marked >= num_full:
+            return
+        blocks = self._table.blocks(slot)
+        for i in range(line.num_marked, num_full):
+            self._marks[blocks[i]] = self._digest(line, i)
+        line.num_marked = num_full
+
+    def _digest(self, line: _Line, i: int) -> bytes:
+        size = self._block_size
+        while len(line.digests) <= i:
+            k = len(line.digests)
+            before = line.digests[-1] if k else b""
+            content = line.token_ids[k * size : (k + 1) * size].tobytes()
+            line.digests.append(blake2b(before + content, digest_size=_DIGEST_BYTES).digest())
+        return line.digests[i]
+
+
+def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

@@ -1,0 +1,105 @@
+"""Builds the drafter that a configuration names and imports only what it needs."""
+
+from dataclasses import dataclass
+
+from faser.engine.batch import BlockTable
+from faser.engine.runner import Runner
+from faser.engine.spec.draft_choice import DraftChoice, GreedyChoice, SampledChoice
+from faser.engine.spec.drafter import Drafter
+from faser.speculation import SpeculationConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModelParts:
+    """A loaded draft model. runner: its cache has the target's blocks. max_positions: its context."""
+
+    runner: Runner
+    num_blocks: int
+    block_size: int
+    max_positions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterParts:
+    """What an engine has that drafters work on. max_rows: most rows of a pass. model: None: none was loaded."""
+
+    target: Runner
+    table: BlockTable
+    num_slots: int
+    max_rows: int
+    model: DraftModelParts | None = None
+
+
+def names_model(config: SpeculationConfig) -> bool:
+    """Whether the drafter is built on a draft model, which then has to be loaded."""
+    return config.policy != "off" and (
+        config.method == "draft_model" or (config.method == "auto" and config.model is not None)
+    )
+
+
+def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
+    """The drafter of config.method. Raises ConfigError for draft_layers that the target does not have."""
+    match config.method:
+        case "draft_model":
+            return _draft_model(config, parts)
+        case "layer_skip":
+            return _layer_skip(config, parts)
+        case "ngram":
+            return _ngram(config)
+        case "suffix":
+            return _suffix(config)
+        case "auto":
+            from faser.engine.spec.chooser import Chooser
+
+            model = _draft_model(config, parts) if config.model is not None else None
+            return Chooser([_suffix(config), _ngram(config)], model, model_cap=config.model_cap)
+        case _:
+            raise AssertionError(f"speculation method {config.method!r} was let through")
+
+
+def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
+    from faser.engine.spec.draft_kv import DraftKv
+    from faser.engine.spec.draft_model import DraftModel
+    from faser.engine.spec.passes import PassLoop
+
+    model = parts.model
+    assert model is not None, f"method {config.method} without a loaded draft model"
+    choice = _choice(config, parts)
+    return DraftModel(
+        PassLoop(model.runner, parts.table, choice, max_rows=parts.max_rows),
+        DraftKv(parts.table, num_blocks=model.num_blocks, block_size=model.block_size),
+        choice,
+        max_positions=model.max_positions,
+    )
+
+
+def _layer_skip(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
+    from faser.engine.spec.layer_skip import LayerSkip, draft_layers
+    from faser.engine.spec.passes import PassLoop
+
+    choice = _choice(config, parts)
+    num_layers = draft_layers(config.draft_layers, parts.target.num_layers)
+    loop = PassLoop(parts.target, parts.table, choice, max_rows=parts.max_rows, num_layers=num_layers)
+    return LayerSkip(loop, choice)
+
+
+def _ngram(config: SpeculationConfig) -> Drafter:
+    from faser.engine.spec.ngram import NgramDrafter
+
+    return NgramDrafter(min_n=config.prompt_lookup_min, max_n=config.prompt_lookup_max, cap=config.cap)
+
+
+def _suffix(config: SpeculationConfig) -> Drafter:
+    from faser.engine.spec.suffix import SuffixDrafter
+
+    return SuffixDrafter(
+        cap=config.cap,
+        max_tree_depth=config.suffix_max_tree_depth,
+        max_cached_requests=config.suffix_max_cached_requests,
+        max_spec_factor=config.suffix_max_spec_factor,
+        min_token_prob=config.suffix_min_token_prob,
+    )
+
+
+def _choice(config: SpeculationConfig, parts: DrafterParts) -> DraftChoice:
+    return GreedyChoice() if config.draft_sample_method == "greedy" else SampledChoice(parts.num_slots)

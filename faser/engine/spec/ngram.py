@@ -1,0 +1,81 @@
+"""NgramDrafter: what followed the last few tokens the last time they occurred in this sequence.
+
+Owns a copy of each sequence's tokens and, for each n, the latest position of every n-gram. Knows no other sequence
+and no model. Source: prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding), which
+scans the prompt; here an index answers, brought up to date only when a sequence drafts.
+"""
+
+from collections.abc import Sequence
+
+from faser.engine.plan import Draft, DraftPlan, SequenceStart
+from faser.engine.spec.drafter import Continuation, Proposals
+
+
+class NgramDrafter:
+    """A Drafter. Tries n = max_n first, min_n last, and never drafts more than cap tokens.
+
+    A draft that reaches the end of the known text goes on with itself: what has begun to repeat is expected to go
+    on repeating. Confidence is n, for each token. Raises ValueError unless 1 <= min_n <= max_n.
+    """
+
+    def __init__(self, *, min_n: int, max_n: int, cap: int) -> None:
+        if not 1 <= min_n <= max_n:
+            raise ValueError(f"min_n is {min_n} and max_n is {max_n}; 1 <= min_n <= max_n must hold")
+        self._lengths = range(max_n, min_n - 1, -1)
+        self._cap = cap
+        self._lookups: dict[int, _Lookup] = {}
+
+    def start(self, start: SequenceStart) -> None:
+        self._lookups[start.slot] = _Lookup(start.token_ids, self._lengths)
+
+    def propose(self, plan: DraftPlan) -> Proposals:
+        drafts = []
+        for wish in plan.wishes:
+            length, token_ids = self._lookups[wish.slot].continuation(min(self._cap, wish.max_tokens))
+            confidences = (float(length),) * len(token_ids)
+            draft = Draft(slot=wish.slot, method="ngram", token_ids=token_ids, confidences=confidences)
+            drafts.append(draft)
+        return Proposals(drafts=tuple(drafts))
+
+    def commit(self, continuations: Sequence[Continuation]) -> None:
+        for each in continuations:
+            self._lookups[each.slot].tokens.extend(each.token_ids)
+
+    def release(self, slot: int) -> None:
+        del self._lookups[slot]
+
+
+class _Lookup:
+    """One sequence's tokens; for each n, where each n-gram was last followed by something.
+
+    Keys are hashes: an n-gram is compared before it counts as found.
+    """
+
+    def __init__(self, token_ids: tuple[int, ...], lengths: range) -> None:
+        self.tokens = list(token_ids)
+        self._latest: dict[int, dict[int, int]] = {n: {} for n in lengths}
+        self._indexed = 0  # positions before it are indexed
+
+    def continuation(self, num_tokens: int) -> tuple[int, tuple[int, ...]]:
+        """Length of the longest match, 0 for none, and the num_tokens tokens that are expected next."""
+        self._index()
+        tokens = self.tokens
+        for n, latest in self._latest.items():
+            tail = tokens[-n:]
+            begin = latest.get(hash(tuple(tail)))
+            if begin is None or tokens[begin - n : begin] != tail:
+                continue
+            known = tokens[begin : begin + num_tokens]
+            repeats = -(-num_tokens // len(known))
+            return n, tuple((known * repeats)[:num_tokens])
+        return 0, ()
+
+    def _index(self) -> None:
+        """Every position that has both n tokens before it and one at it."""
+        end = len(self.tokens)
+        for n, latest in self._latest.items():
+            begin = max(n, self._indexed)
+            recent = tuple(self.tokens[begin - n : end - 1])
+            for position in range(begin, end):
+                latest[hash(recent[position - begin : position - begin + n])] = position
+        self._indexed = end

@@ -1,0 +1,255 @@
+"""The drafting loop: a first pass over what a model has not seen, then a pass for every further token.
+
+Owns the course of one proposal. Knows neither whose weights run nor whose KV cache they read, and remembers
+nothing from one proposal to the next.
+
+    position      start ............ n - 1 | n       n + 1     ...
+    rows          |  opening, known tokens | x_1     x_2       ...      each row chooses the token after it
+    pass          |           1            | 2       3         ...      over all sequences that still go on
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from faser.engine.batch import BlockTable
+from faser.engine.plan import StopRule
+from faser.engine.runner import Runner
+from faser.engine.spec.draft_choice import ChoiceRows, Chosen, DraftChoice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """Where one sequence's draft begins. token_ids: of positions start …, the last known token is the last.
+
+    max_tokens: most tokens to draft, at least 1; the slot's blocks hold their positions.
+    """
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+    max_tokens: int
+
+    @property
+    def num_known(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What became of one opening. num_fed: so many leading drafted tokens were rows themselves: the model's KV
+    holds them. confidences: margins in nats."""
+
+    token_ids: tuple[int, ...]
+    confidences: tuple[float, ...]
+    num_fed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """courses: in the order of the openings. passes: forwards of the model. probs: as in Proposals."""
+
+    courses: tuple[Course, ...]
+    passes: int
+    probs: Tensor | None
+
+
+class PassLoop:
+    """Drafts with the first num_layers layers of a runner's model (None: all). max_rows: most rows of a pass."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        table: BlockTable,
+        choice: DraftChoice,
+        *,
+        max_rows: int,
+        num_layers: int | None = None,
+    ) -> None:
+        self._runner = runner
+        self._table = table
+        self._choice = choice
+        self._max_rows = max_rows
+        self._num_layers = num_layers
+
+    def draft(self, openings: Sequence[Opening], stop: StopRule | None) -> Round:
+        """Draft for every opening, each as far as it and the stop rule allow."""
+        if not openings:
+            return Round(courses=(), passes=0, probs=None)
+        progress = _Progress(openings)
+        chosen, passes = self._open(openings)
+        going = np.arange(len(openings))
+        while len(going := progress.take(going, chosen, stop)):
+            chosen = self._go_on(progress.feed(going))
+            passes += 1
+        return Round(courses=progress.courses(), passes=passes, probs=progress.probs())
+
+    def _open(self, openings: Sequence[Opening]) -> tuple[Chosen, int]:
+        """The first token of every opening, and how many passes that took."""
+        parts, passes = [], 0
+        for pieces in _chunks(openings, self._max_rows):
+            counts = np.array([len(piece.token_ids) for piece in pieces], dtype=np.int32)
+            batch = self._table.lay_out(
+                [piece.slot for piece in pieces],
+                np.array([piece.start for piece in pieces], dtype=np.int32),
+                counts,
+                np.concatenate([np.asarray(piece.token_ids, dtype=np.int64) for piece in pieces]),
+            )
+            self._runner.forward(batch, self._num_layers)
+            passes += 1
+            ends = [i for i, piece in enumerate(pieces) if piece.ends]
+            if ends:
+                starts = np.array([pieces[i].start + len(pieces[i].token_ids) for i in ends])
+                slots = np.array([pieces[i].slot for i in ends])
+                rows = ChoiceRows(slots=slots, positions=starts, draft_starts=starts)
+                parts.append(self._choose(batch.last_rows[ends], rows))
+        return _joined(parts), passes
+
+    def _go_on(self, fed: "_Fed") -> Chosen:
+        """One pass: a row for each drafted token that is fed, which chooses the one after it."""
+        ones = np.ones(len(fed.token_ids), dtype=np.int32)
+        starts = (fed.choice.positions - 1).astype(np.int32)
+        batch = self._table.lay_out(fed.choice.slots.tolist(), starts, ones, fed.token_ids)
+        self._runner.forward(batch, self._num_layers)
+        return self._choose(batch.last_rows, fed.choice)
+
+    @torch.inference_mode()
+    def _choose(self, last_rows: NDArray[np.int64], rows: ChoiceRows) -> Chosen:
+        return self._choice.choose(self._runner.logits(last_rows), rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fed:
+    """Inputs of a pass, one a sequence, and what is to be chosen after them."""
+
+    token_ids: NDArray[np.int64]
+    choice: ChoiceRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """Rows of one opening that share a pass. ends: the last of them is the opening's last."""
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+    ends: bool
+
+
+def _chunks(openings: Sequence[Opening], max_rows: int) -> Iterator[list[_Piece]]:
+    """All rows of the openings in order, max_rows at a time."""
+    pieces: list[_Piece] = []
+    room = max_rows
+    for opening in openings:
+        done = 0
+        while done < len(opening.token_ids):
+            part = opening.token_ids[done : done + room]
+            start = opening.start + done
+            done += len(part)
+            pieces.append(
+                _Piece(slot=opening.slot, start=start, token_ids=part, ends=done == len(opening.token_ids))
+            )
+            room -= len(part)
+            if not room:
+                yield pieces
+                pieces, room = [], max_rows
+    if pieces:
+        yield pieces
+
+
+def _joined(parts: list[Chosen]) -> Chosen:
+    if len(parts) == 1:
+        return parts[0]
+    probs = [part.probs for part in parts if part.probs is not None]
+    return Chosen(
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        margins=np.concatenate([part.margins for part in parts]),
+        probs=torch.cat(probs) if probs else None,
+    )
+
+
+@dataclass(slots=True)
+class _Sampled:
+    """Distributions of the kept tokens, pass after pass, and whose they are."""
+
+    probs: list[Tensor] = field(default_factory=list)
+    owners: list[NDArray[np.int64]] = field(default_factory=list)
+
+
+class _Progress:
+    """The drafts of one round, by opening."""
+
+    def __init__(self, openings: Sequence[Opening]) -> None:
+        self._slots = np.array([each.slot for each in openings])
+        self._num_known = np.array([each.num_known for each in openings])
+        self._max_tokens = np.array([each.max_tokens for each in openings])
+        shape = (len(openings), int(self._max_tokens.max()))
+        self._token_ids = np.zeros(shape, dtype=np.int64)
+        self._margins = np.zeros(shape)
+        self._survival = np.ones(len(openings))
+        self._counts = np.zeros(len(openings), dtype=np.int64)  # tokens kept
+        self._num_fed = np.zeros(len(openings), dtype=np.int64)
+        self._sampled = _Sampled()
+
+    def take(self, going: NDArray[np.int64], chosen: Chosen, stop: StopRule | None) -> NDArray[np.int64]:
+        """Keep what the rule lets in of a pass's tokens, one for each of going; returns who goes on.
+
+        A token is kept while survival, its own acceptance included, exceeds the price of its row. For a token
+        that was drawn this looks at the margin only, which was there before it.
+        """
+        if stop is None:
+            kept = np.ones(len(going), dtype=bool)
+        else:
+            self._survival[going] *= _sigmoid(stop.intercept + stop.slope * chosen.margins)
+            kept = self._survival[going] > stop.row_price
+        staying = going[kept]
+        depth = self._counts[staying]
+        self._token_ids[staying, depth] = chosen.token_ids[kept]
+        self._margins[staying, depth] = chosen.margins[kept]
+        self._counts[staying] += 1
+        if chosen.probs is not None:
+            self._sampled.probs.append(chosen.probs[torch.from_numpy(kept)])
+            self._sampled.owners.append(staying)
+        staying = staying[self._counts[staying] < self._max_tokens[staying]]
+        if stop is None or not len(staying):
+            return staying
+        excess = (self._survival[staying] - stop.row_price).sum()
+        return staying if excess > stop.pass_prices[len(staying) - 1] else staying[:0]
+
+    def feed(self, going: NDArray[np.int64]) -> _Fed:
+        """The last drafted token of each of going, for the next pass."""
+        self._num_fed[going] += 1
+        count, known = self._counts[going], self._num_known[going]
+        return _Fed(
+            token_ids=self._token_ids[going, count - 1],
+            choice=ChoiceRows(slots=self._slots[going], positions=known + count, draft_starts=known),
+        )
+
+    def courses(self) -> tuple[Course, ...]:
+        found = []
+        for token_ids, margins, count, num_fed in zip(
+            self._token_ids.tolist(),
+            self._margins.tolist(),
+            self._counts.tolist(),
+            self._num_fed.tolist(),
+            strict=True,
+        ):
+            found.append(
+                Course(token_ids=tuple(token_ids[:count]), confidences=tuple(margins[:count]), num_fed=num_fed)
+            )
+        return tuple(found)
+
+    def probs(self) -> Tensor | None:
+        """[T, V], draft after draft: passes come one after the other, so a stable sort by owner orders them."""
+        if not self._sampled.probs:
+            return None
+        order = np.argsort(np.concatenate(self._sampled.owners), kind="stable")
+        return torch.cat(self._sampled.probs)[torch.from_numpy(order)]
+
+
+def _sigmoid(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 1.0 / (1.0 + np.exp(-np.clip(values, -500.0, 500.0)))

@@ -1,0 +1,69 @@
+"""Draft lengths that maximise G for a drafter that needs a pass per token.
+
+Tokens are taken in the order of their expected worth, which falls along every draft, so any number of the best is
+a set of prefixes. Passes are paid by the longest draft: every common depth d is tried with every number of
+tokens b, and the best (d, b) wins. Beyond _MAX_CUTS tokens only that many evenly spread numbers are tried.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from faser.engine.cost_model import CostModel
+from faser.engine.spec.policies.objective import Choice, Objective
+from faser.engine.spec.policy import Candidates, Floats, Ints
+
+_MAX_CUTS = 96
+CATCHUP_HORIZON = 64  # steps over which refilling a draft model's KV is spread
+
+
+def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel) -> Choice:
+    """The lengths with the largest G among those that take the likeliest tokens first up to a common depth."""
+    num_sequences, num_columns = candidates.survival.shape
+    num_depths = num_columns - 1
+    there = np.flatnonzero((np.arange(num_depths) < candidates.limit[:, None]).ravel())
+    if not len(there):
+        return Choice(lengths=np.zeros_like(candidates.limit), rate=objective.plain_rate)
+    worth = (candidates.survival[:, 1:] * candidates.weight[:, None]).ravel()[there]
+    there, worth = _best_first(there, worth)
+    cuts, cut_of = _cuts(len(there))
+    depth = there % num_depths
+    num_cuts = len(cuts)
+    cell = depth * num_cuts + cut_of
+
+    def up_to_cut(weights: Floats | None) -> NDArray[Any]:
+        """[depths, cuts] sums over the tokens of each depth before each cut."""
+        counted = np.bincount(cell, weights, num_depths * num_cuts)
+        return counted.reshape(num_depths, num_cuts).cumsum(axis=1)
+
+    drafting = up_to_cut(None)  # sequences in each pass
+    seconds = costs.pass_s(drafting).cumsum(axis=0)
+    if candidates.lag.any():
+        catchup_s = costs.catchup_s(candidates.lag) / CATCHUP_HORIZON
+        seconds += up_to_cut(np.where(depth == 0, catchup_s[there // num_depths], 0.0))[0]
+    seconds += costs.text_s(drafting[0])
+    seconds += objective.verify_s(drafting.cumsum(axis=0))
+    rates = (up_to_cut(worth).cumsum(axis=0) + objective.worth) / seconds
+    deepest, best = divmod(int(rates.argmax()), num_cuts)
+    if rates[deepest, best] <= objective.plain_rate:
+        return Choice(lengths=np.zeros_like(candidates.limit), rate=objective.plain_rate)
+    taken = there[: cuts[best]]
+    taken = taken[depth[: cuts[best]] <= deepest]
+    lengths = np.bincount(taken // num_depths, minlength=num_sequences)
+    return Choice(lengths=lengths, rate=float(rates[deepest, best]))
+
+
+def _best_first(there: Ints, worth: Floats) -> tuple[Ints, Floats]:
+    order = np.argsort(-worth, kind="stable")
+    return there[order], worth[order]
+
+
+@functools.lru_cache(maxsize=1024)
+def _cuts(num_tokens: int) -> tuple[Ints, Ints]:
+    """How many tokens to try, ascending, from 1 to all; and of each token the first cut behind it. Read only."""
+    cuts = np.arange(1, num_tokens + 1)
+    if num_tokens > _MAX_CUTS:
+        cuts = np.linspace(num_tokens / _MAX_CUTS, num_tokens, _MAX_CUTS).astype(np.int64)
+    return cuts, np.repeat(np.arange(len(cuts)), np.diff(cuts, prepend=0))

@@ -1,0 +1,122 @@
+"""The policy `faser`: every sequence drafts as far as it pays for the whole step, and nobody where it does not.
+
+G, expected tokens a second of the whole step with drafting inside (see objective), is maximised twice: over draft
+lengths before drafting, over verified tokens once the drafts' confidences are known. In between a draft model is
+told at which survival another pass stops paying: the prices of Dinkelbach's method, seconds times G. Where plain
+steps are better nobody drafts, but for probes, which are paid from a fixed share of the time.
+"""
+
+import numpy as np
+
+from faser.engine.cost_model import CostModel
+from faser.engine.plan import StopRule
+from faser.engine.spec.acceptance import Acceptance
+from faser.engine.spec.policies.draft_lengths import best_lengths
+from faser.engine.spec.policies.objective import Choice, Objective, best_prefixes
+from faser.engine.spec.policies.probes import Probes
+from faser.engine.spec.policy import Candidates, Ints
+
+_SWITCH_ON, _STAY_ON = 1.05, 1.01  # G with drafts over G without
+_DWELL_STEPS = 4  # between two switches: load noise must not flap
+_DEEPER = 2  # tokens beyond the expected optimum that a confident draft may go
+_BEND = 1.5  # a row so many times dearer than those before it lies behind a bend
+_FOLLOW = 0.05  # weight of the newest step in what look-ups in text have brought
+
+
+class Faser:
+    """See Policy. method: the drafter that needs a pass per token, where there is one."""
+
+    name = "faser"
+
+    def __init__(self, costs: CostModel, acceptance: Acceptance, *, method: str) -> None:
+        self._costs = costs
+        self._acceptance = acceptance
+        self._method = method
+        self._probes = Probes()
+        self._on = False
+        self._since_switch = _DWELL_STEPS
+        self._rate = 0.0  # G that the last lengths were chosen for
+        self._num_chosen = 0  # tokens that they were in all, before they were deepened
+        self._brought = 2 * _SWITCH_ON  # G with drafts from text over G without, as keep() saw it lately
+
+    def lengths(self, candidates: Candidates) -> Ints:
+        if not candidates.limit.any():
+            return np.zeros_like(candidates.limit)
+        objective = Objective(self._costs, candidates)
+        choice = best_lengths(candidates, objective, self._costs)
+        if self._costs.has_passes:
+            self._switch(choice.rate / objective.plain_rate)
+            wanted = self._deepened(candidates, choice, objective)
+        else:
+            self._switch(self._text_gain(candidates, choice, objective))
+            wanted = candidates.limit
+        self._rate = choice.rate
+        self._num_chosen = int(choice.lengths.sum())
+        lengths = wanted if self._on else np.zeros_like(candidates.limit)
+        return self._probes.add(candidates, lengths, objective, self._costs)
+
+    def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:
+        """Prices are in expected tokens: what the time would bring elsewhere, at the rate that lengths() found.
+
+        A token is kept while it is worth a row. The next one will be worth the survival so far times its own
+        acceptance, unknown yet, so the usual one; it costs a pass and a row.
+        """
+        if not self._costs.has_passes or not self._on:
+            return None
+        objective = Objective(self._costs, candidates)
+        row_price = self._rate * objective.row_s(0, max(self._num_chosen, 1))
+        usual = float(candidates.survival[:, 1].mean())
+        going = np.arange(1, len(lengths) + 1)
+        pass_prices = (self._rate * self._costs.pass_s(going) + going * row_price) / usual - going * row_price
+        intercept, slope = self._acceptance.calibration(self._method, candidates.slots)
+        return StopRule(
+            row_price=row_price, pass_prices=tuple(pass_prices.tolist()), intercept=intercept, slope=slope
+        )
+
+    def keep(self, candidates: Candidates, lengths: Ints) -> Ints:
+        """The time of drafting is spent: only what verification adds counts, and none may be best."""
+        objective = Objective(self._costs, candidates)
+        values = candidates.survival[:, 1:] * candidates.weight[:, None]
+        choice = best_prefixes(objective, values, lengths)
+        self._brought += _FOLLOW * (choice.rate / objective.plain_rate - self._brought)
+        return choice.lengths
+
+    def _switch(self, gain: float) -> None:
+        """On or off for everybody, with hysteresis and a dwell."""
+        self._since_switch += 1
+        wanted = gain > (_STAY_ON if self._on else _SWITCH_ON)
+        if wanted != self._on and self._since_switch >= _DWELL_STEPS:
+            self._on, self._since_switch = wanted, 0
+
+    def _deepened(self, candidates: Candidates, choice: Choice, objective: Objective) -> Ints:
+        """Upper bounds beyond the expected optimum, so that confident drafts may go on; see stop_rule.
+
+        Only where one more token each would pay if it were half way from its expected survival to certain, and
+        not before a bend of the step time: the rule has one price for all rows.
+        """
+        drafting = choice.lengths > 0
+        count, chosen = int(drafting.sum()), int(choice.lengths.sum())
+        if not count:
+            return choice.lengths
+        row_s = objective.row_s(chosen, chosen + count)
+        next_depth = np.minimum(choice.lengths + 1, candidates.limit)[drafting]
+        hoped = (1 + float(candidates.survival[drafting, next_depth].mean())) / 2
+        price = choice.rate * (row_s + self._costs.pass_s(count) / count)
+        if price > hoped or row_s > _BEND * objective.row_s(0, chosen):
+            return choice.lengths
+        deeper = choice.lengths + np.maximum(_DEEPER, choice.lengths // 2)
+        return np.where(drafting, np.minimum(deeper, candidates.limit), 0)
+
+    def _text_gain(self, candidates: Candidates, choice: Choice, objective: Objective) -> float:
+        """G with look-ups over G without: expected, or brought lately if that is more.
+
+        Text costs little to look up and keep() cuts what is not worth its rows, so everybody looks up all of it or
+        nobody. Lately counts because drafts differ: where the average one does not pay, the best may; but no more
+        than certain tokens would bring.
+        """
+        drafting_s = self._costs.text_s(candidates.num_sequences)
+        lately = self._brought * objective.plain_s / (objective.plain_s + drafting_s)
+        num_drafted = np.arange(int(candidates.limit.sum()) + 1)
+        certain = objective.worth + float(candidates.weight.max()) * num_drafted
+        possible = float((certain / (objective.verify_s(num_drafted) + drafting_s)).max())
+        return max(choice.rate, min(lately * objective.plain_rate, possible)) / objective.plain_rate

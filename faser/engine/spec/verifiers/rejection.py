@@ -1,0 +1,121 @@
+"""Rejection sampling of drafted tokens: each is judged by its own two probabilities.
+
+Leviathan et al., arXiv:2211.17192, algorithm 1. p there is target_probs here, the distribution that is left after
+bias, penalties, temperature and truncation; q is draft_probs, what the token was drawn from. The functions of
+probabilities are the rule; they are float64 and exact to rounding, so that their law can be enumerated.
+
+Ragged drafts need no branch: the row behind a draft judges a token that the drafter cannot have drawn. It is
+refused, and with draft_probs of zero its replacement has the law of the target itself.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from faser.engine.noise import Purpose
+from faser.engine.sampler import PreparedRows, Sampler
+from faser.engine.sampling import MASS_ONE, draw, rows_at_once
+from faser.engine.spec.verifiers.draft_law import DraftLaw
+from faser.engine.spec.verifiers.rows import Ints, JudgedRows, lay_out
+from faser.engine.spec.verify import DraftedRows, Verdict
+
+Floats = NDArray[np.float64]
+
+
+def accept_probs(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """Probability that a drafted token is accepted; 0 where the drafter cannot have drawn it.
+
+    target_probs, draft_probs: of the tokens, float64, of one shape; not written to.
+    """
+    return torch.where(draft_probs > 0, target_probs / draft_probs, 0.0).clamp_(max=1.0)
+
+
+def residual_masses(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """(target_probs - draft_probs)+ in units of 2**-52, rounded down to whole numbers, so that sums are exact.
+
+    target_probs, draft_probs: [N, V] float64, not written to. Returns [N, V] float64, each sum below 2**53.
+    """
+    return (target_probs - draft_probs).clamp_(min=0.0).mul_(MASS_ONE).floor_()
+
+
+def replacement_masses(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """`residual_masses`, what a token is drawn from after a refusal.
+
+    A row in which nothing is left, because the two differ by rounding only, has the target's own: it is reached
+    with a probability of that order.
+    """
+    masses = residual_masses(target_probs, draft_probs)
+    empty = masses.sum(-1, keepdim=True) == 0
+    return torch.where(empty, (target_probs * MASS_ONE).floor_(), masses) if empty.any() else masses
+
+
+class Rejection:
+    """Token-wise rejection sampling, for drafts that were sampled; None as draft_probs: for point masses."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    @torch.inference_mode()
+    def judge(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> list[Verdict]:
+        rows = lay_out(sequences)
+        prepared = rows.prepare(self._sampler, logits)
+        masses = self._sampler.masses(prepared)
+        law = DraftLaw(rows, draft_probs, masses)
+        drafted_probs = drafted_target_probs(rows, masses)
+        noise = accept_noise(self._sampler, rows, prepared)
+        accepted = noise < accept_probs(drafted_probs, law.of_drafted())
+        last = rows.last_reached(accepted.numpy(force=True))
+        ones = np.ones(len(last))
+        own = own_tokens(self._sampler, rows, prepared, last, law, ones)
+        return rows.verdicts(self._sampler, prepared, last, own)
+
+
+def row_totals(masses: Tensor) -> Tensor:
+    """[R] float64, exact; 1 for a row without masses, so that it can be divided by."""
+    return masses.sum(-1, dtype=torch.float64).clamp_(min=1.0)
+
+
+def drafted_target_probs(rows: JudgedRows, masses: Tensor) -> Tensor:
+    """[R] float64, the target's probability of each row's drafted token; anything where there is none."""
+    drafted = torch.from_numpy(rows.drafted).to(masses.device).clamp(min=0)
+    return masses.gather(-1, drafted[:, None])[:, 0].double() / row_totals(masses)
+
+
+def accept_noise(sampler: Sampler, rows: JudgedRows, prepared: PreparedRows) -> Tensor:
+    """[R] float64, of the verdicts on the rows' drafted tokens."""
+    starts = prepared.positions[rows.first][rows.sequence]
+    return sampler.noise(prepared.slots, prepared.positions, Purpose.ACCEPT, starts)
+
+
+def own_tokens(
+    sampler: Sampler, rows: JudgedRows, prepared: PreparedRows, last: Ints, law: DraftLaw, survival: Floats
+) -> Ints:
+    """[S] the target's own token at the last row reached of each sequence.
+
+    Behind a whole draft it is drawn as without speculation, bit for bit; elsewhere from what the drafted token
+    has left: (survival * target_probs - draft_probs)+, survival [S] being 1 where tokens are judged one by one.
+    prepared.logits: the masses.
+    """
+    device = prepared.logits.device
+    whole = last == rows.first + rows.num_drafts
+    slots, positions = prepared.slots[last], prepared.positions[last]
+    noise = torch.where(
+        torch.from_numpy(whole).to(device),
+        sampler.noise(slots, positions, Purpose.TOKEN),
+        sampler.noise(slots, positions, Purpose.REPLACE),
+    )
+    own = torch.zeros(len(last), dtype=torch.int64, device=device)
+    step = rows_at_once(prepared.logits)
+    for ended, each in ((True, np.flatnonzero(whole)), (False, np.flatnonzero(~whole))):
+        for part in (torch.from_numpy(each[at : at + step]).to(device) for at in range(0, len(each), step)):
+            at_rows = torch.from_numpy(last).to(device)[part]
+            masses = prepared.logits[at_rows]
+            if not ended:
+                target_probs = masses.double() / row_totals(masses)[:, None]
+                target_probs *= torch.from_numpy(survival).to(device)[part, None]
+                masses = replacement_masses(target_probs, law.of_rows(at_rows))
+            own[part] = draw(masses, noise[part])
+    return own.numpy(force=True)

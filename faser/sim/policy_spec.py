@@ -1,0 +1,66 @@
+"""A policy as the command line spells it, and the control of speculation that becomes of it."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from faser.engine.clock import Clock
+from faser.engine.cost_model import CostModel
+from faser.engine.spec.control import SpeculationControl
+from faser.errors import ConfigError
+from faser.speculation import MAX_DRAFT_TOKENS, POLICIES, SpeculationConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySpec:
+    """A policy as it was asked for. gamma: of fixed. table: (first, last, gamma) by number of sequences."""
+
+    text: str
+    name: str
+    gamma: int | None = None
+    table: tuple[tuple[int, int, int], ...] = ()
+
+    def make_control(
+        self, costs: CostModel, clock: Clock, *, drafter: str, cap: int, num_slots: int
+    ) -> SpeculationControl:
+        """The engine's own control of speculation, as a live engine with this drafter would have it."""
+        config = SpeculationConfig(method=drafter, policy=self.name, num_speculative_tokens=cap, table=self.table)
+        control = SpeculationControl(config, costs, num_slots=num_slots, clock=clock)
+        if self.gamma is not None:
+            control.use_policy(self.name, self.gamma)
+        return control
+
+
+def parse_policy(text: str, *, cap: int) -> PolicySpec:
+    """off, fixed:3, goodput, survival, faser, or table:4=5/16=2/64=0 (up to 4 sequences 5 tokens, …).
+
+    cap: longest draft of the trace. Raises ConfigError naming what is wrong.
+    """
+    name, _, value = text.partition(":")
+    if name not in POLICIES:
+        raise ConfigError(f"--policies names {text!r}; it must be of {', '.join(POLICIES)}")
+    if name == "fixed":
+        if not value.isdecimal() or not 1 <= int(value) <= min(cap, MAX_DRAFT_TOKENS):
+            raise ConfigError(
+                f"--policies names {text!r}; fixed:N needs an N of 1 … {cap}, the trace's longest draft"
+            )
+        return PolicySpec(text=text, name=name, gamma=int(value))
+    if name == "table":
+        return PolicySpec(text=text, name=name, table=_table(text, value, cap))
+    if value:
+        raise ConfigError(f"--policies names {text!r}; {name} takes no number")
+    return PolicySpec(text=text, name=name)
+
+
+def _table(text: str, value: str, cap: int) -> tuple[tuple[int, int, int], ...]:
+    try:
+        bounds = [(int(last), int(gamma)) for last, gamma in (each.split("=") for each in value.split("/"))]
+    except ValueError:
+        bounds = []
+    ascending = all(a < b for (a, _), (b, _) in pairwise([(0, 0), *bounds]))
+    if not bounds or not ascending or any(not 0 <= gamma <= cap for _, gamma in bounds):
+        raise ConfigError(
+            f"--policies names {text!r}; table:LAST=GAMMA/… needs ascending numbers of sequences "
+            f"and gammas of 0 … {cap}"
+        )
+    firsts = [1, *(last + 1 for last, _ in bounds)]
+    return tuple((first, last, gamma) for first, (last, gamma) in zip(firsts, bounds, strict=False))

@@ -1,0 +1,120 @@
+"""From a draft model's logits to a token and a confidence; and that a drawn token's law is the reported one.
+
+Planted bugs that these tests have caught: the noise of the target's own choice; one number for a position however
+often it is drafted; the law of temperature 1 for every slot.
+"""
+
+import numpy as np
+import torch
+
+from faser.engine.noise import Purpose, uniforms
+from faser.engine.plan import SequenceStart
+from faser.engine.sampling import draw, scale, token_masses
+from faser.engine.spec.draft_choice import ChoiceRows, DraftChoice, GreedyChoice, SampledChoice
+from faser.types import SamplingParams
+
+VOCAB = 12
+
+
+def start(choice: DraftChoice, slot: int, temperature: float, seed: int = 0) -> None:
+    sampling = SamplingParams(temperature=temperature)
+    choice.start(SequenceStart(slot=slot, sampling=sampling, seed=seed, prompt_len=1, token_ids=(1,)))
+
+
+def rows(slots: list[int], positions: list[int], draft_start: int = 2) -> ChoiceRows:
+    starts = np.full(len(slots), draft_start)
+    return ChoiceRows(slots=np.array(slots), positions=np.array(positions), draft_starts=starts)
+
+
+def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
+    return 3 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+def test_greedy_takes_the_most_likely_token_whatever_the_temperature() -> None:
+    choice = GreedyChoice()
+    start(choice, 0, 2.0)
+    logits = random_logits(5)
+    found = choice.choose(logits, rows([0] * 5, list(range(2, 7))))
+    ordered = logits.sort(-1, descending=True)
+    assert found.token_ids.tolist() == ordered.indices[:, 0].tolist()
+    np.testing.assert_array_equal(found.margins, (ordered.values[:, 0] - ordered.values[:, 1]).numpy())
+    assert found.probs is None
+
+
+def test_margins_are_finite_whatever_the_logits() -> None:
+    logits = torch.full((3, VOCAB), -torch.inf)
+    logits[0, 4] = 1.0
+    logits[1] = torch.nan
+    for choice in (GreedyChoice(), SampledChoice(3)):
+        for slot in range(3):
+            start(choice, slot, 1.0)
+        found = choice.choose(logits.clone(), rows([0, 1, 2], [2, 3, 4]))
+        assert found.margins.tolist() == [100.0, 0.0, 0.0]
+        assert 0 <= found.token_ids.min() <= found.token_ids.max() < VOCAB
+
+
+def test_a_drawn_token_has_the_law_that_is_reported() -> None:
+    """Oracles: softmax in float64 for the law; chi-square over 40,000 seeds for the tokens, 99.99 % quantile."""
+    num_slots, temperature = 40_000, 1.4
+    choice = SampledChoice(num_slots)
+    for slot in range(num_slots):
+        start(choice, slot, temperature, seed=slot)
+    logits = random_logits(1).expand(num_slots, -1).contiguous()
+    found = choice.choose(logits, rows(list(range(num_slots)), [17] * num_slots))
+    assert found.probs is not None
+    law = (logits[0].double() / temperature).softmax(-1)
+    torch.testing.assert_close(found.probs, law.expand(num_slots, -1), atol=1e-6, rtol=0)
+    counts = np.bincount(found.token_ids, minlength=VOCAB)
+    expected = law.numpy() * num_slots
+    assert ((counts - expected) ** 2 / expected).sum() < 37.4  # 11 degrees of freedom
+
+
+def test_a_greedy_request_among_sampled_ones_is_a_point_mass() -> None:
+    choice = SampledChoice(2)
+    start(choice, 0, 0.0)
+    start(choice, 1, 1.0)
+    logits = random_logits(2, seed=3)
+    found = choice.choose(logits, rows([0, 1], [4, 4]))
+    assert found.probs is not None
+    assert found.token_ids[0] == logits[0].argmax()
+    assert found.probs[0].tolist() == [float(i == logits[0].argmax()) for i in range(VOCAB)]
+    assert (found.probs.sum(-1) - 1).abs().max() < 1e-12
+    assert found.probs[1, found.token_ids[1]] > 0
+
+
+def test_a_draw_depends_on_seed_and_position_alone() -> None:
+    """Slots and neighbours are exchanged; confidences stay those of the logits before the draw."""
+    choice = SampledChoice(4)
+    for slot, seed in enumerate((7, 8, 7, 9)):
+        start(choice, slot, 1.0, seed)
+    logits = random_logits(2, seed=5)
+    one = choice.choose(logits[[0, 1]], rows([0, 1], [30, 31]))
+    other = choice.choose(logits[[1, 1, 0]], rows([1, 3, 2], [31, 2, 30]))
+    assert (one.token_ids[0], one.token_ids[1]) == (other.token_ids[2], other.token_ids[0])
+    two = logits.topk(2).values
+    np.testing.assert_allclose(one.margins, (two[:, 0] - two[:, 1]).numpy(), rtol=1e-6)
+
+
+def test_a_draw_says_nothing_of_the_targets_choice_nor_of_the_next_drafts() -> None:
+    """Were draft and target drawn with one number, a refused draft would tell what the target is to choose;
+    and a position that is drafted again may not repeat the draw that was already judged.
+
+    Oracle: independent draws agree with probability sum of p squared.
+    """
+    num_slots = 5000
+    choice = SampledChoice(num_slots)
+    for slot in range(num_slots):
+        start(choice, slot, 1.0, seed=slot)
+    logits = (random_logits(1) / 3).expand(num_slots, -1).contiguous()
+    asked = rows(list(range(num_slots)), [9] * num_slots)
+    drafted = choice.choose(logits, asked).token_ids
+    again = choice.choose(logits, rows(list(range(num_slots)), [9] * num_slots, draft_start=3)).token_ids
+    masses = token_masses(scale(logits.clone(), torch.ones(num_slots)))
+    seeds = np.arange(num_slots, dtype=np.uint64)
+    targets = [
+        draw(masses, torch.from_numpy(uniforms(seeds, asked.positions, purpose))).numpy()
+        for purpose in (Purpose.TOKEN, Purpose.ACCEPT, Purpose.REPLACE)
+    ]
+    agreement = float((logits[0].double().softmax(-1) ** 2).sum())
+    for other in (*targets, again):
+        assert abs((other == drafted).mean() - agreement) < 0.03

@@ -1,0 +1,130 @@
+"""Counters of speculation. Oracle: the same steps, counted one sequence at a time in plain Python."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from faser.engine.spec.tally import Tally
+from faser.speculation import DRAFT_METHODS
+from faser.types import SpeculationSummary
+
+CAP, NUM_SLOTS = 5, 6
+
+
+class Counted:
+    """One slot's counts, kept the slow way."""
+
+    def __init__(self) -> None:
+        self.sums: Counter[str] = Counter()
+        self.depths = [0] * CAP
+
+    def add(self, length: int, kept: int, accepted: int) -> None:
+        self.sums.update(
+            steps=1,
+            gamma_sum=kept,
+            drafts=int(kept > 0),
+            drafted=length,
+            pruned=length - kept,
+            verified=kept,
+            accepted=accepted,
+        )
+        for depth in range(accepted):
+            self.depths[depth] += 1
+
+    def summary(self, policy: str) -> SpeculationSummary:
+        sums: dict[str, Any] = dict(self.sums)
+        return SpeculationSummary(policy=policy, accepted_per_position=tuple(self.depths), **sums)
+
+
+def array(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(values, dtype=np.int64)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_request_and_the_engine_count_what_each_step_did(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    tally = Tally(NUM_SLOTS, CAP, ("batch",))
+    counted = [Counted() for _ in range(NUM_SLOTS)]
+    gammas = {"default": [0] * (CAP + 1), "batch": [0] * (CAP + 1)}
+    names = [str(random.choice(["default", "batch"])) for _ in range(NUM_SLOTS)]
+    for slot, name in enumerate(names):
+        tally.start(slot, name)
+    by_method = {method: Counted() for method in DRAFT_METHODS}
+    for _ in range(40):
+        drafting = random.permutation(NUM_SLOTS)[: random.integers(0, NUM_SLOTS)]
+        plain = np.setdiff1d(np.arange(NUM_SLOTS), drafting)
+        lengths = random.integers(0, CAP + 1, len(drafting))
+        kept = random.integers(0, lengths + 1)
+        accepted = random.integers(0, kept + 1)
+        methods = random.integers(0, len(DRAFT_METHODS), len(drafting))
+        tally.drafted(drafting, methods, lengths, kept, accepted, np.full(len(drafting), 0.5))
+        tally.plain(plain)
+        for slot, method, *three in zip(drafting, methods, lengths, kept, accepted, strict=True):
+            counted[slot].add(*map(int, three))
+            by_method[DRAFT_METHODS[method]].add(*map(int, three))
+            gammas[names[slot]][three[1]] += 1
+        for slot in plain:
+            counted[slot].add(0, 0, 0)
+            gammas[names[slot]][0] += 1
+
+    stats = tally.stats("faser", "auto")
+    assert stats.gammas == tuple((name, tuple(counts)) for name, counts in gammas.items())
+    for each in stats.methods:
+        sums = by_method[each.method].sums
+        assert (each.drafted, each.pruned, each.verified, each.accepted) == (
+            sums["drafted"],
+            sums["pruned"],
+            sums["verified"],
+            sums["accepted"],
+        )
+        assert each.drafted == each.pruned + each.verified
+    assert stats.num_drafts == sum(each.sums["drafts"] for each in counted)
+    assert stats.accepted_per_position == tuple(
+        sum(depths) for depths in zip(*(c.depths for c in counted), strict=True)
+    )
+    for slot in range(NUM_SLOTS):
+        assert tally.summary(slot, None, "faser") == counted[slot].summary("faser")
+
+
+def test_a_preempted_sequence_keeps_its_counts() -> None:
+    tally = Tally(2, CAP, ())
+    tally.start(0, "default")
+    tally.drafted(array(0), array(2), array(4), array(3), array(2), np.zeros(1))
+    before = tally.summary(0, None, "fixed")
+    tally.release(0)
+    tally.start(1, "default")
+    tally.plain(array(1))
+
+    after = tally.summary(1, before, "fixed")
+
+    assert (after.steps, after.drafted, after.verified, after.accepted) == (2, 4, 3, 2)
+    assert after.accepted_per_position == (1, 1, 0, 0, 0)
+    assert after.wasted == 1
+
+
+def test_a_slot_starts_from_zero_in_the_class_of_its_new_sequence() -> None:
+    tally = Tally(1, CAP, ("batch",))
+    tally.start(0, "batch")
+    tally.drafted(array(0), array(0), array(2), array(2), array(2), np.zeros(1))
+    tally.release(0)
+    tally.start(0, "default")
+
+    assert tally.summary(0, None, "faser").steps == 0
+    tally.plain(array(0))
+    assert dict(tally.stats("faser", "auto").gammas)["default"][0] == 1
+
+
+def test_details_list_every_draft_that_was_sent_across_a_preemption() -> None:
+    tally = Tally(1, CAP, (), details=True)
+    tally.start(0, "default")
+    tally.drafted(array(0), array(2), array(4), array(3), array(2), np.zeros(1))
+    tally.drafted(array(0), array(2), array(4), array(0), array(0), np.zeros(1))
+    before = tally.summary(0, None, "fixed")
+    tally.release(0)
+    tally.start(0, "default")
+    tally.drafted(array(0), array(2), array(1), array(1), array(1), np.zeros(1))
+
+    assert before.per_step == ((3, 2),)
+    assert tally.summary(0, before, "fixed").per_step == ((3, 2), (1, 1))

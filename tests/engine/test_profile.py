@@ -1,0 +1,133 @@
+"""The start-up profile, on a tiny real model: what it measures, keeps, and leaves alone."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from faser.engine.cost_model import CostModel, CostTable, Role
+from faser.engine.models.loader import load_decoder
+from faser.engine.profile import BUCKETS, STAGE, Room, cached_profile, fingerprint, profile
+from faser.engine.runner import Runner
+from faser.kernels.backend import KvShape
+from faser.kernels.torch_backend import TorchBackend
+
+ROOM = Room(num_blocks=80, block_size=16, max_len=200, max_rows=8, max_logit_rows=3)
+
+
+@pytest.fixture(scope="module")
+def runner(tiny_checkpoint: Path) -> Iterator[Runner]:
+    """On one thread: for so small a model a second one only waits."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    backend = TorchBackend("cpu")
+    decoder = load_decoder(
+        tiny_checkpoint,
+        backend,
+        torch.float32,
+        max_model_len=ROOM.max_len,
+        max_rows=ROOM.max_rows,
+        max_logit_rows=ROOM.max_logit_rows,
+        progress=lambda _done, _total: None,
+    )
+    spec = decoder.spec
+    shape = KvShape(
+        num_layers=spec.num_layers,
+        num_blocks=ROOM.num_blocks,
+        block_size=ROOM.block_size,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=torch.float32,
+    )
+    yield Runner(decoder, backend, shape)
+    torch.set_num_threads(num_threads)
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """Nobody watches."""
+
+
+def test_every_bucket_that_a_step_can_have_is_measured(runner: Runner) -> None:
+    costs = profile(runner, None, ROOM, progress=silent)
+    table = costs.tables[Role.STEP]
+    assert table.rows == tuple(each for each in BUCKETS if each <= ROOM.max_rows)
+    assert all(0 < each < 5 for each in table.seconds)
+    assert not costs.has_passes
+    assert costs.text_s(1) > 0
+
+
+def test_a_draft_model_has_its_passes_measured(runner: Runner) -> None:
+    costs = profile(runner, runner, ROOM, progress=silent, draft_layers=1)
+    assert costs.has_passes
+    assert costs.tables[Role.PASS].rows[0] == 1
+
+
+def test_progress_reaches_the_end_and_never_goes_back(runner: Runner) -> None:
+    seen: list[tuple[str, int, int]] = []
+    profile(runner, runner, ROOM, progress=lambda stage, done, total: seen.append((stage, done, total)))
+    assert {stage for stage, _, _ in seen} == {STAGE}
+    done = [each for _, each, _ in seen]
+    assert done == sorted(done)
+    assert seen[-1][1] == seen[-1][2]
+
+
+def test_without_time_only_the_smallest_step_is_measured_and_the_log_says_so(
+    runner: Runner, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="faser.engine"):
+        costs = profile(runner, None, ROOM, progress=silent, budget_s=0.0)
+    assert costs.tables[Role.STEP].rows == (1,)
+    assert "up to 1 rows" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "room",
+    [
+        Room(num_blocks=1, block_size=16, max_len=200, max_rows=8, max_logit_rows=3),
+        Room(num_blocks=80, block_size=16, max_len=3, max_rows=6, max_logit_rows=1),
+        Room(num_blocks=80, block_size=16, max_len=200, max_rows=1, max_logit_rows=1),
+    ],
+)
+def test_little_room_is_enough(runner: Runner, room: Room) -> None:
+    table = profile(runner, None, room, progress=silent).tables[Role.STEP]
+    assert table.rows[-1] <= room.max_rows
+
+
+def test_what_was_measured_once_is_read_the_next_time(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def measure() -> CostModel:
+        calls.append(1)
+        return CostModel({Role.STEP: CostTable(rows=(1,), seconds=(0.5,))})
+
+    path = tmp_path / "cost" / "some.json"
+    for _ in range(3):
+        assert cached_profile(path, measure).step_s(1) == 0.5
+    assert len(calls) == 1
+
+
+def test_a_corrupt_file_is_measured_again_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "some.json"
+    path.write_text("{")
+    costs = cached_profile(path, lambda: CostModel({Role.STEP: CostTable(rows=(1,), seconds=(0.5,))}))
+    assert costs.step_s(1) == 0.5
+    assert "some.json" in caplog.text
+    assert CostModel.load(path).step_s(1) == 0.5
+
+
+def test_a_cache_that_cannot_be_written_is_only_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "some.json"
+    costs = cached_profile(path, lambda: CostModel({Role.STEP: CostTable(rows=(1,), seconds=(0.5,))}))
+    assert costs.step_s(1) == 0.5
+    assert "every start" in caplog.text
+
+
+def test_a_fingerprint_tells_whatever_matters_apart_and_nothing_else() -> None:
+    described = {"model": {"layers": 2}, "dtype": "bfloat16", "threads": 2}
+    assert fingerprint(described) == fingerprint(dict(reversed(described.items())))
+    assert fingerprint(described) != fingerprint({**described, "threads": 1})
