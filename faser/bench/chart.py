@@ -83,26 +83,34 @@ class Chart:
 
     def _grid(self) -> list[str]:
         parts = []
-        for tick in range(_TICKS + 1):
-            value = self.top * tick / _TICKS
-            y = _TOP + self._height * (1 - tick / _TICKS)
+        for value in _round_numbers(0, self.top):
+            y = _TOP + self._height * (1 - value / self.top)
             parts.append(f'<path d="M{_LEFT} {y:.1f}h{self._width}" stroke="{_GREY}40" fill="none"/>')
-            parts.append(_text(_LEFT - 8, y + 4, f"{value:.3g}", anchor="end"))
+            parts.append(_text(_LEFT - 8, y + 4, f"{value:g}", anchor="end"))
         below = _TOP + self._height + 18
         return parts + [
-            _text(float(self._at(value, 0).split()[0]), below, f"{value:.3g}") for value in self._x_ticks()
+            _text(float(self._at(value, 0).split()[0]), below, f"{value:g}") for value in self._x_ticks()
         ]
 
     def _x_ticks(self) -> list[float]:
         if self.doubling:
             return [2.0**i for i in range(math.ceil(math.log2(self.low)), math.floor(math.log2(self.high)) + 1)]
-        return [self.low + (self.high - self.low) * tick / _TICKS for tick in range(_TICKS + 1)]
+        return _round_numbers(self.low, self.high)
 
     def _at(self, x: float, y: float) -> str:
         low, high = (math.log2(self.low), math.log2(self.high)) if self.doubling else (self.low, self.high)
         place = math.log2(x) if self.doubling else x
         across = (place - low) / (high - low) if high > low else 0.5
         return f"{_LEFT + across * self._width:.1f} {_TOP + self._height * (1 - y / self.top):.1f}"
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    """About _TICKS multiples of 1, 2 or 5 times a power of ten: 0, 0.5, 1, 1.5 for 0 to 1.8."""
+    if high <= low:
+        return [low]
+    power = 10.0 ** math.floor(math.log10((high - low) / _TICKS))
+    step = next(power * factor for factor in (1, 2, 5, 10) if (high - low) / (power * factor) <= _TICKS)
+    return [round(i * step, 12) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _dots(corners: Sequence[str], colour: str) -> str:

@@ -22,7 +22,7 @@ BAND = 0.1  # predicted step times are to lie this near to the measured ones, in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One policy in one cell, medians over rounds. speed_up: over policy off; None: off was not measured.
+    """One policy in one cell, medians over rounds. speed_up: over policy off in the same round; None: without one.
 
     median_step_error: of |predicted - measured| / measured over the kept steps; None: nothing was predicted.
     """
@@ -52,13 +52,14 @@ def summaries(runs: Sequence[Run]) -> list[Summary]:
     groups: dict[tuple[float, int, str], list[Run]] = {}
     for each in runs:
         groups.setdefault((each.temperature, each.concurrency, each.policy), []).append(each)
-    plain = {
-        key[:2]: median(each.tokens_per_s for each in group) for key, group in groups.items() if key[2] == OFF
-    }
-    return [_summary(group, plain.get(key[:2])) for key, group in groups.items()]
+    plain = {each.key: each.tokens_per_s for each in runs if each.policy == OFF}
+    return [_summary(group, plain) for group in groups.values()]
 
 
-def _summary(group: list[Run], plain: float | None) -> Summary:
+def _summary(group: list[Run], plain: dict[tuple[float, int, str, int], float]) -> Summary:
+    """plain: tokens per second of policy off, by the run's key."""
+    keys = [(each.temperature, each.concurrency, OFF, each.round) for each in group]
+    ratios = [each.tokens_per_s / plain[key] for each, key in zip(group, keys, strict=True) if key in plain]
     rates = [each.tokens_per_s for each in group]
     verified, accepted = sum(each.verified for each in group), sum(each.accepted for each in group)
     points = [point for each in group for point in each.points if point.predicted_s > 0 and point.measured_s > 0]
@@ -72,7 +73,7 @@ def _summary(group: list[Run], plain: float | None) -> Summary:
         tokens_per_s=median(rates),
         slowest=min(rates),
         fastest=max(rates),
-        speed_up=median(rates) / plain if plain else None,
+        speed_up=median(ratios) if ratios else None,
         gamma_mean=median(each.gamma_mean for each in group),
         acceptance=accepted / verified if verified else None,
         drafted=sum(each.drafted for each in group),

@@ -249,7 +249,7 @@ class CostModel:
 
 
 class Ledger:
-    """Predicted against measured as it goes: its factor, c ← c + (measured c / predicted - c) / 10, and its errors."""
+    """Predicted against measured as it goes: factor, c ← c + (measured c / predicted - c) / 10, and errors."""
 
     __slots__ = ("errors", "factor", "measured_s", "predicted_s")
 

@@ -105,6 +105,13 @@ def test_what_is_measured_already_costs_nothing() -> None:
     assert engine.asked == []
 
 
+def test_runs_that_are_not_wanted_now_do_not_count_as_progress() -> None:
+    done = measure(SteppedEngine(), wanted()).done
+    engine = SteppedEngine()
+    campaign = Campaign(engine=engine, wanted=wanted("off", "fixed:5"), prompts=PROMPTS, done=done, now=engine.now)
+    assert campaign.num_done == 8
+
+
 def test_runs_under_other_conditions_are_not_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     save(path, ABOUT, [])

@@ -62,6 +62,13 @@ def test_a_summary_has_the_median_and_the_range_of_its_rounds() -> None:
     assert one.median_step_error == pytest.approx(1 / 12)
 
 
+def test_a_speed_up_compares_runs_of_one_round_since_a_machine_may_slow_down_between_rounds() -> None:
+    runs = [run_of(p, rate, round_=0) for p, rate in (("off", 10.0), ("faser", 15.0))]
+    runs += [run_of(p, rate, round_=1) for p, rate in (("off", 2.0), ("faser", 3.0))]
+    runs += [run_of("faser", 90.0, round_=2)]
+    assert [each.speed_up for each in summaries(runs)] == pytest.approx([1.0, 1.5])
+
+
 def test_without_a_run_of_off_there_is_no_speed_up() -> None:
     assert [each.speed_up for each in summaries([run_of("faser", 5.0)])] == [None]
 
@@ -107,3 +114,16 @@ def test_a_chart_puts_points_where_their_numbers_say() -> None:
     chart.line("<b>", [(1, 0.0), (4, 1.0), (16, 2.0)], marks=False)
     paths = [each.get("d") for each in ET.fromstring(chart.svg()).iter() if each.get("stroke-width") == "2"]
     assert paths[0] == "M64.0 370.0L317.0 205.0L570.0 40.0"
+
+
+@pytest.mark.parametrize(
+    "top, labels",
+    [
+        (1.82, ["0", "0.5", "1", "1.5"]),
+        (1660.0, ["0", "500", "1000", "1500"]),
+        (1.0, ["0", "0.2", "0.4", "0.6", "0.8", "1"]),
+    ],
+)
+def test_a_scale_is_marked_with_round_numbers(top: float, labels: list[str]) -> None:
+    drawn = ET.fromstring(Chart(title="a", x_label="x", y_label="y", low=0, high=1, top=top).svg())
+    assert [each.text for each in drawn.iter() if each.get("text-anchor") == "end"] == labels

@@ -29,7 +29,7 @@ class Chooser:
     """A Drafter of drafters. text: in order of preference, for ties. model: None if there is none.
 
     model_cap: most tokens the model drafts. model_cost_tokens: what its passes for one sequence cost, in expected
-    tokens; may be set at any time. Raises ValueError without any drafter.
+    tokens, where the plan has no prices. Raises ValueError without any drafter.
     """
 
     def __init__(
@@ -58,7 +58,8 @@ class Chooser:
         self._evidence.fade()
         columns = [drafter.propose(plan).drafts for drafter in self._text]
         guesses = [tuple(column[line] for column in columns) for line in range(len(plan.wishes))]
-        sources = [self._source(wish, drafts) for wish, drafts in zip(plan.wishes, guesses, strict=True)]
+        price = _pass_price(plan)
+        sources = [self._source(wish, drafts, price) for wish, drafts in zip(plan.wishes, guesses, strict=True)]
         asked = self._ask(plan, sources)
         answers = iter(asked.drafts)
         drafts = []
@@ -86,13 +87,15 @@ class Chooser:
     def _all(self) -> tuple[Drafter, ...]:
         return self._text if self._model is None else (*self._text, self._model)
 
-    def _source(self, wish: DraftWish, guesses: tuple[Draft, ...]) -> int:
+    def _source(self, wish: DraftWish, guesses: tuple[Draft, ...], pass_price: float | None) -> int:
         """Whose draft is expected to have the most tokens accepted, the model's cost taken off."""
         values = [self._text_value(source, draft) for source, draft in enumerate(guesses)]
         if self._model is not None:
             rate = self._evidence.rate(self._model_keys(wish.slot), MODEL_PRIOR)
             longest = min(wish.max_tokens, self._model_cap)
-            values.append(expected_tokens(rate, longest) - self.model_cost_tokens)
+            expected = expected_tokens(rate, longest)
+            cost = self.model_cost_tokens if pass_price is None else pass_price * min(expected + 1, longest)
+            values.append(expected - cost)
         return values.index(max(values))
 
     def _text_value(self, source: int, draft: Draft) -> float:
@@ -130,6 +133,13 @@ class Chooser:
 
     def _model_keys(self, slot: int) -> tuple[Hashable, ...]:
         return (self._model_source, (slot, self._model_source))
+
+
+def _pass_price(plan: DraftPlan) -> float | None:
+    """What a pass costs each sequence, in expected tokens, if all drafted with the model."""
+    if plan.stop is None or not plan.wishes:
+        return None
+    return plan.stop.pass_prices[len(plan.wishes) - 1] / len(plan.wishes)
 
 
 def expected_tokens(rate: float, num_tokens: int) -> float:

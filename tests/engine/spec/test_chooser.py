@@ -25,7 +25,7 @@ from faser.engine.spec.suffix import SuffixDrafter
 from faser.types import SamplingParams
 
 CAP, MODEL_CAP = 8, 5
-STOP = StopRule(row_price=0.1, pass_prices=(1.0, 2.0, 3.0), intercept=0.0, slope=1.0)
+STOP = StopRule(row_price=0.1, pass_prices=(0.5, 1.0, 1.5, 2.0), intercept=0.0, slope=1.0)
 
 
 def start_of(slot: int, token_ids: tuple[int, ...] = ()) -> SequenceStart:
@@ -34,9 +34,9 @@ def start_of(slot: int, token_ids: tuple[int, ...] = ()) -> SequenceStart:
     )
 
 
-def plan_for(slots: Sequence[int], max_tokens: int = CAP) -> DraftPlan:
+def plan_for(slots: Sequence[int], max_tokens: int = CAP, stop: StopRule | None = None) -> DraftPlan:
     wishes = tuple(DraftWish(slot=slot, max_tokens=max_tokens, new_blocks=()) for slot in slots)
-    return DraftPlan(step=0, released=(), wishes=wishes, stop=STOP)
+    return DraftPlan(step=0, released=(), wishes=wishes, stop=stop)
 
 
 @dataclass
@@ -220,6 +220,20 @@ def test_the_price_of_the_model_may_change_at_any_time() -> None:
     assert share(world, "suffix", 20) == 1.0
 
 
+@pytest.mark.parametrize(("pass_price", "chosen"), [(0.01, "draft_model"), (0.9, "suffix")])
+def test_the_prices_of_the_plan_decide_between_text_and_model(pass_price: float, chosen: str) -> None:
+    """Two tokens of text against two of the model's, which are likelier and cost passes."""
+    suffix = KnownDrafter("suffix", {0: 0.5})
+    model = KnownDrafter("draft_model", {0: 1.0})
+    chooser = Chooser([suffix], model, model_cap=2, model_cost_tokens=0.0)
+    chooser.start(start_of(0))
+    stop = StopRule(row_price=0.1, pass_prices=(pass_price,), intercept=0.0, slope=1.0)
+
+    proposals = chooser.propose(plan_for([0], max_tokens=2, stop=stop))
+
+    assert [draft.method for draft in proposals.drafts] == [chosen]
+
+
 def test_the_model_is_asked_for_what_is_left_and_no_more() -> None:
     suffix = KnownDrafter("suffix", {0: 1.0, 1: None, 2: 1.0, 3: None})
     model = KnownDrafter("draft_model", dict.fromkeys(range(4), 1.0))
@@ -227,7 +241,7 @@ def test_the_model_is_asked_for_what_is_left_and_no_more() -> None:
     for slot in range(4):
         chooser.start(start_of(slot))
 
-    proposals = chooser.propose(plan_for([3, 2, 1, 0]))
+    proposals = chooser.propose(plan_for([3, 2, 1, 0], stop=STOP))
 
     (asked,) = model.plans
     assert [(wish.slot, wish.max_tokens) for wish in asked.wishes] == [(3, MODEL_CAP), (1, MODEL_CAP)]
