@@ -8,6 +8,7 @@ import argparse
 import hashlib
 import json
 import math
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -88,7 +89,7 @@ def _measure(
     )
     same = conditions(asked, config, prompts)
     about = {
-        "command": " ".join(command),
+        "command": shlex.join(command),
         "machine": {name: value for name, value in facts().items() if name in _FACTS},
         "conditions": same,
     }
