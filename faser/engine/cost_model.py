@@ -8,6 +8,7 @@ import json
 import math
 import os
 import tempfile
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -257,13 +258,13 @@ class Ledger:
         self.factor = 1.0
         self.predicted_s = 0.0
         self.measured_s = 0.0
-        self.errors = np.zeros(len(STEP_ERROR_EDGES) + 1, dtype=np.int64)
+        self.errors = [0] * (len(STEP_ERROR_EDGES) + 1)
 
     def add(self, predicted_s: float, measured_s: float) -> None:
         self.predicted_s += predicted_s
         self.measured_s += measured_s
         error = abs(predicted_s - measured_s) / measured_s
-        self.errors[np.searchsorted(STEP_ERROR_EDGES, error)] += 1
+        self.errors[bisect_left(STEP_ERROR_EDGES, error)] += 1
         ratio = min(max(measured_s / predicted_s, 1 / _OUTLIER), _OUTLIER)
         moved = self.factor * (1 - _FOLLOW + _FOLLOW * ratio)
         self.factor = min(max(moved, 1 / _LARGEST_FACTOR), _LARGEST_FACTOR)
@@ -273,7 +274,7 @@ class Ledger:
             role=role,
             predicted_s=self.predicted_s,
             measured_s=self.measured_s,
-            errors=tuple(int(each) for each in self.errors),
+            errors=tuple(self.errors),
         )
 
 

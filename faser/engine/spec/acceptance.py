@@ -25,15 +25,15 @@ Floats = NDArray[np.float64]
 _MODEL_METHODS = ("draft_model", "layer_skip")
 _PRIOR = {"draft_model": 0.7, "layer_skip": 0.7, "suffix": 0.6, "ngram": 0.5}
 
-_SHRINK = 6.0  # a slot's own evidence weighs as much as everybody's once it has so many judged tokens
-_PRIOR_MASS = 10.0  # judged tokens that the prior is worth
-_SLOT_KEPT = 0.5 ** (1 / 30)  # of a slot's evidence after one more judged token of the same depth
+_SHRINK = 20.0  # a slot's own evidence weighs as much as everybody's once it has so many judged tokens
+_PRIOR_MASS = 8.0  # judged tokens that the prior is worth
+_SLOT_KEPT = 0.5 ** (1 / 60)  # of a slot's evidence after one more judged token of the same depth
 _ALL_KEPT = 0.5 ** (1 / 600)
 _DRIFT_LOGITS = 2.0  # a change of acceptance by so much is watched for
 _SLOT_ALARM, _ALL_ALARM = 8.0, 14.0  # log likelihood ratio: once in e^8 tokens, about, for no reason
 _DRIFT_LEAVES = 8.0  # judged tokens' worth of the evidence, once it is seen to be out of date
 _LEAST, _MOST = 0.005, 0.995
-_OFFSET_SHRINK = 2.0
+_OFFSET_SHRINK = 6.0
 _LARGEST_OFFSET = 3.0
 
 

@@ -28,7 +28,8 @@ from faser.types import RoleStats, SpeculationStats, SpeculationSummary
 
 _METHOD_IDS = {method: i for i, method in enumerate(DRAFT_METHODS)}
 _MODELS = ("draft_model", "layer_skip")
-_MODEL_IDS = [_METHOD_IDS[method] for method in _MODELS]
+_NUM_MODELS = len(_MODELS)  # the models' ids come first
+assert DRAFT_METHODS[:_NUM_MODELS] == _MODELS
 _MOST_WEIGHT = 8.0  # a sequence that misses its target counts for so many that do not, at most
 PLAIN, SERIAL = "plain", "serial"
 REQUEST, MEMORY, LOAD, GAIN = "request", "memory", "load", "gain"
@@ -246,15 +247,16 @@ class SpeculationControl:
         lengths = np.fromiter((len(each.token_ids) for each in drafts.drafts), np.int64, len(drafts.drafts))
         methods = np.array([_METHOD_IDS[each.method] for each in drafts.drafts], dtype=np.int64)
         confidences = np.zeros((len(lengths), self._cap))
-        confidences[np.arange(self._cap) < lengths[:, None]] = [
-            value for each in drafts.drafts for value in each.confidences
-        ]
         self._note_drafting(drafts, candidates, methods, lengths)
         self._acceptance.offered(candidates.slots, self._asked.lengths, lengths)
-        survival = self._acceptance.drafted_survival(candidates.slots, methods, lengths, confidences)
-        kept = lengths
-        if self._point_mass:
-            kept = self._policy.keep(replace(candidates, limit=lengths, survival=survival), lengths)
+        survival, kept = candidates.survival, lengths
+        if lengths.any():
+            confidences[np.arange(self._cap) < lengths[:, None]] = [
+                value for each in drafts.drafts for value in each.confidences
+            ]
+            survival = self._acceptance.drafted_survival(candidates.slots, methods, lengths, confidences)
+            if self._point_mass:
+                kept = self._policy.keep(replace(candidates, limit=lengths, survival=survival), lengths)
         self._drafted = _Drafted(
             slots=candidates.slots,
             methods=methods,
@@ -268,7 +270,7 @@ class SpeculationControl:
     def _note_drafting(self, drafts: Drafts, candidates: Candidates, methods: Ints, lengths: Ints) -> None:
         """What drafting took against what it should have taken, and what the draft model has in its cache now."""
         self._catchup_tokens += drafts.catchup_tokens
-        by_model = np.isin(methods, _MODEL_IDS)
+        by_model = methods < _NUM_MODELS
         modelled = np.where(by_model, lengths, 0)
         longest = int(modelled.max(initial=0))
         if drafts.passes and longest:
@@ -284,9 +286,9 @@ class SpeculationControl:
 
     def _roles(self) -> tuple[RoleStats, ...]:
         """The target's forward is called verify, as the cost model's role of that name is only part of a step."""
-        verify = [replace(each, role="verify") for each in self._costs.stats() if each.role == Role.STEP]
-        others = [each for each in self._costs.stats() if each.role != Role.STEP]
-        return (self._whole.stats("step"), *verify, *others)
+        roles = self._costs.stats()
+        verify = [replace(each, role="verify") if each.role == Role.STEP else each for each in roles]
+        return (self._whole.stats("step"), *verify)
 
     def _learn_plain(self, plan: StepPlan) -> None:
         slots = np.array([rows.slot for rows in plan.rows if rows.samples], dtype=np.int64)
@@ -305,20 +307,22 @@ class SpeculationControl:
         if len(judged) == 0:
             return
         self._covered[drafted.slots[judged]] += np.where(
-            np.isin(drafted.methods[judged], _MODEL_IDS), accepted[judged] + 1, 0
+            drafted.methods[judged] < _NUM_MODELS, accepted[judged] + 1, 0
         )
         slots, kept, accepted = drafted.slots[judged], drafted.kept[judged], accepted[judged]
         methods, lengths = drafted.methods[judged], drafted.lengths[judged]
-        self._acceptance.learn(
-            Outcomes(
-                slots=slots,
-                methods=methods,
-                drafted=lengths,
-                verified=kept,
-                accepted=accepted,
-                confidences=drafted.confidences[judged],
+        offered = lengths.nonzero()[0]
+        if len(offered):
+            self._acceptance.learn(
+                Outcomes(
+                    slots=slots[offered],
+                    methods=methods[offered],
+                    drafted=lengths[offered],
+                    verified=kept[offered],
+                    accepted=accepted[offered],
+                    confidences=drafted.confidences[judged[offered]],
+                )
             )
-        )
         expected = drafted.survival[judged]
         expected = (expected[:, 1:] * (np.arange(self._cap) < kept[:, None])).sum(-1)
         self._tally.drafted(slots, methods, lengths, kept, accepted, expected)

@@ -16,8 +16,8 @@ from faser.engine.spec.policies.objective import Choice, Objective, best_prefixe
 from faser.engine.spec.policies.probes import Probes
 from faser.engine.spec.policy import Candidates, Ints
 
-_SWITCH_ON, _STAY_ON = 1.05, 1.01  # G with drafts over G without
-_DWELL_STEPS = 4  # between two switches: load noise must not flap
+_SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with drafts over G without
+_DWELL_STEPS = 2  # between two switches: load noise must not flap
 _DEEPER = 2  # tokens beyond the expected optimum that a confident draft may go
 _BEND = 1.5  # a row so many times dearer than those before it lies behind a bend
 _FOLLOW = 0.05  # weight of the newest step in what look-ups in text have brought
@@ -43,11 +43,14 @@ class Faser:
         if not candidates.limit.any():
             return np.zeros_like(candidates.limit)
         objective = Objective(self._costs, candidates)
-        choice = best_lengths(candidates, objective, self._costs)
         if self._costs.has_passes:
+            choice = best_lengths(candidates, objective, self._costs)
             self._switch(choice.rate / objective.plain_rate)
             wanted = self._deepened(candidates, choice, objective)
         else:
+            looking_s = self._costs.text_s(candidates.num_sequences)
+            worth = candidates.survival[:, 1:] * candidates.weight[:, None]
+            choice = best_prefixes(objective, worth, candidates.limit, looking_s)
             self._switch(self._text_gain(candidates, choice, objective))
             wanted = candidates.limit
         self._rate = choice.rate

@@ -11,7 +11,7 @@ from faser.engine.cost_model import CostModel
 from faser.engine.spec.policies.objective import Objective
 from faser.engine.spec.policy import Candidates, Ints
 
-_SHARE = 0.01  # of the time, at most
+_SHARE = 0.004  # of the time, at most
 _FIRST_WAIT, _LONGEST_WAIT = 16, 256  # steps
 _LENGTH = 3  # tokens of a probe
 _SAVED_STEPS = 100.0  # plain steps' worth of time that the account holds at most
