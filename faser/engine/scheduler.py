@@ -250,7 +250,11 @@ class Scheduler:
 
     def _room_to_draft(self, sequences: list[Sequence], lengths: list[int]) -> list[int]:
         """How much of each length there are blocks for, beside what the running sequences will soon want."""
-        kv, left = self._kv, self._kv.num_available - self._soon_wanted()
+        kv = self._kv
+        wanted = sum(each.num_uncomputed for each in self._running) + len(self._running) * max(lengths, default=0)
+        if kv.num_available > kv.blocks_for(wanted) + 3 * len(self._running):
+            return lengths
+        left = kv.num_available - self._soon_wanted()
         given = []
         for sequence, length in zip(sequences, lengths, strict=True):
             missing = kv.blocks_for(sequence.num_tokens + length) - len(sequence.table.blocks)

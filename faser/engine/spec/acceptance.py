@@ -32,6 +32,7 @@ _ALL_KEPT = 0.5 ** (1 / 600)
 _DRIFT_LOGITS = 2.0  # a change of acceptance by so much is watched for
 _SLOT_ALARM, _ALL_ALARM = 8.0, 14.0  # log likelihood ratio: once in e^8 tokens, about, for no reason
 _DRIFT_LEAVES = 8.0  # judged tokens' worth of the evidence, once it is seen to be out of date
+_SEQUENCES_A_CURVE = 16  # of so many sequences every second step teaches the curves enough, of 32 every third
 _LEAST, _MOST = 0.005, 0.995
 _OFFSET_SHRINK = 6.0
 _LARGEST_OFFSET = 3.0
@@ -71,6 +72,7 @@ class Acceptance:
     def forget(self) -> None:
         """Start over, for running sequences too."""
         slots, methods, cap = self._num_slots, len(DRAFT_METHODS), self._cap
+        self._num_learnt = 0
         prior = np.array([_PRIOR[name] for name in DRAFT_METHODS])[:, None]
         self._method = np.full(slots, self._first_method, dtype=np.int64)
         self._judged, self._accepted = np.zeros((slots, cap)), np.zeros((slots, cap))
@@ -159,7 +161,9 @@ class Acceptance:
             good += cut * reached
             weight[:, 1:] += cut[:, 1:] * reached[:, :-1]
             weight[:, 0] += cut[:, 0]
-        self._learn_curves(outcomes, confidences, judged, passed)
+        if self._num_learnt % (1 + len(slots) // _SEQUENCES_A_CURVE) == 0:
+            self._learn_curves(outcomes, confidences, judged, passed)
+        self._num_learnt += 1
         self._learn_counts(outcomes, weight, good)
         self._watch_drift(outcomes, expected, weight, good.sum(axis=1))
         with_draft = outcomes.drafted > 0

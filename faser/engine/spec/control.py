@@ -30,6 +30,7 @@ _METHOD_IDS = {method: i for i, method in enumerate(DRAFT_METHODS)}
 _MODELS = ("draft_model", "layer_skip")
 _NUM_MODELS = len(_MODELS)  # the models' ids come first
 assert DRAFT_METHODS[:_NUM_MODELS] == _MODELS
+_SEQUENCES_A_STEP, _MOST_STEPS_KEPT = 16, 4  # a decision for 16 sequences is kept for 2 steps, for 48 for 4
 _MOST_WEIGHT = 8.0  # a sequence that misses its target counts for so many that do not, at most
 PLAIN, SERIAL = "plain", "serial"
 REQUEST, MEMORY, LOAD, GAIN = "request", "memory", "load", "gain"
@@ -61,6 +62,16 @@ class _Asked:
 
     candidates: Candidates
     lengths: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Standing:
+    """A decision that may be kept for the next steps. slots: whose; the rest as in Candidates and Wish."""
+
+    slots: Ints
+    survival: Floats
+    lengths: Ints
+    stop: StopRule | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +118,8 @@ class SpeculationControl:
         self._asked: _Asked | None = None
         self._drafted: _Drafted | None = None
         self._in_flight: list[Sequence] = []
+        self._standing: _Standing | None = None
+        self._steps_left = 0
         self._predicted_s = 0.0
         self._drafting_s = (0.0, 0.0)  # of the step that is being made: predicted, measured
         self._whole = Ledger()
@@ -130,11 +143,13 @@ class SpeculationControl:
         if forget:
             self._acceptance.forget()
         self._policy = make_policy(wanted, self._costs, self._acceptance)
+        self._standing = None
         self._limit = gamma or self._cap
 
     def start(self, sequence: Sequence) -> None:
         """It takes over its slot with the tokens it has."""
         slot, wishes = sequence.held_slot, sequence.request.speculation
+        self._standing = None
         own = self._cap if wishes.max_tokens is None else wishes.max_tokens
         self._caps[slot] = min(own, self._cap) if wishes.enabled else 0
         self._covered[slot] = sequence.num_computed
@@ -218,17 +233,21 @@ class SpeculationControl:
         self._count_bypasses(LOAD, (wanted > 0) & (limit <= 0))
         if not (limit > 0).any():
             return None
+        standing = self._standing if self._stands(slots) else None
         candidates = Candidates(
             slots=slots,
             limit=np.maximum(limit, 0),
-            survival=self._acceptance.survival(slots, self._cap),
+            survival=self._acceptance.survival(slots, self._cap) if standing is None else standing.survival,
             weight=self._weights(slots, known),
             lag=known - self._covered[slots],
             other_rows=beside.rows,
             other_sequences=beside.sequences,
             kv_tokens=int(known.sum()),
         )
-        lengths = self._policy.lengths(candidates)
+        if standing is None:
+            lengths = self._policy.lengths(candidates)
+        else:
+            lengths = np.minimum(standing.lengths, candidates.limit)
         self._count_bypasses(GAIN, (lengths <= 0) & (candidates.limit > 0))
         chosen = lengths.nonzero()[0]
         fitting = np.array(room([sequences[i] for i in chosen.tolist()], lengths[chosen].tolist()), dtype=np.int64)
@@ -238,8 +257,19 @@ class SpeculationControl:
             return None
         drafting = _subset(candidates, chosen)
         self._asked = _Asked(candidates=drafting, lengths=fitting)
-        stop = self._policy.stop_rule(drafting, fitting)
+        stop = self._policy.stop_rule(drafting, fitting) if standing is None else standing.stop
+        if standing is None:
+            self._standing = _Standing(slots=slots, survival=candidates.survival, lengths=lengths, stop=stop)
+            self._steps_left = min(count // _SEQUENCES_A_STEP, _MOST_STEPS_KEPT - 1)
         return Wish(chosen=tuple(chosen.tolist()), lengths=tuple(fitting.tolist()), stop=stop)
+
+    def _stands(self, slots: Ints) -> bool:
+        """Whether the last decision is kept: for some steps in a large batch, as long as nobody comes or goes.
+
+        There what one step teaches moves little, and every cut is still judged by the drafts' own confidences.
+        """
+        self._steps_left -= 1
+        return self._steps_left >= 0 and self._standing is not None and np.array_equal(self._standing.slots, slots)
 
     def _keep(self, drafts: Drafts) -> list[tuple[int, ...]]:
         assert self._asked is not None, "drafts come exactly when they were asked for"

@@ -83,9 +83,13 @@ class Tally:
             for slot, pair in zip(slots.tolist(), zip(kept.tolist(), accepted.tolist(), strict=True), strict=True):
                 if pair[0]:
                     self._details[slot].append(pair)
-        np.add.at(self._methods, methods, lines)
-        np.add.at(self._expected, methods, expected)
-        np.add.at(self._gammas, (self._class_of[slots], kept), 1)
+        for method in np.flatnonzero(np.bincount(methods)).tolist():
+            chosen = methods == method
+            self._methods[method] += lines[chosen].sum(0)
+            self._expected[method] += expected[chosen].sum()
+        width = self._gammas.shape[1]
+        cells = np.bincount(self._class_of[slots] * width + kept, minlength=self._gammas.size)
+        self._gammas += cells.reshape(self._gammas.shape)
 
     def stats(self, policy: str, method: str) -> SpeculationStats:
         lines, expected = self._methods.tolist(), self._expected.tolist()
