@@ -2,8 +2,8 @@
 
 Within a cell (one concurrency, one temperature) policies take turns, each round beginning with another one, so
 that a machine that slows down slows all of them. Policy off goes first, uncounted: it fills the prefix cache, says
-how many jobs the cell needs, and gives the tokens that every other run is held against. Knows neither files nor
-models.
+how many jobs the cell needs, and gives the tokens that every other run is held against. What is learned about
+acceptance is kept within a cell, as a server that has run for a while would have it. Knows neither files nor models.
 """
 
 import math
@@ -53,6 +53,8 @@ class Run:
     num_jobs: int
     num_tokens: int
     wall_s: float
+    window_tokens: int
+    window_s: float
     num_steps: int
     gamma_mean: float
     drafted: int
@@ -69,7 +71,7 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
-        return self.num_tokens / self.wall_s
+        return self.window_tokens / self.window_s
 
 
 @dataclass(slots=True)
@@ -121,6 +123,7 @@ class Campaign:
             include_prefill=self.wanted.include_prefill,
         )
         announce(f"T={temperature:g} x{concurrency}: warming up")
+        self.engine.use_policy(_OFF)  # nothing is known of another cell's drafts
         expected = self._reference(conditions, of_cell[0].num_jobs if of_cell else None)
         for round_, spec in missing:
             announce(f"T={temperature:g} x{concurrency}: {spec.text}, round {round_ + 1}")
@@ -144,7 +147,7 @@ class Campaign:
         return outcome.answers
 
     def _run(self, policy: str, gamma: int | None, conditions: Conditions, num_jobs: int) -> Outcome:
-        self.engine.use_policy(policy, gamma)
+        self.engine.use_policy(policy, gamma, forget=False)
         self._name += 1
         jobs = jobs_of(self.prompts, num_jobs)
         return run(self.engine, jobs, conditions, name=f"run-{self._name}", now=self.now)
@@ -164,6 +167,8 @@ def _kept(outcome: Outcome, expected: tuple[Tokens, ...], policy: str, condition
         num_jobs=len(outcome.answers),
         num_tokens=outcome.num_tokens,
         wall_s=outcome.wall_s,
+        window_tokens=outcome.window_tokens,
+        window_s=outcome.window_s,
         num_steps=outcome.num_steps,
         gamma_mean=outcome.gamma_mean,
         drafted=outcome.drafted,

@@ -31,7 +31,7 @@ class SteppedEngine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
-    def use_policy(self, name: str, gamma: int | None = None) -> None: ...
+    def use_policy(self, name: str, gamma: int | None = None, *, forget: bool = True) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,14 @@ class Outcome:
     """What came of a run. answers: in the order of the jobs. decide_s: host time of the policy.
 
     draft_counts[k - 1]: drafts that had k tokens or more; accepted_counts[k - 1]: those of which the first k were
-    accepted.
+    accepted. window_tokens, window_s: of the steps with all places taken, up to the one that leaves a place empty
+    for good: answers that end at different times would else be counted against who is fast with some of them.
     """
 
     answers: tuple[Tokens, ...]
     wall_s: float
+    window_tokens: int
+    window_s: float
     num_steps: int
     gamma_mean: float
     drafted: int
@@ -80,7 +83,24 @@ class Outcome:
 
     @property
     def tokens_per_s(self) -> float:
-        return self.num_tokens / self.wall_s
+        return self.window_tokens / self.window_s
+
+
+@dataclass(slots=True)
+class _Window:
+    """places: requests at a time. Open while as many are running."""
+
+    places: int
+    num_tokens: int = 0
+    seconds: float = 0.0
+    is_open: bool = True
+
+    def step(self, num_tokens: int, num_left: int, at_s: float) -> None:
+        """num_left: requests that have not ended, those that were just admitted among them."""
+        if self.is_open:
+            self.num_tokens += num_tokens
+            self.seconds = at_s
+            self.is_open = num_left >= self.places
 
 
 def run(
@@ -100,7 +120,8 @@ def run(
     answers: dict[str, list[int]] = {}
     before = _speculation(engine)
     watch = _Watch(before)
-    began_s, num_steps = now(), 0
+    began_s, num_steps, num_ended = now(), 0, 0
+    window = _Window(min(conditions.concurrency, len(jobs)))
 
     def admit(count: int) -> None:
         for place, job in islice(waiting, count):
@@ -121,6 +142,8 @@ def run(
             answers[delta.request_id] += delta.token_ids
             if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
                 raise EngineError(f"{delta.request_id} ended with {delta.finish_reason}: {delta.error}")
+        num_ended += sum(delta.finish_reason is not None for delta in deltas)
+        window.step(sum(len(delta.token_ids) for delta in deltas), len(jobs) - num_ended, now() - began_s)
         watch.step(
             _speculation(engine),
             num_sequences=sum(bool(delta.token_ids) for delta in deltas),
@@ -129,7 +152,7 @@ def run(
         admit(sum(delta.finish_reason is not None for delta in deltas))
     wall_s = now() - began_s
     return _outcome(
-        before, watch.last, tuple(map(tuple, answers.values())), wall_s, num_steps, tuple(watch.points)
+        before, watch.last, tuple(map(tuple, answers.values())), wall_s, window, num_steps, tuple(watch.points)
     )
 
 
@@ -138,6 +161,7 @@ def _outcome(
     after: SpeculationStats,
     answers: tuple[Tokens, ...],
     wall_s: float,
+    window: _Window,
     num_steps: int,
     points: tuple[StepPoint, ...],
 ) -> Outcome:
@@ -145,6 +169,8 @@ def _outcome(
     return Outcome(
         answers=answers,
         wall_s=wall_s,
+        window_tokens=window.num_tokens,
+        window_s=window.seconds,
         num_steps=num_steps,
         gamma_mean=sum(gamma * times for gamma, times in enumerate(gammas)) / max(sum(gammas), 1),
         drafted=_total(after, "drafted") - _total(before, "drafted"),

@@ -42,12 +42,12 @@ class Engine:
         """Drop a request, or one of its samples; unknown ones are fine (they have just ended)."""
         self._scheduler.abort(request_id, index)
 
-    def use_policy(self, name: str, gamma: int | None = None) -> None:
-        """Let another policy of speculation decide from the next step on, with nothing learned yet.
+    def use_policy(self, name: str, gamma: int | None = None, *, forget: bool = True) -> None:
+        """Let another policy of speculation decide from the next step on.
 
-        gamma: what `fixed` drafts, or another policy's cap. Raises ConfigError where that is not possible.
+        gamma: what `fixed` drafts, or another policy's cap. forget: with nothing learned yet. Raises ConfigError where that is not possible.
         """
-        self._scheduler.use_policy(name, gamma)
+        self._scheduler.use_policy(name, gamma, forget=forget)
 
     def has_work(self) -> bool:
         return self._scheduler.has_work()

@@ -128,11 +128,11 @@ class Scheduler:
             self._kv.end_step()
         return request_ids
 
-    def use_policy(self, name: str, gamma: int | None = None) -> None:
+    def use_policy(self, name: str, gamma: int | None = None, *, forget: bool = True) -> None:
         """See Engine.use_policy."""
         if self._speculation is None:
             raise ConfigError(f"policy is {name!r}; this engine was built without a drafter")
-        self._speculation.use_policy(name, gamma)
+        self._speculation.use_policy(name, gamma, forget=forget)
 
     def has_work(self) -> bool:
         return bool(self._requests)

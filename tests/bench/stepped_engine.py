@@ -33,6 +33,7 @@ class SteppedEngine:
     policy: str = "off"
     gamma: int = 0
     most_running: int = 0
+    times_forgotten: int = 0
     asked: list[Request] = field(default_factory=list)
     policies: list[str] = field(default_factory=list)
     _running: dict[str, _Running] = field(default_factory=dict)
@@ -45,8 +46,9 @@ class SteppedEngine:
     def now(self) -> float:
         return self.now_s
 
-    def use_policy(self, name: str, gamma: int | None = None) -> None:
+    def use_policy(self, name: str, gamma: int | None = None, *, forget: bool = True) -> None:
         assert not self._running, "a policy changes between runs"
+        self.times_forgotten += int(forget)
         self.policies.append(name if gamma is None else f"{name}:{gamma}")
         self.policy = name
         self.gamma = {"fixed": gamma or 0, "faser": self.right}.get(name, 0)

@@ -38,6 +38,15 @@ def test_time_is_what_the_clock_says_from_the_first_request_to_the_last_token() 
     assert outcome.tokens_per_s == pytest.approx(9 / outcome.wall_s)
 
 
+def test_speed_is_that_of_the_steps_with_every_place_taken() -> None:
+    """Eight answers in three places: the last two have the engine to themselves, and do not count."""
+    outcome = go(SteppedEngine(), jobs=8, concurrency=3)
+    assert outcome.num_tokens == 8 * 9
+    assert outcome.window_tokens == 6 * 9
+    assert outcome.window_s < outcome.wall_s
+    assert outcome.tokens_per_s == pytest.approx(outcome.window_tokens / outcome.window_s)
+
+
 def test_counters_are_of_this_run_alone() -> None:
     engine = SteppedEngine(right=2)
     engine.use_policy("fixed", 5)

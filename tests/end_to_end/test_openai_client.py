@@ -57,7 +57,7 @@ def test_a_streamed_chat_joins_to_the_whole_one(client: openai.OpenAI) -> None:
     assert whole.usage is not None
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 40
-    assert len(chunks) > 20
+    assert len(chunks) > 4
 
 
 def test_streamed_text_comes_while_it_is_made(client: openai.OpenAI) -> None:

@@ -166,23 +166,23 @@ def test_nobody_drafts_where_every_row_costs_what_it_can_bring() -> None:
 
 
 def test_a_gain_within_the_margin_does_not_switch_on() -> None:
-    """Passes are priced so that one drafted token gains 3 %: less than switching on takes."""
+    """Passes are priced so that one drafted token gains 2 %: less than switching on takes."""
     step = CostTable(rows=(1, 100), seconds=(0.010, 0.010))
-    costs = CostModel({Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(0.010 * (1.5 / 1.03 - 1),))})
+    costs = CostModel({Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(0.010 * (1.5 / 1.02 - 1),))})
     each = candidates(np.array([[1.0, 0.5]]))
-    assert rate(costs, each, np.array([1])) == pytest.approx(1.03 * rate(costs, each, np.array([0])))
+    assert rate(costs, each, np.array([1])) == pytest.approx(1.02 * rate(costs, each, np.array([0])))
     assert not policy("faser", costs).lengths(each).any()
 
 
 def test_once_on_a_small_gain_is_enough_and_switches_are_a_few_steps_apart() -> None:
     step = CostTable(rows=(1, 100), seconds=(0.010, 0.010))
-    costs = CostModel({Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(0.010 * (1.5 / 1.03 - 1),))})
+    costs = CostModel({Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(0.010 * (1.5 / 1.02 - 1),))})
     good, fair, bad = (candidates(np.array([[1.0, each]])) for each in (0.9, 0.5, 0.1))
     chosen = policy("faser", costs)
     assert chosen.lengths(good).any()
     assert all(chosen.lengths(fair).any() for _ in range(10))
     assert not chosen.lengths(bad).any()
-    assert [bool(chosen.lengths(good).any()) for _ in range(4)] == [False, False, False, True]
+    assert [bool(chosen.lengths(good).any()) for _ in range(3)] == [False, True, True]
 
 
 def test_a_sequence_that_accepts_nothing_is_left_out_while_others_draft() -> None:

@@ -164,7 +164,9 @@ def test_greedy_tokens_are_those_without_speculation(
     assert before is not None
     assert after is not None
     drafts = after.num_drafts - before.num_drafts
-    assert (drafts == 0) if policy == "off" else (drafts > 0), f"{name} under {policy} sent {drafts} drafts"
+    assert drafts == 0 or policy != "off"
+    if policy in ("fixed", "table", "survival"):  # goodput and faser may find that drafting does not pay
+        assert drafts > 0, f"{name} under {policy} sent no draft"
     assert engine.stats().kv_usage == 0.0
 
 

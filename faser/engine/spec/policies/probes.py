@@ -13,8 +13,8 @@ from faser.engine.spec.policy import Candidates, Ints
 
 _SHARE = 0.004  # of the time, at most
 _FIRST_WAIT, _LONGEST_WAIT = 16, 256  # steps
-_LENGTH = 3  # tokens of a probe
-_SAVED_STEPS = 100.0  # plain steps' worth of time that the account holds at most
+_LENGTH = 2  # tokens of a probe
+_SAVED_STEPS = 400.0  # plain steps' worth of time that the account holds at most
 _NO_WAIT = 0
 
 
