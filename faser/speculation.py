@@ -15,7 +15,7 @@ METHODS = (AUTO, "draft_model", "ngram", "suffix", "layer_skip")
 DRAFT_METHODS = ("draft_model", "layer_skip", "suffix", "ngram")  # who may have proposed a draft
 POLICIES = ("off", "fixed", "table", "goodput", "survival", "faser")
 REJECTION_METHODS = ("standard", "block", "synthetic")
-DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
+DRAFT_SAMPLE_METHODS = ("greedy", "coupled", "probabilistic")
 DEFAULT_CLASS = "default"
 MAX_DRAFT_TOKENS = 32  # gamma never exceeds it: the arrays of the policies are this wide
 

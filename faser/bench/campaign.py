@@ -3,7 +3,8 @@
 Within a cell (one concurrency, one temperature) policies take turns, each round beginning with another one, so
 that a machine that slows down slows all of them. Policy off goes first, uncounted: it fills the prefix cache, says
 how many jobs the cell needs, and gives the tokens that every other run is held against. What is learned about
-acceptance is kept within a cell, as a server that has run for a while would have it. Knows neither files nor models.
+acceptance is kept within a cell, as a server that has run for a while would have it. Knows neither files nor
+models.
 """
 
 import math
@@ -16,7 +17,7 @@ from faser.bench.workload import Prompts, jobs_of
 from faser.sim.policy_spec import PolicySpec
 
 _FEWEST_JOBS = 4
-_MOST_POINTS = 240  # of a run's steps are kept, evenly over it
+_MOST_POINTS = 60  # of a run's steps are kept, evenly over it
 _LONG_ENOUGH = 4.0  # times the wanted seconds: then the first run, prompts included, needs no second one
 _OFF = "off"
 

@@ -155,7 +155,8 @@ def _speed_table(found: Sequence[Summary]) -> list[str]:
     """Output tokens a second and, in brackets, the speed-up over policy off."""
     policies = list(dict.fromkeys(each.policy for each in found))
     lines = [
-        "Output tokens per second while all places are taken, median over rounds (slowest … fastest), and speed-up over `off`.",
+        "Output tokens per second while all places are taken, median over rounds (slowest … fastest), and speed-up"
+        " over `off`.",
         "",
         "| at a time | " + " | ".join(policies) + " | best fixed | faser over it |",
         "| --- " * (len(policies) + 3) + "|",

@@ -45,7 +45,8 @@ class Engine:
     def use_policy(self, name: str, gamma: int | None = None, *, forget: bool = True) -> None:
         """Let another policy of speculation decide from the next step on.
 
-        gamma: what `fixed` drafts, or another policy's cap. forget: with nothing learned yet. Raises ConfigError where that is not possible.
+        gamma: what `fixed` drafts, or another policy's cap. forget: with nothing learned yet.
+        Raises ConfigError where that is not possible.
         """
         self._scheduler.use_policy(name, gamma, forget=forget)
 

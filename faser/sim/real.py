@@ -46,7 +46,7 @@ def open_engine(options: dict[str, Any], report: Report, *, recorded: bool) -> R
     from faser.engine.build import build_engine
 
     config = EngineConfig(**options)
-    if config.speculation.policy == "off" or config.speculation.draft_sample_method != "greedy":
+    if config.speculation.policy == "off" or config.speculation.draft_sample_method == "probabilistic":
         raise ConfigError(
             f"the policy is {config.speculation.policy} and drafts are {config.speculation.draft_sample_method}; "
             "a trace needs a drafter, and greedy drafts, whose verdicts do not depend on their length"

@@ -93,7 +93,7 @@ class LogisticCurve:
             case "ngram":
                 return np.asarray(np.log(np.maximum(confidences, 1.0)))
             case _:
-                return np.minimum(confidences, _LARGEST_MARGIN)
+                return np.clip(confidences, -_LARGEST_MARGIN, _LARGEST_MARGIN)
 
 
 def _sigmoid(logits: Floats) -> Floats:

@@ -106,7 +106,7 @@ class SpeculationControl:
         self._cap = self._limit = config.cap
         self._costs = costs
         self._clock = clock
-        self._point_mass = config.draft_sample_method == "greedy"
+        self._point_mass = config.draft_sample_method != "probabilistic"
         self._acceptance = _acceptance_of(config, num_slots)
         self._policy = policy or make_policy(config, costs, self._acceptance)
         self._tally = Tally(num_slots, config.cap, (*config.classes,), details=details)

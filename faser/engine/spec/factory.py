@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from faser.engine.batch import BlockTable
 from faser.engine.runner import Runner
-from faser.engine.spec.draft_choice import DraftChoice, GreedyChoice, SampledChoice
+from faser.engine.spec.draft_choice import CoupledChoice, DraftChoice, GreedyChoice, SampledChoice
 from faser.engine.spec.drafter import Drafter
 from faser.speculation import SpeculationConfig
 
@@ -102,4 +102,12 @@ def _suffix(config: SpeculationConfig) -> Drafter:
 
 
 def _choice(config: SpeculationConfig, parts: DrafterParts) -> DraftChoice:
-    return GreedyChoice() if config.draft_sample_method == "greedy" else SampledChoice(parts.num_slots)
+    match config.draft_sample_method:
+        case "greedy":
+            return GreedyChoice()
+        case "coupled":
+            return CoupledChoice(parts.num_slots)
+        case "probabilistic":
+            return SampledChoice(parts.num_slots)
+        case _:
+            raise AssertionError(f"draft_sample_method {config.draft_sample_method!r} was let through")

@@ -9,8 +9,15 @@ import torch
 
 from faser.engine.noise import Purpose, uniforms
 from faser.engine.plan import SequenceStart
+from faser.engine.sampler import Sampler
 from faser.engine.sampling import draw, scale, token_masses
-from faser.engine.spec.draft_choice import ChoiceRows, DraftChoice, GreedyChoice, SampledChoice
+from faser.engine.spec.draft_choice import (
+    ChoiceRows,
+    CoupledChoice,
+    DraftChoice,
+    GreedyChoice,
+    SampledChoice,
+)
 from faser.types import SamplingParams
 
 VOCAB = 12
@@ -118,3 +125,60 @@ def test_a_draw_says_nothing_of_the_targets_choice_nor_of_the_next_drafts() -> N
     agreement = float((logits[0].double().softmax(-1) ** 2).sum())
     for other in (*targets, again):
         assert abs((other == drafted).mean() - agreement) < 0.03
+
+
+PARAMS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7, top_k=4),
+    SamplingParams(temperature=1.3, top_p=0.8),
+    SamplingParams(temperature=0.9, min_p=0.1, top_k=6, top_p=0.95),
+)
+
+
+def coupled(num_slots: int, params: tuple[SamplingParams, ...] = PARAMS) -> tuple[CoupledChoice, Sampler]:
+    """A coupled choice, and the target's own sampler, with the same sequences in their slots."""
+    choice, sampler = CoupledChoice(num_slots), Sampler(num_slots, VOCAB, (), "cpu")
+    for slot in range(num_slots):
+        begun = SequenceStart(
+            slot=slot, sampling=params[slot % len(params)], seed=31 * slot, prompt_len=1, token_ids=(1,)
+        )
+        choice.start(begun)
+        sampler.start(begun)
+    return choice, sampler
+
+
+def test_a_coupled_draft_is_what_the_target_would_choose_from_the_same_logits() -> None:
+    """Oracle: the target's sampler. Caught: noise of drafts, or of their start; no truncation; no temperature."""
+    choice, sampler = coupled(200)
+    logits, slots = random_logits(200), list(range(200))
+    positions = [2 + slot % 9 for slot in slots]
+    expected = [row.token_id for row in sampler.sample(logits.clone(), slots, positions)]
+    assert choice.choose(logits, rows(slots, positions)).token_ids.tolist() == expected
+    assert len(set(expected)) > 5
+
+
+def test_coupled_drafts_agree_with_the_target_more_often_than_the_likeliest_token() -> None:
+    """The target's logits are the draft model's with noise: each draft is held against the target's choice."""
+    num_slots = 4000
+    choice, sampler = coupled(num_slots, (SamplingParams(temperature=1.0),))
+    draft_logits = random_logits(num_slots) / 3
+    target_logits = draft_logits + 0.2 * torch.randn(num_slots, VOCAB, generator=torch.Generator().manual_seed(1))
+    at = rows(list(range(num_slots)), [7] * num_slots)
+    came = np.array([row.token_id for row in sampler.sample(target_logits, at.slots.tolist(), [7] * num_slots)])
+
+    by_coupling = (choice.choose(draft_logits, at).token_ids == came).mean()
+    by_likeliest = (GreedyChoice().choose(draft_logits, at).token_ids == came).mean()
+
+    assert by_coupling > 0.7 > 0.5 > by_likeliest
+
+
+def test_the_lead_of_a_coupled_draft_is_over_the_best_other_token() -> None:
+    choice, _ = coupled(40, (SamplingParams(temperature=0.5),))
+    logits = random_logits(40)
+    found = choice.choose(logits.clone(), rows(list(range(40)), [3] * 40))
+    for row, (token_id, lead) in enumerate(zip(found.token_ids, found.margins, strict=True)):
+        others = torch.cat((logits[row, :token_id], logits[row, token_id + 1 :]))
+        assert abs(lead - float(logits[row, token_id] - others.max()) / 0.5) < 1e-4
+    assert (found.margins < 0).any()
+    assert found.probs is None

@@ -31,9 +31,10 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "layer_skip": {"method": "layer_skip"},
     "draft_model": {"method": "draft_model"},
     "chooser": {"method": "auto"},
+    "coupled draft_model": {"method": "draft_model", "draft_sample_method": "coupled"},
     "sampled draft_model": {"method": "draft_model", "draft_sample_method": "probabilistic"},
 }
-WITH_MODEL = ("draft_model", "chooser", "sampled draft_model")
+WITH_MODEL = ("draft_model", "chooser", "coupled draft_model", "sampled draft_model")
 
 Answer = tuple[tuple[int, ...], tuple[PositionLogprobs, ...]]
 
@@ -170,14 +171,17 @@ def test_greedy_tokens_are_those_without_speculation(
     assert engine.stats().kv_usage == 0.0
 
 
+@pytest.mark.parametrize("draft_sample_method", ["greedy", "coupled"])
 @pytest.mark.parametrize("feature", FEATURES)
 def test_sampled_tokens_and_scores_are_those_without_speculation(
-    checkpoints: tuple[Path, Path], feature: str
+    checkpoints: tuple[Path, Path], feature: str, draft_sample_method: str
 ) -> None:
     """Point-mass drafts: the very same tokens, since every row has the noise it would have had alone."""
     asked = requests(**FEATURES[feature])
     expected = answers(build(checkpoints, None), asked)
-    engine = build(checkpoints, {"method": "auto", "model": str(checkpoints[1])})
+    engine = build(
+        checkpoints, {"method": "auto", "model": str(checkpoints[1]), "draft_sample_method": draft_sample_method}
+    )
     engine.use_policy("fixed", CAP)
     found = answers(engine, asked)
     assert found == expected

@@ -1,0 +1,113 @@
+"""Does speculation cost anything where it is off? Decode steps of two checkouts, run in turn.
+
+    python -m benchmarks.off_tax BASE_CHECKOUT OUT.json [--pairs 12] [--rows 1,16] [--steps 120]
+
+BASE_CHECKOUT: a checkout of a version without speculation, of the same file layout. Every run is a process of its
+own that imports faser from one of the two, builds the embedded model with its settings for no speculation, and
+times steps that only decode. Runs alternate, the first of each pair too; a pair's ratio is this version's median
+step over the base's.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.progress import track
+
+BAR = 0.01
+PROMPT_TOKENS = 64
+RUN = """
+import json, statistics, sys, time
+from faser.config import EngineConfig, cache_dir
+from faser.engine.build import build_engine
+from faser.engine.models.source import resolve
+from faser.types import Request, SamplingParams
+
+steps, rows = int(sys.argv[1]), [int(each) for each in sys.argv[2].split(",")]
+knows = "speculative_config" in EngineConfig.__dataclass_fields__
+off = {"speculative_config": {"policy": "off"}} if knows else {}
+quiet = lambda _stage, _done, _total: None
+engine, _ = build_engine(EngineConfig(**off), resolve(None, cache_dir(), progress=quiet), quiet)
+found = {}
+for count in rows:
+    for i in range(count):
+        prompt = tuple(1000 + 7 * i + j for j in range(PROMPT_TOKENS))
+        sampling = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+        engine.add(Request(request_id=f"{count}/{i}", prompt_token_ids=prompt, sampling=sampling, arrival_s=i))
+    for _ in range(20):
+        engine.step()
+    seconds = []
+    for _ in range(steps):
+        began_s = time.perf_counter()
+        engine.step()
+        seconds.append(time.perf_counter() - began_s)
+    for i in range(count):
+        engine.abort(f"{count}/{i}")
+    engine.step()
+    found[count] = 1000 * statistics.median(seconds)
+print(json.dumps(found))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", type=Path, help="checkout of a version without speculation")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--rows", default="1,16")
+    parser.add_argument("--steps", type=int, default=120)
+    options = parser.parse_args()
+    here = Path(__file__).resolve().parent.parent
+    pairs: list[dict[str, dict[str, float]]] = []
+    for number in track(range(options.pairs), "pairs"):
+        order = [("base", options.base.resolve()), ("this", here)]
+        runs = {name: _run(checkout, options) for name, checkout in (order if number % 2 else reversed(order))}
+        pairs.append(runs)
+    result = {
+        "command": f"python -m benchmarks.off_tax BASE --pairs {options.pairs} --rows {options.rows}",
+        "base": _commit(options.base),
+        "bar": BAR,
+        "rows": {rows: _summary(pairs, rows) for rows in options.rows.split(",")},
+        "pairs_ms": pairs,
+    }
+    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(result["rows"], indent=2))
+
+
+def _run(checkout: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Median milliseconds of a step, by rows."""
+    program = RUN.replace("PROMPT_TOKENS", str(PROMPT_TOKENS))
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(options.steps), options.rows],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _summary(pairs: list[dict[str, dict[str, float]]], rows: str) -> dict[str, float]:
+    ratios = [pair["this"][rows] / pair["base"][rows] for pair in pairs]
+    return {
+        "base_ms": round(statistics.median(pair["base"][rows] for pair in pairs), 3),
+        "this_ms": round(statistics.median(pair["this"][rows] for pair in pairs), 3),
+        "ratio": round(statistics.median(ratios), 4),
+        "slowest": round(max(ratios), 4),
+        "fastest": round(min(ratios), 4),
+    }
+
+
+def _commit(checkout: Path) -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=checkout, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
