@@ -189,7 +189,7 @@ KEYS: tuple[Key, ...] = (
     ),
     _key(
         "draft_sample_method",
-        "How a draft model chooses: its likeliest token, or by its probabilities.",
+        "How a draft model chooses: its likeliest token; one coupled to the request's noise; one at random.",
         Kind.TEXT,
         field="draft_sample_method",
         methods=(AUTO, *MODELS),
