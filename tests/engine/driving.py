@@ -9,9 +9,10 @@ from faser.engine.plan import SequenceDelta, StepPlan
 from faser.engine.scheduler import Scheduler
 from faser.engine.sequence import sample_seed
 from faser.engine.spec.control import SpeculationControl
+from faser.engine.spec.policy import Policy
 from faser.speculation import SpeculationConfig
 from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams
-from tests.fakes import RandomPolicy, ScriptedExecutor, extend, next_token, scripted_logprobs
+from tests.fakes import ScriptedExecutor, extend, next_token, scripted_logprobs
 
 BLOCK_SIZE = 4
 DRAFT_CAP = 6
@@ -94,22 +95,22 @@ class Sample:
             self.prompt_logprobs = delta.prompt_logprobs
 
 
-def random_speculation(num_slots: int, seed: int, clock: SimulatedClock) -> SpeculationControl:
-    """Speculation that decides at random, over the real bookkeeping."""
+def _speculation(num_slots: int, policy: Policy, clock: SimulatedClock) -> SpeculationControl:
+    """A policy of the test's own over the real bookkeeping."""
     config = SpeculationConfig(num_speculative_tokens=DRAFT_CAP)
     return SpeculationControl(
         config,
         CostModel.proportional(step_s=0.01, text_s=0.0001),
         num_slots=num_slots,
         clock=clock,
-        policy=RandomPolicy(seed),
+        policy=policy,
     )
 
 
 class Driver:
     """A scheduler and an executor, with the invariants checked after every operation.
 
-    policy_seed: speculate at random; None: not at all.
+    speculates: how; None: not at all.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Driver:
         max_model_len: int = 64,
         policy: str = "fcfs",
         prefix_caching: bool = True,
-        policy_seed: int | None = None,
+        speculates: Policy | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -135,7 +136,7 @@ class Driver:
             eos_token_ids=(EOS,),
             policy=policy,
             clock=self.clock,
-            speculation=None if policy_seed is None else random_speculation(max_num_seqs, policy_seed, self.clock),
+            speculation=None if speculates is None else _speculation(max_num_seqs, speculates, self.clock),
         )
         self.samples: dict[tuple[str, int], Sample] = {}
 

@@ -21,7 +21,7 @@ from tests.engine.driving import (
     request,
     rows_by_slot,
 )
-from tests.fakes import extend, next_token, scripted_logprobs
+from tests.fakes import RandomPolicy, extend, next_token, scripted_logprobs
 
 
 def prompt(length: int, first: int = 100) -> list[int]:
@@ -566,7 +566,7 @@ def test_a_step_that_yields_no_token_is_repeated_from_the_last_one() -> None:
 
 @pytest.mark.parametrize("policy_seed", [2, 4])
 def test_several_tokens_a_step_come_to_the_same_answer(policy_seed: int) -> None:
-    driver = Driver(policy_seed=policy_seed, num_blocks=20)
+    driver = Driver(speculates=RandomPolicy(policy_seed), num_blocks=20)
     requests = [request(str(i), prompt(5, 30 * i), max_tokens=20, n=2) for i in range(3)]
     driver.add(*requests)
     driver.run()

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from faser.engine.plan import StepPlan
 from faser.types import FinishReason, Request, SamplingParams
 from tests.engine.driving import Driver, expected, expected_prompt_logprobs
+from tests.fakes import RandomPolicy
 
 NUM_BLOCKS = 8  # of 4 tokens: two or three sequences fill it
 MAX_MODEL_LEN = 30
@@ -58,7 +59,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=MAX_MODEL_LEN,
             policy=policy,
             prefix_caching=prefix_caching,
-            policy_seed=policy_seed,
+            speculates=None if policy_seed is None else RandomPolicy(policy_seed),
         )
         self.requests: dict[str, Request] = {}
         self.excused: set[tuple[str, int]] = set()  # aborted, or ended by an error
