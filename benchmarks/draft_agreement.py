@@ -3,7 +3,8 @@
     python -m benchmarks.draft_agreement TARGET_DIR DRAFTER_DIR [--prompts FILE] [--count 8] [--tokens 48]
 
 The target answers by sampling at the temperature; both models then read the answer (transformers, float32 unless
---dtype says otherwise). A greedy draft is accepted with probability p(argmax q), a sampled one with Σ min(p, q).
+--dtype says otherwise). A greedy draft is accepted with probability p(argmax q), a sampled one with Σ min(p, q), a
+coupled one where both choose the same token for the same number, here averaged over evenly spread numbers.
 """
 
 import argparse
@@ -18,19 +19,27 @@ from torch import Tensor
 
 from benchmarks.prompts import load_prompts
 from faser.bench.questions import QUESTIONS
+from faser.engine.sampling import token_masses
+from faser.engine.spec.draft_choice import nearest
 
 _SEED = 7
+_WINDOWS = (0.0, 0.02, 0.05, 0.1)
+_NUMBERS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Means over positions. greedy: both would choose the same token. temperature: of target and drafter."""
+    """Means over positions. greedy: both would choose the same token. temperature: of target and drafter.
+
+    accepted_coupled_draft: by window, see CoupledChoice.
+    """
 
     positions: int
     temperature: float
     greedy: float
     accepted_greedy_draft: float
     accepted_sampled_draft: float
+    accepted_coupled_draft: dict[str, float]
 
 
 def main() -> None:
@@ -66,6 +75,7 @@ def main() -> None:
 def agreement(target_logits: Tensor, draft_logits: Tensor, temperature: float) -> Agreement:
     """Both [T, V] float32, after the same tokens."""
     target_probs, draft_probs = ((logits / temperature).softmax(-1) for logits in (target_logits, draft_logits))
+    target_masses, draft_masses = (token_masses(each / temperature) for each in (target_logits, draft_logits))
     drafted = draft_logits.argmax(-1, keepdim=True)
     return Agreement(
         positions=len(target_logits),
@@ -73,7 +83,18 @@ def agreement(target_logits: Tensor, draft_logits: Tensor, temperature: float) -
         greedy=float((target_logits.argmax(-1, keepdim=True) == drafted).float().mean()),
         accepted_greedy_draft=float(target_probs.gather(-1, drafted).mean()),
         accepted_sampled_draft=float(torch.minimum(target_probs, draft_probs).sum(-1).mean()),
+        accepted_coupled_draft={str(window): coupled(target_masses, draft_masses, window) for window in _WINDOWS},
     )
+
+
+def coupled(target_masses: Tensor, draft_masses: Tensor, window: float) -> float:
+    """Share of (position, number) pairs at which the drafted token is the target's own."""
+    same = 0.0
+    for step in range(_NUMBERS):
+        number = torch.full((len(target_masses),), (step + 0.5) / _NUMBERS, dtype=torch.float64)
+        own = nearest(target_masses, number, 0.0)
+        same += float((nearest(draft_masses, number, window) == own).float().mean())
+    return same / _NUMBERS
 
 
 def load(directory: Path, dtype: str) -> Any:

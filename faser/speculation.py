@@ -76,7 +76,7 @@ class SpeculationConfig:
     suffix_min_token_prob: float = 0.1
     table: tuple[tuple[int, int, int], ...] = ()
     rejection_sample_method: str = "standard"
-    draft_sample_method: str = "greedy"
+    draft_sample_method: str = "coupled"
     synthetic_acceptance_rates: tuple[float, ...] = ()
     slo: Slo = NO_TARGETS
     classes: Mapping[str, SpeculationParams] = field(default_factory=dict)

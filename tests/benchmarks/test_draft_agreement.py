@@ -14,6 +14,8 @@ def test_acceptance_follows_from_both_distributions() -> None:
     assert found.greedy == pytest.approx(0.5)
     assert found.accepted_greedy_draft == pytest.approx((0.3 + 0.6) / 2)
     assert found.accepted_sampled_draft == pytest.approx((0.6 + 0.7) / 2)
+    # Where the tokens' intervals overlap: [0, .2), [.5, .8), [.9, 1) and [0, .6), [.9, 1).
+    assert found.accepted_coupled_draft["0.0"] == pytest.approx((0.6 + 0.7) / 2, abs=1 / 40)
 
 
 def test_a_temperature_sharpens_what_is_compared() -> None:

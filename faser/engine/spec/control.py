@@ -66,12 +66,16 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Standing:
-    """A decision that may be kept for the next steps. slots: whose; the rest as in Candidates and Wish."""
+    """A decision that may be kept for the next steps. slots: whose; the rest as in Candidates and Wish.
+
+    num_drafting: for so many sequences the stop rule has prices.
+    """
 
     slots: Ints
     survival: Floats
     lengths: Ints
     stop: StopRule | None
+    num_drafting: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,9 +261,14 @@ class SpeculationControl:
             return None
         drafting = _subset(candidates, chosen)
         self._asked = _Asked(candidates=drafting, lengths=fitting)
-        stop = self._policy.stop_rule(drafting, fitting) if standing is None else standing.stop
+        if standing is not None and standing.num_drafting >= len(chosen):
+            stop = standing.stop
+        else:  # the standing one has no prices for so many: blocks were short when it was made
+            stop = self._policy.stop_rule(drafting, fitting)
         if standing is None:
-            self._standing = _Standing(slots=slots, survival=candidates.survival, lengths=lengths, stop=stop)
+            self._standing = _Standing(
+                slots=slots, survival=candidates.survival, lengths=lengths, stop=stop, num_drafting=len(chosen)
+            )
             self._steps_left = min(count // _SEQUENCES_A_STEP, _MOST_STEPS_KEPT - 1)
         return Wish(chosen=tuple(chosen.tolist()), lengths=tuple(fitting.tolist()), stop=stop)
 

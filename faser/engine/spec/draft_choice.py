@@ -16,9 +16,10 @@ from torch import Tensor
 from faser.engine.noise import Purpose, uniforms
 from faser.engine.plan import SequenceStart
 from faser.engine.ranking import first_and_lead
-from faser.engine.sampling import Truncation, choose, draw, scale, token_masses
+from faser.engine.sampling import Truncation, draw, final_masses, scale, token_masses
 
 _COLDEST = float(np.finfo(np.float32).tiny)
+_WINDOW = 0.05  # about how far the draft model's tokens lie from the target's (benchmarks/draft_agreement.py)
 _CERTAIN = 100.0  # nats; larger margins, and infinite ones, say no more
 
 
@@ -67,18 +68,22 @@ class GreedyChoice:
 
 
 class CoupledChoice:
-    """The token that the request would get if the draft model were the target: drawn with the very noise that the
-    target's own token at that position will be drawn with, after the same temperature and truncation.
+    """The likeliest guess at the token that the target will draw, knowing the number it will draw it with.
 
-    Two distributions that are alike then mostly give the same token, more often than the likeliest token of one is
-    drawn from the other. A draft is still a function of the tokens before it, the request's seed and the position,
-    which is all that the target's choice looks at: so it is a point mass, any cut of it is exact, and no token of
-    an answer depends on it. Source of the idea: arXiv 2408.07978, drafter-invariant speculative decoding.
+    The target lays its tokens along [0, 1], each as long as it is likely, and takes the one in which the number of
+    this request and position falls. The draft model's tokens lie nearly there, so the guess is the one with most
+    mass within `window` of the number, after the request's temperature and truncation. With no window it is what
+    the request would get were the draft model the target; with one of 1 it is the most likely token.
 
-    The confidence is that of the drawn token. Where the temperature is 0 it is the most likely one.
+    A draft is still a function of the tokens before it, the request's seed and the position, which is all that
+    the target's choice looks at: so it is a point mass, any cut of it is exact, and no token of an answer depends
+    on it. Source of the idea: drafter-invariant speculative decoding, arXiv 2408.07978.
+
+    The confidence is the lead of the drawn token. Where the temperature is 0 it is the most likely one.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, *, window: float = _WINDOW) -> None:
+        self._window = window
         self._temperature = np.zeros(num_slots, dtype=np.float32)
         self._min_p = np.zeros(num_slots, dtype=np.float64)
         self._top_k = np.zeros(num_slots, dtype=np.int64)
@@ -113,7 +118,7 @@ class CoupledChoice:
         )
         noise = torch.from_numpy(uniforms(self._seed[slots], positions, Purpose.TOKEN)).to(logits.device)
         scaled = scale(logits, of(self._temperature))
-        token_ids = choose(scaled, cut, noise)
+        token_ids = nearest(final_masses(scaled, cut), noise, self._window)
         own = scaled.gather(-1, token_ids[:, None])
         leads = own[:, 0] - scaled.scatter_(-1, token_ids[:, None], -torch.inf).amax(-1)
         return token_ids.cpu().numpy(), leads.double().clamp_(-_CERTAIN, _CERTAIN).cpu().numpy()
@@ -150,6 +155,22 @@ class SampledChoice:
             wide = masses.double()
             probs[at] = wide / wide.sum(-1, keepdim=True)
         return Chosen(token_ids=token_ids, margins=margins, probs=probs)
+
+
+def nearest(masses: Tensor, noise: Tensor, window: float) -> Tensor:
+    """[R] the token with most mass within window of the number; with a window of 0 the one it falls in.
+
+    masses: [R, V] whole numbers, not normalised. noise: [R] float64 in [0, 1).
+    """
+    ends = masses.cumsum(-1, dtype=torch.float64)
+    total = ends[:, -1]
+    if window == 0:
+        return draw(masses, noise)
+    centre = (noise * total)[:, None]
+    reach = (window * total)[:, None]
+    starts = ends - masses
+    inside = torch.minimum(ends, centre + reach).sub_(torch.maximum(starts, centre - reach))
+    return inside.argmax(-1)
 
 
 def _read(logits: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

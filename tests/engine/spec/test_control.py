@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from faser.engine.plan import StopRule
+from faser.engine.sequence import Sequence
+from faser.engine.spec.control import Beside
 from faser.engine.spec.policy import Candidates, Ints
 from faser.errors import ConfigError
 from faser.speculation import Slo, SpeculationParams
@@ -28,8 +30,9 @@ class Greedy:
         self.seen.append(candidates)
         return candidates.limit if self.drafts else np.zeros_like(candidates.limit)
 
-    def stop_rule(self, _candidates: Candidates, _lengths: Ints) -> StopRule | None:
-        return None
+    def stop_rule(self, _candidates: Candidates, lengths: Ints) -> StopRule | None:
+        prices = tuple(0.1 * (i + 1) for i in range(len(lengths)))
+        return StopRule(row_price=0.1, pass_prices=prices, intercept=0.0, slope=1.0)
 
     def keep(self, _candidates: Candidates, lengths: Ints) -> Ints:
         return lengths
@@ -138,6 +141,24 @@ def test_a_large_batch_keeps_a_decision_for_some_steps_until_somebody_comes() ->
     driver.step()
     driver.step()
     assert len(policy.seen) == 3
+
+
+def test_a_standing_stop_rule_has_a_price_for_everybody_who_drafts() -> None:
+    """Blocks are short when the decision is made and plenty in the next step, for which it stands."""
+    driver = driver_with(Greedy())
+    driver.add(*(asking(str(i), prompt=2, max_tokens=50) for i in range(32)))
+    driver.step()
+    control, running = driver.scheduler._speculation, driver.scheduler._running
+    assert control is not None
+    for num_fitting in (3, 32):
+
+        def room(_sequences: list[Sequence], lengths: list[int], most: int = num_fitting) -> list[int]:
+            return [*lengths[:most], *[0] * len(lengths[most:])]
+
+        wish = control.wish(running, Beside(rows=0, sequences=0), budget=400, room=room)
+        assert wish is not None
+        assert wish.stop is not None
+        assert len(wish.stop.pass_prices) >= len(wish.chosen) == num_fitting
 
 
 def test_few_sequences_are_decided_anew_in_every_step() -> None:

@@ -5,6 +5,7 @@ often it is drafted; the law of temperature 1 for every slot.
 """
 
 import numpy as np
+import pytest
 import torch
 
 from faser.engine.noise import Purpose, uniforms
@@ -136,9 +137,11 @@ PARAMS = (
 )
 
 
-def coupled(num_slots: int, params: tuple[SamplingParams, ...] = PARAMS) -> tuple[CoupledChoice, Sampler]:
+def coupled(
+    num_slots: int, params: tuple[SamplingParams, ...] = PARAMS, *, window: float = 0.05
+) -> tuple[CoupledChoice, Sampler]:
     """A coupled choice, and the target's own sampler, with the same sequences in their slots."""
-    choice, sampler = CoupledChoice(num_slots), Sampler(num_slots, VOCAB, (), "cpu")
+    choice, sampler = CoupledChoice(num_slots, window=window), Sampler(num_slots, VOCAB, (), "cpu")
     for slot in range(num_slots):
         begun = SequenceStart(
             slot=slot, sampling=params[slot % len(params)], seed=31 * slot, prompt_len=1, token_ids=(1,)
@@ -148,9 +151,9 @@ def coupled(num_slots: int, params: tuple[SamplingParams, ...] = PARAMS) -> tupl
     return choice, sampler
 
 
-def test_a_coupled_draft_is_what_the_target_would_choose_from_the_same_logits() -> None:
+def test_without_a_window_a_coupled_draft_is_what_the_target_would_choose_from_the_same_logits() -> None:
     """Oracle: the target's sampler. Caught: noise of drafts, or of their start; no truncation; no temperature."""
-    choice, sampler = coupled(200)
+    choice, sampler = coupled(200, window=0.0)
     logits, slots = random_logits(200), list(range(200))
     positions = [2 + slot % 9 for slot in slots]
     expected = [row.token_id for row in sampler.sample(logits.clone(), slots, positions)]
@@ -171,6 +174,23 @@ def test_coupled_drafts_agree_with_the_target_more_often_than_the_likeliest_toke
     by_likeliest = (GreedyChoice().choose(draft_logits, at).token_ids == came).mean()
 
     assert by_coupling > 0.7 > 0.5 > by_likeliest
+
+
+@pytest.mark.parametrize("window", [0.01, 0.05, 0.3, 1.0])
+def test_a_coupled_draft_has_the_most_mass_near_the_number(window: float) -> None:
+    """Oracle: interval by interval, in plain Python."""
+    choice, _ = coupled(30, (SamplingParams(temperature=1.3),), window=window)
+    logits, slots = random_logits(30) / 2, np.arange(30)
+    noise = uniforms((31 * slots).astype(np.uint64), np.full(30, 4), Purpose.TOKEN)
+    found = choice.choose(logits.clone(), rows(slots.tolist(), [4] * 30)).token_ids
+    for row, number in enumerate(noise.tolist()):
+        probs = (logits[row].double() / 1.3).softmax(-1).tolist()
+        starts = [sum(probs[:i]) for i in range(VOCAB)]
+        overlaps = [
+            min(begin + length, number + window) - max(begin, number - window)
+            for begin, length in zip(starts, probs, strict=True)
+        ]
+        assert overlaps[found[row]] > max(overlaps) - 1e-6
 
 
 def test_the_lead_of_a_coupled_draft_is_over_the_best_other_token() -> None:
