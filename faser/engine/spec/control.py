@@ -294,8 +294,8 @@ class SpeculationControl:
                 value for each in drafts.drafts for value in each.confidences
             ]
             survival = self._acceptance.drafted_survival(candidates.slots, methods, lengths, confidences)
-            if self._point_mass:
-                kept = self._policy.keep(replace(candidates, limit=lengths, survival=survival), lengths)
+        if self._point_mass:  # also where nobody had a draft: that tells the policy what looking up brings
+            kept = self._policy.keep(replace(candidates, limit=lengths, survival=survival), lengths)
         self._drafted = _Drafted(
             slots=candidates.slots,
             methods=methods,

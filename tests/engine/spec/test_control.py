@@ -20,10 +20,14 @@ from tests.engine.driving import DRAFT_CAP, Driver, request
 
 @dataclass
 class Greedy:
-    """A Policy: as much as it may, from all or from nobody. seen: the candidates it was shown."""
+    """A Policy: as much as it may, from all or from nobody.
+
+    seen: the candidates it was shown. offered: tokens that came of it.
+    """
 
     drafts: bool = True
     seen: list[Candidates] = field(default_factory=list)
+    offered: list[int] = field(default_factory=list)
     name: str = "greedy"
 
     def lengths(self, candidates: Candidates) -> Ints:
@@ -35,6 +39,7 @@ class Greedy:
         return StopRule(row_price=0.1, pass_prices=prices, intercept=0.0, slope=1.0)
 
     def keep(self, _candidates: Candidates, lengths: Ints) -> Ints:
+        self.offered.append(int(lengths.sum()))
         return lengths
 
 
@@ -179,6 +184,15 @@ def test_steps_without_a_draft_are_plain_and_say_why() -> None:
     assert dict(stats.bypasses)["gain"] == 3
     assert dict(stats.mode_steps) == {"plain": 4, "serial": 0}
     assert stats.num_drafts == 0
+
+
+def test_a_policy_hears_of_drafts_that_did_not_come() -> None:
+    policy = Greedy()
+    driver = driver_with(policy)
+    driver.add(asking("a", max_tokens=40))
+    driver.run()
+    assert len(policy.offered) == len(policy.seen)
+    assert 0 in policy.offered
 
 
 def test_a_finished_sample_says_what_speculation_did_for_it() -> None:
