@@ -4,7 +4,7 @@ Knows numbers and labels; what they stand for is in plots.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -102,6 +102,34 @@ class Chart:
         place = math.log2(x) if self.doubling else x
         across = (place - low) / (high - low) if high > low else 0.5
         return f"{_LEFT + across * self._width:.1f} {_TOP + self._height * (1 - y / self.top):.1f}"
+
+
+def line_chart(
+    title: str,
+    x_label: str,
+    y_label: str,
+    lines: Mapping[str, Points],
+    *,
+    doubling: bool = False,
+    marks: bool = True,
+) -> str | None:
+    """A chart of the lines that have points, each ascending in x; None if none has."""
+    drawn = {name: points for name, points in lines.items() if points}
+    everything = [point for points in drawn.values() for point in points]
+    if not everything:
+        return None
+    chart = Chart(
+        title=title,
+        x_label=x_label,
+        y_label=y_label,
+        low=min(x for x, _ in everything),
+        high=max(x for x, _ in everything),
+        top=max(y for _, y in everything) or 1.0,
+        doubling=doubling,
+    )
+    for name, points in drawn.items():
+        chart.line(name, points, marks=marks)
+    return chart.svg()
 
 
 def _round_numbers(low: float, high: float) -> list[float]:

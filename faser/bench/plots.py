@@ -1,9 +1,9 @@
 """The pictures of a campaign, by file name. A picture that there is nothing to draw in is left out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from faser.bench.campaign import Run
-from faser.bench.chart import Chart, Points
+from faser.bench.chart import Chart, line_chart
 from faser.bench.report import BAND, FASER, Summary
 
 _MOST_DOTS = 3000
@@ -28,7 +28,7 @@ def speed_ups(found: Sequence[Summary]) -> str | None:
     for each in sorted(found, key=lambda one: one.concurrency):
         if each.speed_up is not None:
             lines.setdefault(each.policy, []).append((each.concurrency, each.speed_up))
-    return _drawn("Speed-up over no speculation", "requests at a time", "speed-up", lines, doubling=True)
+    return line_chart("Speed-up over no speculation", "requests at a time", "speed-up", lines, doubling=True)
 
 
 def survival_by_depth(found: Sequence[Summary]) -> str | None:
@@ -39,7 +39,7 @@ def survival_by_depth(found: Sequence[Summary]) -> str | None:
         for each in found
         if each.concurrency == lowest
     }
-    return _drawn(f"Drafts accepted up to a depth, {lowest} at a time", "depth", "share", lines)
+    return line_chart(f"Drafts accepted up to a depth, {lowest} at a time", "depth", "share", lines)
 
 
 def gamma_over_time(runs: Sequence[Run]) -> str | None:
@@ -49,7 +49,7 @@ def gamma_over_time(runs: Sequence[Run]) -> str | None:
         f"{concurrency} at a time": [(point.at_s, point.gamma) for point in each.points]
         for concurrency, each in sorted(last.items())
     }
-    return _drawn(f"Drafted tokens verified in a step: {FASER}", "seconds", "mean γ", lines, marks=False)
+    return line_chart(f"Drafted tokens verified in a step: {FASER}", "seconds", "mean γ", lines, marks=False)
 
 
 def step_times(runs: Sequence[Run]) -> str | None:
@@ -67,32 +67,4 @@ def step_times(runs: Sequence[Run]) -> str | None:
     chart.band([(0, 0), (top / (1 + BAND), top), (top, top), (top, top * (1 - BAND))])
     chart.rule((0, 0), (top, top))
     chart.dots([point for point in points if max(point) <= top][:: -(-len(points) // _MOST_DOTS)])
-    return chart.svg()
-
-
-def _drawn(
-    title: str,
-    x_label: str,
-    y_label: str,
-    lines: Mapping[str, Points],
-    *,
-    doubling: bool = False,
-    marks: bool = True,
-) -> str | None:
-    """A chart of the lines that have points; None if none has."""
-    drawn = {name: points for name, points in lines.items() if points}
-    everything = [point for points in drawn.values() for point in points]
-    if not everything:
-        return None
-    chart = Chart(
-        title=title,
-        x_label=x_label,
-        y_label=y_label,
-        low=min(x for x, _ in everything),
-        high=max(x for x, _ in everything),
-        top=max(y for _, y in everything) or 1.0,
-        doubling=doubling,
-    )
-    for name, points in drawn.items():
-        chart.line(name, points, marks=marks)
     return chart.svg()

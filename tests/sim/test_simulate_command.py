@@ -6,10 +6,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from faser.bench.chart import line_chart
 from faser.cli.bench.simulate import simulate
 from faser.engine.cost_model import CostModel
 from faser.errors import ConfigError
-from faser.sim.chart import line_chart
 from faser.sim.policy_spec import parse_policy
 from faser.sim.real import questions_of, spread
 from faser.sim.synthetic import iid_trace
@@ -141,5 +141,6 @@ def test_a_sample_of_prompts_spreads_over_all() -> None:
 
 def test_a_chart_names_its_lines_and_is_well_formed() -> None:
     svg = line_chart("A & B", "load", "ms", {"off": [(1, 2.0), (2, 3.0)], "<new>": [(1, 0.0), (2, 1.0)]})
+    assert svg is not None
     texts = [each.text for each in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
     assert {"A & B", "off", "<new>", "load", "ms"} <= set(texts)

@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from faser import __version__
+from faser.bench.chart import line_chart
 from faser.cli.flags import CommandParser
 from faser.cli.progress import ProgressReporter
 from faser.cli.sources import UsageError
 from faser.engine.cost_model import CostModel
 from faser.errors import ConfigError
-from faser.sim.chart import line_chart
 from faser.sim.contest import Cell, Contest
 from faser.sim.live import Check, check_live
 from faser.sim.policy_spec import PolicySpec, parse_policy
@@ -229,18 +229,16 @@ def _charts(cells: Sequence[Cell]) -> dict[str, str]:
     if len({cell.load for cell in cells}) < 2:
         return {}
     policies = list(dict.fromkeys(cell.policy for cell in cells))
-    return {
-        name: line_chart(
-            label,
-            "load (speed-up of the arrivals)",
-            label,
-            {
-                policy: sorted((cell.load, value(cell)) for cell in cells if cell.policy == policy)
-                for policy in policies
-            },
-        )
-        for name, label, value in _CHARTS
-    }
+    charts = {}
+    for name, label, value in _CHARTS:
+        lines = {
+            policy: sorted((cell.load, value(cell)) for cell in cells if cell.policy == policy)
+            for policy in policies
+        }
+        drawn = line_chart(label, "load (speed-up of the arrivals)", label, lines)
+        if drawn is not None:
+            charts[name] = drawn
+    return charts
 
 
 def _show(header: Row, rows: Sequence[Row]) -> None:
