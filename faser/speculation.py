@@ -58,7 +58,7 @@ class SpeculationConfig:
     chosen per request. num_speculative_tokens: gamma under `fixed`, its cap under every other policy; None: 16
     for drafts from text, 8 for a model's. draft_layers: of layer_skip; None: a quarter of the target's.
     table: (first, last, gamma) by number of sequences, ascending without gaps. classes: by name, what a request
-    of that class gets. suffix_corpus_tokens: past outputs the suffix drafter remembers, in tokens; 0: none.
+    of that class gets.
     """
 
     method: str = AUTO
