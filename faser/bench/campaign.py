@@ -1,10 +1,11 @@
 """A campaign: every policy over every concurrency and temperature, in rounds, and what is kept of each run.
 
 Within a cell (one concurrency, one temperature) policies take turns, each round beginning with another one, so
-that a machine that slows down slows all of them. Policy off goes first, uncounted: it fills the prefix cache, says
-how many jobs the cell needs, and gives the tokens that every other run is held against. What is learned about
-acceptance is kept within a cell, as a server that has run for a while would have it. Knows neither files nor
-models.
+that a machine that slows down slows all of them. A policy that fell far behind in a cell's first round may be left
+out of its others (drop_below): rounds are for those that might be the best. Policy off goes first, uncounted: it
+fills the prefix cache, says how many jobs the cell needs, and gives the tokens that every other run is held
+against. What is learned about acceptance is kept within a cell, as a server that has run for a while would have
+it. Knows neither files nor models.
 """
 
 import math
@@ -20,11 +21,16 @@ _FEWEST_JOBS = 4
 _MOST_POINTS = 60  # of a run's steps are kept, evenly over it
 _LONG_ENOUGH = 4.0  # times the wanted seconds: then the first run, prompts included, needs no second one
 _OFF = "off"
+_ALWAYS = (_OFF, "faser")  # what a report compares with, and what it is about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What to measure. min_s: a run takes at least about so long without speculation."""
+    """What to measure. min_s: a run takes at least about so long without speculation.
+
+    drop_below: a policy that reached less than this share of the best one's speed in the first round of a cell has
+    no further rounds there; 0 leaves nobody out. Policies off and faser stay.
+    """
 
     policies: tuple[PolicySpec, ...]
     concurrencies: tuple[int, ...]
@@ -33,6 +39,7 @@ class Wanted:
     output_tokens: int
     min_s: float = 3.0
     include_prefill: bool = False
+    drop_below: float = 0.0
 
     @property
     def num_runs(self) -> int:
@@ -88,15 +95,16 @@ class Campaign:
 
     @property
     def num_done(self) -> int:
-        """How many of the wanted runs are there already."""
-        wanted = {
-            (temperature, concurrency, spec.text, round_)
+        """How many of the wanted runs are there already, or are not needed any more."""
+        known = {each.key for each in self.done}
+        return sum(
+            (temperature, concurrency, spec.text, round_) in known
+            or (round_ > 0 and self._is_dropped(temperature, concurrency, spec))
             for temperature in self.wanted.temperatures
             for concurrency in self.wanted.concurrencies
             for spec in self.wanted.policies
             for round_ in range(self.wanted.rounds)
-        }
-        return sum(each.key in wanted for each in self.done)
+        )
 
     def runs(self, announce: Callable[[str], None]) -> Iterator[Run]:
         """The runs that are missing. announce: told what begins now."""
@@ -127,11 +135,24 @@ class Campaign:
         self.engine.use_policy(_OFF)  # nothing is known of another cell's drafts
         expected = self._reference(conditions, of_cell[0].num_jobs if of_cell else None)
         for round_, spec in missing:
+            if round_ and self._is_dropped(temperature, concurrency, spec):
+                continue
             announce(f"T={temperature:g} x{concurrency}: {spec.text}, round {round_ + 1}")
             outcome = self._run(spec.name, spec.gamma, conditions, len(expected))
             kept = _kept(outcome, expected, spec.text, conditions, round_)
             self.done.append(kept)
             yield kept
+
+    def _is_dropped(self, temperature: float, concurrency: int, spec: PolicySpec) -> bool:
+        """It fell too far behind in the cell's first round, which is over."""
+        first = {
+            each.policy: each.tokens_per_s
+            for each in self.done
+            if (each.temperature, each.concurrency, each.round) == (temperature, concurrency, 0)
+        }
+        if spec.name in _ALWAYS or any(each.text not in first for each in self.wanted.policies):
+            return False
+        return first[spec.text] < self.wanted.drop_below * max(first[each.text] for each in self.wanted.policies)
 
     def _reference(self, conditions: Conditions, num_jobs: int | None) -> tuple[Tokens, ...]:
         """Answers without speculation. num_jobs: of an earlier try; None: so many that a run is long enough."""

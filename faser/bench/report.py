@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 from faser.bench.campaign import Run
@@ -156,16 +156,16 @@ def _speed_table(found: Sequence[Summary]) -> list[str]:
     policies = list(dict.fromkeys(each.policy for each in found))
     lines = [
         "Output tokens per second while all places are taken, median over rounds (slowest … fastest), and speed-up"
-        " over `off`.",
+        " over `off`. Fewer rounds than the others have policies that --drop-below left out.",
         "",
-        "| at a time | " + " | ".join(policies) + " | best fixed | faser over it |",
-        "| --- " * (len(policies) + 3) + "|",
+        "| at a time | " + " | ".join(policies) + " | best fixed | faser over it | best other | faser over it |",
+        "| --- " * (len(policies) + 5) + "|",
     ]
     for concurrency, row in _rows(found).items():
-        best = _best_static(row)
-        gain = _gain(row, best)
         cells = [_cell(row[policy]) if policy in row else "" for policy in policies]
-        cells += [best.policy if best else "", f"{gain:+.1%}" if gain is not None else ""]
+        for best in (_best_static(row), _best_other(row)):
+            gain = _gain(row, best)
+            cells += [best.policy if best else "", f"{gain:+.1%}" if gain is not None else ""]
         lines.append(f"| {concurrency} | " + " | ".join(cells) + " |")
     return lines
 
@@ -203,11 +203,31 @@ def _verdicts(found: Sequence[Summary]) -> list[str]:
         ]
         where = f"slower than `off` at {', '.join(slower)} at a time" if slower else "never slower than `off`"
         lines.append(f"- {policy}: {where}")
+    lines += _against_the_best(list(_rows(found).values()))
     errors = [each.median_step_error for each in found if each.median_step_error is not None]
     if errors:
         within = sum(error <= BAND for error in errors)
         lines.append(f"- predicted step time: median error within {BAND:.0%} in {within} of {len(errors)} cells")
     return lines
+
+
+def _against_the_best(rows: Sequence[dict[str, Summary]]) -> list[str]:
+    """faser's speed over that of whichever other policy is the fastest in a cell, and over that of each."""
+    gains = [gain for row in rows if (gain := _gain(row, _best_other(row))) is not None]
+    if not gains:
+        return []
+    over = {
+        policy: geometric_mean(
+            [row[FASER].tokens_per_s / row[policy].tokens_per_s for row in rows if policy in row and FASER in row]
+        )
+        for policy in dict.fromkeys(name for row in rows for name in row if name != FASER)
+    }
+    each = ", ".join(f"{policy} {ratio:.2f}" for policy, ratio in over.items())
+    return [
+        f"- faser over the best other policy of each cell: {geometric_mean([1 + gain for gain in gains]):.3f} "
+        f"on average, {1 + min(gains):.3f} at least",
+        f"- faser over each other policy, on average: {each}",
+    ]
 
 
 def _rows(found: Sequence[Summary]) -> dict[int, dict[str, Summary]]:
@@ -221,6 +241,12 @@ def _best_static(row: dict[str, Summary]) -> Summary | None:
     """The fastest of off and fixed gammas."""
     static = [each for name, each in row.items() if name == OFF or name.startswith("fixed:")]
     return max(static, key=lambda each: each.tokens_per_s, default=None)
+
+
+def _best_other(row: dict[str, Summary]) -> Summary | None:
+    """The fastest of all but faser."""
+    others = [each for name, each in row.items() if name != FASER]
+    return max(others, key=lambda each: each.tokens_per_s, default=None)
 
 
 def _gain(row: dict[str, Summary], best: Summary | None) -> float | None:

@@ -1,6 +1,7 @@
 """A campaign measures every cell as often as wanted, fairly, notices changed tokens, and can be gone on with."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,19 @@ def test_equal_answers_are_no_mismatches_and_changed_ones_are() -> None:
 def test_survival_is_the_share_of_drafts_of_that_depth() -> None:
     campaign = measure(SteppedEngine(right=2), wanted("fixed:3"))
     assert campaign.done[0].survivals == (1.0, 1.0, 0.0, None, None, None, None, None)
+
+
+def test_a_policy_that_fell_far_behind_has_no_further_rounds_in_that_cell() -> None:
+    what = replace(wanted("off", "fixed:1", "fixed:2", "fixed:7", "faser", rounds=3), drop_below=0.9)
+    campaign = measure(SteppedEngine(right=2), what)
+    first = {each.key[:3]: each.tokens_per_s for each in campaign.done if each.round == 0}
+    for (temperature, concurrency, policy), speed in first.items():
+        best = max(found for key, found in first.items() if key[:2] == (temperature, concurrency))
+        rounds = {each.round for each in campaign.done if each.key[:3] == (temperature, concurrency, policy)}
+        stays = policy in ("off", "faser") or speed >= 0.9 * best
+        assert rounds == ({0, 1, 2} if stays else {0})
+    assert len({len([each for each in campaign.done if each.policy == policy]) for *_, policy in first}) > 1
+    assert campaign.num_done == what.num_runs
 
 
 def test_a_campaign_goes_on_where_it_ended(tmp_path: Path) -> None:

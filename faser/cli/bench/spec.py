@@ -65,6 +65,7 @@ def spec(arguments: Sequence[str]) -> int:
         output_tokens=asked.output_tokens,
         min_s=asked.min_seconds,
         include_prefill=asked.include_prefill,
+        drop_below=asked.drop_below,
     )
     out = Path(asked.out)
     if (out / RESULT).exists() and not asked.resume:
@@ -115,7 +116,7 @@ def _run_all(campaign: Campaign, result: Path, about: dict[str, Any]) -> None:
         task = bar.add_task("", total=campaign.wanted.num_runs, completed=campaign.num_done)
         for each in campaign.runs(lambda stage: bar.update(task, description=stage)):
             save(result, about, campaign.done)
-            bar.advance(task)
+            bar.update(task, completed=campaign.num_done)
             line = (
                 f"T={each.temperature:g} x{each.concurrency} {each.policy} round {each.round + 1}: "
                 f"{each.tokens_per_s:.1f} tokens/s, mean γ {each.gamma_mean:.2f}"
@@ -207,6 +208,12 @@ def _temperature(text: str) -> float:
     return value
 
 
+def _share(text: str) -> float:
+    if not 0 <= (value := float(text)) < 1:
+        raise argparse.ArgumentTypeError(f"it is {text}; it must be at least 0 and below 1")
+    return value
+
+
 def _seconds(text: str) -> float:
     if not 0 <= (value := float(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"it is {text}; it must be a number from 0 on")
@@ -231,6 +238,13 @@ def spec_parser() -> CommandParser:
     add("--temperature", type=_temperature, nargs="+", default=[0.0, 1.0], help="[0 1]")
     add("--output-tokens", type=_count, default=64, help="of every answer [64]")
     add("--rounds", type=_count, default=3, help="of which the median counts [3]")
+    add(
+        "--drop-below",
+        type=_share,
+        default=0.0,
+        metavar="SHARE",
+        help="a policy slower than this share of the best one in a cell's first round has no others there [0]",
+    )
     add("--min-seconds", type=_seconds, default=3.0, help="a run takes so long at least [3]")
     add("--include-prefill", action="store_true", help="compute prompts anew in every run, and measure that too")
     add("--dtype", default="auto")
