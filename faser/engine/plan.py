@@ -56,13 +56,15 @@ class SequenceRows:
 class DraftWish:
     """A sequence that may draft, started in an earlier step and with exactly its last token not computed.
 
-    max_tokens: most tokens to propose, at least 1. new_blocks: appended to the slot's table before drafting, so
-    that it holds all known tokens and max_tokens more.
+    max_tokens: most tokens to propose, at least 1. behind: tokens of an earlier draft that a step is verifying
+    meanwhile; the new draft continues them as if they were known. new_blocks: appended to the slot's table before
+    drafting, so that it holds all known tokens, those behind them and max_tokens more.
     """
 
     slot: int
     max_tokens: int
     new_blocks: tuple[int, ...]
+    behind: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
