@@ -4,6 +4,7 @@ Owns the counter-based generator and the layout of its counter. Keeps no state, 
 order of calls, nor a preemption can change a number. Knows nothing of tokens and probabilities.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
 
 import numpy as np
@@ -13,8 +14,12 @@ ROUNDS = 10
 _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
 _KEY_STEPS = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)
 _LOW_32 = np.uint64(0xFFFFFFFF)
+_LOW_32_SIGNED = np.int64(0xFFFFFFFF)
 _SHIFT_32 = np.uint64(32)
 _UNIT_53 = 2.0**-53  # the spacing of float64 just below 1
+
+Words = NDArray[np.uint64]
+Generator = Callable[[Words, Words], Words]
 
 
 class Purpose(IntEnum):
@@ -35,6 +40,7 @@ def uniforms(
     positions: NDArray[np.int64],
     purpose: Purpose,
     draft_starts: NDArray[np.int64] | None = None,
+    generate: Generator | None = None,
 ) -> NDArray[np.float64]:
     """One number per row, uniform over the multiples of 2**-53 in [0, 1).
 
@@ -42,14 +48,17 @@ def uniforms(
     draft_starts: [R], for DRAFT and ACCEPT: position of the first token of the draft that the row belongs to. A
     position that is drafted again, because an earlier one was refused, then gets a number of its own: the old one
     is not independent of what has become known meanwhile, so using it twice would bias the output.
+    generate: computes what `philox` computes, perhaps sooner; None: `philox`.
     """
-    counters = np.zeros((4, len(seeds)), dtype=np.uint64)
-    counters[0] = positions.astype(np.uint64) & _LOW_32
-    counters[1] = positions.astype(np.uint64) >> _SHIFT_32
+    counters = np.empty((4, len(seeds)), dtype=np.uint64)
+    counters[0] = positions & _LOW_32_SIGNED
+    counters[1] = positions >> 32
     counters[2] = int(purpose)
-    if draft_starts is not None:
-        counters[3] = draft_starts.astype(np.uint64) & _LOW_32
-    words = philox(counters, np.stack((seeds & _LOW_32, seeds >> _SHIFT_32)))
+    counters[3] = 0 if draft_starts is None else draft_starts & _LOW_32_SIGNED
+    keys = np.empty((2, len(seeds)), dtype=np.uint64)
+    np.bitwise_and(seeds, _LOW_32, out=keys[0])
+    np.right_shift(seeds, _SHIFT_32, out=keys[1])
+    words = (generate or philox)(counters, keys)
     units: NDArray[np.float64] = (((words[0] << _SHIFT_32) | words[1]) >> np.uint64(11)) * _UNIT_53
     return units
 

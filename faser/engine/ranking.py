@@ -27,15 +27,16 @@ class Leading:
     num_sure: Tensor
 
 
-def argmax(values: Tensor) -> Tensor:
-    """The first of the order: [R] int64. values: [R, V]."""
+def best(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The first of the order and its value: [R] int64, [R]. The value is NaN where the row has a NaN."""
     num_rows, width = values.shape
     if width % _BLOCK:
-        return values.argmax(-1)
+        token_ids = values.argmax(-1, keepdim=True)
+        return token_ids[:, 0], values.gather(-1, token_ids)[:, 0]
     blocks = values.reshape(num_rows, width // _BLOCK, _BLOCK)
-    block = blocks.amax(-1).argmax(-1)
-    inside = blocks[torch.arange(num_rows, device=values.device), block].argmax(-1)
-    return block * _BLOCK + inside
+    largest, block = blocks.amax(-1).max(-1)
+    inside = blocks.gather(1, block[:, None, None].expand(-1, 1, _BLOCK)).argmax(-1)
+    return block * _BLOCK + inside[:, 0], largest
 
 
 def first_and_lead(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,13 +18,13 @@ from faser.engine.logprobs import position_logprobs
 from faser.engine.noise import Purpose, uniforms
 from faser.engine.plan import SequenceStart
 from faser.engine.processors import Entries, Penalties, add_bias, allow_only, forbid, penalise
-from faser.engine.ranking import argmax
-from faser.engine.sampling import MASS_ONE, Truncation, choose, final_masses, parts, rows_at_once, scale
+from faser.engine.sampling import MASS_ONE
 from faser.engine.sampling_state import SamplingState
+from faser.engine.torch_choice import TorchChoice
+from faser.kernels.token_choice import NO_TOKEN, Shaping, TokenChoice
 from faser.types import PositionLogprobs
 
-NO_TOKEN = -1
-_ALL = slice(None)
+__all__ = ["NO_TOKEN", "PreparedRows", "SampledRow", "Sampler"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,15 @@ class PreparedRows:
     """Rows of a step, ready for their tokens to be chosen.
 
     logits: [R, V] float32, after bias, penalties and masks. slots, positions: [R]; several rows may be of one
-    sequence. errors: by row, why no token can be chosen; most steps have none. raw: [N, V] float32, the logits as
-    the model gave them, of the rows that report log probabilities; raw_row: where a row stands in it.
+    sequence. best: [R] the most likely tokens; NO_TOKEN where none can be chosen, and errors says by row why. raw:
+    [N, V] float32, the logits as the model gave them, of the rows that report log probabilities; raw_row: where a
+    row stands in it.
     """
 
     logits: Tensor
     slots: NDArray[np.int64]
     positions: NDArray[np.int64]
+    best: NDArray[np.int64]
     errors: Mapping[int, str]
     raw: Tensor | None
     raw_row: Mapping[int, int]
@@ -55,20 +57,25 @@ class PreparedRows:
     @property
     def sound(self) -> NDArray[np.bool_]:
         """[R] a token can be chosen."""
-        sound = np.ones(len(self.slots), dtype=np.bool_)
-        sound[list(self.errors)] = False
+        sound: NDArray[np.bool_] = self.best != NO_TOKEN
         return sound
 
 
 class Sampler:
-    """Chooses tokens for up to num_slots sequences. device: where the logits are."""
+    """Chooses tokens for up to num_slots sequences. device: where the logits are. choice: None is by tensors."""
 
     def __init__(
-        self, num_slots: int, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device | str
+        self,
+        num_slots: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        device: torch.device | str,
+        choice: TokenChoice | None = None,
     ) -> None:
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._state = SamplingState(num_slots, vocab_size, eos_token_ids)
+        self._choice: TokenChoice = TorchChoice() if choice is None else choice
 
     def start(self, start: SequenceStart) -> None:
         """A sequence takes over a free slot; its generated tokens, if any, count for the penalties."""
@@ -92,6 +99,8 @@ class Sampler:
         """
         prepared = self.prepare(logits, slots, positions, None)
         token_ids = self.choose(prepared, None).tolist()
+        if not prepared.errors and prepared.raw is None:
+            return [SampledRow(token_id=token_id) for token_id in token_ids]
         reports = self.report(prepared, [row for row in prepared.raw_row if row not in prepared.errors], token_ids)
         errors = prepared.errors
         return [
@@ -114,19 +123,22 @@ class Sampler:
         ahead: per row, drafted tokens that the row takes for output, behind the accepted ones; None: no row does.
         """
         assert logits.shape == (len(slots), self._vocab_size), f"logits are {tuple(logits.shape)}"
+        best = self._choice.best(logits)
         errors = {
-            row: f"the logits for position {positions[row]} are not finite numbers"
-            for row in _without_finite_maximum(logits)
+            row: f"the logits for position {positions[row]} are not finite numbers" for row in _without_token(best)
         }
         scored = _rows_in(self._state.num_top, slots)
         raw = logits[scored] if scored else None
         if self._process(logits, slots, positions, ahead):
-            for row in _without_finite_maximum(logits):
+            best = self._choice.best(logits)
+            for row in _without_token(best):
                 errors.setdefault(row, _nothing_left(positions[row]))
+            best[list(errors)] = NO_TOKEN  # also where a mask has hidden what was wrong
         return PreparedRows(
             logits=logits,
             slots=np.array(slots, dtype=np.int64),
             positions=np.array(positions, dtype=np.int64),
+            best=best,
             errors=errors,
             raw=raw,
             raw_row={row: i for i, row in enumerate(scored)},
@@ -138,16 +150,18 @@ class Sampler:
 
         May overwrite the logits of the rows: choose for a row once, or take its masses.
         """
-        if rows is None:
-            rows = np.arange(len(prepared.slots))
-        random = self._state.is_random[prepared.slots[rows]]
+        token_ids = prepared.best.copy() if rows is None else prepared.best[rows]
+        random = self._state.is_random[prepared.slots if rows is None else prepared.slots[rows]]
         if prepared.errors:
-            random &= prepared.sound[rows]
-        token_ids = np.empty(len(rows), dtype=np.int64)
+            random &= token_ids != NO_TOKEN
         if random.any():
-            token_ids[random] = self._draw(prepared, rows[random])
-        if not random.all():
-            token_ids[~random] = argmax(self._pick(prepared.logits, rows[~random])).numpy(force=True)
+            at = np.flatnonzero(random)
+            drawn = at if rows is None else rows[at]
+            slots, positions = prepared.slots[drawn], prepared.positions[drawn]
+            noise = uniforms(self._state.seed[slots], positions, Purpose.TOKEN, generate=self._choice.philox)
+            token_ids[at] = self._choice.draw(
+                prepared.logits, drawn, prepared.best[drawn], self._shaping(slots), noise
+            )
         return token_ids
 
     def is_cheap(self, prepared: PreparedRows) -> bool:
@@ -165,15 +179,15 @@ class Sampler:
         """
         logits = prepared.logits
         random = self._state.is_random[prepared.slots] & prepared.sound
-        fixed = self._tensor(np.flatnonzero(~random))
-        best = argmax(logits[fixed])
-        logits[fixed] = 0.0
-        logits[fixed, best] = self._tensor(np.where(prepared.sound, MASS_ONE, 0.0)).float()[fixed]
-        drawn = np.flatnonzero(random)
-        temperature, cut = self._shaping(prepared.slots[drawn])
-        for part in parts(len(drawn), rows_at_once(logits)):
-            at = self._tensor(drawn[part])
-            logits[at] = final_masses(scale(logits[at], temperature[part]), cut.rows(part))
+        fixed, drawn = np.flatnonzero(~random), np.flatnonzero(random)
+        if len(fixed):
+            at, best = self._tensor(fixed), prepared.best[fixed]
+            logits[at] = 0.0
+            logits[at, self._tensor(np.maximum(best, 0))] = self._tensor(
+                np.where(best == NO_TOKEN, 0.0, MASS_ONE).astype(np.float32)
+            )
+        if len(drawn):
+            self._choice.masses(logits, drawn, prepared.best[drawn], self._shaping(prepared.slots[drawn]))
         return logits
 
     def noise(
@@ -184,7 +198,8 @@ class Sampler:
         draft_starts: NDArray[np.int64] | None = None,
     ) -> Tensor:
         """Random numbers of the rows' requests, [R] float64 in [0, 1); see `noise.uniforms`."""
-        return self._tensor(uniforms(self._state.seed[slots], positions, purpose, draft_starts))
+        seeds = self._state.seed[slots]
+        return self._tensor(uniforms(seeds, positions, purpose, draft_starts, self._choice.philox))
 
     @torch.inference_mode()
     def report(
@@ -218,13 +233,16 @@ class Sampler:
         positions: Sequence[int],
         ahead: Sequence[tuple[int, ...]] | None,
     ) -> bool:
-        """Bias, penalties and masks, in place. Returns whether a mask was applied."""
+        """Bias, penalties and masks, in place. Returns whether there were any."""
         state = self._state
+        touched = False
         if rows := _rows_in(state.bias, slots):
+            touched = True
             bias = np.concatenate([state.bias[slots[row]][1] for row in rows])
             at = self._entries(rows, [state.bias[slots[row]][0] for row in rows])
             add_bias(logits, at, self._tensor(bias))
         if rows := _rows_in(state.counts, slots):
+            touched = True
             seen = [state.counts[slots[row]].followed_by(ahead[row] if ahead else ()) for row in rows]
             at = self._entries(rows, [token_ids for token_ids, _ in seen])
             penalise(logits, at, self._penalties([slots[row] for row in rows], [counts for _, counts in seen]))
@@ -235,7 +253,7 @@ class Sampler:
         held = [row for row in _rows_in(state.held, slots) if positions[row] < state.held[slots[row]].until]
         if held:
             forbid(logits, self._entries(held, [state.held[slots[row]].token_ids for row in held]))
-        return bool(allowed or held)
+        return bool(touched or allowed or held)
 
     def _penalties(self, slots: list[int], counts: list[NDArray[np.float64]]) -> Penalties:
         """Of the entries of rows of these slots, in the same order. counts: of each row's entries."""
@@ -247,30 +265,15 @@ class Sampler:
             presence=self._tensor(np.repeat(state.presence[slots], sizes)),
         )
 
-    def _draw(self, prepared: PreparedRows, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Random tokens of these rows. Overwrites their logits where they are all."""
-        slots = prepared.slots[rows]
-        temperature, cut = self._shaping(slots)
-        noise = self.noise(slots, prepared.positions[rows], Purpose.TOKEN)
-        drawn = [
-            choose(scale(self._pick(prepared.logits, rows, part), temperature[part]), cut.rows(part), noise[part])
-            for part in parts(len(rows), rows_at_once(prepared.logits))
-        ]
-        return torch.cat(drawn).numpy(force=True)
-
-    def _pick(self, logits: Tensor, rows: NDArray[np.int64], part: slice = _ALL) -> Tensor:
-        """logits[rows[part]], without a copy where rows are all."""
-        return logits[part] if len(rows) == len(logits) else logits[self._tensor(rows[part])]
-
-    def _shaping(self, slots: NDArray[np.int64]) -> tuple[Tensor, Truncation]:
-        """Temperature, and what is to be cut off, of rows of these slots."""
+    def _shaping(self, slots: NDArray[np.int64]) -> Shaping:
+        """Of rows of these slots."""
         state = self._state
-        cut = Truncation(
-            min_p=self._tensor(state.min_p[slots]),
-            top_k=self._tensor(state.top_k[slots]),
-            top_p=self._tensor(state.top_p[slots]),
+        return Shaping(
+            temperature=state.temperature[slots],
+            min_p=state.min_p[slots],
+            top_k=state.top_k[slots],
+            top_p=state.top_p[slots],
         )
-        return self._tensor(state.temperature[slots]), cut
 
     def _entries(self, rows: list[int], token_ids: list[NDArray[np.int64]]) -> Entries:
         sizes = [len(each) for each in token_ids]
@@ -287,10 +290,9 @@ def _rows_in(mapping: Mapping[int, object], slots: Sequence[int]) -> list[int]:
     return [row for row, slot in enumerate(slots) if slot in mapping] if mapping else []
 
 
-def _without_finite_maximum(logits: Tensor) -> list[int]:
-    """Rows, among them those with a NaN anywhere. Logits of -inf are tokens that cannot be chosen."""
-    rows: list[int] = (~logits.amax(-1).isfinite()).nonzero()[:, 0].tolist()
-    return rows
+def _without_token(best: NDArray[np.int64]) -> list[int]:
+    """Rows in which nothing can be chosen."""
+    return [row for row, token_id in enumerate(best.tolist()) if token_id == NO_TOKEN]
 
 
 def _nothing_left(position: int) -> str:

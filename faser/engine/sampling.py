@@ -20,6 +20,12 @@ from torch.nn.functional import pad
 from faser.engine.ranking import leading
 
 MASS_ONE = 2.0**52
+_LOWEST = -60.0  # nats; a token that far below the most likely one has a mass of 0
+_LOG2_E = 1.44269504
+_LN2_HIGH = 0.693145751953125  # ln 2 in two parts of 16 bits: their products with an exponent are exact
+_LN2_LOW = 49087 * 2.0**-35
+_WEIGHT_TERMS = (8.312521e-3, 4.189016e-2, 0.16667114, 0.4999923, 1.0, 1.0)  # least relative error, 1.1e-7
+_WEIGHT_ONE = 2.0**32  # units in which weights are summed: whole numbers, so this sum is exact too
 _NUM_LEADING = 64  # a typical nucleus fits; taking them costs less than two passes over the vocabulary
 _BUCKETS_PER_NAT = 64.0
 _NUM_BUCKETS = 2048  # the last one takes all that is more than 32 nats below the most likely token
@@ -82,7 +88,27 @@ def _exceeding(masses: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
 
 def token_masses(scaled: Tensor) -> Tensor:
     """Probabilities [R, V] float32 in units of 2**-52, rounded down to whole numbers. scaled: from `scale`."""
-    return scaled.softmax(-1).mul_(MASS_ONE).floor_()
+    weights = _weights(scaled)
+    total = (weights * _WEIGHT_ONE).floor_().sum(-1, dtype=torch.float64)
+    return weights.mul_((MASS_ONE * _WEIGHT_ONE / total).float()[:, None]).floor_()
+
+
+def _weights(scaled: Tensor) -> Tensor:
+    """exp(scaled) [R, V] float32, the same bits on every machine and in the native kernels (kernels/native).
+
+    Multiplications and additions that are rounded one by one, in this order: libraries' exponentials differ.
+    """
+    nats = scaled.clamp(min=_LOWEST)
+    exponent = (nats * _LOG2_E).round_()
+    nats.sub_(exponent, alpha=_LN2_HIGH).sub_(exponent, alpha=_LN2_LOW)
+    first, *others = _WEIGHT_TERMS
+    powers = nats * first
+    for term in others[:-1]:
+        powers.add_(term).mul_(nats)
+    powers.add_(others[-1])
+    bits = powers.view(torch.int32)
+    bits.add_(exponent.int(), alpha=1 << 23)
+    return powers
 
 
 def kept_masses(scaled: Tensor, cut: Truncation) -> Tensor:

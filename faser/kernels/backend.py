@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from faser.kernels.token_choice import TokenChoice
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLayout:
@@ -75,13 +77,35 @@ AttentionPlan = Any
 
 
 class Backend(Protocol):
-    """Arithmetic of one device. One instance serves one runner and one thread at a time."""
+    """Arithmetic of one device. One instance serves one thread at a time, and all runners that take turns."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def token_choice(self) -> TokenChoice | None:
+        """Kernels that choose tokens from logits; None where there are none, and tensor operations have to do."""
+        ...
+
+    def use(self, cores: tuple[int, ...] | None) -> None:
+        """From the next call on, run with a thread on each of these cores; None: all threads, wherever they like.
+
+        Said by the thread that makes the calls. It is the first of the threads and is on the first core, or stays
+        anywhere among them: who divides the cores puts it there (Partition), and brings it back.
+
+        Raises ConfigError for cores that cannot be used.
+        """
+        ...
+
+    def beside(self) -> "Backend":
+        """Another instance on this device, for a runner that may run at the same time as those of this one.
+
+        Of two at the same time each must use cores of its own. Handles of one are as good as the other's.
+        """
+        ...
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
         """Prepare a product with weight [N, K] (and bias [N]) for `linear` and `embed`.

@@ -6,6 +6,7 @@ are in the step and however many threads there are. bfloat16 and float32; produc
 
 import ctypes
 import mmap
+import os
 import weakref
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from torch import Tensor
 from faser.errors import ConfigError
 from faser.kernels import native_library
 from faser.kernels.backend import AttentionShape, KvShape, RowLayout
+from faser.kernels.native_choice import NativeChoice
+from faser.kernels.native_pool import LanePools, NativePool, full_pool
 
 _DTYPES = {torch.float32: native_library.FLOAT32, torch.bfloat16: native_library.BFLOAT16}
 _MULTIPLE = 16  # tokens of a block and channels of a head come in groups of this many
@@ -68,19 +71,25 @@ class _Plan:
 
 
 class NativeBackend:
-    """See Backend. library: what native_build.library_path returned. num_threads: the caller's included."""
+    """See Backend. library: what native_build.library_path returned. num_threads: the caller's included.
 
-    def __init__(self, library: Path, *, num_threads: int) -> None:
+    full: threads of the full width to share; None: new ones.
+    """
+
+    def __init__(self, library: Path, *, num_threads: int, full: NativePool | None = None) -> None:
         if num_threads < 1:
             raise ConfigError(f"the native backend needs at least 1 thread, not {num_threads}")
         self.device = torch.device("cpu")
         self.name = "native"
         self.num_threads = num_threads
+        self._path = library
         self._library = native_library.load(library)
-        self._pool: int = self._library.faser_pool_new(num_threads)
-        weakref.finalize(self, self._library.faser_pool_free, self._pool)
+        self._full = full_pool(self._library, num_threads) if full is None else full
+        self._pools = LanePools(self._library, self._full, frozenset(os.sched_getaffinity(0)))
+        self._pool = self._pools.use(None)  # address of the pool that calls run on
         self._slab = torch.empty(0, dtype=torch.uint8)  # what is left of the newest slab of weights
         self._heads: dict[AttentionShape, native_library.HeadsStruct] = {}
+        self.token_choice = NativeChoice(self._library, self._pools, self._pool)
         self._bind()
 
     def _bind(self) -> None:
@@ -91,6 +100,15 @@ class NativeBackend:
         self._silu_mul_call = library.faser_silu_mul
         self._rope_append_call = library.faser_rope_append
         self._attend_call = library.faser_attend
+
+    def use(self, cores: tuple[int, ...] | None) -> None:
+        """See Backend. Bits do not depend on it. A set of cores that was used before costs microseconds."""
+        self._pool = self._pools.use(cores)
+        self.token_choice.use(self._pool)
+
+    def beside(self) -> "NativeBackend":
+        """See Backend. At full width both have the same threads: idle ones of one never disturb the other."""
+        return NativeBackend(self._path, num_threads=self.num_threads, full=self._full)
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> _Linear:
         """See Backend. Raises ConfigError for dtypes but bfloat16 and float32, and for odd K in bfloat16."""

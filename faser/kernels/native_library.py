@@ -4,7 +4,7 @@ Mirrors the extern "C" parts of native/*.cpp, field by field. Knows nothing of t
 """
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 from faser.errors import ConfigError
@@ -45,10 +45,18 @@ class HeadsStruct(ctypes.Structure):
     _fields_ = (("num_heads", c_int64), ("scale", c_float), ("window", c_int64))
 
 
+class ChoiceStruct(ctypes.Structure):
+    """FaserChoice: addresses of arrays."""
+
+    _fields_ = tuple((name, c_void_p) for name in ("rows", "best", "temperature", "log_min_p", "top_k", "top_p"))
+
+
 # Names, argument types and result of every function, in the order of the C declarations.
-_P, _L, _I, _F = c_void_p, c_int64, c_int32, c_float
+_P, _L, _I, _F, _D = c_void_p, c_int64, c_int32, c_float, c_double
 _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_pool_new": ((_I,), _P),
+    "faser_pool_on": ((_P, _I), _P),
+    "faser_pool_rest": ((_P,), None),
     "faser_pool_free": ((_P,), None),
     "faser_read": ((_P, _P, _L), _F),
     "faser_packed_bytes": ((_L, _L, _I), _L),
@@ -59,6 +67,11 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_silu_mul": ((_P, _P, _L, _L, _L, _P, _L, _I), None),
     "faser_rope_append": ((_P, _P, _P, _L, _L, _P, _L, _P, _P, _P, _F), None),
     "faser_copy_blocks": ((_P, _P, _L), None),
+    "faser_best": ((_P, _P, _L, _L, _L, _P, _P), None),
+    "faser_draw": ((_P, _P, _L, _L, _P, _L, _P, _P), None),
+    "faser_nearest": ((_P, _P, _L, _L, _P, _L, _P, _D, _P, _P), None),
+    "faser_masses": ((_P, _P, _L, _L, _P, _L), None),
+    "faser_philox": ((_P, _P, _L, _P), None),
     "faser_plan_new": ((_P, _P, _P, _L, _L, _L, _L), _P),
     "faser_plan_free": ((_P,), None),
     "faser_attend": ((_P, _P, _P, _P, _L, _P, _L, _P, _L), None),

@@ -3,6 +3,7 @@
 Readable before fast. Its matrix products may give a row other bits in another batch, as torch's do.
 """
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from faser.kernels.backend import AttentionShape, KvShape, RowLayout
+from faser.kernels.token_choice import TokenChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,21 @@ class TorchBackend:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self.name = "torch"
+        self.token_choice: TokenChoice | None = None
+        self._width = torch.get_num_threads()
+
+    def use(self, cores: tuple[int, ...] | None) -> None:
+        """See Backend. torch keeps this number per thread, and starts its threads where the calling one may run.
+
+        So the caller of several cores is let onto all of them. Results may differ in the last bits, as between
+        batches: torch cuts its products differently for another number of threads.
+        """
+        torch.set_num_threads(self._width if cores is None else len(cores))
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
+
+    def beside(self) -> "TorchBackend":
+        return TorchBackend(self.device)
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> _Linear:
         return _Linear(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from faser.engine.ranking import argmax, first, first_and_lead, leading
+from faser.engine.ranking import best, first, first_and_lead, leading
 
 
 def tied_values(num_rows: int, width: int, num_levels: int) -> Tensor:
@@ -18,10 +18,12 @@ def ordered_ids(row: Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize("width", [1, 7, 256, 300, 1024])
-def test_argmax_is_the_lowest_id_of_the_largest_value(width: int) -> None:
+def test_the_best_is_the_lowest_id_of_the_largest_value(width: int) -> None:
     values = tied_values(20, width, 5)
 
-    assert argmax(values).tolist() == [ordered_ids(row)[0] for row in values]
+    token_ids, largest = best(values)
+    assert token_ids.tolist() == [ordered_ids(row)[0] for row in values]
+    assert torch.equal(largest, values.amax(-1))
 
 
 @pytest.mark.parametrize("num_levels", [1, 5, 1000])

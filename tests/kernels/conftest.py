@@ -1,4 +1,4 @@
-"""The native kernels, compiled once and kept between test runs."""
+"""Backends over the native kernels, which are compiled once and kept between test runs."""
 
 from pathlib import Path
 
@@ -6,14 +6,6 @@ import pytest
 
 from faser.kernels.native_backend import NativeBackend
 from faser.kernels.native_build import Isa, detect_isa, library_path
-
-
-@pytest.fixture(scope="session")
-def kernel_cache(request: pytest.FixtureRequest) -> Path:
-    """Named by what the sources hold, so a stale library is never found."""
-    cache = request.config.cache
-    assert cache is not None
-    return Path(cache.mkdir("native-kernels"))
 
 
 def runnable_isas() -> list[Isa]:

@@ -198,6 +198,16 @@ void faser_embed(Pool* pool, const FaserLinear* linear, const int64_t* ids, int6
 
 Pool* faser_pool_new(int32_t num_threads) { return new Pool(num_threads); }
 
+// cores: one for each thread, the caller's first. Null when a thread cannot be put on its core.
+Pool* faser_pool_on(const int32_t* cores, int32_t num_cores) {
+    Pool* pool = new Pool(num_cores, cores);
+    if (pool->placed()) return pool;
+    delete pool;
+    return nullptr;
+}
+
+void faser_pool_rest(Pool* pool) { pool->rest(); }
+
 void faser_pool_free(Pool* pool) { delete pool; }
 
 // Adds up `bytes` of memory as fast as it can be read; what the benchmark calls the read bandwidth.

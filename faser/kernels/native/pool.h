@@ -3,7 +3,7 @@
 // Pieces are claimed one by one, so a thread that the system has put aside delays nobody: the others take its
 // share, and the caller waits only for pieces already begun. (An OpenMP region waits for every thread at its
 // end; with a web server on the same cores that costs whole time slices.) Idle threads spin briefly, because the
-// next job of a step follows within microseconds, then sleep.
+// next job of a step follows within microseconds, then sleep; told to rest, they sleep at once.
 #pragma once
 
 #include <atomic>
@@ -13,6 +13,11 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
 
 namespace faser {
 
@@ -26,8 +31,12 @@ inline void relax() {
 
 class Pool {
   public:
-    explicit Pool(int num_threads) : num_threads_(num_threads) {
-        for (int i = 1; i < num_threads; i++) threads_.emplace_back([this] { serve(); });
+    // cores: one for each thread, the caller's first, which stays where its owner put it; null: the system decides.
+    explicit Pool(int num_threads, const int32_t* cores = nullptr) : num_threads_(num_threads) {
+        for (int i = 1; i < num_threads; i++) {
+            threads_.emplace_back([this] { serve(); });
+            if (cores != nullptr && !place(threads_.back(), cores[i])) placed_ = false;
+        }
     }
 
     ~Pool() {
@@ -41,6 +50,12 @@ class Pool {
 
     int num_threads() const { return num_threads_; }
 
+    // Whether every thread is on the core it was meant for.
+    bool placed() const { return placed_; }
+
+    // Nothing comes for a while: idle threads leave their cores to others now. The next job wakes them.
+    void rest() { resting_.store(true, std::memory_order_relaxed); }
+
     // Calls body(i) once for every i below pieces (at most 2^31), from several threads; returns when all are done.
     template <class Body>
     void run(int64_t pieces, const Body& body) {
@@ -51,6 +66,7 @@ class Pool {
         call_ = [](const void* context, int64_t i) { (*static_cast<const Body*>(context))(i); };
         context_ = &body;
         done_.store(0, std::memory_order_relaxed);
+        if (resting_.load(std::memory_order_relaxed)) resting_.store(false, std::memory_order_relaxed);
         ticket_.store(uint64_t(pieces) << 32);
         if (sleepers_.load() > 0) {
             { std::lock_guard<std::mutex> lock(mutex_); }
@@ -83,7 +99,8 @@ class Pool {
             auto deadline = Clock::now() + kSpin;
             for (int spins = 1; !open(ticket_.load(std::memory_order_relaxed)); spins++) {
                 relax();
-                if (spins % 64 == 0 && Clock::now() > deadline && !sleep()) return;
+                if (spins % 64 != 0) continue;
+                if ((resting_.load(std::memory_order_relaxed) || Clock::now() > deadline) && !sleep()) return;
             }
             work();
         }
@@ -98,6 +115,18 @@ class Pool {
         return !stopping_;
     }
 
+    static bool place(std::thread& thread, int core) {
+#if defined(__linux__)
+        if (core < 0 || core >= CPU_SETSIZE) return false;
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        CPU_SET(core, &set);
+        return pthread_setaffinity_np(thread.native_handle(), sizeof(set), &set) == 0;
+#else
+        return false;
+#endif
+    }
+
     static constexpr std::chrono::microseconds kSpin{200};  // longer than the Python between two kernels
     static constexpr int kPatience = 20000;                 // spins, about 0.2 ms, before the caller yields
 
@@ -105,9 +134,11 @@ class Pool {
     alignas(64) std::atomic<uint64_t> ticket_{0};
     alignas(64) std::atomic<int64_t> done_{0};
     alignas(64) std::atomic<int> sleepers_{0};
+    std::atomic<bool> resting_{false};
     void (*call_)(const void*, int64_t) = nullptr;
     const void* context_ = nullptr;
     bool stopping_ = false;
+    bool placed_ = true;
     std::mutex mutex_;
     std::condition_variable wake_;
     std::vector<std::thread> threads_;

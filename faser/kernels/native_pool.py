@@ -1,0 +1,75 @@
+"""The threads of the native kernels: one pool over the full width, and one for every set of cores asked for.
+
+Owns their lives: made at first use, a few kept, ended with the last backend that holds them. Runs nothing itself.
+"""
+
+import ctypes
+import os
+import weakref
+
+import numpy as np
+
+from faser.errors import ConfigError
+
+_MOST_LANES = 8  # pools of pinned threads that are kept: both lanes of three shares, and some
+
+
+class NativePool:
+    """Some threads. address: of their Pool, freed with this object."""
+
+    __slots__ = ("__weakref__", "address")
+
+    def __init__(self, address: int, library: ctypes.CDLL) -> None:
+        self.address = address
+        weakref.finalize(self, _free, library, address, os.getpid())
+
+
+class LanePools:
+    """Pools for the calls of one backend, of which one is in use. full: unpinned; others may share it.
+
+    usable: the cores there are to choose from.
+    """
+
+    def __init__(self, library: ctypes.CDLL, full: NativePool, usable: frozenset[int]) -> None:
+        self._library = library
+        self._full = full
+        self._lanes: dict[tuple[int, ...], NativePool] = {}
+        self._using = full
+        self._usable = usable
+
+    def use(self, cores: tuple[int, ...] | None) -> int:
+        """Address of the pool from now on; the threads of the one before leave their cores to others at once.
+
+        cores: as Backend.use has them. Raises ConfigError for cores that this process cannot use.
+        """
+        pool = self._full if cores is None else self._lanes.get(cores) or self._new(cores)
+        if pool is not self._using:
+            self._library.faser_pool_rest(self._using.address)
+            self._using = pool
+        return pool.address
+
+    def _new(self, cores: tuple[int, ...]) -> NativePool:
+        if not cores or len(set(cores)) < len(cores) or not self._usable.issuperset(cores):
+            raise ConfigError(
+                f"a lane's cores are {list(cores)}; they must be distinct, at least one, and among the usable "
+                f"ones, {sorted(self._usable)}"
+            )
+        numbers = np.asarray(cores, dtype=np.int32)
+        address = self._library.faser_pool_on(numbers.ctypes.data, len(numbers))
+        if not address:
+            raise ConfigError(f"the system does not put threads on the cores {list(cores)}")
+        while len(self._lanes) >= _MOST_LANES:
+            del self._lanes[next(iter(self._lanes))]
+        pool = self._lanes[cores] = NativePool(address, self._library)
+        return pool
+
+
+def full_pool(library: ctypes.CDLL, num_threads: int) -> NativePool:
+    """num_threads threads, the caller's included, wherever the system likes them."""
+    return NativePool(library.faser_pool_new(num_threads), library)
+
+
+def _free(library: ctypes.CDLL, address: int, owner: int) -> None:
+    """A forked child has the pool's memory but not its threads: nobody would answer who waits for their end."""
+    if os.getpid() == owner:
+        library.faser_pool_free(address)
