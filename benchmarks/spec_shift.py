@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,15 @@ class Breakable:
         self._vocab_size = vocab_size
         self.broken = False
 
+    @property
+    def drafts_ahead(self) -> bool:
+        return self._drafter.drafts_ahead
+
     def start(self, start: SequenceStart) -> None:
         self._drafter.start(start)
 
-    def propose(self, plan: DraftPlan) -> Proposals:
-        proposals = self._drafter.propose(plan)
+    def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
+        proposals = self._drafter.propose(plan, until)
         return replace(proposals, drafts=tuple(map(self._spoilt, proposals.drafts))) if self.broken else proposals
 
     def commit(self, continuations: Sequence[Continuation]) -> None:

@@ -11,12 +11,14 @@ estimate would only know the drafts that looked good.
     accepted     yes    no                             x3 was never judged
 """
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from faser.engine.spec.calibration import LogisticCurve
+from faser.engine.spec.drift import Drift
 from faser.speculation import DRAFT_METHODS
 
 Ints = NDArray[np.int64]
@@ -24,15 +26,14 @@ Floats = NDArray[np.float64]
 
 _MODEL_METHODS = ("draft_model", "layer_skip")
 _PRIOR = {"draft_model": 0.7, "layer_skip": 0.7, "suffix": 0.6, "ngram": 0.5}
+_OF_METHOD = np.eye(len(DRAFT_METHODS))
 
 _SHRINK = 20.0  # a slot's own evidence weighs as much as everybody's once it has so many judged tokens
 _PRIOR_MASS = 8.0  # judged tokens that the prior is worth
 _SLOT_KEPT = 0.5 ** (1 / 60)  # of a slot's evidence after one more judged token of the same depth
 _ALL_KEPT = 0.5 ** (1 / 600)
-_DRIFT_LOGITS = 2.0  # a change of acceptance by so much is watched for
-_SLOT_ALARM, _ALL_ALARM = 8.0, 14.0  # log likelihood ratio: once in e^8 tokens, about, for no reason
 _DRIFT_LEAVES = 8.0  # judged tokens' worth of the evidence, once it is seen to be out of date
-_SEQUENCES_A_CURVE = 16  # of so many sequences every second step teaches the curves enough, of 32 every third
+_SEQUENCES_A_READING = 16  # of so many every two steps together teach what holds for all, of 32 every three
 _LEAST, _MOST = 0.005, 0.995
 _OFFSET_SHRINK = 6.0
 _LARGEST_OFFSET = 3.0
@@ -43,7 +44,7 @@ class Outcomes:
     """What became of one step's drafts. S sequences, no slot twice.
 
     slots, methods: [S]; methods index DRAFT_METHODS. drafted, verified, accepted: [S] tokens, in falling order of
-    size. confidences: [S, >= max(drafted)], as in Draft; what lies beyond drafted is ignored.
+    size. confidences: [S, K], as in Draft; what lies beyond drafted is ignored.
     """
 
     slots: Ints
@@ -53,9 +54,21 @@ class Outcomes:
     accepted: Ints
     confidences: Floats
 
+    def without(self, slot: int) -> "Outcomes":
+        """The others'."""
+        others = self.slots != slot
+        return Outcomes(
+            slots=self.slots[others],
+            methods=self.methods[others],
+            drafted=self.drafted[others],
+            verified=self.verified[others],
+            accepted=self.accepted[others],
+            confidences=self.confidences[others],
+        )
+
 
 class Acceptance:
-    """Estimates for num_slots slots and drafts of up to cap tokens.
+    """Estimates for num_slots slots and drafts of up to cap tokens, K.
 
     always_drafts: a draft is there whenever it is asked for (models), so it has no part in the expectation.
     method: whose prior a slot has before its first draft.
@@ -67,22 +80,30 @@ class Acceptance:
         self._cap = cap
         self._first_method = DRAFT_METHODS.index(method)
         self._always_drafts = always_drafts
+        self._upto: Floats = np.tri(cap + 1, cap, -1)  # line n: 1 for the first n depths, 0 for the others
         self.forget()
 
     def forget(self) -> None:
         """Start over, for running sequences too."""
         slots, methods, cap = self._num_slots, len(DRAFT_METHODS), self._cap
-        self._num_learnt = 0
         prior = np.array([_PRIOR[name] for name in DRAFT_METHODS])[:, None]
         self._method = np.full(slots, self._first_method, dtype=np.int64)
-        self._judged, self._accepted = np.zeros((slots, cap)), np.zeros((slots, cap))
-        self._all_judged = np.full((methods, cap), _PRIOR_MASS)
-        self._all_accepted = self._all_judged * prior
-        self._asked, self._offered = np.zeros((slots, cap)), np.zeros((slots, cap))
-        self._all_asked, self._all_offered = np.full(cap, _PRIOR_MASS), np.full(cap, _PRIOR_MASS / 2)
-        self._drift = np.zeros((slots + methods, 2))  # of slots, then methods: see _watch_drift
-        self._offset = np.zeros((slots, 2))  # decayed surprise of the curve and its weight
+        self._evidence = np.zeros((slots, 2, cap))  # tokens judged, tokens accepted
+        self._all_evidence = np.full((methods, 2, cap), _PRIOR_MASS)
+        self._all_evidence[:, 1] *= prior
+        self._asked = np.zeros((slots, 2, cap))  # tokens asked for, tokens that came
+        self._all_asked = np.full((2, cap), _PRIOR_MASS)
+        self._all_asked[1] /= 2
+        self._drift = Drift(slots, methods)
+        self._offset = np.zeros((slots + 1, 2))  # decayed surprise of the curve and its weight
+        self._leaning = np.zeros(slots + 1)  # logits by which a slot's tokens do better than the curve says
         self._curves = tuple(LogisticCurve(name, _PRIOR[name]) for name in DRAFT_METHODS)
+        self._unread: list[Outcomes] = []  # the newest steps, which have not yet taught what holds for all
+        self._num_read = 0  # steps before them
+        self._since = np.zeros(slots, dtype=np.int64)  # number of the first step of a slot's sequence
+        self._newest = 0  # the latest of them
+        self._usual = self._everybody()
+        self._shown: tuple[Ints, Floats] | None = None  # slots and what _by_depth last said of them
 
     @property
     def cap(self) -> int:
@@ -90,8 +111,11 @@ class Acceptance:
 
     def start(self, slot: int) -> None:
         """A new sequence: nothing is known of it but what holds for all."""
+        self._since[slot] = self._newest = self._num_read + len(self._unread)
+        self._shown = None
         self._method[slot] = self._first_method
-        for table in (self._judged, self._accepted, self._asked, self._offered, self._drift, self._offset):
+        self._drift.start(slot)
+        for table in (self._evidence, self._asked, self._offset, self._leaning):
             table[slot] = 0.0
 
     def release(self, slot: int) -> None:
@@ -102,20 +126,20 @@ class Acceptance:
         """[S, cap + 1]; column k: the chance that a draft has k tokens or more and the first k are accepted."""
         cap = self._cap if cap is None else cap
         found = np.ones((len(slots), cap + 1))
-        np.cumprod(self._by_depth(slots)[:, :cap], axis=1, out=found[:, 1:])
+        np.multiply.accumulate(self._by_depth(slots)[:, :cap], axis=1, out=found[:, 1:])
         if not self._always_drafts:
             found[:, 1:] *= self._available(slots)[:, :cap]
         return found
 
     def drafted_survival(self, slots: Ints, methods: Ints, lengths: Ints, confidences: Floats) -> Floats:
-        """[S, cap + 1], of drafts that are there, from their tokens' own confidences; 0 beyond lengths.
+        """[S, K + 1], of drafts that are there, from their tokens' own confidences; 0 beyond lengths.
 
         Arguments as in Outcomes.
         """
-        chances = self._by_confidence(slots, methods, self._wide(confidences))
-        chances *= np.arange(self._cap) < lengths[:, None]
+        chances = self._by_confidence(slots, methods, confidences)
+        chances *= self._upto[lengths]
         found = np.ones((len(slots), self._cap + 1))
-        np.cumprod(chances, axis=1, out=found[:, 1:])
+        np.multiply.accumulate(chances, axis=1, out=found[:, 1:])
         return found
 
     def calibration(self, method: str, slots: Ints | None = None) -> tuple[float, float]:
@@ -125,179 +149,224 @@ class Acceptance:
         """
         assert method in _MODEL_METHODS, f"{method} has no passes to stop"
         intercept, slope = self._curves[DRAFT_METHODS.index(method)].line()
-        leaning = 0.0 if slots is None or not len(slots) else float(self._leaning(slots).mean())
-        return intercept + leaning, slope
+        if slots is not None and len(slots):
+            intercept += float(np.add.reduce(self._leaning[slots])) / len(slots)
+        return intercept, slope
 
     def offered(self, slots: Ints, wished: Ints, drafted: Ints) -> None:
         """Of `wished` tokens asked for, `drafted` came: [S] each, wished >= drafted."""
         if self._always_drafts or not len(slots):
             return
-        depth = np.arange(self._cap)
-        asked, came = depth < wished[:, None], depth < drafted[:, None]
-        kept = np.where(asked, _SLOT_KEPT, 1.0)
-        self._asked[slots] = self._asked[slots] * kept + asked
-        self._offered[slots] = self._offered[slots] * kept + came
-        num_asked = asked.sum(axis=0)
-        kept_all = _ALL_KEPT**num_asked
-        self._all_asked = self._all_asked * kept_all + num_asked
-        self._all_offered = self._all_offered * kept_all + came.sum(axis=0)
+        came = self._upto[_pairs(wished, drafted)]
+        self._asked[slots] = self._asked[slots] * (1 - (1 - _SLOT_KEPT) * came[:, :1]) + came
+        of_all = np.add.reduce(came, axis=0)
+        self._all_asked *= _ALL_KEPT ** of_all[0]
+        self._all_asked += of_all
 
-    def learn(self, outcomes: Outcomes) -> None:
-        """Take one step's verdicts in. Sequences without a draft may be among them."""
-        slots, confidences = outcomes.slots, self._wide(outcomes.confidences)
-        if not len(slots):
+    def learn(self, *steps: Outcomes) -> None:
+        """Take verdicts in: of a step, or of several in their order, in which a slot had one sequence only.
+
+        Several at once forget less within them and see a change later by so much. Sequences without a draft may
+        be among them.
+        """
+        outcomes = joined(steps)
+        accepted, verified = outcomes.accepted, outcomes.verified
+        if not len(accepted):
             return
-        depth = np.arange(self._cap)
-        verified = outcomes.verified[:, None]
-        accepted = outcomes.accepted[:, None]
-        passed = depth < accepted
-        judged = (depth <= accepted) & (depth < verified)
+        counts = self._upto[_judged_and_passed(outcomes)]  # [S, 2, K]
+        cut = ((accepted == verified) & (verified < outcomes.drafted)).nonzero()[0]
+        if len(cut):
+            self._impute(outcomes, cut, counts)
+        slots, methods, of_slots = outcomes.slots, outcomes.methods, counts
+        if len(steps) > 1:
+            slots, methods, of_slots = self._by_slot(steps, counts)
         expected = self._by_depth(slots)
-        weight, good = judged.astype(np.float64), passed.astype(np.float64)
-        cut = (depth >= verified) & (depth < outcomes.drafted[:, None]) & (accepted == verified)
-        if cut.any():
-            imputed = self._by_confidence(slots, outcomes.methods, confidences)
-            reached = np.cumprod(np.where(cut, imputed, 1.0), axis=1)
-            good += cut * reached
-            weight[:, 1:] += cut[:, 1:] * reached[:, :-1]
-            weight[:, 0] += cut[:, 0]
-        if self._num_learnt % (1 + len(slots) // _SEQUENCES_A_CURVE) == 0:
-            self._learn_curves(outcomes, confidences, judged, passed)
-        self._num_learnt += 1
-        self._learn_counts(outcomes, weight, good)
-        self._watch_drift(outcomes, expected, weight, good.sum(axis=1))
-        with_draft = outcomes.drafted > 0
-        self._method[slots[with_draft]] = outcomes.methods[with_draft]
+        self._learn_counts(slots, outcomes.methods, counts, of_slots)
+        stale = self._drift.watch(slots, methods, expected, of_slots)
+        if stale is not None:
+            self._drop(*stale)
+        self._unread.extend(steps)
+        if len(self._unread) > len(slots) // _SEQUENCES_A_READING:
+            self._read()
+        if np.count_nonzero(self._method[outcomes.slots] != outcomes.methods):
+            with_draft = outcomes.drafted > 0
+            self._method[outcomes.slots[with_draft]] = outcomes.methods[with_draft]
+        self._shown = None
 
     def _by_depth(self, slots: Ints) -> Floats:
-        """[S, cap] acceptance by depth: own counts, shrunk to everybody's moved by how the slot leans."""
-        everybody = self._everybody()[self._method[slots]]
-        judged, accepted = self._judged[slots], self._accepted[slots]
-        mass = np.add.reduce(judged, axis=1) + _SHRINK
-        mean = np.add.reduce(everybody, axis=1) * (_SHRINK / self._cap)
-        own = (np.add.reduce(accepted, axis=1) + mean) / mass
-        usual = (np.einsum("sk,sk->s", judged, everybody) + mean) / mass
-        moved = everybody * (own * (1 - usual) / (usual * (1 - own)))[:, None]
-        moved /= moved + (1 - everybody)
-        moved *= _SHRINK
-        moved += accepted
-        judged += _SHRINK
-        moved /= judged
-        return _within(moved)
+        """[S, K] acceptance by depth: own counts, shrunk to everybody's moved by how the slot leans. Read only."""
+        if self._shown is not None and self._shown[0] is slots:
+            return self._shown[1]
+        cap, usual_of_all = self._cap, self._usual[self._method[slots]]
+        everybody, against, mean = usual_of_all[:, :cap], usual_of_all[:, cap:-1], usual_of_all[:, -1]
+        evidence = self._evidence[slots]
+        judged, accepted = evidence[:, 0], evidence[:, 1]
+        mass, own = np.add.reduce(evidence, axis=2).T
+        mass += _SHRINK
+        own += mean
+        usual = np.einsum("sk,sk->s", judged, everybody)
+        usual += mean
+        odds = (own * (mass - usual) / (usual * (mass - own)))[:, None]
+        found: Floats = odds * _SHRINK / (odds + against)
+        found += accepted
+        found /= judged + _SHRINK
+        self._shown = slots, _within(found)
+        return found
 
     def _everybody(self) -> Floats:
-        """[methods, cap] acceptance by depth of all slots, shrunk to the mean over depths."""
-        mean = self._all_accepted.sum(axis=1) / self._all_judged.sum(axis=1)
-        found = (self._all_accepted + _PRIOR_MASS * mean[:, None]) / (self._all_judged + _PRIOR_MASS)
-        return _within(found)
+        """[methods, 2 K + 1] of all slots: acceptance by depth, shrunk to its mean; the odds against it.
+
+        The last column is what _SHRINK tokens spread over all depths would bring.
+        """
+        cap, evidence = self._cap, self._all_evidence
+        judged, accepted = np.add.reduce(evidence, axis=2).T
+        found = np.empty((len(evidence), 2 * cap + 1))
+        chances = found[:, :cap]
+        np.add(evidence[:, 1], (_PRIOR_MASS * accepted / judged)[:, None], out=chances)
+        chances /= evidence[:, 0] + _PRIOR_MASS
+        _within(chances)
+        np.divide(1 - chances, chances, out=found[:, cap:-1])
+        found[:, -1] = np.add.reduce(chances, axis=1) * (_SHRINK / cap)
+        return found
 
     def _available(self, slots: Ints) -> Floats:
-        """[S, cap] chance that a draft has at least 1, 2, … tokens; never rises with depth."""
-        everybody = self._all_offered / self._all_asked
-        found = (self._offered[slots] + _SHRINK * everybody) / (self._asked[slots] + _SHRINK)
-        return np.minimum.accumulate(found, axis=1)
+        """[S, K] chance that a draft has at least 1, 2, … tokens; never rises with depth."""
+        everybody = self._all_asked[1] / self._all_asked[0]
+        found = self._asked[slots]
+        chances = (found[:, 1] + _SHRINK * everybody) / (found[:, 0] + _SHRINK)
+        return np.minimum.accumulate(chances, axis=1)
 
     def _by_confidence(self, slots: Ints, methods: Ints, confidences: Floats) -> Floats:
-        """[S, cap] acceptance given confidence and depth, moved by how the slot leans."""
-        logits = np.empty_like(confidences)
-        for method in _present(methods):
-            chosen = methods == method
-            logits[chosen] = self._curves[method].logits(confidences[chosen])
-        logits += self._leaning(slots)[:, None]
+        """[S, K] acceptance given confidence and depth, moved by how the slot leans."""
+        present = _present(methods)
+        if len(present) == 1:
+            logits = self._curves[present[0]].logits(confidences)
+        else:
+            logits = np.empty_like(confidences)
+            for method in present:
+                chosen = methods == method
+                logits[chosen] = self._curves[method].logits(confidences[chosen])
+        logits += self._leaning[slots][:, None]
         np.negative(logits, out=logits)
         np.exp(logits, out=logits)
         logits += 1.0
         np.reciprocal(logits, out=logits)
         return _within(logits)
 
-    def _leaning(self, slots: Ints) -> Floats:
-        """[S] logits by which the slots' tokens do better than the curve of their method says."""
-        surprise, weight = self._offset[slots].T
-        found: Floats = np.clip(surprise / (weight + _OFFSET_SHRINK), -_LARGEST_OFFSET, _LARGEST_OFFSET)
-        return found
+    def _impute(self, outcomes: Outcomes, cut: Ints, counts: Floats) -> None:
+        """Add to counts what the tokens that were cut would have brought. cut: lines that lost tokens so."""
+        drafted, verified = outcomes.drafted[cut], outcomes.verified[cut]
+        missing = self._upto[drafted] - self._upto[verified]
+        chances = self._by_confidence(outcomes.slots[cut], outcomes.methods[cut], outcomes.confidences[cut])
+        reached = np.multiply.accumulate(np.where(missing, chances, 1.0), axis=1)
+        reached *= missing
+        counts[cut, 1] += reached
+        missing[:, 1:] *= np.where(missing[:, :-1], reached[:, :-1], 1.0)
+        counts[cut, 0] += missing
 
-    def _learn_curves(
-        self, outcomes: Outcomes, confidences: Floats, judged: NDArray[np.bool_], passed: NDArray[np.bool_]
-    ) -> None:
-        """Every method's curve by its judged tokens, and what the curve leaves unexplained by slot."""
-        for method in _present(outcomes.methods):
-            rows, depths = np.nonzero(judged & (outcomes.methods == method)[:, None])
+    def _read(self) -> None:
+        """Every method's curve by its judged tokens, and what the curve leaves unexplained by slot.
+
+        What sequences that have left did counts for nobody's slot: it is the last line's, which is nobody's.
+        """
+        outcomes = joined(self._unread)
+        ends = _judged_and_passed(outcomes)
+        slots = self._still_there(outcomes.slots)
+        self._num_read += len(self._unread)
+        self._unread.clear()
+        present = _present(outcomes.methods)
+        for method in present:
+            judged = self._upto[ends[:, 0]]
+            if len(present) > 1:
+                judged *= (outcomes.methods == method)[:, None]
+            rows, depths = judged.nonzero()
             if not len(rows):
                 continue
-            curve, slots = self._curves[method], outcomes.slots[rows]
-            features = curve.features(confidences[rows, depths], depths)
-            good = passed[rows, depths]
-            leaning = self._leaning(outcomes.slots)[rows]
-            surprise, weight = curve.surprise(features, good)
-            curve.learn(features, good, leaning)
-            kept = _SLOT_KEPT ** np.bincount(slots, minlength=self._num_slots)
-            self._offset *= kept[:, None]
-            self._offset[:, 0] += np.bincount(slots, surprise, self._num_slots)
-            self._offset[:, 1] += np.bincount(slots, weight, self._num_slots)
+            curve, lines = self._curves[method], slots[rows]
+            features = curve.features(outcomes.confidences[rows, depths], depths)
+            surprise, weight = curve.learn(features, depths < ends[rows, 1], self._leaning[lines])
+            num_lines = len(self._offset)
+            self._offset *= (_SLOT_KEPT ** np.bincount(lines, minlength=num_lines))[:, None]
+            self._offset[:, 0] += np.bincount(lines, surprise, num_lines)
+            self._offset[:, 1] += np.bincount(lines, weight, num_lines)
+        self._offset[-1] = 0.0
+        leaning = self._offset[:, 0] / (self._offset[:, 1] + _OFFSET_SHRINK)
+        self._leaning = np.minimum(np.maximum(leaning, -_LARGEST_OFFSET), _LARGEST_OFFSET)
+        self._usual = self._everybody()
 
-    def _learn_counts(self, outcomes: Outcomes, weight: Floats, good: Floats) -> None:
-        slots = outcomes.slots
-        kept = 1 - (1 - _SLOT_KEPT) * weight
-        self._judged[slots] = self._judged[slots] * kept + weight
-        self._accepted[slots] = self._accepted[slots] * kept + good
-        for method in _present(outcomes.methods):
-            chosen = outcomes.methods == method
-            num_judged = weight[chosen].sum(axis=0)
-            kept_all = _ALL_KEPT**num_judged
-            self._all_judged[method] = self._all_judged[method] * kept_all + num_judged
-            self._all_accepted[method] = self._all_accepted[method] * kept_all + good[chosen].sum(axis=0)
+    def _still_there(self, slots: Ints) -> Ints:
+        """The slots of the unread tokens; nobody's for those of sequences that have left."""
+        if self._newest <= self._num_read:
+            return slots
+        step = self._num_read + np.repeat(np.arange(len(self._unread)), [len(each.slots) for each in self._unread])
+        return np.where(step < self._since[slots], self._num_slots, slots)
 
-    def _watch_drift(self, outcomes: Outcomes, expected: Floats, weight: Floats, num_good: Floats) -> None:
-        """Drop most of the evidence that recent tokens contradict, of a slot or of a method.
+    def _by_slot(self, steps: Many[Outcomes], counts: Floats) -> tuple[Ints, Ints, Floats]:
+        """Slots that occur, [S], no slot twice; their newest methods, [S]; and their counts in all, [S, 2, K]."""
+        occurs = np.zeros(self._num_slots, dtype=np.bool_)
+        methods = np.zeros(self._num_slots, dtype=np.int64)
+        totals = np.zeros((self._num_slots, 2, self._cap))
+        first = 0
+        for each in steps:
+            last = first + len(each.slots)
+            occurs[each.slots] = True
+            methods[each.slots] = each.methods
+            totals[each.slots] += counts[first:last]
+            first = last
+        slots = occurs.nonzero()[0]
+        return slots, methods[slots], totals[slots]
 
-        Two cumulative sums a line (Page, Biometrika 41, 1954): the log likelihood ratio of the tokens judged, were
-        acceptance two logits lower, or higher, than expected; never below 0. Without it a text that turns from
-        prose to noise would be believed in for 30 tokens more.
-        """
-        deepest = int(outcomes.drafted.max())  # nothing was judged beyond
-        expected, weight = expected[:, :deepest], weight[:, :deepest]
-        ratios = np.empty((len(num_good), 2))
-        for side, logits in enumerate((-_DRIFT_LOGITS, _DRIFT_LOGITS)):
-            normal = np.log1p(expected * np.expm1(logits))
-            ratios[:, side] = logits * num_good - np.einsum("sk,sk->s", weight, normal)
-        by_method = np.zeros((len(DRAFT_METHODS), 2))
-        np.add.at(by_method, outcomes.methods, ratios)
-        lines = np.concatenate((outcomes.slots, self._num_slots + np.arange(len(DRAFT_METHODS))))
-        sums = np.maximum(self._drift[lines] + np.concatenate((ratios, by_method)), 0.0)
-        alarm = np.where(lines < self._num_slots, _SLOT_ALARM, _ALL_ALARM)
-        stale = sums.max(axis=1) > alarm
-        sums[stale] = 0.0
-        self._drift[lines] = sums
-        if stale.any():
-            self._forget(lines[stale])
+    def _learn_counts(self, slots: Ints, methods: Ints, counts: Floats, of_slots: Floats) -> None:
+        evidence = self._evidence[slots]
+        evidence *= 1 - (1 - _SLOT_KEPT) * of_slots[:, :1]
+        evidence += of_slots
+        self._evidence[slots] = evidence
+        of_methods = (_OF_METHOD[methods].T @ counts.reshape(len(counts), -1)).reshape(self._all_evidence.shape)
+        self._all_evidence *= _ALL_KEPT ** of_methods[:, :1]
+        self._all_evidence += of_methods
 
-    def _forget(self, lines: Ints) -> None:
-        """Leave _DRIFT_LEAVES judged tokens of what lines (slots, then methods) taught."""
-        slots, methods = lines[lines < self._num_slots], lines[lines >= self._num_slots] - self._num_slots
-        for judged, accepted, chosen in (
-            (self._judged, self._accepted, slots),
-            (self._all_judged, self._all_accepted, methods),
-        ):
-            mass = judged[chosen].sum(axis=1, keepdims=True)
-            left = _DRIFT_LEAVES / np.maximum(mass, _DRIFT_LEAVES)
-            judged[chosen] *= left
-            accepted[chosen] *= left
+    def _drop(self, slots: Ints, methods: Ints) -> None:
+        """Leave _DRIFT_LEAVES judged tokens of what slots and methods taught: it is out of date."""
+        for evidence, chosen in ((self._evidence, slots), (self._all_evidence, methods)):
+            mass = evidence[chosen, 0].sum(axis=1)
+            evidence[chosen] *= (_DRIFT_LEAVES / np.maximum(mass, _DRIFT_LEAVES))[:, None, None]
         self._offset[slots] = 0.0
+        self._leaning[slots] = 0.0
         for method in methods:
             self._curves[method].forget()
+            self._usual = self._everybody()
 
-    def _wide(self, confidences: Floats) -> Floats:
-        """[S, cap] of confidences [S, any width]; filled with 0."""
-        if confidences.shape[1] >= self._cap:
-            return confidences[:, : self._cap]
-        wide = np.zeros((len(confidences), self._cap))
-        wide[:, : confidences.shape[1]] = confidences
-        return wide
+
+def joined(steps: Many[Outcomes]) -> Outcomes:
+    """Of several steps one, whose slots recur."""
+    if len(steps) == 1:
+        return steps[0]
+    return Outcomes(
+        slots=np.concatenate([each.slots for each in steps]),
+        methods=np.concatenate([each.methods for each in steps]),
+        drafted=np.concatenate([each.drafted for each in steps]),
+        verified=np.concatenate([each.verified for each in steps]),
+        accepted=np.concatenate([each.accepted for each in steps]),
+        confidences=np.concatenate([each.confidences for each in steps]),
+    )
+
+
+def _judged_and_passed(outcomes: Outcomes) -> Ints:
+    """[S, 2] how many tokens of each draft were judged, and accepted."""
+    return _pairs(np.minimum(outcomes.accepted + 1, outcomes.verified), outcomes.accepted)
+
+
+def _pairs(first: Ints, second: Ints) -> Ints:
+    """[S, 2] of two [S]."""
+    found = np.empty((len(first), 2), dtype=np.int64)
+    found[:, 0] = first
+    found[:, 1] = second
+    return found
 
 
 def _present(methods: Ints) -> Ints:
     """Which methods occur."""
-    return np.flatnonzero(np.bincount(methods))
+    return np.bincount(methods).nonzero()[0]
 
 
 def _within(chances: Floats) -> Floats:

@@ -42,6 +42,8 @@ class LogisticCurve:
         self._prior_curvature = _PRIOR_CURVATURE[0] * spread + np.diag([_LEAST_CURVATURE, *_PRIOR_CURVATURE[1:]])
         self._curvature = np.zeros((3, 3))
         self._depth_sum, self._depth_count = 0.0, 1e-9
+        self._slope, self._line = slope, (intercept, slope)
+        self._by_depth: Floats = np.zeros(0)  # logits at feature 0, for as many depths as were last asked for
 
     def features(self, confidences: Floats, depths: Ints) -> Floats:
         """[T, 3] of T tokens; depths count from 0."""
@@ -53,48 +55,65 @@ class LogisticCurve:
 
     def logits(self, confidences: Floats) -> Floats:
         """[S, K] logits of acceptance of tokens at depth 0 … K - 1."""
-        found: Floats = self._feature(confidences) * self._weights[1]
-        found += self._weights[0] + self._weights[2] * _DEPTH_SCALE * np.arange(confidences.shape[1])
+        found: Floats = self._feature(confidences) * self._slope
+        num_depths = found.shape[1]
+        if len(self._by_depth) != num_depths:
+            self._by_depth = self._weights[0] + self._weights[2] * _DEPTH_SCALE * np.arange(num_depths)
+        found += self._by_depth
         return found
 
     def line(self) -> tuple[float, float]:
         """(intercept, slope) over the confidence itself, at the usual depth. Margins only."""
-        depth = self._depth_sum / self._depth_count
-        return float(self._weights[0] + self._weights[2] * _DEPTH_SCALE * depth), float(self._weights[1])
+        return self._line
 
-    def surprise(self, features: Floats, good: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """[T] outcome less what the curve expected, and the variance that it expected."""
-        chances = _sigmoid(features @ self._weights)
-        return good - chances, chances * (1 - chances)
+    def learn(self, features: Floats, good: NDArray[np.bool_], leaning: Floats) -> tuple[Floats, Floats]:
+        """T judged tokens. leaning: [T] logits that are their sequences' own and not the curve's.
 
-    def learn(self, features: Floats, good: NDArray[np.bool_], leaning: Floats) -> None:
-        """T judged tokens. leaning: [T] logits that are their sequences' own and not the curve's."""
-        chances = _sigmoid(features @ self._weights + leaning)
+        Returns [T] outcome less what the curve by itself expected, and the variance that it expected.
+        """
+        logits = np.empty((2, len(good)))
+        np.matmul(features, self._weights, out=logits[0])
+        np.add(logits[0], leaning, out=logits[1])
+        chances = _sigmoid(logits)
+        missed = good - chances
         spread = chances * (1 - chances)
-        self._curvature *= _KEPT ** len(good)
-        self._curvature += (features * spread[:, None]).T @ features
-        gradient = features.T @ (good - chances)
-        move = np.linalg.solve(self._curvature + self._prior_curvature, gradient)
-        longest = float(np.abs(features @ move).max())
+        kept = _KEPT ** len(good)
+        self._curvature *= kept
+        self._curvature += (features * spread[1][:, None]).T @ features
+        move = np.linalg.solve(self._curvature + self._prior_curvature, missed[1] @ features)
+        longest = float(np.maximum.reduce(np.abs(features @ move)))
         self._weights += move * min(1.0, _LONGEST_STEP / max(longest, 1e-12))
         self._weights[1] = max(self._weights[1], 0.0)  # more confidence is never less chance
-        self._depth_sum = self._depth_sum * _KEPT ** len(good) + float(features[:, 2].sum()) / _DEPTH_SCALE
-        self._depth_count = self._depth_count * _KEPT ** len(good) + len(good)
+        self._depth_sum = self._depth_sum * kept + float(np.add.reduce(features[:, 2])) / _DEPTH_SCALE
+        self._depth_count = self._depth_count * kept + len(good)
+        self._weigh()
+        return missed[0], spread[0]
 
     def forget(self) -> None:
         """Believe the past hardly more than a prior: it is out of date."""
         self._curvature *= min(1.0, _FORGOTTEN_CURVATURE / max(float(self._curvature[0, 0]), 1e-12))
 
+    def _weigh(self) -> None:
+        """What follows from the weights and is asked for every step."""
+        intercept, slope, fall = self._weights.tolist()
+        self._slope = slope
+        self._by_depth = self._by_depth[:0]
+        self._line = (intercept + fall * _DEPTH_SCALE * self._depth_sum / self._depth_count, slope)
+
     def _feature(self, confidences: Floats) -> Floats:
         match self._method:
             case "suffix":
-                inside = np.clip(confidences, _EDGE, 1 - _EDGE)
+                inside = np.minimum(np.maximum(confidences, _EDGE), 1 - _EDGE)
                 return np.asarray(np.log(inside / (1 - inside)))
             case "ngram":
                 return np.asarray(np.log(np.maximum(confidences, 1.0)))
             case _:
-                return np.clip(confidences, -_LARGEST_MARGIN, _LARGEST_MARGIN)
+                return np.minimum(np.maximum(confidences, -_LARGEST_MARGIN), _LARGEST_MARGIN)
 
 
 def _sigmoid(logits: Floats) -> Floats:
-    return np.asarray(1 / (1 + np.exp(-logits)))
+    """In place."""
+    np.negative(logits, out=logits)
+    np.exp(logits, out=logits)
+    logits += 1.0
+    return np.reciprocal(logits, out=logits)

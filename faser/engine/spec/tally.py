@@ -1,11 +1,13 @@
 """What speculation did, in counters: by slot for the request's summary, in all for the metrics.
 
-Arrays that take in a whole step at once. Knows neither policies nor sequences; a slot is a line of the arrays.
+A step only notes down its arrays; the counters take in many steps at once, before anybody reads them. Knows
+neither policies nor sequences; a slot is a line of the arrays.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
+from faser.engine.spec.acceptance import Outcomes, joined
 from faser.speculation import DEFAULT_CLASS, DRAFT_METHODS
 from faser.types import MethodStats, SpeculationStats, SpeculationSummary
 
@@ -14,6 +16,7 @@ Floats = NDArray[np.float64]
 
 _STEPS, _GAMMA_SUM, _DRAFTS, _DRAFTED, _PRUNED, _VERIFIED, _ACCEPTED = range(7)
 _COLUMNS = 7
+_MOST_NOTED = 64  # steps
 
 
 class Tally:
@@ -32,8 +35,12 @@ class Tally:
         self._methods: Ints = np.zeros((len(DRAFT_METHODS), _COLUMNS), dtype=np.int64)
         self._expected: Floats = np.zeros(len(DRAFT_METHODS))
         self._accepted_per_position: Ints = np.zeros(cap, dtype=np.int64)
+        self._upto = np.tri(cap + 1, cap, -1, dtype=np.int64)  # line n: 1 for the first n depths, 0 for the others
+        self._plain: list[Ints] = []
+        self._drafted: list[tuple[Outcomes, Floats]] = []
 
     def start(self, slot: int, class_name: str) -> None:
+        self._settle()
         self._class_of[slot] = self._classes.index(class_name)
         self._lines[slot] = 0
         self._depths[slot] = 0
@@ -42,6 +49,7 @@ class Tally:
 
     def summary(self, slot: int, before: SpeculationSummary | None, policy: str) -> SpeculationSummary:
         """The line of a slot, added to what its sequence had before a preemption."""
+        self._settle()
         before = before or SpeculationSummary(policy=policy, accepted_per_position=(0,) * self._depths.shape[1])
         line = self._lines[slot].tolist()
         return SpeculationSummary(
@@ -59,39 +67,24 @@ class Tally:
 
     def release(self, slot: int) -> None:
         """The slot is given up."""
+        self._settle()
         if self._details is not None:
             del self._details[slot]
 
     def plain(self, slots: Ints) -> None:
         """A step brought each of these one token, without a draft."""
-        self._lines[slots, _STEPS] += 1
-        self._gammas[:, 0] += np.bincount(self._class_of[slots], minlength=len(self._classes))
+        self._plain.append(slots)
+        if len(self._plain) >= _MOST_NOTED:
+            self._settle()
 
-    def drafted(
-        self, slots: Ints, methods: Ints, lengths: Ints, kept: Ints, accepted: Ints, expected: Floats
-    ) -> None:
-        """A step judged drafts. All [S]; expected: accepted tokens that were predicted of the kept ones."""
-        lines = np.stack(
-            (np.ones_like(kept), kept, (kept > 0).astype(np.int64), lengths, lengths - kept, kept, accepted),
-            axis=-1,
-        )
-        self._lines[slots] += lines
-        reached = np.arange(self._depths.shape[1]) < accepted[:, None]
-        self._depths[slots] += reached
-        self._accepted_per_position += reached.sum(0)
-        if self._details is not None:
-            for slot, pair in zip(slots.tolist(), zip(kept.tolist(), accepted.tolist(), strict=True), strict=True):
-                if pair[0]:
-                    self._details[slot].append(pair)
-        for method in np.flatnonzero(np.bincount(methods)).tolist():
-            chosen = methods == method
-            self._methods[method] += lines[chosen].sum(0)
-            self._expected[method] += expected[chosen].sum()
-        width = self._gammas.shape[1]
-        cells = np.bincount(self._class_of[slots] * width + kept, minlength=self._gammas.size)
-        self._gammas += cells.reshape(self._gammas.shape)
+    def drafted(self, outcomes: Outcomes, survival: Floats) -> None:
+        """A step judged drafts. survival: [S, K + 1] as predicted; the verified tokens' was expected to come."""
+        self._drafted.append((outcomes, survival))
+        if len(self._drafted) >= _MOST_NOTED:
+            self._settle()
 
     def stats(self, policy: str, method: str) -> SpeculationStats:
+        self._settle()
         lines, expected = self._methods.tolist(), self._expected.tolist()
         return SpeculationStats(
             policy=policy,
@@ -111,3 +104,38 @@ class Tally:
             accepted_per_position=tuple(self._accepted_per_position.tolist()),
             gammas=tuple(zip(self._classes, map(tuple, self._gammas.tolist()), strict=True)),
         )
+
+    def _settle(self) -> None:
+        """Take in what was noted."""
+        if self._plain:
+            slots = np.concatenate(self._plain)
+            self._plain.clear()
+            self._lines[:, _STEPS] += np.bincount(slots, minlength=len(self._lines))
+            self._gammas[:, 0] += np.bincount(self._class_of[slots], minlength=len(self._classes))
+        if self._drafted:
+            noted = self._drafted
+            self._drafted = []
+            self._settle_drafted(noted)
+
+    def _settle_drafted(self, noted: list[tuple[Outcomes, Floats]]) -> None:
+        outcomes = joined([each for each, _ in noted])
+        slots, methods = outcomes.slots, outcomes.methods
+        lengths, kept, accepted = outcomes.drafted, outcomes.verified, outcomes.accepted
+        survival = np.concatenate([each for _, each in noted])
+        lines = np.stack(
+            (np.ones_like(kept), kept, (kept > 0).astype(np.int64), lengths, lengths - kept, kept, accepted),
+            axis=-1,
+        )
+        reached = self._upto[accepted]
+        np.add.at(self._lines, slots, lines)
+        np.add.at(self._depths, slots, reached)
+        np.add.at(self._methods, methods, lines)
+        np.add.at(self._expected, methods, (survival[:, 1:] * self._upto[kept]).sum(axis=1))
+        self._accepted_per_position += reached.sum(axis=0)
+        if self._details is not None:
+            for slot, num_kept, num_accepted in zip(slots.tolist(), kept.tolist(), accepted.tolist(), strict=True):
+                if num_kept:
+                    self._details[slot].append((num_kept, num_accepted))
+        width = self._gammas.shape[1]
+        cells = np.bincount(self._class_of[slots] * width + kept, minlength=self._gammas.size)
+        self._gammas += cells.reshape(self._gammas.shape)

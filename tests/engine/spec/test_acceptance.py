@@ -174,7 +174,7 @@ def test_confidence_is_learnt_to_mean_what_it_means() -> None:
     for margin in (0.0, 1.0, 3.0):
         expected = 1 / (1 + np.exp(1.0 - 0.8 * margin))
         assert 1 / (1 + np.exp(-intercept - slope * margin)) == pytest.approx(expected, abs=0.05)
-    survival = acceptance.drafted_survival(full(1, 0), full(1, 0), full(1, 2), np.array([[3.0, 0.0]]))
+    survival = acceptance.drafted_survival(full(1, 0), full(1, 0), full(1, 2), np.array([[3.0, 0.0, 0.0, 0.0]]))
     assert survival[0] == pytest.approx([1, 0.80, 0.80 * 0.27, 0, 0], abs=0.1)
 
 
@@ -184,7 +184,7 @@ def test_a_sequence_that_does_better_than_its_confidences_is_told_apart() -> Non
     for _ in range(300):
         chances = np.repeat([[0.95], [0.4]], CAP, axis=1)
         acceptance.learn(outcome([0, 1], run_lengths(rng, chances).tolist()))
-    lengths, margins = full(2, 1), np.full((2, 1), 2.0)
+    lengths, margins = full(2, 1), np.full((2, CAP), 2.0)
     good, bad = acceptance.drafted_survival(np.arange(2), full(2, 0), lengths, margins)[:, 1]
     assert good > 0.85
     assert bad < 0.6
@@ -230,3 +230,58 @@ def test_a_step_without_sequences_is_fine() -> None:
     acceptance.learn(outcome([], []))
     acceptance.offered(full(0, 0), full(0, 0), full(0, 0))
     assert acceptance.survival(full(0, 0)).shape == (0, CAP + 1)
+
+
+def random_step(rng: np.random.Generator, num_slots: int) -> Outcomes:
+    slots = rng.permutation(num_slots)[: rng.integers(1, num_slots + 1)]
+    drafted = rng.integers(0, CAP + 1, len(slots))
+    verified = np.minimum(drafted, rng.integers(0, CAP + 1, len(slots)))
+    accepted = np.minimum(run_lengths(rng, np.full((len(slots), CAP), 0.7)), verified)
+    margins = rng.exponential(3.0, (len(slots), CAP))
+    return Outcomes(
+        slots=slots,
+        methods=slots % 2,
+        drafted=drafted,
+        verified=verified,
+        accepted=accepted,
+        confidences=margins,
+    )
+
+
+def test_several_steps_at_once_teach_what_they_teach_one_by_one() -> None:
+    """All but how much is forgotten within them. Not every slot is in every step."""
+    rng = np.random.default_rng(8)
+    together, apart = model_acceptance(20), model_acceptance(20)
+    for _ in range(60):
+        steps = [random_step(rng, 20) for _ in range(4)]
+        together.learn(*steps)
+        for step in steps:
+            apart.learn(step)
+        everybody = np.arange(20)
+        assert together.survival(everybody) == pytest.approx(apart.survival(everybody), abs=0.05)
+        assert together.calibration("draft_model") == pytest.approx(apart.calibration("draft_model"), abs=0.15)
+
+
+def test_outcomes_without_a_slot_teach_nothing_about_it() -> None:
+    some, none = model_acceptance(2), model_acceptance(2)
+    both = outcome([1, 0], [0, CAP])
+    some.learn(both.without(0))
+    none.learn(outcome([1], [0]))
+    for slots in (np.array([0]), np.array([1])):
+        assert some.survival(slots) == pytest.approx(none.survival(slots))
+    assert both.without(0).without(1).slots.shape == (0,)
+
+
+def test_a_slots_last_sequence_leaves_its_next_one_no_leaning() -> None:
+    """Of thirty-two sequences every third step is read: what was noted before the change is another's."""
+    found = []
+    for luck in (0, CAP):
+        acceptance = model_acceptance(32)
+        accepted = [2] * 31
+        acceptance.learn(outcome([*range(32)], [luck, *accepted]))
+        acceptance.start(0)
+        for _ in range(5):
+            acceptance.learn(outcome([*range(32)], [2, *accepted]))
+        own = acceptance.calibration("draft_model", np.array([0]))[0]
+        found.append(own - acceptance.calibration("draft_model")[0])
+    assert found[0] == pytest.approx(found[1], abs=0.02)

@@ -122,6 +122,15 @@ def test_the_expected_optimum_is_within_two_per_cent_of_brute_force(seed: int) -
     assert choice.rate >= 0.98 * best_rate(costs, each, drafting=True)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_one_sequence_is_given_the_very_best_length(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    survival = np.concatenate(([1.0], rng.uniform(0.3, 0.99, 8).cumprod()))[None]
+    each, costs = candidates(survival), with_passes(staircase(rng))
+    choice = best_lengths(each, Objective(costs, each), costs)
+    assert rate(costs, each, choice.lengths) == pytest.approx(best_rate(costs, each, drafting=True))
+
+
 @pytest.mark.parametrize("step", [FLAT, CostTable(rows=(1, 64, 128, 1024), seconds=(0.02, 0.02, 0.04, 0.4))])
 def test_many_candidates_lose_little_to_the_coarse_cuts(step: CostTable) -> None:
     """Oracle: every number of tokens, one by one, at every depth; 32 sequences, 16 tokens each."""

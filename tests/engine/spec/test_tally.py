@@ -5,10 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from faser.engine.spec.acceptance import Outcomes
 from faser.engine.spec.tally import Tally
 from faser.speculation import DRAFT_METHODS
 from faser.types import SpeculationSummary
+
+Floats = NDArray[np.float64]
 
 CAP, NUM_SLOTS = 5, 6
 
@@ -42,6 +46,19 @@ def array(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.array(values, dtype=np.int64)
 
 
+def verdict(*, method: int, length: int, kept: int, accepted: int) -> tuple[Outcomes, Floats]:
+    """On slot 0; and what was expected of it."""
+    outcomes = Outcomes(
+        slots=array(0),
+        methods=array(method),
+        drafted=array(length),
+        verified=array(kept),
+        accepted=array(accepted),
+        confidences=np.zeros((1, CAP)),
+    )
+    return outcomes, np.zeros((1, CAP + 1))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_request_and_the_engine_count_what_each_step_did(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -52,14 +69,24 @@ def test_a_request_and_the_engine_count_what_each_step_did(seed: int) -> None:
     for slot, name in enumerate(names):
         tally.start(slot, name)
     by_method = {method: Counted() for method in DRAFT_METHODS}
-    for _ in range(40):
+    for step in range(100):
         drafting = random.permutation(NUM_SLOTS)[: random.integers(0, NUM_SLOTS)]
         plain = np.setdiff1d(np.arange(NUM_SLOTS), drafting)
         lengths = random.integers(0, CAP + 1, len(drafting))
         kept = random.integers(0, lengths + 1)
         accepted = random.integers(0, kept + 1)
         methods = random.integers(0, len(DRAFT_METHODS), len(drafting))
-        tally.drafted(drafting, methods, lengths, kept, accepted, np.full(len(drafting), 0.5))
+        tally.drafted(
+            Outcomes(
+                slots=drafting,
+                methods=methods,
+                drafted=lengths,
+                verified=kept,
+                accepted=accepted,
+                confidences=np.zeros((len(drafting), CAP)),
+            ),
+            np.full((len(drafting), CAP + 1), 0.5),
+        )
         tally.plain(plain)
         for slot, method, *three in zip(drafting, methods, lengths, kept, accepted, strict=True):
             counted[slot].add(*map(int, three))
@@ -68,6 +95,8 @@ def test_a_request_and_the_engine_count_what_each_step_did(seed: int) -> None:
         for slot in plain:
             counted[slot].add(0, 0, 0)
             gammas[names[slot]][0] += 1
+        if step == 30:
+            assert tally.summary(0, None, "faser") == counted[0].summary("faser")
 
     stats = tally.stats("faser", "auto")
     assert stats.gammas == tuple((name, tuple(counts)) for name, counts in gammas.items())
@@ -80,6 +109,7 @@ def test_a_request_and_the_engine_count_what_each_step_did(seed: int) -> None:
             sums["accepted"],
         )
         assert each.drafted == each.pruned + each.verified
+        assert each.expected == pytest.approx(0.5 * each.verified)
     assert stats.num_drafts == sum(each.sums["drafts"] for each in counted)
     assert stats.accepted_per_position == tuple(
         sum(depths) for depths in zip(*(c.depths for c in counted), strict=True)
@@ -91,7 +121,7 @@ def test_a_request_and_the_engine_count_what_each_step_did(seed: int) -> None:
 def test_a_preempted_sequence_keeps_its_counts() -> None:
     tally = Tally(2, CAP, ())
     tally.start(0, "default")
-    tally.drafted(array(0), array(2), array(4), array(3), array(2), np.zeros(1))
+    tally.drafted(*verdict(method=2, length=4, kept=3, accepted=2))
     before = tally.summary(0, None, "fixed")
     tally.release(0)
     tally.start(1, "default")
@@ -107,7 +137,7 @@ def test_a_preempted_sequence_keeps_its_counts() -> None:
 def test_a_slot_starts_from_zero_in_the_class_of_its_new_sequence() -> None:
     tally = Tally(1, CAP, ("batch",))
     tally.start(0, "batch")
-    tally.drafted(array(0), array(0), array(2), array(2), array(2), np.zeros(1))
+    tally.drafted(*verdict(method=0, length=2, kept=2, accepted=2))
     tally.release(0)
     tally.start(0, "default")
 
@@ -119,12 +149,12 @@ def test_a_slot_starts_from_zero_in_the_class_of_its_new_sequence() -> None:
 def test_details_list_every_draft_that_was_sent_across_a_preemption() -> None:
     tally = Tally(1, CAP, (), details=True)
     tally.start(0, "default")
-    tally.drafted(array(0), array(2), array(4), array(3), array(2), np.zeros(1))
-    tally.drafted(array(0), array(2), array(4), array(0), array(0), np.zeros(1))
+    tally.drafted(*verdict(method=2, length=4, kept=3, accepted=2))
+    tally.drafted(*verdict(method=2, length=4, kept=0, accepted=0))
     before = tally.summary(0, None, "fixed")
     tally.release(0)
     tally.start(0, "default")
-    tally.drafted(array(0), array(2), array(1), array(1), array(1), np.zeros(1))
+    tally.drafted(*verdict(method=2, length=1, kept=1, accepted=1))
 
     assert before.per_step == ((3, 2),)
     assert tally.summary(0, before, "fixed").per_step == ((3, 2), (1, 1))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.engine.cost_model import CostModel
-from faser.engine.spec.policies.objective import Choice, Objective
+from faser.engine.spec.policies.objective import Choice, Objective, best_prefixes
 from faser.engine.spec.policy import Candidates, Floats, Ints
 
 _MAX_CUTS = 96
@@ -21,13 +21,14 @@ CATCHUP_HORIZON = 64  # steps over which refilling a draft model's KV is spread
 
 def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel) -> Choice:
     """The lengths with the largest G among those that take the likeliest tokens first up to a common depth."""
-    num_sequences, num_columns = candidates.survival.shape
-    num_depths = num_columns - 1
-    there = np.flatnonzero((np.arange(num_depths) < candidates.limit[:, None]).ravel())
+    worths = candidates.survival[:, 1:] * candidates.weight[:, None]
+    if candidates.num_sequences == 1:
+        return best_prefixes(objective, worths, candidates.limit, _alone_s(candidates, costs))
+    num_sequences, num_depths = worths.shape
+    there = (np.arange(num_depths) < candidates.limit[:, None]).ravel().nonzero()[0]
     if not len(there):
         return Choice(lengths=np.zeros_like(candidates.limit), rate=objective.plain_rate)
-    worth = (candidates.survival[:, 1:] * candidates.weight[:, None]).ravel()[there]
-    there, worth = _best_first(there, worth)
+    there, worth = _best_first(there, worths.ravel()[there])
     cuts, cut_of = _cuts(len(there))
     depth = there % num_depths
     num_cuts = len(cuts)
@@ -53,6 +54,15 @@ def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel)
     taken = taken[depth[: cuts[best]] <= deepest]
     lengths = np.bincount(taken // num_depths, minlength=num_sequences)
     return Choice(lengths=lengths, rate=float(rates[deepest, best]))
+
+
+def _alone_s(candidates: Candidates, costs: CostModel) -> Floats:
+    """[limit + 1] seconds in which one sequence drafts 0, 1, … tokens: every one is a pass."""
+    seconds: Floats = np.arange(int(candidates.limit[0]) + 1, dtype=np.float64) * costs.pass_s(1)
+    seconds[1:] += costs.text_s(1)
+    if candidates.lag[0]:
+        seconds[1:] += costs.catchup_s(candidates.lag) / CATCHUP_HORIZON
+    return seconds
 
 
 def _best_first(there: Ints, worth: Floats) -> tuple[Ints, Floats]:

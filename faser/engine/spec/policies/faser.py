@@ -36,11 +36,11 @@ class Faser:
         self._on = False
         self._since_switch = _DWELL_STEPS
         self._rate = 0.0  # G that the last lengths were chosen for
-        self._num_chosen = 0  # tokens that they were in all, before they were deepened
+        self._row_price = 0.0  # that G in the time of a row of theirs, before they were deepened
         self._brought = 2 * _SWITCH_ON  # G with drafts from text over G without, as keep() saw it lately
 
     def lengths(self, candidates: Candidates) -> Ints:
-        if not candidates.limit.any():
+        if not np.count_nonzero(candidates.limit):
             return np.zeros_like(candidates.limit)
         objective = Objective(self._costs, candidates)
         if self._costs.has_passes:
@@ -53,8 +53,8 @@ class Faser:
             choice = best_prefixes(objective, worth, candidates.limit, looking_s)
             self._switch(self._text_gain(candidates, choice, objective))
             wanted = candidates.limit
-        self._rate = choice.rate
-        self._num_chosen = int(choice.lengths.sum())
+        num_chosen = int(np.add.reduce(choice.lengths))
+        self._rate, self._row_price = choice.rate, choice.rate * objective.row_s(0, max(num_chosen, 1))
         lengths = wanted if self._on else np.zeros_like(candidates.limit)
         return self._probes.add(candidates, lengths, objective, self._costs)
 
@@ -66,11 +66,11 @@ class Faser:
         """
         if not self._costs.has_passes or not self._on:
             return None
-        objective = Objective(self._costs, candidates)
-        row_price = self._rate * objective.row_s(0, max(self._num_chosen, 1))
-        usual = float(candidates.survival[:, 1].mean())
-        going = np.arange(1, len(lengths) + 1)
-        pass_prices = (self._rate * self._costs.pass_s(going) + going * row_price) / usual - going * row_price
+        count, row_price = len(lengths), self._row_price
+        usual = float(np.add.reduce(candidates.survival[:, 1])) / count
+        going = np.arange(1, count + 1)
+        pass_prices = self._costs.pass_s(going) * (self._rate / usual)
+        pass_prices += going * (row_price / usual - row_price)
         intercept, slope = self._acceptance.calibration(self._method, candidates.slots)
         return StopRule(
             row_price=row_price, pass_prices=tuple(pass_prices.tolist()), intercept=intercept, slope=slope
@@ -97,18 +97,22 @@ class Faser:
         Only where one more token each would pay if it were half way from its expected survival to certain, and
         not before a bend of the step time: the rule has one price for all rows.
         """
-        drafting = choice.lengths > 0
-        count, chosen = int(drafting.sum()), int(choice.lengths.sum())
+        drafting = choice.lengths.nonzero()[0]
+        count = len(drafting)
         if not count:
             return choice.lengths
+        lengths, limit = choice.lengths[drafting], candidates.limit[drafting]
+        chosen = int(np.add.reduce(lengths))
         row_s = objective.row_s(chosen, chosen + count)
-        next_depth = np.minimum(choice.lengths + 1, candidates.limit)[drafting]
-        hoped = (1 + float(candidates.survival[drafting, next_depth].mean())) / 2
+        hoped = (
+            1 + float(np.add.reduce(candidates.survival[drafting, np.minimum(lengths + 1, limit)])) / count
+        ) / 2
         price = choice.rate * (row_s + self._costs.pass_s(count) / count)
         if price > hoped or row_s > _BEND * objective.row_s(0, chosen):
             return choice.lengths
-        deeper = choice.lengths + np.maximum(_DEEPER, choice.lengths // 2)
-        return np.where(drafting, np.minimum(deeper, candidates.limit), 0)
+        found = np.zeros_like(choice.lengths)
+        found[drafting] = np.minimum(lengths + np.maximum(_DEEPER, lengths // 2), limit)
+        return found
 
     def _text_gain(self, candidates: Candidates, choice: Choice, objective: Objective) -> float:
         """G with look-ups over G without: expected, or brought lately if that is more.
@@ -119,7 +123,7 @@ class Faser:
         """
         drafting_s = self._costs.text_s(candidates.num_sequences)
         lately = self._brought * objective.plain_s / (objective.plain_s + drafting_s)
-        num_drafted = np.arange(int(candidates.limit.sum()) + 1)
-        certain = objective.worth + float(candidates.weight.max()) * num_drafted
-        possible = float((certain / (objective.verify_s(num_drafted) + drafting_s)).max())
+        most = int(np.add.reduce(candidates.limit))
+        certain = objective.worth + float(candidates.weight.max()) * np.arange(most + 1)
+        possible = float((certain / (objective.verify_upto_s(most) + drafting_s)).max())
         return max(choice.rate, min(lately * objective.plain_rate, possible)) / objective.plain_rate

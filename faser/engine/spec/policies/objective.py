@@ -7,9 +7,11 @@ step as it is, and the rest of the step counts as one that only decodes. Else ev
 look cheap.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from faser.engine.cost_model import CostModel
 from faser.engine.spec.policy import Candidates, Floats, Ints
@@ -22,7 +24,7 @@ class Objective:
 
     def __init__(self, costs: CostModel, candidates: Candidates) -> None:
         decodes = candidates.num_sequences + candidates.other_sequences
-        self.worth = float(candidates.weight.sum()) + candidates.other_sequences
+        self.worth = float(np.add.reduce(candidates.weight)) + candidates.other_sequences
         self.plain_s = costs.step_s(decodes, candidates.kv_tokens)
         self._costs = costs
         self._kv_tokens = candidates.kv_tokens
@@ -40,10 +42,17 @@ class Objective:
         seconds += self.plain_s - self._rows_s
         return seconds
 
+    def verify_upto_s(self, most: int) -> Floats:
+        """[most + 1] seconds of the step with 0 … most drafted tokens among its rows."""
+        seconds = self._costs.steps_s(self._rows, self._rows + most, self._kv_tokens)
+        seconds += self.plain_s - self._rows_s
+        return seconds
+
     def row_s(self, first: int, last: int) -> float:
         """Seconds a row between first and last drafted tokens adds, on average; last > first."""
-        before, after = self.verify_s(np.array([first, last])).tolist()
-        return float(after - before) / (last - first)
+        before = self._costs.step_s(self._rows + first, self._kv_tokens)
+        after = self._costs.step_s(self._rows + last, self._kv_tokens)
+        return (after - before) / (last - first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,26 +63,38 @@ class Choice:
     rate: float
 
 
-def best_prefixes(objective: Objective, values: Floats, lengths: Ints, sunk_s: float = 0.0) -> Choice:
+def best_prefixes(objective: Objective, values: Floats, lengths: Ints, beside_s: float | Floats = 0.0) -> Choice:
     """How many of each sequence's drafted tokens to verify, so that G is largest; exact.
 
     values: [S, K] worth of the k-th token, falling in k (its survival times a weight). lengths: [S] tokens that
-    are there. sunk_s: seconds of the step already spent. The best tokens of all sequences come first, and since
-    values fall they are prefixes; every number of them is tried, for time is a staircase.
+    are there, N in all. beside_s: seconds that the step takes beside, or [N + 1] for every number of tokens. The
+    best tokens of all sequences come first, and since values fall they are prefixes; every number of them is
+    tried, for time is a staircase.
     """
-    num_columns = values.shape[1]
-    there = np.flatnonzero((np.arange(num_columns) < lengths[:, None]).ravel())
-    if not len(there):
-        return Choice(lengths=np.zeros_like(lengths), rate=objective.worth / (objective.plain_s + sunk_s))
-    offered = values.ravel()[there]
-    order = np.argsort(-offered, kind="stable")
-    worth = np.empty(len(there) + 1)
+    offered, lines = _best_first(values, lengths)
+    worth = np.empty(len(offered) + 1)
     worth[0] = objective.worth
-    np.cumsum(offered[order], out=worth[1:])
-    worth[1:] += objective.worth
-    seconds = objective.verify_s(np.arange(len(there) + 1))
-    seconds += sunk_s
-    rates = worth / seconds
-    best = int(rates.argmax())
-    kept = np.bincount(there[order[:best]] // num_columns, minlength=len(lengths))
-    return Choice(lengths=kept, rate=float(rates[best]))
+    worth[1:] = offered
+    np.add.accumulate(worth, out=worth)
+    seconds = objective.verify_upto_s(len(offered))
+    seconds += beside_s
+    worth /= seconds
+    best = int(worth.argmax())
+    return Choice(lengths=np.bincount(lines[:best], minlength=len(lengths)), rate=float(worth[best]))
+
+
+def _best_first(values: Floats, lengths: Ints) -> tuple[Floats, Ints]:
+    """The values of the tokens that are there, falling, and whose each of them is."""
+    if len(lengths) == 1:
+        offered = values[0, : lengths[0]]
+        return offered, np.zeros(len(offered), dtype=np.int64)
+    lines, depths = (_upto(values.shape[1])[lengths]).nonzero()
+    offered = values[lines, depths]
+    order = (-offered).argsort(kind="stable")
+    return offered[order], lines[order]
+
+
+@functools.lru_cache(maxsize=8)
+def _upto(num_depths: int) -> NDArray[np.bool_]:
+    """Line n: the first n depths. Read only."""
+    return np.tri(num_depths + 1, num_depths, -1, dtype=np.bool_)

@@ -33,11 +33,13 @@ class Probes:
         """lengths with probes for those that are due, cheapest first, as far as the account allows."""
         self._step += 1
         self._saved_s = min(self._saved_s + _SHARE * objective.plain_s, _SAVED_STEPS * _SHARE * objective.plain_s)
-        self._cover(candidates.slots)
         idle = (lengths == 0) & (candidates.limit > 0)
-        if not idle.any():
-            self._due[candidates.slots] = _NO_WAIT
+        if not np.count_nonzero(idle):
+            if np.count_nonzero(self._due):
+                self._cover(candidates.slots)
+                self._due[candidates.slots] = _NO_WAIT
             return lengths
+        self._cover(candidates.slots)
         due = self._plan(candidates, idle)
         if not len(due) or self._step < self._closed_until:
             return lengths

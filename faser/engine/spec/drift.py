@@ -1,0 +1,51 @@
+"""Whether acceptance has changed lately, by slot and by method. No torch.
+
+Two cumulative sums a line (Page, Biometrika 41, 1954): the log likelihood ratio of the tokens judged, were
+acceptance two logits lower, or higher, than expected; never below 0. Without it a text that turns from prose to
+noise would be believed in for 30 tokens more. Knows neither the estimates nor what follows from an alarm.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_LOGITS = np.array([-2.0, 2.0])  # changes of acceptance that are watched for
+_RISES = np.expm1(_LOGITS)[:, None, None]
+_SLOT_ALARM, _METHOD_ALARM = 8.0, 14.0  # log likelihood ratio: once in e^8 tokens, about, for no reason
+
+
+class Drift:
+    """Sums of num_slots slots and num_methods methods; an alarm starts its sums anew."""
+
+    def __init__(self, num_slots: int, num_methods: int) -> None:
+        self._of_slots = np.zeros((num_slots, 2))
+        self._of_methods = np.zeros((num_methods, 2))
+        self._is_method = np.eye(num_methods)
+
+    def start(self, slot: int) -> None:
+        """Another sequence has the slot."""
+        self._of_slots[slot] = 0.0
+
+    def watch(self, slots: Ints, methods: Ints, expected: Floats, counts: Floats) -> tuple[Ints, Ints] | None:
+        """The slots and the methods whose evidence recent tokens contradict; None: nobody's, as nearly always.
+
+        slots, methods: [S], no slot twice. expected: [S, K] acceptance by depth. counts: [S, 2, K] tokens judged
+        and accepted.
+        """
+        usual = np.einsum("sk,zsk->sz", counts[:, 0], np.log1p(expected * _RISES))
+        ratios = np.add.reduce(counts[:, 1], axis=1)[:, None] * _LOGITS
+        ratios -= usual
+        of_slots = np.maximum(self._of_slots[slots] + ratios, 0.0)
+        self._of_slots[slots] = of_slots
+        self._of_methods += self._is_method[methods].T @ ratios
+        np.maximum(self._of_methods, 0.0, out=self._of_methods)
+        highest = np.maximum.reduce(of_slots, axis=None), np.maximum.reduce(self._of_methods, axis=None)
+        if highest[0] <= _SLOT_ALARM and highest[1] <= _METHOD_ALARM:
+            return None
+        stale_slots = slots[of_slots.max(axis=1) > _SLOT_ALARM]
+        stale_methods = (self._of_methods.max(axis=1) > _METHOD_ALARM).nonzero()[0]
+        self._of_slots[stale_slots] = 0.0
+        self._of_methods[stale_methods] = 0.0
+        return stale_slots, stale_methods
