@@ -238,28 +238,54 @@ def test_the_block_example_of_the_paper_accepts_eleven_ninths() -> None:
     assert expected_accepted(block_judge()) == pytest.approx(11 / 9)
 
 
+def coin_drafter(draft_probs: torch.Tensor) -> Pair:
+    """p = (0.7, 0.3); one token is asked for. draft_probs: [2] of the first token; after 0 the drafter is sure."""
+    num = sum(2**n for n in range(GAMMA + 1))
+    pair = Pair(torch.tensor([[7.0, 3.0]]).repeat(num, 1), draft_probs.repeat(num, 1), length=1)
+    after_0 = torch.tensor([line for prefix, line in pair.line.items() if prefix[:1] == (0,)])
+    pair.draft_probs[after_0] = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    return Pair(pair.masses, pair.draft_probs, length=1)
+
+
+def dspark_rates(pair: Pair, prefix: Tokens, draft: Tokens) -> list[float]:
+    """Expected tokens per cost of judging 0, 1 and 2 of the drafted tokens; the second one is nearly free."""
+    confidences = best_probs(pair, prefix, draft)
+    expected = [1.0, 1.0 + confidences[0], 1.0 + confidences[0] * (1 + confidences[1])]
+    return [tokens / cost for tokens, cost in zip(expected, (1.0, 1.8, 1.9), strict=True)]
+
+
+def keep_what_pays(pair: Pair, prefix: Tokens, draft: Tokens, _memory: Memory) -> Cut:
+    found = dspark_rates(pair, prefix, draft)
+    return Cut(found.index(max(found)))
+
+
+def keep_until_it_does_not_pay(pair: Pair, prefix: Tokens, draft: Tokens, _memory: Memory) -> Cut:
+    found = dspark_rates(pair, prefix, draft)
+    return Cut(next((k for k in range(2) if found[k + 1] < found[k]), 2))
+
+
 def test_the_counter_example_of_dspark_comes_out_right_and_wrong() -> None:
     """arXiv:2607.05147, appendix A, in kind: p = (0.7, 0.3), a drafter that tosses a coin.
 
-    After token 0 the drafter is sure of what follows, after token 1 it is not. Whoever cuts the draft by the best
-    rate over fresh confidences then judges token 0 only, and draws anew instead of token 1.
+    After token 0 the drafter is sure of what follows: 2 / 1.9 tokens per cost of judging both, more than 1. After
+    token 1 it tosses again: 1.75 / 1.9, less than 1, so nothing is judged. Whoever takes the best rate over these
+    fresh confidences keeps a drafted 0 always, since 0.7 > 0.5, and draws anew instead of a drafted 1: P(0) is
+    0.5 + 0.5 * 0.7. Without a cut, and with one that does not look behind the first decline, it is 0.7.
     """
-    num = sum(2**n for n in range(GAMMA + 1))
-    draft_probs = torch.full((num, 2), 0.5, dtype=torch.float64)
-    pair = Pair(torch.tensor([[7.0, 3.0]]).repeat(num, 1), draft_probs, length=1)
-    for prefix, line in pair.line.items():
-        if prefix[:1] == (0,):
-            draft_probs[line] = torch.tensor([1.0, 0.0])
-    pair = Pair(pair.masses, draft_probs, length=1)
-
-    def keep_what_pays(pair: Pair, prefix: Tokens, draft: Tokens, _memory: Memory) -> Cut:
-        confidences = best_probs(pair, prefix, draft)
-        expected = [1.0, 1.0 + confidences[0], 1.0 + confidences[0] * (1 + confidences[1])]
-        found = [tokens / cost for tokens, cost in zip(expected, (1.0, 1.8, 1.9), strict=True)]
-        return Cut(found.index(max(found)))
-
-    right = emitted_law(pair, by_rejection)
-    wrong = emitted_law(pair, by_rejection, keep_what_pays)
-
-    assert [right[0,], right[1,]] == pytest.approx([0.7, 0.3])
+    coin = coin_drafter(torch.tensor([[0.5, 0.5]], dtype=torch.float64))
+    wrong = emitted_law(coin, by_rejection, keep_what_pays)
     assert [wrong[0,], wrong[1,]] == pytest.approx([0.85, 0.15])
+    for rule in (everything, keep_until_it_does_not_pay):
+        right = emitted_law(coin, by_rejection, rule)
+        assert [right[0,], right[1,]] == pytest.approx([0.7, 0.3])
+
+
+@pytest.mark.parametrize("first", [(1.0, 0.0), (0.0, 1.0)])
+@pytest.mark.parametrize("judge", [by_coupling, by_rejection])
+def test_the_cut_of_dsparks_counter_example_is_harmless_to_point_masses(
+    first: tuple[float, float], judge: Judge
+) -> None:
+    """Whichever token the drafter is certain of: the draft says nothing that was not known before it."""
+    pair = coin_drafter(torch.tensor([first], dtype=torch.float64))
+    law = emitted_law(pair, judge, keep_what_pays)
+    assert [law[0,], law[1,]] == pytest.approx([0.7, 0.3])

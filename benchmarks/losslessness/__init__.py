@@ -1,0 +1,1 @@
+"""Whether speculation leaves the target's answers alone: their law by chi-square, their tokens one by one."""

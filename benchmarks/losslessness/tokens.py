@@ -1,0 +1,212 @@
+"""Token by token: a real model's answers with every drafter and policy, against the same engine without a drafter.
+
+Float32 on the native kernels, sixteen sequences at once, prompts in chunks, prefix caching, and a KV pool that is
+too small for all of them, so that some are preempted. Oracle: the engine built without a drafter. Owns the
+drafters, the requests and the comparison; knows nothing of laws and chi-square.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.grow_model import NoisySource, copy_model
+from faser.config import EngineConfig
+from faser.engine.build import build_engine
+from faser.engine.cost_model import CostModel
+from faser.engine.engine import Engine
+from faser.engine.models.safetensors_source import SafetensorsSource
+from faser.engine.tokenizer import load_tokenizer
+from faser.speculation import POLICIES
+from faser.types import Request, SamplingParams
+
+CAP = 5
+CONCURRENCY = 16
+CHUNK = 96  # rows a step
+NUM_TOKENS = 24
+NUM_BLOCKS = 24  # of 16 tokens; sixteen sequences need two to six each
+NOISE = 0.05  # on the weights of the draft model, in their own standard deviations
+GREEDY, WARM = 0.0, 0.8
+DRAFTERS: Mapping[str, Mapping[str, Any]] = {
+    "suffix": {"method": "suffix"},
+    "ngram": {"method": "ngram"},
+    "auto, text": {"method": "auto"},
+    "auto, text and model": {"method": "auto", "model": "drafter"},
+    "layer_skip, greedy": {"method": "layer_skip", "draft_layers": 20, "draft_sample_method": "greedy"},
+    "layer_skip, coupled": {"method": "layer_skip", "draft_layers": 20, "draft_sample_method": "coupled"},
+    "draft_model, greedy": {"method": "draft_model", "model": "drafter", "draft_sample_method": "greedy"},
+    "draft_model, coupled": {"method": "draft_model", "model": "drafter", "draft_sample_method": "coupled"},
+    "draft_model, probabilistic": {
+        "method": "draft_model",
+        "model": "drafter",
+        "draft_sample_method": "probabilistic",
+    },
+    "draft_model, probabilistic, block": {
+        "method": "draft_model",
+        "model": "drafter",
+        "draft_sample_method": "probabilistic",
+        "rejection_sample_method": "block",
+    },
+}
+
+Answers = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One drafter under one policy. equal, total: answers. Counts are of this run alone."""
+
+    drafter: str
+    policy: str
+    temperature: float
+    equal: int
+    total: int
+    drafted: int
+    accepted: int
+    preemptions: int
+    cached_tokens: int
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return self.equal == self.total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """directory: the target. drafter: the draft model. texts: prompts. block_bytes: of a block, one model's."""
+
+    directory: Path
+    drafter: Path
+    texts: Sequence[str]
+    block_bytes: int
+
+    def engine(self, speculation: Mapping[str, Any] | None) -> Engine:
+        """None: without a drafter."""
+        given: dict[str, Any] = {"policy": "off"} if speculation is None else dict(speculation)
+        num_models = 1
+        if given.get("model") is not None:
+            given["model"], num_models = str(self.drafter), 2
+        if speculation is not None:
+            given["num_speculative_tokens"] = CAP
+            given["num_speculative_tokens_per_batch_size"] = [[1, 4, CAP], [5, CONCURRENCY, 2]]
+        config = EngineConfig(
+            model=str(self.directory),
+            dtype="float32",
+            max_model_len=256,
+            max_num_seqs=CONCURRENCY,
+            max_num_batched_tokens=CHUNK,
+            kv_cache_memory=NUM_BLOCKS * num_models * self.block_bytes,
+            speculative_config=given,
+        )
+        costs = CostModel.proportional(step_s=0.05, pass_s=1e-4, text_s=1e-6)  # drafting seems to pay
+        engine, _ = build_engine(config, self.directory, lambda *_: None, costs=costs)
+        return engine
+
+    def requests(self, temperature: float) -> list[Request]:
+        """Every fourth prompt begins as the one before, so that blocks are shared; some repeat themselves."""
+        tokenizer = load_tokenizer(self.directory)
+        texts = [text * 3 if i % 3 == 0 else text for i, text in enumerate(self.texts)]
+        texts = [texts[i - 1] + text if i % 4 == 3 else text for i, text in enumerate(texts)]
+        return [
+            Request(
+                request_id=str(i),
+                prompt_token_ids=tuple(tokenizer.encode(text)[:60]),
+                sampling=SamplingParams(
+                    temperature=temperature, max_tokens=NUM_TOKENS - i % 5, seed=i, ignore_eos=True
+                ),
+                arrival_s=float(i),
+            )
+            for i, text in enumerate(texts)
+        ]
+
+
+def block_bytes(directory: Path) -> int:
+    """Bytes of one KV block of 16 tokens in float32."""
+    from faser.engine.models.config_json import read_model_config
+
+    spec = read_model_config(directory).spec
+    return 16 * 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 4
+
+
+def write_drafter(directory: Path, out: Path) -> None:
+    """The target with noise on its weights."""
+    copy_model(directory, NoisySource(SafetensorsSource(directory), NOISE), out, torch.bfloat16)
+
+
+def answers(engine: Engine, asked: Sequence[Request]) -> Answers:
+    """Tokens by request. Raises RuntimeError where a request ends in an error."""
+    for request in asked:
+        engine.add(request)
+    said: dict[str, list[int]] = {}
+    while engine.has_work():
+        for delta in engine.step():
+            if delta.error is not None:
+                raise RuntimeError(f"request {delta.request_id} ended in an error: {delta.error}")
+            said.setdefault(delta.request_id, []).extend(delta.token_ids)
+    return {request_id: tuple(token_ids) for request_id, token_ids in said.items()}
+
+
+def plan(drafters: Sequence[str]) -> list[tuple[str, str, float]]:
+    """(drafter, policy, temperature): greedy everywhere; warm under one of them, where drafts are point masses."""
+    greedy = [(drafter, policy, GREEDY) for drafter in drafters for policy in POLICIES]
+    warm = [
+        (drafter, policy, WARM) for drafter in drafters if "probabilistic" not in drafter for policy in ("fixed",)
+    ]
+    return sorted(greedy + warm, key=lambda each: list(drafters).index(each[0]))
+
+
+def compare(setup: Setup, drafters: Sequence[str], done: Callable[[Comparison], None]) -> list[Comparison]:
+    """Every run of the plan. done: called after each."""
+    plain = setup.engine(None)
+    asked = {temperature: setup.requests(temperature) for temperature in (GREEDY, WARM)}
+    expected = {temperature: answers(plain, requests) for temperature, requests in asked.items()}
+    del plain
+    found: list[Comparison] = []
+    engine, built = None, ""
+    for drafter, policy, temperature in plan(drafters):
+        if engine is None or built != drafter:
+            engine, built = None, drafter  # the old one is freed before the new one is made
+            engine = setup.engine(DRAFTERS[drafter])
+        engine.use_policy(policy, CAP if policy == "fixed" else None)
+        found.append(_run(engine, drafter, policy, temperature, asked[temperature], expected[temperature]))
+        done(found[-1])
+    return found
+
+
+def _run(
+    engine: Engine, drafter: str, policy: str, temperature: float, asked: Sequence[Request], expected: Answers
+) -> Comparison:
+    before, began_s = _counts(engine), time.perf_counter()
+    said = answers(engine, asked)
+    seconds = time.perf_counter() - began_s
+    drafted, accepted, preemptions, cached = (
+        after - old for after, old in zip(_counts(engine), before, strict=True)
+    )
+    return Comparison(
+        drafter=drafter,
+        policy=policy,
+        temperature=temperature,
+        equal=sum(said[request_id] == token_ids for request_id, token_ids in expected.items()),
+        total=len(expected),
+        drafted=drafted,
+        accepted=accepted,
+        preemptions=preemptions,
+        cached_tokens=cached,
+        seconds=round(seconds, 1),
+    )
+
+
+def _counts(engine: Engine) -> tuple[int, int, int, int]:
+    """Verified and accepted draft tokens, preemptions, prompt tokens from the prefix cache; since the start."""
+    stats = engine.stats()
+    methods = stats.speculation.methods if stats.speculation is not None else ()
+    return (
+        sum(each.verified for each in methods),
+        sum(each.accepted for each in methods),
+        stats.num_preemptions,
+        stats.prefix_cache_hits,
+    )

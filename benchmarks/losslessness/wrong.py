@@ -1,0 +1,172 @@
+"""Mistakes that a speculating engine could make, planted to see that they are noticed.
+
+Each looks harmless and passes every test of shapes and ranges; each changes the law of the answers. They stand
+where the right parts stand: as a verifier, a choice of drafted tokens, a cut of drafts, a sampler.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from faser.engine.noise import Purpose
+from faser.engine.sampler import PreparedRows, Sampler
+from faser.engine.sampling import MASS_ONE, draw
+from faser.engine.spec.draft_choice import ChoiceRows, Chosen, SampledChoice
+from faser.engine.spec.drafter import Proposals
+from faser.engine.spec.verifiers.draft_law import DraftLaw
+from faser.engine.spec.verifiers.rejection import (
+    accept_noise,
+    accept_probs,
+    drafted_target_probs,
+    replacement_masses,
+    residual_masses,
+    row_totals,
+)
+from faser.engine.spec.verifiers.rows import lay_out
+from faser.engine.spec.verify import DraftedRows, Verdict
+
+LOW = 0.3  # a probability that a rule calls low
+STAIRS = (1.0, 1.8, 1.85, 1.9)  # cost of a step by γ: once the edge is crossed, more tokens cost next to nothing
+
+Pairwise = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenwise:
+    """Rejection sampling with exchangeable parts; as it stands it is right.
+
+    accept: probability from target's and drafter's of the tokens. replace: masses [S, V] from both distributions.
+    replace_purpose: of the noise that a replacement is drawn with.
+    """
+
+    sampler: Sampler
+    accept: Pairwise = accept_probs
+    replace: Pairwise = replacement_masses
+    replace_purpose: Purpose = Purpose.REPLACE
+
+    @torch.inference_mode()
+    def judge(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> list[Verdict]:
+        rows = lay_out(sequences)
+        prepared = rows.prepare(self.sampler, logits)
+        masses = self.sampler.masses(prepared)
+        law = DraftLaw(rows, draft_probs, masses)
+        accept = self.accept(drafted_target_probs(rows, masses), law.of_drafted())
+        last = rows.last_reached((accept_noise(self.sampler, rows, prepared) < accept).numpy())
+        whole = torch.from_numpy(last == rows.first + rows.num_drafts)
+        at = torch.from_numpy(last)
+        target_probs = masses[at].double() / row_totals(masses[at])[:, None]
+        left = torch.where(whole[:, None], masses[at].double(), self.replace(target_probs, law.of_rows(at)))
+        slots, positions = prepared.slots[last], prepared.positions[last]
+        starts = prepared.positions[rows.first] if self.replace_purpose is Purpose.ACCEPT else None
+        noise = torch.where(
+            whole,
+            self.sampler.noise(slots, positions, Purpose.TOKEN),
+            self.sampler.noise(slots, positions, self.replace_purpose, starts),
+        )
+        return rows.verdicts(self.sampler, prepared, last, draw(left, noise).numpy())
+
+
+def target_instead_of_residual(target_probs: Tensor, _draft_probs: Tensor) -> Tensor:
+    """The refused token is drawn again from the target as it is."""
+    return (target_probs * MASS_ONE).floor_()
+
+
+def residual_not_renormalised(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """What the residual lacks of 1 falls to its last token."""
+    masses = residual_masses(target_probs, draft_probs)
+    masses[:, -1] += MASS_ONE - masses.sum(-1)
+    return masses
+
+
+def accept_too_often(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """One per cent more often than it may be; never what the target cannot say."""
+    return torch.where(target_probs > 0, accept_probs(target_probs, draft_probs) + 0.01, 0.0)
+
+
+class StaleChoice(SampledChoice):
+    """A position that is drafted again gets the same noise again."""
+
+    def choose(self, logits: Tensor, rows: ChoiceRows) -> Chosen:
+        return super().choose(logits, replace(rows, draft_starts=rows.positions))
+
+
+class MisstatedChoice(SampledChoice):
+    """What the token was drawn from is told a little flatter than it was."""
+
+    def choose(self, logits: Tensor, rows: ChoiceRows) -> Chosen:
+        chosen = super().choose(logits, rows)
+        assert chosen.probs is not None
+        flatter = chosen.probs.sqrt()
+        return replace(chosen, probs=flatter / flatter.sum(-1, keepdim=True))
+
+
+class BlindSampler(Sampler):
+    """Penalties of a row do not see the drafted tokens before it."""
+
+    def prepare(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        _ahead: Sequence[tuple[int, ...]] | None,
+    ) -> PreparedRows:
+        return super().prepare(logits, slots, positions, None)
+
+
+class OneNumberSampler(Sampler):
+    """All rows of a sequence in a step are drawn with one number."""
+
+    def prepare(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        ahead: Sequence[tuple[int, ...]] | None,
+    ) -> PreparedRows:
+        first: dict[int, int] = {}
+        same = [first.setdefault(slot, position) for slot, position in zip(slots, positions, strict=True)]
+        return super().prepare(logits, slots, same, ahead)
+
+
+def trimmed(proposals: Proposals, lengths: Sequence[int]) -> Proposals:
+    """The first tokens of each draft, so many of them, with what they were drawn from."""
+    drafts = tuple(
+        replace(draft, token_ids=draft.token_ids[:length], confidences=draft.confidences[:length])
+        for draft, length in zip(proposals.drafts, lengths, strict=True)
+    )
+    if proposals.probs is None:
+        return replace(proposals, drafts=drafts)
+    kept = [
+        place < length
+        for draft, length in zip(proposals.drafts, lengths, strict=True)
+        for place in range(len(draft.token_ids))
+    ]
+    return replace(proposals, drafts=drafts, probs=proposals.probs[torch.tensor(kept)])
+
+
+def cut_low_tokens(proposals: Proposals) -> Proposals:
+    """A draft ends before the first token that was drawn although it was unlikely."""
+    assert proposals.probs is not None
+    lengths, begin = [], 0
+    for draft in proposals.drafts:
+        end = begin + len(draft.token_ids)
+        own = proposals.probs[begin:end].gather(-1, torch.tensor(draft.token_ids)[:, None])[:, 0]
+        low = (own < LOW).tolist()
+        lengths.append(low.index(True) if True in low else len(low))
+        begin = end
+    return trimmed(proposals, lengths)
+
+
+def cut_to_the_best_rate(proposals: Proposals) -> Proposals:
+    """A draft is as long as brings most tokens per cost, by confidences that depend on the drawn tokens."""
+    assert proposals.probs is not None
+    lengths, begin = [], 0
+    for draft in proposals.drafts:
+        end = begin + len(draft.token_ids)
+        survival = proposals.probs[begin:end].amax(-1).cumprod(0).tolist()
+        rates = [(1.0 + sum(survival[:num])) / STAIRS[num] for num in range(end - begin + 1)]
+        lengths.append(rates.index(max(rates)))
+        begin = end
+    return trimmed(proposals, lengths)
