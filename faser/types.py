@@ -130,6 +130,7 @@ class Request:
     """One accepted request, tokenised. arrival_s: when it came in, on time.monotonic().
 
     cache_salt: requests with different salts never share prefix blocks. speculation: its effective wishes.
+    predicted_token_ids: what the answer may repeat; drafts are copied from it, and no token depends on it.
 
     Raises RequestError for a priority beyond 64 bits.
     """
@@ -141,6 +142,7 @@ class Request:
     arrival_s: float = 0.0
     cache_salt: str | None = None
     speculation: SpeculationParams = NO_WISHES
+    predicted_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _within("priority", self.priority, _MOST_NEGATIVE, _MOST_POSITIVE)

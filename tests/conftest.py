@@ -1,10 +1,12 @@
 """Fixtures shared by the whole test tree."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from faser.config import cache_dir
 from tests.checkpoints import write_tiny_checkpoint
 
 # The same examples every time, however slow the machine is at the moment.
@@ -16,3 +18,31 @@ settings.load_profile("seeded")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of a complete seeded two-layer Llama with a tokenizer of 512 tokens; read-only by convention."""
     return write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def kernel_cache(request: pytest.FixtureRequest) -> Path:
+    """Native kernels, compiled once and kept between runs. Named by what the sources hold: none is stale."""
+    cache = request.config.cache
+    assert cache is not None
+    return Path(cache.mkdir("native-kernels"))
+
+
+@pytest.fixture(scope="session")
+def user_cache() -> Path:
+    """The cache folder of whoever runs the tests, to be read at most."""
+    return cache_dir()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(user_cache: Path, kernel_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The cache folder of this run, also for the processes it starts; empty at first but for the kernels.
+
+    Tests share it: measuring what the steps of a tiny model take is worth seconds, and no test depends on them.
+    """
+    del user_cache  # remembered before this one takes its place
+    folder = tmp_path_factory.mktemp("cache")
+    (folder / "kernels").symlink_to(kernel_cache)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("FASER_CACHE_DIR", str(folder))
+        yield folder

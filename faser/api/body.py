@@ -1,8 +1,9 @@
 """From the bytes of a request to a checked body, and the words for everything that can be wrong with them.
 
-Size and content type are looked at before anything is parsed.
+Size and content type are looked at before anything is parsed, and large bodies are parsed in a thread.
 """
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -10,12 +11,14 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
+from faser.api.body_size import check_size
 from faser.api.errors import HttpError
 from faser.errors import RequestError
 
 _Body = TypeVar("_Body", bound=BaseModel)
 
 _MAX_SHOWN = 80
+_INLINE_BYTES = 1 << 15  # parsed in about a millisecond, whatever they say
 
 
 async def read_body(request: Request, schema: type[_Body], *, max_bytes: int) -> _Body:
@@ -29,17 +32,28 @@ async def read_body(request: Request, schema: type[_Body], *, max_bytes: int) ->
         raw += piece
         if len(raw) > max_bytes:
             raise _too_large("more than that", max_bytes)
-    try:
-        return schema.model_validate_json(bytes(raw))
-    except ValidationError as error:
-        first: Mapping[str, Any] = error.errors(include_url=False)[0]
-        raise _as_request_error(first) from None
+    if len(raw) <= _INLINE_BYTES:
+        return _parse(bytes(raw), schema)
+    return await asyncio.to_thread(_parse_large, bytes(raw), schema)
 
 
 def shown(value: Any) -> str:
     """A value as JSON, shortened, to stand in a message."""
     text = json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}… ({len(text)} characters)"
+
+
+def _parse_large(raw: bytes, schema: type[_Body]) -> _Body:
+    check_size(raw)
+    return _parse(raw, schema)
+
+
+def _parse(raw: bytes, schema: type[_Body]) -> _Body:
+    try:
+        return schema.model_validate_json(raw)
+    except ValidationError as error:
+        first: Mapping[str, Any] = error.errors(include_url=False)[0]
+        raise _as_request_error(first) from None
 
 
 def _check_headers(request: Request, max_bytes: int) -> None:

@@ -16,6 +16,7 @@ class ChatShape:
     id_prefix: ClassVar[str] = "chatcmpl-"
     object_name: ClassVar[str] = "chat.completion"
     chunk_object_name: ClassVar[str] = "chat.completion.chunk"
+    prompt_field: ClassVar[str] = "messages"
 
     names: TokenNames
     return_token_ids: bool = False

@@ -40,6 +40,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def max_samples(self) -> int:
+        """So many samples at once, running and waiting."""
+        ...
+
+    @property
     def stats(self) -> EngineStats: ...
 
     @property

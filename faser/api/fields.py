@@ -70,7 +70,7 @@ REFUSED_IN_CHAT = _REFUSED | {
     "echo": Refusal("chat answers do not repeat the conversation", (False,)),
 }
 
-# Accepted, and documented as without effect: hints to a billing system, a cache or a drafter.
+# Accepted, and documented as without effect: hints to a billing system or a cache.
 HINTS = frozenset(
     {
         "user",

@@ -38,15 +38,27 @@ def check_shared(
     return service.ready_info()
 
 
-def prompt_rules(body: GenerationBody, info: ModelInfo, *, add_special_tokens: bool) -> PromptRules:
-    """add_special_tokens: where the body does not say."""
+def prompt_rules(body: GenerationBody, info: ModelInfo, *, field: str, add_special_tokens: bool) -> PromptRules:
+    """field: where the prompt comes from. add_special_tokens: where the body does not say."""
     truncate = info.max_model_len if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens
     given = body.add_special_tokens
     return PromptRules(
         limit=info.max_model_len,
+        field=field,
         add_special_tokens=add_special_tokens if given is None else given,
         truncate=truncate,
     )
+
+
+def check_room(service: Service, num_prompts: int, sampling: SamplingParams) -> None:
+    """Raises RequestError for more samples than the server ever holds: trying again would not help."""
+    wanted, room = num_prompts * sampling.n, service.engine.max_samples
+    if num_prompts > 1 and wanted > room:
+        raise RequestError(
+            f"prompt has {num_prompts} prompts and n is {sampling.n}, together {wanted} samples; this server "
+            f"holds at most {room}",
+            param="prompt",
+        )
 
 
 def read_streaming(body: GenerationBody, *, force_usage: bool) -> Streaming | None:
@@ -78,9 +90,10 @@ def build_job(
     shape: Shape,
     prompts: Sequence[Prompt],
     sampling: SamplingParams,
+    predicted: tuple[int, ...] | None,
     arrival_s: float,
 ) -> Job:
-    """arrival_s: when the body was there, on time.monotonic()."""
+    """predicted: of the body's prediction. arrival_s: when the body was there, on time.monotonic()."""
     request_id = get_request_id(http.scope)
     # Callers choose their ids and may choose the same twice; the engine needs unique ones.
     unique = uuid.uuid4().hex[:12]
@@ -95,6 +108,7 @@ def build_job(
             arrival_s=arrival_s,
             cache_salt=body.cache_salt,
             speculation=speculation,
+            predicted_token_ids=predicted or (),
         )
         for at, prompt in enumerate(prompts)
     )
@@ -110,7 +124,7 @@ def build_job(
             "system_fingerprint": _fingerprint(settings),
         },
         streaming=read_streaming(body, force_usage=settings.force_include_usage),
-        predicted=body.prediction is not None,
+        predicted=predicted,
     )
 
 

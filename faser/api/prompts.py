@@ -27,10 +27,12 @@ class PromptRules:
     """How a request's prompts become token ids.
 
     limit: of the context, in tokens. truncate: how many tokens to keep, counted from the end; None keeps all.
+    field: of the body, the one a prompt comes from.
     """
 
     limit: int
     add_special_tokens: bool
+    field: str = "prompt"
     truncate: int | None = None
 
     def __post_init__(self) -> None:
@@ -64,7 +66,7 @@ def _tokenise(source: str | list[int], tokenizer: Tokenizer, rules: PromptRules)
     if not token_ids:
         raise RequestError(
             "the prompt is empty: it has 0 tokens, and no token is put before it; it must have at least 1",
-            param="prompt",
+            param=rules.field,
         )
     return Prompt(text=source, token_ids=_kept(token_ids, rules))
 
@@ -74,7 +76,7 @@ def _check_length(num_tokens: int, shown: str, rules: PromptRules) -> None:
     if rules.truncate is None and num_tokens > rules.limit:
         raise RequestError(
             f"This model's maximum context length is {rules.limit} tokens. The prompt has {shown} tokens.",
-            param="prompt",
+            param=rules.field,
         )
 
 

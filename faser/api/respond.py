@@ -40,6 +40,7 @@ class Job:
     """One body, ready to run. requests: one a prompt, each for n samples; choices are prompt-major.
 
     envelope: id, created, model and system_fingerprint of the answer. streaming: None for one JSON answer.
+    predicted: the prediction in the body; None: it has none.
     """
 
     request_id: str
@@ -48,7 +49,7 @@ class Job:
     shape: Shape
     envelope: dict[str, Any]
     streaming: Streaming | None = None
-    predicted: bool = False
+    predicted: tuple[int, ...] | None = None
 
     def states(self) -> list[ChoiceState]:
         n = self.requests[0].sampling.n
@@ -88,7 +89,10 @@ async def _gathered(service: Service, job: Job) -> bytes:
     """The whole answer as JSON."""
     states, usage, report = job.states(), job.usage(), job.report(service.settings)
     deltas: list[list[OutputDelta]] = [[] for _ in states]
-    async with service.submitted(job.requests) as streams, aclosing(_merged(streams)) as outputs:
+    async with (
+        service.submitted(job.requests, field=job.shape.prompt_field) as streams,
+        aclosing(_merged(streams)) as outputs,
+    ):
         async for at, output in outputs:
             usage.count(at, output)
             for state, delta in _placed(job, states, at, output):
@@ -116,7 +120,10 @@ async def _events(service: Service, job: Job, streaming: Streaming) -> AsyncGene
     )
     started = False
     try:
-        async with service.submitted(job.requests) as streams, aclosing(_merged(streams)) as outputs:
+        async with (
+            service.submitted(job.requests, field=job.shape.prompt_field) as streams,
+            aclosing(_merged(streams)) as outputs,
+        ):
             async for at, output in outputs:
                 usage.count(at, output)
                 running = usage.as_json() if streaming.continuous_usage else None

@@ -9,7 +9,7 @@ from faser.api.conversation import Conversation
 from faser.api.engine_client import EngineClient, OutputStream
 from faser.api.fields import FieldCheck
 from faser.api.settings import ApiSettings
-from faser.errors import NotReadyError, OverloadError, UnknownModelError
+from faser.errors import NotReadyError, OverloadError, RequestError, UnknownModelError
 from faser.metrics import QUEUE_FULL, Metrics
 from faser.types import EngineState, ModelInfo, Request
 
@@ -58,17 +58,21 @@ class Service:
         return engine.info
 
     @asynccontextmanager
-    async def submitted(self, requests: Sequence[Request]) -> AsyncIterator[list[OutputStream]]:
-        """The outputs of all requests; leaving aborts what has not finished.
+    async def submitted(self, requests: Sequence[Request], *, field: str) -> AsyncIterator[list[OutputStream]]:
+        """The outputs of all requests; leaving aborts what has not finished. field: what their prompts came from.
 
         If one is refused, those before it are aborted: all or none. Raises what EngineClient.submit raises.
         """
         async with AsyncExitStack() as stack:
-            yield [await stack.enter_async_context(self._submit(request)) for request in requests]
+            yield [await stack.enter_async_context(self._submit(request, field)) for request in requests]
 
-    def _submit(self, request: Request) -> OutputStream:
+    def _submit(self, request: Request, field: str) -> OutputStream:
         try:
             return self.engine.submit(request)
+        except RequestError as error:
+            if error.param != "prompt":
+                raise
+            raise RequestError(str(error), param=field) from None
         except OverloadError:
             self.metrics.rejected(QUEUE_FULL)
             raise

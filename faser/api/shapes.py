@@ -35,6 +35,7 @@ class Shape(Protocol):
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
     chunk_object_name: ClassVar[str]
+    prompt_field: ClassVar[str]
 
     def whole(self, state: ChoiceState, delta: OutputDelta) -> Choice:
         """A choice that is complete: delta is everything it has."""

@@ -16,6 +16,7 @@ class TextShape:
     id_prefix: ClassVar[str] = "cmpl-"
     object_name: ClassVar[str] = "text_completion"
     chunk_object_name: ClassVar[str] = "text_completion"
+    prompt_field: ClassVar[str] = "prompt"
 
     names: TokenNames
     echo: bool = False

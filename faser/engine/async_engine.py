@@ -105,6 +105,11 @@ class AsyncEngine:
         return self._info
 
     @property
+    def max_samples(self) -> int:
+        """The engine holds max_num_seqs running and max_num_queued_reqs waiting samples, and no more."""
+        return self._config.max_num_seqs + self._config.max_num_queued_reqs
+
+    @property
     def stats(self) -> EngineStats:
         return self._stats
 
@@ -205,8 +210,7 @@ class AsyncEngine:
         return request
 
     def _check_queue(self, request: Request) -> None:
-        """The engine holds max_num_seqs running and max_num_queued_reqs waiting samples, and no more."""
-        room = self._config.max_num_seqs + self._config.max_num_queued_reqs
+        room = self.max_samples
         if request.sampling.n > room:
             raise RequestError(f"n is {request.sampling.n}; this server holds at most {room} samples", param="n")
         if self._num_samples + request.sampling.n > room:
@@ -367,6 +371,7 @@ def _check_token_ids(request: Request, vocab_size: int) -> None:
     sampling = request.sampling
     for param, token_ids in (
         ("prompt", request.prompt_token_ids),
+        ("prediction", request.predicted_token_ids),
         ("logit_bias", tuple(token_id for token_id, _ in sampling.logit_bias)),
         ("allowed_token_ids", sampling.allowed_token_ids or ()),
         ("stop_token_ids", sampling.stop_token_ids),

@@ -255,13 +255,3 @@ def test_prompt_logprobs_stand_beside_the_choices(http: httpx.Client) -> None:
 def test_prompt_can_be_cut_from_the_left(http: httpx.Client, engine: FakeEngine) -> None:
     http.post("/v1/chat/completions", json={"messages": HI, "truncate_prompt_tokens": 3})
     assert prompt_of(engine) == "nt]"
-
-
-def test_prediction_is_a_hint_whose_fate_is_reported(http: httpx.Client) -> None:
-    prediction = {"type": "content", "content": "Hello"}
-    details = http.post("/v1/chat/completions", json={"messages": HI, "prediction": prediction}).json()["usage"]
-    assert details["completion_tokens_details"] == {
-        "reasoning_tokens": 0,
-        "accepted_prediction_tokens": 0,
-        "rejected_prediction_tokens": 0,
-    }

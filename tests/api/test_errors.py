@@ -249,6 +249,31 @@ def test_body_over_the_limit_is_a_413(chunked: bool) -> None:
         assert http.post(TEXT, json={"prompt": "hi"}).status_code == 200
 
 
+@pytest.mark.parametrize("n, fits", [(1, 6), (3, 2)])
+def test_more_prompts_than_the_server_ever_holds_are_a_400_before_anything_is_tokenised(
+    http: httpx.Client, engine: FakeEngine, n: int, fits: int
+) -> None:
+    """A 503 would say: try again. It would be as long, and refused, for ever."""
+    engine.max_samples = 6
+    body = {"prompt": ["x" * 100_000] * (fits + 1), "n": n}
+    failure = bad(http.post(TEXT, json=body))
+    assert failure["param"] == "prompt"
+    assert f"prompt has {fits + 1} prompts and n is {n}, together {n * (fits + 1)} samples" in failure["message"]
+    assert "at most 6" in failure["message"]
+    assert http.post(TEXT, json={"prompt": ["hi"] * fits, "n": n}).status_code == 200
+
+
+@pytest.mark.parametrize("length", [MAX_MODEL_LEN - 30, MAX_MODEL_LEN * 40])
+def test_a_chat_that_is_too_long_names_messages(http: httpx.Client, length: int) -> None:
+    """The shorter one fits and leaves no room for the answer, which the engine alone can say."""
+    messages = [{"role": "user", "content": "x" * length}]
+    failure = bad(http.post(CHAT, json={"messages": messages, "max_tokens": 40}))
+    assert failure["param"] == "messages"
+    assert str(MAX_MODEL_LEN) in failure["message"]
+    stream = bad(http.post(CHAT, json={"messages": messages, "max_tokens": 40, "stream": True}))
+    assert stream["param"] == "messages"
+
+
 def test_full_queue_is_a_503_with_retry_after(http: httpx.Client, engine: FakeEngine) -> None:
     before = rejections(http, "queue_full")
     engine.refusals = [OverloadError("the queue is full: 8 samples", retry_after_s=3)]

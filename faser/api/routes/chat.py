@@ -11,6 +11,7 @@ from faser.api.chat_shape import ChatShape
 from faser.api.fields import REFUSED_IN_CHAT
 from faser.api.intake import build_job, check_shared, prompt_rules, read_streaming
 from faser.api.logprobs import TokenNames
+from faser.api.prediction import read_prediction
 from faser.api.prompts import Prompt, in_background, read_prompts_tokens
 from faser.api.respond import respond
 from faser.api.routes.openapi import json_body
@@ -36,7 +37,9 @@ def chat_router(service: Service) -> APIRouter:
             return_token_ids=bool(body.return_token_ids),
             asks_prompt_logprobs=body.prompt_logprobs is not None,
         )
-        return await respond(service, build_job(service, http, body, shape, [prompt], sampling, arrival_s), http)
+        predicted = await read_prediction(body.prediction, service.engine.tokenizer, limit=info.max_model_len)
+        job = build_job(service, http, body, shape, [prompt], sampling, predicted, arrival_s)
+        return await respond(service, job, http)
 
     return router
 
@@ -54,7 +57,7 @@ async def _prompt(service: Service, body: ChatBody, info: ModelInfo) -> Prompt:
             named={"reasoning_effort": body.reasoning_effort, "documents": body.documents},
         ),
     )
-    rules = prompt_rules(body, info, add_special_tokens=False)
+    rules = prompt_rules(body, info, field=ChatShape.prompt_field, add_special_tokens=False)
     (prompt,) = await read_prompts_tokens([text], service.engine.tokenizer, rules)
     return prompt
 

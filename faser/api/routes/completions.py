@@ -7,8 +7,9 @@ from starlette.responses import Response
 
 from faser.api.body import read_body
 from faser.api.fields import REFUSED_IN_TEXT
-from faser.api.intake import build_job, check_shared, prompt_rules, read_streaming
+from faser.api.intake import build_job, check_room, check_shared, prompt_rules, read_streaming
 from faser.api.logprobs import TokenNames
+from faser.api.prediction import read_prediction
 from faser.api.prompts import read_prompts_tokens
 from faser.api.respond import respond
 from faser.api.routes.openapi import json_body
@@ -28,8 +29,10 @@ def completions_router(service: Service) -> APIRouter:
         info = check_shared(service, body, http, REFUSED_IN_TEXT)
         read_streaming(body, force_usage=False)
         sampling = text_sampling(body, service.settings)
-        rules = prompt_rules(body, info, add_special_tokens=True)
-        prompts = await read_prompts_tokens(read_prompts(body.prompt), service.engine.tokenizer, rules)
+        rules = prompt_rules(body, info, field=TextShape.prompt_field, add_special_tokens=True)
+        sources = read_prompts(body.prompt)
+        check_room(service, len(sources), sampling)
+        prompts = await read_prompts_tokens(sources, service.engine.tokenizer, rules)
         shape = TextShape(
             names=TokenNames(tokenizer=service.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
             echo=bool(body.echo),
@@ -38,6 +41,8 @@ def completions_router(service: Service) -> APIRouter:
             return_token_ids=bool(body.return_token_ids),
             asks_prompt_logprobs=body.prompt_logprobs is not None,
         )
-        return await respond(service, build_job(service, http, body, shape, prompts, sampling, arrival_s), http)
+        predicted = await read_prediction(body.prediction, service.engine.tokenizer, limit=info.max_model_len)
+        job = build_job(service, http, body, shape, prompts, sampling, predicted, arrival_s)
+        return await respond(service, job, http)
 
     return router

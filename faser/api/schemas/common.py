@@ -63,6 +63,22 @@ class ResponseFormat(BaseModel):
     format: dict[str, Any] | None = None
 
 
+class PredictedPart(BaseModel):
+    model_config = CLOSED
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(BaseModel):
+    """OpenAI's predicted output: text that the answer may repeat in large parts."""
+
+    model_config = CLOSED
+
+    type: Literal["content"]
+    content: str | list[PredictedPart]
+
+
 class GenerationBody(BaseModel):
     """What both completion routes take."""
 
@@ -100,4 +116,4 @@ class GenerationBody(BaseModel):
     priority: int | None = None
     cache_salt: str | None = Field(None, min_length=1)
     speculative: Speculative | None = None
-    prediction: dict[str, Any] | None = None
+    prediction: Prediction | None = None
