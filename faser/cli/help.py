@@ -46,7 +46,8 @@ def markdown(settings: Sequence[Setting]) -> str:
         "Every setting is a flag, a variable and a key of the file given with `--config`. Flags win over\n"
         "variables, variables over the file. `--max-num-seqs 8`, `FASER_MAX_NUM_SEQS=8` and the key\n"
         "`max-num-seqs: 8` are the same.\n"
-        "Switches have a `--no-` form. `FASER_CACHE_DIR` says where models and compiled kernels are kept.\n"
+        "Switches have a `--no-` form. `FASER_CACHE_DIR` says where models, compiled kernels and measured step\n"
+        "times are kept.\n"
     )
     for group, title in GROUPS.items():
         parts.append(f"## {group.capitalize()}: {title}\n")

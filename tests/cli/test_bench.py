@@ -8,7 +8,11 @@ import pytest
 from faser.cli.bench.spec import engine_config, policies_of, spec_parser
 from faser.cli.main import main
 from faser.cli.sources import UsageError
+from faser.engine.clock import SimulatedClock
+from faser.engine.cost_model import CostModel
+from faser.engine.spec.control import SpeculationControl
 from faser.errors import ConfigError
+from faser.speculation import SpeculationConfig
 
 
 def asked(*arguments: str) -> argparse.Namespace:
@@ -38,7 +42,8 @@ def test_help_is_printed(arguments: list[str], capsys: pytest.CaptureFixture[str
         (["--concurrency", "0"], "it must be numbers of at least 1"),
         (["--temperature", "3"], "it must be at least 0 and at most 2"),
         (["--policies", "fixed:99"], "fixed:N needs an N of 1 …"),
-        (["--policies", "table:4=5"], "a table is not among what an engine can change to"),
+        (["--policies", "table:4=5"], "names 'table:4=5'; an engine has one table"),
+        (["--policies", "table"], "names 'table'; an engine has one table"),
         (["--speculative-config", "[1]"], "it must be a JSON object"),
         (["--speculative-config", "{"], "not JSON"),
     ],
@@ -78,12 +83,31 @@ def test_past_answers_are_not_drafted_from_since_every_policy_answers_the_same_p
 
 
 def test_policies_are_read_with_their_gammas() -> None:
-    found = policies_of(["off", "fixed:3", "faser"], cap=8)
+    found = policies_of(["off", "fixed:3", "faser"], SpeculationConfig())
     assert [(each.name, each.gamma) for each in found] == [("off", None), ("fixed", 3), ("faser", None)]
+
+
+def test_a_table_is_measured_beside_the_others_by_a_real_control_of_speculation() -> None:
+    table = '{"num_speculative_tokens_per_batch_size": [[1, 2, 4], [3, 8, 2]], "num_speculative_tokens": 6}'
+    speculation = engine_config(asked("--speculative-config", table)).speculation
+    found = policies_of(["off", "table", "fixed:6"], speculation)
+    assert [(each.text, each.name, each.gamma) for each in found] == [
+        ("off", "off", None),
+        ("table", "table", None),
+        ("fixed:6", "fixed", 6),
+    ]
+    control = SpeculationControl(
+        speculation, CostModel.proportional(step_s=0.01), num_slots=2, clock=SimulatedClock(0.0)
+    )
+    for each in found:
+        control.use_policy(each.name, each.gamma)
+        assert control.stats().policy == each.name
+    with pytest.raises(ConfigError, match=r"'table:2=3'.* which has \[\[1, 2, 4\], \[3, 8, 2\]\]"):
+        policies_of(["table:2=3"], speculation)
 
 
 def test_a_policy_that_there_is_not_is_refused() -> None:
     with pytest.raises(ConfigError, match="--policies names 'fast'"):
-        policies_of(["fast"], cap=8)
+        policies_of(["fast"], SpeculationConfig())
     with pytest.raises(UsageError):
         asked("--nonsense")

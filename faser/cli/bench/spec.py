@@ -39,6 +39,7 @@ from faser.engine.tokenizer import load_tokenizer
 from faser.errors import ConfigError
 from faser.sim.policy_spec import PolicySpec, parse_policy
 from faser.sim.real import read_prompts
+from faser.speculation import SpeculationConfig
 
 PROG = "faser bench spec"
 _POLICIES = "off,fixed:1,fixed:3,fixed:5,fixed:7,goodput,survival,faser"
@@ -58,7 +59,7 @@ def spec(arguments: Sequence[str]) -> int:
         raise UsageError(["--out is needed: a folder for the result, the report and the pictures"])
     config = engine_config(asked)
     wanted = Wanted(
-        policies=policies_of(asked.policies, config.speculation.cap),
+        policies=policies_of(asked.policies, config.speculation),
         concurrencies=tuple(asked.concurrency),
         temperatures=tuple(asked.temperature),
         rounds=asked.rounds,
@@ -157,6 +158,8 @@ def engine_config(asked: argparse.Namespace) -> EngineConfig:
         speculative_config=speculative,
         dtype=asked.dtype,
         num_threads=asked.num_threads,
+        spec_overlap=asked.spec_overlap,
+        early_prune=asked.early_prune,
         max_num_seqs=seqs,
         max_num_batched_tokens=max(256, seqs),
     )
@@ -164,13 +167,24 @@ def engine_config(asked: argparse.Namespace) -> EngineConfig:
     return replace(config, max_num_batched_tokens=max(256, seqs, rows))
 
 
-def policies_of(texts: Sequence[str], cap: int) -> tuple[PolicySpec, ...]:
-    """Raises ConfigError for a policy that cannot be had, and for a table, which one engine has only one of."""
-    found = tuple(parse_policy(each, cap=cap) for each in texts)
-    for each in found:
-        if each.table:
-            raise ConfigError(f"--policies names {each.text!r}; a table is not among what an engine can change to")
-    return found
+def policies_of(texts: Sequence[str], speculation: SpeculationConfig) -> tuple[PolicySpec, ...]:
+    """Raises ConfigError for a policy that cannot be had. `table` goes by the one table that the engine has."""
+    return tuple(_policy_of(each, speculation) for each in texts)
+
+
+def _policy_of(text: str, speculation: SpeculationConfig) -> PolicySpec:
+    if text == "table" and speculation.table:
+        return PolicySpec(text=text, name="table", table=speculation.table)
+    if text.partition(":")[0] == "table":
+        key = "num_speculative_tokens_per_batch_size"
+        found = (
+            f"which has {[list(each) for each in speculation.table]}" if speculation.table else "which has none"
+        )
+        raise ConfigError(
+            f"--policies names {text!r}; an engine has one table, that of '{key}' in --speculative-config, "
+            f"{found}: the policy that goes by it is called table"
+        )
+    return parse_policy(text, cap=speculation.cap)
 
 
 def conditions(asked: argparse.Namespace, config: EngineConfig, prompts: Prompts) -> dict[str, Any]:
@@ -180,6 +194,8 @@ def conditions(asked: argparse.Namespace, config: EngineConfig, prompts: Prompts
     return {
         "model": asked.MODEL or "embedded",
         "speculation": config.speculative_config,
+        "overlap": config.spec_overlap,
+        "early pruning": config.early_prune,
         "dtype": config.dtype,
         "threads": config.threads,
         "rows of a step at most": config.max_num_batched_tokens,
@@ -230,6 +246,8 @@ def spec_parser() -> CommandParser:
     add("MODEL", nargs="?", help="directory, GGUF file or hub id; without it, the embedded one")
     add("--help", "-h", action="store_true")
     add("--speculative-config", default="{}", metavar="JSON", help="who drafts, as of faser serve")
+    add("--spec-overlap", choices=("auto", "on", "off"), default="auto", help="as of faser serve [auto]")
+    add("--early-prune", choices=("auto", "on", "off"), default="off", help="as of faser serve [off]")
     add("--prompts", metavar="FILE", help="Spec-Bench's JSON lines, or a text a line; without it, built-in ones")
     add("--categories", type=_texts, default=[], help="of the prompts; without it, all")
     add("--max-prompt-tokens", type=_count, help="longer prompts are left out")
