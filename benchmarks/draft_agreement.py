@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.prompts import load_prompts
 from faser.bench.questions import QUESTIONS
 from faser.engine.sampling import token_masses
-from faser.engine.spec.draft_choice import nearest
+from faser.engine.torch_choice import nearest
 
 _SEED = 7
 _WINDOWS = (0.0, 0.02, 0.05, 0.1)

@@ -121,7 +121,7 @@ def _step_s(engine: Engine) -> float:
 
 def _read_gb_s(repeats: int = 9) -> float:
     """Median over reads of a gigabyte by all threads."""
-    native = NativeBackend(library_path(cache_dir=cache_dir()), num_threads=EngineConfig().threads)
+    native = NativeBackend(library_path(cache_dir=cache_dir() / "kernels"), num_threads=EngineConfig().threads)
     memory = torch.ones(1 << 30, dtype=torch.uint8)
     seconds = []
     for _ in range(repeats):

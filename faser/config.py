@@ -185,6 +185,36 @@ class EngineConfig:
         choices=POLICIES,
         common=True,
     )
+    spec_overlap: str = setting(
+        "auto",
+        "Draft the next tokens while the target verifies the last ones. auto: where that is faster.",
+        group=SPECULATION,
+        kind=Kind.TEXT,
+        choices=("auto", "on", "off"),
+    )
+    draft_share: float | None = setting(
+        None,
+        "Share of the cores that drafting has while it overlaps. None: the best of those measured.",
+        group=SPECULATION,
+        kind=Kind.NUMBER,
+        low=0,
+        above=True,
+        high=0.5,
+    )
+    early_prune: str = setting(
+        "off",
+        "Let rows that the target will clearly refuse leave its forward pass early. auto: where that is faster.",
+        group=SPECULATION,
+        kind=Kind.TEXT,
+        choices=("auto", "on", "off"),
+    )
+    trace_steps: str | None = setting(
+        None,
+        "File for what every step did and when, as Perfetto and chrome://tracing open it.",
+        group=ENGINE,
+        kind=Kind.TEXT,
+        metavar="path",
+    )
     slo_ttft_ms: float | None = setting(
         None,
         "Target for the time to the first token, of requests that bring none, in milliseconds.",
@@ -449,7 +479,7 @@ def _parse_speculation(values: Mapping[str, Any], policy_label: str = "speculati
 
 
 def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where downloaded models and compiled kernels are kept: FASER_CACHE_DIR, else the user's cache folder."""
+    """Where models, compiled kernels and step times are kept: FASER_CACHE_DIR, else the user's cache folder."""
     if own := environment.get("FASER_CACHE_DIR"):
         return Path(own).expanduser()
     if shared := environment.get("XDG_CACHE_HOME"):

@@ -145,6 +145,7 @@ class FakeEngine:
         self.state = EngineState.READY
         self.state_reason = ""
         self.silence_s = 0.0
+        self.max_samples = 4096
         self.loaded = True
         self.step_s = 0.0
         self.refusals: list[FaserError | None] = []

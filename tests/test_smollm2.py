@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from faser.config import cache_dir
 from faser.engine.models.source import resolve
 from faser.offline import LLM, Generation
 from faser.types import SamplingParams
@@ -22,8 +21,9 @@ CHUNK = 16  # rows a step: less than most prompts have, so that they are compute
 
 
 @pytest.fixture(scope="module")
-def directory() -> Path:
-    return resolve(None, cache_dir(), progress=lambda _stage, _done, _total: None)
+def directory(user_cache: Path) -> Path:
+    """Where the user has it, too: it is downloaded once, not by every run."""
+    return resolve(None, user_cache, progress=lambda _stage, _done, _total: None)
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,29 @@ class RowBatch:
     layout: RowLayout
     last_rows: NDArray[np.int64]
 
+    def narrowed(self, counts: NDArray[np.int32]) -> tuple["RowBatch", NDArray[np.int64]]:
+        """The batch of each sequence's first counts[s] rows, [S], at least one; and which these are, ascending.
+
+        rows     | a0 a1 a2 a3 | b0 | c0 c1 |    counts 2, 1, 2    rows that stay 0, 1, 4, 5, 6
+        """
+        starts = self.layout.query_start.numpy()
+        owned = np.diff(starts)
+        assert ((counts >= 1) & (counts <= owned)).all(), f"{counts} rows are to stay of {owned}"
+        query_start = np.zeros_like(starts)
+        np.cumsum(counts, out=query_start[1:])
+        staying = np.arange(query_start[-1], dtype=np.int64) + np.repeat(starts[:-1] - query_start[:-1], counts)
+        batch = RowBatch(
+            token_ids=self.token_ids[torch.from_numpy(staying)],
+            layout=RowLayout(
+                query_start=torch.from_numpy(query_start),
+                seq_len=self.layout.seq_len - torch.from_numpy(owned - counts.astype(owned.dtype)),
+                positions=self.layout.positions[torch.from_numpy(staying)],
+                block_table=self.layout.block_table,
+            ),
+            last_rows=query_start[1:].astype(np.int64) - 1,
+        )
+        return batch, staying
+
 
 class BlockTable:
     """Blocks of every slot, in order of position. [num_slots, max_blocks] int32, allocated once."""

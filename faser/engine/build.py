@@ -14,20 +14,25 @@ from faser.engine.batch import BlockTable
 from faser.engine.clock import Clock, WallClock
 from faser.engine.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.executor import ModelExecutor, Speculation
+from faser.engine.executor import Lanes, ModelExecutor, Speculation
 from faser.engine.kv_cache import KvManager
 from faser.engine.loading import LoadedModel, Report, load_draft_model, load_target
 from faser.engine.models.source import resolve
-from faser.engine.profile import Room, cached_profile, fingerprint, profile
+from faser.engine.partition import Partition, core_numbers, make_partition
+from faser.engine.profile import Pair, Room, cached_profile, fingerprint, profile
 from faser.engine.runner import Runner
 from faser.engine.sampler import Sampler
 from faser.engine.scheduler import Scheduler
 from faser.engine.sizing import CachedModel, kv_shapes
-from faser.engine.spec.control import SpeculationControl
+from faser.engine.spec.control import Overlap, SpeculationControl
 from faser.engine.spec.drafter import Drafter
 from faser.engine.spec.factory import DrafterParts, DraftModelParts, make_drafter, names_model
 from faser.engine.spec.layer_skip import draft_layers
+from faser.engine.spec.prune_gate import PruneGate, prunes
+from faser.engine.spec.pruning import NUM_TOP, EarlyPruning, RankJudge
 from faser.engine.spec.verifiers import make_verifier
+from faser.engine.step_trace import StepTrace
+from faser.errors import ConfigError
 from faser.kernels.backend import Backend, KvShape
 from faser.kernels.factory import make_backend
 from faser.types import ModelInfo
@@ -47,6 +52,7 @@ class _Parts:
     kv: KvShape
     draft: LoadedModel | None = None
     draft_runner: Runner | None = None
+    lanes: Lanes | None = None
     kv_cache_bytes: int
 
     @property
@@ -72,14 +78,16 @@ def build_engine(
     report: Report,
     watch: Watch | None = None,
     costs: CostModel | None = None,
+    partition: Partition | None = None,
 ) -> tuple[Engine, ModelInfo]:
     """Load the model in directory, and the draft model that the config names, and make an engine of them.
 
     report: called with (stage, done, total) during everything that takes long. watch: is shown the engine's parts.
-    costs: what steps take; None: measured here, or read where that was done before.
+    costs: what steps take; None: measured here, or read where that was done before. partition: divides the
+    processors; None: the usual one.
     Raises ConfigError (or ModelError) naming what does not fit.
     """
-    parts = _load(config, directory, report)
+    parts = _load(config, directory, report, partition)
     engine = _assemble(parts, report, watch, costs)
     decoder = parts.target.decoder
     return engine, ModelInfo(
@@ -97,15 +105,17 @@ def build_engine(
     )
 
 
-def _load(config: EngineConfig, directory: Path, report: Report) -> _Parts:
+def _load(config: EngineConfig, directory: Path, report: Report, partition: Partition | None) -> _Parts:
     torch.set_num_threads(config.threads)
     draft_directory = _draft_directory(config, report)
     report("preparing kernels", 0, 0)
-    backend = make_backend(config.backend, _device(config), num_threads=config.threads, cache_dir=cache_dir())
+    kernels = cache_dir() / "kernels"
+    backend = make_backend(config.backend, _device(config), num_threads=config.threads, cache_dir=kernels)
     target = load_target(config, directory, backend, report)
     draft = None
+    draft_backend = backend.beside()  # so that both may run at the same time
     if draft_directory is not None:
-        draft = load_draft_model(config, draft_directory, target, backend, report)
+        draft = load_draft_model(config, draft_directory, target, draft_backend, report)
     if backend.name == "native":
         # Its own threads are what computes. Torch's would only choose tokens, and wait for each other at barriers
         # while the front-end holds a core: 18 ms instead of 0.4 ms for a greedy step on two busy cores.
@@ -120,7 +130,8 @@ def _load(config: EngineConfig, directory: Path, report: Report) -> _Parts:
         runner=Runner(target.decoder, backend, shapes[0]),
         kv=shapes[0],
         draft=draft,
-        draft_runner=None if draft is None else Runner(draft.decoder, backend, shapes[1]),
+        draft_runner=None if draft is None else Runner(draft.decoder, draft_backend, shapes[1]),
+        lanes=_lanes(config, backend, None if draft is None else draft_backend, partition),
         kv_cache_bytes=sum(shape.total_bytes for shape in shapes),
     )
 
@@ -133,23 +144,64 @@ def _draft_directory(config: EngineConfig, report: Report) -> Path | None:
     return resolve(speculation.model, cache_dir(), revision=speculation.revision, progress=report)
 
 
+def _lanes(
+    config: EngineConfig, target: Backend, draft: Backend | None, partition: Partition | None
+) -> Lanes | None:
+    """Where drafting may overlap with verification: with a draft model, whose drafts are point masses.
+
+    Raises ConfigError where it is wanted and cannot be.
+    """
+    speculation, cores = config.speculation, core_numbers(config.threads)
+    missing = None
+    if speculation.policy == "off":
+        missing = "nobody drafts: the policy is off"
+    elif draft is None:
+        missing = f"method {speculation.method} has no draft model, and text is looked up in no time"
+    elif speculation.draft_sample_method == "probabilistic":
+        missing = (
+            "draft_sample_method is probabilistic; only point masses can be judged at the border of two drafts"
+        )
+    elif speculation.rejection_sample_method == "synthetic":
+        missing = "synthetic verdicts are no tokens of the target, which the next draft could start with"
+    elif len(cores) < 2:
+        missing = f"two lanes take two cores; there is {len(cores)}"
+    if config.spec_overlap == "on" and missing:
+        raise ConfigError(f"spec_overlap is on, but {missing}")
+    if config.spec_overlap == "off" or missing:
+        return None
+    partition = partition or make_partition("cores", cores)
+    if config.draft_share is not None and config.draft_share not in partition.shares():
+        offered = ", ".join(f"{share:g}" for share in partition.shares())
+        raise ConfigError(f"draft_share is {config.draft_share:g}; of {len(cores)} cores it can be {offered}")
+    return Lanes(partition=partition, target=target, draft=draft)
+
+
 def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostModel | None) -> Engine:
     config, target, kv = parts.config, parts.target, parts.kv
     sampler = Sampler(
-        config.max_num_seqs, target.decoder.spec.vocab_size, target.config.eos_token_ids, parts.backend.device
+        config.max_num_seqs,
+        target.decoder.spec.vocab_size,
+        target.config.eos_token_ids,
+        parts.backend.device,
+        parts.backend.token_choice,
     )
     table = BlockTable(config.max_num_seqs, -(-target.max_positions // kv.block_size))
+    speculation = None
+    if parts.speculates:
+        costs = costs or _costs(parts, report)
+        speculation = _speculation(parts, sampler, table, costs, watch)
     executor = ModelExecutor(
         parts.runner,
         sampler,
         table,
         max_logit_rows=config.max_num_seqs,
-        speculation=_speculation(parts, sampler, table, watch) if parts.speculates else None,
+        speculation=speculation,
     )
     clock = WallClock()
     control = None
-    if parts.speculates:
-        control = _control(parts, costs or _costs(parts, report), clock, watch)
+    if speculation is not None and costs is not None:
+        overlap = None if speculation.lanes is None else _overlap(config, costs)
+        control = _control(parts, costs, clock, watch, overlap)
     scheduler = Scheduler(
         kv=KvManager(kv.num_blocks, kv.block_size, enable_prefix_caching=config.enable_prefix_caching),
         max_num_seqs=config.max_num_seqs,
@@ -161,10 +213,13 @@ def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostMod
         clock=clock,
         speculation=control,
     )
-    return Engine(scheduler, executor)
+    trace = None if config.trace_steps is None else StepTrace(Path(config.trace_steps))
+    return Engine(scheduler, executor, trace)
 
 
-def _speculation(parts: _Parts, sampler: Sampler, table: BlockTable, watch: Watch | None) -> Speculation:
+def _speculation(
+    parts: _Parts, sampler: Sampler, table: BlockTable, costs: CostModel, watch: Watch | None
+) -> Speculation:
     """Who drafts, and who judges."""
     config, model = parts.config, None
     if parts.draft is not None and parts.draft_runner is not None:
@@ -180,15 +235,29 @@ def _speculation(parts: _Parts, sampler: Sampler, table: BlockTable, watch: Watc
         num_slots=config.max_num_seqs,
         max_rows=config.max_num_batched_tokens,
         model=model,
+        num_top=NUM_TOP if prunes(config.early_prune, config.speculation) else 0,
     )
     drafter = make_drafter(config.speculation, drafter_parts)
+    drafter = drafter if watch is None else watch.drafter(drafter)
     return Speculation(
-        drafter=drafter if watch is None else watch.drafter(drafter),
+        drafter=drafter,
         verifier=make_verifier(config.speculation, sampler),
+        pruning=_pruning(parts, costs),
+        lanes=parts.lanes if drafter.drafts_ahead else None,
     )
 
 
-def _control(parts: _Parts, costs: CostModel, clock: Clock, watch: Watch | None) -> SpeculationControl:
+def _pruning(parts: _Parts, costs: CostModel) -> EarlyPruning | None:
+    mode = parts.config.early_prune
+    if not prunes(mode, parts.config.speculation):
+        return None
+    gate = PruneGate(mode, num_layers=parts.runner.num_layers, most=NUM_TOP, costs=costs)
+    return EarlyPruning(gate, RankJudge(), num_slots=parts.config.max_num_seqs)
+
+
+def _control(
+    parts: _Parts, costs: CostModel, clock: Clock, watch: Watch | None, overlap: Overlap | None
+) -> SpeculationControl:
     """Who decides, by what steps take on this machine."""
     config = parts.config
     if watch is not None:
@@ -199,7 +268,14 @@ def _control(parts: _Parts, costs: CostModel, clock: Clock, watch: Watch | None)
         num_slots=config.max_num_seqs,
         clock=clock,
         details=config.per_request_spec_decode_metrics == "detailed",
+        overlap=overlap,
     )
+
+
+def _overlap(config: EngineConfig, costs: CostModel) -> Overlap | None:
+    """Whether drafts may be made ahead, by what the measured lanes cost."""
+    lanes = tuple(each for each in costs.lanes if config.draft_share in (None, each.share))
+    return Overlap(lanes=lanes, mode=config.spec_overlap) if lanes else None
 
 
 def _costs(parts: _Parts, report: Report) -> CostModel:
@@ -222,6 +298,7 @@ def _costs(parts: _Parts, report: Report) -> CostModel:
             "backend": parts.backend.name,
             "threads": config.threads,
             "draft_layers": num_layers,
+            "lanes": parts.lanes is not None,
             "rows": (room.max_rows, room.max_logit_rows, room.max_len),
         }
     )
@@ -233,8 +310,15 @@ def _costs(parts: _Parts, report: Report) -> CostModel:
             room,
             progress=report,
             draft_layers=num_layers,
+            pair=_pair(parts.lanes),
         ),
     )
+
+
+def _pair(lanes: Lanes | None) -> Pair | None:
+    if lanes is None or lanes.draft is None:
+        return None
+    return Pair(partition=lanes.partition, target=lanes.target, draft=lanes.draft)
 
 
 def _device(config: EngineConfig) -> str:

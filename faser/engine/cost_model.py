@@ -10,7 +10,7 @@ import os
 import tempfile
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, overload
@@ -18,13 +18,14 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from faser.engine.co_run import CoRun
 from faser.errors import ConfigError
 from faser.types import STEP_ERROR_EDGES, RoleStats
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_FORMAT = 1
+_FORMAT = 2
 _FOLLOW = 0.1  # weight of the newest step in the factor of its role
 _OUTLIER = 3.0  # one step counts at most for so many times faster or slower: a page fault is no new machine
 _LARGEST_FACTOR = 20.0
@@ -88,9 +89,13 @@ class CostTable:
 
 
 class CostModel:
-    """Times of all roles. Read by policies, written by the engine through `observe`."""
+    """Times of all roles. Read by policies, written by the engine through `observe`.
 
-    def __init__(self, tables: Mapping[Role, CostTable]) -> None:
+    lanes: what drafting beside a step costs, by share; none where it was not measured.
+    """
+
+    def __init__(self, tables: Mapping[Role, CostTable], lanes: tuple[CoRun, ...] = ()) -> None:
+        self._lanes = lanes
         if Role.STEP not in tables:
             raise ConfigError("a cost model has no times of role step")
         self._tables = dict(tables)
@@ -107,6 +112,7 @@ class CostModel:
         pass_s: float | None = None,
         pass_row_s: float = 0.0,
         text_s: float | None = None,
+        lanes: tuple[CoRun, ...] = (),
     ) -> "CostModel":
         """step_s + row_s * rows + kv_token_s * tokens; likewise a pass; text_s per sequence. For simulations."""
         tables = {Role.STEP: _line(step_s, row_s, kv_token_s)}
@@ -114,12 +120,16 @@ class CostModel:
             tables[Role.PASS] = _line(pass_s, pass_row_s)
         if text_s is not None:
             tables[Role.TEXT] = _line(0.0, text_s)
-        return cls(tables)
+        return cls(tables, lanes)
 
     @property
     def has_passes(self) -> bool:
         """Drafting costs a pass of a model per token."""
         return Role.PASS in self._tables
+
+    @property
+    def lanes(self) -> tuple[CoRun, ...]:
+        return self._lanes
 
     @property
     def tables(self) -> Mapping[Role, CostTable]:
@@ -137,6 +147,12 @@ class CostModel:
         """Seconds of a step with so many rows, whose sequences have kv_tokens in the cache together."""
         kv_s = self._tables[Role.STEP].kv_token_s * kv_tokens
         return (self._base_s(Role.STEP, rows) + kv_s) * self._followed[Role.STEP].factor
+
+    def steps_s(self, fewest: int, most: int, kv_tokens: int = 0) -> Floats:
+        """[most - fewest + 1] seconds of steps with fewest … most rows, else as step_s."""
+        found = self._covering(Role.STEP, most)[fewest : most + 1] + self._tables[Role.STEP].kv_token_s * kv_tokens
+        found *= self._followed[Role.STEP].factor
+        return found
 
     @overload
     def pass_s(self, rows: int) -> float: ...
@@ -167,17 +183,16 @@ class CostModel:
 
         One pass for each token of the longest draft, with the sequences that still go on.
         """
-        going = np.bincount(lengths)[::-1].cumsum()[::-1][1:]  # [max γ] sequences in pass 1, 2, …
-        if not len(going):
+        drafting = lengths.nonzero()[0]
+        if not len(drafting):
             return 0.0
-        first = int(going[0])
-        total_s = self.text_s(first)
+        total_s = self.text_s(len(drafting))
         if not self.has_passes:
             return total_s
-        total_s += float(self.pass_s(going).sum())
-        if lag.any():
-            behind = int(lag[lengths > 0].sum())
-            total_s += (self.pass_s(first + behind) - self.pass_s(first)) / horizon
+        total_s += float(np.add.reduce(self.pass_s(_going(lengths))))
+        behind = int(np.add.reduce(lag[drafting]))
+        if behind:
+            total_s += (self.pass_s(len(drafting) + behind) - self.pass_s(len(drafting))) / horizon
         return total_s
 
     def observe(self, role: Role | str, predicted_s: float, measured_s: float) -> None:
@@ -194,13 +209,15 @@ class CostModel:
             role.value: {"rows": table.rows, "seconds": table.seconds, "kv_token_s": table.kv_token_s}
             for role, table in self._tables.items()
         }
-        return json.dumps({"format": _FORMAT, "roles": roles}, indent=1) + "\n"
+        lanes = [asdict(each) for each in self._lanes]
+        return json.dumps({"format": _FORMAT, "roles": roles, "lanes": lanes}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the cost model") -> "CostModel":
         """Raises ConfigError that names source and what is wrong."""
         try:
-            return cls(_read_tables(json.loads(text)))
+            content = json.loads(text)
+            return cls(_read_tables(content), tuple(CoRun(**each) for each in content["lanes"]))
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -276,6 +293,13 @@ class Ledger:
             measured_s=self.measured_s,
             errors=tuple(self.errors),
         )
+
+
+def _going(lengths: Ints) -> Ints:
+    """[max γ] sequences in pass 1, 2, … of a draft of lengths."""
+    if len(lengths) == 1:
+        return np.ones(lengths[0], dtype=np.int64)
+    return np.bincount(lengths)[:0:-1].cumsum()[::-1]
 
 
 def _nothing(counts: int | Ints) -> float | Floats:

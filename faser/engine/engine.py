@@ -1,4 +1,7 @@
-"""The engine: propose and draft, where anybody speculates; plan, run, commit. Nothing else happens in a step."""
+"""The engine: propose and draft, where anybody speculates; plan, run, commit. Nothing else happens in a step.
+
+A step that drafts ahead proposes after it has planned, and drafts while it runs.
+"""
 
 import time
 from dataclasses import replace
@@ -6,15 +9,20 @@ from dataclasses import replace
 from faser.engine.executor import Executor
 from faser.engine.plan import SequenceDelta
 from faser.engine.scheduler import Scheduler
+from faser.engine.step_trace import StepTrace
 from faser.types import EngineStats, Request
 
 
 class Engine:
-    """One scheduler, one executor, one thread. See AsyncEngine for the face that others use."""
+    """One scheduler, one executor, one thread. See AsyncEngine for the face that others use.
 
-    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+    trace: is told of every step.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, trace: StepTrace | None = None) -> None:
         self._scheduler = scheduler
         self._executor = executor
+        self._trace = trace
         self._num_steps = 0
         self._last_step_rows = 0
         self._last_step_s = 0.0
@@ -27,8 +35,14 @@ class Engine:
         plan = self._scheduler.plan(drafts)
         if plan is None:
             return ()
-        result = self._executor.run(plan)
-        deltas = tuple(self._scheduler.commit(plan, result))
+        ahead, beside = self._scheduler.propose_ahead(plan), None
+        if ahead is None:
+            result = self._executor.run(plan)
+        else:
+            result, beside = self._executor.run_beside(plan, ahead)
+        deltas = tuple(self._scheduler.commit(plan, result, beside))
+        if self._trace is not None:
+            self._trace.step(began_s, time.perf_counter(), plan, result, before=drafts, ahead=ahead, beside=beside)
         self._num_steps += 1
         self._last_step_rows = plan.num_rows
         self._last_step_s = time.perf_counter() - began_s

@@ -5,8 +5,9 @@ prompts whose log probabilities were asked for. Decides nothing.
 """
 
 import time
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.batch import BlockTable, RowBatch
+from faser.engine.partition import Lane, Partition
 from faser.engine.plan import (
     DraftPlan,
     Drafts,
@@ -26,8 +28,12 @@ from faser.engine.plan import (
 from faser.engine.runner import Runner
 from faser.engine.sampler import Sampler
 from faser.engine.spec.drafter import Continuation, Drafter, Proposals
+from faser.engine.spec.pruning import EarlyPruning, lines_of
 from faser.engine.spec.verify import DraftedRows, Verdict, Verifier
+from faser.kernels.backend import Backend
 from faser.types import PositionLogprobs
+
+T = TypeVar("T")
 
 
 class Executor(Protocol):
@@ -41,13 +47,31 @@ class Executor(Protocol):
         """Apply the plan's releases and starts, run its rows; results come in the order of plan.rows."""
         ...
 
+    def run_beside(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
+        """Run the plan, and meanwhile draft what continues its own drafts; both are done at the return."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """Who computes in a step that drafts ahead. target, draft: on the lanes; draft: None where no model drafts."""
+
+    partition: Partition
+    target: Backend
+    draft: Backend | None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """What an engine that speculates has beside the model: who proposes tokens, and who judges them."""
+    """What an engine that speculates has beside the model: who proposes tokens, and who judges them.
+
+    pruning: None where all rows go through all layers. lanes: None where nobody drafts ahead.
+    """
 
     drafter: Drafter
     verifier: Verifier
+    pruning: EarlyPruning | None = None
+    lanes: Lanes | None = None
 
 
 class ModelExecutor:
@@ -78,30 +102,68 @@ class ModelExecutor:
         assert self._speculation is not None, "this engine has no drafter"
         began = time.perf_counter()
         self._release(plan.released)
-        for wish in plan.wishes:
-            if wish.new_blocks:
-                self._table.append(wish.slot, wish.new_blocks)
+        self._extend(plan)
         self._proposals = proposals = self._speculation.drafter.propose(plan)
-        return Drafts(
-            step=plan.step,
-            drafts=proposals.drafts,
-            run_s=time.perf_counter() - began,
-            passes=proposals.passes,
-            catchup_tokens=proposals.catchup_tokens,
-        )
+        return _drafts(plan, proposals, began, time.perf_counter())
 
     def run(self, plan: StepPlan) -> StepResult:
         began = time.perf_counter()
         self._apply(plan)
         batch = self._table.gather(plan.rows)
-        self._runner.forward(batch)
+        plan, batch, verdicts = self._verify(plan, batch)
+        self._go_on(verdicts)
+        self._proposals = None
+        return self._step_result(plan, batch, verdicts, began)
+
+    def run_beside(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
+        assert self._speculation is not None, "this engine has no drafter"
+        assert self._speculation.lanes is not None, "this engine has no lanes"
+        assert ahead.share is not None, "who drafts ahead has a share of the processors"
+        drafter, lanes = self._speculation.drafter, self._speculation.lanes
+        began = time.perf_counter()
+        self._apply(plan)
+        self._extend(ahead)
+        batch = self._table.gather(plan.rows)
+        lanes.partition.resize(ahead.share)
+        joined = lanes.partition.both(
+            lambda lane, until: _on(lanes.draft, lane, lambda: drafter.propose(ahead, until)),
+            lambda lane: _on(lanes.target, lane, lambda: self._verify(plan, batch)),
+        )
+        plan, batch, verdicts = joined.verified
+        self._go_on(verdicts)
+        result = self._step_result(plan, batch, verdicts, began)
+        return result, _drafts(ahead, joined.drafted, joined.draft_began_s, joined.draft_ended_s)
+
+    def _extend(self, plan: DraftPlan) -> None:
+        for wish in plan.wishes:
+            if wish.new_blocks:
+                self._table.append(wish.slot, wish.new_blocks)
+
+    def _verify(self, plan: StepPlan, batch: RowBatch) -> tuple[StepPlan, RowBatch, dict[int, Verdict]]:
+        """The forward, and what becomes of the drafts in it, by slot. Changes nothing but the KV cache.
+
+        Returns plan and batch as pruning left them: drafts may have become shorter.
+        """
+        pruning = None if self._speculation is None else self._speculation.pruning
+        if pruning is None:
+            self._runner.forward(batch)
+        else:
+            rows, batch = pruning.forward(self._runner, plan.rows, batch, self._top_ids(plan.rows))
+            plan = replace(plan, rows=rows)
         verdicts = self._choose([rows for rows in plan.rows if rows.samples], plan.rows, batch)
+        if pruning is not None:
+            nothing = Verdict()
+            pruning.learn([verdicts.get(rows.slot, nothing).token_ids for rows in plan.rows])
+        return plan, batch, verdicts
+
+    def _step_result(
+        self, plan: StepPlan, batch: RowBatch, verdicts: Mapping[int, Verdict], began_s: float
+    ) -> StepResult:
         results = tuple(
             self._result(rows, verdicts.get(rows.slot), int(batch.last_rows[i]))
             for i, rows in enumerate(plan.rows)
         )
-        self._proposals = None
-        return StepResult(step=plan.step, sequences=results, run_s=time.perf_counter() - began)
+        return StepResult(step=plan.step, sequences=results, run_s=time.perf_counter() - began_s, began_s=began_s)
 
     def _apply(self, plan: StepPlan) -> None:
         self._release(plan.released)
@@ -110,11 +172,30 @@ class ModelExecutor:
             self._sampler.start(start)
             if self._speculation is not None:
                 self._speculation.drafter.start(start)
+                if self._speculation.pruning is not None:
+                    self._speculation.pruning.start(start)
             if start.sampling.prompt_logprobs is not None:
                 self._scored[start.slot] = start
         for rows in plan.rows:
             if rows.new_blocks:
                 self._table.append(rows.slot, rows.new_blocks)
+
+    def _go_on(self, verdicts: Mapping[int, Verdict]) -> None:
+        """Every sequence goes on with its tokens."""
+        going_on = [(slot, verdict) for slot, verdict in verdicts.items() if verdict.error is None]
+        if not going_on:
+            return
+        self._sampler.accept(
+            [slot for slot, verdict in going_on for _ in verdict.token_ids],
+            [token_id for _, verdict in going_on for token_id in verdict.token_ids],
+        )
+        if self._speculation is not None:
+            self._speculation.drafter.commit(
+                [
+                    Continuation(slot=slot, token_ids=each.token_ids, num_accepted=len(each.token_ids) - 1)
+                    for slot, each in going_on
+                ]
+            )
 
     def _release(self, slots: tuple[int, ...]) -> None:
         for slot in slots:
@@ -134,20 +215,6 @@ class ModelExecutor:
             verdicts = self._judge(chosen, last_rows)
         else:
             verdicts = self._sample(chosen, self._runner.logits(last_rows))
-        going_on = [
-            (rows.slot, verdict) for rows, verdict in zip(chosen, verdicts, strict=True) if verdict.error is None
-        ]
-        self._sampler.accept(
-            [slot for slot, verdict in going_on for _ in verdict.token_ids],
-            [token_id for _, verdict in going_on for token_id in verdict.token_ids],
-        )
-        if self._speculation is not None:
-            self._speculation.drafter.commit(
-                [
-                    Continuation(slot=slot, token_ids=each.token_ids, num_accepted=len(each.token_ids) - 1)
-                    for slot, each in going_on
-                ]
-            )
         return {rows.slot: verdict for rows, verdict in zip(chosen, verdicts, strict=True)}
 
     def _sample(self, chosen: list[SequenceRows], logits: Tensor) -> list[Verdict]:
@@ -191,6 +258,12 @@ class ModelExecutor:
         kept = [first[rows.slot] + i for rows in chosen for i in range(rows.num_drafts)]
         return self._proposals.probs[torch.tensor(kept, dtype=torch.int64)]
 
+    def _top_ids(self, rows: tuple[SequenceRows, ...]) -> Tensor | None:
+        """Likely tokens beside each drafted one of the step, [T, M]; None where nobody named any."""
+        if self._proposals is None or self._proposals.top_ids is None:
+            return None
+        return self._proposals.top_ids[torch.from_numpy(lines_of(rows, self._proposals.drafts))]
+
     def _result(self, rows: SequenceRows, verdict: Verdict | None, last_row: int) -> SequenceResult:
         scored = self._scored.get(rows.slot)
         prompt = None if scored is None else self._score_prompt(rows, scored, last_row)
@@ -220,3 +293,25 @@ class ModelExecutor:
             logits = self._runner.logits(range(first_row + at, first_row + at + len(part)))
             scored += self._sampler.prompt_logprobs(logits, part, num_top)
         return tuple(scored)
+
+
+def _drafts(plan: DraftPlan, proposals: Proposals, began_s: float, ended_s: float) -> Drafts:
+    return Drafts(
+        step=plan.step,
+        drafts=proposals.drafts,
+        run_s=ended_s - began_s,
+        began_s=began_s,
+        passes=proposals.passes,
+        catchup_tokens=proposals.catchup_tokens,
+    )
+
+
+def _on(backend: Backend | None, lane: Lane, call: Callable[[], T]) -> T:
+    """Call with a backend that computes on the lane's processors only."""
+    if backend is None:
+        return call()
+    backend.use(lane.cores)
+    try:
+        return call()
+    finally:
+        backend.use(None)

@@ -23,7 +23,8 @@ class SequenceStart:
 
     seed: the effective one; it and a position determine every random choice of the sequence.
     token_ids: prompt, then what was generated before a preemption. prompt_len: where the prompt ends.
-    salt: sequences with different salts learn nothing from each other's text.
+    salt: sequences with different salts learn nothing from each other's text. predicted_token_ids: text to draft
+    from that the sequence has not, and that is never computed.
     """
 
     slot: int
@@ -32,6 +33,7 @@ class SequenceStart:
     prompt_len: int
     token_ids: tuple[int, ...]
     salt: str | None = None
+    predicted_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +90,15 @@ class DraftPlan:
     """What to draft before step `step`. stop: of drafters that need a pass a token; None: draft max_tokens.
 
     released: slots given up since the last plan, applied first; the StepPlan does not name them again.
+    share: of the processors, for drafting beside step `step`, whose own drafts are behind the wishes; None: it
+    is before the step, on all of them.
     """
 
     step: int
     wishes: tuple[DraftWish, ...]
     released: tuple[int, ...] = ()
     stop: StopRule | None = None
+    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +118,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
-    """In the order of the wishes. run_s: wall time of drafting. passes: passes of a draft model.
+    """In the order of the wishes. run_s: wall time of drafting, from began_s on. passes: passes of a draft model.
 
     catchup_tokens: rows that only refilled the draft model's KV.
     """
@@ -121,6 +126,7 @@ class Drafts:
     step: int
     drafts: tuple[Draft, ...]
     run_s: float
+    began_s: float = 0.0
     passes: int = 0
     catchup_tokens: int = 0
 
@@ -161,11 +167,12 @@ class SequenceResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Results in the order of plan.rows. run_s: wall time of the data plane."""
+    """Results in the order of plan.rows. run_s: wall time of the data plane, from began_s on."""
 
     step: int
     sequences: tuple[SequenceResult, ...]
     run_s: float
+    began_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

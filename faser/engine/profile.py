@@ -19,21 +19,26 @@ import torch
 
 from faser import __version__
 from faser.engine.batch import RowBatch
+from faser.engine.co_run import CoRun
+from faser.engine.co_run_profile import measure_slowdown
 from faser.engine.cost_model import CostModel, CostTable, Role
+from faser.engine.partition import Lane, Partition
 from faser.engine.runner import Runner
 from faser.errors import ConfigError
-from faser.kernels.backend import RowLayout
+from faser.kernels.backend import Backend, RowLayout
 
 _log = logging.getLogger("faser.engine")
 
 Progress = Callable[[str, int, int], None]
 
-STAGE = "measuring step times"
+STAGE, LANES_STAGE = "measuring step times", "measuring lanes"
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _REPEATS, _LEAST_REPEATS = 7, 5
 _ROWS_EACH = 4  # of a sequence in a step with several
 _SHORT_CONTEXT, _LONG_CONTEXT = 64, 1024
 _TEXT_S = 30e-6  # a look-up in text, per sequence; a first guess, the engine follows the real one
+_TYPICAL_SEQUENCES = 2  # of an overlapped step
+_LANES_BUDGET_S = 3.0
 _DRAFT_SHARE = 0.35  # of the time there is, for the passes of the draft model
 
 
@@ -49,6 +54,15 @@ class Room:
     max_len: int
     max_rows: int
     max_logit_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """What may run at the same time: the target's backend and the draft model's, on the lanes of a partition."""
+
+    partition: Partition
+    target: Backend
+    draft: Backend
 
 
 def fingerprint(described: Mapping[str, object]) -> str:
@@ -79,9 +93,12 @@ def profile(
     *,
     progress: Progress,
     draft_layers: int | None = None,
+    pair: Pair | None = None,
     budget_s: float = 30.0,
 ) -> CostModel:
     """Time steps of the target and passes of the drafter, within about budget_s seconds.
+
+    pair: measure as well how the two of them disturb each other at the same time.
 
     draft_runner: of a draft model, or the target's own when its first draft_layers layers draft; None: no passes.
     The keys and values of the dummy sequences stay in the cache, in blocks that nobody holds.
@@ -95,7 +112,34 @@ def profile(
         passes = _Stopwatch(draft_runner, room, num_layers=draft_layers, rows_each=1)
         tables[Role.PASS] = passes.table(budget_s * share, report)
     report.finish()
-    return CostModel(tables)
+    lanes: tuple[CoRun, ...] = ()
+    if pair is not None and draft_runner is not None:
+        progress(LANES_STAGE, 0, 0)
+        lanes = _side_by_side(pair, _Stopwatch(runner, room), _Stopwatch(draft_runner, room, rows_each=1))
+    return CostModel(tables, lanes)
+
+
+def _side_by_side(pair: Pair, target: "_Stopwatch", drafter: "_Stopwatch") -> tuple[CoRun, ...]:
+    """A step of a few sequences beside passes of the drafter for as many."""
+
+    def timed(stopwatch: _Stopwatch, backend: Backend, rows: int) -> Callable[[Lane], float]:
+        batch = stopwatch.batch(rows)
+
+        def call(lane: Lane) -> float:
+            backend.use(lane.cores)
+            try:
+                return stopwatch.once_s(batch)
+            finally:
+                backend.use(None)
+
+        return call
+
+    return measure_slowdown(
+        pair.partition,
+        timed(target, pair.target, _TYPICAL_SEQUENCES * _ROWS_EACH),
+        timed(drafter, pair.draft, _TYPICAL_SEQUENCES),
+        budget_s=_LANES_BUDGET_S,
+    )
 
 
 @dataclass(slots=True)
@@ -132,7 +176,7 @@ class _Stopwatch:
         """
         ends_s = time.perf_counter() + budget_s
         short, long = min(_SHORT_CONTEXT, self._longest()), min(_LONG_CONTEXT, self._longest())
-        batches = [self._batch(1, long)] if long >= 2 * short else []  # the slope's, beside the first bucket
+        batches = [self._laid_out(1, long)] if long >= 2 * short else []  # the slope's, beside the first bucket
         num_slopes = len(batches)
         times: list[list[float]] = [[self._warm_s(batch)] for batch in batches]
         buckets = [each for each in BUCKETS if each <= self._room.max_rows]
@@ -144,25 +188,29 @@ class _Stopwatch:
                     "step times: measured up to %d rows within %.0f s, extrapolated above", measured, budget_s
                 )
                 break
-            batches.append(self._batch(rows, short))
+            batches.append(self._laid_out(rows, short))
             times.append([self._warm_s(batches[-1])])
             report.advance()
         for done in range(1, _REPEATS):
             if done >= _LEAST_REPEATS and time.perf_counter() > ends_s:
                 break
             for batch, each in zip(batches, times, strict=True):
-                each.append(self._once_s(batch))
+                each.append(self.once_s(batch))
         medians = [statistics.median(each) for each in times]
         kv_token_s = max(medians[0] - medians[1], 0.0) / (long - short) if num_slopes else 0.0
         read = [kv_token_s * int(batch.layout.seq_len.sum()) for batch in batches]
         net = [max(median - kv_s, 1e-9) for median, kv_s in zip(medians, read, strict=True)]
         return CostTable.measured(dict(zip(buckets, net[num_slopes:], strict=False)), kv_token_s=kv_token_s)
 
+    def batch(self, rows: int) -> RowBatch:
+        """Of short sequences."""
+        return self._laid_out(min(rows, self._room.max_rows), min(_SHORT_CONTEXT, self._longest()))
+
     def _longest(self) -> int:
         """Tokens that one dummy sequence may have."""
         return max(1, min(self._room.max_len, self._room.num_blocks * self._room.block_size))
 
-    def _batch(self, rows: int, context: int) -> RowBatch:
+    def _laid_out(self, rows: int, context: int) -> RowBatch:
         """rows rows, rows_each a sequence, with context tokens in the cache, the rows among them.
 
         All sequences write the same blocks, one after the other's rows: what is in there makes no difference.
@@ -193,10 +241,10 @@ class _Stopwatch:
 
     def _warm_s(self, batch: RowBatch) -> float:
         """The second time: the first one meets cold memory."""
-        self._once_s(batch)
-        return self._once_s(batch)
+        self.once_s(batch)
+        return self.once_s(batch)
 
-    def _once_s(self, batch: RowBatch) -> float:
+    def once_s(self, batch: RowBatch) -> float:
         """A forward, the logits of all its rows and the greedy choice, as verification needs them."""
         began_s = time.perf_counter()
         self._runner.forward(batch, self._num_layers)

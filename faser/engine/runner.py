@@ -1,4 +1,8 @@
-"""Runs a model over the rows of a step. Owns its KV cache and the hidden states of the last step."""
+"""Runs a model over the rows of a step. Owns its KV cache and the hidden states of the last step.
+
+A forward may stop between two layers: begin, advance to a layer, look at what the rows would say there, let some
+of them leave, advance to the end. The rows that stay get the bits they would have got with all the others.
+"""
 
 from collections.abc import Sequence
 
@@ -8,7 +12,8 @@ from numpy.typing import NDArray
 
 from faser.engine.batch import RowBatch
 from faser.engine.models.decoder import Decoder
-from faser.kernels.backend import Backend, KvCache, KvShape
+from faser.kernels.backend import AttentionPlan, Backend, KvCache, KvShape
+from faser.kernels.token_choice import TokenChoice
 
 
 class Runner:
@@ -22,7 +27,10 @@ class Runner:
         self._backend = backend
         self._block_size = kv.block_size
         self._cache: KvCache = backend.allocate_kv(kv)
-        self._hidden: torch.Tensor | None = None  # [R, H] after the layers of the last forward, for its rows
+        self._hidden: torch.Tensor | None = None  # [R, H] after the layers that the rows have been through
+        self._batch: RowBatch | None = None
+        self._plan: AttentionPlan = None
+        self._next_layer = 0
 
     @property
     def num_layers(self) -> int:
@@ -32,13 +40,57 @@ class Runner:
     def vocab_size(self) -> int:
         return self._decoder.spec.vocab_size
 
-    @torch.inference_mode()
+    @property
+    def token_choice(self) -> TokenChoice | None:
+        """Kernels that choose from this model's logits, on the threads that the model runs on; None: none do."""
+        return self._backend.token_choice
+
     def forward(self, batch: RowBatch, num_layers: int | None = None) -> None:
         """Run the first num_layers layers (None: all) over the rows; their keys and values enter the cache."""
-        plan = self._backend.plan(batch.layout, self._block_size)
-        hidden = self._decoder.embed(batch.token_ids)
+        self.begin(batch)
+        self.advance(num_layers)
+
+    @torch.inference_mode()
+    def begin(self, batch: RowBatch) -> None:
+        """Start a forward: the rows have been through no layer."""
+        self._batch = batch
+        self._plan = self._backend.plan(batch.layout, self._block_size)
+        self._hidden = self._decoder.embed(batch.token_ids)
+        self._next_layer = 0
+
+    @torch.inference_mode()
+    def advance(self, num_layers: int | None = None) -> None:
+        """Run on until the rows have been through the first num_layers layers; None: through all."""
+        assert self._hidden is not None, "advance before begin"
         last = self.num_layers if num_layers is None else num_layers
-        self._hidden = self._decoder.run_layers(hidden, 0, last, self._cache, plan)
+        assert self._next_layer <= last <= self.num_layers, f"no way from layer {self._next_layer} to {last}"
+        self._hidden = self._decoder.run_layers(self._hidden, self._next_layer, last, self._cache, self._plan)
+        self._next_layer = last
+
+    @torch.inference_mode()
+    def narrow(self, counts: NDArray[np.int32]) -> RowBatch:
+        """Let rows leave the forward: counts[s] rows of sequence s stay, its first ones, and at least one.
+
+        Rows are numbered anew; returns the batch of those that stay. Layers to come know nothing of the others:
+        their positions count as not computed.
+        """
+        assert self._batch is not None, "narrow before begin"
+        assert self._hidden is not None, "narrow before begin"
+        batch, staying = self._batch.narrowed(counts)
+        if len(staying) < len(self._hidden):
+            self._batch = batch
+            self._plan = self._backend.plan(batch.layout, self._block_size)
+            self._hidden = self._hidden[: len(staying)].copy_(self._hidden[torch.from_numpy(staying)])
+        return self._batch
+
+    @torch.inference_mode()
+    def preview(self, rows: NDArray[np.int64], token_ids: torch.Tensor) -> torch.Tensor:
+        """What rows would score some tokens if the layers they have been through were all: [N, M] float32.
+
+        rows: [N]; token_ids: [N, M] int64, of each row. Changes nothing.
+        """
+        assert self._hidden is not None, "preview before begin"
+        return self._decoder.scores(self._hidden[torch.from_numpy(rows)], token_ids)
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:

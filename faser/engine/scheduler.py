@@ -170,7 +170,8 @@ class Scheduler:
         """
         assert self._in_flight is None, f"step {self._step} has not been committed"
         step = Step(budget=self._max_num_batched_tokens)
-        kept = self._kept(drafts)
+        assert drafts is not None or not self._drafting, "drafts come exactly when they were asked for"
+        kept = self._chunks() if drafts is None else self._kept(drafts)
         begun: list[Sequence] = []
         for sequence in tuple(self._running):
             if sequence.num_uncomputed > 1:
@@ -183,12 +184,44 @@ class Scheduler:
             self._admit_waiting(step)
         return self._launch(step) if step.rows else None
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceDelta]:
-        """Take in what a step computed; deltas in the order of plan.rows, of those that have news."""
+    def propose_ahead(self, plan: StepPlan) -> DraftPlan | None:
+        """Who is to draft beside the step just planned, behind its own drafts; None: nobody."""
+        assert self._in_flight is not None, "nothing is planned"
+        if self._speculation is None or not self._speculation.drafts_ahead:
+            return None
+        pairs = [
+            (sequence, rows)
+            for sequence, rows in zip(self._in_flight, plan.rows, strict=True)
+            if rows.samples and len(rows.token_ids) == rows.num_drafts + 1 and sequence.may_draft
+        ]
+        if not pairs:
+            return None
+        wish = self._speculation.wish_ahead(
+            [sequence for sequence, _ in pairs],
+            [rows.num_drafts for _, rows in pairs],
+            budget=self._max_num_batched_tokens,
+            room=self._room_to_draft,
+        )
+        if wish is None:
+            return None
+        wishes = []
+        for i, length in zip(wish.chosen, wish.lengths.tolist(), strict=True):
+            sequence, rows = pairs[i]
+            behind = rows.token_ids[1:]
+            new_blocks = self._blocks_to_draft(sequence, len(behind) + length)
+            wishes.append(DraftWish(slot=rows.slot, max_tokens=length, new_blocks=new_blocks, behind=behind))
+        self._speculation.sent_ahead(wish, tuple(each.behind for each in wishes))
+        return DraftPlan(step=plan.step, wishes=tuple(wishes), share=wish.share)
+
+    def commit(self, plan: StepPlan, result: StepResult, beside: Drafts | None = None) -> list[SequenceDelta]:
+        """Take in what a step computed; deltas in the order of plan.rows, of those that have news.
+
+        beside: what propose_ahead asked for.
+        """
         assert self._in_flight is not None, f"no step is in flight; step {plan.step} cannot be committed"
         assert plan.step == self._step == result.step, f"step {result.step} is not step {self._step}"
         if self._speculation is not None:
-            self._speculation.learn(plan, result)
+            self._speculation.learn(plan, result, beside)
         deltas = []
         for sequence, rows, outcome in zip(self._in_flight, plan.rows, result.sequences, strict=True):
             assert outcome.slot == rows.slot, f"slot {outcome.slot} answers for slot {rows.slot}"
@@ -269,12 +302,21 @@ class Scheduler:
         missing = self._kv.blocks_for(sequence.num_tokens + length) - len(sequence.table.blocks)
         return tuple(self._kv.allocate(sequence.table, missing)) if missing > 0 else ()
 
-    def _kept(self, drafts: Drafts | None) -> dict[Sequence, tuple[int, ...]]:
+    def _chunks(self) -> dict[Sequence, tuple[int, ...]]:
+        """What was drafted beside the last step and is to be verified now."""
+        if self._speculation is None or not self._speculation.drafts_ahead:
+            return {}
+        sequences = [each for each in self._running if each.num_uncomputed == 1 and each.may_draft]
+        if not sequences:
+            return {}
+        chunks = self._speculation.chunks(sequences, self._beside(sequences), budget=self._max_num_batched_tokens)
+        return dict(zip(sequences, chunks, strict=True))
+
+    def _kept(self, drafts: Drafts) -> dict[Sequence, tuple[int, ...]]:
         """The drafted tokens that are to be verified."""
         drafting, self._drafting = self._drafting, []
-        assert (drafts is None) == (not drafting), "drafts come exactly when they were asked for"
-        if drafts is None or self._speculation is None:
-            return {}
+        assert drafting, "drafts come exactly when they were asked for"
+        assert self._speculation is not None
         assert drafts.step == self._step + 1, f"drafts for step {drafts.step} are not for step {self._step + 1}"
         return dict(zip(drafting, self._speculation.keep(drafts), strict=True))
 

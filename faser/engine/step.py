@@ -26,6 +26,7 @@ class Step:
                 prompt_len=sequence.prompt_len,
                 token_ids=tuple(sequence.token_ids),
                 salt=sequence.request.cache_salt,
+                predicted_token_ids=sequence.request.predicted_token_ids,
             )
         )
 

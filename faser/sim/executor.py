@@ -9,11 +9,12 @@ number; its output is 1, 2, 3, … whatever is drafted, and a wrong draft is a 0
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from faser.engine.co_run import CoRun
 from faser.engine.cost_model import CostModel
 from faser.engine.plan import (
     Draft,
@@ -51,11 +52,30 @@ class _Playback:
         done, recorded = self.num_tokens - self.prompt_len, self.trace.output_len
         return done if done < recorded else min(1, recorded - 1) + (done - recorded) % max(recorded - 1, 1)
 
+    def ahead(self, num_behind: int) -> "_Playback":
+        """As if it knew so many more tokens. What the draft model drafted of them it has in its cache."""
+        if not num_behind:
+            return self
+        known = self.num_tokens + num_behind
+        return replace(self, num_tokens=known, covered=min(max(self.seen, self.covered), known - 1))
+
 
 class SimulatedExecutor:
-    """See the module. costs: what really takes how long; noise: sigma of the logarithm of every time's factor."""
+    """See the module. costs: what really takes how long; noise: sigma of the logarithm of every time's factor.
 
-    def __init__(self, trace: Trace, costs: CostModel, *, noise: float = 0.0, seed: int = 0) -> None:
+    lanes: how steps and drafts beside them disturb each other, by share.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        costs: CostModel,
+        *,
+        lanes: tuple[CoRun, ...] = (),
+        noise: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self._lanes = {each.share: each for each in lanes}
         self._methods = trace.methods
         self._costs = costs
         self._noise = noise
@@ -72,27 +92,30 @@ class SimulatedExecutor:
         del self._expected[number]
 
     def draft(self, plan: DraftPlan) -> Drafts:
+        """Drafts behind tokens that are being verified go on as the trace does there, if those are right."""
         slots = [self._slots[wish.slot] for wish in plan.wishes]
-        methods = [self._methods[slot.trace.methods[slot.position]] for slot in slots]
+        states = [slot.ahead(len(wish.behind)) for slot, wish in zip(slots, plan.wishes, strict=True)]
+        methods = [self._methods[each.trace.methods[each.position]] for each in states]
         lengths = [
-            min(wish.max_tokens, slot.trace.lengths[slot.position])
-            for wish, slot in zip(plan.wishes, slots, strict=True)
+            min(wish.max_tokens, state.trace.lengths[state.position])
+            for wish, state in zip(plan.wishes, states, strict=True)
         ]
         by_passes = [i for i, method in enumerate(methods) if method in PASS_METHODS and lengths[i] > 0]
         run_s = self._costs.text_s(sum(method not in PASS_METHODS for method in methods))
         passes, caught_up = 0, 0
         if by_passes:
-            rows = sum(_opening_rows(slots[i], methods[i]) for i in by_passes)
+            rows = sum(_opening_rows(states[i], methods[i]) for i in by_passes)
             caught_up = rows - len(by_passes)
-            course = _course(plan.stop, [slots[i] for i in by_passes], np.array([lengths[i] for i in by_passes]))
+            most = np.array([lengths[i] for i in by_passes])
+            course = _course(plan.stop, [states[i] for i in by_passes], most)
             for i, length, fed in zip(by_passes, course.lengths.tolist(), course.fed.tolist(), strict=True):
                 lengths[i] = length
-                slots[i].seen = slots[i].num_tokens + fed
+                slots[i].seen = states[i].num_tokens + fed
             passes = len(course.rows) + 1
             run_s += sum(self._costs.pass_s(count) for count in (rows, *course.rows))
         drafts = tuple(
-            _draft(wish.slot, slot, method, length)
-            for wish, slot, method, length in zip(plan.wishes, slots, methods, lengths, strict=True)
+            _draft(wish.slot, state, method, length, wish.behind)
+            for wish, state, method, length in zip(plan.wishes, states, methods, lengths, strict=True)
         )
         return Drafts(
             step=plan.step,
@@ -101,6 +124,14 @@ class SimulatedExecutor:
             passes=passes,
             catchup_tokens=caught_up,
         )
+
+    def run_beside(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
+        """Both begin at 0 and are over when the slower one is."""
+        assert ahead.share is not None, "who drafts ahead has a share of the processors"
+        drafts = self.draft(ahead)
+        result = self.run(plan)
+        both_s = float(self._lanes[ahead.share].seconds(np.array(result.run_s), np.array(drafts.run_s)))
+        return replace(result, run_s=both_s), replace(drafts, run_s=min(drafts.run_s, both_s))
 
     def run(self, plan: StepPlan) -> StepResult:
         for slot in plan.released:
@@ -126,7 +157,7 @@ class SimulatedExecutor:
         slot.num_tokens += accepted + 1
         if slot.seen:
             slot.covered = min(slot.seen, slot.num_tokens - 1)
-            slot.seen = 0
+            slot.seen = slot.seen if slot.seen > slot.num_tokens and accepted == len(draft) else 0
         return SequenceResult(slot=rows.slot, token_ids=tuple(range(first, first + accepted + 1)))
 
     def _noisy(self, seconds: float) -> float:
@@ -176,9 +207,9 @@ def _opening_rows(slot: _Playback, method: str) -> int:
     return slot.num_tokens - slot.covered if method == _CATCHES_UP else 1
 
 
-def _draft(number: int, slot: _Playback, method: str, length: int) -> Draft:
+def _draft(number: int, slot: _Playback, method: str, length: int, behind: tuple[int, ...]) -> Draft:
     position = slot.position
-    right = min(slot.trace.runs[position], length)
+    right = 0 if WRONG in behind else min(slot.trace.runs[position], length)
     first = slot.num_tokens - slot.prompt_len + 1
     return Draft(
         slot=number,

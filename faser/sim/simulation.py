@@ -1,7 +1,8 @@
 """One simulated run: the real scheduler and policy serve a workload, and a simulated clock passes.
 
-Owns the loop, the clock and what is counted on the way. The order of a step is the engine's: propose, draft, plan,
-run, commit. What a policy believes of costs and acceptance is its own to learn; what is true, the executor knows.
+Owns the loop, the clock and what is counted on the way. The order of a step is the engine's: propose, draft,
+plan, run, commit; or plan, propose, run both, commit. What a policy believes of costs and acceptance is its own to
+learn; what is true, the executor knows.
 """
 
 import copy
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from faser.engine.clock import SimulatedClock
+from faser.engine.co_run import CoRun
 from faser.engine.cost_model import CostModel
 from faser.engine.kv_cache import KvManager
 from faser.engine.plan import SequenceDelta, StepPlan, StepResult
@@ -29,10 +31,12 @@ class Machine:
     """What serves. costs: the truth; kv_tokens: room of the KV cache, None: enough for every slot.
 
     step_overhead_s: between any two steps. draft_overhead_s: more, in a step before which drafts were asked for.
-    noise: sigma of the logarithm of every step's time.
+    noise: sigma of the logarithm of every step's time. lanes: what drafting beside a step costs, by share; none:
+    nobody drafts ahead.
     """
 
     costs: CostModel
+    lanes: tuple[CoRun, ...] = ()
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
     block_size: int = 16
@@ -96,7 +100,9 @@ class Simulation:
         self._machine = machine
         self._wishes = SpeculationParams() if slo is None else SpeculationParams(slo=slo)
         self.clock = SimulatedClock()
-        self.executor = SimulatedExecutor(trace, machine.costs, noise=machine.noise, seed=seed)
+        self.executor = SimulatedExecutor(
+            trace, machine.costs, lanes=machine.lanes, noise=machine.noise, seed=seed
+        )
         self.scheduler = Scheduler(
             kv=KvManager(machine.num_blocks, machine.block_size, enable_prefix_caching=False),
             max_num_seqs=machine.max_num_seqs,
@@ -153,10 +159,16 @@ class Simulation:
             self.clock.advance(drafts.run_s + self._machine.draft_overhead_s)
         plan = self.scheduler.plan(drafts)
         assert plan is not None, "work, but nothing to compute"
-        result = self.executor.run(plan)
+        ahead, beside = self.scheduler.propose_ahead(plan), None
+        if ahead is None:
+            result = self.executor.run(plan)
+        else:
+            result, beside = self.executor.run_beside(plan, ahead)
+            self._outcome.drafted += sum(len(each.token_ids) for each in beside.drafts)
+            self.clock.advance(self._machine.draft_overhead_s)
         self.clock.advance(result.run_s + self._machine.step_overhead_s)
         self._count(plan, result)
-        for delta in self.scheduler.commit(plan, result):
+        for delta in self.scheduler.commit(plan, result, beside):
             self._hear(delta, duration_s)
         self._outcome.busy_s += self.clock.now() - before_s
 

@@ -154,3 +154,12 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="costs"):
         CostModel({Role.STEP: TABLE}).save(tmp_path / "file" / "costs.json")
+
+
+def test_steps_of_a_range_of_rows_are_those_one_by_one() -> None:
+    table = CostTable(rows=(1, 8, 32), seconds=(0.01, 0.02, 0.05), kv_token_s=1e-6)
+    costs = CostModel({Role.STEP: table})
+    costs.observe(Role.STEP, 0.01, 0.015)
+    expected = [costs.step_s(rows, 700) for rows in range(5, 3001)]
+    assert costs.steps_s(5, 3000, 700).tolist() == expected
+    assert costs.steps_s(7, 7).tolist() == [costs.step_s(7)]

@@ -3,7 +3,7 @@
 The target's token at output position p of request n is 100 * n + p + 1; the drafter knows it and errs by a rule.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -15,6 +15,7 @@ from faser.engine.plan import (
     Draft,
     DraftPlan,
     Drafts,
+    DraftWish,
     SequenceResult,
     SequenceRows,
     SequenceStart,
@@ -32,6 +33,7 @@ from faser.sim.record import Prompt, Session, record
 from faser.sim.synthetic import iid_trace
 from faser.sim.trace import Trace
 from faser.speculation import SpeculationConfig
+from faser.types import SamplingParams
 from tests.sim.running import machine
 
 CAP = 4
@@ -46,6 +48,8 @@ def right_tokens(position: int) -> int:
 class KnowingDrafter:
     """Knows the output, and errs where right_tokens says. judged: verdicts it was told, by position."""
 
+    drafts_ahead = True
+
     def __init__(self) -> None:
         self.known: dict[int, list[int]] = {}
         self.prompt_len: dict[int, int] = {}
@@ -55,7 +59,7 @@ class KnowingDrafter:
         self.known[start.slot] = list(start.token_ids)
         self.prompt_len[start.slot] = start.prompt_len
 
-    def propose(self, plan: DraftPlan) -> Proposals:
+    def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
         return Proposals(drafts=tuple(self.draft(wish.slot, wish.max_tokens) for wish in plan.wishes))
 
     def draft(self, slot: int, max_tokens: int) -> Draft:
@@ -95,6 +99,9 @@ class ScriptedTarget:
 
     def draft(self, plan: DraftPlan) -> Drafts:
         return Drafts(step=plan.step, drafts=self.drafter.propose(plan).drafts, run_s=0.0)
+
+    def run_beside(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
+        raise AssertionError(f"nobody drafts ahead of step {plan.step}: {ahead.wishes}")
 
     def run(self, plan: StepPlan) -> StepResult:
         for slot in plan.released:
@@ -182,6 +189,16 @@ def test_an_output_that_ends_by_itself_is_recorded_to_its_end() -> None:
 def test_the_drafter_behind_is_told_whether_its_first_token_came() -> None:
     _, drafter = recorded()
     assert all(drafter.judged[position] == (right_tokens(position) > 0) for position in range(1, 20))
+
+
+def test_while_drafts_are_recorded_none_is_made_ahead() -> None:
+    recorder = DraftRecorder(KnowingDrafter())
+    recorder.start(SequenceStart(slot=0, sampling=SamplingParams(), seed=0, prompt_len=1, token_ids=(1,)))
+    wish = DraftWish(slot=0, max_tokens=2, new_blocks=(), behind=(5,))
+
+    assert not recorder.drafts_ahead
+    with pytest.raises(AssertionError, match="slot 0: a recorder drafts nothing ahead"):
+        recorder.propose(DraftPlan(step=1, wishes=(wish,)))
 
 
 def test_what_was_recorded_in_a_crowded_cache_is_true_as_far_as_it_goes() -> None:

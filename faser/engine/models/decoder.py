@@ -121,3 +121,18 @@ class Decoder:
             hidden, self._weights.final_norm, self.spec.rms_norm_eps, self._buffers.normed[:rows]
         )
         return self._backend.linear(normed, self._weights.head, self._buffers.logits[:rows])
+
+    def scores(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """Logits of a few tokens a row, [N, M] float32, rounded to the weights' type.
+
+        hidden: [N, H], after any layer, unchanged. token_ids: [N, M] int64, every row's own. Takes N M H products
+        where all logits take N V H; costs N M rows of the head in memory.
+        """
+        (rows, width), tokens = hidden.shape, token_ids.shape[1]
+        assert rows <= len(self._buffers.normed), "more rows than the buffers hold"
+        normed = self._backend.rms_norm(
+            hidden, self._weights.final_norm, self.spec.rms_norm_eps, self._buffers.normed[:rows]
+        )
+        wanted = torch.empty((rows * tokens, width), dtype=hidden.dtype, device=hidden.device)
+        self._backend.embed(token_ids.reshape(-1), self._weights.head, wanted)
+        return (wanted.view(rows, tokens, width) @ normed[:, :, None])[:, :, 0].float()

@@ -5,24 +5,26 @@ judged on every step, whether or not its draft was sent, because a guess can be 
 anyway; the model, which costs passes, only on what it was asked for. Old evidence fades, so that nobody is
 condemned for good. Source of the aim: arXiv 2601.11580, which finds more to win in the drafter than in the length.
 
+A draft made behind tokens that are being verified is a claim about what comes after them: its first token meets
+the target's own in that step, the others meet what comes in the next one, and if the tokens behind turn out
+wrong, nothing is learned of it.
+
 A choice depends on committed tokens alone, so it leaves the law of the output as it is; and where drafts are point
 masses, as those from text always are, it changes no token either.
 """
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from faser.engine.plan import Draft, DraftPlan, DraftWish, SequenceStart
-from faser.engine.spec.drafter import Continuation, Drafter, Proposals
+from faser.engine.spec.drafter import NO_TOP, Continuation, Drafter, Proposals
+from faser.engine.spec.evidence import Claim, Evidence
 
 TEXT_PRIOR = 0.5  # acceptance of a drafted token before anything is known
 MODEL_PRIOR = 0.7
-PRIOR_TOKENS = 4.0  # a prior weighs as much as so many judged tokens
-KEPT_PER_STEP = 0.96  # of the weight of old evidence: half is gone after 17 steps
-MOST_TOKENS = 32.0  # that evidence weighs: a good draft adds many tokens a step, a bad one only the one refused
 
 
 class Chooser:
@@ -48,37 +50,49 @@ class Chooser:
         self._model_source = len(self._text)  # sources are numbered: text drafters, then the model
         self._model_cap = model_cap
         self._evidence = Evidence()
-        self._offers: dict[int, _Offer] = {}
+        self._claims: dict[int, list[Claim]] = {}  # by slot: what the tokens to come may prove right or wrong
+
+    @property
+    def drafts_ahead(self) -> bool:
+        return all(drafter.drafts_ahead for drafter in self._all())
 
     def start(self, start: SequenceStart) -> None:
         for drafter in self._all():
             drafter.start(start)
 
-    def propose(self, plan: DraftPlan) -> Proposals:
+    def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         self._evidence.fade()
         columns = [drafter.propose(plan).drafts for drafter in self._text]
         guesses = [tuple(column[line] for column in columns) for line in range(len(plan.wishes))]
         price = _pass_price(plan)
         sources = [self._source(wish, drafts, price) for wish, drafts in zip(plan.wishes, guesses, strict=True)]
-        asked = self._ask(plan, sources)
+        asked = self._ask(plan, sources, until)
         answers = iter(asked.drafts)
         drafts = []
         for wish, guessed, source in zip(plan.wishes, guesses, sources, strict=True):
+            claims = self._still_open(wish) + self._text_claims(wish, guessed)
             draft = next(answers) if source == self._model_source else guessed[source]
-            self._offers[wish.slot] = _Offer(guesses=guessed, source=source, draft=draft)
+            if source == self._model_source:
+                claims.append(self._model_claim(wish, draft, drawn=asked.probs is not None))
+            self._claims[wish.slot] = claims
             drafts.append(draft)
         from_model = [source == self._model_source for source in sources]
-        return replace(asked, drafts=tuple(drafts), probs=_probs_of_all(drafts, from_model, asked.probs))
+        return replace(
+            asked,
+            drafts=tuple(drafts),
+            probs=_probs_of_all(drafts, from_model, asked.probs),
+            top_ids=_top_ids_of_all(drafts, from_model, asked.top_ids),
+        )
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         for each in continuations:
-            if (offer := self._offers.pop(each.slot, None)) is not None:
-                self._learn(offer, each)
+            if each.slot in self._claims:
+                self._learn(each)
         for drafter in self._all():
             drafter.commit(continuations)
 
     def release(self, slot: int) -> None:
-        self._offers.pop(slot, None)
+        self._claims.pop(slot, None)
         for source in range(self._model_source + 1):
             self._evidence.drop((slot, source))
         for drafter in self._all():
@@ -104,7 +118,7 @@ class Chooser:
         rate = self._evidence.rate(self._text_keys(source, draft), TEXT_PRIOR)
         return expected_tokens(rate, len(draft.token_ids))
 
-    def _ask(self, plan: DraftPlan, sources: list[int]) -> Proposals:
+    def _ask(self, plan: DraftPlan, sources: list[int], until: Callable[[], bool] | None) -> Proposals:
         """The model's drafts for the wishes that are left to it; it is not called for none."""
         wishes = tuple(
             replace(wish, max_tokens=min(wish.max_tokens, self._model_cap))
@@ -113,16 +127,35 @@ class Chooser:
         )
         if self._model is None or not wishes:
             return Proposals(drafts=())
-        return self._model.propose(replace(plan, wishes=wishes))
+        return self._model.propose(replace(plan, wishes=wishes), until)
 
-    def _learn(self, offer: "_Offer", came: Continuation) -> None:
-        """From what was sent, the verdict; from the guesses of the others, how far they agree with what came."""
-        for source, draft in enumerate(offer.guesses):
-            accepted = came.num_accepted if source == offer.source else _agreement(draft, came.token_ids)
-            self._evidence.add(self._text_keys(source, draft), accepted, _judged(draft, came.token_ids, accepted))
-        if offer.source == self._model_source:
-            judged = _judged(offer.draft, came.token_ids, came.num_accepted)
-            self._evidence.add(self._model_keys(came.slot), came.num_accepted, judged)
+    def _still_open(self, wish: DraftWish) -> list[Claim]:
+        """Claims about the tokens behind the new draft. What an old draft said beyond is replaced by it."""
+        if not wish.behind:
+            return []
+        claims = self._claims.get(wish.slot, ())
+        return [claim.cut(len(wish.behind)) for claim in claims if not claim.behind]
+
+    def _text_claims(self, wish: DraftWish, guesses: tuple[Draft, ...]) -> list[Claim]:
+        return [
+            Claim(keys=self._text_keys(source, draft), behind=wish.behind, token_ids=draft.token_ids)
+            for source, draft in enumerate(guesses)
+            if draft.token_ids
+        ]
+
+    def _model_claim(self, wish: DraftWish, draft: Draft, *, drawn: bool) -> Claim:
+        keys = self._model_keys(wish.slot)
+        return Claim(keys=keys, behind=wish.behind, token_ids=draft.token_ids, drawn=drawn)
+
+    def _learn(self, came: Continuation) -> None:
+        """Hold every claim of a slot against what came; keep those that may still come true."""
+        unsettled = []
+        for claim in self._claims[came.slot]:
+            accepted, judged, rest = claim.meet(came)
+            self._evidence.add(claim.keys, accepted, judged)
+            if rest is not None:
+                unsettled.append(rest)
+        self._claims[came.slot] = unsettled
 
     def _text_keys(self, source: int, draft: Draft) -> tuple[Hashable, ...]:
         """Ever closer: the drafter, its drafts of this confidence and length, the drafter on this text."""
@@ -149,86 +182,6 @@ def expected_tokens(rate: float, num_tokens: int) -> float:
     return rate * (1.0 - rate**num_tokens) / (1.0 - rate)
 
 
-class Evidence:
-    """Accepted and judged drafted tokens by key, the older the lighter, never more than MOST_TOKENS.
-
-    A key unheard of has none.
-    """
-
-    def __init__(self) -> None:
-        self._counts: dict[Hashable, _Counts] = {}
-        self._now = 0
-
-    def fade(self) -> None:
-        """A step goes by."""
-        self._now += 1
-
-    def add(self, keys: tuple[Hashable, ...], accepted: int, judged: int) -> None:
-        """The same tokens count for every key."""
-        for key in keys:
-            counts = self._counts.get(key)
-            if counts is None:
-                counts = self._counts[key] = _Counts(step=self._now)
-            kept = KEPT_PER_STEP ** (self._now - counts.step)
-            counts.accepted = counts.accepted * kept + accepted
-            counts.judged = counts.judged * kept + judged
-            counts.step = self._now
-            if counts.judged > MOST_TOKENS:
-                counts.accepted *= MOST_TOKENS / counts.judged
-                counts.judged = MOST_TOKENS
-
-    def rate(self, keys: tuple[Hashable, ...], prior: float) -> float:
-        """Acceptance rate of the last key, for which the key before it is the prior, and so on."""
-        for key in keys:
-            counts = self._counts.get(key)
-            if counts is not None:
-                kept = KEPT_PER_STEP ** (self._now - counts.step)
-                prior = (counts.accepted * kept + PRIOR_TOKENS * prior) / (counts.judged * kept + PRIOR_TOKENS)
-        return prior
-
-    def drop(self, key: Hashable) -> None:
-        self._counts.pop(key, None)
-
-
-@dataclass(slots=True)
-class _Counts:
-    """As of step."""
-
-    step: int
-    accepted: float = 0.0
-    judged: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Offer:
-    """guesses: of all text drafters. draft: what was sent, from source."""
-
-    guesses: tuple[Draft, ...]
-    source: int
-    draft: Draft
-
-
-def _agreement(draft: Draft, token_ids: tuple[int, ...]) -> int:
-    """How many leading tokens the draft had right."""
-    count = 0
-    for drafted, came in zip(draft.token_ids, token_ids, strict=False):
-        if drafted != came:
-            break
-        count += 1
-    return count
-
-
-def _judged(draft: Draft, token_ids: tuple[int, ...], accepted: int) -> int:
-    """Tokens of a draft that had a verdict: the accepted ones, and the refused one unless the draft was cut there.
-
-    Had the draft been right where the verdicts end, then it was not refused but never judged.
-    """
-    refused = (
-        accepted < min(len(draft.token_ids), len(token_ids)) and draft.token_ids[accepted] != token_ids[accepted]
-    )
-    return accepted + refused
-
-
 def _probs_of_all(drafts: list[Draft], from_model: list[bool], probs: Tensor | None) -> Tensor | None:
     """[T, V] for all drafts, from the model's rows alone: a token from text is certain. None: all are certain."""
     sampled = [model for draft, model in zip(drafts, from_model, strict=True) for _ in draft.token_ids]
@@ -239,4 +192,14 @@ def _probs_of_all(drafts: list[Draft], from_model: list[bool], probs: Tensor | N
     whole = probs.new_zeros(len(sampled), probs.shape[1])
     whole[is_sampled] = probs
     whole[~is_sampled, token_ids[~is_sampled]] = 1.0
+    return whole
+
+
+def _top_ids_of_all(drafts: list[Draft], from_model: list[bool], top_ids: Tensor | None) -> Tensor | None:
+    """[T, M] for all drafts, from the model's lines alone: text names no other tokens."""
+    named = [model for draft, model in zip(drafts, from_model, strict=True) for _ in draft.token_ids]
+    if top_ids is None or all(named):
+        return top_ids
+    whole = top_ids.new_full((len(named), top_ids.shape[1]), NO_TOP)
+    whole[torch.tensor(named, device=top_ids.device)] = top_ids
     return whole

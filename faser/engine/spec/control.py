@@ -2,7 +2,8 @@
 
 Owns the arrays by slot that policies read (caps, classes, targets, what the draft model has seen) and the
 counters. Decides nothing itself: that is the policy's, whose estimates are the Acceptance's and the CostModel's.
-A step goes through wish, keep, launch and learn, in this order; a plain one through launch and learn alone.
+A step goes through wish, keep, launch and learn, in this order; a plain one through launch and learn alone. While
+drafts are made ahead it is wish, which then wants nothing, chunks, launch, wish_ahead and learn.
 """
 
 import time
@@ -15,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.engine.clock import Clock
+from faser.engine.co_run import CoRun
 from faser.engine.cost_model import CostModel, Ledger, Role
 from faser.engine.plan import Drafts, StepPlan, StepResult, StopRule
 from faser.engine.sequence import Sequence, Status
 from faser.engine.spec.acceptance import Acceptance, Outcomes
+from faser.engine.spec.ahead import AheadControl
 from faser.engine.spec.policies import make_policy
 from faser.engine.spec.policy import Candidates, Floats, Ints, Policy
 from faser.engine.spec.tally import Tally
@@ -32,7 +35,8 @@ _NUM_MODELS = len(_MODELS)  # the models' ids come first
 assert DRAFT_METHODS[:_NUM_MODELS] == _MODELS
 _SEQUENCES_A_STEP, _MOST_STEPS_KEPT = 16, 4  # a decision for 16 sequences is kept for 2 steps, for 48 for 4
 _MOST_WEIGHT = 8.0  # a sequence that misses its target counts for so many that do not, at most
-PLAIN, SERIAL = "plain", "serial"
+PLAIN, SERIAL, OVERLAP = "plain", "serial", "overlap"
+FASER = "faser"  # the policy that has an objective of its own
 REQUEST, MEMORY, LOAD, GAIN = "request", "memory", "load", "gain"
 BYPASS_REASONS = (LOAD, GAIN, MEMORY, REQUEST)
 
@@ -49,6 +53,24 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AheadWish:
+    """Who is to draft beside a step: chosen as in Wish; slots, lengths: [N]. share: of the processors."""
+
+    chosen: tuple[int, ...]
+    slots: Ints
+    lengths: Ints
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """That drafts may be made ahead. lanes: what that costs, by share. mode: auto, or on."""
+
+    lanes: tuple[CoRun, ...]
+    mode: str = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
     """What a step has beside the sequences that may draft: rows, and how many sequences among them get a token."""
 
@@ -56,7 +78,7 @@ class Beside:
     sequences: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Asked:
     """What was asked for before drafting. candidates: those that draft; lengths: [S]."""
 
@@ -64,23 +86,29 @@ class _Asked:
     lengths: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Standing:
-    """A decision that may be kept for the next steps. slots: whose; the rest as in Candidates and Wish.
+    """A decision that may be kept for the next steps, by slot: survival and lengths as in Candidates and Wish.
 
-    num_drafting: for so many sequences the stop rule has prices.
+    usual: mean length, for who comes later. num_sequences: that it was made for; of num_drafting of them the stop
+    rule has prices.
     """
 
-    slots: Ints
     survival: Floats
     lengths: Ints
+    usual: int
+    num_sequences: int
     stop: StopRule | None
     num_drafting: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Drafted:
-    """What came back. All [S], in the order of the wishes; confidences: [S, K], survival: [S, K + 1]."""
+    """What came back. All [S], in the order of the wishes; confidences: [S, K], survival: [S, K + 1].
+
+    border: 1 for chunks of drafts that were made ahead: their first tokens were accepted a step ago. Those are in
+    the confidences, but not in lengths, kept and survival.
+    """
 
     slots: Ints
     methods: Ints
@@ -88,12 +116,13 @@ class _Drafted:
     kept: Ints
     confidences: Floats
     survival: Floats
+    border: int = 0
 
 
 class SpeculationControl:
     """One for an engine that has a drafter. policy: None is the one that config names.
 
-    details: the summaries of requests list the verdict on every draft.
+    details: the summaries of requests list the verdict on every draft. overlap: None never drafts ahead.
     """
 
     def __init__(
@@ -105,6 +134,7 @@ class SpeculationControl:
         clock: Clock,
         policy: Policy | None = None,
         details: bool = False,
+        overlap: Overlap | None = None,
     ) -> None:
         self._config = config
         self._cap = self._limit = config.cap
@@ -113,8 +143,20 @@ class SpeculationControl:
         self._point_mass = config.draft_sample_method != "probabilistic"
         self._acceptance = _acceptance_of(config, num_slots)
         self._policy = policy or make_policy(config, costs, self._acceptance)
+        self._ahead: AheadControl | None = None
+        if overlap is not None:
+            self._ahead = AheadControl(
+                costs,
+                self._acceptance,
+                overlap.lanes,
+                mode=overlap.mode,
+                cap=config.cap,
+                num_slots=num_slots,
+            )
+        self._upto = np.tri(config.cap + 1, config.cap, -1, dtype=np.bool_)  # line n: the first n depths
         self._tally = Tally(num_slots, config.cap, (*config.classes,), details=details)
         self._caps: Ints = np.zeros(num_slots, dtype=np.int64)
+        self._ends: Ints = np.zeros(num_slots, dtype=np.int64)  # known tokens from which no draft is of use
         self._covered: Ints = np.zeros(num_slots, dtype=np.int64)  # tokens that a draft model has in its cache
         self._target_s: Floats = np.zeros(num_slots)  # a token; 0: no target
         self._since_s: Floats = np.zeros(num_slots)  # when decoding began
@@ -124,14 +166,15 @@ class SpeculationControl:
         self._in_flight: list[Sequence] = []
         self._standing: _Standing | None = None
         self._steps_left = 0
+        self._lessons: list[Outcomes] = []  # of the steps that the standing decision has been kept for
         self._predicted_s = 0.0
         self._drafting_s = (0.0, 0.0)  # of the step that is being made: predicted, measured
         self._whole = Ledger()
         self._decide_s = 0.0
         self._catchup_tokens = 0
         self._method = config.method
-        self._mode = PLAIN
-        self._mode_steps: Counter[str] = Counter({PLAIN: 0, SERIAL: 0})
+        self._mode = self._next_mode = PLAIN
+        self._mode_steps: Counter[str] = Counter(dict.fromkeys((PLAIN, SERIAL, OVERLAP), 0))
         self._switches: Counter[tuple[str, str]] = Counter()
         self._bypasses: Counter[str] = Counter(dict.fromkeys(BYPASS_REASONS, 0))
 
@@ -143,31 +186,46 @@ class SpeculationControl:
         """
         if gamma is not None and not 1 <= gamma <= self._cap:
             raise ConfigError(f"gamma is {gamma}; this engine drafts at least 1 and at most {self._cap} tokens")
+        self._take_lessons()
         wanted = replace(self._config, policy=name, num_speculative_tokens=gamma or self._cap)
         if forget:
             self._acceptance.forget()
         self._policy = make_policy(wanted, self._costs, self._acceptance)
         self._standing = None
+        if self._ahead is not None:
+            self._ahead.reset()
         self._limit = gamma or self._cap
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Drafts are made beside steps, not before them, until it is judged otherwise."""
+        return self._ahead is not None and self._ahead.lanes is not None
 
     def start(self, sequence: Sequence) -> None:
         """It takes over its slot with the tokens it has."""
         slot, wishes = sequence.held_slot, sequence.request.speculation
-        self._standing = None
+        if self._standing is not None:
+            self._standing.lengths[slot] = self._standing.usual
         own = self._cap if wishes.max_tokens is None else wishes.max_tokens
+        self._ends[slot] = sequence.max_total - 1
         self._caps[slot] = min(own, self._cap) if wishes.enabled else 0
         self._covered[slot] = sequence.num_computed
         self._target_s[slot] = (wishes.slo.tpot_ms or 0.0) / 1000
         self._since_tokens[slot] = 0
         self._acceptance.start(slot)
+        if self._ahead is not None:
+            self._ahead.start(slot)
         self._tally.start(slot, wishes.class_name)
 
     def release(self, sequence: Sequence) -> None:
         """It leaves its slot, for good or until it is admitted again."""
         slot = sequence.held_slot
+        self._lessons = [each.without(slot) for each in self._lessons]
         sequence.speculated = self.summary(sequence)
         self._tally.release(slot)
         self._acceptance.release(slot)
+        if self._ahead is not None:
+            self._ahead.release(slot)
 
     def summary(self, sequence: Sequence) -> SpeculationSummary:
         """What speculation has done so far for a sequence that has a slot."""
@@ -190,23 +248,91 @@ class SpeculationControl:
         self._decide_s += time.perf_counter() - began
         return kept
 
+    def chunks(self, sequences: Many[Sequence], beside: Beside, *, budget: int) -> list[tuple[int, ...]]:
+        """What the next step verifies of the drafts made beside the last one, in the order of sequences.
+
+        Arguments as in wish.
+        """
+        if self._ahead is None or self._ahead.lanes is None:
+            return [()] * len(sequences)
+        began = time.perf_counter()
+        count = len(sequences)
+        slots = np.array([each.slot for each in sequences], dtype=np.int64)
+        known = np.array([each.num_tokens for each in sequences], dtype=np.int64)
+        limit = np.minimum(self._caps[slots], self._ends[slots] - known)
+        found, verified = self._ahead.chunks(
+            Candidates(
+                slots=slots,
+                limit=np.clip(limit, 0, _rows_each(budget - count, beside, count)),
+                survival=np.ones((count, self._cap + 1)),  # the drafts' own takes its place
+                weight=self._weights(slots, known),
+                lag=np.zeros_like(known),
+                other_rows=beside.rows,
+                other_sequences=beside.sequences,
+                kv_tokens=int(np.add.reduce(known)),
+            ),
+            self._policy,
+        )
+        if verified is not None:
+            self._drafted = _Drafted(
+                slots=verified.slots,
+                methods=verified.methods,
+                lengths=verified.drafted,
+                kept=verified.kept,
+                confidences=verified.confidences,
+                survival=verified.survival,
+                border=1,
+            )
+        self._decide_s += time.perf_counter() - began
+        return found
+
+    def wish_ahead(
+        self, sequences: Many[Sequence], num_behind: Many[int], *, budget: int, room: Room
+    ) -> AheadWish | None:
+        """Who is to draft beside the step that is about to run; None: nobody.
+
+        sequences: that may draft, with so many drafted tokens in the step. budget, room: as in wish; room is asked
+        about those tokens and the new ones together.
+        """
+        if self._ahead is None or self._ahead.lanes is None:
+            return None
+        began = time.perf_counter()
+        slots = np.array([each.slot for each in sequences], dtype=np.int64)
+        behind = np.array(num_behind, dtype=np.int64)
+        known = np.array([each.num_tokens for each in sequences], dtype=np.int64)
+        # The first token of a draft is no row of the next step, as it is the target's own by then, or wrong.
+        limit = np.minimum(np.minimum(self._caps[slots], self._limit), self._ends[slots] - known - behind)
+        lengths = self._ahead.wished(slots, np.minimum(limit, max(budget // len(sequences), 1)))
+        chosen = lengths.nonzero()[0]
+        total = (lengths + behind)[chosen].tolist()
+        fitting = np.array(room([sequences[i] for i in chosen.tolist()], total), dtype=np.int64) - behind[chosen]
+        self._count_bypasses(MEMORY, fitting <= 0)
+        chosen, fitting = chosen[fitting > 0], fitting[fitting > 0]
+        wish = None
+        if len(chosen):
+            wish = AheadWish(
+                chosen=tuple(chosen.tolist()), slots=slots[chosen], lengths=fitting, share=self._ahead.lanes.share
+            )
+        self._decide_s += time.perf_counter() - began
+        return wish
+
     def launch(self, plan: StepPlan, sequences: list[Sequence]) -> None:
         """The step is about to run. sequences: of plan.rows, in their order."""
         self._in_flight = sequences
         kv_tokens = sum(rows.start for rows in plan.rows)
         self._predicted_s = float(self._costs.step_s(plan.num_rows, kv_tokens))
-        mode = SERIAL if any(rows.num_drafts for rows in plan.rows) else PLAIN
-        self._mode_steps[mode] += 1
-        if mode != self._mode:
-            self._switches[self._mode, mode] += 1
-            self._mode = mode
+        self._next_mode = SERIAL if any(rows.num_drafts for rows in plan.rows) else PLAIN
 
-    def learn(self, plan: StepPlan, result: StepResult) -> None:
-        """Take in what the step brought, before its tokens are committed."""
+    def learn(self, plan: StepPlan, result: StepResult, beside: Drafts | None = None) -> None:
+        """Take in what the step brought, before its tokens are committed. beside: drafted meanwhile."""
         began = time.perf_counter()
-        self._costs.observe(Role.STEP, self._predicted_s, result.run_s)
-        self._whole.add(self._predicted_s + self._drafting_s[0], result.run_s + self._drafting_s[1])
-        self._drafting_s = (0.0, 0.0)
+        self._note_mode()
+        if beside is None:
+            self._costs.observe(Role.STEP, self._predicted_s, result.run_s)
+            self._whole.add(self._predicted_s + self._drafting_s[0], result.run_s + self._drafting_s[1])
+            self._drafting_s = (0.0, 0.0)
+        if beside is not None:
+            self._learn_ahead(plan, result, beside)
         if self._drafted is None:
             self._learn_plain(plan)
         else:
@@ -226,76 +352,147 @@ class SpeculationControl:
             catchup_tokens=self._catchup_tokens,
         )
 
+    def sent_ahead(self, wish: AheadWish, behind: tuple[tuple[int, ...], ...]) -> None:
+        """The wished drafts are being made, behind these tokens, in the order of the wish."""
+        assert self._ahead is not None
+        self._next_mode = OVERLAP
+        self._ahead.sent(wish.slots, wish.lengths, behind, verify_s=self._predicted_s)
+
+    def _learn_ahead(self, plan: StepPlan, result: StepResult, beside: Drafts) -> None:
+        """Verdicts at the border; a draft model's cache has everything up to the end of what came."""
+        assert self._ahead is not None
+        self._catchup_tokens += beside.catchup_tokens
+        for outcomes in self._ahead.learn(result, beside):
+            self._collect(outcomes)
+        ends = {
+            rows.slot: rows.start + len(rows.token_ids) - rows.num_drafts + len(outcome.token_ids)
+            for rows, outcome in zip(plan.rows, result.sequences, strict=True)
+        }
+        for draft in beside.drafts:
+            if _METHOD_IDS[draft.method] < _NUM_MODELS:
+                self._covered[draft.slot] = ends[draft.slot]
+
+    def _note_mode(self) -> None:
+        self._mode_steps[self._next_mode] += 1
+        if self._next_mode != self._mode:
+            self._switches[self._mode, self._next_mode] += 1
+            self._mode = self._next_mode
+
     def _wish(self, sequences: Many[Sequence], beside: Beside, budget: int, room: Room) -> Wish | None:
         count = len(sequences)
-        slots = np.fromiter((each.slot for each in sequences), np.int64, count)
-        known = np.fromiter((each.num_tokens for each in sequences), np.int64, count)
-        left = np.fromiter((each.max_total for each in sequences), np.int64, count) - known - 1
-        wanted = np.minimum(np.minimum(self._caps[slots], left), self._limit)
-        limit = np.minimum(wanted, _rows_each(budget - count, beside, count))
-        self._count_bypasses(REQUEST, wanted <= 0)
-        self._count_bypasses(LOAD, (wanted > 0) & (limit <= 0))
-        if not (limit > 0).any():
+        slots = np.array([each.slot for each in sequences], dtype=np.int64)
+        known = np.array([each.num_tokens for each in sequences], dtype=np.int64)
+        limit = self._limits(slots, known, _rows_each(budget - count, beside, count))
+        if limit is None:
             return None
-        standing = self._standing if self._stands(slots) else None
+        is_due = self._ahead is not None and self._ahead.is_due()
+        if self._ahead is not None and self._ahead.lanes is not None and not is_due:
+            return None
+        standing = self._standing if self._stands(count) and not is_due else None
+        if standing is None:
+            self._take_lessons()
         candidates = Candidates(
             slots=slots,
-            limit=np.maximum(limit, 0),
-            survival=self._acceptance.survival(slots, self._cap) if standing is None else standing.survival,
+            limit=limit,
+            survival=self._acceptance.survival(slots, self._cap) if standing is None else standing.survival[slots],
             weight=self._weights(slots, known),
             lag=known - self._covered[slots],
             other_rows=beside.rows,
             other_sequences=beside.sequences,
-            kv_tokens=int(known.sum()),
+            kv_tokens=int(np.add.reduce(known)),
         )
         if standing is None:
             lengths = self._policy.lengths(candidates)
         else:
-            lengths = np.minimum(standing.lengths, candidates.limit)
-        self._count_bypasses(GAIN, (lengths <= 0) & (candidates.limit > 0))
+            lengths = np.minimum(standing.lengths[slots], limit)
+        if self._ahead is not None and is_due:
+            self._ahead.judge(candidates, None if self._policy.name == FASER else lengths)
+            if self._ahead.lanes is not None:
+                self._standing, self._steps_left = None, 0
+                return None
         chosen = lengths.nonzero()[0]
+        if len(chosen) < count:
+            self._count_bypasses(GAIN, (lengths <= 0) & (limit > 0))
+        asked = self._fitting(sequences, candidates, lengths, chosen, room)
+        if asked is None:
+            return None
+        chosen, self._asked = asked
+        stop = self._stop_rule(standing, self._asked)
+        if standing is None:
+            self._steps_left = min(count // _SEQUENCES_A_STEP, _MOST_STEPS_KEPT - 1)
+            self._standing = self._stand(candidates, lengths, stop, len(chosen)) if self._steps_left else None
+        return Wish(chosen=tuple(chosen.tolist()), lengths=tuple(self._asked.lengths.tolist()), stop=stop)
+
+    def _limits(self, slots: Ints, known: Ints, rows_each: int) -> Ints | None:
+        """[S] most tokens that each may draft; None: nobody any."""
+        wanted = np.minimum(self._caps[slots], self._ends[slots] - known)
+        limit: Ints = np.minimum(wanted, min(self._limit, rows_each))
+        if np.minimum.reduce(limit) > 0:
+            return limit
+        self._count_bypasses(REQUEST, wanted <= 0)
+        self._count_bypasses(LOAD, (wanted > 0) & (limit <= 0))
+        return np.maximum(limit, 0) if limit.max() > 0 else None
+
+    def _fitting(
+        self, sequences: Many[Sequence], candidates: Candidates, lengths: Ints, chosen: Ints, room: Room
+    ) -> tuple[Ints, _Asked] | None:
+        """Who of the chosen has blocks to draft, and how far; None: nobody."""
         fitting = np.array(room([sequences[i] for i in chosen.tolist()], lengths[chosen].tolist()), dtype=np.int64)
-        self._count_bypasses(MEMORY, fitting <= 0)
-        chosen, fitting = chosen[fitting > 0], fitting[fitting > 0]
+        if np.count_nonzero(fitting) < len(fitting):
+            self._count_bypasses(MEMORY, fitting == 0)
+            chosen, fitting = chosen[fitting > 0], fitting[fitting > 0]
         if not len(chosen):
             return None
-        drafting = _subset(candidates, chosen)
-        self._asked = _Asked(candidates=drafting, lengths=fitting)
-        if standing is not None and standing.num_drafting >= len(chosen):
-            stop = standing.stop
-        else:  # the standing one has no prices for so many: blocks were short when it was made
-            stop = self._policy.stop_rule(drafting, fitting)
-        if standing is None:
-            self._standing = _Standing(
-                slots=slots, survival=candidates.survival, lengths=lengths, stop=stop, num_drafting=len(chosen)
-            )
-            self._steps_left = min(count // _SEQUENCES_A_STEP, _MOST_STEPS_KEPT - 1)
-        return Wish(chosen=tuple(chosen.tolist()), lengths=tuple(fitting.tolist()), stop=stop)
+        drafting = candidates if len(chosen) == len(sequences) else _subset(candidates, chosen)
+        return chosen, _Asked(candidates=drafting, lengths=fitting)
 
-    def _stands(self, slots: Ints) -> bool:
-        """Whether the last decision is kept: for some steps in a large batch, as long as nobody comes or goes.
+    def _stop_rule(self, standing: _Standing | None, asked: _Asked) -> StopRule | None:
+        """The standing one, unless it has no prices for so many: blocks were short when it was made."""
+        if standing is not None and standing.num_drafting >= len(asked.lengths):
+            return standing.stop
+        return self._policy.stop_rule(asked.candidates, asked.lengths)
+
+    def _stands(self, count: int) -> bool:
+        """Whether the last decision is kept: for some steps in a large batch, while few come or go.
 
         There what one step teaches moves little, and every cut is still judged by the drafts' own confidences.
         """
         self._steps_left -= 1
-        return self._steps_left >= 0 and self._standing is not None and np.array_equal(self._standing.slots, slots)
+        if self._steps_left < 0 or self._standing is None:
+            return False
+        return abs(count - self._standing.num_sequences) * _SEQUENCES_A_STEP <= count
+
+    def _stand(self, candidates: Candidates, lengths: Ints, stop: StopRule | None, num_drafting: int) -> _Standing:
+        count = candidates.num_sequences
+        usual = round(int(np.add.reduce(lengths)) / count)
+        by_slot = np.full(len(self._caps), usual, dtype=np.int64)
+        by_slot[candidates.slots] = lengths
+        survival = np.empty((len(self._caps), self._cap + 1))
+        survival[:] = np.add.reduce(candidates.survival, axis=0) / count
+        survival[candidates.slots] = candidates.survival
+        return _Standing(
+            survival=survival,
+            lengths=by_slot,
+            usual=usual,
+            num_sequences=count,
+            stop=stop,
+            num_drafting=num_drafting,
+        )
 
     def _keep(self, drafts: Drafts) -> list[tuple[int, ...]]:
         assert self._asked is not None, "drafts come exactly when they were asked for"
         candidates = self._asked.candidates
-        lengths = np.fromiter((len(each.token_ids) for each in drafts.drafts), np.int64, len(drafts.drafts))
+        lengths = np.array([len(each.token_ids) for each in drafts.drafts], dtype=np.int64)
         methods = np.array([_METHOD_IDS[each.method] for each in drafts.drafts], dtype=np.int64)
         confidences = np.zeros((len(lengths), self._cap))
         self._note_drafting(drafts, candidates, methods, lengths)
         self._acceptance.offered(candidates.slots, self._asked.lengths, lengths)
         survival, kept = candidates.survival, lengths
-        if lengths.any():
-            confidences[np.arange(self._cap) < lengths[:, None]] = [
-                value for each in drafts.drafts for value in each.confidences
-            ]
+        if np.count_nonzero(lengths):
+            confidences[self._upto[lengths]] = [value for each in drafts.drafts for value in each.confidences]
             survival = self._acceptance.drafted_survival(candidates.slots, methods, lengths, confidences)
         if self._point_mass:  # also where nobody had a draft: that tells the policy what looking up brings
-            kept = self._policy.keep(replace(candidates, limit=lengths, survival=survival), lengths)
+            kept = self._policy.keep(_drafted(candidates, lengths, survival), lengths)
         self._drafted = _Drafted(
             slots=candidates.slots,
             methods=methods,
@@ -310,8 +507,8 @@ class SpeculationControl:
         """What drafting took against what it should have taken, and what the draft model has in its cache now."""
         self._catchup_tokens += drafts.catchup_tokens
         by_model = methods < _NUM_MODELS
-        modelled = np.where(by_model, lengths, 0)
-        longest = int(modelled.max(initial=0))
+        modelled = lengths * by_model
+        longest = int(np.maximum.reduce(modelled, initial=0))
         if drafts.passes and longest:
             # A pass whose tokens were all dropped is not in the lengths.
             predicted_s = self._costs.draft_s(modelled, candidates.lag) * drafts.passes / longest
@@ -321,7 +518,7 @@ class SpeculationControl:
             if not drafts.passes and Role.TEXT in self._costs.tables:
                 self._costs.observe(Role.TEXT, predicted_s, drafts.run_s)
         self._drafting_s = (predicted_s, drafts.run_s)
-        self._covered[candidates.slots[by_model]] += candidates.lag[by_model]
+        self._covered[candidates.slots] += candidates.lag * by_model
 
     def _roles(self) -> tuple[RoleStats, ...]:
         """The target's forward is called verify, as the cost model's role of that name is only part of a step."""
@@ -341,30 +538,28 @@ class SpeculationControl:
             if rows.samples and outcome.token_ids and sequence.status is Status.RUNNING
         }
         accepted = np.array([brought.pop(slot, 0) for slot in drafted.slots.tolist()], dtype=np.int64) - 1
-        self._tally.plain(np.array([*brought], dtype=np.int64))
-        judged = (accepted >= 0).nonzero()[0]
-        if len(judged) == 0:
+        if brought:
+            self._tally.plain(np.array([*brought], dtype=np.int64))
+        if np.minimum.reduce(accepted, initial=0) < 0:
+            drafted, accepted = _judged(drafted, accepted)
+        if not len(accepted):
             return
-        self._covered[drafted.slots[judged]] += np.where(
-            drafted.methods[judged] < _NUM_MODELS, accepted[judged] + 1, 0
-        )
-        slots, kept, accepted = drafted.slots[judged], drafted.kept[judged], accepted[judged]
-        methods, lengths = drafted.methods[judged], drafted.lengths[judged]
-        offered = lengths.nonzero()[0]
-        if len(offered):
-            self._acceptance.learn(
-                Outcomes(
-                    slots=slots[offered],
-                    methods=methods[offered],
-                    drafted=lengths[offered],
-                    verified=kept[offered],
-                    accepted=accepted[offered],
-                    confidences=drafted.confidences[judged[offered]],
-                )
-            )
-        expected = drafted.survival[judged]
-        expected = (expected[:, 1:] * (np.arange(self._cap) < kept[:, None])).sum(-1)
-        self._tally.drafted(slots, methods, lengths, kept, accepted, expected)
+        if not drafted.border:
+            self._covered[drafted.slots] += (drafted.methods < _NUM_MODELS) * (accepted + 1)
+        outcomes = _outcomes(drafted, accepted)
+        self._tally.drafted(outcomes, drafted.survival)
+        self._collect(_outcomes(drafted, accepted, border=1) if drafted.border else outcomes)
+
+    def _collect(self, outcomes: Outcomes) -> None:
+        """While a decision stands its verdicts would change nothing; they are taken in before the next one."""
+        self._lessons.append(outcomes)
+        if self._steps_left <= 0:
+            self._take_lessons()
+
+    def _take_lessons(self) -> None:
+        if self._lessons:
+            self._acceptance.learn(*self._lessons)
+            self._lessons.clear()
 
     def _weights(self, slots: Ints, known: Ints) -> Floats:
         """1, or how far a sequence lags behind its target of time per token: (measured / target) squared.
@@ -372,7 +567,7 @@ class SpeculationControl:
         Source: the order of AdaServe (arXiv:2501.12162), first what targets need, then throughput.
         """
         targets = self._target_s[slots]
-        if not targets.any():
+        if not np.count_nonzero(targets):
             return np.ones(len(slots))
         now = self._clock.now()
         fresh = self._since_tokens[slots] == 0
@@ -397,6 +592,47 @@ def _acceptance_of(config: SpeculationConfig, num_slots: int) -> Acceptance:
     if method == AUTO:
         method = "suffix" if config.model is None else "draft_model"
     return Acceptance(num_slots, config.cap, method=method, always_drafts=method in _MODELS)
+
+
+def _outcomes(drafted: _Drafted, accepted: Ints, border: int = 0) -> Outcomes:
+    """border: 1: of the whole drafts, their first tokens included."""
+    return Outcomes(
+        slots=drafted.slots,
+        methods=drafted.methods,
+        drafted=drafted.lengths + border,
+        verified=drafted.kept + border,
+        accepted=accepted + border,
+        confidences=drafted.confidences,
+    )
+
+
+def _judged(drafted: _Drafted, accepted: Ints) -> tuple[_Drafted, Ints]:
+    """Those whose drafts were judged, and how many tokens of each were accepted."""
+    there = (accepted >= 0).nonzero()[0]
+    judged = _Drafted(
+        slots=drafted.slots[there],
+        methods=drafted.methods[there],
+        lengths=drafted.lengths[there],
+        kept=drafted.kept[there],
+        confidences=drafted.confidences[there],
+        survival=drafted.survival[there],
+        border=drafted.border,
+    )
+    return judged, accepted[there]
+
+
+def _drafted(candidates: Candidates, lengths: Ints, survival: Floats) -> Candidates:
+    """The same ones once their drafts have come."""
+    return Candidates(
+        slots=candidates.slots,
+        limit=lengths,
+        survival=survival,
+        weight=candidates.weight,
+        lag=candidates.lag,
+        other_rows=candidates.other_rows,
+        other_sequences=candidates.other_sequences,
+        kv_tokens=candidates.kv_tokens,
+    )
 
 
 def _subset(candidates: Candidates, chosen: NDArray[np.int64]) -> Candidates:

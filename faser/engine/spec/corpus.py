@@ -89,22 +89,28 @@ class Text:
         """Where the longest suffix of tail occurred, among the `most` latest occurrences of its longest anchor.
 
         tail: the last tokens of a text, itself perhaps this one. None: not even the shortest anchor occurred.
+        Tokens appended since the last `index` are scanned.
         """
         for anchor, latest, previous in zip(ANCHORS, self._latest, self._previous, strict=True):
             if anchor > len(tail):
                 continue
-            position = latest.get(hash(tuple(tail[-anchor:])) ^ salt, NOWHERE)
-            if position < self.oldest:
-                continue
-            starts = []
-            for _ in range(most):
+            context = tail[-anchor:]
+            is_indexed = len(previous) == len(self.tokens)
+            starts = [] if is_indexed else self._scan(context, len(previous), most)
+            position = latest.get(hash(tuple(context)) ^ salt, NOWHERE)
+            while position >= self.oldest and len(starts) < most:
                 starts.append(position - self.num_dropped)
                 position = previous[starts[-1]]
-                if position < self.oldest:
-                    break
             if (match := self._longest(tail, starts, anchor)) is not None:
                 return match
         return None
+
+    def _scan(self, context: list[int], first: int, most: int) -> list[int]:
+        """Indices from `first` on, the latest first, that come behind this context."""
+        anchor = len(context)
+        latest_first = range(len(self.tokens) - 1, max(anchor, first) - 1, -1)
+        starts = [start for start in latest_first if self.tokens[start - anchor : start] == context]
+        return starts[:most]
 
     def _longest(self, tail: list[int], starts: list[int], length: int) -> Match | None:
         """The starts whose context agrees with tail the furthest, and at least over length tokens."""

@@ -2,10 +2,11 @@
 
 All report a confidence in nats, the margin between the two largest logits or that of the drawn token over the
 best other one. The logits are raw: a request's penalties and masks are the target's business, and a draft that
-ignores them costs acceptance, never exactness.
+ignores them costs acceptance, never exactness. The arithmetic is TokenChoice's, by tensor operations where no
+other is given.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -15,12 +16,15 @@ from torch import Tensor
 
 from faser.engine.noise import Purpose, uniforms
 from faser.engine.plan import SequenceStart
-from faser.engine.ranking import first_and_lead
-from faser.engine.sampling import Truncation, draw, final_masses, scale, token_masses
+from faser.engine.ranking import leading
+from faser.engine.sampling import draw
+from faser.engine.torch_choice import TorchChoice
+from faser.kernels.token_choice import NO_TOKEN, Ints, Reals, Shaping, TokenChoice
 
 _COLDEST = float(np.finfo(np.float32).tiny)
 _WINDOW = 0.05  # about how far the draft model's tokens lie from the target's (benchmarks/draft_agreement.py)
 _CERTAIN = 100.0  # nats; larger margins, and infinite ones, say no more
+_WITHOUT_NUMBERS = 0  # the token drafted where logits are no numbers: one is as good as another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +32,13 @@ class Chosen:
     """A token per row. token_ids: [R] int64. margins: [R] float64, -100 … 100 nats; 0 where logits are no numbers.
 
     probs: [R, V] float64, exactly what each token was drawn from; None where tokens are point masses.
+    top_ids: [R, M] int64, the likeliest tokens in any order; None unless the choice gives them.
     """
 
     token_ids: NDArray[np.int64]
     margins: NDArray[np.float64]
     probs: Tensor | None = None
+    top_ids: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,26 +51,36 @@ class ChoiceRows:
 
 
 class DraftChoice(Protocol):
-    """Chooses drafted tokens. Remembers of a slot only what its request asked for."""
+    """Chooses drafted tokens. Remembers of a slot only what its request asked for, in arrays of its own."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn from probabilities, which then come along; else they are point masses."""
+        ...
 
     def start(self, start: SequenceStart) -> None:
         """A sequence takes over a slot."""
         ...
 
     def choose(self, logits: Tensor, rows: ChoiceRows) -> Chosen:
-        """A token for every row. logits: [R, V] float32, not written to."""
+        """A token for every row; any where the logits are no numbers. logits: [R, V] float32, not written to."""
         ...
 
 
 class GreedyChoice:
     """The most likely token, whatever the request's temperature: the draft is a function of the tokens before."""
 
+    draws = False
+
+    def __init__(self, choice: TokenChoice | None = None) -> None:
+        self._choice = TorchChoice() if choice is None else choice
+
     def start(self, start: SequenceStart) -> None:
         pass
 
     def choose(self, logits: Tensor, _rows: ChoiceRows) -> Chosen:
-        token_ids, margins = _read(logits)
-        return Chosen(token_ids=token_ids, margins=margins)
+        token_ids, margins = _first(self._choice, logits)
+        return Chosen(token_ids=np.maximum(token_ids, _WITHOUT_NUMBERS), margins=margins)
 
 
 class CoupledChoice:
@@ -82,8 +98,11 @@ class CoupledChoice:
     The confidence is the lead of the drawn token. Where the temperature is 0 it is the most likely one.
     """
 
-    def __init__(self, num_slots: int, *, window: float = _WINDOW) -> None:
+    draws = False
+
+    def __init__(self, num_slots: int, *, window: float = _WINDOW, choice: TokenChoice | None = None) -> None:
         self._window = window
+        self._choice = TorchChoice() if choice is None else choice
         self._temperature = np.zeros(num_slots, dtype=np.float32)
         self._min_p = np.zeros(num_slots, dtype=np.float64)
         self._top_k = np.zeros(num_slots, dtype=np.int64)
@@ -97,41 +116,36 @@ class CoupledChoice:
         self._seed[slot] = start.seed
 
     def choose(self, logits: Tensor, rows: ChoiceRows) -> Chosen:
-        token_ids, margins = _read(logits)
-        drawn = self._temperature[rows.slots] > 0
-        if drawn.any():
-            at = np.flatnonzero(drawn & logits.amax(-1).isfinite().cpu().numpy())
-            if len(at):
-                token_ids[at], margins[at] = self._draw(logits[at], rows.slots[at], rows.positions[at])
-        return Chosen(token_ids=token_ids, margins=margins)
+        token_ids, margins = _first(self._choice, logits)
+        at = np.flatnonzero((self._temperature[rows.slots] > 0) & (token_ids != NO_TOKEN))
+        if len(at):
+            slots = rows.slots[at]
+            noise = uniforms(self._seed[slots], rows.positions[at], Purpose.TOKEN, generate=self._choice.philox)
+            token_ids[at], leads = self._choice.nearest(
+                logits, at, token_ids[at], self._shaping(slots), noise, self._window
+            )
+            margins[at] = np.clip(leads, -_CERTAIN, _CERTAIN)
+        return Chosen(token_ids=np.maximum(token_ids, _WITHOUT_NUMBERS), margins=margins)
 
-    def _draw(
-        self, logits: Tensor, slots: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Tokens and their leads. logits: [R, V], overwritten."""
-
-        def of(values: NDArray[np.generic]) -> Tensor:
-            return torch.from_numpy(values[slots]).to(logits.device)
-
-        cut = Truncation(
-            min_p=of(self._min_p), top_k=of(self._top_k).clamp_(max=logits.shape[-1]), top_p=of(self._top_p)
+    def _shaping(self, slots: Ints) -> Shaping:
+        return Shaping(
+            temperature=self._temperature[slots],
+            min_p=self._min_p[slots],
+            top_k=self._top_k[slots],
+            top_p=self._top_p[slots],
         )
-        noise = torch.from_numpy(uniforms(self._seed[slots], positions, Purpose.TOKEN)).to(logits.device)
-        scaled = scale(logits, of(self._temperature))
-        token_ids = nearest(final_masses(scaled, cut), noise, self._window)
-        own = scaled.gather(-1, token_ids[:, None])
-        leads = own[:, 0] - scaled.scatter_(-1, token_ids[:, None], -torch.inf).amax(-1)
-        return token_ids.cpu().numpy(), leads.double().clamp_(-_CERTAIN, _CERTAIN).cpu().numpy()
 
 
 class SampledChoice:
-    """A token drawn from softmax(logits / the request's temperature); the most likely one where that is 0, and
-    where the logits are no numbers.
+    """A token drawn from softmax(logits / the request's temperature); the most likely one where that is 0.
 
     The noise is a function of (request seed, position, draft), of numbers that no verdict uses.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    draws = True
+
+    def __init__(self, num_slots: int, *, choice: TokenChoice | None = None) -> None:
+        self._choice = TorchChoice() if choice is None else choice
         self._temperature = np.zeros(num_slots, dtype=np.float32)
         self._seed = np.zeros(num_slots, dtype=np.uint64)
 
@@ -140,42 +154,53 @@ class SampledChoice:
         self._seed[start.slot] = start.seed
 
     def choose(self, logits: Tensor, rows: ChoiceRows) -> Chosen:
-        token_ids, margins = _read(logits)
-        probs = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
-        drawn = (self._temperature[rows.slots] > 0) & logits.amax(-1).isfinite().cpu().numpy()
-        at = np.flatnonzero(~drawn)
-        probs[at, token_ids[at]] = 1.0
-        at = np.flatnonzero(drawn)
-        if len(at):
-            slots = rows.slots[at]
-            temperature = torch.from_numpy(self._temperature[slots]).to(logits.device)
-            noise = uniforms(self._seed[slots], rows.positions[at], Purpose.DRAFT, rows.draft_starts[at])
-            masses = token_masses(scale(logits[at], temperature))
-            token_ids[at] = draw(masses, torch.from_numpy(noise).to(logits.device)).cpu().numpy()
-            wide = masses.double()
-            probs[at] = wide / wide.sum(-1, keepdim=True)
-        return Chosen(token_ids=token_ids, margins=margins, probs=probs)
+        token_ids, margins = _first(self._choice, logits)
+        masses = logits.clone()
+        drawn = (self._temperature[rows.slots] > 0) & (token_ids != NO_TOKEN)
+        if len(at := np.flatnonzero(drawn)):
+            token_ids[at] = self._draw(masses, at, token_ids[at], rows)
+        np.maximum(token_ids, _WITHOUT_NUMBERS, out=token_ids)
+        if len(at := np.flatnonzero(~drawn)):
+            masses[at] = 0.0
+            masses[at, token_ids[at]] = 1.0
+        probs = masses.double()
+        return Chosen(token_ids=token_ids, margins=margins, probs=probs.div_(probs.sum(-1, keepdim=True)))
+
+    def _draw(self, logits: Tensor, at: Ints, best: Ints, rows: ChoiceRows) -> Ints:
+        """Tokens of the rows `at`, whose masses take the place of the logits."""
+        slots, off = rows.slots[at], np.zeros(len(at))
+        shaping = Shaping(
+            temperature=self._temperature[slots], min_p=off, top_k=off.astype(np.int64), top_p=np.ones(len(at))
+        )
+        noise = uniforms(
+            self._seed[slots], rows.positions[at], Purpose.DRAFT, rows.draft_starts[at], self._choice.philox
+        )
+        self._choice.masses(logits, at, best, shaping)
+        masses = logits if len(at) == len(logits) else logits[at]
+        token_ids: Ints = draw(masses, torch.from_numpy(noise).to(logits.device)).numpy(force=True)
+        return token_ids
 
 
-def nearest(masses: Tensor, noise: Tensor, window: float) -> Tensor:
-    """[R] the token with most mass within window of the number; with a window of 0 the one it falls in.
+class WithTop:
+    """Chooses as another choice does, and names the num_top likeliest tokens (fewer in a smaller vocabulary)."""
 
-    masses: [R, V] whole numbers, not normalised. noise: [R] float64 in [0, 1).
-    """
-    ends = masses.cumsum(-1, dtype=torch.float64)
-    total = ends[:, -1]
-    if window == 0:
-        return draw(masses, noise)
-    centre = (noise * total)[:, None]
-    reach = (window * total)[:, None]
-    starts = ends - masses
-    inside = torch.minimum(ends, centre + reach).sub_(torch.maximum(starts, centre - reach))
-    return inside.argmax(-1)
+    def __init__(self, choice: DraftChoice, num_top: int) -> None:
+        self._choice = choice
+        self._num_top = num_top
+
+    @property
+    def draws(self) -> bool:
+        return self._choice.draws
+
+    def start(self, start: SequenceStart) -> None:
+        self._choice.start(start)
+
+    def choose(self, logits: Tensor, rows: ChoiceRows) -> Chosen:
+        top_ids = leading(logits, self._num_top).token_ids
+        return replace(self._choice.choose(logits, rows), top_ids=top_ids)
 
 
-def _read(logits: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The most likely tokens and their margins, brought to the host in one copy. float64 holds every token id."""
-    token_ids, leads = first_and_lead(logits)
-    both = torch.stack((token_ids.double(), leads.double())).cpu().numpy()
-    leads_nats = both[1]  # not above 0 where it is no number
-    return both[0].astype(np.int64), np.where(leads_nats > 0, np.minimum(leads_nats, _CERTAIN), 0.0)
+def _first(choice: TokenChoice, logits: Tensor) -> tuple[Ints, Reals]:
+    """The most likely tokens, NO_TOKEN where there is none, and their margins."""
+    token_ids, leads = choice.best_and_lead(logits)
+    return token_ids, np.minimum(leads, _CERTAIN)

@@ -5,8 +5,10 @@ target's blocks, so a block that the target shares between sequences comes to a 
 draft model's half of it is there too is answered by content: a block that was filled with committed tokens is
 marked with the digest of all tokens up to its end, and loses the mark before anything else is written to it.
 
-    position    0 ......... computed ......... num_known | drafted
-    draft KV    |    valid     |      missing            | valid as far as the sequence goes on like this
+    position    0 ......... computed ......... num_known | drafted, or behind a draft that is being verified
+    draft KV    |    valid     |      missing            | fed: valid as far as the sequence goes on like this
+
+Fed tokens there are only where no known one is missing.
 """
 
 from array import array
@@ -20,7 +22,7 @@ _DIGEST_BYTES = 32  # as in the target's prefix index: nobody finds two prefixes
 
 
 class _Line:
-    """One slot. fed: drafted tokens behind the known ones that are in the cache as well.
+    """One slot. fed: tokens after the known ones that are in the cache as well.
 
     digests[i]: of all tokens up to the end of block i. num_marked: leading blocks that carry their mark.
     """
@@ -54,35 +56,40 @@ class DraftKv:
     def num_known(self, slot: int) -> int:
         return len(self._lines[slot].token_ids)
 
-    def open(self, slot: int, max_tokens: int) -> Opening:
-        """The known tokens that the cache lacks, at least the last one. Their blocks lose their marks.
+    def open(self, slot: int, max_tokens: int, behind: tuple[int, ...] = ()) -> Opening:
+        """The known tokens and those behind them that the cache lacks, at least the last one of all.
 
-        Call only when the table holds the blocks of all known tokens and of max_tokens more.
+        Their blocks lose their marks. Reads the block table; call only when it holds the blocks of all these
+        tokens and of max_tokens more.
         """
         line = self._lines[slot]
         if not line.adopted:
             self._adopt(line, self._table.blocks(slot))
             line.adopted = True
-        start = min(line.computed, len(line.token_ids) - 1)
+        num_known = len(line.token_ids)
+        start = min(line.computed + _num_shared(line.fed, behind), num_known + len(behind) - 1)
         first = start // self._block_size
         for block in self._table.blocks(slot)[first:]:
             self._marks[block] = None
         line.num_marked = min(line.num_marked, first)
-        return Opening(slot=slot, start=start, token_ids=line.token_ids[start:], max_tokens=max_tokens)
+        missing = line.token_ids[start:]
+        missing.extend(behind[max(0, start - num_known) :])
+        return Opening(slot=slot, start=start, token_ids=missing, max_tokens=max_tokens)
 
     def fill(self, slot: int, fed: tuple[int, ...]) -> None:
-        """The cache now holds all known tokens, and behind them these drafted ones."""
+        """The cache now holds all known tokens, and after them these: behind, and what was drafted and fed."""
         line = self._lines[slot]
         line.computed = len(line.token_ids)
         line.fed = fed
         self._mark(slot, line)
 
     def extend(self, slot: int, token_ids: Sequence[int]) -> None:
-        """The sequence goes on with these; drafted tokens that agree with them stay valid."""
+        """The sequence goes on with these. Fed tokens that agree stay; those beyond, if all agree."""
         line = self._lines[slot]
         if line.fed:
-            line.computed += _num_shared(line.fed, token_ids)
-            line.fed = ()
+            num_shared = _num_shared(line.fed, token_ids)
+            line.computed += num_shared
+            line.fed = line.fed[num_shared:] if num_shared == len(token_ids) else ()
         line.token_ids.extend(token_ids)
         self._mark(slot, line)
 
@@ -92,6 +99,8 @@ class DraftKv:
             assert 0 <= line.computed <= len(line.token_ids)
             assert line.num_marked * self._block_size <= line.computed
             blocks = self._table.blocks(slot)
+            assert not line.fed or line.computed == len(line.token_ids)
+            assert line.computed + len(line.fed) <= len(blocks) * self._block_size
             for i in range(line.num_marked):
                 assert self._marks[blocks[i]] == self._digest(line, i)
 

@@ -5,9 +5,9 @@ a wish to a draft; draft_kv keeps the books of the cache, passes runs the loop. 
 small model: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from faser.engine.plan import Draft, DraftPlan, SequenceStart
+from faser.engine.plan import Draft, DraftPlan, DraftWish, SequenceStart
 from faser.engine.spec.draft_choice import DraftChoice
 from faser.engine.spec.draft_kv import DraftKv
 from faser.engine.spec.drafter import Continuation, Proposals
@@ -30,17 +30,27 @@ class DraftModel:
         self._choice = choice
         self._max_positions = max_positions
 
+    @property
+    def drafts_ahead(self) -> bool:
+        return not self._choice.draws
+
     def start(self, start: SequenceStart) -> None:
         self._kv.start(start.slot, start.token_ids)
         self._choice.start(start)
 
-    def propose(self, plan: DraftPlan) -> Proposals:
-        limits = {wish.slot: min(wish.max_tokens, self._room(wish.slot)) for wish in plan.wishes}
-        openings = [self._kv.open(slot, limit) for slot, limit in limits.items() if limit > 0]
-        found = self._loop.draft(openings, plan.stop)
-        drafts = {slot: Draft(slot=slot, method=METHOD) for slot in limits}
+    def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
+        assert self.drafts_ahead or not any(wish.behind for wish in plan.wishes), "drawn drafts cannot go ahead"
+        limits = [min(wish.max_tokens, self._room(wish)) for wish in plan.wishes]
+        openings = [
+            self._kv.open(wish.slot, limit, wish.behind)
+            for wish, limit in zip(plan.wishes, limits, strict=True)
+            if limit > 0
+        ]
+        found = self._loop.draft(openings, plan.stop, until)
+        behind = {wish.slot: wish.behind for wish in plan.wishes}
+        drafts = {slot: Draft(slot=slot, method=METHOD) for slot in behind}
         for opening, course in zip(openings, found.courses, strict=True):
-            self._kv.fill(opening.slot, course.token_ids[: course.num_fed])
+            self._kv.fill(opening.slot, behind[opening.slot] + course.token_ids[: course.num_fed])
             drafts[opening.slot] = Draft(
                 slot=opening.slot,
                 method=METHOD,
@@ -52,6 +62,7 @@ class DraftModel:
             passes=found.passes,
             catchup_tokens=sum(max(0, len(each.token_ids) - _USUAL_ROWS) for each in openings),
             probs=found.probs,
+            top_ids=found.top_ids,
         )
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
@@ -61,6 +72,6 @@ class DraftModel:
     def release(self, slot: int) -> None:
         self._kv.release(slot)
 
-    def _room(self, slot: int) -> int:
+    def _room(self, wish: DraftWish) -> int:
         """Tokens that can be drafted: the last of them is no row, so it may lie just beyond the last position."""
-        return self._max_positions - self._kv.num_known(slot) + 1
+        return self._max_positions - self._kv.num_known(wish.slot) - len(wish.behind) + 1

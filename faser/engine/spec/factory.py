@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from faser.engine.batch import BlockTable
 from faser.engine.runner import Runner
-from faser.engine.spec.draft_choice import CoupledChoice, DraftChoice, GreedyChoice, SampledChoice
+from faser.engine.spec.draft_choice import CoupledChoice, DraftChoice, GreedyChoice, SampledChoice, WithTop
 from faser.engine.spec.drafter import Drafter
+from faser.kernels.token_choice import TokenChoice
 from faser.speculation import SpeculationConfig
 
 
@@ -21,13 +22,17 @@ class DraftModelParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterParts:
-    """What an engine has that drafters work on. max_rows: most rows of a pass. model: None: none was loaded."""
+    """What an engine has that drafters work on. max_rows: most rows of a pass. model: None: none was loaded.
+
+    num_top: how many likely tokens a model names beside each that it drafts; 0: none.
+    """
 
     target: Runner
     table: BlockTable
     num_slots: int
     max_rows: int
     model: DraftModelParts | None = None
+    num_top: int = 0
 
 
 def names_model(config: SpeculationConfig) -> bool:
@@ -64,7 +69,7 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 
     model = parts.model
     assert model is not None, f"method {config.method} without a loaded draft model"
-    choice = _choice(config, parts)
+    choice = _choice(config, parts, model.runner)
     return DraftModel(
         PassLoop(model.runner, parts.table, choice, max_rows=parts.max_rows),
         DraftKv(parts.table, num_blocks=model.num_blocks, block_size=model.block_size),
@@ -77,7 +82,7 @@ def _layer_skip(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     from faser.engine.spec.layer_skip import LayerSkip, draft_layers
     from faser.engine.spec.passes import PassLoop
 
-    choice = _choice(config, parts)
+    choice = _choice(config, parts, parts.target)
     num_layers = draft_layers(config.draft_layers, parts.target.num_layers)
     loop = PassLoop(parts.target, parts.table, choice, max_rows=parts.max_rows, num_layers=num_layers)
     return LayerSkip(loop, choice)
@@ -101,13 +106,19 @@ def _suffix(config: SpeculationConfig) -> Drafter:
     )
 
 
-def _choice(config: SpeculationConfig, parts: DrafterParts) -> DraftChoice:
+def _choice(config: SpeculationConfig, parts: DrafterParts, runner: Runner) -> DraftChoice:
+    """How tokens are chosen from the logits of this runner's model."""
+    choice = _plain_choice(config, parts.num_slots, runner.token_choice)
+    return WithTop(choice, parts.num_top) if parts.num_top else choice
+
+
+def _plain_choice(config: SpeculationConfig, num_slots: int, choice: TokenChoice | None) -> DraftChoice:
     match config.draft_sample_method:
         case "greedy":
-            return GreedyChoice()
+            return GreedyChoice(choice)
         case "coupled":
-            return CoupledChoice(parts.num_slots)
+            return CoupledChoice(num_slots, choice=choice)
         case "probabilistic":
-            return SampledChoice(parts.num_slots)
+            return SampledChoice(num_slots, choice=choice)
         case _:
             raise AssertionError(f"draft_sample_method {config.draft_sample_method!r} was let through")

@@ -8,7 +8,7 @@ Source: early exit with shared KV, Elhoushi et al., arXiv 2404.16710 section 4.3
 training, Zhang et al., arXiv 2309.08168.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from faser.engine.plan import Draft, DraftPlan, SequenceStart
 from faser.engine.spec.draft_choice import DraftChoice
@@ -36,7 +36,12 @@ def draft_layers(asked: int | None, num_layers: int) -> int:
 
 
 class LayerSkip:
-    """See Drafter. loop: over the target's runner, limited to the layers that draft."""
+    """See Drafter. loop: over the target's runner, limited to the layers that draft.
+
+    It drafts only between the target's steps: runner, cache and hidden states are the target's.
+    """
+
+    drafts_ahead = False
 
     def __init__(self, loop: PassLoop, choice: DraftChoice) -> None:
         self._loop = loop
@@ -47,19 +52,20 @@ class LayerSkip:
         self._last[start.slot] = (len(start.token_ids) - 1, start.token_ids[-1])
         self._choice.start(start)
 
-    def propose(self, plan: DraftPlan) -> Proposals:
+    def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         openings = []
         for wish in plan.wishes:
+            assert not wish.behind, f"slot {wish.slot}: layer_skip drafts nothing ahead of the target"
             position, token_id = self._last[wish.slot]
             openings.append(
                 Opening(slot=wish.slot, start=position, token_ids=(token_id,), max_tokens=wish.max_tokens)
             )
-        found = self._loop.draft(openings, plan.stop)
+        found = self._loop.draft(openings, plan.stop, until)
         drafts = tuple(
             Draft(slot=opening.slot, method=METHOD, token_ids=course.token_ids, confidences=course.confidences)
             for opening, course in zip(openings, found.courses, strict=True)
         )
-        return Proposals(drafts=drafts, passes=found.passes, probs=found.probs)
+        return Proposals(drafts=drafts, passes=found.passes, probs=found.probs, top_ids=found.top_ids)
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         for each in continuations:

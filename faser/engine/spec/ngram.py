@@ -5,10 +5,11 @@ and no model. Source: prompt lookup decoding (Saxena 2023, github.com/apoorvuman
 scans the prompt; here an index answers, brought up to date only when a sequence drafts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from faser.engine.plan import Draft, DraftPlan, SequenceStart
 from faser.engine.spec.drafter import Continuation, Proposals
+from faser.engine.spec.prediction import foreword
 
 
 class NgramDrafter:
@@ -18,6 +19,8 @@ class NgramDrafter:
     on repeating. Confidence is n, for each token. Raises ValueError unless 1 <= min_n <= max_n.
     """
 
+    drafts_ahead = True
+
     def __init__(self, *, min_n: int, max_n: int, cap: int) -> None:
         if not 1 <= min_n <= max_n:
             raise ValueError(f"min_n is {min_n} and max_n is {max_n}; 1 <= min_n <= max_n must hold")
@@ -26,12 +29,13 @@ class NgramDrafter:
         self._lookups: dict[int, _Lookup] = {}
 
     def start(self, start: SequenceStart) -> None:
-        self._lookups[start.slot] = _Lookup(start.token_ids, self._lengths)
+        self._lookups[start.slot] = _Lookup((*foreword(start), *start.token_ids), self._lengths)
 
-    def propose(self, plan: DraftPlan) -> Proposals:
+    def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
         drafts = []
         for wish in plan.wishes:
-            length, token_ids = self._lookups[wish.slot].continuation(min(self._cap, wish.max_tokens))
+            lookup = self._lookups[wish.slot]
+            length, token_ids = lookup.continuation(wish.behind, min(self._cap, wish.max_tokens))
             confidences = (float(length),) * len(token_ids)
             draft = Draft(slot=wish.slot, method="ngram", token_ids=token_ids, confidences=confidences)
             drafts.append(draft)
@@ -56,19 +60,39 @@ class _Lookup:
         self._latest: dict[int, dict[int, int]] = {n: {} for n in lengths}
         self._indexed = 0  # positions before it are indexed
 
-    def continuation(self, num_tokens: int) -> tuple[int, tuple[int, ...]]:
-        """Length of the longest match, 0 for none, and the num_tokens tokens that are expected next."""
+    def continuation(self, behind: tuple[int, ...], num_tokens: int) -> tuple[int, tuple[int, ...]]:
+        """Length of the longest match, 0 for none, and the num_tokens tokens that are expected next.
+
+        behind: come after the tokens for the time of this call; they are scanned, never indexed.
+        """
         self._index()
+        num_known = len(self.tokens)
+        self.tokens.extend(behind)
+        found = self._longest_match(num_tokens)
+        del self.tokens[num_known:]
+        return found
+
+    def _longest_match(self, num_tokens: int) -> tuple[int, tuple[int, ...]]:
         tokens = self.tokens
+        is_indexed = self._indexed == len(tokens)
         for n, latest in self._latest.items():
             tail = tokens[-n:]
-            begin = latest.get(hash(tuple(tail)))
+            begin = None if is_indexed else self._scan(n, tail)
+            if begin is None:
+                begin = latest.get(hash(tuple(tail)))
             if begin is None or tokens[begin - n : begin] != tail:
                 continue
             known = tokens[begin : begin + num_tokens]
             repeats = -(-num_tokens // len(known))
             return n, tuple((known * repeats)[:num_tokens])
         return 0, ()
+
+    def _scan(self, n: int, tail: list[int]) -> int | None:
+        """The latest position, of those not indexed, with the n tokens of tail before it."""
+        for begin in range(len(self.tokens) - 1, max(n, self._indexed) - 1, -1):
+            if self.tokens[begin - n : begin] == tail:
+                return begin
+        return None
 
     def _index(self) -> None:
         """Every position that has both n tokens before it and one at it."""

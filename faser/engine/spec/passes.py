@@ -3,12 +3,13 @@
 Owns the course of one proposal. Knows neither whose weights run nor whose KV cache they read, and remembers
 nothing from one proposal to the next.
 
-    position      start ............ n - 1 | n       n + 1     ...
-    rows          |  opening, known tokens | x_1     x_2       ...      each row chooses the token after it
-    pass          |           1            | 2       3         ...      over all sequences that still go on
+    position      start ............... n - 1 | n       n + 1     ...
+    rows          |  opening, what is drafted | x_1     x_2       ...      each row chooses the token after it
+                  |  from: known, and behind  |
+    pass          |            1              | 2       3         ...      over all sequences that still go on
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,7 +25,7 @@ from faser.engine.spec.draft_choice import ChoiceRows, Chosen, DraftChoice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """Where one sequence's draft begins. token_ids: of positions start …, the last known token is the last.
+    """Where one sequence's draft begins. token_ids: of positions start …, up to the last token before the draft.
 
     max_tokens: most tokens to draft, at least 1; the slot's blocks hold their positions.
     """
@@ -35,7 +36,8 @@ class Opening:
     max_tokens: int
 
     @property
-    def num_known(self) -> int:
+    def draft_start(self) -> int:
+        """Position of the first drafted token."""
         return self.start + len(self.token_ids)
 
 
@@ -51,11 +53,12 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """courses: in the order of the openings. passes: forwards of the model. probs: as in Proposals."""
+    """courses: in the order of the openings. passes: forwards of the model. probs, top_ids: as in Proposals."""
 
     courses: tuple[Course, ...]
     passes: int
     probs: Tensor | None
+    top_ids: Tensor | None = None
 
 
 class PassLoop:
@@ -76,17 +79,23 @@ class PassLoop:
         self._max_rows = max_rows
         self._num_layers = num_layers
 
-    def draft(self, openings: Sequence[Opening], stop: StopRule | None) -> Round:
-        """Draft for every opening, each as far as it and the stop rule allow."""
+    def draft(
+        self, openings: Sequence[Opening], stop: StopRule | None, until: Callable[[], bool] | None = None
+    ) -> Round:
+        """Draft for every opening, each as far as it and the stop rule allow.
+
+        until: asked before every pass but those that open; True ends all drafts where they are. What it says must
+        not depend on the tokens drafted.
+        """
         if not openings:
             return Round(courses=(), passes=0, probs=None)
         progress = _Progress(openings)
         chosen, passes = self._open(openings)
         going = np.arange(len(openings))
-        while len(going := progress.take(going, chosen, stop)):
+        while len(going := progress.take(going, chosen, stop)) and not (until is not None and until()):
             chosen = self._go_on(progress.feed(going))
             passes += 1
-        return Round(courses=progress.courses(), passes=passes, probs=progress.probs())
+        return Round(courses=progress.courses(), passes=passes, probs=progress.probs(), top_ids=progress.top_ids())
 
     def _open(self, openings: Sequence[Opening]) -> tuple[Chosen, int]:
         """The first token of every opening, and how many passes that took."""
@@ -165,19 +174,33 @@ def _joined(parts: list[Chosen]) -> Chosen:
     if len(parts) == 1:
         return parts[0]
     probs = [part.probs for part in parts if part.probs is not None]
+    top_ids = [part.top_ids for part in parts if part.top_ids is not None]
     return Chosen(
         token_ids=np.concatenate([part.token_ids for part in parts]),
         margins=np.concatenate([part.margins for part in parts]),
         probs=torch.cat(probs) if probs else None,
+        top_ids=torch.cat(top_ids) if top_ids else None,
     )
 
 
 @dataclass(slots=True)
-class _Sampled:
-    """Distributions of the kept tokens, pass after pass, and whose they are."""
+class _Kept:
+    """A line of a tensor for each kept token, pass after pass, and whose they are."""
 
-    probs: list[Tensor] = field(default_factory=list)
+    lines: list[Tensor] = field(default_factory=list)
     owners: list[NDArray[np.int64]] = field(default_factory=list)
+
+    def add(self, lines: Tensor | None, kept: NDArray[np.bool_], owners: NDArray[np.int64]) -> None:
+        if lines is not None:
+            self.lines.append(lines[torch.from_numpy(kept)])
+            self.owners.append(owners)
+
+    def joined(self) -> Tensor | None:
+        """[T, …], draft after draft: passes come one after the other, so a stable sort by owner orders them."""
+        if not self.lines:
+            return None
+        order = np.argsort(np.concatenate(self.owners), kind="stable")
+        return torch.cat(self.lines)[torch.from_numpy(order)]
 
 
 class _Progress:
@@ -185,7 +208,7 @@ class _Progress:
 
     def __init__(self, openings: Sequence[Opening]) -> None:
         self._slots = np.array([each.slot for each in openings])
-        self._num_known = np.array([each.num_known for each in openings])
+        self._draft_starts = np.array([each.draft_start for each in openings])
         self._max_tokens = np.array([each.max_tokens for each in openings])
         shape = (len(openings), int(self._max_tokens.max()))
         self._token_ids = np.zeros(shape, dtype=np.int64)
@@ -193,7 +216,7 @@ class _Progress:
         self._survival = np.ones(len(openings))
         self._counts = np.zeros(len(openings), dtype=np.int64)  # tokens kept
         self._num_fed = np.zeros(len(openings), dtype=np.int64)
-        self._sampled = _Sampled()
+        self._probs, self._top_ids = _Kept(), _Kept()
 
     def take(self, going: NDArray[np.int64], chosen: Chosen, stop: StopRule | None) -> NDArray[np.int64]:
         """Keep what the rule lets in of a pass's tokens, one for each of going; returns who goes on.
@@ -211,9 +234,8 @@ class _Progress:
         self._token_ids[staying, depth] = chosen.token_ids[kept]
         self._margins[staying, depth] = chosen.margins[kept]
         self._counts[staying] += 1
-        if chosen.probs is not None:
-            self._sampled.probs.append(chosen.probs[torch.from_numpy(kept)])
-            self._sampled.owners.append(staying)
+        self._probs.add(chosen.probs, kept, staying)
+        self._top_ids.add(chosen.top_ids, kept, staying)
         staying = staying[self._counts[staying] < self._max_tokens[staying]]
         if stop is None or not len(staying):
             return staying
@@ -223,10 +245,10 @@ class _Progress:
     def feed(self, going: NDArray[np.int64]) -> _Fed:
         """The last drafted token of each of going, for the next pass."""
         self._num_fed[going] += 1
-        count, known = self._counts[going], self._num_known[going]
+        count, first = self._counts[going], self._draft_starts[going]
         return _Fed(
             token_ids=self._token_ids[going, count - 1],
-            choice=ChoiceRows(slots=self._slots[going], positions=known + count, draft_starts=known),
+            choice=ChoiceRows(slots=self._slots[going], positions=first + count, draft_starts=first),
         )
 
     def courses(self) -> tuple[Course, ...]:
@@ -244,11 +266,10 @@ class _Progress:
         return tuple(found)
 
     def probs(self) -> Tensor | None:
-        """[T, V], draft after draft: passes come one after the other, so a stable sort by owner orders them."""
-        if not self._sampled.probs:
-            return None
-        order = np.argsort(np.concatenate(self._sampled.owners), kind="stable")
-        return torch.cat(self._sampled.probs)[torch.from_numpy(order)]
+        return self._probs.joined()
+
+    def top_ids(self) -> Tensor | None:
+        return self._top_ids.joined()
 
 
 def _sigmoid(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ every position of an output gets its draft. The drafter behind it is told truthf
 draft was the one that came; the others count as not judged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from faser.engine.plan import Draft, DraftPlan, SequenceStart
@@ -26,8 +26,11 @@ class Recording:
 class DraftRecorder:
     """A Drafter. recordings: of all sequences, in the order in which they started.
 
-    A sequence that is preempted goes on with its recording: prompt and seed say which.
+    A sequence that is preempted goes on with its recording: prompt and seed say which. Drafts nothing ahead,
+    because nothing is ever being verified.
     """
+
+    drafts_ahead = False
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
@@ -44,10 +47,11 @@ class DraftRecorder:
         self._slots[start.slot] = self._recordings.setdefault((start.seed, prompt), new)
         self._drafter.start(start)
 
-    def propose(self, plan: DraftPlan) -> Proposals:
-        proposals = self._drafter.propose(plan)
+    def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
+        proposals = self._drafter.propose(plan, until)
         assert proposals.probs is None, "drafts that were drawn cannot be replayed: drafting must be greedy"
         for wish, draft in zip(plan.wishes, proposals.drafts, strict=True):
+            assert not wish.behind, f"slot {wish.slot}: a recorder drafts nothing ahead"
             recording = self._slots[wish.slot]
             position = len(recording.output_token_ids)
             recording.drafts[position] = draft

@@ -11,12 +11,13 @@ The corpus is shared. It never changes a token that anybody gets, but a client w
 learn that others were told the same text. Sequences with different salts share nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from faser.engine.plan import Draft, DraftPlan, DraftWish, SequenceStart
 from faser.engine.spec.corpus import END, Corpus, Match, Text
 from faser.engine.spec.drafter import Continuation, Proposals
+from faser.engine.spec.prediction import foreword
 
 OCCURRENCES = 8  # so many are counted: enough to tell .9 from .6, few enough for a step
 # A context of L tokens seen n times goes on with what followed it c times with probability c / (n + DOUBT / L):
@@ -31,6 +32,8 @@ class SuffixDrafter:
     the context. min_token_prob: it ends before a token that follows in a smaller share of the occurrences.
     max_cached_requests, corpus_tokens: bounds of the corpus, 0 for none.
     """
+
+    drafts_ahead = True
 
     def __init__(
         self,
@@ -52,9 +55,11 @@ class SuffixDrafter:
     def start(self, start: SequenceStart) -> None:
         # What a preemption interrupted is in the corpus up to here; only a context's worth is repeated.
         unsaid = max(start.prompt_len, len(start.token_ids) - self._depth)
-        self._spoken[start.slot] = _Spoken(text=Text(start.token_ids), unsaid=unsaid, salt=hash(start.salt))
+        before = foreword(start)
+        text = Text((*before, *start.token_ids))
+        self._spoken[start.slot] = _Spoken(text=text, unsaid=len(before) + unsaid, salt=hash(start.salt))
 
-    def propose(self, plan: DraftPlan) -> Proposals:
+    def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
         return Proposals(drafts=tuple(self._draft(wish) for wish in plan.wishes))
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
@@ -66,15 +71,19 @@ class SuffixDrafter:
         self.corpus.add(spoken.text.tokens[spoken.unsaid :], salt=spoken.salt)
 
     def _draft(self, wish: DraftWish) -> Draft:
-        """The better of the sequence's own continuation and the corpus'; its own when they are equal."""
+        """The better of the sequence's own continuation and the corpus'; its own when they are equal.
+
+        The tokens behind, and those drafted, are at the end of the text for the time of this call; never indexed.
+        """
         spoken = self._spoken[wish.slot]
         text = spoken.text
         text.index()
+        num_known = len(text.tokens)
+        text.tokens.extend(wish.behind)
         tail = text.tokens[-self._depth :]
         limit = min(self._cap, wish.max_tokens)
-        known = len(text.tokens)
         best = self._follow(text, text.find(tail, most=OCCURRENCES), limit, text.tokens)
-        del text.tokens[known:]
+        del text.tokens[num_known:]
         past = self.corpus.text
         other = self._follow(past, past.find(tail, most=OCCURRENCES, salt=spoken.salt), limit, [])
         best = other if other.score > best.score else best

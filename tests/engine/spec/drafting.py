@@ -1,7 +1,7 @@
 """Drives a drafter that is a model as an engine would, with shared blocks and preemption; says what is right."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -105,12 +105,23 @@ class World:
         self.kv.release(self.lines.pop(slot).blocks)
         self.drafter.release(slot)
 
-    def propose(self, wishes: dict[int, int], stop: StopRule | None = None) -> Proposals:
-        """Drafts for slots of most so many tokens."""
+    def propose(
+        self,
+        wishes: dict[int, int],
+        stop: StopRule | None = None,
+        *,
+        behind: Mapping[int, tuple[int, ...]] | None = None,
+        until: Callable[[], bool] | None = None,
+    ) -> Proposals:
+        """Drafts for slots of most so many tokens. behind: what the drafts of some of them continue."""
+        given = {slot: () if behind is None else behind.get(slot, ()) for slot in wishes}
         for slot, count in wishes.items():
-            self._grow(slot, len(self.lines[slot].token_ids) + count)
-        asked = tuple(DraftWish(slot=slot, max_tokens=count, new_blocks=()) for slot, count in wishes.items())
-        found = self.drafter.propose(DraftPlan(step=1, wishes=asked, stop=stop))
+            self._grow(slot, len(self.lines[slot].token_ids) + len(given[slot]) + count)
+        asked = tuple(
+            DraftWish(slot=slot, max_tokens=count, new_blocks=(), behind=given[slot])
+            for slot, count in wishes.items()
+        )
+        found = self.drafter.propose(DraftPlan(step=1, wishes=asked, stop=stop), until)
         assert [draft.slot for draft in found.drafts] == list(wishes)
         for draft in found.drafts:
             assert len(draft.token_ids) == len(draft.confidences) <= wishes[draft.slot]

@@ -1,7 +1,12 @@
-"""Choosing the drafter per sequence. Oracle: drafters of known quality, and a target whose text is known."""
+"""Choosing the drafter per sequence. Oracle: drafters of known quality, and a target whose text is known.
+
+Planted bugs that these tests have caught: a draft behind tokens that did not come counts as wrong; being right at
+the border counts for nothing; the rest of a draft is forgotten at the border, is judged from its first token on,
+or is judged where it has been replaced.
+"""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,15 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from faser.engine.plan import Draft, DraftPlan, DraftWish, SequenceStart, StopRule
-from faser.engine.spec.chooser import (
-    KEPT_PER_STEP,
-    MOST_TOKENS,
-    PRIOR_TOKENS,
-    Chooser,
-    Evidence,
-    expected_tokens,
-)
+from faser.engine.spec.chooser import Chooser, expected_tokens
 from faser.engine.spec.drafter import Continuation, Drafter, Proposals
+from faser.engine.spec.evidence import KEPT_PER_STEP, MOST_TOKENS, PRIOR_TOKENS, Claim, Evidence
 from faser.engine.spec.ngram import NgramDrafter
 from faser.engine.spec.suffix import SuffixDrafter
 from faser.types import SamplingParams
@@ -34,8 +33,18 @@ def start_of(slot: int, token_ids: tuple[int, ...] = ()) -> SequenceStart:
     )
 
 
-def plan_for(slots: Sequence[int], max_tokens: int = CAP, stop: StopRule | None = None) -> DraftPlan:
-    wishes = tuple(DraftWish(slot=slot, max_tokens=max_tokens, new_blocks=()) for slot in slots)
+def plan_for(
+    slots: Sequence[int],
+    max_tokens: int = CAP,
+    stop: StopRule | None = None,
+    behind: Sequence[tuple[int, ...]] | None = None,
+) -> DraftPlan:
+    """behind: of each of slots."""
+    each_behind = [()] * len(slots) if behind is None else behind
+    wishes = tuple(
+        DraftWish(slot=slot, max_tokens=max_tokens, new_blocks=(), behind=tokens)
+        for slot, tokens in zip(slots, each_behind, strict=True)
+    )
     return DraftPlan(step=0, released=(), wishes=wishes, stop=stop)
 
 
@@ -44,23 +53,28 @@ class KnownDrafter:
     """Knows the text to come of each slot and says each token of it rightly with the slot's quality.
 
     A quality of None: nothing to propose. Wrong tokens are negative. sampled: as if drawn from a distribution.
+    num_right: from there on every token of a draft is wrong.
     """
 
     method: str
     quality: dict[int, float | None]
     confidence: float = 1.0
     sampled: bool = False
+    drafts_ahead: bool = True
+    num_right: int = CAP
     to_come: dict[int, int] = field(default_factory=dict)
     plans: list[DraftPlan] = field(default_factory=list)
+    untils: list[Callable[[], bool] | None] = field(default_factory=list)
     rng: random.Random = field(default_factory=lambda: random.Random(5))
 
     def start(self, start: SequenceStart) -> None:
         assert start.slot not in self.to_come
         self.to_come[start.slot] = len(start.token_ids)
 
-    def propose(self, plan: DraftPlan) -> Proposals:
+    def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         assert plan.wishes
         self.plans.append(plan)
+        self.untils.append(until)
         drafts = tuple(self._draft(wish) for wish in plan.wishes)
         probs = self._probs([token for draft in drafts for token in draft.token_ids]) if self.sampled else None
         return Proposals(drafts=drafts, passes=3, catchup_tokens=7, probs=probs)
@@ -76,9 +90,10 @@ class KnownDrafter:
         quality = self.quality[wish.slot]
         if quality is None:
             return Draft(slot=wish.slot, method=self.method)
-        first = self.to_come[wish.slot]
+        first = self.to_come[wish.slot] + len(wish.behind)
         token_ids = tuple(
-            next_token(first + offset) if self.rng.random() < quality else -1 for offset in range(wish.max_tokens)
+            next_token(first + offset) if offset < self.num_right and self.rng.random() < quality else -1
+            for offset in range(wish.max_tokens)
         )
         confidences = (self.confidence,) * wish.max_tokens
         return Draft(slot=wish.slot, method=self.method, token_ids=token_ids, confidences=confidences)
@@ -104,6 +119,7 @@ class World:
     def __init__(self, chooser: Chooser, num_slots: int = 1) -> None:
         self.chooser = chooser
         self.known = [0] * num_slots
+        self.chunks: list[tuple[int, ...]] = [()] * num_slots
         for slot in range(num_slots):
             chooser.start(start_of(slot))
 
@@ -111,6 +127,18 @@ class World:
         """kept: no more drafted tokens than this are verified. Methods by slot; none where nothing was drafted."""
         drafts = self.chooser.propose(plan_for(range(len(self.known)))).drafts
         came = [self._judge(draft.slot, draft.token_ids[:kept]) for draft in drafts]
+        self.chooser.commit(came)
+        return [draft.method if draft.token_ids else "none" for draft in drafts]
+
+    def step_ahead(self, *, kept: int = CAP) -> list[str]:
+        """The same while the chunks are verified; no chunk is longer than kept."""
+        slots = range(len(self.known))
+        drafts = self.chooser.propose(plan_for(slots, behind=self.chunks)).drafts
+        came = [self._judge(slot, self.chunks[slot]) for slot in slots]
+        for draft, each in zip(drafts, came, strict=True):
+            whole = each.num_accepted == len(self.chunks[draft.slot])
+            passed = whole and draft.token_ids[:1] == each.token_ids[-1:]
+            self.chunks[draft.slot] = draft.token_ids[1 : 1 + kept] if passed else ()
         self.chooser.commit(came)
         return [draft.method if draft.token_ids else "none" for draft in drafts]
 
@@ -210,6 +238,104 @@ def test_a_draft_cut_before_verification_was_not_refused() -> None:
     methods = [world.step(kept=1) for _ in range(40)]
 
     assert methods.count(["draft_model"]) > 35
+
+
+@pytest.mark.parametrize(
+    "text, model, better",
+    [(0.9, 0.3, "suffix"), (0.3, 0.9, "draft_model"), (0.7, 0.7, "suffix"), (None, 0.6, "draft_model")],
+)
+@pytest.mark.parametrize("kept", [0, 2, CAP])
+def test_the_better_drafter_drafts_ahead_after_thirty_steps(
+    text: float | None, model: float, better: str, kept: int
+) -> None:
+    """However long the chunks are that are verified meanwhile; with none, only the border says who is right."""
+    world, _, _ = a_world(text, model)
+    for _ in range(30):
+        world.step_ahead(kept=kept)
+
+    methods = [world.step_ahead(kept=kept) for _ in range(80)]
+
+    assert methods.count([better]) > 68
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_draft_behind_tokens_that_did_not_come_is_neither_right_nor_wrong(ahead: bool) -> None:
+    """Other tokens always come; but the draft's first is held against them only where nothing lies between."""
+    world, _, model = a_world(None, 1.0, cost=1.0)
+    behind = [(-1,)] if ahead else None
+    for _ in range(60):
+        world.chooser.propose(plan_for([0], behind=behind))
+        world.chooser.commit([Continuation(slot=0, token_ids=(-2,))])
+
+    assert (len(model.plans) == 60) == ahead
+
+
+def test_what_a_draft_says_beyond_the_chunk_made_of_it_is_replaced_by_the_next_draft() -> None:
+    """Chunks of one token: the second of a draft is verified, the third is drafted anew before it could be judged.
+
+    So text, right for two tokens, has been right always. The shorter drafts of the model are right, too.
+    """
+    world, suffix, _ = a_world(1.0, 1.0, cost=0.0)
+    suffix.num_right = 2
+    for _ in range(40):
+        world.step_ahead(kept=1)
+
+    assert {world.step_ahead(kept=1)[0] for _ in range(20)} == {"suffix"}
+
+
+def test_whether_it_drafts_ahead_is_up_to_all_its_drafters() -> None:
+    for text, model in [(True, True), (True, False), (False, True)]:
+        chooser = Chooser(
+            [KnownDrafter("suffix", {}, drafts_ahead=text)],
+            KnownDrafter("draft_model", {}, drafts_ahead=model),
+            model_cap=MODEL_CAP,
+        )
+        assert chooser.drafts_ahead == (text and model)
+
+
+def test_the_model_is_told_when_nobody_waits() -> None:
+    model = KnownDrafter("draft_model", {0: 0.9})
+    chooser = Chooser([], model, model_cap=MODEL_CAP)
+    chooser.start(start_of(0))
+
+    def until() -> bool:
+        return True
+
+    chooser.propose(plan_for([0]), until)
+
+    assert model.untils == [until]
+
+
+few_tokens = st.lists(st.integers(0, 1), max_size=4).map(tuple)
+
+
+@given(few_tokens, few_tokens, st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=3), max_size=6))
+def test_a_claim_is_settled_alike_however_the_tokens_come(
+    behind: tuple[int, ...], token_ids: tuple[int, ...], pieces: list[list[int]]
+) -> None:
+    """Oracle: all that came, at once. Leading right tokens are accepted; the first wrong one is judged, too."""
+    claim: Claim | None = Claim(keys=("key",), behind=behind, token_ids=token_ids)
+    counts = [0, 0]
+    came: list[int] = []
+    for piece in pieces:
+        came += piece
+        if claim is not None:
+            accepted, judged, claim = claim.meet(Continuation(slot=0, token_ids=tuple(piece)))
+            counts = [counts[0] + accepted, counts[1] + judged]
+
+    after = came[len(behind) :] if tuple(came[: len(behind)]) == behind else []
+    right = next(
+        (i for i, (said, came) in enumerate(zip(token_ids, after, strict=False)) if said != came),
+        min(len(token_ids), len(after)),
+    )
+    assert counts == [right, right + (right < min(len(token_ids), len(after)))]
+
+
+def test_a_drawn_token_that_was_not_verified_was_not_judged() -> None:
+    """By chance it was the target's own token; its acceptance would be another chance."""
+    claim = Claim(keys=(), behind=(), token_ids=(1, 2, 3), drawn=True)
+    assert claim.meet(Continuation(slot=0, token_ids=(1, 2), num_accepted=1)) == (1, 1, None)
+    assert claim.meet(Continuation(slot=0, token_ids=(1, 5), num_accepted=1)) == (1, 2, None)
 
 
 def test_the_price_of_the_model_may_change_at_any_time() -> None:

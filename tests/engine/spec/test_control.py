@@ -10,7 +10,7 @@ import pytest
 
 from faser.engine.plan import StopRule
 from faser.engine.sequence import Sequence
-from faser.engine.spec.control import Beside
+from faser.engine.spec.control import Beside, Wish
 from faser.engine.spec.policy import Candidates, Ints
 from faser.errors import ConfigError
 from faser.speculation import Slo, SpeculationParams
@@ -133,17 +133,33 @@ def test_a_sequence_behind_its_target_weighs_more_and_one_ahead_weighs_one() -> 
     assert policy.seen[-1].weight.tolist() == pytest.approx([1.0, 4.0, 1.0])
 
 
-def test_a_large_batch_keeps_a_decision_for_some_steps_until_somebody_comes() -> None:
-    """Thirty-two sequences: every decision stands for three steps."""
-    policy = Greedy(drafts=True)
+def test_a_large_batch_keeps_a_decision_for_some_steps_until_many_come() -> None:
+    """Thirty-two sequences: every decision stands for three steps, and who comes meanwhile does as most do."""
+    policy = Greedy()
     driver = driver_with(policy)
     driver.add(*(asking(str(i), prompt=2, max_tokens=50) for i in range(32)))
-    driver.step()
-    for _ in range(3):
+    for _ in range(4):
         driver.step()
     assert len(policy.seen) == 1
-    driver.add(asking("late", prompt=2))
+    control, running = driver.scheduler._speculation, driver.scheduler._running
+    assert control is not None
+
+    def wish() -> Wish:
+        found = control.wish(running, Beside(rows=0, sequences=0), budget=400, room=lambda _, lengths: lengths)
+        assert found is not None
+        return found
+
+    driver.add(asking("late", prompt=2, max_tokens=50))
     driver.step()
+    assert len(policy.seen) == 2
+    standing = wish()
+    assert len(policy.seen) == 2
+    assert len(standing.chosen) == 33
+    assert standing.lengths[-1] == round(sum(standing.lengths[:-1]) / 32)
+
+    driver.add(*(asking(f"later {i}", prompt=2, max_tokens=50) for i in range(4)))
+    driver.step()
+    assert len(policy.seen) == 2
     driver.step()
     assert len(policy.seen) == 3
 
@@ -182,7 +198,7 @@ def test_steps_without_a_draft_are_plain_and_say_why() -> None:
         driver.step()
     stats = speculated(driver)
     assert dict(stats.bypasses)["gain"] == 3
-    assert dict(stats.mode_steps) == {"plain": 4, "serial": 0}
+    assert dict(stats.mode_steps) == {"plain": 4, "serial": 0, "overlap": 0}
     assert stats.num_drafts == 0
 
 

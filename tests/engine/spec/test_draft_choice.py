@@ -1,8 +1,12 @@
 """From a draft model's logits to a token and a confidence; and that a drawn token's law is the reported one.
 
 Planted bugs that these tests have caught: the noise of the target's own choice; one number for a position however
-often it is drafted; the law of temperature 1 for every slot.
+often it is drafted; the law of temperature 1 for every slot; an infinite lead; another slot's temperature; logits
+overwritten.
 """
+
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +23,9 @@ from faser.engine.spec.draft_choice import (
     GreedyChoice,
     SampledChoice,
 )
+from faser.kernels.native_backend import NativeBackend
+from faser.kernels.native_build import library_path
+from faser.kernels.token_choice import TokenChoice
 from faser.types import SamplingParams
 
 VOCAB = 12
@@ -202,3 +209,39 @@ def test_the_lead_of_a_coupled_draft_is_over_the_best_other_token() -> None:
         assert abs(lead - float(logits[row, token_id] - others.max()) / 0.5) < 1e-4
     assert (found.margins < 0).any()
     assert found.probs is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        GreedyChoice,
+        lambda choice=None: CoupledChoice(20, choice=choice),
+        lambda choice=None: SampledChoice(20, choice=choice),
+    ],
+)
+def test_drafts_are_the_same_by_kernels_and_by_tensors(
+    make: Callable[[TokenChoice | None], DraftChoice], kernel_cache: Path
+) -> None:
+    """Tokens, margins and probabilities, bit for bit; rows of NaN, of -inf, of one number among them."""
+    kernels = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=2).token_choice
+    choices = [make(None), make(kernels)]
+    for slot in range(20):
+        sampling = PARAMS[slot % len(PARAMS)]
+        for choice in choices:
+            choice.start(SequenceStart(slot=slot, sampling=sampling, seed=5 * slot, prompt_len=1, token_ids=(1,)))
+    for position in range(2, 8):
+        logits = random_logits(20, seed=position)
+        logits[position] = torch.nan
+        logits[position + 1] = -torch.inf
+        logits[position + 2, 1:] = -torch.inf
+        asked, before = rows(list(range(20)), [position] * 20), logits.clone()
+        plain, quick = (choice.choose(logits, asked) for choice in choices)
+        assert plain.token_ids.tolist() == quick.token_ids.tolist()
+        assert plain.margins.tolist() == quick.margins.tolist()
+        assert plain.margins[position] == plain.margins[position + 1] == 0.0
+        assert abs(plain.margins).max() <= 100.0
+        assert (plain.probs is None) == (quick.probs is None)
+        if plain.probs is not None and quick.probs is not None:
+            assert torch.equal(plain.probs, quick.probs)
+            assert (plain.probs.sum(-1) - 1).abs().max() < 1e-12
+        torch.testing.assert_close(logits, before, rtol=0, atol=0, equal_nan=True)

@@ -1,7 +1,7 @@
 """The books of the draft cache, with tables made by hand; that its content is right is test_draft_model's.
 
 Planted bugs that these tests have caught: digests that know their own block only; accepted tokens counted twice;
-a block marked before it is full.
+a block marked before it is full; tokens behind opened one too late; fed tokens kept after a disagreement.
 """
 
 from faser.engine.batch import BlockTable
@@ -73,6 +73,48 @@ def test_a_block_filled_with_accepted_drafts_is_marked_and_one_with_refused_ones
     kv.extend(0, B[2:])
     kv.release(0)
     assert fill(kv, 1, (*A, *B, 5)) == SIZE
+
+
+def test_tokens_behind_open_after_what_was_fed_of_them() -> None:
+    """Fed 7 8 and half of the next draft, 9; the one that was drafted last never is. At least one row remains."""
+    kv = make({0: (1, 2, 3, 4)})
+    fill(kv, 0, A, fed=(7, 8, 9))
+    assert opened(kv, 0, (7, 8, 9, 6)) == (SIZE + 3, (6,))
+    assert opened(kv, 0, (7, 8, 9)) == (SIZE + 2, (9,))
+    assert opened(kv, 0, (7,)) == (SIZE, (7,))
+    assert opened(kv, 0, (7, 5, 9)) == (SIZE + 1, (5, 9))
+    assert opened(kv, 0, ()) == (SIZE - 1, A[-1:])
+
+
+def test_what_was_fed_stays_as_long_as_everything_agrees() -> None:
+    kv = make({0: (1, 2, 3, 4)})
+    fill(kv, 0, A, fed=(7, 8, 9, 6))
+    kv.extend(0, (7, 8))
+    kv.check_invariants()
+    assert opened(kv, 0, (9, 6, 5)) == (SIZE + 4, (5,))
+    kv.extend(0, (4,))  # not the 9
+    kv.check_invariants()
+    assert opened(kv, 0, (6, 5)) == (SIZE + 2, (4, 6, 5))
+
+
+def test_a_block_of_tokens_behind_is_marked_only_when_they_came() -> None:
+    kv = make({0: (1, 2, 3), 1: (1, 2, 3), 2: (1, 2, 3)})
+    fill(kv, 0, (*A, 1))
+    kv.open(0, 2, B)
+    kv.fill(0, (*B, 5))
+    kv.check_invariants()
+    kv.start(1, (*A, 1, *B))
+    assert kv.open(1, 2).start == SIZE, "the second block holds what nobody has accepted yet"
+    kv.release(1)
+    kv.extend(0, B)
+    kv.check_invariants()
+    kv.start(2, (*A, 1, *B, 7))
+    assert kv.open(2, 2).start == 2 * SIZE
+
+
+def opened(kv: DraftKv, slot: int, behind: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    opening = kv.open(slot, 1, behind)
+    return opening.start, tuple(opening.token_ids)
 
 
 def test_a_slot_that_is_free_already_can_be_released() -> None:

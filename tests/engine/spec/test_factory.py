@@ -1,19 +1,36 @@
 """Which drafter a configuration gets, and whether a model must be loaded for it."""
 
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from faser.engine.batch import BlockTable
+from faser.engine.models.loader import load_decoder
+from faser.engine.runner import Runner
 from faser.engine.spec.chooser import Chooser
 from faser.engine.spec.draft_model import DraftModel
 from faser.engine.spec.factory import DrafterParts, DraftModelParts, make_drafter, names_model
 from faser.engine.spec.layer_skip import LayerSkip
 from faser.engine.spec.ngram import NgramDrafter
 from faser.engine.spec.suffix import SuffixDrafter
+from faser.engine.torch_choice import TorchChoice
 from faser.errors import ConfigError
+from faser.kernels.token_choice import Ints, Reals
+from faser.kernels.torch_backend import TorchBackend
 from faser.speculation import SpeculationConfig
-from tests.engine.spec.drafting import BLOCK_SIZE, MAX_LEN, MAX_ROWS, NUM_BLOCKS, NUM_SLOTS, make_runner
+from tests.engine.spec.drafting import (
+    BLOCK_SIZE,
+    MAX_LEN,
+    MAX_ROWS,
+    NUM_BLOCKS,
+    NUM_SLOTS,
+    World,
+    kv_shape,
+    make_runner,
+)
 
 
 def parts(directory: Path, *, with_model: bool = False) -> DrafterParts:
@@ -57,3 +74,49 @@ def test_nothing_is_loaded_for_a_policy_that_never_drafts() -> None:
 def test_layers_that_the_target_does_not_have_are_refused(tiny_checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="draft_layers is 2; the target has 2 layers"):
         make_drafter(SpeculationConfig(method="layer_skip", draft_layers=2), parts(tiny_checkpoint))
+
+
+class CountingChoice(TorchChoice):
+    """Counts the questions."""
+
+    num_asked = 0
+
+    def best_and_lead(self, logits: torch.Tensor) -> tuple[Ints, Reals]:
+        self.num_asked += 1
+        return super().best_and_lead(logits)
+
+
+class CountedBackend(TorchBackend):
+    """Has kernels of its own to choose tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token_choice = self.counting = CountingChoice()
+
+
+def counted_runner(directory: Path) -> tuple[Runner, CountingChoice]:
+    backend = CountedBackend()
+    decoder = load_decoder(
+        directory, backend, torch.float32, max_model_len=MAX_LEN, max_rows=MAX_ROWS, progress=lambda *_: None
+    )
+    return Runner(decoder, backend, kv_shape(decoder)), backend.counting
+
+
+@pytest.mark.parametrize("method", ["draft_model", "layer_skip"])
+@pytest.mark.parametrize("sampled", ["greedy", "coupled", "probabilistic"])
+def test_tokens_are_chosen_on_the_backend_of_the_model_that_drafts(
+    tiny_checkpoint: Path, method: str, sampled: str
+) -> None:
+    """Not on the target's where a second model drafts: the two may run at the same time on other threads."""
+    (target, of_target), (model, of_model) = (counted_runner(tiny_checkpoint) for _ in range(2))
+    own = parts(tiny_checkpoint, with_model=True)
+    assert own.model is not None
+    own = replace(own, target=target, model=replace(own.model, runner=model))
+    name = "some/model" if method == "draft_model" else None
+    config = SpeculationConfig(method=method, model=name, draft_layers=1, draft_sample_method=sampled)
+    drafter = make_drafter(config, own)
+    world = World(drafter=drafter, table=own.table, rng=random.Random(0))
+    world.start(0, [1, 2, 3], temperature=1.0)
+    assert len(world.propose({0: 3}).drafts[0].token_ids) == 3
+
+    assert (of_model.num_asked, of_target.num_asked) == ((3, 0) if method == "draft_model" else (0, 3))

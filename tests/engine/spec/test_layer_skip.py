@@ -88,6 +88,18 @@ def test_drafts_are_those_of_the_first_layers_alone(target: Path, oracle: Oracle
             world.commit({slot: world.accept(slot, rng.randint(0, len(kept)))})
 
 
+def test_nothing_is_drafted_ahead_of_a_target_that_computes_with_the_same_layers(target: Path) -> None:
+    table = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE))
+    choice = GreedyChoice()
+    loop = PassLoop(make_runner(target), table, choice, max_rows=MAX_ROWS, num_layers=DRAFT_LAYERS)
+    world = World(LayerSkip(loop, choice), table, random.Random(0))
+    world.start(0, [1, 2, 3])
+
+    assert not world.drafter.drafts_ahead
+    with pytest.raises(AssertionError, match="slot 0: layer_skip drafts nothing ahead"):
+        world.propose({0: 2}, behind={0: (4,)})
+
+
 @pytest.mark.parametrize("num_layers, expected", [(2, 1), (7, 1), (30, 7)])
 def test_a_quarter_of_the_layers_drafts_unless_told_otherwise(num_layers: int, expected: int) -> None:
     assert draft_layers(None, num_layers) == expected

@@ -1,4 +1,8 @@
-"""Drafts from a sequence's own n-grams. Oracle: a scan of the whole text, backwards, for every step."""
+"""Drafts from a sequence's own n-grams. Oracle: a scan of the whole text, backwards, for every step.
+
+Planted bugs that these tests have caught: the tokens behind a draft stay in the text; they are indexed; their
+occurrences are not found, or the earliest of them.
+"""
 
 import random
 
@@ -20,12 +24,12 @@ def start_of(slot: int, token_ids: list[int]) -> SequenceStart:
     )
 
 
-def plan_for(*wishes: tuple[int, int]) -> DraftPlan:
+def plan_for(*wishes: tuple[int, int], behind: tuple[int, ...] = ()) -> DraftPlan:
     """(slot, most tokens) each."""
     return DraftPlan(
         step=0,
         released=(),
-        wishes=tuple(DraftWish(slot=slot, max_tokens=most, new_blocks=()) for slot, most in wishes),
+        wishes=tuple(DraftWish(slot=slot, max_tokens=most, new_blocks=(), behind=behind) for slot, most in wishes),
     )
 
 
@@ -42,17 +46,20 @@ def scan(tokens: list[int], most: int) -> tuple[int, list[int]]:
 
 
 tokens_of_few_kinds = st.lists(st.integers(0, 2), max_size=8)
-steps = st.lists(st.tuples(st.integers(0, 2), tokens_of_few_kinds, st.integers(1, 9), st.booleans()), max_size=25)
+steps = st.lists(
+    st.tuples(st.integers(0, 2), tokens_of_few_kinds, st.integers(1, 9), st.booleans(), tokens_of_few_kinds),
+    max_size=25,
+)
 
 
 @given(steps)
 def test_a_draft_is_what_a_scan_of_the_whole_text_finds(
-    steps: list[tuple[int, list[int], int, bool]],
+    steps: list[tuple[int, list[int], int, bool, list[int]]],
 ) -> None:
-    """Random starts, commits, drafts and releases over three slots."""
+    """Random starts, commits, drafts, tokens behind that come true or do not, and releases over three slots."""
     drafter = NgramDrafter(min_n=MIN_N, max_n=MAX_N, cap=CAP)
     texts: dict[int, list[int]] = {}
-    for slot, token_ids, most, ends in steps:
+    for slot, token_ids, most, ends, behind in steps:
         if slot not in texts:
             texts[slot] = list(token_ids)
             drafter.start(start_of(slot, token_ids))
@@ -64,12 +71,12 @@ def test_a_draft_is_what_a_scan_of_the_whole_text_finds(
             drafter.commit([Continuation(slot=slot, token_ids=tuple(token_ids))])
 
         asked = [(each, most) for each in texts if (each + most) % 3]  # some are brought up to date later
-        proposals = drafter.propose(plan_for(*asked))
+        proposals = drafter.propose(plan_for(*asked, behind=tuple(behind)))
 
         assert proposals.probs is None
         assert [draft.slot for draft in proposals.drafts] == [each for each, _ in asked]
         for draft in proposals.drafts:
-            n, expected = scan(texts[draft.slot], most)
+            n, expected = scan(texts[draft.slot] + behind, most)
             assert (draft.method, list(draft.token_ids)) == ("ngram", expected)
             assert draft.confidences == (float(n),) * len(expected)
 

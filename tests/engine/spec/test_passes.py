@@ -32,6 +32,7 @@ class ScriptedChoice:
     """Chooses token `position` with the margin it was told for (slot, position). Notes its calls."""
 
     margins: Mapping[tuple[int, int], float]
+    draws: bool = True
     calls: list[list[int]] = field(default_factory=list)
     draft_starts: set[tuple[int, int]] = field(default_factory=set)
 
@@ -122,6 +123,26 @@ def test_without_a_rule_everybody_drafts_what_was_asked_for(runner: Runner) -> N
     assert [course.num_fed for course in found.courses] == [1, 4, 0]
     assert choice.calls == [[0, 1, 2], [0, 1], [1], [1], [1]]
     assert choice.draft_starts == {(slot, KNOWN) for slot in range(3)}
+
+
+def test_when_nobody_waits_no_further_pass_is_made(runner: Runner) -> None:
+    """The opening passes, here two, are always made: they are what the first tokens come from."""
+    margins = {
+        (s, position): 1.0 for s, length in enumerate([3, MAX_ROWS]) for position in range(length, length + 5)
+    }
+    asked = [
+        Opening(slot=s, start=0, token_ids=tuple(range(length)), max_tokens=5)
+        for s, length in enumerate([3, MAX_ROWS])
+    ]
+    for allowed in range(4):
+        choice = ScriptedChoice(margins)
+        answers = iter([False] * allowed + [True])
+        found = make_loop(runner, choice, 2).draft(asked, None, lambda answers=answers: next(answers))  # type: ignore[misc]
+        assert found.passes == 2 + allowed
+        assert [len(course.token_ids) for course in found.courses] == [1 + allowed] * 2
+        assert [course.num_fed for course in found.courses] == [allowed] * 2
+        assert found.probs is not None
+        assert len(found.probs) == 2 * (1 + allowed)
 
 
 def test_openings_are_computed_in_pieces_of_the_rows_a_pass_may_have(runner: Runner) -> None:

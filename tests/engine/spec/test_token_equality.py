@@ -9,21 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
-from faser.config import EngineConfig
-from faser.engine.build import build_engine
-from faser.engine.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.plan import SequenceDelta
-from faser.speculation import POLICIES, SpeculationParams
-from faser.types import PositionLogprobs, Request, SamplingParams
-from tests.checkpoints import tiny_tokenizer, write_tiny_checkpoint
-from tests.prompts import PROMPTS
+from faser.speculation import POLICIES
+from tests.engine.spec.equality import CAP, Answer, answers, build, requests, write_pair
 
-CAP = 5
-NUM_TOKENS = 90
 DRAFTERS: dict[str, dict[str, Any]] = {
     "auto": {},
     "ngram": {"method": "ngram"},
@@ -36,76 +26,10 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 }
 WITH_MODEL = ("draft_model", "chooser", "coupled draft_model", "sampled draft_model")
 
-Answer = tuple[tuple[int, ...], tuple[PositionLogprobs, ...]]
-
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A target, and a drafter that is the target with noise on its weights."""
-    target = write_tiny_checkpoint(tmp_path_factory.mktemp("target"))
-    drafter = write_tiny_checkpoint(tmp_path_factory.mktemp("drafter"))
-    generator = torch.Generator().manual_seed(5)
-    weights = load_file(drafter / "model.safetensors")
-    noisy = {
-        name: weight + 0.05 * weight.std(correction=0) * torch.randn(weight.shape, generator=generator)
-        for name, weight in weights.items()
-    }
-    save_file(noisy, drafter / "model.safetensors")
-    return target, drafter
-
-
-def build(checkpoints: tuple[Path, Path], speculation: dict[str, Any] | None) -> Engine:
-    target, _ = checkpoints
-    table = {"num_speculative_tokens": CAP, "num_speculative_tokens_per_batch_size": [[1, 4, CAP], [5, 16, 2]]}
-    given = {"policy": "off"} if speculation is None else table | speculation
-    config = EngineConfig(
-        model=str(target),
-        dtype="float32",
-        max_model_len=512,
-        max_num_seqs=16,
-        max_num_batched_tokens=96,
-        kv_cache_memory=1 << 20,
-        speculative_config=given,
-    )
-    costs = CostModel.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7)  # drafting seems to pay
-    engine, _ = build_engine(config, target, lambda _stage, _done, _total: None, costs=costs)
-    return engine
-
-
-def requests(**sampling: Any) -> list[Request]:
-    """Every fourth prompt begins as the one before, so that blocks are shared; some repeat themselves."""
-    tokenizer = tiny_tokenizer()
-    texts = [text * 3 if i % 3 == 0 else text for i, text in enumerate(PROMPTS)]
-    texts = [texts[i - 1] + text if i % 4 == 3 else text for i, text in enumerate(texts)]
-    return [
-        Request(
-            request_id=str(i),
-            prompt_token_ids=tuple(tokenizer.encode(text).ids[:150]),
-            sampling=SamplingParams(
-                **{"max_tokens": NUM_TOKENS - i % 7, "seed": i, "ignore_eos": True} | sampling
-            ),
-            arrival_s=float(i),
-            speculation=SpeculationParams(enabled=i % 11 != 10, max_tokens=3 if i % 5 == 4 else None),
-        )
-        for i, text in enumerate(texts)
-    ]
-
-
-def answers(engine: Engine, asked: list[Request]) -> dict[tuple[str, int], Answer]:
-    for request in asked:
-        engine.add(request)
-    said: dict[tuple[str, int], list[SequenceDelta]] = {}
-    while engine.has_work():
-        for delta in engine.step():
-            assert delta.error is None, delta.error
-            said.setdefault((delta.request_id, delta.index), []).append(delta)
-    return {
-        key: (
-            tuple(token_id for delta in deltas for token_id in delta.token_ids),
-            tuple(position for delta in deltas for position in delta.logprobs or ()),
-        )
-        for key, deltas in said.items()
-    }
+    return write_pair(tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter"))
 
 
 @pytest.fixture(scope="module")

@@ -17,16 +17,8 @@ from torch import Tensor
 
 from faser.engine.sampler import Sampler
 from faser.engine.sampling import MASS_ONE, rows_at_once
-from faser.engine.spec.verifiers.draft_law import DraftLaw
-from faser.engine.spec.verifiers.rejection import (
-    Floats,
-    accept_noise,
-    drafted_target_probs,
-    own_tokens,
-    residual_masses,
-    row_totals,
-)
-from faser.engine.spec.verifiers.rows import Ints, JudgedRows, lay_out
+from faser.engine.spec.verifiers.rejection import Floats, Trial, residual_masses, row_totals
+from faser.engine.spec.verifiers.rows import Ints, JudgedRows
 from faser.engine.spec.verify import DraftedRows, Verdict
 
 
@@ -67,18 +59,15 @@ class Block:
 
     @torch.inference_mode()
     def judge(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> list[Verdict]:
-        rows = lay_out(sequences)
-        prepared = rows.prepare(self._sampler, logits)
-        masses = self._sampler.masses(prepared)
-        law = DraftLaw(rows, draft_probs, masses)
-        survival = _row_survivals(rows, drafted_target_probs(rows, masses), law.of_drafted())
-        accept_probs = prefix_accept_probs(survival, _residuals(masses, law, survival))
-        noise = accept_noise(self._sampler, rows, prepared).numpy(force=True)
+        trial = Trial.of(self._sampler, logits, sequences, draft_probs)
+        rows = trial.rows
+        survival = _row_survivals(rows, trial.target_probs, trial.draft_probs)
+        accept_probs = prefix_accept_probs(survival, _residuals(trial, survival))
+        noise = trial.noise.numpy(force=True)
 
         # The prefix that ends before a row is tried with the noise of its last token, which the row before judges.
         last = rows.first + longest_accepted(_padded(rows, accept_probs)[:, 1:], _padded(rows, noise)[:, :-1])
-        own = own_tokens(self._sampler, rows, prepared, last, law, survival[last])
-        return rows.verdicts(self._sampler, prepared, last, own)
+        return trial.verdicts(last, survival[last])
 
 
 def _row_survivals(rows: JudgedRows, target_probs: Tensor, draft_probs: Tensor) -> Floats:
@@ -88,13 +77,14 @@ def _row_survivals(rows: JudgedRows, target_probs: Tensor, draft_probs: Tensor) 
     return found[rows.sequence, rows.depth]
 
 
-def _residuals(masses: Tensor, law: DraftLaw, survival: Floats) -> Floats:
+def _residuals(trial: Trial, survival: Floats) -> Floats:
     """[R] Σ (survival * target_probs - draft_probs)+, in whole units of 2**-52: no order of summing matters."""
+    masses = trial.prepared.logits
     found, step = np.empty(len(survival)), rows_at_once(masses)
     weight = torch.from_numpy(survival).to(masses.device) / row_totals(masses)
     for at in range(0, len(found), step):
         part = torch.arange(at, min(at + step, len(found)), device=masses.device)
-        left = residual_masses(masses[part].double() * weight[part, None], law.of_rows(part))
+        left = residual_masses(masses[part].double() * weight[part, None], trial.law.of_rows(part))
         found[at : at + step] = left.sum(-1).numpy(force=True) / MASS_ONE
     return found
 

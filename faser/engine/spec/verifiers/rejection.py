@@ -9,6 +9,7 @@ refused, and with draft_probs of zero its replacement has the law of the target 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -60,17 +61,51 @@ class Rejection:
 
     @torch.inference_mode()
     def judge(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> list[Verdict]:
+        trial = Trial.of(self._sampler, logits, sequences, draft_probs)
+        accepted = trial.noise < accept_probs(trial.target_probs, trial.draft_probs)
+        last = trial.rows.last_reached(accepted.numpy(force=True))
+        return trial.verdicts(last, np.ones(len(last)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A step whose drafts were sampled, with all that verdicts are made of; block.py judges by it as well.
+
+    prepared.logits: the masses. target_probs, draft_probs, noise: [R] float64, of each row's drafted token: what
+    the target and the drafter give it, and the number that decides; anything in a row that judges nothing.
+    """
+
+    sampler: Sampler
+    rows: JudgedRows
+    prepared: PreparedRows
+    law: DraftLaw
+    target_probs: Tensor
+    draft_probs: Tensor
+    noise: Tensor
+
+    @classmethod
+    def of(
+        cls, sampler: Sampler, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None
+    ) -> "Trial":
+        """Overwrites logits with the masses. draft_probs: as in Verifier."""
         rows = lay_out(sequences)
-        prepared = rows.prepare(self._sampler, logits)
-        masses = self._sampler.masses(prepared)
+        prepared = rows.prepare(sampler, logits)
+        masses = sampler.masses(prepared)
         law = DraftLaw(rows, draft_probs, masses)
-        drafted_probs = drafted_target_probs(rows, masses)
-        noise = accept_noise(self._sampler, rows, prepared)
-        accepted = noise < accept_probs(drafted_probs, law.of_drafted())
-        last = rows.last_reached(accepted.numpy(force=True))
-        ones = np.ones(len(last))
-        own = own_tokens(self._sampler, rows, prepared, last, law, ones)
-        return rows.verdicts(self._sampler, prepared, last, own)
+        return cls(
+            sampler=sampler,
+            rows=rows,
+            prepared=prepared,
+            law=law,
+            target_probs=drafted_target_probs(rows, masses),
+            draft_probs=law.of_drafted(),
+            noise=accept_noise(sampler, rows, prepared),
+        )
+
+    def verdicts(self, last: Ints, survival: Floats) -> list[Verdict]:
+        """last: [S] the last row reached of each sequence. survival: as in own_tokens."""
+        own = own_tokens(self.sampler, self.rows, self.prepared, last, self.law, survival)
+        return self.rows.verdicts(self.sampler, self.prepared, last, own)
 
 
 def row_totals(masses: Tensor) -> Tensor:

@@ -1,0 +1,302 @@
+"""Lanes: drafting and verification at the same time, each on processors of its own.
+
+Owns the thread of the draft lane, on which cores both lanes' threads are, and when each lane began and ended.
+Knows nothing of models and backends: what runs on a lane learns the lane's cores and hands them on.
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Generic, Protocol, TypeVar
+
+from faser.errors import ConfigError
+from faser.machine import usable_cores
+
+D = TypeVar("D")
+V = TypeVar("V")
+T = TypeVar("T")
+
+_LEAVE_S = 5.0  # for the lane's thread to end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """Where a call runs. cores: what its backend is to use; its thread is on the first. None: everything."""
+
+    cores: tuple[int, ...] | None
+
+
+EVERYTHING = Lane(cores=None)
+
+Draft = Callable[[Lane, Callable[[], bool]], D]  # the second argument: whether verification is over
+Verify = Callable[[Lane], V]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined(Generic[D, V]):
+    """What both lanes returned, and when they were busy, as time.perf_counter counts seconds.
+
+    began_s: when `both` was called; until draft_began_s the draft was on its way to its lane.
+    """
+
+    drafted: D
+    verified: V
+    began_s: float
+    draft_began_s: float
+    draft_ended_s: float
+    verify_began_s: float
+    verify_ended_s: float
+
+    @property
+    def overlap_s(self) -> float:
+        """How long both lanes were busy at once."""
+        began_s = max(self.draft_began_s, self.verify_began_s)
+        return max(0.0, min(self.draft_ended_s, self.verify_ended_s) - began_s)
+
+
+class Partition(Protocol):
+    """Divides the processors between two lanes. Used by one thread at a time."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def share(self) -> float:
+        """Of the processors, what the draft lane has; 0 where it has none of its own."""
+        ...
+
+    def shares(self) -> tuple[float, ...]:
+        """Which shares may be chosen, ascending, at most three; none where nothing runs at the same time."""
+        ...
+
+    def resize(self, share: float) -> None:
+        """Give the draft lane this share from now on. Raises ConfigError unless it is one of shares()."""
+        ...
+
+    def both(self, draft: Draft[D], verify: Verify[V]) -> Joined[D, V]:
+        """Run both, verify on the calling thread; return when both are done.
+
+        What either raises is raised here, but only then; where both do, verify's, with a note about the draft's.
+        The calling thread is on the verify lane's cores meanwhile, and then where it was before.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the lane's thread. Afterwards nothing but `close` may be called."""
+        ...
+
+
+class Serial:
+    """One after the other on everything, the draft first: for one core, and as the oracle of the others."""
+
+    name = "serial"
+    share = 0.0
+
+    def shares(self) -> tuple[float, ...]:
+        return ()
+
+    def resize(self, share: float) -> None:
+        raise ConfigError(f"a serial partition has no share of {share} to give: its lanes take turns")
+
+    def both(self, draft: Draft[D], verify: Verify[V]) -> Joined[D, V]:
+        began_s = time.perf_counter()
+        drafting = _Call(None, lambda: draft(EVERYTHING, lambda: False))
+        drafting.run()
+        verifying = _Call(None, lambda: verify(EVERYTHING))
+        verifying.run()
+        return _join(drafting, verifying, began_s)
+
+    def close(self) -> None:
+        pass
+
+
+class Cores:
+    """CPU cores: the last ones draft, on a thread made for it; the first ones verify, on the caller's thread.
+
+    cores: None: all that this process may use. Raises ConfigError for fewer than two, and for others than those.
+    """
+
+    name = "cores"
+
+    def __init__(self, cores: Sequence[int] | None = None) -> None:
+        self._cores = core_numbers() if cores is None else tuple(cores)
+        if len(set(self._cores)) < 2:
+            raise ConfigError(
+                "drafting and verifying on cores of their own takes at least 2 usable cores; "
+                f"there is {len(self._cores)}: {list(self._cores)}"
+            )
+        if not os.sched_getaffinity(0).issuperset(self._cores):
+            usable = sorted(os.sched_getaffinity(0))
+            raise ConfigError(f"lanes cannot have the cores {list(self._cores)}: this process may use {usable}")
+        self._widths = {width / len(self._cores): width for width in draft_widths(len(self._cores))}
+        self._thread: _LaneThread | None = None
+        self._closed = False
+        self.resize(self.shares()[0])
+
+    @property
+    def share(self) -> float:
+        return self._share
+
+    def shares(self) -> tuple[float, ...]:
+        return tuple(self._widths)
+
+    def resize(self, share: float) -> None:
+        width = self._widths.get(share)
+        if width is None:
+            raise ConfigError(f"a draft lane's share is {share}; on these cores it is one of {self.shares()}")
+        self._share = share
+        self._draft_lane, self._verify_lane = Lane(cores=self._cores[-width:]), Lane(cores=self._cores[:-width])
+
+    def both(self, draft: Draft[D], verify: Verify[V]) -> Joined[D, V]:
+        assert not self._closed, "lanes were closed"
+        began_s = time.perf_counter()
+        verify_done = threading.Event()
+        draft_lane, verify_lane = self._draft_lane, self._verify_lane
+        drafting = _Call(draft_lane.cores, lambda: draft(draft_lane, verify_done.is_set))
+        verifying = _Call(verify_lane.cores, lambda: verify(verify_lane))
+        before = os.sched_getaffinity(0)
+        self._lane_thread().start(drafting)
+        try:
+            try:
+                verifying.run()
+            finally:
+                verify_done.set()
+                drafting.wait()
+        finally:
+            os.sched_setaffinity(0, before)
+        return _join(drafting, verifying, began_s)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._thread is not None:
+            self._thread.end()
+            self._thread = None
+
+    def _lane_thread(self) -> "_LaneThread":
+        """Made at first use, and again in a forked child: the thread stayed behind."""
+        if self._thread is None or self._thread.owner != os.getpid():
+            self._thread = _LaneThread()
+        return self._thread
+
+
+def draft_widths(num_cores: int) -> tuple[int, ...]:
+    """How many of at least two cores a draft lane may have: one, a quarter, half; ascending and distinct."""
+    return tuple(sorted({1, max(1, num_cores // 4), num_cores // 2}))
+
+
+def core_numbers(most: int | None = None) -> tuple[int, ...]:
+    """Cores that this thread may be on, as many as the process may keep busy, and at most `most`."""
+    return tuple(sorted(os.sched_getaffinity(0)))[: usable_cores()][:most]
+
+
+def make_partition(name: str, cores: Sequence[int] | None = None) -> Partition:
+    """serial, cores, or auto: cores where there are two. cores: None: all that this process may use.
+
+    Raises ConfigError for what a GPU divides, for a name that is not known, and for fewer than two cores.
+    """
+    found = core_numbers() if cores is None else tuple(cores)
+    match name:
+        case "serial":
+            return Serial()
+        case "cores":
+            return Cores(found)
+        case "auto":
+            return Cores(found) if len(found) > 1 else Serial()
+        case "streams" | "sm":
+            raise ConfigError(
+                f"partition {name} divides a GPU; this build runs on cpu: choose auto, cores or serial"
+            )
+        case _:
+            raise ConfigError(f"partition is {name}; it must be auto, serial or cores")
+
+
+class _Call(Generic[T]):
+    """A call, on which cores its thread is meanwhile (None: where it was), and what became of it."""
+
+    __slots__ = ("_call", "_cores", "_ended", "_value", "began_s", "ended_s", "error")
+
+    def __init__(self, cores: tuple[int, ...] | None, call: Callable[[], T]) -> None:
+        self._cores = cores
+        self._call = call
+        self._value: list[T] = []
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        self.began_s = self.ended_s = 0.0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Never raises: whoever waits for the other lane first must not lose this one's error, or its own."""
+        try:
+            if self._cores is not None:
+                os.sched_setaffinity(0, self._cores[:1])
+            self.began_s = time.perf_counter()
+            self._value.append(self._call())
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.ended_s = time.perf_counter()
+            self._ended.release()
+
+    def wait(self) -> None:
+        """Until it has run; an interrupt is raised only then."""
+        try:
+            self._ended.acquire()
+        except BaseException:
+            self._ended.acquire()
+            raise
+
+    @property
+    def value(self) -> T:
+        return self._value[0]
+
+
+class _LaneThread:
+    """A thread that runs calls given to it. owner: its process. It ends with this object or the interpreter."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        thread = threading.Thread(target=_serve, args=(self._calls,), name="draft-lane", daemon=True)
+        thread.start()
+        self.end = weakref.finalize(self, _end, self._calls, thread)
+
+    def start(self, call: _Call[T]) -> None:
+        self._calls.put(call.run)
+
+
+def _serve(calls: "SimpleQueue[Callable[[], None] | None]") -> None:
+    call = calls.get()
+    while call is not None:
+        call()
+        call = None  # while this thread waits it holds nobody's tensors
+        call = calls.get()
+
+
+def _end(calls: "SimpleQueue[Callable[[], None] | None]", thread: threading.Thread) -> None:
+    """In a forked child the thread counts as ended."""
+    calls.put(None)
+    if thread is not threading.current_thread():
+        thread.join(_LEAVE_S)
+
+
+def _join(drafting: _Call[D], verifying: _Call[V], began_s: float) -> Joined[D, V]:
+    """Both have run."""
+    if verifying.error is not None:
+        if drafting.error is not None:
+            verifying.error.add_note(f"the draft lane failed too: {drafting.error!r}")
+        raise verifying.error
+    if drafting.error is not None:
+        raise drafting.error
+    return Joined(
+        drafted=drafting.value,
+        verified=verifying.value,
+        began_s=began_s,
+        draft_began_s=drafting.began_s,
+        draft_ended_s=drafting.ended_s,
+        verify_began_s=verifying.began_s,
+        verify_ended_s=verifying.ended_s,
+    )

@@ -1,0 +1,271 @@
+"""Drafting beside verification: whether it is done, who drafts ahead, and what the next step verifies of it.
+
+Owns the frontiers, the standing decision with its hysteresis, and the time that overlapped steps took against what
+was predicted. Asks the acceptance and the cost model what is to be expected and teaches them what came of it.
+Knows slots and arrays, not sequences.
+
+    chunks        what of the drafts made beside the last step is verified now
+    wished, sent  who drafts ahead meanwhile, and behind which tokens
+    learn         verdicts on the chunks; and at the border, on the new drafts' first tokens
+"""
+
+from collections import Counter
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from faser.engine.co_run import CoRun
+from faser.engine.cost_model import CostModel, Ledger
+from faser.engine.plan import Draft, Drafts, StepResult
+from faser.engine.spec.acceptance import Acceptance, Outcomes
+from faser.engine.spec.frontier import Ahead, Border, Frontiers
+from faser.engine.spec.overlap import AheadChoice, best_ahead
+from faser.engine.spec.policies.draft_lengths import best_lengths
+from faser.engine.spec.policies.objective import Objective, best_prefixes
+from faser.engine.spec.policy import Candidates, Floats, Ints, Policy
+from faser.speculation import DRAFT_METHODS
+
+AUTO, ON = "auto", "on"
+_METHOD_IDS = {method: i for i, method in enumerate(DRAFT_METHODS)}
+_EVERY = 32  # steps between two judgements
+_SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with drafting ahead over the best G without
+_FORGET = 0.1  # of what overlapped steps took beyond expectation, at every judgement that does not see them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """Chunks that a step verifies, [N] each. The border token of a draft is no part of its chunk.
+
+    drafted, kept: tokens of the chunk. confidences: [N, K] of the whole draft. survival: [N, K + 1] of the chunk.
+    """
+
+    slots: Ints
+    methods: Ints
+    drafted: Ints
+    kept: Ints
+    confidences: Floats
+    survival: Floats
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sent:
+    """What is being drafted beside the step in flight; see AheadControl.sent."""
+
+    slots: Ints
+    lengths: Ints
+    behind: tuple[tuple[int, ...], ...]
+    verify_s: float
+
+
+class AheadControl:
+    """See the module. lanes: measured; the shares to choose from. mode: auto, or on wherever anybody may draft.
+
+    cap: most tokens of a draft.
+    """
+
+    def __init__(
+        self,
+        costs: CostModel,
+        acceptance: Acceptance,
+        lanes: tuple[CoRun, ...],
+        *,
+        mode: str,
+        cap: int,
+        num_slots: int,
+    ) -> None:
+        assert lanes, "drafting ahead takes lanes"
+        self._costs = costs
+        self._acceptance = acceptance
+        self._lanes = lanes
+        self._mode = mode
+        self._cap = cap
+        self._upto = np.tri(cap + 1, cap, -1, dtype=np.bool_)  # line n: the first n depths
+        self._frontiers = Frontiers()
+        self._choice: AheadChoice | None = None  # None: nobody drafts ahead
+        self._chosen: NDArray[np.bool_] = np.ones(num_slots, dtype=np.bool_)  # by slot
+        self._steps_left = 0
+        self._sent: _Sent | None = None
+        self._ledger = Ledger()
+        self.counts: Counter[str] = Counter(drafted=0, wasted=0, passed=0, refused=0)
+
+    @property
+    def lanes(self) -> CoRun | None:
+        """Those in use; None: nobody drafts ahead."""
+        return None if self._choice is None else self._choice.lanes
+
+    def reset(self) -> None:
+        """Another policy decides from now on: it starts without."""
+        self._choice, self._steps_left = None, 0
+        self._frontiers.clear()
+
+    def start(self, slot: int) -> None:
+        self._chosen[slot] = True
+
+    def release(self, slot: int) -> None:
+        self._frontiers.drop(slot)
+
+    def is_due(self) -> bool:
+        """A step begins; whether it is time to judge again."""
+        self._steps_left -= 1
+        return self._steps_left < 0
+
+    def judge(self, candidates: Candidates, lengths: Ints | None) -> None:
+        """Whether drafting ahead pays now. lengths: [S] what a policy without an own objective wants drafted."""
+        self._steps_left = _EVERY
+        objective = Objective(self._costs, candidates)
+        if lengths is None:
+            choice = best_ahead(candidates, objective, self._costs, self._lanes)
+            wanted = self._pays(choice, candidates, objective)
+        else:
+            choice = self._as_asked(lengths)
+            wanted = choice.lanes is not None
+        if not wanted:
+            self._choice = None
+            self._frontiers.clear()
+            self._ledger.factor += _FORGET * (1 - self._ledger.factor)
+            return
+        self._choice = choice
+        self._chosen[candidates.slots] = False
+        self._chosen[candidates.slots[choice.chosen]] = True
+
+    def chunks(self, candidates: Candidates, policy: Policy) -> tuple[list[tuple[int, ...]], Verified | None]:
+        """What is verified of each one's draft. candidates.limit: most tokens of each chunk."""
+        drafts = self._frontiers.standing(candidates.slots.tolist())
+        self._frontiers.clear()
+        there = [i for i, draft in enumerate(drafts) if draft is not None and len(draft.token_ids) > 1]
+        found: list[tuple[int, ...]] = [()] * len(drafts)
+        if not there:
+            return found, None
+        ready = [draft for draft in drafts if draft is not None and len(draft.token_ids) > 1]
+        at = np.array(there, dtype=np.int64)
+        slots, methods, lengths, confidences = self._arrays(ready)
+        whole = self._acceptance.drafted_survival(slots, methods, lengths, confidences)
+        survival = np.zeros_like(whole)
+        survival[:, :-1] = whole[:, 1:] / np.maximum(whole[:, 1:2], 1e-12)
+        room = np.minimum(lengths - 1, candidates.limit[at])
+        kept = policy.keep(_ready(candidates, at, room, survival), room)
+        verified = Verified(
+            slots=slots,
+            methods=methods,
+            drafted=lengths - 1,
+            kept=kept,
+            confidences=confidences,
+            survival=survival,
+        )
+        for i, draft, length in zip(there, ready, kept.tolist(), strict=True):
+            found[i] = draft.token_ids[1 : 1 + length]
+        return found, verified
+
+    def wished(self, slots: Ints, limit: Ints) -> Ints:
+        """[S] tokens that each is to draft ahead, as far as limit allows; 0: none."""
+        assert self._choice is not None, "nobody drafts ahead"
+        return np.where(self._chosen[slots], np.clip(limit, 0, self._choice.length), 0)
+
+    def sent(self, slots: Ints, lengths: Ints, behind: tuple[tuple[int, ...], ...], *, verify_s: float) -> None:
+        """These draft beside the step that is about to run, which alone takes verify_s seconds.
+
+        lengths: [N] tokens wished for. behind: the tokens that each one's draft continues.
+        """
+        self._sent = _Sent(slots=slots, lengths=lengths, behind=behind, verify_s=verify_s)
+
+    def learn(self, result: StepResult, drafts: Drafts) -> tuple[Outcomes, ...]:
+        """Take in the step and what was drafted beside it; returns the verdicts at the border."""
+        assert self._sent is not None, "nobody drafted beside this step"
+        sent, self._sent = self._sent, None
+        self._note_time(result, drafts, sent.verify_s)
+        for behind, draft in zip(sent.behind, drafts.drafts, strict=True):
+            self._frontiers.note(draft.slot, Ahead(behind=behind, draft=draft))
+        brought = {each.slot: each.token_ids for each in result.sequences}
+        over: list[Draft] = []
+        accepted: list[int] = []
+        for slot in sent.slots.tolist():
+            border, judged = self._frontiers.judge(slot, brought.get(slot, ()))
+            assert judged is not None, "everybody who was asked has a draft, if an empty one"
+            count = len(judged.token_ids)
+            self.counts["drafted"] += count
+            self.counts["passed"] += border is Border.PASSED
+            self.counts["refused"] += border is Border.REFUSED
+            if border is not Border.PASSED:
+                self.counts["wasted"] += count
+            if border is Border.REFUSED or (border is Border.PASSED and count == 1):
+                over.append(judged)
+                accepted.append(int(border is Border.PASSED))
+        lengths = np.array([len(each.token_ids) for each in drafts.drafts], dtype=np.int64)
+        self._acceptance.offered(sent.slots, sent.lengths, lengths)
+        if not over:
+            return ()
+        slots, methods, lengths, confidences = self._arrays(over)
+        verdicts = Outcomes(
+            slots=slots,
+            methods=methods,
+            drafted=lengths,
+            verified=np.ones_like(lengths),
+            accepted=np.array(accepted, dtype=np.int64),
+            confidences=confidences,
+        )
+        return (verdicts,)
+
+    def _note_time(self, result: StepResult, drafts: Drafts, verify_s: float) -> None:
+        """Both lanes against the prediction. A draft that stopped early because nobody waited counts as it was."""
+        assert self._choice is not None
+        assert self._choice.lanes is not None
+        ended_s = max(result.began_s + result.run_s, drafts.began_s + drafts.run_s)
+        lengths = np.array([len(each.token_ids) for each in drafts.drafts], dtype=np.int64)
+        draft_s = self._draft_s(lengths, drafts.passes)
+        predicted_s = float(self._choice.lanes.seconds(np.array(verify_s), np.array(draft_s)))
+        self._ledger.add(predicted_s * self._ledger.factor, ended_s - min(result.began_s, drafts.began_s))
+
+    def _draft_s(self, lengths: Ints, passes: int) -> float:
+        """What making these drafts would take alone on everything."""
+        count = len(lengths)
+        return self._costs.text_s(count) + self._costs.pass_s(count) * passes
+
+    def _pays(self, choice: AheadChoice, candidates: Candidates, objective: Objective) -> bool:
+        if choice.lanes is None:
+            return False
+        if self._mode == ON:
+            return True
+        if self._costs.has_passes:
+            without = best_lengths(candidates, objective, self._costs).rate
+        else:
+            worth = candidates.survival[:, 1:] * candidates.weight[:, None]
+            looking_s = self._costs.text_s(candidates.num_sequences)
+            without = best_prefixes(objective, worth, candidates.limit, looking_s).rate
+        gain = choice.rate / self._ledger.factor / max(without, objective.plain_rate)
+        return gain > (_STAY_ON if self._choice is not None else _SWITCH_ON)
+
+    def _as_asked(self, lengths: Ints) -> AheadChoice:
+        """Everybody for whom a policy wants drafts, as long as its longest."""
+        chosen = lengths.nonzero()[0]
+        return AheadChoice(
+            chosen=chosen,
+            length=int(lengths.max(initial=0)),
+            lanes=self._lanes[-1] if len(chosen) else None,
+            rate=0.0,
+        )
+
+    def _arrays(self, drafts: Many[Draft]) -> tuple[Ints, Ints, Ints, Floats]:
+        """Slots, methods, lengths, [N] each, and confidences, [N, K]."""
+        lengths = np.array([len(each.token_ids) for each in drafts], dtype=np.int64)
+        confidences = np.zeros((len(drafts), self._cap))
+        confidences[self._upto[lengths]] = [value for each in drafts for value in each.confidences]
+        slots = np.array([each.slot for each in drafts], dtype=np.int64)
+        methods = np.array([_METHOD_IDS[each.method] for each in drafts], dtype=np.int64)
+        return slots, methods, lengths, confidences
+
+
+def _ready(candidates: Candidates, at: Ints, limit: Ints, survival: Floats) -> Candidates:
+    """Those with a chunk; the others' pending tokens become other rows."""
+    others = candidates.num_sequences - len(at)
+    return Candidates(
+        slots=candidates.slots[at],
+        limit=limit,
+        survival=survival,
+        weight=candidates.weight[at],
+        lag=candidates.lag[at],
+        other_rows=candidates.other_rows + others,
+        other_sequences=candidates.other_sequences + others,
+        kv_tokens=candidates.kv_tokens,
+    )

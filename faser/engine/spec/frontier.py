@@ -1,0 +1,68 @@
+"""The frontier of every sequence: what was drafted ahead of its last step, and what of it still stands.
+
+A draft that was made beside a step continued that step's own draft, as if all of it would be accepted. Once the
+step's tokens are known the draft is judged at the border: it stands if everything before it was accepted and its
+first token is the one that the target chose itself. Then the rest is the chunk that the next step verifies. Plain
+values, no torch; which mode and how long is overlap's business.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from faser.engine.plan import Draft
+
+
+class Border(Enum):
+    """What became of a draft made ahead. PASSED: its first token was right; the rest may be a chunk.
+    REFUSED: it was wrong. UNJUDGED: the step's own draft was refused before, or there was no draft."""
+
+    PASSED = "passed"
+    REFUSED = "refused"
+    UNJUDGED = "unjudged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """A draft made beside a step. behind: the tokens that the step verified, which it continues."""
+
+    behind: tuple[int, ...]
+    draft: Draft
+
+
+class Frontiers:
+    """By slot. A slot has a chunk from the step that passed the border until it is taken, or dropped."""
+
+    def __init__(self) -> None:
+        self._ahead: dict[int, Ahead] = {}
+        self._standing: dict[int, Draft] = {}
+
+    def note(self, slot: int, ahead: Ahead) -> None:
+        """Drafted beside the step in flight."""
+        self._ahead[slot] = ahead
+
+    def judge(self, slot: int, token_ids: tuple[int, ...]) -> tuple[Border, Draft | None]:
+        """The step brought token_ids: the accepted ones, and one of the target's own. Returns what was judged."""
+        ahead = self._ahead.pop(slot, None)
+        if ahead is None:
+            return Border.UNJUDGED, None
+        draft = ahead.draft
+        if not draft.token_ids or len(token_ids) != len(ahead.behind) + 1 or token_ids[:-1] != ahead.behind:
+            return Border.UNJUDGED, draft
+        if token_ids[-1] != draft.token_ids[0]:
+            return Border.REFUSED, draft
+        self._standing[slot] = draft
+        return Border.PASSED, draft
+
+    def standing(self, slots: Iterable[int]) -> list[Draft | None]:
+        """Drafts whose first token passed the border, so that the others are a chunk; None: not ready."""
+        return [self._standing.get(slot) for slot in slots]
+
+    def clear(self) -> None:
+        """Chunks were taken, or nobody wants them any more. What is being drafted stays."""
+        self._standing.clear()
+
+    def drop(self, slot: int) -> None:
+        """The sequence leaves its slot."""
+        self._ahead.pop(slot, None)
+        self._standing.pop(slot, None)

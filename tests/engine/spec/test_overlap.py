@@ -1,0 +1,132 @@
+"""What drafting ahead brings. Oracles: the state machine played out, every choice tried one by one."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from faser.engine.co_run import CoRun
+from faser.engine.cost_model import CostModel
+from faser.engine.spec.overlap import best_ahead, expected
+from faser.engine.spec.policies.objective import Objective
+from faser.engine.spec.policy import Candidates
+
+LANES = (
+    CoRun(share=0.25, verify=1.1, draft=3.0, verify_alone=1.05, draft_alone=2.5),
+    CoRun(share=0.5, verify=1.5, draft=1.6, verify_alone=1.4, draft_alone=1.3),
+)
+COSTS = CostModel.proportional(step_s=0.05, row_s=0.002, kv_token_s=1e-7, pass_s=0.01, pass_row_s=0.0004)
+
+
+def played(acceptances: list[float], length: int, steps: int, seed: int) -> tuple[float, float]:
+    """Share of ready steps, and tokens a step, where the k-th drafted token is right with acceptances[k]."""
+    random = np.random.default_rng(seed)
+    chunk: list[bool] = []
+    ready = tokens = 0
+    for _ in range(steps):
+        ready += bool(chunk) or length == 1
+        accepted = next((i for i, right in enumerate(chunk) if not right), len(chunk))
+        tokens += accepted + 1
+        draft = (random.random(length) < acceptances[:length]).tolist()
+        chunk = draft[1:] if accepted == len(chunk) and draft[0] else []
+    return ready / steps, tokens / steps
+
+
+def candidates(survival: np.ndarray, **other: object) -> Candidates:
+    count, columns = survival.shape
+    fields: dict[str, object] = {
+        "slots": np.arange(count),
+        "limit": np.full(count, columns - 1),
+        "survival": survival,
+        "weight": np.ones(count),
+        "lag": np.ones(count, dtype=np.int64),
+        "other_rows": 0,
+        "kv_tokens": 100,
+    }
+    return Candidates(**(fields | other))  # type: ignore[arg-type]
+
+
+def geometric(alpha: float, cap: int) -> np.ndarray:
+    return np.array([[alpha**k for k in range(cap + 1)]])
+
+
+@pytest.mark.parametrize(("alpha", "length"), [(0.9, 4), (0.8, 2), (0.6, 5), (0.3, 3)])
+def test_a_constant_acceptance_gives_the_closed_form_of_pearl(alpha: float, length: int) -> None:
+    ready, tokens = expected(geometric(alpha, length))
+    pi = alpha / (1 + alpha - alpha**length)
+    assert ready[0, length - 1] == pytest.approx(pi)
+    mean = (1 - pi) + pi * (1 - alpha**length) / (1 - alpha)
+    assert 1 + ready[0, length - 1] * (tokens[0, length - 1] - 1) == pytest.approx(mean)
+
+
+@pytest.mark.parametrize(("alpha", "length"), [(0.9, 4), (0.8, 2), (0.6, 5), (0.5, 1)])
+def test_the_expectation_is_that_of_the_state_machine_played_out(alpha: float, length: int) -> None:
+    share, rate = played([alpha] * length, length, 60_000, seed=length)
+    ready, tokens = expected(geometric(alpha, length))
+    assert 1 + ready[0, length - 1] * (tokens[0, length - 1] - 1) == pytest.approx(rate, rel=0.015)
+    if length > 1:
+        assert ready[0, length - 1] == pytest.approx(share, rel=0.02)
+
+
+def test_who_never_passes_the_border_is_never_ready_and_brings_one_token() -> None:
+    ready, tokens = expected(np.array([[1.0, 0.0, 0.0]]))
+    assert ready.tolist() == [[0.0, 0.0]]
+    assert tokens.tolist() == [[1.0, 1.0]]
+
+
+def brute_rate(state: Candidates, chosen: tuple[int, ...], length: int, lanes: CoRun) -> float:
+    objective = Objective(COSTS, state)
+    worth, rows = objective.worth, 0.0
+    for s in chosen:
+        most = min(length, int(state.limit[s]))
+        survival = state.survival[s, : most + 1]
+        ready = survival[1] / (1 + survival[1] - survival[most])
+        worth += state.weight[s] * ready * (sum(survival[1:]) / survival[1] - 1)
+        rows += ready * (most - 1)
+    draft_s = length * COSTS.pass_s(len(chosen))
+    verify_s = objective.verify_s(np.array([round(rows)]))[0]
+    return float(worth / lanes.seconds(np.array(verify_s), np.array(draft_s)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_choice_is_the_best_of_all_prefixes_lengths_and_shares(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    alphas = random.uniform(0.2, 0.95, size=4)
+    state = candidates(
+        np.concatenate([geometric(alpha, 5) for alpha in alphas]),
+        weight=random.uniform(0.5, 2.0, size=4),
+        limit=random.integers(0, 6, size=4),
+    )
+    found = best_ahead(state, Objective(COSTS, state), COSTS, LANES)
+    drafting = np.flatnonzero(state.limit)
+    every = [
+        brute_rate(state, chosen, length, lanes)
+        for count in range(1, len(drafting) + 1)
+        for chosen in itertools.combinations(drafting.tolist(), count)
+        for length in range(1, 6)
+        for lanes in LANES
+    ]
+    assert found.lanes is not None
+    assert found.rate == pytest.approx(brute_rate(state, tuple(found.chosen.tolist()), found.length, found.lanes))
+    assert found.rate >= 0.98 * max(every)  # sets that are no prefix of the order may be a little better
+
+
+def test_nobody_drafts_ahead_without_lanes_or_without_room() -> None:
+    state = candidates(geometric(0.9, 4))
+    objective = Objective(COSTS, state)
+    for found in (
+        best_ahead(state, objective, COSTS, ()),
+        best_ahead(candidates(geometric(0.9, 4), limit=np.array([0])), objective, COSTS, LANES),
+    ):
+        assert found.lanes is None
+        assert not len(found.chosen)
+        assert found.rate == objective.plain_rate
+
+
+def test_a_draft_that_is_free_beats_one_that_is_waited_for() -> None:
+    state = candidates(geometric(0.9, 6))
+    free = CoRun(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+    slow = CoRun(share=0.5, verify=2.0, draft=2.0, verify_alone=2.0, draft_alone=2.0)
+    objective = Objective(COSTS, state)
+    assert best_ahead(state, objective, COSTS, (slow, free)).lanes is free
+    assert best_ahead(state, objective, COSTS, (slow,)).rate < best_ahead(state, objective, COSTS, (free,)).rate

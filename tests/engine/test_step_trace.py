@@ -1,0 +1,132 @@
+"""The step trace is a file that trace viewers open: valid JSON, every span on its line, at its time."""
+
+import json
+import logging
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faser.engine.plan import (
+    Draft,
+    DraftPlan,
+    Drafts,
+    DraftWish,
+    SequenceResult,
+    SequenceRows,
+    StepPlan,
+    StepResult,
+)
+from faser.engine.step_trace import StepTrace
+from faser.errors import ConfigError
+
+PLAN = StepPlan(
+    step=7,
+    released=(),
+    started=(),
+    rows=(
+        SequenceRows(slot=2, start=10, token_ids=(5, 6, 7), new_blocks=(), samples=True, num_drafts=2),
+        SequenceRows(slot=4, start=0, token_ids=(1, 2, 3, 4), new_blocks=(), samples=False),
+    ),
+)
+RESULT = StepResult(
+    step=7,
+    sequences=(SequenceResult(slot=2, token_ids=(6, 9)), SequenceResult(slot=4)),
+    run_s=0.050,
+    began_s=1.010,
+)
+
+
+def drafts(began_s: float, run_s: float, *token_ids: int) -> Drafts:
+    draft = Draft(slot=2, method="draft_model", token_ids=token_ids, confidences=(1.0,) * len(token_ids))
+    return Drafts(step=7, drafts=(draft,), run_s=run_s, began_s=began_s, passes=len(token_ids), catchup_tokens=1)
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def spans(path: Path) -> dict[str, dict[str, Any]]:
+    return {each["name"]: each for each in events(path) if each["ph"] == "X"}
+
+
+def lines(path: Path) -> dict[int, str]:
+    return {each["tid"]: each["args"]["name"] for each in events(path) if each["name"] == "thread_name"}
+
+
+def test_a_step_that_drafted_before_it_verified_has_its_spans_one_after_another(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    trace = StepTrace(path)
+    trace.step(1.0, 1.070, PLAN, RESULT, before=drafts(1.001, 0.005, 6, 7))
+    trace.close()
+    found = spans(path)
+    order = ["propose", "draft", "plan", "verify", "commit"]
+    assert sorted(found, key=lambda name: found[name]["ts"]) == order
+    for name, following in pairwise(order):
+        assert found[name]["ts"] + found[name]["dur"] == pytest.approx(found[following]["ts"], abs=1.0)
+    assert found["verify"]["ts"] == pytest.approx(1.010e6)
+    assert found["verify"]["dur"] == pytest.approx(0.050e6)
+    on_line = {name: lines(path)[span["tid"]] for name, span in found.items()}
+    assert on_line["draft"] == "draft lane"
+    assert on_line["verify"] == "verify lane"
+    assert on_line["propose"] == on_line["plan"] == on_line["commit"] == "host"
+
+
+def test_verdicts_and_rows_are_in_the_span(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    trace = StepTrace(path)
+    trace.step(1.0, 1.070, PLAN, RESULT)
+    trace.close()
+    assert spans(path)["verify"]["args"] == {
+        "step": 7,
+        "rows": 7,
+        "slots": [2],
+        "drafted": [2],
+        "accepted": [1],
+        "prompt_rows": 4,
+    }
+
+
+def test_lanes_that_ran_together_overlap_and_the_step_ends_with_the_longer(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    trace = StepTrace(path)
+    ahead = DraftPlan(step=7, wishes=(DraftWish(slot=2, max_tokens=3, new_blocks=(), behind=(6, 7)),), share=0.5)
+    trace.step(1.0, 1.080, PLAN, RESULT, ahead=ahead, beside=drafts(1.011, 0.060, 8, 9, 1))
+    trace.close()
+    found = spans(path)
+    draft, verify = found["draft ahead"], found["verify"]
+    assert draft["ts"] < verify["ts"] + verify["dur"] < draft["ts"] + draft["dur"]
+    assert draft["args"]["behind"] == [2]
+    assert draft["args"]["drafted"] == [3]
+    assert found["commit"]["ts"] == pytest.approx(1.071e6)
+
+
+def test_a_trace_that_was_not_closed_only_lacks_its_bracket(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    trace = StepTrace(path)
+    trace.step(1.0, 1.070, PLAN, RESULT)
+    trace.close()
+    trace.close()
+    trace.step(2.0, 2.070, PLAN, RESULT)
+    text = path.read_text(encoding="utf-8")
+    assert text.endswith("\n]\n")
+    assert json.loads(text.removesuffix("\n]\n") + "]") == events(path)
+    assert len(spans(path)) == 3
+
+
+def test_a_trace_ends_at_its_most_bytes_and_stays_valid(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "trace.json"
+    trace = StepTrace(path, most_bytes=2000)
+    with caplog.at_level(logging.WARNING):
+        for step in range(100):
+            trace.step(step, step + 0.070, PLAN, RESULT)
+    assert 2000 <= path.stat().st_size < 2600
+    assert events(path)
+    assert "ends here" in caplog.text
+
+
+def test_a_path_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trace_steps is .*nowhere.* No such file"):
+        StepTrace(tmp_path / "nowhere" / "trace.json")
