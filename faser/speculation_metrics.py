@@ -142,7 +142,8 @@ class _EngineSeries(Collector):
             values = [((method,), count(each)) for method, each in methods.items()]
             yield self._counters(f"faser_spec_{name}_tokens", text, ("method",), values)
         pruned = {(name, stage): 0 for name in methods for stage in PRUNE_STAGES}
-        pruned |= {(name, "trim"): each.pruned for name, each in methods.items()}
+        pruned |= {(name, "trim"): each.pruned - each.dropped for name, each in methods.items()}
+        pruned |= {(name, "frontier"): each.dropped for name, each in methods.items()}
         text = "Draft tokens given up: never sent, left between layers, or dropped after a mismatch."
         yield self._counters("faser_spec_pruned_tokens", text, ("method", "stage"), pruned.items())
 
@@ -167,7 +168,7 @@ class _EngineSeries(Collector):
         for name, text, seconds in (
             ("draft", "Time of drafting.", roles["draft"].measured_s),
             ("verify", "Time of the model's own passes.", verify_s),
-            ("overlap", "Time in which drafting and verifying ran at once.", 0.0),
+            ("overlap", "Time in which drafting and verifying ran at once.", stats.overlap_s),
             ("decide", "Time of the policy and its bookkeeping.", stats.decide_s),
         ):
             yield self._counter(f"faser_spec_{name}_seconds", text, seconds)
@@ -201,7 +202,8 @@ class _EngineSeries(Collector):
             ("policy", "method"),
             [((stats.policy, stats.method), 1.0)],
         )
-        shares = {("draft",): 1.0, ("verify",): 1.0}
+        share = stats.draft_share
+        shares = {("draft",): share or 1.0, ("verify",): 1.0 - share}
         yield self._gauges("faser_sm_share", "Share of the processors.", ("lane",), shares.items())
         text = "Tokens whose draft KV was refilled."
         yield self._counter("faser_spec_catchup_tokens", text, stats.catchup_tokens)

@@ -241,12 +241,15 @@ class ModelInfo:
 class MethodStats:
     """Draft tokens of one method since the start. drafted = pruned + verified.
 
-    expected: sum of the predicted survival of the verified tokens, to be held against accepted.
+    dropped: those of the pruned that were drafted ahead and then of no use: behind a token that was refused, or
+    the target's own token by the time they could be sent. expected: sum of the predicted survival of the verified
+    tokens, to be held against accepted.
     """
 
     method: str
     drafted: int = 0
     pruned: int = 0
+    dropped: int = 0
     verified: int = 0
     accepted: int = 0
     expected: float = 0.0
@@ -273,7 +276,9 @@ class SpeculationStats:
     """Counters since the start of the engine.
 
     num_drafts: a sequence in a step with at least one verified draft token. accepted_per_position: [cap].
-    gammas: by class, how often each verified gamma 0 … cap was chosen. mode: plain or serial, of the last step.
+    gammas: by class, how often each verified gamma 0 … cap was chosen. mode: of the last step: plain, serial, or
+    the name of the partition that it drafted ahead on. draft_share: of the processors, then; 0 otherwise.
+    overlap_s: time in which both lanes were busy.
     mode_steps: steps by mode. switches: (from, to, times). bypasses: (reason, sequence-steps) without a draft,
     reason one of load, gain, memory, request. decide_s: host time of policy and bookkeeping.
     catchup_tokens: draft KV refilled after a pause.
@@ -292,6 +297,8 @@ class SpeculationStats:
     roles: tuple[RoleStats, ...] = ()
     decide_s: float = 0.0
     catchup_tokens: int = 0
+    draft_share: float = 0.0
+    overlap_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

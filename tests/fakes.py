@@ -87,21 +87,40 @@ class ScriptedExecutor:
             step=plan.step, sequences=tuple(self._result(rows) for rows in plan.rows), run_s=0.001 * plan.num_rows
         )
 
+    def run_beside(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
+        """The draft lane is the slower one: what it writes to must still be its own when the step has run."""
+        assert ahead.wishes, "a plan without wishes is not sent"
+        assert ahead.share is not None
+        verified = {rows.slot: rows.token_ids[len(rows.token_ids) - rows.num_drafts :] for rows in plan.rows}
+        for wish in ahead.wishes:
+            assert wish.behind == verified[wish.slot], "a draft continues what is being verified"
+        known = {slot: line.histories[-1] for slot, line in self._lines.items()}
+        result = self.run(plan)
+        drafts = tuple(self._draft_behind(wish, known[wish.slot]) for wish in ahead.wishes)
+        return result, Drafts(step=ahead.step, drafts=drafts, run_s=0.002)
+
     def num_known(self, slot: int) -> int:
         """Known tokens of the sequence in slot: what it was started with and what was chosen since."""
         return len(self._lines[slot].histories) - 1
 
     def _draft(self, wish: DraftWish) -> Draft:
+        return self._draft_behind(wish, self._lines[wish.slot].histories[-1])
+
+    def _draft_behind(self, wish: DraftWish, known: int) -> Draft:
+        """known: hash of the tokens that were known when the draft was wished for."""
         line = self._lines[wish.slot]
         line.blocks += wish.new_blocks
-        num_known = len(line.histories) - 1
+        begin = known
+        for token_id in wish.behind:
+            begin = extend(begin, token_id)
+        num_known = line.histories.index(known) + len(wish.behind)
         assert wish.max_tokens >= 1
         assert len(line.blocks) * self.block_size >= num_known + wish.max_tokens, "no room for the draft"
         self._check_own({self._place(line, num_known - 1 + i)[0] for i in range(wish.max_tokens + 1)})
-        token_ids, history = [], line.histories[-1]
-        for i in range(min(wish.max_tokens, line.histories[-1] % 7)):
+        token_ids, history = [], begin
+        for i in range(min(wish.max_tokens, begin % 7)):
             token_id = next_token(history, line.start.seed)
-            if i == line.histories[-1] // 7 % 5:
+            if i == begin // 7 % 5:
                 token_id = (token_id + 1) % VOCAB_SIZE
             token_ids.append(token_id)
             history = extend(history, token_id)

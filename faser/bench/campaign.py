@@ -21,6 +21,7 @@ _FEWEST_JOBS = 4
 _MOST_POINTS = 60  # of a run's steps are kept, evenly over it
 _LONG_ENOUGH = 4.0  # times the wanted seconds: then the first run, prompts included, needs no second one
 _OFF = "off"
+_NOBODY = PolicySpec(text=_OFF, name=_OFF)
 _ALWAYS = (_OFF, "faser")  # what a report compares with, and what it is about
 
 
@@ -138,7 +139,7 @@ class Campaign:
             if round_ and self._is_dropped(temperature, concurrency, spec):
                 continue
             announce(f"T={temperature:g} x{concurrency}: {spec.text}, round {round_ + 1}")
-            outcome = self._run(spec.name, spec.gamma, conditions, len(expected))
+            outcome = self._run(spec, conditions, len(expected))
             kept = _kept(outcome, expected, spec.text, conditions, round_)
             self.done.append(kept)
             yield kept
@@ -157,19 +158,19 @@ class Campaign:
     def _reference(self, conditions: Conditions, num_jobs: int | None) -> tuple[Tokens, ...]:
         """Answers without speculation. num_jobs: of an earlier try; None: so many that a run is long enough."""
         if num_jobs is not None:
-            return self._run(_OFF, None, conditions, num_jobs).answers
+            return self._run(_NOBODY, conditions, num_jobs).answers
         count = max(conditions.concurrency, _FEWEST_JOBS)
-        outcome = self._run(_OFF, None, conditions, count)
+        outcome = self._run(_NOBODY, conditions, count)
         if outcome.wall_s < _LONG_ENOUGH * self.wanted.min_s:
-            outcome = self._run(_OFF, None, conditions, count)
+            outcome = self._run(_NOBODY, conditions, count)
         if outcome.wall_s < self.wanted.min_s:
             count = math.ceil(count * self.wanted.min_s / outcome.wall_s / conditions.concurrency)
             count *= conditions.concurrency
-            outcome = self._run(_OFF, None, conditions, count)
+            outcome = self._run(_NOBODY, conditions, count)
         return outcome.answers
 
-    def _run(self, policy: str, gamma: int | None, conditions: Conditions, num_jobs: int) -> Outcome:
-        self.engine.use_policy(policy, gamma, forget=False)
+    def _run(self, spec: PolicySpec, conditions: Conditions, num_jobs: int) -> Outcome:
+        self.engine.use_policy(spec.name, spec.gamma, forget=False, overlap=spec.overlap)
         self._name += 1
         jobs = jobs_of(self.prompts, num_jobs)
         return run(self.engine, jobs, conditions, name=f"run-{self._name}", now=self.now)

@@ -31,7 +31,9 @@ class SteppedEngine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
-    def use_policy(self, name: str, gamma: int | None = None, *, forget: bool = True) -> None: ...
+    def use_policy(
+        self, name: str, gamma: int | None = None, *, forget: bool = True, overlap: str | None = None
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -200,7 +200,7 @@ def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostMod
     clock = WallClock()
     control = None
     if speculation is not None and costs is not None:
-        overlap = None if speculation.lanes is None else _overlap(config, costs)
+        overlap = None if speculation.lanes is None else _overlap(config, speculation.lanes, costs)
         control = _control(parts, costs, clock, watch, overlap)
     scheduler = Scheduler(
         kv=KvManager(kv.num_blocks, kv.block_size, enable_prefix_caching=config.enable_prefix_caching),
@@ -272,10 +272,12 @@ def _control(
     )
 
 
-def _overlap(config: EngineConfig, costs: CostModel) -> Overlap | None:
+def _overlap(config: EngineConfig, lanes: Lanes, costs: CostModel) -> Overlap | None:
     """Whether drafts may be made ahead, by what the measured lanes cost."""
-    lanes = tuple(each for each in costs.lanes if config.draft_share in (None, each.share))
-    return Overlap(lanes=lanes, mode=config.spec_overlap) if lanes else None
+    measured = tuple(each for each in costs.lanes if config.draft_share in (None, each.share))
+    if not measured:
+        return None
+    return Overlap(name=lanes.partition.name, lanes=measured, mode=config.spec_overlap)
 
 
 def _costs(parts: _Parts, report: Report) -> CostModel:

@@ -47,3 +47,7 @@ class CoRun:
             verify_left * verify_s * self.verify_alone, draft_left * draft_s * self.draft_alone
         )
         return beside_s + rest_s
+
+    def one(self, verify_s: float, draft_s: float) -> float:
+        """The same for a single pair."""
+        return float(self.seconds(np.array(verify_s), np.array(draft_s)))

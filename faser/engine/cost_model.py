@@ -96,6 +96,7 @@ class CostModel:
 
     def __init__(self, tables: Mapping[Role, CostTable], lanes: tuple[CoRun, ...] = ()) -> None:
         self._lanes = lanes
+        self.deciding_s = 0.0  # host time that a step takes longer when anybody is asked for drafts; see asking_s
         if Role.STEP not in tables:
             raise ConfigError("a cost model has no times of role step")
         self._tables = dict(tables)
@@ -173,6 +174,14 @@ class CostModel:
         if Role.TEXT not in self._tables:
             return _nothing(sequences)
         return self._base_s(Role.TEXT, sequences) * self._followed[Role.TEXT].factor
+
+    @overload
+    def asking_s(self, sequences: int) -> float: ...
+    @overload
+    def asking_s(self, sequences: Ints) -> Floats: ...
+    def asking_s(self, sequences: int | Ints) -> float | Floats:
+        """Seconds that asking so many sequences for drafts takes beside passes: looking up, deciding."""
+        return self.text_s(sequences) + self.deciding_s
 
     def catchup_s(self, lag: Ints) -> Floats:
         """Seconds, for each sequence by itself, to refill `lag` tokens of the draft model's KV. [S]"""

@@ -56,13 +56,16 @@ class Engine:
         """Drop a request, or one of its samples; unknown ones are fine (they have just ended)."""
         self._scheduler.abort(request_id, index)
 
-    def use_policy(self, name: str, gamma: int | None = None, *, forget: bool = True) -> None:
+    def use_policy(
+        self, name: str, gamma: int | None = None, *, forget: bool = True, overlap: str | None = None
+    ) -> None:
         """Let another policy of speculation decide from the next step on.
 
-        gamma: what `fixed` drafts, or another policy's cap. forget: with nothing learned yet.
+        gamma: what `fixed` drafts, or another policy's cap. forget: with nothing learned yet. overlap: as of the
+        setting spec_overlap; None: that setting.
         Raises ConfigError where that is not possible.
         """
-        self._scheduler.use_policy(name, gamma, forget=forget)
+        self._scheduler.use_policy(name, gamma, forget=forget, overlap=overlap)
 
     def has_work(self) -> bool:
         return self._scheduler.has_work()

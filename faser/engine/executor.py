@@ -113,14 +113,14 @@ class ModelExecutor:
         plan, batch, verdicts = self._verify(plan, batch)
         self._go_on(verdicts)
         self._proposals = None
-        return self._step_result(plan, batch, verdicts, began)
+        results = self._results(plan, batch, verdicts)
+        return StepResult(step=plan.step, sequences=results, run_s=time.perf_counter() - began, began_s=began)
 
     def run_beside(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
         assert self._speculation is not None, "this engine has no drafter"
         assert self._speculation.lanes is not None, "this engine has no lanes"
         assert ahead.share is not None, "who drafts ahead has a share of the processors"
         drafter, lanes = self._speculation.drafter, self._speculation.lanes
-        began = time.perf_counter()
         self._apply(plan)
         self._extend(ahead)
         batch = self._table.gather(plan.rows)
@@ -131,7 +131,12 @@ class ModelExecutor:
         )
         plan, batch, verdicts = joined.verified
         self._go_on(verdicts)
-        result = self._step_result(plan, batch, verdicts, began)
+        result = StepResult(
+            step=plan.step,
+            sequences=self._results(plan, batch, verdicts),
+            run_s=joined.verify_ended_s - joined.verify_began_s,
+            began_s=joined.verify_began_s,
+        )
         return result, _drafts(ahead, joined.drafted, joined.draft_began_s, joined.draft_ended_s)
 
     def _extend(self, plan: DraftPlan) -> None:
@@ -156,14 +161,13 @@ class ModelExecutor:
             pruning.learn([verdicts.get(rows.slot, nothing).token_ids for rows in plan.rows])
         return plan, batch, verdicts
 
-    def _step_result(
-        self, plan: StepPlan, batch: RowBatch, verdicts: Mapping[int, Verdict], began_s: float
-    ) -> StepResult:
-        results = tuple(
+    def _results(
+        self, plan: StepPlan, batch: RowBatch, verdicts: Mapping[int, Verdict]
+    ) -> tuple[SequenceResult, ...]:
+        return tuple(
             self._result(rows, verdicts.get(rows.slot), int(batch.last_rows[i]))
             for i, rows in enumerate(plan.rows)
         )
-        return StepResult(step=plan.step, sequences=results, run_s=time.perf_counter() - began_s, began_s=began_s)
 
     def _apply(self, plan: StepPlan) -> None:
         self._release(plan.released)

@@ -128,11 +128,13 @@ class Scheduler:
             self._kv.end_step()
         return request_ids
 
-    def use_policy(self, name: str, gamma: int | None = None, *, forget: bool = True) -> None:
+    def use_policy(
+        self, name: str, gamma: int | None = None, *, forget: bool = True, overlap: str | None = None
+    ) -> None:
         """See Engine.use_policy."""
         if self._speculation is None:
             raise ConfigError(f"policy is {name!r}; this engine was built without a drafter")
-        self._speculation.use_policy(name, gamma, forget=forget)
+        self._speculation.use_policy(name, gamma, forget=forget, overlap=overlap)
 
     def has_work(self) -> bool:
         return bool(self._requests)
@@ -189,10 +191,14 @@ class Scheduler:
         assert self._in_flight is not None, "nothing is planned"
         if self._speculation is None or not self._speculation.drafts_ahead:
             return None
+        started = {start.slot for start in plan.started}
         pairs = [
             (sequence, rows)
             for sequence, rows in zip(self._in_flight, plan.rows, strict=True)
-            if rows.samples and len(rows.token_ids) == rows.num_drafts + 1 and sequence.may_draft
+            if rows.samples
+            and len(rows.token_ids) == rows.num_drafts + 1
+            and sequence.may_draft
+            and rows.slot not in started
         ]
         if not pairs:
             return None

@@ -97,6 +97,7 @@ class Contest:
                 drafter=self.trace.drafter,
                 cap=self.trace.max_tokens,
                 num_slots=self.machine.max_num_seqs,
+                lanes=self.machine.lanes,
             )
 
         return make

@@ -130,7 +130,7 @@ class SimulatedExecutor:
         assert ahead.share is not None, "who drafts ahead has a share of the processors"
         drafts = self.draft(ahead)
         result = self.run(plan)
-        both_s = float(self._lanes[ahead.share].seconds(np.array(result.run_s), np.array(drafts.run_s)))
+        both_s = self._lanes[ahead.share].one(result.run_s, drafts.run_s)
         return replace(result, run_s=both_s), replace(drafts, run_s=min(drafts.run_s, both_s))
 
     def run(self, plan: StepPlan) -> StepResult:

@@ -75,7 +75,7 @@ def check_live(
     runs: dict[str, list[LiveRun]] = {spec.text: [] for spec in specs}
     for turn in range(rounds):
         for place, spec in enumerate(specs):
-            engine.use_policy(spec.name, spec.gamma)
+            engine.use_policy(spec.name, spec.gamma, overlap=spec.overlap)
             runs[spec.text].append(run_live(engine, trace, clients, label=f"{turn}-{spec.text}"))
             progress(turn * len(specs) + place + 1, rounds * len(specs))
     contest = Contest(

@@ -1,30 +1,49 @@
 """A policy as the command line spells it, and the control of speculation that becomes of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from faser.engine.clock import Clock
+from faser.engine.co_run import CoRun
 from faser.engine.cost_model import CostModel
-from faser.engine.spec.control import SpeculationControl
+from faser.engine.spec.ahead import AUTO, OFF, ON
+from faser.engine.spec.control import Overlap, SpeculationControl
 from faser.errors import ConfigError
 from faser.speculation import MAX_DRAFT_TOKENS, POLICIES, SpeculationConfig
+
+LANES = "lanes"  # the partition of a simulated machine
+_OVERLAPS = {"serial": OFF, "overlap": ON, "auto": AUTO}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec:
-    """A policy as it was asked for. gamma: of fixed. table: (first, last, gamma) by number of sequences."""
+    """A policy as it was asked for. gamma: of fixed. table: (first, last, gamma) by number of sequences.
+
+    overlap: auto, on or off; None: as the engine has it.
+    """
 
     text: str
     name: str
     gamma: int | None = None
     table: tuple[tuple[int, int, int], ...] = ()
+    overlap: str | None = None
 
     def make_control(
-        self, costs: CostModel, clock: Clock, *, drafter: str, cap: int, num_slots: int
+        self,
+        costs: CostModel,
+        clock: Clock,
+        *,
+        drafter: str,
+        cap: int,
+        num_slots: int,
+        lanes: tuple[CoRun, ...] = (),
     ) -> SpeculationControl:
-        """The engine's own control of speculation, as a live engine with this drafter would have it."""
+        """The engine's own control of speculation, as a live engine with this drafter and lanes would have it."""
         config = SpeculationConfig(method=drafter, policy=self.name, num_speculative_tokens=cap, table=self.table)
-        control = SpeculationControl(config, costs, num_slots=num_slots, clock=clock)
+        overlap = Overlap(name=LANES, lanes=lanes, mode=self.overlap or OFF) if lanes else None
+        control = SpeculationControl(
+            config, costs, num_slots=num_slots, clock=clock, overlap=overlap, times_itself=False
+        )
         if self.gamma is not None:
             control.use_policy(self.name, self.gamma)
         return control
@@ -33,8 +52,14 @@ class PolicySpec:
 def parse_policy(text: str, *, cap: int) -> PolicySpec:
     """off, fixed:3, goodput, survival, faser, or table:4=5/16=2/64=0 (up to 4 sequences 5 tokens, …).
 
-    cap: longest draft of the trace. Raises ConfigError naming what is wrong.
+    Behind it may stand +serial, +overlap or +auto: whether drafts are made ahead. cap: longest draft of the trace.
+    Raises ConfigError naming what is wrong.
     """
+    bare, _, ahead = text.partition("+")
+    if ahead:
+        if ahead not in _OVERLAPS:
+            raise ConfigError(f"--policies names {text!r}; behind the + goes one of {', '.join(_OVERLAPS)}")
+        return replace(parse_policy(bare, cap=cap), text=text, overlap=_OVERLAPS[ahead])
     name, _, value = text.partition(":")
     if name not in POLICIES:
         raise ConfigError(f"--policies names {text!r}; it must be of {', '.join(POLICIES)}")

@@ -46,9 +46,12 @@ class SteppedEngine:
     def now(self) -> float:
         return self.now_s
 
-    def use_policy(self, name: str, gamma: int | None = None, *, forget: bool = True) -> None:
+    def use_policy(
+        self, name: str, gamma: int | None = None, *, forget: bool = True, overlap: str | None = None
+    ) -> None:
         assert not self._running, "a policy changes between runs"
         self.times_forgotten += int(forget)
+        assert overlap is None, "this engine has no lanes"
         self.policies.append(name if gamma is None else f"{name}:{gamma}")
         self.policy = name
         self.gamma = {"fixed": gamma or 0, "faser": self.right}.get(name, 0)

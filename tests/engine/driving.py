@@ -3,12 +3,13 @@
 from dataclasses import dataclass, field
 
 from faser.engine.clock import SimulatedClock
+from faser.engine.co_run import CoRun
 from faser.engine.cost_model import CostModel
 from faser.engine.kv_cache import KvManager
-from faser.engine.plan import SequenceDelta, StepPlan
+from faser.engine.plan import DraftPlan, SequenceDelta, StepPlan
 from faser.engine.scheduler import Scheduler
 from faser.engine.sequence import sample_seed
-from faser.engine.spec.control import SpeculationControl
+from faser.engine.spec.control import Overlap, SpeculationControl
 from faser.engine.spec.policy import Policy
 from faser.speculation import SpeculationConfig
 from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams
@@ -95,8 +96,9 @@ class Sample:
             self.prompt_logprobs = delta.prompt_logprobs
 
 
-def _speculation(num_slots: int, policy: Policy, clock: SimulatedClock) -> SpeculationControl:
-    """A policy of the test's own over the real bookkeeping."""
+def _speculation(num_slots: int, policy: Policy, clock: SimulatedClock, *, ahead: bool) -> SpeculationControl:
+    """A policy of the test's own over the real bookkeeping. ahead: it drafts beside steps, for a while."""
+    lanes = CoRun(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
     config = SpeculationConfig(num_speculative_tokens=DRAFT_CAP)
     return SpeculationControl(
         config,
@@ -104,13 +106,14 @@ def _speculation(num_slots: int, policy: Policy, clock: SimulatedClock) -> Specu
         num_slots=num_slots,
         clock=clock,
         policy=policy,
+        overlap=Overlap(name="lanes", lanes=(lanes,), mode="on", every=3) if ahead else None,
     )
 
 
 class Driver:
     """A scheduler and an executor, with the invariants checked after every operation.
 
-    speculates: how; None: not at all.
+    speculates: how; None: not at all. ahead: drafts are made beside steps.
     """
 
     def __init__(
@@ -123,6 +126,7 @@ class Driver:
         policy: str = "fcfs",
         prefix_caching: bool = True,
         speculates: Policy | None = None,
+        ahead: bool = False,
     ) -> None:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -136,8 +140,11 @@ class Driver:
             eos_token_ids=(EOS,),
             policy=policy,
             clock=self.clock,
-            speculation=None if speculates is None else _speculation(max_num_seqs, speculates, self.clock),
+            speculation=None
+            if speculates is None
+            else _speculation(max_num_seqs, speculates, self.clock, ahead=ahead),
         )
+        self._ahead: DraftPlan | None = None
         self.samples: dict[tuple[str, int], Sample] = {}
 
     def add(self, *requests: Request) -> None:
@@ -155,10 +162,16 @@ class Driver:
         self.scheduler.check_invariants()
         plan = self.scheduler.plan(None if wishes is None else self.executor.draft(wishes))
         self.scheduler.check_invariants()
+        self._ahead = None if plan is None else self.scheduler.propose_ahead(plan)
+        self.scheduler.check_invariants()
         return plan
 
     def commit(self, plan: StepPlan) -> list[SequenceDelta]:
-        deltas = self.scheduler.commit(plan, self.executor.run(plan))
+        if self._ahead is None:
+            result, beside = self.executor.run(plan), None
+        else:
+            result, beside = self.executor.run_beside(plan, self._ahead)
+        deltas = self.scheduler.commit(plan, result, beside)
         self.scheduler.check_invariants()
         for delta in deltas:
             self.samples[delta.request_id, delta.index].hear(delta)

@@ -66,6 +66,13 @@ def test_drafts_from_text_cost_a_look_up_each_and_no_pass() -> None:
     assert costs.draft_s(ints(0, 0), ints(0, 0)) == 0
 
 
+def test_asking_for_drafts_takes_looking_up_and_deciding() -> None:
+    costs = CostModel.proportional(step_s=0.02, text_s=0.001)
+    costs.deciding_s = 0.5
+    assert costs.asking_s(3) == pytest.approx(0.503)
+    assert costs.asking_s(np.array([1, 4])) == pytest.approx([0.501, 0.504])
+
+
 def test_a_proportional_model_is_a_line() -> None:
     costs = CostModel.proportional(step_s=0.5, row_s=0.25, kv_token_s=0.125, pass_s=1, pass_row_s=2)
     assert costs.step_s(7, 3) == pytest.approx(0.5 + 7 * 0.25 + 3 * 0.125)

@@ -48,9 +48,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 4),
         extra_tokens=st.integers(0, 8),
         policy_seed=st.one_of(st.none(), st.integers(0, 3)),
+        ahead=st.booleans(),
     )
     def begin(
-        self, *, policy: str, prefix_caching: bool, max_num_seqs: int, extra_tokens: int, policy_seed: int | None
+        self,
+        *,
+        policy: str,
+        prefix_caching: bool,
+        max_num_seqs: int,
+        extra_tokens: int,
+        policy_seed: int | None,
+        ahead: bool,
     ) -> None:
         self.driver = Driver(
             num_blocks=NUM_BLOCKS,
@@ -60,6 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=policy,
             prefix_caching=prefix_caching,
             speculates=None if policy_seed is None else RandomPolicy(policy_seed),
+            ahead=ahead,
         )
         self.requests: dict[str, Request] = {}
         self.excused: set[tuple[str, int]] = set()  # aborted, or ended by an error
@@ -149,5 +158,5 @@ class SchedulerMachine(RuleBasedStateMachine):
 def test_every_accepted_request_comes_to_the_end_it_would_have_alone() -> None:
     run_state_machine_as_test(
         SchedulerMachine,
-        settings=settings(max_examples=120, stateful_step_count=40, deadline=None, derandomize=True),
+        settings=settings(max_examples=160, stateful_step_count=40, deadline=None, derandomize=True),
     )

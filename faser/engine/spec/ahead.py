@@ -9,7 +9,6 @@ Knows slots and arrays, not sequences.
     learn         verdicts on the chunks; and at the border, on the new drafts' first tokens
 """
 
-from collections import Counter
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -27,9 +26,8 @@ from faser.engine.spec.policies.objective import Objective, best_prefixes
 from faser.engine.spec.policy import Candidates, Floats, Ints, Policy
 from faser.speculation import DRAFT_METHODS
 
-AUTO, ON = "auto", "on"
+AUTO, ON, OFF = "auto", "on", "off"
 _METHOD_IDS = {method: i for i, method in enumerate(DRAFT_METHODS)}
-_EVERY = 32  # steps between two judgements
 _SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with drafting ahead over the best G without
 _FORGET = 0.1  # of what overlapped steps took beyond expectation, at every judgement that does not see them
 
@@ -50,6 +48,19 @@ class Verified:
 
 
 @dataclass(slots=True, kw_only=True)
+class Beside:
+    """What came of the drafts made beside a step, [N] each. dropped: tokens of each that the target will not get.
+
+    verdicts: on those that were judged for good at the border.
+    """
+
+    slots: Ints
+    methods: Ints
+    dropped: Ints
+    verdicts: Outcomes
+
+
+@dataclass(slots=True, kw_only=True)
 class _Sent:
     """What is being drafted beside the step in flight; see AheadControl.sent."""
 
@@ -60,9 +71,11 @@ class _Sent:
 
 
 class AheadControl:
-    """See the module. lanes: measured; the shares to choose from. mode: auto, or on wherever anybody may draft.
+    """See the module. lanes: measured; the shares to choose from.
 
-    cap: most tokens of a draft.
+    mode: on: wherever anybody may draft; off: never; auto: where it pays, by the policy's own objective.
+
+    every: steps between two judgements. cap: most tokens of a draft.
     """
 
     def __init__(
@@ -72,6 +85,7 @@ class AheadControl:
         lanes: tuple[CoRun, ...],
         *,
         mode: str,
+        every: int,
         cap: int,
         num_slots: int,
     ) -> None:
@@ -79,7 +93,8 @@ class AheadControl:
         self._costs = costs
         self._acceptance = acceptance
         self._lanes = lanes
-        self._mode = mode
+        self._mode = self._usual = mode
+        self._every = every
         self._cap = cap
         self._upto = np.tri(cap + 1, cap, -1, dtype=np.bool_)  # line n: the first n depths
         self._frontiers = Frontiers()
@@ -87,21 +102,23 @@ class AheadControl:
         self._chosen: NDArray[np.bool_] = np.ones(num_slots, dtype=np.bool_)  # by slot
         self._steps_left = 0
         self._sent: _Sent | None = None
-        self._ledger = Ledger()
-        self.counts: Counter[str] = Counter(drafted=0, wasted=0, passed=0, refused=0)
+        self.cycle, self.verify_lane, self.draft_lane = Ledger(), Ledger(), Ledger()  # predicted and measured
+        self.overlap_s = 0.0
 
     @property
     def lanes(self) -> CoRun | None:
         """Those in use; None: nobody drafts ahead."""
         return None if self._choice is None else self._choice.lanes
 
-    def reset(self) -> None:
-        """Another policy decides from now on: it starts without."""
+    def reset(self, mode: str | None) -> None:
+        """Another policy decides from now on: it starts without. mode: None: as at the beginning."""
+        self._mode = mode or self._usual
         self._choice, self._steps_left = None, 0
         self._frontiers.clear()
 
     def start(self, slot: int) -> None:
         self._chosen[slot] = True
+        self._frontiers.drop(slot)  # what was drafted beside the step in which its last owner was aborted
 
     def release(self, slot: int) -> None:
         self._frontiers.drop(slot)
@@ -113,18 +130,18 @@ class AheadControl:
 
     def judge(self, candidates: Candidates, lengths: Ints | None) -> None:
         """Whether drafting ahead pays now. lengths: [S] what a policy without an own objective wants drafted."""
-        self._steps_left = _EVERY
+        self._steps_left = self._every
         objective = Objective(self._costs, candidates)
         if lengths is None:
             choice = best_ahead(candidates, objective, self._costs, self._lanes)
             wanted = self._pays(choice, candidates, objective)
         else:
             choice = self._as_asked(lengths)
-            wanted = choice.lanes is not None
+            wanted = choice.lanes is not None and self._mode == ON
         if not wanted:
             self._choice = None
             self._frontiers.clear()
-            self._ledger.factor += _FORGET * (1 - self._ledger.factor)
+            self.cycle.factor += _FORGET * (1 - self.cycle.factor)
             return
         self._choice = choice
         self._chosen[candidates.slots] = False
@@ -170,60 +187,56 @@ class AheadControl:
         """
         self._sent = _Sent(slots=slots, lengths=lengths, behind=behind, verify_s=verify_s)
 
-    def learn(self, result: StepResult, drafts: Drafts) -> tuple[Outcomes, ...]:
-        """Take in the step and what was drafted beside it; returns the verdicts at the border."""
+    def learn(self, result: StepResult, drafts: Drafts) -> Beside:
+        """Take in the step and what was drafted beside it."""
         assert self._sent is not None, "nobody drafted beside this step"
         sent, self._sent = self._sent, None
         self._note_time(result, drafts, sent.verify_s)
+        slots, methods, lengths, confidences = self._arrays(drafts.drafts)
+        self._acceptance.offered(slots, sent.lengths, lengths)
+        brought = {each.slot: each.token_ids for each in result.sequences}
+        borders = []
         for behind, draft in zip(sent.behind, drafts.drafts, strict=True):
             self._frontiers.note(draft.slot, Ahead(behind=behind, draft=draft))
-        brought = {each.slot: each.token_ids for each in result.sequences}
-        over: list[Draft] = []
-        accepted: list[int] = []
-        for slot in sent.slots.tolist():
-            border, judged = self._frontiers.judge(slot, brought.get(slot, ()))
-            assert judged is not None, "everybody who was asked has a draft, if an empty one"
-            count = len(judged.token_ids)
-            self.counts["drafted"] += count
-            self.counts["passed"] += border is Border.PASSED
-            self.counts["refused"] += border is Border.REFUSED
-            if border is not Border.PASSED:
-                self.counts["wasted"] += count
-            if border is Border.REFUSED or (border is Border.PASSED and count == 1):
-                over.append(judged)
-                accepted.append(int(border is Border.PASSED))
-        lengths = np.array([len(each.token_ids) for each in drafts.drafts], dtype=np.int64)
-        self._acceptance.offered(sent.slots, sent.lengths, lengths)
-        if not over:
-            return ()
-        slots, methods, lengths, confidences = self._arrays(over)
-        verdicts = Outcomes(
+            border, _ = self._frontiers.judge(draft.slot, brought.get(draft.slot, ()))
+            borders.append(border)
+        passed = np.array([border is Border.PASSED for border in borders])
+        refused = np.array([border is Border.REFUSED for border in borders])
+        over = (refused | (passed & (lengths == 1))).nonzero()[0]  # the others' verdicts come with their chunks
+        return Beside(
             slots=slots,
             methods=methods,
-            drafted=lengths,
-            verified=np.ones_like(lengths),
-            accepted=np.array(accepted, dtype=np.int64),
-            confidences=confidences,
+            dropped=np.where(passed, 1, lengths),
+            verdicts=Outcomes(
+                slots=slots[over],
+                methods=methods[over],
+                drafted=lengths[over],
+                verified=np.ones_like(over),
+                accepted=passed[over].astype(np.int64),
+                confidences=confidences[over],
+            ),
         )
-        return (verdicts,)
 
     def _note_time(self, result: StepResult, drafts: Drafts, verify_s: float) -> None:
         """Both lanes against the prediction. A draft that stopped early because nobody waited counts as it was."""
         assert self._choice is not None
-        assert self._choice.lanes is not None
-        ended_s = max(result.began_s + result.run_s, drafts.began_s + drafts.run_s)
-        lengths = np.array([len(each.token_ids) for each in drafts.drafts], dtype=np.int64)
-        draft_s = self._draft_s(lengths, drafts.passes)
-        predicted_s = float(self._choice.lanes.seconds(np.array(verify_s), np.array(draft_s)))
-        self._ledger.add(predicted_s * self._ledger.factor, ended_s - min(result.began_s, drafts.began_s))
+        lanes = self._choice.lanes
+        assert lanes is not None
+        verified_s, drafted_s = result.began_s + result.run_s, drafts.began_s + drafts.run_s
+        draft_s = self._draft_s(len(drafts.drafts), drafts.passes)
+        predicted_s = lanes.one(verify_s, draft_s)
+        measured_s = max(verified_s, drafted_s) - min(result.began_s, drafts.began_s)
+        self.cycle.add(predicted_s * self.cycle.factor, measured_s)
+        self.verify_lane.add(verify_s * lanes.verify, result.run_s)
+        self.draft_lane.add(draft_s * lanes.draft, drafts.run_s)
+        self.overlap_s += max(min(verified_s, drafted_s) - max(result.began_s, drafts.began_s), 0.0)
 
-    def _draft_s(self, lengths: Ints, passes: int) -> float:
-        """What making these drafts would take alone on everything."""
-        count = len(lengths)
+    def _draft_s(self, count: int, passes: int) -> float:
+        """What making drafts of so many sequences would take alone on everything."""
         return self._costs.text_s(count) + self._costs.pass_s(count) * passes
 
     def _pays(self, choice: AheadChoice, candidates: Candidates, objective: Objective) -> bool:
-        if choice.lanes is None:
+        if choice.lanes is None or self._mode == OFF:
             return False
         if self._mode == ON:
             return True
@@ -233,7 +246,7 @@ class AheadControl:
             worth = candidates.survival[:, 1:] * candidates.weight[:, None]
             looking_s = self._costs.text_s(candidates.num_sequences)
             without = best_prefixes(objective, worth, candidates.limit, looking_s).rate
-        gain = choice.rate / self._ledger.factor / max(without, objective.plain_rate)
+        gain = choice.rate / self.cycle.factor / max(without, objective.plain_rate)
         return gain > (_STAY_ON if self._choice is not None else _SWITCH_ON)
 
     def _as_asked(self, lengths: Ints) -> AheadChoice:

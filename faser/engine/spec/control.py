@@ -21,7 +21,7 @@ from faser.engine.cost_model import CostModel, Ledger, Role
 from faser.engine.plan import Drafts, StepPlan, StepResult, StopRule
 from faser.engine.sequence import Sequence, Status
 from faser.engine.spec.acceptance import Acceptance, Outcomes
-from faser.engine.spec.ahead import AheadControl
+from faser.engine.spec.ahead import OFF, AheadControl
 from faser.engine.spec.policies import make_policy
 from faser.engine.spec.policy import Candidates, Floats, Ints, Policy
 from faser.engine.spec.tally import Tally
@@ -34,8 +34,10 @@ _MODELS = ("draft_model", "layer_skip")
 _NUM_MODELS = len(_MODELS)  # the models' ids come first
 assert DRAFT_METHODS[:_NUM_MODELS] == _MODELS
 _SEQUENCES_A_STEP, _MOST_STEPS_KEPT = 16, 4  # a decision for 16 sequences is kept for 2 steps, for 48 for 4
+_MOST_STEPS_RESTED = 4  # while nobody drafts the policy is asked in every fifth step at least
+_FOLLOW = 0.05  # weight of the newest step in what deciding takes
 _MOST_WEIGHT = 8.0  # a sequence that misses its target counts for so many that do not, at most
-PLAIN, SERIAL, OVERLAP = "plain", "serial", "overlap"
+PLAIN, SERIAL = "plain", "serial"
 FASER = "faser"  # the policy that has an objective of its own
 REQUEST, MEMORY, LOAD, GAIN = "request", "memory", "load", "gain"
 BYPASS_REASONS = (LOAD, GAIN, MEMORY, REQUEST)
@@ -64,10 +66,15 @@ class AheadWish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """That drafts may be made ahead. lanes: what that costs, by share. mode: auto, or on."""
+    """That drafts may be made ahead, on a partition of this name. lanes: what that costs, by share.
 
+    mode: auto, on, or off until somebody wants it otherwise. every: steps between two judgements.
+    """
+
+    name: str
     lanes: tuple[CoRun, ...]
     mode: str = "auto"
+    every: int = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +130,7 @@ class SpeculationControl:
     """One for an engine that has a drafter. policy: None is the one that config names.
 
     details: the summaries of requests list the verdict on every draft. overlap: None never drafts ahead.
+    times_itself: the time that deciding takes is among the costs of drafting; not where time is simulated.
     """
 
     def __init__(
@@ -135,6 +143,7 @@ class SpeculationControl:
         policy: Policy | None = None,
         details: bool = False,
         overlap: Overlap | None = None,
+        times_itself: bool = True,
     ) -> None:
         self._config = config
         self._cap = self._limit = config.cap
@@ -150,6 +159,7 @@ class SpeculationControl:
                 self._acceptance,
                 overlap.lanes,
                 mode=overlap.mode,
+                every=overlap.every,
                 cap=config.cap,
                 num_slots=num_slots,
             )
@@ -171,29 +181,40 @@ class SpeculationControl:
         self._drafting_s = (0.0, 0.0)  # of the step that is being made: predicted, measured
         self._whole = Ledger()
         self._decide_s = 0.0
+        self._times_itself = times_itself
+        self._decided_s = 0.0  # decide_s before the step that is being made
+        self._deciding = [0.0, 0.0]  # host time of a step in which nobody drafts, or somebody, followed
+        self._rest = self._rested = 0  # steps for which the policy is not asked, and was not
         self._catchup_tokens = 0
         self._method = config.method
         self._mode = self._next_mode = PLAIN
-        self._mode_steps: Counter[str] = Counter(dict.fromkeys((PLAIN, SERIAL, OVERLAP), 0))
+        self._partition = SERIAL if overlap is None else overlap.name
+        self._mode_steps: Counter[str] = Counter(dict.fromkeys((PLAIN, SERIAL, self._partition), 0))
         self._switches: Counter[tuple[str, str]] = Counter()
         self._bypasses: Counter[str] = Counter(dict.fromkeys(BYPASS_REASONS, 0))
 
-    def use_policy(self, name: str, gamma: int | None = None, *, forget: bool = True) -> None:
+    def use_policy(
+        self, name: str, gamma: int | None = None, *, forget: bool = True, overlap: str | None = None
+    ) -> None:
         """From the next step on another policy decides. gamma: of `fixed`, or another policy's cap.
 
-        forget: what was learned about acceptance is dropped, of running sequences too.
-        Raises ConfigError for a policy that there is not, or a gamma beyond the engine's own.
+        forget: what was learned about acceptance is dropped, of running sequences too. overlap: auto, on, off;
+        forget: what was learned about acceptance is dropped, of running sequences too. overlap: auto, on or off,
+        None as configured. Raises ConfigError for a policy that there is not, a gamma beyond the engine's own, and
         """
         if gamma is not None and not 1 <= gamma <= self._cap:
             raise ConfigError(f"gamma is {gamma}; this engine drafts at least 1 and at most {self._cap} tokens")
+        if overlap not in (None, OFF) and self._ahead is None:
+            raise ConfigError(f"overlap is {overlap}; this engine has no lanes to draft ahead on")
         self._take_lessons()
         wanted = replace(self._config, policy=name, num_speculative_tokens=gamma or self._cap)
         if forget:
             self._acceptance.forget()
         self._policy = make_policy(wanted, self._costs, self._acceptance)
         self._standing = None
+        self._rest = self._rested = 0
         if self._ahead is not None:
-            self._ahead.reset()
+            self._ahead.reset(overlap)
         self._limit = gamma or self._cap
 
     @property
@@ -337,8 +358,11 @@ class SpeculationControl:
             self._learn_plain(plan)
         else:
             self._learn_drafted(self._drafted, plan, result)
+        drafted = self._asked is not None or beside is not None
         self._asked = self._drafted = None
         self._decide_s += time.perf_counter() - began
+        if self._times_itself:
+            self._note_deciding(drafted)
 
     def stats(self) -> SpeculationStats:
         return replace(
@@ -350,20 +374,26 @@ class SpeculationControl:
             roles=self._roles(),
             decide_s=self._decide_s,
             catchup_tokens=self._catchup_tokens,
+            draft_share=self._ahead.lanes.share
+            if self._ahead is not None and self._ahead.lanes is not None
+            else 0.0,
+            overlap_s=0.0 if self._ahead is None else self._ahead.overlap_s,
         )
 
     def sent_ahead(self, wish: AheadWish, behind: tuple[tuple[int, ...], ...]) -> None:
         """The wished drafts are being made, behind these tokens, in the order of the wish."""
         assert self._ahead is not None
-        self._next_mode = OVERLAP
+        self._next_mode = self._partition
         self._ahead.sent(wish.slots, wish.lengths, behind, verify_s=self._predicted_s)
 
     def _learn_ahead(self, plan: StepPlan, result: StepResult, beside: Drafts) -> None:
         """Verdicts at the border; a draft model's cache has everything up to the end of what came."""
         assert self._ahead is not None
         self._catchup_tokens += beside.catchup_tokens
-        for outcomes in self._ahead.learn(result, beside):
-            self._collect(outcomes)
+        learned = self._ahead.learn(result, beside)
+        self._tally.dropped(learned.slots, learned.methods, learned.dropped)
+        if len(learned.verdicts.slots):
+            self._collect(learned.verdicts)
         ends = {
             rows.slot: rows.start + len(rows.token_ids) - rows.num_drafts + len(outcome.token_ids)
             for rows, outcome in zip(plan.rows, result.sequences, strict=True)
@@ -371,6 +401,13 @@ class SpeculationControl:
         for draft in beside.drafts:
             if _METHOD_IDS[draft.method] < _NUM_MODELS:
                 self._covered[draft.slot] = ends[draft.slot]
+
+    def _note_deciding(self, drafted: bool) -> None:
+        """What this step's deciding took; what it takes longer with drafts than without is a cost of drafts."""
+        step_s, self._decided_s = self._decide_s - self._decided_s, self._decide_s
+        usual_s = self._deciding[drafted]
+        self._deciding[drafted] += (step_s - usual_s) * (_FOLLOW if usual_s else 1.0)
+        self._costs.deciding_s = max(self._deciding[True] - self._deciding[False], 0.0)
 
     def _note_mode(self) -> None:
         self._mode_steps[self._next_mode] += 1
@@ -380,6 +417,10 @@ class SpeculationControl:
 
     def _wish(self, sequences: Many[Sequence], beside: Beside, budget: int, room: Room) -> Wish | None:
         count = len(sequences)
+        if self._rested < self._rest:
+            self._rested += 1
+            self._bypasses[GAIN] += count
+            return None
         slots = np.array([each.slot for each in sequences], dtype=np.int64)
         known = np.array([each.num_tokens for each in sequences], dtype=np.int64)
         limit = self._limits(slots, known, _rows_each(budget - count, beside, count))
@@ -400,7 +441,9 @@ class SpeculationControl:
             other_rows=beside.rows,
             other_sequences=beside.sequences,
             kv_tokens=int(np.add.reduce(known)),
+            since=1 + self._rested,
         )
+        self._rested = 0
         if standing is None:
             lengths = self._policy.lengths(candidates)
         else:
@@ -411,6 +454,7 @@ class SpeculationControl:
                 self._standing, self._steps_left = None, 0
                 return None
         chosen = lengths.nonzero()[0]
+        self._rest = 0 if len(chosen) else min(self._rest + 1, _MOST_STEPS_RESTED)
         if len(chosen) < count:
             self._count_bypasses(GAIN, (lengths <= 0) & (limit > 0))
         asked = self._fitting(sequences, candidates, lengths, chosen, room)
@@ -524,7 +568,11 @@ class SpeculationControl:
         """The target's forward is called verify, as the cost model's role of that name is only part of a step."""
         roles = self._costs.stats()
         verify = [replace(each, role="verify") if each.role == Role.STEP else each for each in roles]
-        return (self._whole.stats("step"), *verify)
+        if self._ahead is None:
+            return (self._whole.stats("step"), *verify)
+        ahead = self._ahead
+        lanes = (ahead.cycle.stats("step"), ahead.verify_lane.stats("verify"), ahead.draft_lane.stats("draft"))
+        return (self._whole.stats("step"), *verify, *lanes)
 
     def _learn_plain(self, plan: StepPlan) -> None:
         slots = np.array([rows.slot for rows in plan.rows if rows.samples], dtype=np.int64)

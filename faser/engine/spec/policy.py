@@ -28,7 +28,7 @@ class Candidates:
     lag: [S] tokens whose KV a draft model would have to refill first.
     other_rows: rows that the step has besides one per candidate and the drafts (prompts, sequences that cannot
     draft). other_sequences: so many of those rows bring a token each: decodes that cannot draft.
-    kv_tokens: tokens in the cache that all its sequences read.
+    kv_tokens: tokens in the cache that all its sequences read. since: steps since the policy was last asked.
     """
 
     slots: Ints
@@ -39,6 +39,7 @@ class Candidates:
     other_rows: int
     kv_tokens: int
     other_sequences: int = 0
+    since: int = 1
 
     @property
     def num_sequences(self) -> int:

@@ -15,6 +15,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _STEPS, _GAMMA_SUM, _DRAFTS, _DRAFTED, _PRUNED, _VERIFIED, _ACCEPTED = range(7)
+_OF_DROPPED = [_DRAFTED, _PRUNED]
 _COLUMNS = 7
 _MOST_NOTED = 64  # steps
 
@@ -33,6 +34,7 @@ class Tally:
         self._depths: Ints = np.zeros((num_slots, cap), dtype=np.int64)
         self._gammas: Ints = np.zeros((len(self._classes), cap + 1), dtype=np.int64)
         self._methods: Ints = np.zeros((len(DRAFT_METHODS), _COLUMNS), dtype=np.int64)
+        self._dropped: Ints = np.zeros(len(DRAFT_METHODS), dtype=np.int64)
         self._expected: Floats = np.zeros(len(DRAFT_METHODS))
         self._accepted_per_position: Ints = np.zeros(cap, dtype=np.int64)
         self._upto = np.tri(cap + 1, cap, -1, dtype=np.int64)  # line n: 1 for the first n depths, 0 for the others
@@ -83,9 +85,16 @@ class Tally:
         if len(self._drafted) >= _MOST_NOTED:
             self._settle()
 
+    def dropped(self, slots: Ints, methods: Ints, counts: Ints) -> None:
+        """Drafted ahead, and never sent: so many tokens of each, [S]; no slot twice."""
+        self._lines[slots[:, None], _OF_DROPPED] += counts[:, None]
+        for column in _OF_DROPPED:
+            np.add.at(self._methods[:, column], methods, counts)
+        np.add.at(self._dropped, methods, counts)
+
     def stats(self, policy: str, method: str) -> SpeculationStats:
         self._settle()
-        lines, expected = self._methods.tolist(), self._expected.tolist()
+        lines, dropped, expected = self._methods.tolist(), self._dropped.tolist(), self._expected.tolist()
         return SpeculationStats(
             policy=policy,
             method=method,
@@ -95,11 +104,12 @@ class Tally:
                     method=name,
                     drafted=line[_DRAFTED],
                     pruned=line[_PRUNED],
+                    dropped=lost,
                     verified=line[_VERIFIED],
                     accepted=line[_ACCEPTED],
                     expected=mass,
                 )
-                for name, line, mass in zip(DRAFT_METHODS, lines, expected, strict=True)
+                for name, line, lost, mass in zip(DRAFT_METHODS, lines, dropped, expected, strict=True)
             ),
             accepted_per_position=tuple(self._accepted_per_position.tolist()),
             gammas=tuple(zip(self._classes, map(tuple, self._gammas.tolist()), strict=True)),

@@ -191,6 +191,25 @@ def test_few_sequences_are_decided_anew_in_every_step() -> None:
     assert len(policy.seen) == 4
 
 
+def test_while_nobody_drafts_the_policy_rests_and_is_told_for_how_long() -> None:
+    policy = Greedy(drafts=False)
+    driver = driver_with(policy)
+    driver.add(asking("a", max_tokens=40))
+    driver.run()
+    since = [each.since for each in policy.seen]
+    assert since[:6] == [1, 2, 3, 4, 5, 5]
+    assert set(since[4:]) == {5}
+    assert dict(speculated(driver).bypasses)["gain"] >= sum(since)
+
+
+def test_a_policy_that_drafts_never_rests() -> None:
+    policy = Greedy()
+    driver = driver_with(policy)
+    driver.add(asking("a"))
+    driver.run()
+    assert {each.since for each in policy.seen} == {1}
+
+
 def test_steps_without_a_draft_are_plain_and_say_why() -> None:
     driver = driver_with(Greedy(drafts=False))
     driver.add(asking("a"))
@@ -198,7 +217,7 @@ def test_steps_without_a_draft_are_plain_and_say_why() -> None:
         driver.step()
     stats = speculated(driver)
     assert dict(stats.bypasses)["gain"] == 3
-    assert dict(stats.mode_steps) == {"plain": 4, "serial": 0, "overlap": 0}
+    assert dict(stats.mode_steps) == {"plain": 4, "serial": 0}
     assert stats.num_drafts == 0
 
 

@@ -225,6 +225,15 @@ def test_a_long_prompt_in_the_step_does_not_make_drafts_look_cheap() -> None:
     assert not policy("faser", costs, cap=4).keep(each, each.limit).any()
 
 
+@pytest.mark.parametrize("count", [1, 8])
+def test_drafts_that_bring_less_than_deciding_takes_are_not_asked_for(count: int) -> None:
+    few = candidates(constant(0.3, count, 4))
+    assert policy("faser", with_passes(FLAT)).lengths(few).any()
+    costs = with_passes(FLAT)
+    costs.deciding_s = 0.020  # as long as a step
+    assert not policy("faser", costs).lengths(few).any()
+
+
 def test_sequences_that_wait_for_a_draft_count() -> None:
     """A pass that pays for one sequence alone delays fifteen others that bring a token each."""
     costs = CostModel({Role.STEP: FLAT, Role.PASS: CostTable(rows=(1,), seconds=(0.005,))})

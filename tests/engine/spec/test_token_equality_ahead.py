@@ -69,7 +69,7 @@ def test_tokens_are_those_without_speculation(
     engine = drafting(checkpoints, name)
     assert answers(engine, requests(temperature=temperature, logprobs=1)) == expected(temperature)
     stats = engine.stats()
-    assert mode_steps(engine)["overlap"] > 20
+    assert mode_steps(engine)["cores"] > 20
     assert stats.num_preemptions > 0
     assert stats.kv_usage == 0.0
     assert stats.speculation is not None
@@ -83,7 +83,7 @@ def test_every_policy_may_have_its_drafts_made_ahead(
     engine = drafting(checkpoints, "coupled")
     engine.use_policy(policy, CAP if policy == "fixed" else None)
     assert answers(engine, requests(temperature=0.0, logprobs=1)) == expected(0.0)
-    assert mode_steps(engine)["overlap"] > 0
+    assert mode_steps(engine)["cores"] > 0
 
 
 class Disordered:
@@ -137,4 +137,4 @@ def test_ten_thousand_steps_with_random_delays_in_both_lanes_change_no_token(
         asked = requests(temperature=temperature, logprobs=1)
         random.Random(seed).shuffle(asked)
         assert answers(engine, asked) == expected(temperature)
-        steps, seed = mode_steps(engine)["overlap"], seed + 1
+        steps, seed = mode_steps(engine)["cores"], seed + 1

@@ -44,7 +44,7 @@ def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel)
     if candidates.lag.any():
         catchup_s = costs.catchup_s(candidates.lag) / CATCHUP_HORIZON
         seconds += up_to_cut(np.where(depth == 0, catchup_s[there // num_depths], 0.0))[0]
-    seconds += costs.text_s(drafting[0])
+    seconds += costs.asking_s(drafting[0])
     seconds += objective.verify_s(drafting.cumsum(axis=0))
     rates = (up_to_cut(worth).cumsum(axis=0) + objective.worth) / seconds
     deepest, best = divmod(int(rates.argmax()), num_cuts)
@@ -59,7 +59,7 @@ def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel)
 def _alone_s(candidates: Candidates, costs: CostModel) -> Floats:
     """[limit + 1] seconds in which one sequence drafts 0, 1, … tokens: every one is a pass."""
     seconds: Floats = np.arange(int(candidates.limit[0]) + 1, dtype=np.float64) * costs.pass_s(1)
-    seconds[1:] += costs.text_s(1)
+    seconds[1:] += costs.asking_s(1)
     if candidates.lag[0]:
         seconds[1:] += costs.catchup_s(candidates.lag) / CATCHUP_HORIZON
     return seconds

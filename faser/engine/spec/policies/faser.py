@@ -45,13 +45,13 @@ class Faser:
         objective = Objective(self._costs, candidates)
         if self._costs.has_passes:
             choice = best_lengths(candidates, objective, self._costs)
-            self._switch(choice.rate / objective.plain_rate)
+            self._switch(choice.rate / objective.plain_rate, candidates.since)
             wanted = self._deepened(candidates, choice, objective)
         else:
-            looking_s = self._costs.text_s(candidates.num_sequences)
+            looking_s = self._costs.asking_s(candidates.num_sequences)
             worth = candidates.survival[:, 1:] * candidates.weight[:, None]
             choice = best_prefixes(objective, worth, candidates.limit, looking_s)
-            self._switch(self._text_gain(candidates, choice, objective))
+            self._switch(self._text_gain(candidates, choice, objective), candidates.since)
             wanted = candidates.limit
         num_chosen = int(np.add.reduce(choice.lengths))
         self._rate, self._row_price = choice.rate, choice.rate * objective.row_s(0, max(num_chosen, 1))
@@ -84,9 +84,9 @@ class Faser:
         self._brought += _FOLLOW * (choice.rate / objective.plain_rate - self._brought)
         return choice.lengths
 
-    def _switch(self, gain: float) -> None:
-        """On or off for everybody, with hysteresis and a dwell."""
-        self._since_switch += 1
+    def _switch(self, gain: float, since: int) -> None:
+        """On or off for everybody, with hysteresis and a dwell. since: steps since the last time."""
+        self._since_switch += since
         wanted = gain > (_STAY_ON if self._on else _SWITCH_ON)
         if wanted != self._on and self._since_switch >= _DWELL_STEPS:
             self._on, self._since_switch = wanted, 0
@@ -121,7 +121,7 @@ class Faser:
         nobody. Lately counts because drafts differ: where the average one does not pay, the best may; but no more
         than certain tokens would bring.
         """
-        drafting_s = self._costs.text_s(candidates.num_sequences)
+        drafting_s = self._costs.asking_s(candidates.num_sequences)
         lately = self._brought * objective.plain_s / (objective.plain_s + drafting_s)
         most = int(np.add.reduce(candidates.limit))
         certain = objective.worth + float(candidates.weight.max()) * np.arange(most + 1)

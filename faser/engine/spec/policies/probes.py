@@ -31,8 +31,9 @@ class Probes:
 
     def add(self, candidates: Candidates, lengths: Ints, objective: Objective, costs: CostModel) -> Ints:
         """lengths with probes for those that are due, cheapest first, as far as the account allows."""
-        self._step += 1
-        self._saved_s = min(self._saved_s + _SHARE * objective.plain_s, _SAVED_STEPS * _SHARE * objective.plain_s)
+        self._step += candidates.since
+        share_s = _SHARE * objective.plain_s
+        self._saved_s = min(self._saved_s + candidates.since * share_s, _SAVED_STEPS * share_s)
         idle = (lengths == 0) & (candidates.limit > 0)
         if not np.count_nonzero(idle):
             if np.count_nonzero(self._due):
