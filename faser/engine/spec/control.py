@@ -198,9 +198,9 @@ class SpeculationControl:
     ) -> None:
         """From the next step on another policy decides. gamma: of `fixed`, or another policy's cap.
 
-        forget: what was learned about acceptance is dropped, of running sequences too. overlap: auto, on, off, or
-        None, as configured. Raises ConfigError for a policy that there is not, a gamma beyond the engine's own, and for an
-        overlap without lanes.
+        forget: what was learned about acceptance is dropped, of running sequences too. overlap: as in the setting
+        spec_overlap; None as configured. Raises ConfigError for a policy that there is not, a gamma beyond the
+        engine's own, and for an overlap without lanes.
         """
         if gamma is not None and not 1 <= gamma <= self._cap:
             raise ConfigError(f"gamma is {gamma}; this engine drafts at least 1 and at most {self._cap} tokens")
