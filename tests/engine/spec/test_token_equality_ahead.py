@@ -89,7 +89,7 @@ def test_every_policy_may_have_its_drafts_made_ahead(
 class Disordered:
     """Lanes that begin and end at random moments, one sometimes long before the other."""
 
-    name = "disordered"
+    name = "cores"
 
     def __init__(self, lanes: Partition, seed: int) -> None:
         self._lanes = lanes
