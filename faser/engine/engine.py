@@ -48,6 +48,11 @@ class Engine:
         self._last_step_s = time.perf_counter() - began_s
         return deltas
 
+    def close(self) -> None:
+        """No step will follow: what is written along is brought to its end."""
+        if self._trace is not None:
+            self._trace.close()
+
     def add(self, request: Request) -> None:
         """Accept a request. Raises RequestError if it can never be served."""
         self._scheduler.add(request)

@@ -63,6 +63,8 @@ class StepTrace:
         self._span(_HOST, "commit", _end(result, beside), ended_s)
         self._emit("C", _HOST, name="sequences", ts=_micros(began_s), args={"running": len(plan.rows)})
         self._emit("C", _HOST, name="rows", ts=_micros(began_s), args={"rows": plan.num_rows})
+        if not self._file.closed:
+            self._file.flush()  # an engine that is killed leaves whole events
 
     def close(self) -> None:
         """Write the end; idempotent."""

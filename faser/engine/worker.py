@@ -71,9 +71,12 @@ def _serve(connection: socket.socket, own_process: bool) -> None:
     _send(connection, StateChange(EngineState.READY))
     if own_process:
         _freeze_garbage()
-    while _take_messages(engine, inbox, connection):
-        deltas = engine.step()
-        _send(connection, Deltas(deltas, engine.stats()))
+    try:
+        while _take_messages(engine, inbox, connection):
+            deltas = engine.step()
+            _send(connection, Deltas(deltas, engine.stats()))
+    finally:
+        engine.close()
 
 
 def _load(connection: socket.socket, configure: Configure) -> Engine:

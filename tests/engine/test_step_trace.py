@@ -116,6 +116,14 @@ def test_a_trace_that_was_not_closed_only_lacks_its_bracket(tmp_path: Path) -> N
     assert len(spans(path)) == 3
 
 
+def test_an_engine_that_is_killed_leaves_whole_events(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    trace = StepTrace(path)
+    trace.step(1.0, 1.070, PLAN, RESULT)
+    assert len(json.loads(path.read_text(encoding="utf-8") + "]")) > 5
+    trace.close()
+
+
 def test_a_trace_ends_at_its_most_bytes_and_stays_valid(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "trace.json"
     trace = StepTrace(path, most_bytes=2000)
