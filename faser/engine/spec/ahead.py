@@ -162,7 +162,7 @@ class AheadControl:
         survival = np.zeros_like(whole)
         survival[:, :-1] = whole[:, 1:] / np.maximum(whole[:, 1:2], 1e-12)
         room = np.minimum(lengths - 1, candidates.limit[at])
-        kept = policy.keep(_ready(candidates, at, room, survival), room)
+        kept = policy.keep(candidates.among(at).drafted(room, survival), room)
         verified = Verified(
             slots=slots,
             methods=methods,
@@ -267,18 +267,3 @@ class AheadControl:
         slots = np.array([each.slot for each in drafts], dtype=np.int64)
         methods = np.array([_METHOD_IDS[each.method] for each in drafts], dtype=np.int64)
         return slots, methods, lengths, confidences
-
-
-def _ready(candidates: Candidates, at: Ints, limit: Ints, survival: Floats) -> Candidates:
-    """Those with a chunk; the others' pending tokens become other rows."""
-    others = candidates.num_sequences - len(at)
-    return Candidates(
-        slots=candidates.slots[at],
-        limit=limit,
-        survival=survival,
-        weight=candidates.weight[at],
-        lag=candidates.lag[at],
-        other_rows=candidates.other_rows + others,
-        other_sequences=candidates.other_sequences + others,
-        kv_tokens=candidates.kv_tokens,
-    )

@@ -487,7 +487,7 @@ class SpeculationControl:
             chosen, fitting = chosen[fitting > 0], fitting[fitting > 0]
         if not len(chosen):
             return None
-        drafting = candidates if len(chosen) == len(sequences) else _subset(candidates, chosen)
+        drafting = candidates if len(chosen) == len(sequences) else candidates.among(chosen)
         return chosen, _Asked(candidates=drafting, lengths=fitting)
 
     def _stop_rule(self, standing: _Standing | None, asked: _Asked) -> StopRule | None:
@@ -536,7 +536,7 @@ class SpeculationControl:
             confidences[self._upto[lengths]] = [value for each in drafts.drafts for value in each.confidences]
             survival = self._acceptance.drafted_survival(candidates.slots, methods, lengths, confidences)
         if self._point_mass:  # also where nobody had a draft: that tells the policy what looking up brings
-            kept = self._policy.keep(_drafted(candidates, lengths, survival), lengths)
+            kept = self._policy.keep(candidates.drafted(lengths, survival), lengths)
         self._drafted = _Drafted(
             slots=candidates.slots,
             methods=methods,
@@ -667,31 +667,3 @@ def _judged(drafted: _Drafted, accepted: Ints) -> tuple[_Drafted, Ints]:
         border=drafted.border,
     )
     return judged, accepted[there]
-
-
-def _drafted(candidates: Candidates, lengths: Ints, survival: Floats) -> Candidates:
-    """The same ones once their drafts have come."""
-    return Candidates(
-        slots=candidates.slots,
-        limit=lengths,
-        survival=survival,
-        weight=candidates.weight,
-        lag=candidates.lag,
-        other_rows=candidates.other_rows,
-        other_sequences=candidates.other_sequences,
-        kv_tokens=candidates.kv_tokens,
-    )
-
-
-def _subset(candidates: Candidates, chosen: NDArray[np.int64]) -> Candidates:
-    """Some of the candidates; the others' pending tokens become other rows."""
-    return Candidates(
-        slots=candidates.slots[chosen],
-        limit=candidates.limit[chosen],
-        survival=candidates.survival[chosen],
-        weight=candidates.weight[chosen],
-        lag=candidates.lag[chosen],
-        other_rows=candidates.other_rows + len(candidates.slots) - len(chosen),
-        other_sequences=candidates.other_sequences + len(candidates.slots) - len(chosen),
-        kv_tokens=candidates.kv_tokens,
-    )

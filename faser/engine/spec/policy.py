@@ -45,6 +45,35 @@ class Candidates:
     def num_sequences(self) -> int:
         return len(self.slots)
 
+    def among(self, chosen: Ints) -> "Candidates":
+        """Those at these positions; the others' pending tokens become other rows."""
+        others = len(self.slots) - len(chosen)
+        return Candidates(
+            slots=self.slots[chosen],
+            limit=self.limit[chosen],
+            survival=self.survival[chosen],
+            weight=self.weight[chosen],
+            lag=self.lag[chosen],
+            other_rows=self.other_rows + others,
+            other_sequences=self.other_sequences + others,
+            kv_tokens=self.kv_tokens,
+            since=self.since,
+        )
+
+    def drafted(self, lengths: Ints, survival: Floats) -> "Candidates":
+        """The same ones once their drafts have come: so many tokens each, [S], of this survival, [S, K + 1]."""
+        return Candidates(
+            slots=self.slots,
+            limit=lengths,
+            survival=survival,
+            weight=self.weight,
+            lag=self.lag,
+            other_rows=self.other_rows,
+            other_sequences=self.other_sequences,
+            kv_tokens=self.kv_tokens,
+            since=self.since,
+        )
+
 
 class Policy(Protocol):
     """Decides; owns nothing but its own hysteresis."""

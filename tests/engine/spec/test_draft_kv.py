@@ -4,6 +4,8 @@ Planted bugs that these tests have caught: digests that know their own block onl
 a block marked before it is full; tokens behind opened one too late; fed tokens kept after a disagreement.
 """
 
+import pytest
+
 from faser.engine.batch import BlockTable
 from faser.engine.spec.draft_kv import DraftKv
 
@@ -121,3 +123,6 @@ def test_a_slot_that_is_free_already_can_be_released() -> None:
     """Slots of sequences that no wish ever concerned are released like all others."""
     kv = make({})
     kv.release(3)
+    kv.check_invariants()
+    with pytest.raises(KeyError):
+        kv.num_known(3)
