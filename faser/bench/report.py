@@ -11,6 +11,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from faser.bench.campaign import Run
+from faser.bench.rivals import Comparison, against_rivals
 from faser.bench.runner import StepPoint
 from faser.errors import ConfigError
 
@@ -93,6 +94,7 @@ def save(path: Path, about: dict[str, Any], runs: Sequence[Run]) -> None:
         "format": _FORMAT,
         "about": about,
         "summaries": [asdict(each) for each in summaries(runs)],
+        "rivals": [asdict(each) for each in against_rivals(runs, FASER)],
         "runs": [asdict(each) for each in runs],
     }
     beside = path.with_suffix(".tmp")
@@ -126,15 +128,18 @@ def load(path: Path, conditions: dict[str, Any]) -> list[Run]:
     return runs
 
 
-def markdown(about: dict[str, Any], found: Sequence[Summary], plots: Sequence[str]) -> str:
-    """The report to read. plots: file names of the pictures."""
+def markdown(
+    about: dict[str, Any], found: Sequence[Summary], rivals: Sequence[Comparison], plots: Sequence[str]
+) -> str:
+    """The report to read. rivals: of faser. plots: file names of the pictures."""
     lines = ["# Speculation, measured", "", f"`{about['command']}`", ""]
     lines += [f"- {name}: {value}" for name, value in {**about["machine"], **about["conditions"]}.items()]
     lines += ["", *_losslessness(found), ""]
     for temperature in dict.fromkeys(each.temperature for each in found):
         of_temperature = [each for each in found if each.temperature == temperature]
         lines += [f"## Temperature {temperature:g}", "", *_speed_table(of_temperature), ""]
-        lines += [*_verdicts(of_temperature), "", *_detail_table(of_temperature), ""]
+        compared = [each for each in rivals if each.temperature == temperature]
+        lines += [*_verdicts(of_temperature), *_held_out(compared), "", *_detail_table(of_temperature), ""]
     lines += [f"![{name}]({name})" for name in plots]
     return "\n".join(lines) + "\n"
 
@@ -227,6 +232,20 @@ def _against_the_best(rows: Sequence[dict[str, Summary]]) -> list[str]:
         f"- faser over the best other policy of each cell: {geometric_mean([1 + gain for gain in gains]):.3f} "
         f"on average, {1 + min(gains):.3f} at least",
         f"- faser over each other policy, on average: {each}",
+    ]
+
+
+def _held_out(compared: Sequence[Comparison]) -> list[str]:
+    """faser over the best other policy where noise chooses nobody."""
+    if not compared:
+        return []
+    cells = ", ".join(
+        f"{each.concurrency}: {each.ratio:.3f} ({each.lowest:.2f} … {each.highest:.2f})" for each in compared
+    )
+    mean = geometric_mean([each.ratio for each in compared])
+    return [
+        f"- faser over the policy that was best in the other rounds, by requests at a time: {cells}; "
+        f"{mean:.3f} on average"
     ]
 
 

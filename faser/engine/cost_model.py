@@ -9,7 +9,7 @@ import math
 import os
 import tempfile
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -25,7 +25,7 @@ from faser.types import STEP_ERROR_EDGES, RoleStats
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_FORMAT = 2
+_FORMAT = 3
 _FOLLOW = 0.1  # weight of the newest step in the factor of its role
 _OUTLIER = 3.0  # one step counts at most for so many times faster or slower: a page fault is no new machine
 _LARGEST_FACTOR = 20.0
@@ -66,9 +66,9 @@ class CostTable:
 
     @classmethod
     def measured(cls, seconds: Mapping[int, float], *, kv_token_s: float = 0.0) -> "CostTable":
-        """From medians by row count, made monotone: a step is as slow as the slowest smaller one."""
+        """From medians by row count, made monotone by least squares: one slow one hides no slope."""
         rows = sorted(seconds)
-        rising = np.maximum.accumulate([seconds[each] for each in rows])
+        rising = np.maximum.accumulate(_isotonic([seconds[each] for each in rows]))  # of what rounding leaves
         return cls(rows=tuple(rows), seconds=tuple(float(each) for each in rising), kv_token_s=kv_token_s)
 
     def dense(self, num_rows: int) -> Floats:
@@ -309,6 +309,17 @@ def _going(lengths: Ints) -> Ints:
     if len(lengths) == 1:
         return np.ones(lengths[0], dtype=np.int64)
     return np.bincount(lengths)[:0:-1].cumsum()[::-1]
+
+
+def _isotonic(values: Sequence[float]) -> list[float]:
+    """The nearest sequence that nowhere falls: neighbours that do are replaced by their mean (pool adjacent)."""
+    pools: list[tuple[float, int]] = []  # sum, count
+    for value in values:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] * pools[-1][1] > pools[-1][0] * pools[-2][1]:
+            (total, count), (before, counted) = pools.pop(), pools.pop()
+            pools.append((before + total, counted + count))
+    return [total / count for total, count in pools for _ in range(count)]
 
 
 def _nothing(counts: int | Ints) -> float | Floats:

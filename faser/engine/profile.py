@@ -33,7 +33,8 @@ Progress = Callable[[str, int, int], None]
 
 STAGE, LANES_STAGE = "measuring step times", "measuring lanes"
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_REPEATS, _LEAST_REPEATS = 7, 5
+_REPEATS, _LEAST_REPEATS, _MOST_REPEATS = 7, 5, 31
+_LONG_ENOUGH_S = 0.25  # of one row count: short steps are timed more often, for they need it and cost little
 _ROWS_EACH = 4  # of a sequence in a step with several
 _SHORT_CONTEXT, _LONG_CONTEXT = 64, 1024
 _TEXT_S = 30e-6  # a look-up in text, per sequence; a first guess, the engine follows the real one
@@ -191,11 +192,13 @@ class _Stopwatch:
             batches.append(self._laid_out(rows, short))
             times.append([self._warm_s(batches[-1])])
             report.advance()
-        for done in range(1, _REPEATS):
+        wanted = [min(max(int(_LONG_ENOUGH_S / each[0]), _REPEATS), _MOST_REPEATS) for each in times]
+        for done in range(1, max(wanted)):
             if done >= _LEAST_REPEATS and time.perf_counter() > ends_s:
                 break
-            for batch, each in zip(batches, times, strict=True):
-                each.append(self.once_s(batch))
+            for batch, each, often in zip(batches, times, wanted, strict=True):
+                if done < often:
+                    each.append(self.once_s(batch))
         medians = [statistics.median(each) for each in times]
         kv_token_s = max(medians[0] - medians[1], 0.0) / (long - short) if num_slopes else 0.0
         read = [kv_token_s * int(batch.layout.seq_len.sum()) for batch in batches]

@@ -9,6 +9,7 @@ from faser.bench.campaign import Run
 from faser.bench.chart import Chart
 from faser.bench.plots import pictures
 from faser.bench.report import Summary, markdown, summaries
+from faser.bench.rivals import against_rivals
 from faser.bench.runner import StepPoint
 
 ABOUT = {"command": "faser bench spec", "machine": {"cpu": "one"}, "conditions": {"model": "fake"}}
@@ -76,7 +77,7 @@ def test_without_a_run_of_off_there_is_no_speed_up() -> None:
 
 
 def test_the_report_names_the_best_fixed_gamma_and_what_faser_gains_over_it() -> None:
-    text = markdown(ABOUT, summaries(RUNS), ["a.svg"])
+    text = markdown(ABOUT, summaries(RUNS), against_rivals(RUNS, "faser"), ["a.svg"])
     first = next(line for line in text.splitlines() if line.startswith("| 1 |"))
     assert "18.0 (9.0 … 21.6) 1.80x | fixed:3 | +20.0% |" in first
     eighth = next(line for line in text.splitlines() if line.startswith("| 8 |"))
@@ -85,14 +86,17 @@ def test_the_report_names_the_best_fixed_gamma_and_what_faser_gains_over_it() ->
 
 
 def test_the_report_says_where_a_policy_stops_paying() -> None:
-    text = markdown(ABOUT, summaries(RUNS), [])
+    text = markdown(ABOUT, summaries(RUNS), against_rivals(RUNS, "faser"), [])
     assert "- fixed:3: slower than `off` at 8 at a time" in text
     assert "- faser: never slower than `off`" in text
+    assert "best in the other rounds, by requests at a time: 1: 1.200 (1.20 … 1.20), 8: 1.050" in text
 
 
 def test_the_report_is_loud_about_changed_answers() -> None:
-    assert "All 72 answers are token for token" in markdown(ABOUT, summaries(RUNS), [])
-    text = markdown(ABOUT, summaries([*RUNS, run_of("faser", 9.0, round_=3, mismatches=2)]), [])
+    assert "All 72 answers are token for token" in markdown(
+        ABOUT, summaries(RUNS), against_rivals(RUNS, "faser"), []
+    )
+    text = markdown(ABOUT, summaries([*RUNS, run_of("faser", 9.0, round_=3, mismatches=2)]), [], [])
     assert "**ANSWERS DIFFER FROM THOSE WITHOUT SPECULATION:**" in text
     assert "- T=0, 1 at a time, faser: 2 of 16" in text
 

@@ -1,5 +1,6 @@
 """The cost model: tables, factors, files."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,12 @@ from faser.types import STEP_ERROR_EDGES
 
 TABLE = CostTable(rows=(1, 2, 4, 8), seconds=(0.010, 0.010, 0.014, 0.030), kv_token_s=1e-6)
 PASS = CostTable(rows=(1, 4), seconds=(0.001, 0.002))
+
+
+def _content(roles: str) -> str:
+    """Of a file whose format is today's."""
+    today = json.loads(CostModel({Role.STEP: TABLE}).to_json())["format"]
+    return f'{{"format": {today}, "roles": {roles}, "lanes": []}}'
 
 
 def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -42,6 +49,22 @@ def test_an_array_of_row_counts_gives_what_each_gives_alone() -> None:
 def test_more_rows_are_never_predicted_to_be_faster(medians: dict[int, float]) -> None:
     costs = CostModel({Role.STEP: CostTable.measured(medians)})
     assert (np.diff(costs.step_s(np.arange(1, 700))) >= -1e-12).all()
+
+
+@given(st.lists(st.floats(1e-3, 10), min_size=1, max_size=9))
+def test_a_table_is_the_nearest_one_that_does_not_fall(medians: list[float]) -> None:
+    table = CostTable.measured(dict(enumerate(medians, 1)))
+    count = len(medians)
+    for at, value in enumerate(table.seconds):
+        means = [[np.mean(medians[first : last + 1]) for last in range(at, count)] for first in range(at + 1)]
+        assert value == pytest.approx(
+            max(min(each) for each in means)
+        )  # the max-min formula of isotonic regression
+
+
+def test_one_slow_measurement_hides_no_slope_behind_it() -> None:
+    table = CostTable.measured({1: 0.0102, 2: 0.0100, 3: 0.0104})
+    assert table.seconds == pytest.approx((0.0101, 0.0101, 0.0104))
 
 
 def test_drafting_is_one_pass_per_token_of_the_longest_draft_with_those_that_go_on() -> None:
@@ -129,26 +152,26 @@ def test_tables_survive_a_file_and_factors_do_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "complaint"),
     [
-        "",
-        "[]",
-        "{}",
-        '{"format": 2, "roles": {}}',
-        '{"format": 1, "roles": {}}',
-        '{"format": 1, "roles": {"walk": {"rows": [1], "seconds": [1], "kv_token_s": 0}}}',
-        '{"format": 1, "roles": {"step": {"rows": [2, 1], "seconds": [1, 1], "kv_token_s": 0}}}',
-        '{"format": 1, "roles": {"step": {"rows": [1, 2], "seconds": [1], "kv_token_s": 0}}}',
-        '{"format": 1, "roles": {"step": {"rows": [1, 2], "seconds": [2, 1], "kv_token_s": 0}}}',
-        '{"format": 1, "roles": {"step": {"rows": [1], "seconds": [NaN], "kv_token_s": 0}}}',
-        '{"format": 1, "roles": {"step": {"rows": [1], "seconds": [1], "kv_token_s": -1}}}',
-        '{"format": 1, "roles": {"step": {"rows": 3, "seconds": [1], "kv_token_s": 0}}}',
+        ("", "not a cost model"),
+        ("[]", "not a cost model"),
+        ("{}", "not a cost model"),
+        ('{"format": 1, "roles": {}}', "format is 1"),
+        (_content("{}"), "no times of role step"),
+        (_content('{"walk": {"rows": [1], "seconds": [1], "kv_token_s": 0}}'), "walk"),
+        (_content('{"step": {"rows": [2, 1], "seconds": [1, 1], "kv_token_s": 0}}'), "must ascend"),
+        (_content('{"step": {"rows": [1, 2], "seconds": [1], "kv_token_s": 0}}'), "2 row counts and 1 times"),
+        (_content('{"step": {"rows": [1, 2], "seconds": [2, 1], "kv_token_s": 0}}'), "falls where rows rise"),
+        (_content('{"step": {"rows": [1], "seconds": [NaN], "kv_token_s": 0}}'), "not a number of seconds"),
+        (_content('{"step": {"rows": [1], "seconds": [1], "kv_token_s": -1}}'), "not a number of seconds"),
+        (_content('{"step": {"rows": 3, "seconds": [1], "kv_token_s": 0}}'), "not a cost model"),
     ],
 )
-def test_a_file_that_is_no_cost_model_is_refused_by_name(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_cost_model_is_refused_by_name(tmp_path: Path, text: str, complaint: str) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"costs\.json"):
+    with pytest.raises(ConfigError, match=rf"costs\.json.*{complaint}"):
         CostModel.load(path)
 
 

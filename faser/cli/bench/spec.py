@@ -27,7 +27,8 @@ from rich.progress import (
 
 from faser.bench.campaign import Campaign, Wanted
 from faser.bench.plots import pictures
-from faser.bench.report import RESULT, load, markdown, save, summaries
+from faser.bench.report import FASER, RESULT, load, markdown, save, summaries
+from faser.bench.rivals import against_rivals
 from faser.bench.workload import Prompts, choose
 from faser.cli.env import facts
 from faser.cli.flags import CommandParser
@@ -136,7 +137,7 @@ def _report(campaign: Campaign, out: Path, about: dict[str, Any]) -> int:
     drawn = pictures(campaign.done, found)
     for name, picture in drawn.items():
         (out / name).write_text(picture, encoding="utf-8")
-    text = markdown(about, found, list(drawn))
+    text = markdown(about, found, against_rivals(campaign.done, FASER), list(drawn))
     (out / "report.md").write_text(text, encoding="utf-8")
     print(text)
     return 1 if any(each.mismatches for each in found) else 0
