@@ -1,9 +1,11 @@
 """Fixtures shared by the whole test tree."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from faser.config import cache_dir
@@ -12,6 +14,10 @@ from tests.checkpoints import write_tiny_checkpoint
 # The same examples every time, however slow the machine is at the moment.
 settings.register_profile("seeded", derandomize=True, deadline=None)
 settings.load_profile("seeded")
+
+# Where there is no GPU, Triton's kernels run in its interpreter; this must be said before anything imports Triton.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,7 @@
-"""`faser env [--json]`: what somebody who reads a bug report needs to know of this machine."""
+"""`faser env [--json]`: what somebody who reads a bug report needs to know of this machine.
+
+`faser env --build-kernels` compiles CUDA kernels before they are needed, here or for a machine without a compiler.
+"""
 
 import json
 import os
@@ -11,34 +14,65 @@ from pathlib import Path
 
 from faser import __version__
 from faser.cli.flags import CommandParser
-from faser.config import available_memory, cache_dir, usable_cores, usable_memory
+from faser.cli.sources import UsageError
+from faser.config import available_memory, cache_dir, child_environment, usable_cores, usable_memory
+from faser.kernels.flashinfer_build import ARCH, MODULES, WINDOW_MODULES, build_modules, modules_dir
 from faser.kernels.native_build import can_build
 from faser.setting import show_bytes
 
-_HELP = """usage: faser env [--json]
+_HELP = f"""usage: faser env [--json]
+       faser env --build-kernels [--arch {ARCH}] [--out DIR] [--only NAME,NAME]
 
-Show versions, device and backend.
+Show versions, device and backend, or compile CUDA kernels ahead of time.
 
-  --json   as a JSON object"""
+  --json            as a JSON object
+  --build-kernels   compile FlashInfer's modules, a minute each; no GPU is needed, what is there already is kept
+  --arch            compute capability they are for: {ARCH} is an H100 or H200
+  --out             where to; the cache folder if not given
+  --only            some of {", ".join(MODULES)};
+                    and for models with sliding windows
+                    {", ".join(WINDOW_MODULES)}"""
 
 _NAME_ENDS = "<>=!~;[ ("
 
 
 def env(arguments: Sequence[str]) -> int:
-    """Print the facts; returns 0."""
+    """Print the facts, or compile; returns 0."""
     parser = CommandParser("faser env")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--build-kernels", action="store_true")
+    for name in ("--arch", "--out", "--only"):
+        parser.add_argument(name)
     parser.add_argument("--help", "-h", action="store_true")
     given = parser.parse_args(arguments)
     if given.help:
         print(_HELP)
         return 0
+    if given.build_kernels:
+        return _build_kernels(given.arch or ARCH, given.out, given.only)
+    for name in ("arch", "out", "only"):
+        if getattr(given, name) is not None:
+            raise UsageError([f"--{name} goes with --build-kernels"])
     found = facts()
     if given.json:
         print(json.dumps(found, indent=2))
         return 0
     width = max(len(name) for name in found)
     print("\n".join(f"{name:<{width}}  {value}" for name, value in found.items()))
+    return 0
+
+
+def _build_kernels(arch: str, out: str | None, only: str | None) -> int:
+    names = MODULES if only is None else tuple(only.split(","))
+    folder = modules_dir(cache_dir() / "kernels", arch) if out is None else Path(out)
+    print(f"compiling {', '.join(names)} for {arch} into {folder}", flush=True)
+    build_modules(
+        names,
+        arch=arch,
+        out=folder,
+        environment=child_environment(),
+        announce=lambda text: print(text, flush=True),
+    )
     return 0
 
 

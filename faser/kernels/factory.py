@@ -7,27 +7,33 @@ from faser.errors import ConfigError
 from faser.kernels.backend import Backend
 
 _log = logging.getLogger("faser")
+# Where each backend computes; None: on any device.
+_DEVICE_OF: dict[str, str | None] = {"auto": None, "torch": None, "native": "cpu", "flashinfer": "cuda"}
 
 
 def make_backend(name: str, device: str, *, num_threads: int, cache_dir: Path) -> Backend:
-    """The backend called name (auto, torch or native) on device.
+    """The backend called name (auto, torch, native or flashinfer) on device (cpu, cuda or cuda:N).
 
-    auto: native where it can be compiled or came with the package, else torch, and a warning that says why.
-    num_threads: threads of the native kernels, the caller's included. cache_dir: where compiled kernels are kept.
+    auto on a CPU: native where it can be compiled or came with the package, else torch, and a warning that says
+    why. auto on a GPU: flashinfer. num_threads: threads of the native kernels, the caller's included. cache_dir:
+    where compiled kernels are kept.
 
-    Raises ConfigError for a name or device that is not known here, and for native without a compiler.
+    Raises ConfigError for a name or device that is not known here, for a pair that does not go together, and for
+    what is missing: native's compiler; a CUDA build of torch, the device, or the package flashinfer.
     """
-    if device != "cpu":
-        raise ConfigError(f"device {device} is not supported by this build yet; it runs on cpu")
-    match name:
-        case "auto":
-            return _native(num_threads, cache_dir) if _native_works() else _torch()
-        case "torch":
-            return _torch()
-        case "native":
-            return _native(num_threads, cache_dir)
-        case _:
-            raise ConfigError(f"backend is {name}; it must be auto, torch or native")
+    if name not in _DEVICE_OF:
+        raise ConfigError(f"backend is {name}; it must be {', '.join(_DEVICE_OF)}")
+    kind, _, number = device.partition(":")
+    if device != "cpu" and (kind != "cuda" or (number and not number.isdecimal())):
+        raise ConfigError(f"device is {device}; it must be cpu, cuda or cuda:N")
+    needed = _DEVICE_OF[name]
+    if needed not in (None, kind):
+        raise ConfigError(f"the {name} backend computes on {needed}; device is {device}")
+    if kind == "cuda":
+        return _on_cuda(name, device, cache_dir)
+    if name == "torch" or (name == "auto" and not _native_works()):
+        return _torch(device)
+    return _native(num_threads, cache_dir)
 
 
 def _native_works() -> bool:
@@ -43,10 +49,34 @@ def _native_works() -> bool:
     return False
 
 
-def _torch() -> Backend:
+def _torch(device: str) -> Backend:
     from faser.kernels.torch_backend import TorchBackend
 
-    return TorchBackend("cpu")
+    return TorchBackend(device)
+
+
+def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
+    from faser.kernels.cuda_device import CudaDevice, cuda_facts, open_cuda
+
+    facts = cuda_facts()
+    opened = open_cuda(device, facts)
+    if name == "torch":
+        return _torch(str(opened))
+    from faser.kernels.flashinfer_backend import FlashInferBackend
+    from faser.kernels.flashinfer_build import arch_of, modules_dir
+    from faser.kernels.flashinfer_library import load_flashinfer
+
+    arch = arch_of(facts.capabilities[opened.index])
+    modules = modules_dir(cache_dir, arch)
+    if not modules.exists():
+        _log.warning(
+            "no kernels for compute capability %s in %s: each is compiled when it is first needed, which takes "
+            "minutes; faser env --build-kernels --arch %s does it now",
+            arch,
+            modules,
+            arch,
+        )
+    return FlashInferBackend(CudaDevice(opened), load_flashinfer(modules if modules.exists() else None))
 
 
 def _native(num_threads: int, cache_dir: Path) -> Backend:

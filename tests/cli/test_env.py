@@ -1,0 +1,29 @@
+"""`faser env --build-kernels`: what is said before anything is compiled."""
+
+from pathlib import Path
+
+import pytest
+
+from faser.cli.main import main
+
+
+@pytest.mark.parametrize("flag", ["--arch", "--out", "--only"])
+def test_settings_of_the_build_are_refused_without_it(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", flag, "x"]) == 2
+    assert capsys.readouterr().err == f"faser env: {flag} goes with --build-kernels\n"
+
+
+def test_the_build_says_what_it_is_about_to_do_and_refuses_what_it_does_not_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["env", "--build-kernels", "--only", "page,nrom", "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr()
+    assert said.out == f"compiling page, nrom for 9.0a into {tmp_path / 'out'}\n"
+    assert said.err.startswith("faser env: --only names nrom; there are silu_and_mul, page, norm")
+
+
+def test_the_help_names_every_module(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "decode_64, decode_128, prefill_64, prefill_128" in text
+    assert max(map(len, text.splitlines())) <= 115

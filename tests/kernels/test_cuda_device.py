@@ -1,0 +1,45 @@
+"""What is said of a CUDA device before anything is started on it, and the one product that only CUDA has."""
+
+import pytest
+import torch
+
+from faser.errors import ConfigError
+from faser.kernels.cuda_device import CudaDevice, CudaFacts, cuda_facts, open_cuda
+
+HOPPER, TURING = (9, 0), (7, 5)
+
+
+def facts(*capabilities: tuple[int, int], build: str | None = "13.0") -> CudaFacts:
+    return CudaFacts(build=build, capabilities=capabilities)
+
+
+@pytest.mark.parametrize("device, index", [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
+def test_a_device_that_will_do_is_given_with_its_number(device: str, index: int) -> None:
+    assert open_cuda(device, facts(HOPPER, (8, 0))) == torch.device("cuda", index)
+
+
+@pytest.mark.parametrize(
+    "device, found, problem",
+    [
+        ("cuda", facts(build=None), "device is cuda; torch .* is built without CUDA"),
+        ("cuda", facts(), r"device is cuda; torch finds no CUDA device \(a driver for CUDA 13.0\?\)"),
+        ("cuda:1", facts(HOPPER), "device is cuda:1; this machine has 1 CUDA devices"),
+        ("cuda:1", facts(HOPPER, TURING), "device is cuda:1, of compute capability 7.5; at least 8.0 is needed"),
+    ],
+)
+def test_what_is_missing_is_named(device: str, found: CudaFacts, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        open_cuda(device, found)
+
+
+def test_there_is_a_capability_for_every_device_of_this_machine() -> None:
+    assert len(cuda_facts().capabilities) == torch.cuda.device_count()
+
+
+def test_the_wide_product_is_one_that_torch_knows() -> None:
+    """On tensors without memory: torch checks shapes and types, and nobody computes."""
+    x = torch.empty(2, 8, dtype=torch.bfloat16, device="meta")
+    weight = torch.empty(3, 8, dtype=torch.bfloat16, device="meta")
+    out = torch.empty(2, 3, device="meta")
+    found = CudaDevice(torch.device("cuda", 0)).wide_product(x, weight.t(), out)
+    assert (found.shape, found.dtype) == ((2, 3), torch.float32)

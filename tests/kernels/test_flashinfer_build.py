@@ -1,0 +1,158 @@
+"""Compiling ahead of time. The child process gets a package named flashinfer that compiles nothing.
+
+Bugs these tests have been seen to catch: modules compiled again, a variable left in place that forbids compiling,
+another arch than was asked for, windows forgotten, what a compiler says taken for a result.
+"""
+
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from faser.config import child_environment
+from faser.errors import ConfigError
+from faser.kernels.flashinfer_build import (
+    ARCH,
+    MODULES,
+    VERSION,
+    WINDOW_MODULES,
+    BuiltModule,
+    arch_of,
+    build_modules,
+    modules_dir,
+)
+from tests.kernels.flashinfer_signatures import VERSION as SIGNED_VERSION
+
+NVCC = Path("/usr/local/cuda/bin/nvcc")
+
+# What a module holds: the arch and whether the module is for sliding windows. The rope has an error in it.
+SPECS = """
+import os
+from pathlib import Path
+
+class Spec:
+    def __init__(self, name):
+        self.name = name
+        self.jit_library_path = Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / (name + ".so")
+
+    def build(self, verbose):
+        print("a compiler talks")
+        if self.name == "rope":
+            raise RuntimeError("ninja:\\n  rope.cu(3): error: no such thing\\nstopped")
+        assert "FLASHINFER_DISABLE_JIT" not in os.environ
+        self.jit_library_path.write_text(self.name + " for " + os.environ["FLASHINFER_CUDA_ARCH_LIST"])
+"""
+
+
+def package(folder: Path) -> Path:
+    """A folder to import flashinfer from, and in it a toolkit, whose nvcc is never called."""
+    files = {
+        "specs.py": SPECS,
+        "torch.py": "bfloat16, int32 = 'bf16', 'i32'",  # the real one takes seconds
+        "flashinfer/__init__.py": "",
+        "flashinfer/jit/__init__.py": "",
+        "flashinfer/jit/attention/__init__.py": (
+            "from specs import Spec\n"
+            "def gen_batch_decode_module(*a): return Spec(f'decode_{a[4]}_{a[6]}_{a[7]}_{a[8]}')"
+        ),
+        "flashinfer/jit/attention/modules.py": (
+            "from specs import Spec\n"
+            "def _gen_batch_prefill_primary_module(*a): return Spec(f'{a[0]}_{a[5]}_{a[7]}_{a[8]}_{a[9]}_{a[10]}')"
+        ),
+        "flashinfer/jit/activation.py": "from specs import Spec\ngen_act_and_mul_module = Spec",
+        "cuda/bin/nvcc": "",
+    }
+    for name in ("norm", "page", "rope"):
+        files[f"flashinfer/jit/{name}.py"] = (
+            f"from specs import Spec\ndef gen_{name}_module(): return Spec('{name}')"
+        )
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def environment(folder: Path) -> dict[str, str]:
+    own = {"PYTHONPATH": str(folder), "CUDA_HOME": str(folder / "cuda"), "FLASHINFER_DISABLE_JIT": "1"}
+    return {**child_environment(), **own}
+
+
+def test_modules_are_compiled_one_by_one_and_kept(tmp_path: Path) -> None:
+    folder, out = package(tmp_path / "package"), tmp_path / "out"
+    told: list[str] = []
+
+    def build(*names: str) -> list[BuiltModule]:
+        return build_modules(names, arch="8.6", out=out, environment=environment(folder), announce=told.append)
+
+    first = build("page", "prefill_64_window")
+    assert [(each.name, each.kept) for each in first] == [("page", False), ("prefill_64_window", False)]
+    assert (out / "page" / "page.so").read_text() == "page for 8.6"
+    assert (out / "fa2_64_0_True_False_False" / "fa2_64_0_True_False_False.so").exists()
+    again = build("decode_128", "page")
+    assert [(each.name, each.kept) for each in again] == [("decode_128", False), ("page", True)]
+    assert (out / "decode_128_0_False_False" / "decode_128_0_False_False.so").exists()
+    assert [line.split()[0] for line in told] == ["page", "prefill_64_window", "decode_128", "page"]
+    assert told[-1].endswith("is there already")
+
+
+def test_a_module_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    folder, out = package(tmp_path / "package"), tmp_path / "out"
+    told: list[str] = []
+    with pytest.raises(ConfigError, match=r"^rope could not be compiled$"):
+        build_modules(["rope", "norm"], arch=ARCH, out=out, environment=environment(folder), announce=told.append)
+    assert told[0].split() == ["rope", "failed", "rope.cu(3):", "error:", "no", "such", "thing"]
+    assert (out / "norm" / "norm.so").exists()
+    assert not (out / "rope").exists()
+
+
+@pytest.mark.skipif(find_spec("flashinfer") is not None, reason="flashinfer is installed")
+def test_without_the_package_the_extra_is_named(tmp_path: Path) -> None:
+    settings = environment(package(tmp_path)) | {"PYTHONPATH": ""}
+    with pytest.raises(ConfigError, match=r"flashinfer is not installed; .* pip install 'faser\[cuda\]'"):
+        build_modules(["norm"], arch=ARCH, out=tmp_path / "out", environment=settings, announce=print)
+
+
+def test_what_is_missing_is_named_before_anything_starts(tmp_path: Path) -> None:
+    for names, settings, problem in (
+        (["nrom"], {}, "--only names nrom; there are silu_and_mul, page"),
+        (["norm"], {"CUDA_HOME": str(tmp_path)}, f"no CUDA compiler at {tmp_path}/bin/nvcc"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            build_modules(names, arch=ARCH, out=tmp_path / "out", environment=settings, announce=print)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "capability, arch", [((8, 0), "8.0"), ((8, 9), "8.9"), ((9, 0), "9.0a"), ((10, 0), "10.0a")]
+)
+def test_modules_of_each_version_and_arch_have_a_folder(capability: tuple[int, int], arch: str) -> None:
+    assert arch_of(capability) == arch
+    name = modules_dir(Path("kernels"), arch).name
+    assert name == f"flashinfer-{VERSION}-sm{arch.replace('.', '')}"
+    assert VERSION == SIGNED_VERSION
+
+
+def test_windows_need_modules_of_attention_only() -> None:
+    assert WINDOW_MODULES == ("decode_64_window", "decode_128_window", "prefill_64_window", "prefill_128_window")
+    assert set(MODULES) == {
+        "silu_and_mul",
+        "page",
+        "norm",
+        "rope",
+        "decode_64",
+        "decode_128",
+        "prefill_64",
+        "prefill_128",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("flashinfer") is None, reason="flashinfer is not installed")
+@pytest.mark.skipif(not NVCC.exists() or shutil.which("ninja") is None, reason="there is no nvcc, or no ninja")
+def test_a_small_module_is_compiled_without_a_gpu(tmp_path: Path) -> None:
+    settings = {**child_environment(), "CUDA_HOME": str(NVCC.parents[1])}
+    (found,) = build_modules(["silu_and_mul"], arch=ARCH, out=tmp_path, environment=settings, announce=print)
+    library = tmp_path / "silu_and_mul" / "silu_and_mul.so"
+    assert library.read_bytes()[:4] == b"\x7fELF"
+    assert found.bytes == library.stat().st_size

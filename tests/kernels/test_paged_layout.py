@@ -1,0 +1,89 @@
+"""Pages of a step, against a loop over sequences and positions.
+
+Bugs these tests have been seen to catch: the last page's length one short, a page more for a sequence that ends
+with its page, the index of pages shifted by one, rows given to another sequence.
+"""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from faser.kernels.backend import RowLayout
+from faser.kernels.paged_layout import PagedLayout, paged_layout
+from tests.kernels.layouts import Span, layout_of, shuffled_table
+
+BLOCK_SIZES = (1, 4, 16)
+NOWHERE = -1000  # what a table holds past the end of a sequence
+
+
+def empty(count: int) -> Tensor:
+    return torch.full((count,), -7, dtype=torch.int32)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[RowLayout, int]:
+    """A layout of one to five sequences, and its block size."""
+    block_size = draw(st.sampled_from(BLOCK_SIZES))
+    sizes = draw(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=5))
+    spans = [Span(sequence=s, start=start, rows=rows) for s, (start, rows) in enumerate(sizes)]
+    table = shuffled_table(len(spans), 50)
+    for span in spans:
+        table[span.sequence, -(-(span.start + span.rows) // block_size) :] = NOWHERE
+    return layout_of(spans, table), block_size
+
+
+def check(found: PagedLayout, layout: RowLayout, block_size: int) -> None:
+    """Every array, spelled out."""
+    pages, last = [], []
+    page_starts, owners = [0], []
+    for sequence, length in enumerate(layout.seq_len.tolist()):
+        used = [layout.block_table[sequence, at].item() for at in range((length - 1) // block_size + 1)]
+        pages += used
+        page_starts.append(len(pages))
+        last.append(1 + (length - 1) % block_size)
+        owners += [sequence] * int(layout.query_start[sequence + 1] - layout.query_start[sequence])
+    assert found.page_indices.tolist() == pages
+    assert found.page_indptr.tolist() == page_starts
+    assert found.last_page_len.tolist() == last
+    assert found.sequences.tolist() == owners
+    assert found.query_indptr.tolist() == layout.query_start.tolist()
+    assert found.seq_len.tolist() == layout.seq_len.tolist()
+    assert found.positions.tolist() == layout.positions.tolist()
+
+
+@given(layouts())
+def test_every_position_is_found_on_its_page(case: tuple[RowLayout, int]) -> None:
+    layout, block_size = case
+    check(paged_layout(layout, block_size, empty), layout, block_size)
+
+
+@given(layouts())
+def test_one_copy_of_the_buffer_carries_every_array(case: tuple[RowLayout, int]) -> None:
+    layout, block_size = case
+    found = paged_layout(layout, block_size, empty)
+    copy = found.within(found.packed.clone())
+    found.packed.fill_(NOWHERE)
+    check(copy, layout, block_size)
+
+
+@given(layouts())
+def test_no_array_starts_off_a_boundary_of_16_bytes(case: tuple[RowLayout, int]) -> None:
+    layout, block_size = case
+    found = paged_layout(layout, block_size, empty)
+    arrays = (found.page_indptr, found.page_indices, found.last_page_len, found.sequences, found.positions)
+    assert all(each.storage_offset() % 4 == 0 for each in arrays)
+
+
+@pytest.mark.parametrize("rows, wanted", [((1, 1, 1), True), ((1, 2, 1), False), ((3,), False)])
+def test_plain_decoding_is_one_row_each(rows: tuple[int, ...], wanted: bool) -> None:
+    spans = [Span(sequence=s, start=5, rows=count) for s, count in enumerate(rows)]
+    layout = layout_of(spans, shuffled_table(len(spans), 3))
+    assert paged_layout(layout, 4, empty).one_row_each is wanted
+
+
+def test_a_table_that_is_too_narrow_is_our_own_mistake() -> None:
+    layout = layout_of([Span(sequence=0, start=8, rows=1)], shuffled_table(1, 2))
+    with pytest.raises(AssertionError, match="3 blocks are read of 2"):
+        paged_layout(layout, 4, empty)

@@ -1,0 +1,70 @@
+"""A program: compiles every kernel for sm_90 and prints as JSON which of them use fused multiplications.
+
+Needs no GPU. Run without TRITON_INTERPRET, so in a process of its own.
+"""
+
+import importlib
+import json
+import pkgutil
+import re
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import faser.kernels.triton as package
+from faser.kernels.triton.tensors import EXACT
+
+TYPES = {
+    "*fp32": "logits chunk_largest largest temperature log_min_p masses bias angles",
+    "*fp64": "out output_counts repetition frequency presence top_p draft_probs",
+    "*i64": (
+        "seeds positions draft_starts chunk_best best chunk_weight chunk_mass kept_mass rests sums next_sums "
+        "chunk_ties top_k chosen drafted own chunk_residual chunk_target token_ids slots"
+    ),
+    "*i32": "edge_key edge_id prefixes first_row num_accepted row_start num_staying staying next_first_row",
+    "*bf16": "qkv keys values q_weight k_weight",
+    "i32": "stride width purpose count num_rows draft_stride num_sequences out_stride",
+    "fp32": "eps",
+}
+TYPE_OF = {name: kind for kind, names in TYPES.items() for name in names.split()}
+SIZES: dict[str, Any] = {"NUM_CHUNKS": 63, "SPAN": 64, "BLOCK": 2048, "SPAN_ROWS": 8, "SEQUENCES": 64, "ROWS": 512}
+SIZES |= {"BY_MASS": True, "WRITE": True, "LEVEL": 3, "NORM": True, "ROTATE": True}
+SIZES |= {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64}
+OTHERS = {"_gather": {"out": "*bf16"}}
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "_digit_sums": [{"BY_MASS": False, "LEVEL": 0}, {"BY_MASS": True, "LEVEL": 0}],
+    "_count_ties": [{"LEVEL": 8}],
+    "_settle": [{"BY_MASS": False}],
+    "_chunk_masses": [{"WRITE": False}],
+}
+
+
+def assembly(kernel: Any, changed: dict[str, Any]) -> str:
+    """PTX of a kernel. changed: sizes unlike the common ones."""
+    name = kernel.__name__
+    sizes = {each: changed.get(each, SIZES[each]) for each in kernel.arg_names if each.isupper()}
+    types = TYPE_OF | OTHERS.get(name, {})
+    signature = {each: "constexpr" if each in sizes else types[each] for each in kernel.arg_names}
+    constants = {(kernel.arg_names.index(each),): sizes[each] for each in sizes}
+    source = ASTSource(kernel, signature, constexprs=constants)
+    done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=EXACT)
+    return str(done.asm["ptx"])
+
+
+def main() -> None:
+    found = {}
+    for module_info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{package.__name__}.{module_info.name}")
+        for name, kernel in vars(module).items():
+            is_own = isinstance(kernel, triton.JITFunction) and kernel.__module__ == module.__name__
+            if is_own and "tl.program_id(0)" in kernel.src:
+                texts = [assembly(kernel, changed) for changed in ({}, *VARIANTS.get(name, []))]
+                found[name] = any(re.search(r"\bfma\.rn\.f(32|64)", text) for text in texts)
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
