@@ -1,10 +1,11 @@
-"""What the drafters from text cost on the host, in microseconds, and how the chooser adds to them.
+"""What drafts from text cost on the host, in microseconds: looked up in Python and natively, and chosen among.
 
-    python -m benchmarks.host_drafters OUT.json [--sequences 64] [--prompt-tokens 2000] [--steps 60]
+    python -m benchmarks.host_drafters OUT.json [--prompt-tokens 2000] [--steps 60]
 
-Text: words of a random vocabulary, drawn with Zipf's law and often repeated in phrases, so that drafts are found.
-Every step proposes for all sequences and commits three tokens to each, as a step with speculation does. Time is
-that of the thread, so that other work on the machine does not count.
+Text, of two kinds. With drafts: words of a random vocabulary, drawn with Zipf's law and often repeated in
+phrases. Nothing found: every token as likely. Every step proposes for all sequences and commits three tokens to
+each, or one where nothing is found, as a step does. Time is that of the thread, so that other work on the machine
+does not count; it takes caches too, so that beside the median step the fastest is told.
 """
 
 import argparse
@@ -16,51 +17,75 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
+from faser.config import cache_dir
 from faser.engine.plan import DraftPlan, DraftWish, SequenceStart
 from faser.engine.spec.chooser import Chooser
 from faser.engine.spec.drafter import Continuation, Drafter
-from faser.engine.spec.ngram import NgramDrafter
-from faser.engine.spec.suffix import SuffixDrafter
+from faser.engine.spec.factory import make_lookup
+from faser.engine.spec.text_lookup import LookupDrafter, TextLookup
+from faser.kernels.text_index import text_library
+from faser.speculation import SpeculationConfig
 from faser.types import SamplingParams
 
 CAP = 16
-TOKENS_PER_STEP = 3
+NUM_SEQUENCES = (1, 32, 256)
 CORPUS_TOKENS = 100_000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--sequences", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
-    drafters: dict[str, Callable[[], Drafter]] = {
-        "ngram": _ngram,
-        "suffix": _suffix,
-        "chooser of both": lambda: Chooser([_suffix(), _ngram()], model_cap=CAP),
-    }
-    rows = {
-        name: _measure(make, options.sequences, options.prompt_tokens, options.steps)
-        for name, make in drafters.items()
-    }
-    sizes = {"sequences": options.sequences, "prompt_tokens": options.prompt_tokens, "steps": options.steps}
-    result = {"sizes": sizes, "drafters": rows}
+    rows = []
+    for (text, make_text, tokens_per_step), sequences in itertools.product(TEXTS, NUM_SEQUENCES):
+        for (name, make), where in itertools.product(DRAFTERS.items(), ("python", "native")):
+            drafter = make(where == "native")
+            _fill_corpus(drafter)
+            costs = _measure(
+                drafter, make_text(), sequences, options.prompt_tokens, options.steps, tokens_per_step
+            )
+            rows.append({"text": text, "sequences": sequences, "drafter": name, "lookup": where, **costs})
+            print(json.dumps(rows[-1]))
+    result = {"prompt_tokens": options.prompt_tokens, "steps": options.steps, "rows": rows}
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
 
 
-def _ngram() -> Drafter:
-    return NgramDrafter(min_n=2, max_n=5, cap=CAP)
+def _lookup(methods: tuple[str, ...], *, native: bool) -> TextLookup:
+    library = text_library(cache_dir() / "kernels") if native else None
+    return make_lookup(SpeculationConfig(), methods, library)
 
 
-def _suffix() -> Drafter:
-    drafter = SuffixDrafter(cap=CAP, corpus_tokens=CORPUS_TOKENS)
+DRAFTERS: dict[str, Callable[[bool], Drafter]] = {
+    "ngram": lambda native: LookupDrafter(_lookup(("ngram",), native=native)),
+    "suffix": lambda native: LookupDrafter(_lookup(("suffix",), native=native)),
+    "chooser of both": lambda native: Chooser(_lookup(("suffix", "ngram"), native=native), model_cap=CAP),
+}
+
+
+def _fill_corpus(drafter: Drafter) -> None:
     text = Zipfian(seed=7)
     for _ in range(CORPUS_TOKENS // 500):
-        drafter.corpus.add(text.take(500), salt=hash(None))
-    return drafter
+        drafter.start(SequenceStart(slot=0, sampling=SamplingParams(), seed=0, prompt_len=0, token_ids=()))
+        drafter.commit([Continuation(slot=0, token_ids=text.take(500))])
+        drafter.release(0)
+
+
+class Text(Protocol):
+    def take(self, num_tokens: int) -> tuple[int, ...]: ...
+
+
+class Uniform:
+    """Endless text in which no context comes again but by chance."""
+
+    def __init__(self) -> None:
+        self._rng = random.Random(3)
+
+    def take(self, num_tokens: int) -> tuple[int, ...]:
+        return tuple(self._rng.randrange(10**9) for _ in range(num_tokens))
 
 
 class Zipfian:
@@ -83,8 +108,15 @@ class Zipfian:
         return self._rng.choices(self._vocabulary, cum_weights=self._weights, k=count)
 
 
-def _measure(make: Callable[[], Drafter], sequences: int, prompt_tokens: int, steps: int) -> dict[str, float]:
-    drafter, text = make(), Zipfian(seed=1)
+TEXTS: tuple[tuple[str, Callable[[], Text], int], ...] = (
+    ("nothing found", Uniform, 1),
+    ("with drafts", lambda: Zipfian(seed=1), 3),
+)
+
+
+def _measure(
+    drafter: Drafter, text: Text, sequences: int, prompt_tokens: int, steps: int, tokens_per_step: int
+) -> dict[str, float]:
     prompts = [text.take(prompt_tokens) for _ in range(sequences)]
     plan = DraftPlan(
         step=0,
@@ -102,7 +134,7 @@ def _measure(make: Callable[[], Drafter], sequences: int, prompt_tokens: int, st
     first_s = time.thread_time() - began
     propose_s, commit_s, drafted = [], [], 0
     for _ in range(steps):
-        came = [Continuation(slot=slot, token_ids=text.take(TOKENS_PER_STEP)) for slot in range(sequences)]
+        came = [Continuation(slot=slot, token_ids=text.take(tokens_per_step)) for slot in range(sequences)]
         began = time.thread_time()
         drafter.commit(came)
         middle = time.thread_time()
@@ -115,11 +147,13 @@ def _measure(make: Callable[[], Drafter], sequences: int, prompt_tokens: int, st
     began = time.thread_time()
     for slot in range(sequences):
         drafter.release(slot)
+    step_s = [sum(both) for both in zip(propose_s, commit_s, strict=True)]
     return {
         "start_and_first_propose_us_per_prompt_token": _us(first_s / (sequences * prompt_tokens)),
-        "commit_us_per_token": _us(statistics.median(commit_s) / (sequences * TOKENS_PER_STEP)),
+        "commit_us_per_sequence": _us(statistics.median(commit_s) / sequences),
         "propose_us_per_sequence": _us(statistics.median(propose_s) / sequences),
-        "step_us_all_sequences": _us(statistics.median(propose_s) + statistics.median(commit_s)),
+        "step_us_per_sequence": _us(statistics.median(step_s) / sequences),
+        "fastest_step_us_per_sequence": _us(min(step_s) / sequences),
         "release_us_per_sequence": _us((time.thread_time() - began) / sequences),
         "drafted_tokens_per_sequence_step": round(drafted / (steps * sequences), 2),
     }

@@ -18,7 +18,15 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from faser.speculation import DRAFT_METHODS, SpeculationConfig, SpeculationParams
-from faser.types import STEP_ERROR_EDGES, MethodStats, RoleStats, SpeculationStats, SpeculationSummary
+from faser.types import (
+    STEP_ERROR_EDGES,
+    MethodStats,
+    PrunedLayer,
+    PruneStats,
+    RoleStats,
+    SpeculationStats,
+    SpeculationSummary,
+)
 
 MODES = ("plain", "serial", "streams", "sm_groups", "cores")
 BYPASS_REASONS = ("load", "gain", "memory", "request")
@@ -112,6 +120,7 @@ class _EngineSeries(Collector):
         yield self._gammas(dict(stats.gammas))
         yield from self._times(stats, {name: _role(name, stats.roles) for name in _PARTS})
         yield from self._modes(stats)
+        yield from self._pruning(stats.pruning or PruneStats())
         yield from self._rest(stats)
 
     def _of_vllm(self, stats: SpeculationStats) -> Iterator[Metric]:
@@ -142,8 +151,9 @@ class _EngineSeries(Collector):
             values = [((method,), count(each)) for method, each in methods.items()]
             yield self._counters(f"faser_spec_{name}_tokens", text, ("method",), values)
         pruned = {(name, stage): 0 for name in methods for stage in PRUNE_STAGES}
-        pruned |= {(name, "trim"): each.pruned - each.dropped for name, each in methods.items()}
+        pruned |= {(name, "trim"): each.pruned - each.dropped - each.left for name, each in methods.items()}
         pruned |= {(name, "frontier"): each.dropped for name, each in methods.items()}
+        pruned |= {(name, "layer"): each.left for name, each in methods.items()}
         text = "Draft tokens given up: never sent, left between layers, or dropped after a mismatch."
         yield self._counters("faser_spec_pruned_tokens", text, ("method", "stage"), pruned.items())
 
@@ -194,6 +204,24 @@ class _EngineSeries(Collector):
         bypasses = {(reason,): 0 for reason in BYPASS_REASONS} | {(why,): count for why, count in stats.bypasses}
         text = "Times a sequence went through a step without a draft, by why."
         yield self._counters("faser_spec_bypass_steps", text, ("reason",), bypasses.items())
+
+    def _pruning(self, stats: PruneStats) -> Iterator[Metric]:
+        """Early pruning. A layer has its series once it was looked at."""
+        steps = {("shadow",): stats.shadow_steps, ("pruning",): stats.pruned_steps}
+        text = "Steps whose drafts were looked at between layers: to learn, or to let rows leave."
+        yield self._counters("faser_prune_steps", text, ("kind",), steps.items())
+        yield self._counter("faser_prune_drafted_rows", "Drafted rows of those steps.", stats.drafted_rows)
+        yield self._counter("faser_prune_seconds", "Time of looks, and of letting rows leave.", stats.seconds)
+        counts: Mapping[str, tuple[str, Callable[[PrunedLayer], float]]] = {
+            "rows": ("Drafted rows that left after this layer.", lambda each: each.rows),
+            "wasted_rows": ("Drafted rows that stayed then, and were refused.", lambda each: each.wasted),
+            "judged_tokens": ("Drafted tokens looked at that got a verdict.", lambda each: each.judged),
+            "flagged_tokens": ("Of those, so many looked bad.", lambda each: each.flagged),
+            "false_tokens": ("Flagged tokens that were right.", lambda each: each.false_prunes),
+        }
+        for name, (text, count) in counts.items():
+            values = [((str(each.layer),), count(each)) for each in stats.layers]
+            yield self._counters(f"faser_prune_{name}", text, ("layer",), values)
 
     def _rest(self, stats: SpeculationStats) -> Iterator[Metric]:
         yield self._gauges(

@@ -242,14 +242,15 @@ class MethodStats:
     """Draft tokens of one method since the start. drafted = pruned + verified.
 
     dropped: those of the pruned that were drafted ahead and then of no use: behind a token that was refused, or
-    the target's own token by the time they could be sent. expected: sum of the predicted survival of the verified
-    tokens, to be held against accepted.
+    the target's own token by the time they could be sent. left: those that left between layers. expected: sum of
+    the predicted survival of the verified tokens, to be held against accepted.
     """
 
     method: str
     drafted: int = 0
     pruned: int = 0
     dropped: int = 0
+    left: int = 0
     verified: int = 0
     accepted: int = 0
     expected: float = 0.0
@@ -268,6 +269,52 @@ class RoleStats:
     errors: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunedLayer:
+    """Looks after so many layers, since the start. rows: that left there. wasted: that stayed, and were refused.
+
+    judged: drafted tokens with a count and a verdict. flagged, false_prunes: of those, so many looked bad, and so
+    many of these were right.
+    """
+
+    layer: int
+    rows: int = 0
+    wasted: int = 0
+    judged: int = 0
+    flagged: int = 0
+    false_prunes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneStats:
+    """Early pruning since the start. Steps that were looked at: shadow ones, in which nothing leaves, and others.
+
+    drafted_rows: of those steps. seconds: of looks and of leaving. layers: in rising order.
+    """
+
+    shadow_steps: int = 0
+    pruned_steps: int = 0
+    drafted_rows: int = 0
+    seconds: float = 0.0
+    layers: tuple[PrunedLayer, ...] = ()
+
+    @property
+    def pruned_rows(self) -> int:
+        return sum(each.rows for each in self.layers)
+
+    @property
+    def judged(self) -> int:
+        return sum(each.judged for each in self.layers)
+
+    @property
+    def flagged(self) -> int:
+        return sum(each.flagged for each in self.layers)
+
+    @property
+    def false_prunes(self) -> int:
+        return sum(each.false_prunes for each in self.layers)
+
+
 STEP_ERROR_EDGES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 
 
@@ -281,7 +328,7 @@ class SpeculationStats:
     overlap_s: time in which both lanes were busy.
     mode_steps: steps by mode. switches: (from, to, times). bypasses: (reason, sequence-steps) without a draft,
     reason one of load, gain, memory, request. decide_s: host time of policy and bookkeeping.
-    catchup_tokens: draft KV refilled after a pause.
+    catchup_tokens: draft KV refilled after a pause. pruning: None where all rows go through all layers.
     """
 
     policy: str
@@ -299,6 +346,7 @@ class SpeculationStats:
     catchup_tokens: int = 0
     draft_share: float = 0.0
     overlap_s: float = 0.0
+    pruning: PruneStats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

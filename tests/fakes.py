@@ -1,6 +1,7 @@
 """Fakes at the seams. They check what the real things would silently get wrong."""
 
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +25,7 @@ VOCAB_SIZE = 50
 # What a place in the cache holds: the token, its position, and a hash of all tokens up to it. A real key or
 # value depends on exactly these.
 Cell = tuple[int, int, int]
+UNFINISHED: Cell = (-1, -1, -1)  # of a row that left before the last layer
 
 
 def next_token(history: int, seed: int) -> int:
@@ -56,11 +58,12 @@ class ScriptedExecutor:
     or feeds rows whose block table does not hold exactly their own prefix. Rows of one step are written
     before any is read, as attention does. Drafts are right as far as a hash of the history says, then wrong, and
     now and then shorter than wished. A drafted token counts as written, in the place of a known one as well.
-    fail_slots: slots whose next result is an error.
+    fail_slots: slots whose next result is an error. prunes: how many drafted rows leave early; None: never any.
     """
 
-    def __init__(self, *, block_size: int) -> None:
+    def __init__(self, *, block_size: int, prunes: random.Random | None = None) -> None:
         self.block_size = block_size
+        self._prunes = prunes
         self.fail_slots: set[int] = set()
         self.steps: list[StepPlan] = []
         self._lines: dict[int, _Line] = {}
@@ -83,9 +86,8 @@ class ScriptedExecutor:
         self._write(plan)
         for rows in plan.rows:
             self._check_prefix(rows)
-        return StepResult(
-            step=plan.step, sequences=tuple(self._result(rows) for rows in plan.rows), run_s=0.001 * plan.num_rows
-        )
+        sequences = tuple(self._result(self._prune(rows), rows.num_drafts) for rows in plan.rows)
+        return StepResult(step=plan.step, sequences=sequences, run_s=0.001 * plan.num_rows)
 
     def run_beside(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
         """The draft lane is the slower one: what it writes to must still be its own when the step has run."""
@@ -102,6 +104,10 @@ class ScriptedExecutor:
     def num_known(self, slot: int) -> int:
         """Known tokens of the sequence in slot: what it was started with and what was chosen since."""
         return len(self._lines[slot].histories) - 1
+
+    def blocks(self, slot: int) -> list[int]:
+        """Blocks of the sequence in slot, in order of position."""
+        return list(self._lines[slot].blocks)
 
     def _draft(self, wish: DraftWish) -> Draft:
         return self._draft_behind(wish, self._lines[wish.slot].histories[-1])
@@ -164,7 +170,16 @@ class ScriptedExecutor:
             found = (position, path[position + 1])
             assert cell[1:] == found, f"slot {rows.slot} finds a foreign {cell} at position {position}"
 
-    def _result(self, rows: SequenceRows) -> SequenceResult:
+    def _prune(self, rows: SequenceRows) -> SequenceRows:
+        """Those of the rows that go through all layers; what the others wrote nobody may read."""
+        left = rows.num_drafts if self._prunes is None else self._prunes.randint(0, rows.num_drafts)
+        count = len(rows.token_ids) - rows.num_drafts + left
+        for position in range(rows.start + count, rows.start + len(rows.token_ids)):
+            self._cells[self._place(self._lines[rows.slot], position)] = UNFINISHED
+        return replace(rows, token_ids=rows.token_ids[:count], num_drafts=left)
+
+    def _result(self, rows: SequenceRows, num_planned: int) -> SequenceResult:
+        """num_planned: drafted rows, before some of them left."""
         line = self._lines[rows.slot]
         if rows.slot in self.fail_slots:
             self.fail_slots.remove(rows.slot)
@@ -185,6 +200,7 @@ class ScriptedExecutor:
         return SequenceResult(
             slot=rows.slot,
             token_ids=tuple(chosen),
+            num_pruned=num_planned - rows.num_drafts,
             logprobs=tuple(logprobs) if wants else None,
             prompt_logprobs=self._score_prompt(rows, line),
         )

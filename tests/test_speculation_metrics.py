@@ -10,6 +10,8 @@ from faser.types import (
     STEP_ERROR_EDGES,
     EngineStats,
     MethodStats,
+    PrunedLayer,
+    PruneStats,
     RoleStats,
     SpeculationStats,
     SpeculationSummary,
@@ -56,6 +58,8 @@ SERIES: list[tuple[str, dict[str, str]]] = [
         for each in ("default", "gold")
     ),
     *((f"faser_spec_{name}_seconds_total", {}) for name in ("draft", "verify", "overlap", "decide")),
+    *(("faser_prune_steps_total", {"kind": kind}) for kind in ("shadow", "pruning")),
+    *((f"faser_prune_{name}_total", {}) for name in ("drafted_rows", "seconds")),
     *(
         (name, {"role": role})
         for name in (
@@ -201,6 +205,32 @@ def test_decisions_are_told() -> None:
     assert value(source, "faser_spec_bypass_steps_total", reason="gain") == 3
     assert value(source, "faser_spec_bypass_steps_total", reason="memory") == 0
     assert value(source, "faser_spec_catchup_tokens_total") == 11
+
+
+def test_early_pruning_is_told_by_layer() -> None:
+    layers = (
+        PrunedLayer(layer=5, judged=40, flagged=6, false_prunes=1),
+        PrunedLayer(layer=20, rows=9, wasted=4, judged=30, flagged=8, false_prunes=2),
+    )
+    stats = PruneStats(shadow_steps=2, pruned_steps=3, drafted_rows=70, seconds=0.5, layers=layers)
+    source = told(SpeculationStats(policy="faser", method="draft_model", pruning=stats))
+    assert [value(source, "faser_prune_steps_total", kind=kind) for kind in ("shadow", "pruning")] == [2, 3]
+    assert value(source, "faser_prune_drafted_rows_total") == 70
+    assert value(source, "faser_prune_seconds_total") == 0.5
+    names = ("rows", "wasted_rows", "judged_tokens", "flagged_tokens", "false_tokens")
+    found = {
+        layer: [value(source, f"faser_prune_{name}_total", layer=layer) for name in names] for layer in ("5", "20")
+    }
+    assert found == {"5": [0, 0, 40, 6, 1], "20": [9, 4, 30, 8, 2]}
+
+
+def test_rows_that_left_between_layers_are_a_stage_of_their_own() -> None:
+    method = MethodStats(method="draft_model", drafted=20, pruned=12, dropped=3, left=4, verified=8)
+    source = told(SpeculationStats(policy="faser", method="draft_model", methods=(method,)))
+    assert [
+        value(source, "faser_spec_pruned_tokens_total", method="draft_model", stage=stage)
+        for stage in ("trim", "layer", "frontier")
+    ] == [5, 4, 3]
 
 
 def test_a_snapshot_without_speculation_leaves_the_counters() -> None:

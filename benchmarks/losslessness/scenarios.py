@@ -24,6 +24,7 @@ from faser.engine.spec.drafter import Drafter, Proposals
 from faser.engine.spec.ngram import NgramDrafter
 from faser.engine.spec.policies.survival import Survival
 from faser.engine.spec.policy import Candidates
+from faser.engine.spec.text_lookup import SeparateLookups
 from faser.engine.spec.verify import Verifier
 
 CAP = 8
@@ -111,7 +112,7 @@ def sampled(world: World) -> Drafter:
 
 def mixed(world: World) -> Drafter:
     """Text or sampled drafts, by what did better before."""
-    return Chooser([text(world)], sampled(world), model_cap=CAP)
+    return Chooser(SeparateLookups([text(world)]), sampled(world), model_cap=CAP)
 
 
 def stale(world: World) -> Drafter:

@@ -16,6 +16,7 @@ import torch
 from benchmarks.grow_model import NoisySource, copy_model
 from faser.config import EngineConfig
 from faser.engine.build import build_engine
+from faser.engine.co_run import CoRun
 from faser.engine.cost_model import CostModel
 from faser.engine.engine import Engine
 from faser.engine.models.safetensors_source import SafetensorsSource
@@ -30,6 +31,8 @@ NUM_TOKENS = 24
 NUM_BLOCKS = 24  # of 16 tokens; sixteen sequences need two to six each
 NOISE = 0.05  # on the weights of the draft model, in their own standard deviations
 GREEDY, WARM = 0.0, 0.8
+AHEAD_AND_PRUNED = "draft_model, coupled, ahead and pruned"
+LANES = CoRun(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
 DRAFTERS: Mapping[str, Mapping[str, Any]] = {
     "suffix": {"method": "suffix"},
     "ngram": {"method": "ngram"},
@@ -50,7 +53,9 @@ DRAFTERS: Mapping[str, Mapping[str, Any]] = {
         "draft_sample_method": "probabilistic",
         "rejection_sample_method": "block",
     },
+    AHEAD_AND_PRUNED: {"method": "draft_model", "model": "drafter"},
 }
+SETTINGS: Mapping[str, Mapping[str, Any]] = {AHEAD_AND_PRUNED: {"spec_overlap": "on", "early_prune": "on"}}
 
 Answers = dict[str, tuple[int, ...]]
 
@@ -84,8 +89,8 @@ class Setup:
     texts: Sequence[str]
     block_bytes: int
 
-    def engine(self, speculation: Mapping[str, Any] | None) -> Engine:
-        """None: without a drafter."""
+    def engine(self, speculation: Mapping[str, Any] | None, **settings: Any) -> Engine:
+        """speculation: None: without a drafter. settings: of the engine, beside the usual ones."""
         given: dict[str, Any] = {"policy": "off"} if speculation is None else dict(speculation)
         num_models = 1
         if given.get("model") is not None:
@@ -101,8 +106,10 @@ class Setup:
             max_num_batched_tokens=CHUNK,
             kv_cache_memory=NUM_BLOCKS * num_models * self.block_bytes,
             speculative_config=given,
+            **settings,
         )
-        costs = CostModel.proportional(step_s=0.05, pass_s=1e-4, text_s=1e-6)  # drafting seems to pay
+        lanes = (LANES,) if config.spec_overlap == "on" else ()
+        costs = CostModel.proportional(step_s=0.05, pass_s=1e-4, text_s=1e-6, lanes=lanes)  # drafting seems to pay
         engine, _ = build_engine(config, self.directory, lambda *_: None, costs=costs)
         return engine
 
@@ -170,7 +177,7 @@ def compare(setup: Setup, drafters: Sequence[str], done: Callable[[Comparison], 
     for drafter, policy, temperature in plan(drafters):
         if engine is None or built != drafter:
             engine, built = None, drafter  # the old one is freed before the new one is made
-            engine = setup.engine(DRAFTERS[drafter])
+            engine = setup.engine(DRAFTERS[drafter], **SETTINGS.get(drafter, {}))
         engine.use_policy(policy, CAP if policy == "fixed" else None)
         found.append(_run(engine, drafter, policy, temperature, asked[temperature], expected[temperature]))
         done(found[-1])

@@ -186,10 +186,11 @@ def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostMod
         parts.backend.token_choice,
     )
     table = BlockTable(config.max_num_seqs, -(-target.max_positions // kv.block_size))
-    speculation = None
+    speculation = gate = None
     if parts.speculates:
         costs = costs or _costs(parts, report)
-        speculation = _speculation(parts, sampler, table, costs, watch)
+        gate = _prune_gate(parts, costs)
+        speculation = _speculation(parts, sampler, table, gate, watch)
     executor = ModelExecutor(
         parts.runner,
         sampler,
@@ -214,11 +215,11 @@ def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostMod
         speculation=control,
     )
     trace = None if config.trace_steps is None else StepTrace(Path(config.trace_steps))
-    return Engine(scheduler, executor, trace)
+    return Engine(scheduler, executor, trace, gate)
 
 
 def _speculation(
-    parts: _Parts, sampler: Sampler, table: BlockTable, costs: CostModel, watch: Watch | None
+    parts: _Parts, sampler: Sampler, table: BlockTable, gate: PruneGate | None, watch: Watch | None
 ) -> Speculation:
     """Who drafts, and who judges."""
     config, model = parts.config, None
@@ -235,24 +236,24 @@ def _speculation(
         num_slots=config.max_num_seqs,
         max_rows=config.max_num_batched_tokens,
         model=model,
-        num_top=NUM_TOP if prunes(config.early_prune, config.speculation) else 0,
+        num_top=0 if gate is None else NUM_TOP,
     )
     drafter = make_drafter(config.speculation, drafter_parts)
     drafter = drafter if watch is None else watch.drafter(drafter)
+    pruning = None if gate is None else EarlyPruning(gate, RankJudge(), num_slots=config.max_num_seqs)
     return Speculation(
         drafter=drafter,
         verifier=make_verifier(config.speculation, sampler),
-        pruning=_pruning(parts, costs),
+        pruning=pruning,
         lanes=parts.lanes if drafter.drafts_ahead else None,
     )
 
 
-def _pruning(parts: _Parts, costs: CostModel) -> EarlyPruning | None:
+def _prune_gate(parts: _Parts, costs: CostModel) -> PruneGate | None:
     mode = parts.config.early_prune
     if not prunes(mode, parts.config.speculation):
         return None
-    gate = PruneGate(mode, num_layers=parts.runner.num_layers, most=NUM_TOP, costs=costs)
-    return EarlyPruning(gate, RankJudge(), num_slots=parts.config.max_num_seqs)
+    return PruneGate(mode, num_layers=parts.runner.num_layers, most=NUM_TOP, costs=costs)
 
 
 def _control(

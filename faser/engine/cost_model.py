@@ -192,16 +192,16 @@ class CostModel:
 
         One pass for each token of the longest draft, with the sequences that still go on.
         """
-        drafting = lengths.nonzero()[0]
-        if not len(drafting):
+        count = int(np.count_nonzero(lengths))
+        if not count:
             return 0.0
-        total_s = self.text_s(len(drafting))
+        total_s = self.text_s(count)
         if not self.has_passes:
             return total_s
         total_s += float(np.add.reduce(self.pass_s(_going(lengths))))
-        behind = int(np.add.reduce(lag[drafting]))
+        behind = int(np.add.reduce(lag[lengths > 0])) if np.count_nonzero(lag) else 0
         if behind:
-            total_s += (self.pass_s(len(drafting) + behind) - self.pass_s(len(drafting))) / horizon
+            total_s += (self.pass_s(count + behind) - self.pass_s(count)) / horizon
         return total_s
 
     def observe(self, role: Role | str, predicted_s: float, measured_s: float) -> None:
@@ -260,13 +260,11 @@ class CostModel:
     def _base_s(self, role: Role, rows: int | Ints) -> float | Floats:
         """By the table alone. The dense one grows when more rows are asked for."""
         if isinstance(rows, np.ndarray):
-            dense = self._dense[role]
             try:
-                found: Floats = dense[rows]
+                return self._dense[role].take(rows)
             except IndexError:
-                found = self._covering(role, int(rows.max()))[rows]
-            return found
-        return float(self._covering(role, rows)[rows])
+                return self._covering(role, int(rows.max())).take(rows)
+        return self._covering(role, rows).item(rows)
 
     def _covering(self, role: Role, most: int) -> Floats:
         dense = self._dense[role]
@@ -308,7 +306,8 @@ def _going(lengths: Ints) -> Ints:
     """[max γ] sequences in pass 1, 2, … of a draft of lengths."""
     if len(lengths) == 1:
         return np.ones(lengths[0], dtype=np.int64)
-    return np.bincount(lengths)[:0:-1].cumsum()[::-1]
+    going: Ints = np.add.accumulate(np.bincount(lengths)[:0:-1])[::-1]
+    return going
 
 
 def _isotonic(values: Sequence[float]) -> list[float]:

@@ -9,20 +9,29 @@ from dataclasses import replace
 from faser.engine.executor import Executor
 from faser.engine.plan import SequenceDelta
 from faser.engine.scheduler import Scheduler
+from faser.engine.spec.prune_gate import OFF, PruneGate
 from faser.engine.step_trace import StepTrace
+from faser.errors import ConfigError
 from faser.types import EngineStats, Request
 
 
 class Engine:
     """One scheduler, one executor, one thread. See AsyncEngine for the face that others use.
 
-    trace: is told of every step.
+    trace: is told of every step. prune_gate: the executor's; None where it prunes nothing early.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, trace: StepTrace | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        trace: StepTrace | None = None,
+        prune_gate: PruneGate | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._trace = trace
+        self._prune_gate = prune_gate
         self._num_steps = 0
         self._last_step_rows = 0
         self._last_step_s = 0.0
@@ -62,15 +71,25 @@ class Engine:
         self._scheduler.abort(request_id, index)
 
     def use_policy(
-        self, name: str, gamma: int | None = None, *, forget: bool = True, overlap: str | None = None
+        self,
+        name: str,
+        gamma: int | None = None,
+        *,
+        forget: bool = True,
+        overlap: str | None = None,
+        early_prune: str | None = None,
     ) -> None:
         """Let another policy of speculation decide from the next step on.
 
-        gamma: what `fixed` drafts, or another policy's cap. forget: with nothing learned yet. overlap: as of the
-        setting spec_overlap; None: that setting.
+        gamma: what `fixed` drafts, or another policy's cap. forget: with nothing learned yet about acceptance.
+        overlap, early_prune: as of the settings spec_overlap and early_prune; None: these settings.
         Raises ConfigError where that is not possible.
         """
+        if early_prune not in (None, OFF) and self._prune_gate is None:
+            raise ConfigError(f"early_prune is {early_prune}; this engine was built without early pruning")
         self._scheduler.use_policy(name, gamma, forget=forget, overlap=overlap)
+        if self._prune_gate is not None:
+            self._prune_gate.use(early_prune)
 
     def has_work(self) -> bool:
         return self._scheduler.has_work()

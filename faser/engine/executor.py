@@ -95,7 +95,8 @@ class ModelExecutor:
         self._table = table
         self._max_logit_rows = max_logit_rows
         self._speculation = speculation
-        self._proposals: Proposals | None = None  # of the step that is being made
+        self._proposals: Proposals | None = None  # what the step that is being made may verify
+        self._num_passed = 0  # leading tokens of each of its drafts that are known by now
         self._scored: dict[int, SequenceStart] = {}  # slots whose prompt log probabilities are wanted
 
     def draft(self, plan: DraftPlan) -> Drafts:
@@ -103,18 +104,19 @@ class ModelExecutor:
         began = time.perf_counter()
         self._release(plan.released)
         self._extend(plan)
-        self._proposals = proposals = self._speculation.drafter.propose(plan)
+        self._proposals = proposals = self._speculation.drafter.propose(self._naming(plan))
+        self._num_passed = 0
         return _drafts(plan, proposals, began, time.perf_counter())
 
     def run(self, plan: StepPlan) -> StepResult:
         began = time.perf_counter()
         self._apply(plan)
         batch = self._table.gather(plan.rows)
-        plan, batch, verdicts = self._verify(plan, batch)
+        rows, batch, verdicts = self._verify(plan.rows, batch)
         self._go_on(verdicts)
         self._proposals = None
-        results = self._results(plan, batch, verdicts)
-        return StepResult(step=plan.step, sequences=results, run_s=time.perf_counter() - began, began_s=began)
+        results = self._results(plan.rows, rows, batch, verdicts)
+        return self._report(plan, results, began, time.perf_counter())
 
     def run_beside(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
         assert self._speculation is not None, "this engine has no drafter"
@@ -123,20 +125,17 @@ class ModelExecutor:
         drafter, lanes = self._speculation.drafter, self._speculation.lanes
         self._apply(plan)
         self._extend(ahead)
-        batch = self._table.gather(plan.rows)
+        batch, naming = self._table.gather(plan.rows), self._naming(ahead)
         lanes.partition.resize(ahead.share)
         joined = lanes.partition.both(
-            lambda lane, until: _on(lanes.draft, lane, lambda: drafter.propose(ahead, until)),
-            lambda lane: _on(lanes.target, lane, lambda: self._verify(plan, batch)),
+            lambda lane, until: _on(lanes.draft, lane, lambda: drafter.propose(naming, until)),
+            lambda lane: _on(lanes.target, lane, lambda: self._verify(plan.rows, batch)),
         )
-        plan, batch, verdicts = joined.verified
+        rows, batch, verdicts = joined.verified
         self._go_on(verdicts)
-        result = StepResult(
-            step=plan.step,
-            sequences=self._results(plan, batch, verdicts),
-            run_s=joined.verify_ended_s - joined.verify_began_s,
-            began_s=joined.verify_began_s,
-        )
+        self._proposals, self._num_passed = joined.drafted, 1  # a chunk begins behind the border
+        results = self._results(plan.rows, rows, batch, verdicts)
+        result = self._report(plan, results, joined.verify_began_s, joined.verify_ended_s)
         return result, _drafts(ahead, joined.drafted, joined.draft_began_s, joined.draft_ended_s)
 
     def _extend(self, plan: DraftPlan) -> None:
@@ -144,29 +143,58 @@ class ModelExecutor:
             if wish.new_blocks:
                 self._table.append(wish.slot, wish.new_blocks)
 
-    def _verify(self, plan: StepPlan, batch: RowBatch) -> tuple[StepPlan, RowBatch, dict[int, Verdict]]:
+    @property
+    def _pruning(self) -> EarlyPruning | None:
+        return None if self._speculation is None else self._speculation.pruning
+
+    def _naming(self, plan: DraftPlan) -> DraftPlan:
+        """With likely tokens named, if anybody may look at them when the drafts are verified."""
+        pruning = self._pruning
+        return replace(plan, names_likely=True) if pruning is not None and pruning.may_look() else plan
+
+    def _verify(
+        self, rows: tuple[SequenceRows, ...], batch: RowBatch
+    ) -> tuple[tuple[SequenceRows, ...], RowBatch, dict[int, Verdict]]:
         """The forward, and what becomes of the drafts in it, by slot. Changes nothing but the KV cache.
 
-        Returns plan and batch as pruning left them: drafts may have become shorter.
+        Returns rows and batch as pruning left them: drafts may have become shorter.
         """
-        pruning = None if self._speculation is None else self._speculation.pruning
+        pruning = self._pruning
         if pruning is None:
             self._runner.forward(batch)
         else:
-            rows, batch = pruning.forward(self._runner, plan.rows, batch, self._top_ids(plan.rows))
-            plan = replace(plan, rows=rows)
-        verdicts = self._choose([rows for rows in plan.rows if rows.samples], plan.rows, batch)
+            rows, batch = pruning.forward(self._runner, rows, batch, self._top_ids(rows))
+        verdicts = self._choose([each for each in rows if each.samples], rows, batch)
         if pruning is not None:
             nothing = Verdict()
-            pruning.learn([verdicts.get(rows.slot, nothing).token_ids for rows in plan.rows])
-        return plan, batch, verdicts
+            pruning.learn([verdicts.get(each.slot, nothing).token_ids for each in rows])
+        return rows, batch, verdicts
 
     def _results(
-        self, plan: StepPlan, batch: RowBatch, verdicts: Mapping[int, Verdict]
+        self,
+        planned: tuple[SequenceRows, ...],
+        run: tuple[SequenceRows, ...],
+        batch: RowBatch,
+        verdicts: Mapping[int, Verdict],
     ) -> tuple[SequenceResult, ...]:
         return tuple(
-            self._result(rows, verdicts.get(rows.slot), int(batch.last_rows[i]))
-            for i, rows in enumerate(plan.rows)
+            self._result(
+                rows, verdicts.get(rows.slot), int(batch.last_rows[i]), before.num_drafts - rows.num_drafts
+            )
+            for i, (before, rows) in enumerate(zip(planned, run, strict=True))
+        )
+
+    def _report(
+        self, plan: StepPlan, results: tuple[SequenceResult, ...], began_s: float, ended_s: float
+    ) -> StepResult:
+        pruning = self._pruning
+        return StepResult(
+            step=plan.step,
+            sequences=results,
+            run_s=ended_s - began_s,
+            began_s=began_s,
+            pruned_after=1.0 if pruning is None else pruning.pruned_after,
+            pruning=None if pruning is None else pruning.stats,
         )
 
     def _apply(self, plan: StepPlan) -> None:
@@ -266,9 +294,12 @@ class ModelExecutor:
         """Likely tokens beside each drafted one of the step, [T, M]; None where nobody named any."""
         if self._proposals is None or self._proposals.top_ids is None:
             return None
-        return self._proposals.top_ids[torch.from_numpy(lines_of(rows, self._proposals.drafts))]
+        lines = lines_of(rows, self._proposals.drafts, skipped=self._num_passed)
+        return self._proposals.top_ids[torch.from_numpy(lines)]
 
-    def _result(self, rows: SequenceRows, verdict: Verdict | None, last_row: int) -> SequenceResult:
+    def _result(
+        self, rows: SequenceRows, verdict: Verdict | None, last_row: int, num_pruned: int
+    ) -> SequenceResult:
         scored = self._scored.get(rows.slot)
         prompt = None if scored is None else self._score_prompt(rows, scored, last_row)
         if verdict is None:
@@ -276,6 +307,7 @@ class ModelExecutor:
         return SequenceResult(
             slot=rows.slot,
             token_ids=verdict.token_ids,
+            num_pruned=num_pruned,
             logprobs=verdict.logprobs,
             prompt_logprobs=prompt,
             error=verdict.error,

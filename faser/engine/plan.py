@@ -14,7 +14,7 @@ until a plan that releases it.
 
 from dataclasses import dataclass
 
-from faser.types import FinishReason, PositionLogprobs, SamplingParams, SpeculationSummary
+from faser.types import FinishReason, PositionLogprobs, PruneStats, SamplingParams, SpeculationSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +90,7 @@ class DraftPlan:
     """What to draft before step `step`. stop: of drafters that need a pass a token; None: draft max_tokens.
 
     released: slots given up since the last plan, applied first; the StepPlan does not name them again.
+    names_likely: models name the likeliest tokens beside each that they draft; the data plane's own wish.
     share: of the processors, for drafting beside step `step`, whose own drafts are behind the wishes; None: it
     is before the step, on all of them.
     """
@@ -99,6 +100,7 @@ class DraftPlan:
     released: tuple[int, ...] = ()
     stop: StopRule | None = None
     share: float | None = None
+    names_likely: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,8 @@ class SequenceResult:
     """What one sequence of the plan got: token_ids is empty where nothing was sampled.
 
     With drafts it has the accepted ones and one of the target's own: 1 … num_drafts + 1 tokens.
+    num_pruned: so many of the drafted tokens left the forward between two layers, the last ones. The target's
+    own token is then the verdict on the first of these, and there was none on the others.
     logprobs: one per token, if the request asked. prompt_logprobs: of the prompt positions start + 1 …
     start + rows (as far as they are prompt), if the request asked.
     error: the sequence cannot go on (its logits are not numbers); the others can.
@@ -160,6 +164,7 @@ class SequenceResult:
 
     slot: int
     token_ids: tuple[int, ...] = ()
+    num_pruned: int = 0
     logprobs: tuple[PositionLogprobs, ...] | None = None
     prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
     error: str | None = None
@@ -167,12 +172,18 @@ class SequenceResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Results in the order of plan.rows. run_s: wall time of the data plane, from began_s on."""
+    """Results in the order of plan.rows. run_s: wall time of the data plane, from began_s on.
+
+    pruned_after: share of the layers that the rows which left early had been through. pruning: what early pruning
+    did since the start, where there is any.
+    """
 
     step: int
     sequences: tuple[SequenceResult, ...]
     run_s: float
     began_s: float = 0.0
+    pruned_after: float = 1.0
+    pruning: PruneStats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ class StepTrace:
         self._span(_HOST, "plan", planned_s, result.began_s)
         self._span(_VERIFY, "verify", result.began_s, result.began_s + result.run_s, _verified(plan, result))
         if ahead is not None and beside is not None:
-            self._draft("draft ahead", beside, plan.step, behind=[len(wish.behind) for wish in ahead.wishes])
+            self._draft("draft ahead", beside, plan.step, **_border(ahead, beside, result))
         self._span(_HOST, "commit", _end(result, beside), ended_s)
         self._emit("C", _HOST, name="sequences", ts=_micros(began_s), args={"running": len(plan.rows)})
         self._emit("C", _HOST, name="rows", ts=_micros(began_s), args={"rows": plan.num_rows})
@@ -75,7 +75,7 @@ class StepTrace:
             except OSError as error:
                 _log.warning("the step trace %s has no end: %s", self._path, error)
 
-    def _draft(self, name: str, drafts: Drafts, step: int, **more: list[int]) -> None:
+    def _draft(self, name: str, drafts: Drafts, step: int, **more: list[int] | list[bool]) -> None:
         about = {
             "step": step,
             "passes": drafts.passes,
@@ -126,6 +126,16 @@ def _verified(plan: StepPlan, result: StepResult) -> dict[str, Any]:
         "drafted": [rows.num_drafts for rows, _ in judged],
         "accepted": [len(outcome.token_ids) - 1 for _, outcome in judged],
         "prompt_rows": sum(len(rows.token_ids) for rows in plan.rows if not rows.samples),
+    }
+
+
+def _border(ahead: DraftPlan, beside: Drafts, result: StepResult) -> dict[str, list[int] | list[bool]]:
+    """behind: length of the chunk that each draft continues. stands: the step brought it and the draft's first."""
+    brought = {each.slot: each.token_ids for each in result.sequences}
+    pairs = list(zip(ahead.wishes, beside.drafts, strict=True))
+    return {
+        "behind": [len(wish.behind) for wish, _ in pairs],
+        "stands": [brought.get(draft.slot) == wish.behind + draft.token_ids[:1] for wish, draft in pairs],
     }
 
 

@@ -4,7 +4,7 @@ Mirrors the extern "C" parts of native/*.cpp, field by field. Knows nothing of t
 """
 
 import ctypes
-from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
 from faser.errors import ConfigError
@@ -51,8 +51,19 @@ class ChoiceStruct(ctypes.Structure):
     _fields_ = tuple((name, c_void_p) for name in ("rows", "best", "temperature", "log_min_p", "top_k", "top_p"))
 
 
+class TextRulesStruct(ctypes.Structure):
+    """FaserTextRules."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("cap", "depth", "max_outputs", "max_tokens", "min_n", "max_n")),
+        ("factor", c_double),
+        ("min_share", c_double),
+        ("seed", c_uint64),
+    )
+
+
 # Names, argument types and result of every function, in the order of the C declarations.
-_P, _L, _I, _F, _D = c_void_p, c_int64, c_int32, c_float, c_double
+_P, _L, _I, _F, _D, _U = c_void_p, c_int64, c_int32, c_float, c_double, c_uint64
 _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_pool_new": ((_I,), _P),
     "faser_pool_on": ((_P, _I), _P),
@@ -75,6 +86,14 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_plan_new": ((_P, _P, _P, _L, _L, _L, _L), _P),
     "faser_plan_free": ((_P,), None),
     "faser_attend": ((_P, _P, _P, _P, _L, _P, _L, _P, _L), None),
+    "faser_texts_new": ((_P,), _P),
+    "faser_texts_free": ((_P,), None),
+    "faser_texts_open": ((_P, _L, _P, _L, _L, _U), _I),
+    "faser_texts_extend": ((_P, _P, _P, _L, _P), _I),
+    "faser_texts_close": ((_P, _L), _I),
+    "faser_texts_look": ((_P, _P, _P, _P, _L, _P, _P, _P, _P, _P), _I),
+    "faser_texts_remembered": ((_P,), _L),
+    "faser_texts_bytes": ((_P,), _L),
 }
 
 

@@ -113,7 +113,7 @@ def _speculation(num_slots: int, policy: Policy, clock: SimulatedClock, *, ahead
 class Driver:
     """A scheduler and an executor, with the invariants checked after every operation.
 
-    speculates: how; None: not at all. ahead: drafts are made beside steps.
+    speculates: how; None: not at all. ahead: drafts are made beside steps. kv, executor: None: the usual ones.
     """
 
     def __init__(
@@ -127,13 +127,15 @@ class Driver:
         prefix_caching: bool = True,
         speculates: Policy | None = None,
         ahead: bool = False,
+        kv: KvManager | None = None,
+        executor: ScriptedExecutor | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max_num_batched_tokens
         self.clock = SimulatedClock(100.0)
-        self.executor = ScriptedExecutor(block_size=BLOCK_SIZE)
+        self.executor = executor or ScriptedExecutor(block_size=BLOCK_SIZE)
         self.scheduler = Scheduler(
-            kv=KvManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=prefix_caching),
+            kv=kv or KvManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=prefix_caching),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,

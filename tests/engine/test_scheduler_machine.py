@@ -1,8 +1,11 @@
 """Random lives of a scheduler: arrivals, aborts and shortages in every order hypothesis can think of.
 
-Oracles: the executor's memory (every row finds exactly its own prefix), the invariants after every operation,
-each sample alone without a scheduler (same tokens, same ending), and a bound on the number of steps.
+Oracles: the executor's memory (every row finds exactly its own prefix, of rows that have been through all layers),
+the invariants after every operation, each sample alone without a scheduler (same tokens, same ending), and a bound
+on the number of steps.
 """
+
+import random
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from faser.engine.plan import StepPlan
 from faser.types import FinishReason, Request, SamplingParams
-from tests.engine.driving import Driver, expected, expected_prompt_logprobs
-from tests.fakes import RandomPolicy
+from tests.engine.driving import BLOCK_SIZE, Driver, expected, expected_prompt_logprobs
+from tests.fakes import RandomPolicy, ScriptedExecutor
 
 NUM_BLOCKS = 8  # of 4 tokens: two or three sequences fill it
 MAX_MODEL_LEN = 30
@@ -49,6 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         extra_tokens=st.integers(0, 8),
         policy_seed=st.one_of(st.none(), st.integers(0, 3)),
         ahead=st.booleans(),
+        prune_seed=st.one_of(st.none(), st.integers(0, 3)),
     )
     def begin(
         self,
@@ -59,7 +63,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         extra_tokens: int,
         policy_seed: int | None,
         ahead: bool,
+        prune_seed: int | None,
     ) -> None:
+        prunes = None if prune_seed is None else random.Random(prune_seed)
         self.driver = Driver(
             num_blocks=NUM_BLOCKS,
             max_num_seqs=max_num_seqs,
@@ -69,6 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefix_caching=prefix_caching,
             speculates=None if policy_seed is None else RandomPolicy(policy_seed),
             ahead=ahead,
+            executor=ScriptedExecutor(block_size=BLOCK_SIZE, prunes=prunes),
         )
         self.requests: dict[str, Request] = {}
         self.excused: set[tuple[str, int]] = set()  # aborted, or ended by an error

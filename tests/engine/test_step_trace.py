@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,22 @@ def test_lanes_that_ran_together_overlap_and_the_step_ends_with_the_longer(tmp_p
     assert draft["args"]["behind"] == [2]
     assert draft["args"]["drafted"] == [3]
     assert found["commit"]["ts"] == pytest.approx(1.071e6)
+
+
+@pytest.mark.parametrize(
+    ("brought", "stands"),
+    [((6, 7, 8), True), ((6, 7, 5), False), ((6, 9), False), ((6, 7), False), ((), False)],
+)
+def test_a_draft_made_ahead_stands_if_its_chunk_and_its_first_token_came_true(
+    tmp_path: Path, brought: tuple[int, ...], stands: bool
+) -> None:
+    path = tmp_path / "trace.json"
+    trace = StepTrace(path)
+    ahead = DraftPlan(step=7, wishes=(DraftWish(slot=2, max_tokens=3, new_blocks=(), behind=(6, 7)),), share=0.5)
+    result = replace(RESULT, sequences=(SequenceResult(slot=2, token_ids=brought), SequenceResult(slot=4)))
+    trace.step(1.0, 1.080, PLAN, result, ahead=ahead, beside=drafts(1.011, 0.060, 8, 9, 1))
+    trace.close()
+    assert spans(path)["draft ahead"]["args"]["stands"] == [stands]
 
 
 def test_a_trace_that_was_not_closed_only_lacks_its_bracket(tmp_path: Path) -> None:

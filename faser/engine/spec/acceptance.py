@@ -11,6 +11,7 @@ estimate would only know the drafts that looked good.
     accepted     yes    no                             x3 was never judged
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -26,7 +27,6 @@ Floats = NDArray[np.float64]
 
 _MODEL_METHODS = ("draft_model", "layer_skip")
 _PRIOR = {"draft_model": 0.7, "layer_skip": 0.7, "suffix": 0.6, "ngram": 0.5}
-_OF_METHOD = np.eye(len(DRAFT_METHODS))
 
 _SHRINK = 20.0  # a slot's own evidence weighs as much as everybody's once it has so many judged tokens
 _PRIOR_MASS = 8.0  # judged tokens that the prior is worth
@@ -80,6 +80,7 @@ class Acceptance:
         self._cap = cap
         self._first_method = DRAFT_METHODS.index(method)
         self._always_drafts = always_drafts
+        self._ones = np.ones(cap)
         self._upto: Floats = np.tri(cap + 1, cap, -1)  # line n: 1 for the first n depths, 0 for the others
         self.forget()
 
@@ -95,14 +96,15 @@ class Acceptance:
         self._all_asked = np.full((2, cap), _PRIOR_MASS)
         self._all_asked[1] /= 2
         self._drift = Drift(slots, methods)
-        self._offset = np.zeros((slots + 1, 2))  # decayed surprise of the curve and its weight
+        self._offset = np.zeros((2, slots + 1))  # decayed surprise of the curve and its weight
         self._leaning = np.zeros(slots + 1)  # logits by which a slot's tokens do better than the curve says
         self._curves = tuple(LogisticCurve(name, _PRIOR[name]) for name in DRAFT_METHODS)
         self._unread: list[Outcomes] = []  # the newest steps, which have not yet taught what holds for all
         self._num_read = 0  # steps before them
         self._since = np.zeros(slots, dtype=np.int64)  # number of the first step of a slot's sequence
         self._newest = 0  # the latest of them
-        self._usual = self._everybody()
+        self._usual = np.empty((methods, 2 * cap + 1))  # of all slots, see _sum_up
+        self._sum_up(range(methods))
         self._shown: tuple[Ints, Floats] | None = None  # slots and what _by_depth last said of them
 
     @property
@@ -115,8 +117,9 @@ class Acceptance:
         self._shown = None
         self._method[slot] = self._first_method
         self._drift.start(slot)
-        for table in (self._evidence, self._asked, self._offset, self._leaning):
+        for table in (self._evidence, self._asked, self._leaning):
             table[slot] = 0.0
+        self._offset[:, slot] = 0.0
 
     def release(self, slot: int) -> None:
         """The slot is free; what it taught about all stays."""
@@ -125,7 +128,8 @@ class Acceptance:
     def survival(self, slots: Ints, cap: int | None = None) -> Floats:
         """[S, cap + 1]; column k: the chance that a draft has k tokens or more and the first k are accepted."""
         cap = self._cap if cap is None else cap
-        found = np.ones((len(slots), cap + 1))
+        found = np.empty((len(slots), cap + 1))
+        found[:, 0] = 1.0
         np.multiply.accumulate(self._by_depth(slots)[:, :cap], axis=1, out=found[:, 1:])
         if not self._always_drafts:
             found[:, 1:] *= self._available(slots)[:, :cap]
@@ -137,8 +141,9 @@ class Acceptance:
         Arguments as in Outcomes.
         """
         chances = self._by_confidence(slots, methods, confidences)
-        chances *= self._upto[lengths]
-        found = np.ones((len(slots), self._cap + 1))
+        chances *= self._upto.take(lengths, axis=0)
+        found = np.empty((len(slots), self._cap + 1))
+        found[:, 0] = 1.0
         np.multiply.accumulate(chances, axis=1, out=found[:, 1:])
         return found
 
@@ -150,15 +155,15 @@ class Acceptance:
         assert method in _MODEL_METHODS, f"{method} has no passes to stop"
         intercept, slope = self._curves[DRAFT_METHODS.index(method)].line()
         if slots is not None and len(slots):
-            intercept += float(np.add.reduce(self._leaning[slots])) / len(slots)
+            intercept += float(np.add.reduce(self._leaning.take(slots))) / len(slots)
         return intercept, slope
 
     def offered(self, slots: Ints, wished: Ints, drafted: Ints) -> None:
         """Of `wished` tokens asked for, `drafted` came: [S] each, wished >= drafted."""
         if self._always_drafts or not len(slots):
             return
-        came = self._upto[_pairs(wished, drafted)]
-        self._asked[slots] = self._asked[slots] * (1 - (1 - _SLOT_KEPT) * came[:, :1]) + came
+        came = self._upto.take(_pairs(wished, drafted), axis=0)
+        _decay(self._asked, slots, came)
         of_all = np.add.reduce(came, axis=0)
         self._all_asked *= _ALL_KEPT ** of_all[0]
         self._all_asked += of_all
@@ -173,66 +178,75 @@ class Acceptance:
         accepted, verified = outcomes.accepted, outcomes.verified
         if not len(accepted):
             return
-        counts = self._upto[_judged_and_passed(outcomes)]  # [S, 2, K]
+        ends = _judged_and_passed(outcomes)
+        counts = self._upto.take(ends, axis=0)  # [S, 2, K]
         cut = ((accepted == verified) & (verified < outcomes.drafted)).nonzero()[0]
         if len(cut):
             self._impute(outcomes, cut, counts)
         slots, methods, of_slots = outcomes.slots, outcomes.methods, counts
+        present = _present(methods)
         if len(steps) > 1:
             slots, methods, of_slots = self._by_slot(steps, counts)
         expected = self._by_depth(slots)
-        self._learn_counts(slots, outcomes.methods, counts, of_slots)
+        self._learn_counts(slots, outcomes.methods, present, counts, of_slots)
         stale = self._drift.watch(slots, methods, expected, of_slots)
         if stale is not None:
             self._drop(*stale)
         self._unread.extend(steps)
         if len(self._unread) > len(slots) // _SEQUENCES_A_READING:
             self._read()
-        if np.count_nonzero(self._method[outcomes.slots] != outcomes.methods):
-            with_draft = outcomes.drafted > 0
-            self._method[outcomes.slots[with_draft]] = outcomes.methods[with_draft]
+        self._note_methods(outcomes, present)
         self._shown = None
+
+    def _note_methods(self, outcomes: Outcomes, present: Ints) -> None:
+        """Which method a slot's drafts come from. Looked up is only what may have changed."""
+        if len(present) == 1 and not np.count_nonzero(self._method.take(outcomes.slots) != present[0]):
+            return
+        with_draft = outcomes.drafted > 0
+        self._method[outcomes.slots[with_draft]] = outcomes.methods[with_draft]
 
     def _by_depth(self, slots: Ints) -> Floats:
         """[S, K] acceptance by depth: own counts, shrunk to everybody's moved by how the slot leans. Read only."""
         if self._shown is not None and self._shown[0] is slots:
             return self._shown[1]
-        cap, usual_of_all = self._cap, self._usual[self._method[slots]]
+        cap, usual_of_all = self._cap, self._usual.take(self._method.take(slots), axis=0)
         everybody, against, mean = usual_of_all[:, :cap], usual_of_all[:, cap:-1], usual_of_all[:, -1]
-        evidence = self._evidence[slots]
+        evidence = self._evidence.take(slots, axis=0)
         judged, accepted = evidence[:, 0], evidence[:, 1]
-        mass, own = np.add.reduce(evidence, axis=2).T
+        mass, own = (evidence.reshape(-1, cap) @ self._ones).reshape(-1, 2).T
         mass += _SHRINK
         own += mean
-        usual = np.einsum("sk,sk->s", judged, everybody)
+        usual = (judged * everybody) @ self._ones
         usual += mean
         odds = (own * (mass - usual) / (usual * (mass - own)))[:, None]
-        found: Floats = odds * _SHRINK / (odds + against)
+        total = against + odds
+        found: Floats = np.divide(odds * _SHRINK, total, out=total)
         found += accepted
         found /= judged + _SHRINK
         self._shown = slots, _within(found)
         return found
 
-    def _everybody(self) -> Floats:
-        """[methods, 2 K + 1] of all slots: acceptance by depth, shrunk to its mean; the odds against it.
+    def _sum_up(self, methods: Iterable[int]) -> None:
+        """What the slots of these methods have taught together: a line of _usual, [2 K + 1], of each.
 
-        The last column is what _SHRINK tokens spread over all depths would bring.
+        Acceptance by depth, shrunk to its mean; the odds against it; what _SHRINK tokens spread over all depths
+        would bring.
         """
-        cap, evidence = self._cap, self._all_evidence
-        judged, accepted = np.add.reduce(evidence, axis=2).T
-        found = np.empty((len(evidence), 2 * cap + 1))
-        chances = found[:, :cap]
-        np.add(evidence[:, 1], (_PRIOR_MASS * accepted / judged)[:, None], out=chances)
-        chances /= evidence[:, 0] + _PRIOR_MASS
-        _within(chances)
-        np.divide(1 - chances, chances, out=found[:, cap:-1])
-        found[:, -1] = np.add.reduce(chances, axis=1) * (_SHRINK / cap)
-        return found
+        cap = self._cap
+        for method in methods:
+            judged, accepted = self._all_evidence[method]
+            line = self._usual[method]
+            chances = line[:cap]
+            np.add(accepted, _PRIOR_MASS * np.add.reduce(accepted) / np.add.reduce(judged), out=chances)
+            chances /= judged + _PRIOR_MASS
+            _within(chances)
+            np.divide(1 - chances, chances, out=line[cap:-1])
+            line[-1] = np.add.reduce(chances) * (_SHRINK / cap)
 
     def _available(self, slots: Ints) -> Floats:
         """[S, K] chance that a draft has at least 1, 2, … tokens; never rises with depth."""
         everybody = self._all_asked[1] / self._all_asked[0]
-        found = self._asked[slots]
+        found = self._asked.take(slots, axis=0)
         chances = (found[:, 1] + _SHRINK * everybody) / (found[:, 0] + _SHRINK)
         return np.minimum.accumulate(chances, axis=1)
 
@@ -243,10 +257,10 @@ class Acceptance:
             logits = self._curves[present[0]].logits(confidences)
         else:
             logits = np.empty_like(confidences)
-            for method in present:
+            for method in present.tolist():
                 chosen = methods == method
                 logits[chosen] = self._curves[method].logits(confidences[chosen])
-        logits += self._leaning[slots][:, None]
+        logits += self._leaning.take(slots)[:, None]
         np.negative(logits, out=logits)
         np.exp(logits, out=logits)
         logits += 1.0
@@ -256,7 +270,7 @@ class Acceptance:
     def _impute(self, outcomes: Outcomes, cut: Ints, counts: Floats) -> None:
         """Add to counts what the tokens that were cut would have brought. cut: lines that lost tokens so."""
         drafted, verified = outcomes.drafted[cut], outcomes.verified[cut]
-        missing = self._upto[drafted] - self._upto[verified]
+        missing = self._upto.take(drafted, axis=0) - self._upto.take(verified, axis=0)
         chances = self._by_confidence(outcomes.slots[cut], outcomes.methods[cut], outcomes.confidences[cut])
         reached = np.multiply.accumulate(np.where(missing, chances, 1.0), axis=1)
         reached *= missing
@@ -275,24 +289,27 @@ class Acceptance:
         self._num_read += len(self._unread)
         self._unread.clear()
         present = _present(outcomes.methods)
-        for method in present:
-            judged = self._upto[ends[:, 0]]
+        for method in present.tolist():
+            judged = self._upto.take(ends[:, 0], axis=0)
             if len(present) > 1:
                 judged *= (outcomes.methods == method)[:, None]
-            rows, depths = judged.nonzero()
-            if not len(rows):
+            tokens = judged.ravel().nonzero()[0]
+            if not len(tokens):
                 continue
-            curve, lines = self._curves[method], slots[rows]
-            features = curve.features(outcomes.confidences[rows, depths], depths)
-            surprise, weight = curve.learn(features, depths < ends[rows, 1], self._leaning[lines])
-            num_lines = len(self._offset)
-            self._offset *= (_SLOT_KEPT ** np.bincount(lines, minlength=num_lines))[:, None]
-            self._offset[:, 0] += np.bincount(lines, surprise, num_lines)
-            self._offset[:, 1] += np.bincount(lines, weight, num_lines)
-        self._offset[-1] = 0.0
-        leaning = self._offset[:, 0] / (self._offset[:, 1] + _OFFSET_SHRINK)
-        self._leaning = np.minimum(np.maximum(leaning, -_LARGEST_OFFSET), _LARGEST_OFFSET)
-        self._usual = self._everybody()
+            rows, depths = np.divmod(tokens, self._cap)
+            curve, lines = self._curves[method], slots.take(rows)
+            features = curve.features(outcomes.confidences.take(tokens), depths)
+            good = depths < ends[:, 1].take(rows)
+            surprise, weight = curve.learn(features, good, self._leaning.take(lines))
+            num_lines = len(self._leaning)
+            self._offset *= _SLOT_KEPT ** np.bincount(lines, minlength=num_lines)
+            self._offset[0] += np.bincount(lines, surprise, num_lines)
+            self._offset[1] += np.bincount(lines, weight, num_lines)
+        self._offset[:, -1] = 0.0
+        leaning = self._offset[0] / (self._offset[1] + _OFFSET_SHRINK)
+        np.maximum(leaning, -_LARGEST_OFFSET, out=leaning)
+        self._leaning = np.minimum(leaning, _LARGEST_OFFSET, out=leaning)
+        self._sum_up(present)
 
     def _still_there(self, slots: Ints) -> Ints:
         """The slots of the unread tokens; nobody's for those of sequences that have left."""
@@ -316,25 +333,26 @@ class Acceptance:
         slots = occurs.nonzero()[0]
         return slots, methods[slots], totals[slots]
 
-    def _learn_counts(self, slots: Ints, methods: Ints, counts: Floats, of_slots: Floats) -> None:
-        evidence = self._evidence[slots]
-        evidence *= 1 - (1 - _SLOT_KEPT) * of_slots[:, :1]
-        evidence += of_slots
-        self._evidence[slots] = evidence
-        of_methods = (_OF_METHOD[methods].T @ counts.reshape(len(counts), -1)).reshape(self._all_evidence.shape)
-        self._all_evidence *= _ALL_KEPT ** of_methods[:, :1]
-        self._all_evidence += of_methods
+    def _learn_counts(self, slots: Ints, methods: Ints, present: Ints, counts: Floats, of_slots: Floats) -> None:
+        """counts: [N, 2, K] of methods, [N], of which these are present. of_slots: [S, 2, K] of slots."""
+        _decay(self._evidence, slots, of_slots)
+        for method in present.tolist():
+            of_method = np.add.reduce(counts if len(present) == 1 else counts[methods == method], axis=0)
+            evidence = self._all_evidence[method]
+            evidence *= _ALL_KEPT ** of_method[0]
+            evidence += of_method
 
     def _drop(self, slots: Ints, methods: Ints) -> None:
         """Leave _DRIFT_LEAVES judged tokens of what slots and methods taught: it is out of date."""
         for evidence, chosen in ((self._evidence, slots), (self._all_evidence, methods)):
             mass = evidence[chosen, 0].sum(axis=1)
             evidence[chosen] *= (_DRIFT_LEAVES / np.maximum(mass, _DRIFT_LEAVES))[:, None, None]
-        self._offset[slots] = 0.0
+        self._offset[:, slots] = 0.0
         self._leaning[slots] = 0.0
         for method in methods:
             self._curves[method].forget()
-            self._usual = self._everybody()
+        if len(methods):
+            self._sum_up(range(len(self._curves)))
 
 
 def joined(steps: Many[Outcomes]) -> Outcomes:
@@ -349,6 +367,14 @@ def joined(steps: Many[Outcomes]) -> Outcomes:
         accepted=np.concatenate([each.accepted for each in steps]),
         confidences=np.concatenate([each.confidences for each in steps]),
     )
+
+
+def _decay(table: Floats, slots: Ints, counts: Floats) -> None:
+    """Add counts, [S, 2, K], to the slots' lines of table, which lose as much as the newly judged tokens weigh."""
+    lines = table.take(slots, axis=0)
+    lines *= 1 - (1 - _SLOT_KEPT) * counts[:, :1]
+    lines += counts
+    table[slots] = lines
 
 
 def _judged_and_passed(outcomes: Outcomes) -> Ints:

@@ -9,7 +9,6 @@ Knows slots and arrays, not sequences.
     learn         verdicts on the chunks; and at the border, on the new drafts' first tokens
 """
 
-from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,34 +16,18 @@ from numpy.typing import NDArray
 
 from faser.engine.co_run import CoRun
 from faser.engine.cost_model import CostModel, Ledger
-from faser.engine.plan import Draft, Drafts, StepResult
+from faser.engine.plan import Drafts, StepResult
 from faser.engine.spec.acceptance import Acceptance, Outcomes
+from faser.engine.spec.drafted import Drafted, DraftReader
 from faser.engine.spec.frontier import Ahead, Border, Frontiers
 from faser.engine.spec.overlap import AheadChoice, best_ahead
 from faser.engine.spec.policies.draft_lengths import best_lengths
 from faser.engine.spec.policies.objective import Objective, best_prefixes
-from faser.engine.spec.policy import Candidates, Floats, Ints, Policy
-from faser.speculation import DRAFT_METHODS
+from faser.engine.spec.policy import Candidates, Ints, Policy
 
 AUTO, ON, OFF = "auto", "on", "off"
-_METHOD_IDS = {method: i for i, method in enumerate(DRAFT_METHODS)}
 _SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with drafting ahead over the best G without
 _FORGET = 0.1  # of what overlapped steps took beyond expectation, at every judgement that does not see them
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
-    """Chunks that a step verifies, [N] each. The border token of a draft is no part of its chunk.
-
-    drafted, kept: tokens of the chunk. confidences: [N, K] of the whole draft. survival: [N, K + 1] of the chunk.
-    """
-
-    slots: Ints
-    methods: Ints
-    drafted: Ints
-    kept: Ints
-    confidences: Floats
-    survival: Floats
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,8 +78,7 @@ class AheadControl:
         self._lanes = lanes
         self._mode = self._usual = mode
         self._every = every
-        self._cap = cap
-        self._upto = np.tri(cap + 1, cap, -1, dtype=np.bool_)  # line n: the first n depths
+        self._reader = DraftReader(cap)
         self._frontiers = Frontiers()
         self._choice: AheadChoice | None = None  # None: nobody drafts ahead
         self._chosen: NDArray[np.bool_] = np.ones(num_slots, dtype=np.bool_)  # by slot
@@ -147,7 +129,7 @@ class AheadControl:
         self._chosen[candidates.slots] = False
         self._chosen[candidates.slots[choice.chosen]] = True
 
-    def chunks(self, candidates: Candidates, policy: Policy) -> tuple[list[tuple[int, ...]], Verified | None]:
+    def chunks(self, candidates: Candidates, policy: Policy) -> tuple[list[tuple[int, ...]], Drafted | None]:
         """What is verified of each one's draft. candidates.limit: most tokens of each chunk."""
         drafts = self._frontiers.standing(candidates.slots.tolist())
         self._frontiers.clear()
@@ -157,19 +139,21 @@ class AheadControl:
             return found, None
         ready = [draft for draft in drafts if draft is not None and len(draft.token_ids) > 1]
         at = np.array(there, dtype=np.int64)
-        slots, methods, lengths, confidences = self._arrays(ready)
+        slots = np.array([each.slot for each in ready], dtype=np.int64)
+        methods, lengths, confidences = self._reader.read(ready)
         whole = self._acceptance.drafted_survival(slots, methods, lengths, confidences)
         survival = np.zeros_like(whole)
         survival[:, :-1] = whole[:, 1:] / np.maximum(whole[:, 1:2], 1e-12)
         room = np.minimum(lengths - 1, candidates.limit[at])
         kept = policy.keep(candidates.among(at).drafted(room, survival), room)
-        verified = Verified(
+        verified = Drafted(
             slots=slots,
             methods=methods,
-            drafted=lengths - 1,
+            lengths=lengths - 1,
             kept=kept,
             confidences=confidences,
             survival=survival,
+            border=1,
         )
         for i, draft, length in zip(there, ready, kept.tolist(), strict=True):
             found[i] = draft.token_ids[1 : 1 + length]
@@ -192,7 +176,8 @@ class AheadControl:
         assert self._sent is not None, "nobody drafted beside this step"
         sent, self._sent = self._sent, None
         self._note_time(result, drafts, sent.verify_s)
-        slots, methods, lengths, confidences = self._arrays(drafts.drafts)
+        slots = np.array([each.slot for each in drafts.drafts], dtype=np.int64)
+        methods, lengths, confidences = self._reader.read(drafts.drafts)
         self._acceptance.offered(slots, sent.lengths, lengths)
         brought = {each.slot: each.token_ids for each in result.sequences}
         borders = []
@@ -258,12 +243,3 @@ class AheadControl:
             lanes=self._lanes[-1] if len(chosen) else None,
             rate=0.0,
         )
-
-    def _arrays(self, drafts: Many[Draft]) -> tuple[Ints, Ints, Ints, Floats]:
-        """Slots, methods, lengths, [N] each, and confidences, [N, K]."""
-        lengths = np.array([len(each.token_ids) for each in drafts], dtype=np.int64)
-        confidences = np.zeros((len(drafts), self._cap))
-        confidences[self._upto[lengths]] = [value for each in drafts for value in each.confidences]
-        slots = np.array([each.slot for each in drafts], dtype=np.int64)
-        methods = np.array([_METHOD_IDS[each.method] for each in drafts], dtype=np.int64)
-        return slots, methods, lengths, confidences

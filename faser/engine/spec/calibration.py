@@ -43,7 +43,8 @@ class LogisticCurve:
         self._curvature = np.zeros((3, 3))
         self._depth_sum, self._depth_count = 0.0, 1e-9
         self._slope, self._line = slope, (intercept, slope)
-        self._by_depth: Floats = np.zeros(0)  # logits at feature 0, for as many depths as were last asked for
+        self._depths: Floats = np.zeros(0)  # 0, 1 / 8, … for as many depths as were last asked for
+        self._by_depth: Floats | None = None  # logits at feature 0, for as many depths
 
     def features(self, confidences: Floats, depths: Ints) -> Floats:
         """[T, 3] of T tokens; depths count from 0."""
@@ -56,9 +57,10 @@ class LogisticCurve:
     def logits(self, confidences: Floats) -> Floats:
         """[S, K] logits of acceptance of tokens at depth 0 … K - 1."""
         found: Floats = self._feature(confidences) * self._slope
-        num_depths = found.shape[1]
-        if len(self._by_depth) != num_depths:
-            self._by_depth = self._weights[0] + self._weights[2] * _DEPTH_SCALE * np.arange(num_depths)
+        if len(self._depths) != found.shape[1]:
+            self._depths, self._by_depth = _DEPTH_SCALE * np.arange(found.shape[1], dtype=np.float64), None
+        if self._by_depth is None:
+            self._by_depth = self._depths * self._weights.item(2) + self._weights.item(0)
         found += self._by_depth
         return found
 
@@ -79,10 +81,14 @@ class LogisticCurve:
         spread = chances * (1 - chances)
         kept = _KEPT ** len(good)
         self._curvature *= kept
-        self._curvature += (features * spread[1][:, None]).T @ features
-        move = np.linalg.solve(self._curvature + self._prior_curvature, missed[1] @ features)
-        longest = float(np.maximum.reduce(np.abs(features @ move)))
-        self._weights += move * min(1.0, _LONGEST_STEP / max(longest, 1e-12))
+        self._curvature += (features.T * spread[1]) @ features
+        curvature = self._curvature + self._prior_curvature
+        move = np.array(_solved(curvature.tolist(), (missed[1] @ features).tolist()))
+        moved = features @ move
+        longest = max(float(np.maximum.reduce(moved)), -float(np.minimum.reduce(moved)))
+        if longest > _LONGEST_STEP:
+            move *= _LONGEST_STEP / longest
+        self._weights += move
         self._weights[1] = max(self._weights[1], 0.0)  # more confidence is never less chance
         self._depth_sum = self._depth_sum * kept + float(np.add.reduce(features[:, 2])) / _DEPTH_SCALE
         self._depth_count = self._depth_count * kept + len(good)
@@ -97,7 +103,7 @@ class LogisticCurve:
         """What follows from the weights and is asked for every step."""
         intercept, slope, fall = self._weights.tolist()
         self._slope = slope
-        self._by_depth = self._by_depth[:0]
+        self._by_depth = None
         self._line = (intercept + fall * _DEPTH_SCALE * self._depth_sum / self._depth_count, slope)
 
     def _feature(self, confidences: Floats) -> Floats:
@@ -109,6 +115,23 @@ class LogisticCurve:
                 return np.asarray(np.log(np.maximum(confidences, 1.0)))
             case _:
                 return np.minimum(np.maximum(confidences, -_LARGEST_MARGIN), _LARGEST_MARGIN)
+
+
+def _solved(matrix: list[list[float]], right: list[float]) -> tuple[float, float, float]:
+    """x of matrix @ x = right, matrix being 3 by 3, symmetric and positive definite: by its Cholesky factors.
+
+    In plain floats, as a call of the library takes several times longer than the few sums it does.
+    """
+    (a, b, c), (_, d, e), (_, _, f) = matrix
+    lower_b, lower_c = b / a, c / a
+    pivot = d - lower_b * b
+    rest = e - lower_b * c
+    lower_e = rest / pivot
+    last = f - lower_c * c - lower_e * rest
+    second = right[1] - lower_b * right[0]
+    z = (right[2] - lower_c * right[0] - lower_e * second) / last
+    y = second / pivot - lower_e * z
+    return right[0] / a - lower_b * y - lower_c * z, y, z
 
 
 def _sigmoid(logits: Floats) -> Floats:

@@ -22,13 +22,15 @@ from torch import Tensor
 from faser.engine.plan import Draft, DraftPlan, DraftWish, SequenceStart
 from faser.engine.spec.drafter import NO_TOP, Continuation, Drafter, Proposals
 from faser.engine.spec.evidence import Claim, Evidence
+from faser.engine.spec.text_lookup import TextLookup
 
 TEXT_PRIOR = 0.5  # acceptance of a drafted token before anything is known
 MODEL_PRIOR = 0.7
+NOBODY = Proposals(drafts=())  # of a model that is not asked
 
 
 class Chooser:
-    """A Drafter of drafters. text: in order of preference, for ties. model: None if there is none.
+    """A Drafter of drafters. text: its methods in order of preference, for ties. model: None if there is none.
 
     model_cap: most tokens the model drafts. model_cost_tokens: what its passes for one sequence cost, in expected
     tokens, where the plan has no prices. Raises ValueError without any drafter.
@@ -36,46 +38,49 @@ class Chooser:
 
     def __init__(
         self,
-        text: Sequence[Drafter],
+        text: TextLookup,
         model: Drafter | None = None,
         *,
         model_cap: int,
         model_cost_tokens: float = 0.5,
     ) -> None:
-        if not text and model is None:
+        if not text.num_methods and model is None:
             raise ValueError("there is neither a text drafter nor a model to choose from")
         self.model_cost_tokens = model_cost_tokens
-        self._text = tuple(text)
+        self._text = text
         self._model = model
-        self._model_source = len(self._text)  # sources are numbered: text drafters, then the model
+        self._model_source = text.num_methods  # sources are numbered: the text's methods, then the model
         self._model_cap = model_cap
         self._evidence = Evidence()
+        self._no_claims = (None,) * self._model_source  # where no method has anything to propose
         self._claims: dict[int, list[Claim]] = {}  # by slot: what the tokens to come may prove right or wrong
 
     @property
     def drafts_ahead(self) -> bool:
-        return all(drafter.drafts_ahead for drafter in self._all())
+        return self._text.drafts_ahead and (self._model is None or self._model.drafts_ahead)
 
     def start(self, start: SequenceStart) -> None:
-        for drafter in self._all():
-            drafter.start(start)
+        for each in self._all():
+            each.start(start)
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         self._evidence.fade()
-        columns = [drafter.propose(plan).drafts for drafter in self._text]
-        guesses = [tuple(column[line] for column in columns) for line in range(len(plan.wishes))]
+        columns = self._text.guesses(plan)
+        guesses = list(zip(*columns, strict=True)) if columns else [()] * len(plan.wishes)
         price = _pass_price(plan)
-        sources = [self._source(wish, drafts, price) for wish, drafts in zip(plan.wishes, guesses, strict=True)]
+        claims = [self._text_claims(wish, drafts) for wish, drafts in zip(plan.wishes, guesses, strict=True)]
+        sources = [self._source(wish, each, price) for wish, each in zip(plan.wishes, claims, strict=True)]
         asked = self._ask(plan, sources, until)
         answers = iter(asked.drafts)
         drafts = []
-        for wish, guessed, source in zip(plan.wishes, guesses, sources, strict=True):
-            claims = self._still_open(wish) + self._text_claims(wish, guessed)
+        for wish, guessed, source, claimed in zip(plan.wishes, guesses, sources, claims, strict=True):
             draft = next(answers) if source == self._model_source else guessed[source]
             if source == self._model_source:
-                claims.append(self._model_claim(wish, draft, drawn=asked.probs is not None))
-            self._claims[wish.slot] = claims
+                claimed = (*claimed, self._model_claim(wish, draft, drawn=asked.probs is not None))
+            self._remember(wish, claimed)
             drafts.append(draft)
+        if asked is NOBODY:
+            return Proposals(drafts=tuple(drafts))
         from_model = [source == self._model_source for source in sources]
         return replace(
             asked,
@@ -98,12 +103,14 @@ class Chooser:
         for drafter in self._all():
             drafter.release(slot)
 
-    def _all(self) -> tuple[Drafter, ...]:
-        return self._text if self._model is None else (*self._text, self._model)
+    def _all(self) -> tuple[TextLookup | Drafter, ...]:
+        return (self._text,) if self._model is None else (self._text, self._model)
 
-    def _source(self, wish: DraftWish, guesses: tuple[Draft, ...], pass_price: float | None) -> int:
+    def _source(self, wish: DraftWish, claims: tuple[Claim | None, ...], pass_price: float | None) -> int:
         """Whose draft is expected to have the most tokens accepted, the model's cost taken off."""
-        values = [self._text_value(source, draft) for source, draft in enumerate(guesses)]
+        if self._model is None and claims is self._no_claims:
+            return 0
+        values = [0.0 if claim is None else self._text_value(claim) for claim in claims]
         if self._model is not None:
             rate = self._evidence.rate(self._model_keys(wish.slot), MODEL_PRIOR)
             longest = min(wish.max_tokens, self._model_cap)
@@ -112,36 +119,47 @@ class Chooser:
             values.append(expected - cost)
         return values.index(max(values))
 
-    def _text_value(self, source: int, draft: Draft) -> float:
-        if not draft.token_ids:
-            return 0.0
-        rate = self._evidence.rate(self._text_keys(source, draft), TEXT_PRIOR)
-        return expected_tokens(rate, len(draft.token_ids))
+    def _text_value(self, claim: Claim) -> float:
+        return expected_tokens(self._evidence.rate(claim.keys, TEXT_PRIOR), len(claim.token_ids))
 
     def _ask(self, plan: DraftPlan, sources: list[int], until: Callable[[], bool] | None) -> Proposals:
         """The model's drafts for the wishes that are left to it; it is not called for none."""
+        if self._model is None:
+            return NOBODY
         wishes = tuple(
             replace(wish, max_tokens=min(wish.max_tokens, self._model_cap))
             for wish, source in zip(plan.wishes, sources, strict=True)
             if source == self._model_source
         )
-        if self._model is None or not wishes:
-            return Proposals(drafts=())
+        if not wishes:
+            return NOBODY
         return self._model.propose(replace(plan, wishes=wishes), until)
 
-    def _still_open(self, wish: DraftWish) -> list[Claim]:
-        """Claims about the tokens behind the new draft. What an old draft said beyond is replaced by it."""
-        if not wish.behind:
-            return []
-        claims = self._claims.get(wish.slot, ())
-        return [claim.cut(len(wish.behind)) for claim in claims if not claim.behind]
+    def _remember(self, wish: DraftWish, claimed: tuple[Claim | None, ...]) -> None:
+        """What the tokens to come will be held against; of an older draft, what it said of the tokens behind.
 
-    def _text_claims(self, wish: DraftWish, guesses: tuple[Draft, ...]) -> list[Claim]:
-        return [
+        What the old draft said beyond is replaced by the new one.
+        """
+        old = self._claims.pop(wish.slot, None)
+        claims = [] if claimed is self._no_claims else [claim for claim in claimed if claim is not None]
+        if old is not None and wish.behind:
+            claims[:0] = [claim.cut(len(wish.behind)) for claim in old if not claim.behind]
+        if claims:
+            self._claims[wish.slot] = claims
+
+    def _text_claims(self, wish: DraftWish, guesses: tuple[Draft, ...]) -> tuple[Claim | None, ...]:
+        """By method; None where it has nothing to propose."""
+        for draft in guesses:
+            if draft.token_ids:
+                break
+        else:
+            return self._no_claims
+        return tuple(
             Claim(keys=self._text_keys(source, draft), behind=wish.behind, token_ids=draft.token_ids)
-            for source, draft in enumerate(guesses)
             if draft.token_ids
-        ]
+            else None
+            for source, draft in enumerate(guesses)
+        )
 
     def _model_claim(self, wish: DraftWish, draft: Draft, *, drawn: bool) -> Claim:
         keys = self._model_keys(wish.slot)
@@ -150,17 +168,16 @@ class Chooser:
     def _learn(self, came: Continuation) -> None:
         """Hold every claim of a slot against what came; keep those that may still come true."""
         unsettled = []
-        for claim in self._claims[came.slot]:
+        for claim in self._claims.pop(came.slot):
             accepted, judged, rest = claim.meet(came)
             self._evidence.add(claim.keys, accepted, judged)
             if rest is not None:
                 unsettled.append(rest)
-        self._claims[came.slot] = unsettled
+        if unsettled:
+            self._claims[came.slot] = unsettled
 
     def _text_keys(self, source: int, draft: Draft) -> tuple[Hashable, ...]:
-        """Ever closer: the drafter, its drafts of this confidence and length, the drafter on this text."""
-        if not draft.token_ids:
-            return ()
+        """Ever closer: the method, its drafts of this confidence and length, the method on this text."""
         kind = (round(10 * draft.confidences[0]), len(draft.token_ids).bit_length())
         return (source, (source, *kind), (draft.slot, source))
 

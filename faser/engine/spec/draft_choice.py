@@ -43,11 +43,15 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceRows:
-    """Whose tokens are chosen, [R] each. positions: of the tokens; draft_starts: of their drafts' first ones."""
+    """Whose tokens are chosen, [R] each. positions: of the tokens; draft_starts: of their drafts' first ones.
+
+    names_likely: the likeliest tokens are to be named as well, by a choice that can.
+    """
 
     slots: NDArray[np.int64]
     positions: NDArray[np.int64]
     draft_starts: NDArray[np.int64]
+    names_likely: bool = False
 
 
 class DraftChoice(Protocol):
@@ -182,7 +186,10 @@ class SampledChoice:
 
 
 class WithTop:
-    """Chooses as another choice does, and names the num_top likeliest tokens (fewer in a smaller vocabulary)."""
+    """Chooses as another choice does, and names the num_top likeliest tokens (fewer in a smaller vocabulary).
+
+    Only where that is asked for: to find them takes longer than to choose one.
+    """
 
     def __init__(self, choice: DraftChoice, num_top: int) -> None:
         self._choice = choice
@@ -196,6 +203,8 @@ class WithTop:
         self._choice.start(start)
 
     def choose(self, logits: Tensor, rows: ChoiceRows) -> Chosen:
+        if not rows.names_likely:
+            return self._choice.choose(logits, rows)
         top_ids = leading(logits, self._num_top).token_ids
         return replace(self._choice.choose(logits, rows), top_ids=top_ids)
 

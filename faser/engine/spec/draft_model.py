@@ -46,7 +46,7 @@ class DraftModel:
             for wish, limit in zip(plan.wishes, limits, strict=True)
             if limit > 0
         ]
-        found = self._loop.draft(openings, plan.stop, until)
+        found = self._loop.draft(openings, plan.stop, until, names_likely=plan.names_likely)
         behind = {wish.slot: wish.behind for wish in plan.wishes}
         drafts = {slot: Draft(slot=slot, method=METHOD) for slot in behind}
         for opening, course in zip(openings, found.courses, strict=True):

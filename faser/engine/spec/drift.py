@@ -34,15 +34,19 @@ class Drift:
         slots, methods: [S], no slot twice. expected: [S, K] acceptance by depth. counts: [S, 2, K] tokens judged
         and accepted.
         """
-        usual = np.einsum("sk,zsk->sz", counts[:, 0], np.log1p(expected * _RISES))
-        ratios = np.add.reduce(counts[:, 1], axis=1)[:, None] * _LOGITS
-        ratios -= usual
-        of_slots = np.maximum(self._of_slots[slots] + ratios, 0.0)
-        self._of_slots[slots] = of_slots
-        self._of_methods += self._is_method[methods].T @ ratios
+        usual = expected * _RISES
+        np.log1p(usual, out=usual)
+        usual *= counts[:, 0]
+        ones = np.ones(counts.shape[2])
+        ratios = (counts[:, 1] @ ones)[:, None] * _LOGITS
+        ratios -= (usual @ ones).T
+        of_slots = self._of_slots.take(slots, axis=0)
+        of_slots += ratios
+        self._of_slots[slots] = np.maximum(of_slots, 0.0, out=of_slots)
+        self._of_methods += self._is_method.take(methods, axis=0).T @ ratios
         np.maximum(self._of_methods, 0.0, out=self._of_methods)
-        highest = np.maximum.reduce(of_slots, axis=None), np.maximum.reduce(self._of_methods, axis=None)
-        if highest[0] <= _SLOT_ALARM and highest[1] <= _METHOD_ALARM:
+        contradicted = np.count_nonzero(of_slots > _SLOT_ALARM)
+        if not contradicted and not np.count_nonzero(self._of_methods > _METHOD_ALARM):
             return None
         stale_slots = slots[of_slots.max(axis=1) > _SLOT_ALARM]
         stale_methods = (self._of_methods.max(axis=1) > _METHOD_ALARM).nonzero()[0]

@@ -1,11 +1,14 @@
 """Builds the drafter that a configuration names and imports only what it needs."""
 
+import ctypes
 from dataclasses import dataclass
 
+from faser.config import cache_dir
 from faser.engine.batch import BlockTable
 from faser.engine.runner import Runner
 from faser.engine.spec.draft_choice import CoupledChoice, DraftChoice, GreedyChoice, SampledChoice, WithTop
 from faser.engine.spec.drafter import Drafter
+from faser.engine.spec.text_lookup import CORPUS_TOKENS, LookupDrafter, SeparateLookups, TextLookup
 from faser.kernels.token_choice import TokenChoice
 from faser.speculation import SpeculationConfig
 
@@ -49,15 +52,14 @@ def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
             return _draft_model(config, parts)
         case "layer_skip":
             return _layer_skip(config, parts)
-        case "ngram":
-            return _ngram(config)
-        case "suffix":
-            return _suffix(config)
+        case "ngram" | "suffix":
+            return LookupDrafter(make_lookup(config, (config.method,), _library()))
         case "auto":
             from faser.engine.spec.chooser import Chooser
 
             model = _draft_model(config, parts) if config.model is not None else None
-            return Chooser([_suffix(config), _ngram(config)], model, model_cap=config.model_cap)
+            lookup = make_lookup(config, ("suffix", "ngram"), _library())
+            return Chooser(lookup, model, model_cap=config.model_cap)
         case _:
             raise AssertionError(f"speculation method {config.method!r} was let through")
 
@@ -88,6 +90,34 @@ def _layer_skip(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     return LayerSkip(loop, choice)
 
 
+def make_lookup(config: SpeculationConfig, methods: tuple[str, ...], library: ctypes.CDLL | None) -> TextLookup:
+    """Suffix, n-gram or both, in this order. library: what looks up; None: it is done in Python."""
+    if library is None:
+        makers = {"suffix": _suffix, "ngram": _ngram}
+        return SeparateLookups([makers[method](config) for method in methods])
+    from faser.engine.spec.native_lookup import NativeLookup
+    from faser.kernels.text_index import TextRules
+
+    suffix, ngram = "suffix" in methods, "ngram" in methods
+    rules = TextRules(
+        cap=config.cap,
+        depth=config.suffix_max_tree_depth if suffix else 0,
+        max_outputs=config.suffix_max_cached_requests,
+        max_tokens=CORPUS_TOKENS,
+        max_spec_factor=config.suffix_max_spec_factor,
+        min_token_prob=config.suffix_min_token_prob,
+        min_n=config.prompt_lookup_min if ngram else 0,
+        max_n=config.prompt_lookup_max if ngram else 0,
+    )
+    return NativeLookup(library, rules)
+
+
+def _library() -> ctypes.CDLL | None:
+    from faser.kernels.text_index import text_library
+
+    return text_library(cache_dir() / "kernels")
+
+
 def _ngram(config: SpeculationConfig) -> Drafter:
     from faser.engine.spec.ngram import NgramDrafter
 
@@ -103,6 +133,7 @@ def _suffix(config: SpeculationConfig) -> Drafter:
         max_cached_requests=config.suffix_max_cached_requests,
         max_spec_factor=config.suffix_max_spec_factor,
         min_token_prob=config.suffix_min_token_prob,
+        corpus_tokens=CORPUS_TOKENS,
     )
 
 

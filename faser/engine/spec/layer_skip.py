@@ -60,7 +60,7 @@ class LayerSkip:
             openings.append(
                 Opening(slot=wish.slot, start=position, token_ids=(token_id,), max_tokens=wish.max_tokens)
             )
-        found = self._loop.draft(openings, plan.stop, until)
+        found = self._loop.draft(openings, plan.stop, until, names_likely=plan.names_likely)
         drafts = tuple(
             Draft(slot=opening.slot, method=METHOD, token_ids=course.token_ids, confidences=course.confidences)
             for opening, course in zip(openings, found.courses, strict=True)

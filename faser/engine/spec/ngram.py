@@ -2,7 +2,8 @@
 
 Owns a copy of each sequence's tokens and, for each n, the latest position of every n-gram. Knows no other sequence
 and no model. Source: prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding), which
-scans the prompt; here an index answers, brought up to date only when a sequence drafts.
+scans the prompt; here an index answers, brought up to date only when a sequence drafts. Engines use it where the
+native lookup (native_lookup.py), which proposes the same drafts, cannot be had.
 """
 
 from collections.abc import Callable, Sequence

@@ -80,24 +80,29 @@ class PassLoop:
         self._num_layers = num_layers
 
     def draft(
-        self, openings: Sequence[Opening], stop: StopRule | None, until: Callable[[], bool] | None = None
+        self,
+        openings: Sequence[Opening],
+        stop: StopRule | None,
+        until: Callable[[], bool] | None = None,
+        *,
+        names_likely: bool = False,
     ) -> Round:
         """Draft for every opening, each as far as it and the stop rule allow.
 
         until: asked before every pass but those that open; True ends all drafts where they are. What it says must
-        not depend on the tokens drafted.
+        not depend on the tokens drafted. names_likely: as in DraftPlan.
         """
         if not openings:
             return Round(courses=(), passes=0, probs=None)
-        progress = _Progress(openings)
-        chosen, passes = self._open(openings)
+        progress = _Progress(openings, names_likely)
+        chosen, passes = self._open(openings, names_likely)
         going = np.arange(len(openings))
         while len(going := progress.take(going, chosen, stop)) and not (until is not None and until()):
             chosen = self._go_on(progress.feed(going))
             passes += 1
         return Round(courses=progress.courses(), passes=passes, probs=progress.probs(), top_ids=progress.top_ids())
 
-    def _open(self, openings: Sequence[Opening]) -> tuple[Chosen, int]:
+    def _open(self, openings: Sequence[Opening], names_likely: bool) -> tuple[Chosen, int]:
         """The first token of every opening, and how many passes that took."""
         parts, passes = [], 0
         for pieces in _chunks(openings, self._max_rows):
@@ -114,7 +119,7 @@ class PassLoop:
             if ends:
                 starts = np.array([pieces[i].start + len(pieces[i].token_ids) for i in ends])
                 slots = np.array([pieces[i].slot for i in ends])
-                rows = ChoiceRows(slots=slots, positions=starts, draft_starts=starts)
+                rows = ChoiceRows(slots=slots, positions=starts, draft_starts=starts, names_likely=names_likely)
                 parts.append(self._choose(batch.last_rows[ends], rows))
         return _joined(parts), passes
 
@@ -206,7 +211,8 @@ class _Kept:
 class _Progress:
     """The drafts of one round, by opening."""
 
-    def __init__(self, openings: Sequence[Opening]) -> None:
+    def __init__(self, openings: Sequence[Opening], names_likely: bool) -> None:
+        self._names_likely = names_likely
         self._slots = np.array([each.slot for each in openings])
         self._draft_starts = np.array([each.draft_start for each in openings])
         self._max_tokens = np.array([each.max_tokens for each in openings])
@@ -248,7 +254,12 @@ class _Progress:
         count, first = self._counts[going], self._draft_starts[going]
         return _Fed(
             token_ids=self._token_ids[going, count - 1],
-            choice=ChoiceRows(slots=self._slots[going], positions=first + count, draft_starts=first),
+            choice=ChoiceRows(
+                slots=self._slots[going],
+                positions=first + count,
+                draft_starts=first,
+                names_likely=self._names_likely,
+            ),
         )
 
     def courses(self) -> tuple[Course, ...]:

@@ -21,13 +21,17 @@ class PruneCalibration:
 
     A threshold is the smallest count of at least 1 from which on no more than MOST_FALSE of the tokens were
     accepted, by an upper confidence bound (Wilson's), which takes 266 refused ones at the least.
+
+    usable: [L], whether there is a threshold for any temperature. false_shares: [L] bound on the share of flagged
+    tokens that would be accepted, of the worst band with a threshold; 1 where there is none. Both to be read.
     """
 
     def __init__(self, num_layers: int, most: int) -> None:
         self.never = most + 1  # a threshold that no count reaches
         self._seen = np.zeros((num_layers, len(BAND_EDGES) + 1, most + 1, 2))  # [layer, band, count, accepted]
         self._thresholds = np.full(self._seen.shape[:2], self.never)
-        self._false_shares = np.ones(self._seen.shape[:2])
+        self.usable = np.zeros(num_layers, dtype=np.bool_)
+        self.false_shares = np.ones(num_layers)
 
     def add(self, layer: int, temperatures: Floats, counts: Ints, accepted: NDArray[np.bool_]) -> None:
         """Judged tokens, [T] each: what beat them at a layer, and whether they were accepted."""
@@ -40,21 +44,14 @@ class PruneCalibration:
         low = bounds <= MOST_FALSE
         found = low.any(1)
         self._thresholds[layer] = np.where(found, low.argmax(1), self.never)
-        self._false_shares[layer] = np.where(found, bounds[np.arange(len(bounds)), low.argmax(1)], 1.0)
+        shares = bounds[np.arange(len(bounds)), low.argmax(1)]
+        self.usable[layer] = found.any()
+        self.false_shares[layer] = shares[found].max() if found.any() else 1.0
 
     def thresholds(self, layer: int, temperatures: Floats) -> Ints:
         """[T] counts from which on a token is flagged, `never` where too little is known."""
         found: Ints = self._thresholds[layer, bands(temperatures)]
         return found
-
-    def usable(self, layer: int) -> bool:
-        """Whether there is a threshold for any temperature."""
-        return bool((self._thresholds[layer] < self.never).any())
-
-    def false_share(self, layer: int) -> float:
-        """Bound on the share of flagged tokens that would be accepted, of the worst band with a threshold."""
-        usable = self._thresholds[layer] < self.never
-        return float(self._false_shares[layer][usable].max()) if usable.any() else 1.0
 
 
 def bands(temperatures: Floats) -> Ints:

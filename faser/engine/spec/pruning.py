@@ -26,6 +26,7 @@ from faser.engine.plan import Draft, SequenceRows, SequenceStart
 from faser.engine.runner import Runner
 from faser.engine.spec.drafter import NO_TOP
 from faser.engine.spec.prune_gate import Lesson, Look, Split
+from faser.types import PrunedLayer, PruneStats
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -54,8 +55,15 @@ class DraftedTokens:
 class Gate(Protocol):
     """Says when to look and what is bad. Layers are named by their index among the gate's candidates."""
 
-    def ask(self, num_rows: int, num_drafts: int) -> Split:
-        """Where the forward of such a step stops for a look. num_drafts: so many of its rows are drafted."""
+    def may_look(self) -> bool:
+        """Whether drafts that are about to be made may be looked at, so that their likely tokens are of use."""
+        ...
+
+    def ask(self, num_rows: int, num_drafts: int, *, named: bool) -> Split:
+        """Where the forward of such a step stops for a look. num_drafts: so many of its rows are drafted.
+
+        named: likely tokens are there; nowhere, if not.
+        """
         ...
 
     def thresholds(self, layer: int, temperatures: Floats) -> Ints:
@@ -96,25 +104,11 @@ class RankJudge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PruneStats:
-    """Since the start. judged: tokens with a count and a verdict. flagged, false_prunes: of those, so many would
-    be pruned, and so many of these were right. seconds: of looks and of narrowing."""
-
-    shadow_steps: int = 0
-    pruned_steps: int = 0
-    drafted_rows: int = 0
-    pruned_rows: int = 0
-    judged: int = 0
-    flagged: int = 0
-    false_prunes: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """What was counted at one layer, [T] each."""
+    """What was counted at one layer, [T] each. layer: among the candidates; num_layers: run before it."""
 
     layer: int
+    num_layers: int
     counts: Ints
     thresholds: Ints
 
@@ -131,7 +125,14 @@ class EarlyPruning:
         self._temperatures = np.zeros(num_slots)
         self._drafted: DraftedTokens | None = None  # of the step in progress, if it was looked at
         self._seen: list[_Seen] = []
+        self._layers: dict[int, PrunedLayer] = {}
+        self._num_left = 0  # drafted rows that went through all layers, in the step in progress
+        self.pruned_after = 1.0  # share of the layers that the rows which left the last step had been through
         self.stats = PruneStats()
+
+    def may_look(self) -> bool:
+        """Whether likely tokens beside those that are about to be drafted are of use."""
+        return self._gate.may_look()
 
     def start(self, start: SequenceStart) -> None:
         """A sequence takes over a slot."""
@@ -145,11 +146,11 @@ class EarlyPruning:
         top_ids: [T, M] of the rows' drafted tokens, in their order; None: nobody named any, so nothing is pruned.
         Returns the rows and the batch as they came out; drafts may have become shorter.
         """
-        self._drafted, self._seen = None, []
+        self._drafted, self._seen, self.pruned_after = None, [], 1.0
         num_drafts = sum(each.num_drafts for each in rows)
         split = Split()
-        if top_ids is not None and num_drafts:
-            split = self._gate.ask(len(batch.token_ids), num_drafts)
+        if num_drafts:
+            split = self._gate.ask(len(batch.token_ids), num_drafts, named=top_ids is not None)
         if not split.layers or top_ids is None:
             runner.forward(batch)
             return rows, batch
@@ -159,12 +160,13 @@ class EarlyPruning:
         for layer, num_layers in split.layers:
             runner.advance(num_layers)
             began_s = time.perf_counter()
-            kept = self._look(runner, drafted, layer)
+            kept = self._look(runner, drafted, layer, num_layers)
             if split.prunes:
                 rows, batch = self._narrow(runner, rows, batch, kept)
+                self._leave(num_layers, num_drafts, int(kept.sum()), runner)
             self._note(layer, drafted.num_drafts, kept, time.perf_counter() - began_s)
         runner.advance()
-        self._count(split.prunes, num_drafts, num_drafts - sum(each.num_drafts for each in rows))
+        self._count(split.prunes, num_drafts)
         return rows, batch
 
     def learn(self, token_ids: Sequence[tuple[int, ...]]) -> None:
@@ -179,17 +181,21 @@ class EarlyPruning:
         judged = drafted.depth < came[drafted.sequence]
         accepted = (drafted.depth < came[drafted.sequence] - 1) | (ids == last[drafted.sequence])
         lessons = [self._lesson(seen, drafted, judged & (seen.counts != UNKNOWN), accepted) for seen in self._seen]
+        if self._num_left:
+            num_accepted = int(np.maximum(came - 1, 0)[drafted.num_drafts > 0].sum())
+            self._add(self._seen[0].num_layers, wasted=self._num_left - num_accepted)
+        self.stats = replace(self.stats, layers=tuple(self._layers[each] for each in sorted(self._layers)))
         self._gate.learn(lessons, int(came.sum()))
-        self._drafted, self._seen = None, []
+        self._drafted, self._seen, self._num_left = None, [], 0
 
-    def _look(self, runner: Runner, drafted: DraftedTokens, layer: int) -> Ints:
+    def _look(self, runner: Runner, drafted: DraftedTokens, layer: int, num_layers: int) -> Ints:
         """[S] so many drafted tokens of each sequence are left, if flagged ones and those behind them leave."""
         counts = self._judge.counts(runner, drafted)
         thresholds = self._gate.thresholds(layer, self._temperatures[drafted.slots])
         flagged = np.flatnonzero((counts >= thresholds) & (counts != UNKNOWN))
         kept = drafted.num_drafts.copy()
         np.minimum.at(kept, drafted.sequence[flagged], drafted.depth[flagged])
-        self._seen.append(_Seen(layer=layer, counts=counts, thresholds=thresholds))
+        self._seen.append(_Seen(layer=layer, num_layers=num_layers, counts=counts, thresholds=thresholds))
         return kept
 
     def _note(self, layer: int, num_drafts: Ints, kept: Ints, seconds: float) -> None:
@@ -210,11 +216,11 @@ class EarlyPruning:
         self, seen: _Seen, drafted: DraftedTokens, judged: NDArray[np.bool_], accepted: NDArray[np.bool_]
     ) -> Lesson:
         flagged = judged & (seen.counts >= seen.thresholds)
-        self.stats = replace(
-            self.stats,
-            judged=self.stats.judged + int(judged.sum()),
-            flagged=self.stats.flagged + int(flagged.sum()),
-            false_prunes=self.stats.false_prunes + int((flagged & accepted).sum()),
+        self._add(
+            seen.num_layers,
+            judged=int(judged.sum()),
+            flagged=int(flagged.sum()),
+            false_prunes=int((flagged & accepted).sum()),
         )
         return Lesson(
             layer=seen.layer,
@@ -223,14 +229,40 @@ class EarlyPruning:
             accepted=accepted[judged],
         )
 
-    def _count(self, pruned: bool, num_drafts: int, num_pruned: int) -> None:
+    def _leave(self, num_layers: int, num_drafts: int, num_left: int, runner: Runner) -> None:
+        """Rows left after so many layers, or none did."""
+        self._num_left = num_left
+        self._add(num_layers, rows=num_drafts - num_left)
+        if num_left < num_drafts:
+            self.pruned_after = num_layers / runner.num_layers
+
+    def _add(
+        self,
+        num_layers: int,
+        *,
+        rows: int = 0,
+        wasted: int = 0,
+        judged: int = 0,
+        flagged: int = 0,
+        false_prunes: int = 0,
+    ) -> None:
+        before = self._layers.get(num_layers, PrunedLayer(layer=num_layers))
+        self._layers[num_layers] = PrunedLayer(
+            layer=num_layers,
+            rows=before.rows + rows,
+            wasted=before.wasted + wasted,
+            judged=before.judged + judged,
+            flagged=before.flagged + flagged,
+            false_prunes=before.false_prunes + false_prunes,
+        )
+
+    def _count(self, pruned: bool, num_drafts: int) -> None:
         before = self.stats
         self.stats = replace(
             before,
             shadow_steps=before.shadow_steps + (not pruned),
             pruned_steps=before.pruned_steps + pruned,
             drafted_rows=before.drafted_rows + num_drafts,
-            pruned_rows=before.pruned_rows + num_pruned,
         )
 
 

@@ -1,6 +1,7 @@
 """SuffixDrafter: what most often followed the longest context, in this sequence and in past outputs.
 
 Owns each sequence's text and the corpus of what sequences said before their slots were released. Knows no model.
+Engines use it where the native lookup (native_lookup.py), which proposes the same drafts, cannot be had.
 Source: SuffixDecoding, arXiv 2411.04975, sections 3 and 4. Their global tree is our corpus, their tree of a
 request the text of a sequence; the score of a draft, the tokens it should have accepted, is the same. They count
 every occurrence of a context in a tree; we count the latest OCCURRENCES of the longest one found. Their estimate
@@ -18,6 +19,7 @@ from faser.engine.plan import Draft, DraftPlan, DraftWish, SequenceStart
 from faser.engine.spec.corpus import END, Corpus, Match, Text
 from faser.engine.spec.drafter import Continuation, Proposals
 from faser.engine.spec.prediction import foreword
+from faser.engine.spec.text_lookup import CORPUS_TOKENS
 
 OCCURRENCES = 8  # so many are counted: enough to tell .9 from .6, few enough for a step
 # A context of L tokens seen n times goes on with what followed it c times with probability c / (n + DOUBT / L):
@@ -43,7 +45,7 @@ class SuffixDrafter:
         max_cached_requests: int = 10_000,
         max_spec_factor: float = 1.0,
         min_token_prob: float = 0.1,
-        corpus_tokens: int = 262_144,
+        corpus_tokens: int = CORPUS_TOKENS,
     ) -> None:
         self.corpus = Corpus(max_tokens=corpus_tokens, max_outputs=max_cached_requests)
         self._cap = cap

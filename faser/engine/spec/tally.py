@@ -35,6 +35,7 @@ class Tally:
         self._gammas: Ints = np.zeros((len(self._classes), cap + 1), dtype=np.int64)
         self._methods: Ints = np.zeros((len(DRAFT_METHODS), _COLUMNS), dtype=np.int64)
         self._dropped: Ints = np.zeros(len(DRAFT_METHODS), dtype=np.int64)
+        self._left: Ints = np.zeros(len(DRAFT_METHODS), dtype=np.int64)
         self._expected: Floats = np.zeros(len(DRAFT_METHODS))
         self._accepted_per_position: Ints = np.zeros(cap, dtype=np.int64)
         self._upto = np.tri(cap + 1, cap, -1, dtype=np.int64)  # line n: 1 for the first n depths, 0 for the others
@@ -92,9 +93,14 @@ class Tally:
             np.add.at(self._methods[:, column], methods, counts)
         np.add.at(self._dropped, methods, counts)
 
+    def left(self, methods: Ints, counts: Ints) -> None:
+        """Of drafts that a step judged: so many tokens of each left between layers; they are not verified, [S]."""
+        np.add.at(self._left, methods, counts)
+
     def stats(self, policy: str, method: str) -> SpeculationStats:
         self._settle()
-        lines, dropped, expected = self._methods.tolist(), self._dropped.tolist(), self._expected.tolist()
+        lines, expected = self._methods.tolist(), self._expected.tolist()
+        dropped, left = self._dropped.tolist(), self._left.tolist()
         return SpeculationStats(
             policy=policy,
             method=method,
@@ -105,11 +111,12 @@ class Tally:
                     drafted=line[_DRAFTED],
                     pruned=line[_PRUNED],
                     dropped=lost,
+                    left=gone,
                     verified=line[_VERIFIED],
                     accepted=line[_ACCEPTED],
                     expected=mass,
                 )
-                for name, line, lost, mass in zip(DRAFT_METHODS, lines, dropped, expected, strict=True)
+                for name, line, lost, gone, mass in zip(DRAFT_METHODS, lines, dropped, left, expected, strict=True)
             ),
             accepted_per_position=tuple(self._accepted_per_position.tolist()),
             gammas=tuple(zip(self._classes, map(tuple, self._gammas.tolist()), strict=True)),

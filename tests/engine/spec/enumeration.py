@@ -30,12 +30,17 @@ Law = dict[Tokens, float]
 
 
 class Pair:
-    """A target and a drafter. target_probs, draft_probs: by prefix, [VOCAB] float64; masses: of the target."""
+    """A target and a drafter. target_probs, draft_probs: by prefix, [VOCAB] float64; masses: of the target.
 
-    def __init__(self, target_masses: Tensor, draft_probs: Tensor, *, length: int = LENGTH) -> None:
+    reach: how far behind the output tokens are drafted, at most.
+    """
+
+    def __init__(
+        self, target_masses: Tensor, draft_probs: Tensor, *, length: int = LENGTH, reach: int = GAMMA
+    ) -> None:
         self.length = length
         self.vocab = target_masses.shape[-1]
-        depth = range(length + GAMMA)
+        depth = range(length + reach)
         self.line = {
             prefix: i
             for i, prefix in enumerate(
@@ -64,15 +69,16 @@ class Pair:
                 yield prob, draft
 
 
-def random_pair(seed: int, *, greedy: bool = False) -> Pair:
+def random_pair(seed: int, *, greedy: bool = False, reach: int = GAMMA) -> Pair:
     """Random distributions, peaked enough to differ. greedy: drafts are the drafter's most likely tokens."""
     rng = torch.Generator().manual_seed(seed)
-    num = sum(VOCAB**n for n in range(LENGTH + GAMMA))
+    num = sum(VOCAB**n for n in range(LENGTH + reach))
     masses = token_masses(scale(torch.randn(num, VOCAB, generator=rng) * 1.5, torch.ones(num)))
     draft_logits = torch.randn(num, VOCAB, generator=rng, dtype=torch.float64) * 1.5
     if greedy:
-        return Pair(masses, torch.nn.functional.one_hot(draft_logits.argmax(-1), VOCAB).double())
-    return Pair(masses, draft_logits.softmax(-1))
+        draft_probs = torch.nn.functional.one_hot(draft_logits.argmax(-1), VOCAB).double()
+        return Pair(masses, draft_probs, reach=reach)
+    return Pair(masses, draft_logits.softmax(-1), reach=reach)
 
 
 def shares(masses: Tensor) -> Tensor:

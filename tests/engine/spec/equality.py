@@ -26,6 +26,32 @@ CAP = 5
 NUM_TOKENS = 90
 LANES = CoRun(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
 
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {"temperature": 1.0},
+    "truncated": {"temperature": 0.8, "top_p": 0.9, "top_k": 30, "min_p": 0.02},
+    "penalties": {
+        "temperature": 0.7,
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.4,
+        "presence_penalty": 0.3,
+        "logit_bias": ((40, 2.0), (41, -3.0)),
+    },
+    "endings": {
+        "temperature": 0.0,
+        "ignore_eos": False,
+        "min_tokens": 9,
+        "stop_token_ids": tuple(range(3, 90)),
+        "logprobs": 2,
+        "n": 2,
+    },
+    "scores": {
+        "temperature": 0.6,
+        "logprobs": 3,
+        "prompt_logprobs": 1,
+        "allowed_token_ids": tuple(range(20, 400)),
+    },
+}
+
 Answer = tuple[tuple[int, ...], tuple[PositionLogprobs, ...]]
 
 

@@ -1,4 +1,4 @@
-"""A whole engine with early pruning that is put together here: target, noisy drafter, gate and judge of choice."""
+"""A whole engine that is put together here: target, noisy drafter; gate, judge, policy and lanes of choice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +10,17 @@ from faser.engine.batch import BlockTable
 from faser.engine.clock import SimulatedClock
 from faser.engine.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.executor import ModelExecutor, Speculation
+from faser.engine.executor import Lanes, ModelExecutor, Speculation
 from faser.engine.kv_cache import KvManager
 from faser.engine.models.decoder import Decoder
 from faser.engine.models.loader import load_decoder
+from faser.engine.partition import Partition
 from faser.engine.runner import Runner
 from faser.engine.sampler import Sampler
 from faser.engine.scheduler import Scheduler
-from faser.engine.spec.control import SpeculationControl
+from faser.engine.spec.control import Overlap, SpeculationControl
 from faser.engine.spec.factory import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.spec.policy import Policy
 from faser.engine.spec.pruning import NUM_TOP, EarlyPruning
 from faser.engine.spec.verifiers import make_verifier
 from faser.kernels.backend import Backend, KvShape
@@ -71,20 +73,44 @@ def make_runner(directory: Path, backend: Backend) -> Runner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What engines are made of. A runner keeps nothing that another engine could read before writing it."""
+    """What engines are made of. A runner keeps nothing that another engine could read before writing it.
+
+    lanes: None where nobody can draft ahead.
+    """
 
     target: Runner
     drafter: Runner
+    lanes: Lanes | None = None
 
 
-def make_world(pair: tuple[Path, Path], backend: Backend) -> World:
-    return World(target=make_runner(pair[0], backend), drafter=make_runner(pair[1], backend))
+def make_world(pair: tuple[Path, Path], backend: Backend, partition: Partition | None = None) -> World:
+    """partition: of the processors between the two models; None: they take turns, on one backend."""
+    if partition is None:
+        return World(target=make_runner(pair[0], backend), drafter=make_runner(pair[1], backend))
+    beside = backend.beside()
+    return World(
+        target=make_runner(pair[0], backend),
+        drafter=make_runner(pair[1], beside),
+        lanes=Lanes(partition=partition, target=backend, draft=beside),
+    )
 
 
-def make_engine(world: World, config: SpeculationConfig, pruning: EarlyPruning | None) -> Engine:
-    """An engine under the policy of config; `off` is the oracle."""
+def make_engine(
+    world: World,
+    config: SpeculationConfig,
+    pruning: EarlyPruning | None,
+    *,
+    policy: Policy | None = None,
+    overlap: Overlap | None = None,
+    eos_token_ids: tuple[int, ...] = (),
+    num_blocks: int = NUM_BLOCKS,
+) -> Engine:
+    """An engine under the policy of config, or under another; `off` is the oracle. overlap: None: no lanes.
+
+    num_blocks: at most NUM_BLOCKS, which the caches have.
+    """
     table = BlockTable(NUM_SLOTS, MAX_LEN // BLOCK_SIZE)
-    sampler = Sampler(NUM_SLOTS, world.target.vocab_size, (), "cpu")
+    sampler = Sampler(NUM_SLOTS, world.target.vocab_size, eos_token_ids, "cpu", world.target.token_choice)
     speculation, control, clock = None, None, SimulatedClock()
     if config.policy != "off":
         model = DraftModelParts(
@@ -99,16 +125,21 @@ def make_engine(world: World, config: SpeculationConfig, pruning: EarlyPruning |
             num_top=0 if pruning is None else NUM_TOP,
         )
         speculation = Speculation(
-            drafter=make_drafter(config, parts), verifier=make_verifier(config, sampler), pruning=pruning
+            drafter=make_drafter(config, parts),
+            verifier=make_verifier(config, sampler),
+            pruning=pruning,
+            lanes=None if overlap is None else world.lanes,
         )
         costs = CostModel.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7)
-        control = SpeculationControl(config, costs, num_slots=NUM_SLOTS, clock=clock)
+        control = SpeculationControl(
+            config, costs, num_slots=NUM_SLOTS, clock=clock, policy=policy, overlap=overlap
+        )
     scheduler = Scheduler(
-        kv=KvManager(NUM_BLOCKS, BLOCK_SIZE, enable_prefix_caching=True),
+        kv=KvManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=True),
         max_num_seqs=NUM_SLOTS,
         max_num_batched_tokens=MAX_ROWS,
         max_model_len=MAX_LEN,
-        eos_token_ids=(),
+        eos_token_ids=eos_token_ids,
         clock=clock,
         speculation=control,
     )

@@ -9,18 +9,22 @@ import torch
 
 from faser.engine.batch import BlockTable
 from faser.engine.models.loader import load_decoder
+from faser.engine.plan import DraftPlan, DraftWish, SequenceStart
 from faser.engine.runner import Runner
 from faser.engine.spec.chooser import Chooser
 from faser.engine.spec.draft_model import DraftModel
-from faser.engine.spec.factory import DrafterParts, DraftModelParts, make_drafter, names_model
+from faser.engine.spec.factory import DrafterParts, DraftModelParts, make_drafter, make_lookup, names_model
 from faser.engine.spec.layer_skip import LayerSkip
-from faser.engine.spec.ngram import NgramDrafter
-from faser.engine.spec.suffix import SuffixDrafter
+from faser.engine.spec.native_lookup import NativeLookup
+from faser.engine.spec.text_lookup import LookupDrafter, SeparateLookups
 from faser.engine.torch_choice import TorchChoice
 from faser.errors import ConfigError
+from faser.kernels import native_library
+from faser.kernels.native_build import library_path
 from faser.kernels.token_choice import Ints, Reals
 from faser.kernels.torch_backend import TorchBackend
 from faser.speculation import SpeculationConfig
+from faser.types import SamplingParams
 from tests.engine.spec.drafting import (
     BLOCK_SIZE,
     MAX_LEN,
@@ -51,8 +55,8 @@ def parts(directory: Path, *, with_model: bool = False) -> DrafterParts:
     [
         ("draft_model", "some/model", DraftModel),
         ("layer_skip", None, LayerSkip),
-        ("ngram", None, NgramDrafter),
-        ("suffix", None, SuffixDrafter),
+        ("ngram", None, LookupDrafter),
+        ("suffix", None, LookupDrafter),
         ("auto", None, Chooser),
         ("auto", "some/model", Chooser),
     ],
@@ -65,6 +69,39 @@ def test_every_method_has_its_drafter(
     assert names_model(config) == (model is not None)
     drafter = make_drafter(config, parts(tiny_checkpoint, with_model=model is not None))
     assert isinstance(drafter, kind)
+
+
+@pytest.mark.parametrize("methods", [("suffix",), ("ngram",), ("suffix", "ngram")])
+def test_the_lookup_is_native_where_there_is_a_library_and_drafts_the_same_where_not(
+    kernel_cache: Path, methods: tuple[str, ...]
+) -> None:
+    config = SpeculationConfig(
+        num_speculative_tokens=7,
+        suffix_max_tree_depth=6,
+        suffix_max_spec_factor=1.5,
+        suffix_min_token_prob=0.4,
+        suffix_max_cached_requests=2,
+        prompt_lookup_min=3,
+        prompt_lookup_max=4,
+    )
+    native = make_lookup(config, methods, native_library.load(library_path(cache_dir=kernel_cache)))
+    plain = make_lookup(config, methods, None)
+    assert (type(native), type(plain)) == (NativeLookup, SeparateLookups)
+
+    rng = random.Random(8)
+    plan = DraftPlan(step=0, wishes=(DraftWish(slot=0, max_tokens=20, new_blocks=()),))
+    drafted = [0] * len(methods)
+    for _ in range(100):
+        token_ids = tuple(rng.randrange(2) for _ in range(rng.randrange(5, 40)))
+        start = SequenceStart(slot=0, sampling=SamplingParams(), seed=0, prompt_len=5, token_ids=token_ids)
+        for lookup in (native, plain):
+            lookup.start(start)
+        columns = native.guesses(plan)
+        assert columns == plain.guesses(plan)
+        drafted = [most + len(draft.token_ids) for most, (draft,) in zip(drafted, columns, strict=True)]
+        for lookup in (native, plain):
+            lookup.release(0)
+    assert min(drafted) > 100
 
 
 def test_nothing_is_loaded_for_a_policy_that_never_drafts() -> None:

@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from faser.config import EngineConfig
+from faser.config import EngineConfig, cache_dir
 from faser.engine.build import build_engine
 from faser.engine.cost_model import CostModel
 from faser.engine.engine import Engine
 from faser.engine.plan import DraftPlan, DraftWish, SequenceStart
 from faser.engine.spec.drafter import Continuation, Drafter
+from faser.engine.spec.native_lookup import NativeLookup
 from faser.engine.spec.ngram import NgramDrafter
 from faser.engine.spec.prediction import foreword
 from faser.engine.spec.suffix import SuffixDrafter
+from faser.engine.spec.text_lookup import LookupDrafter
+from faser.kernels.text_index import TextRules, text_library
 from faser.types import Request, SamplingParams
 
 NUM_TOKENS = 48
@@ -33,6 +36,12 @@ def start(predicted: tuple[int, ...], *, slot: int = 0, prompt: tuple[int, ...] 
     )
 
 
+def native(rules: TextRules) -> Drafter:
+    library = text_library(cache_dir() / "kernels")
+    assert library is not None
+    return LookupDrafter(NativeLookup(library, rules))
+
+
 def drafted(drafter: Drafter, slot: int = 0) -> tuple[int, ...]:
     wish = DraftWish(slot=slot, max_tokens=4, new_blocks=())
     return drafter.propose(DraftPlan(step=1, wishes=(wish,))).drafts[0].token_ids
@@ -41,6 +50,8 @@ def drafted(drafter: Drafter, slot: int = 0) -> tuple[int, ...]:
 DRAFTERS = [
     lambda: NgramDrafter(min_n=2, max_n=4, cap=4),
     lambda: SuffixDrafter(cap=4, max_spec_factor=4.0),
+    lambda: native(TextRules(cap=4, min_n=2, max_n=4)),
+    lambda: native(TextRules(cap=4, depth=24, max_spec_factor=4.0, max_outputs=9, max_tokens=1000)),
 ]
 
 

@@ -17,6 +17,7 @@ from faser.engine.spec.prune_calibration import MOST_FALSE, PruneCalibration, ba
 from faser.engine.spec.prune_gate import (
     MODES,
     SHADOW_EVERY,
+    SHADOW_OFTEN,
     UNSPLIT,
     Lesson,
     Look,
@@ -77,10 +78,9 @@ def test_thresholds_are_the_smallest_counts_that_a_loop_finds() -> None:
             allowed.append(least)
     assert calibration.thresholds(0, np.array([0.8, 0.0, 0.4])).tolist() == [allowed[0], MOST + 1, MOST + 1]
     assert 3 < allowed[0] < 20
-    assert calibration.usable(0)
-    assert not calibration.usable(1)
-    assert calibration.false_share(0) <= MOST_FALSE
-    assert calibration.false_share(1) == 1.0
+    assert calibration.usable.tolist() == [True, False]
+    assert calibration.false_shares[0] <= MOST_FALSE
+    assert calibration.false_shares[1] == 1.0
 
 
 def test_layers_learn_apart() -> None:
@@ -95,7 +95,7 @@ def test_layers_learn_apart() -> None:
 def test_less_than_266_refused_tokens_flag_nothing(refused: int, usable: bool) -> None:
     calibration = PruneCalibration(1, MOST)
     calibration.add(0, np.zeros(refused), np.full(refused, MOST), np.zeros(refused, dtype=np.bool_))
-    assert calibration.usable(0) is usable
+    assert bool(calibration.usable[0]) is usable
 
 
 def test_a_token_that_nothing_beats_is_never_flagged() -> None:
@@ -139,9 +139,19 @@ def test_what_was_seen_long_ago_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize(
-    "num_layers, layers", [(2, (1,)), (6, (1, 2)), (12, (2, 3, 4)), (30, (5, 8, 10)), (32, (5, 8, 11))]
+    "num_layers, layers",
+    [
+        (2, (1,)),
+        (3, (1, 2)),
+        (6, (1, 2, 3, 4, 5)),
+        (12, (2, 3, 4, 6, 8, 10)),
+        (30, (5, 8, 10, 15, 20, 25)),
+        (32, (5, 8, 11, 16, 21, 27)),
+    ],
 )
-def test_looks_are_taken_after_a_sixth_a_quarter_and_a_third(num_layers: int, layers: tuple[int, ...]) -> None:
+def test_looks_are_taken_after_a_sixth_a_quarter_a_third_a_half_two_thirds_and_five_sixths(
+    num_layers: int, layers: tuple[int, ...]
+) -> None:
     assert candidate_layers(num_layers) == layers
 
 
@@ -169,11 +179,11 @@ def gate(costs: CostModel, *, mode: str = "auto") -> PruneGate:
     return PruneGate(mode, num_layers=12, most=MOST, costs=costs)
 
 
-def calibrate(asked: PruneGate, *, share: float, look_s: float = 1e-4, tokens: int = 32) -> None:
-    """As if shadow looks had found that this share of drafted rows can leave."""
-    for at in range(3):
+def calibrate(asked: PruneGate, *, share: float | list[float], look_s: float = 1e-4, tokens: int = 32) -> None:
+    """As if shadow looks had found that this share of drafted rows can leave, after all layers or after each."""
+    for at, own in enumerate(np.broadcast_to(share, len(asked.layers)).tolist()):
         for _ in range(30):
-            asked.looked(Look(layer=at, num_drafts=100, flagged_rows=round(100 * share), seconds=look_s))
+            asked.looked(Look(layer=at, num_drafts=100, flagged_rows=round(100 * own), seconds=look_s))
         lesson = Lesson(
             layer=at,
             temperatures=np.zeros(1000),
@@ -186,13 +196,14 @@ def calibrate(asked: PruneGate, *, share: float, look_s: float = 1e-4, tokens: i
 
 
 def decisions(asked: PruneGate, *, rows: int = 64, drafts: int = 48, steps: int = 60) -> list[Split]:
-    return [asked.ask(rows, drafts) for _ in range(steps)]
+    return [asked.ask(rows, drafts, named=True) for _ in range(steps)]
 
 
 def test_before_anything_is_known_every_twentieth_step_is_a_shadow_and_none_prunes() -> None:
     found = decisions(gate(rising()), steps=100)
     shadows = [i for i, split in enumerate(found) if split != UNSPLIT]
-    assert all(found[i] == Split(layers=((0, 2), (1, 3), (2, 4))) for i in shadows)
+    parts = [Split(layers=((1, 3), (3, 6), (5, 10))), Split(layers=((0, 2), (2, 4), (4, 8)))]
+    assert [found[i] for i in shadows] == [*parts, *parts, parts[0]]
     assert np.diff(shadows).tolist() == [SHADOW_EVERY] * 4
 
 
@@ -211,6 +222,55 @@ def test_where_rows_cost_rows_leave_at_the_earliest_layer() -> None:
     assert asked.active
     assert found[-1] == Split(layers=((0, 2),), prunes=True)
     assert sum(bool(split.layers) and not split.prunes for split in found) == 3
+
+
+@pytest.mark.parametrize(
+    "shares, layer", [([0.1] * 6, 2), ([0, 0, 0, 0.3, 0.3, 0.3], 6), ([0.01, 0.01, 0.01, 0.02, 0.05, 0.8], 10)]
+)
+def test_rows_leave_where_they_save_most_be_it_late(shares: list[float], layer: int) -> None:
+    asked = gate(rising())
+    calibrate(asked, share=shares, look_s=1e-6)
+    (split,) = {split.layers for split in decisions(asked) if split.prunes}
+    assert [each for _, each in split] == [layer]
+
+
+def test_likely_tokens_are_wanted_for_the_steps_that_may_be_looked_at() -> None:
+    """Drafts beside a step are judged in the one after it, so that two steps ahead counts; and not a third."""
+    asked = gate(rising())
+    wanted = []
+    for _ in range(3 * SHADOW_EVERY):
+        wanted.append(asked.may_look())
+        asked.ask(64, 48, named=wanted[-1])
+    assert [i for i in range(3 * SHADOW_EVERY) if wanted[i]] == [0, 19, 20, 39, 40, 59]
+    calibrate(asked, share=0.3)
+    decisions(asked)
+    assert asked.active
+    assert asked.may_look()
+    asked.use("off")
+    assert not asked.may_look()
+
+
+def test_a_step_without_likely_tokens_is_not_looked_at_and_the_next_one_with_them_is() -> None:
+    asked = gate(rising())
+    assert [asked.ask(64, 48, named=False) for _ in range(30)] == [UNSPLIT] * 30
+    assert asked.may_look()
+    assert asked.ask(64, 48, named=True).layers
+
+
+def test_a_gain_is_followed_in_steps_without_likely_tokens_too() -> None:
+    asked = gate(rising())
+    calibrate(asked, share=0.3)
+    for _ in range(15):
+        asked.ask(64, 48, named=False)
+    assert asked.active
+
+
+def test_on_looks_often_until_something_is_known() -> None:
+    asked = gate(flat(), mode="on")
+    before = [i for i, split in enumerate(decisions(asked, steps=40)) if split.layers]
+    assert np.diff(before).tolist() == [SHADOW_OFTEN] * (len(before) - 1)
+    calibrate(asked, share=0.3)
+    assert sum(bool(split.layers) and not split.prunes for split in decisions(asked, steps=40)) == 2
 
 
 def test_the_gain_is_what_the_rows_cost_in_the_layers_behind_less_look_and_false_prunes() -> None:

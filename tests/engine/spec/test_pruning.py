@@ -3,9 +3,11 @@
 Planted bugs that these tests have caught: a count that includes the drafted token's own column; the rows of the
 next sequence pruned (an offset of one); the last flagged token taken for the first; the target's own token counted
 as refused though it is the drafted one; tokens behind a refusal counted as refused; the likely tokens of another
-draft's tokens.
+draft's tokens; a border token that is not skipped; likely tokens of overlapped steps that are forgotten, or named
+in every step; pruned rows that still count as verified, and a false prune as refused.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser.engine.batch import BlockTable, RowBatch
-from faser.engine.plan import Draft, DraftPlan, DraftWish, SequenceRows, SequenceStart
+from faser.engine.co_run import CoRun
+from faser.engine.partition import Cores
+from faser.engine.plan import Draft, DraftPlan, DraftWish, SequenceRows, SequenceStart, StopRule
 from faser.engine.runner import Runner
 from faser.engine.spec.chooser import Chooser
+from faser.engine.spec.control import Overlap
 from faser.engine.spec.drafter import NO_TOP, Continuation, Drafter, Proposals
 from faser.engine.spec.factory import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.spec.policy import Candidates
 from faser.engine.spec.prune_gate import Floats, Ints, Lesson, Look, Split
 from faser.engine.spec.pruning import (
     UNKNOWN,
@@ -31,6 +37,7 @@ from faser.engine.spec.pruning import (
     drafted_tokens,
     lines_of,
 )
+from faser.engine.spec.text_lookup import SeparateLookups
 from faser.kernels.native_backend import NativeBackend
 from faser.kernels.native_build import library_path
 from faser.kernels.torch_backend import TorchBackend
@@ -64,8 +71,13 @@ class RandomGate:
         self.lessons: list[Lesson] = []
         self.num_tokens = 0
 
-    def ask(self, num_rows: int, num_drafts: int) -> Split:
+    def may_look(self) -> bool:
+        return True
+
+    def ask(self, num_rows: int, num_drafts: int, *, named: bool) -> Split:
         assert 0 < num_drafts < num_rows
+        if not named:
+            return Split()
         if self._rng.random() < 0.2:
             return Split()
         if self._rng.random() < 0.3:
@@ -102,9 +114,9 @@ class GivenGate(RandomGate):
         super().__init__(0)
         self._threshold, self._split = threshold, Split(layers=((0, layer),), prunes=prunes)
 
-    def ask(self, num_rows: int, num_drafts: int) -> Split:
+    def ask(self, num_rows: int, num_drafts: int, *, named: bool) -> Split:
         del num_rows, num_drafts
-        return self._split
+        return self._split if named else Split()
 
     def thresholds(self, _layer: int, temperatures: Floats) -> Ints:
         return np.full(len(temperatures), self._threshold)
@@ -212,6 +224,138 @@ def test_a_judge_that_ranks_prunes_what_would_be_refused(world: World) -> None:
     assert found is not None
     refused = stats.judged - sum(each.accepted for each in found.methods)
     assert stats.flagged > 0.8 * refused, "the drafter names nearly all that beats its tokens"
+
+
+class SeldomGate(RandomGate):
+    """Wants likely tokens for one draft in three, and prunes by them."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._drafts = 0
+        self.wanted: list[bool] = []
+        self.named: list[bool] = []
+
+    def may_look(self) -> bool:
+        self._drafts += 1
+        self.wanted.append(self._drafts % 3 == 0)
+        return self.wanted[-1]
+
+    def ask(self, num_rows: int, num_drafts: int, *, named: bool) -> Split:
+        self.named.append(named)
+        return super().ask(num_rows, num_drafts, named=named)
+
+
+def test_likely_tokens_are_named_in_the_steps_that_may_be_looked_at_and_in_no_other(world: World) -> None:
+    gate = SeldomGate(4)
+    pruning = EarlyPruning(gate, RandomJudge(2), num_slots=NUM_SLOTS)
+    asked = requests(4, temperature=0.0)
+    answers(make_engine(world, speculation(), pruning), asked)
+    assert gate.named == gate.wanted
+    assert pruning.stats.shadow_steps + pruning.stats.pruned_steps > 0
+
+
+LANES = CoRun(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+OVERLAP = Overlap(name="cores", lanes=(LANES,), mode="on", every=1000)
+HALF_RIGHT = 0.01  # noise of a drafter whose chunks often follow on chunks
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> World:
+    """The same on two lanes, with a better drafter."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two lanes take two cores")
+    good = write_pair(tmp_path_factory.mktemp("good"), noise=HALF_RIGHT)
+    return make_world(good, NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1), Cores())
+
+
+class CoinJudge:
+    """Flags every third token or so, whatever it is; and looks at who draws up the counts."""
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(9)
+        self.looked_at: list[tuple[int, tuple[int, ...]]] = []
+
+    def counts(self, _runner: Runner, drafted: DraftedTokens) -> Ints:
+        pairs = zip(drafted.token_ids.tolist(), drafted.top_ids.tolist(), strict=True)
+        self.looked_at += [(token_id, tuple(top_ids)) for token_id, top_ids in pairs]
+        return (self._rng.random(len(drafted.depth)) < 0.3).astype(np.int64)
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("overlap", [None, OVERLAP], ids=["serial", "beside"])
+def test_tokens_flagged_at_random_leave_in_steps_with_and_without_overlap_and_change_nothing(
+    beside: World, sampling: str, overlap: Overlap | None
+) -> None:
+    asked = requests(6, **SAMPLING[sampling])
+    judge = CoinJudge()
+    pruning = EarlyPruning(GivenGate(threshold=1, layer=3), judge, num_slots=NUM_SLOTS)
+    engine = make_engine(beside, speculation(), pruning, overlap=overlap)
+    assert answers(engine, asked) == answers(make_engine(beside, OFF, None), asked)
+    found = engine.stats().speculation
+    assert found is not None
+    modes = dict(found.mode_steps)
+    assert modes["serial" if overlap is None else "cores"] > 5 * sum(
+        steps for mode, steps in modes.items() if mode not in ("plain", "serial" if overlap is None else "cores")
+    )
+    assert found.pruning == pruning.stats
+    assert pruning.stats.pruned_rows == sum(each.left for each in found.methods) > 0
+    (method,) = [each for each in found.methods if each.drafted]
+    assert method.drafted == method.pruned + method.verified
+    (layer,) = pruning.stats.layers
+    assert layer.wasted == method.verified - method.accepted
+    assert (layer.rows, layer.layer) == (pruning.stats.pruned_rows, 3)
+
+
+@pytest.mark.parametrize("overlap", [None, OVERLAP], ids=["serial", "beside"])
+def test_a_drafted_token_is_held_against_its_own_likely_tokens(beside: World, overlap: Overlap | None) -> None:
+    """At temperature 0 a drafted token is the likeliest of its own; that of another rarely has it first."""
+    judge = CoinJudge()
+    pruning = EarlyPruning(GivenGate(threshold=2), judge, num_slots=NUM_SLOTS)
+    answers(make_engine(beside, speculation(), pruning, overlap=overlap), requests(4, temperature=0.0))
+    assert len(judge.looked_at) > 30
+    assert all(token_id == top_ids[0] for token_id, top_ids in judge.looked_at)
+
+
+class FirstJudge:
+    """Flags the first token of every draft."""
+
+    def counts(self, _runner: Runner, drafted: DraftedTokens) -> Ints:
+        first: Ints = (drafted.depth == 0).astype(np.int64)
+        return first
+
+
+class Everything:
+    """A policy that drafts all it may, and remembers what it was told to expect of first tokens."""
+
+    name = "everything"
+
+    def __init__(self) -> None:
+        self.expected = 0.0
+
+    def lengths(self, candidates: Candidates) -> Ints:
+        self.expected = float(candidates.survival[:, 1].mean())
+        return candidates.limit
+
+    def stop_rule(self, _candidates: Candidates, _lengths: Ints) -> StopRule | None:
+        return None
+
+    def keep(self, _candidates: Candidates, lengths: Ints) -> Ints:
+        return lengths
+
+
+def test_a_flagged_token_that_was_right_is_learned_as_accepted(beside: World) -> None:
+    """All rows leave, so that no draft has an accepted token; that first ones were right is known all the same."""
+    pruning, policy = EarlyPruning(GivenGate(threshold=1), FirstJudge(), num_slots=NUM_SLOTS), Everything()
+    engine = make_engine(beside, speculation(), pruning, policy=policy)
+    answers(engine, requests(5, temperature=0.0))
+    (layer,) = pruning.stats.layers
+    right = layer.false_prunes / layer.judged
+    assert layer.flagged == layer.judged > 50
+    assert right > 0.4
+    assert policy.expected == pytest.approx(right, abs=0.25)
+    found = engine.stats().speculation
+    assert found is not None
+    assert sum(each.verified for each in found.methods) == 0
 
 
 @pytest.fixture(scope="module")
@@ -453,10 +597,11 @@ def start_of(slot: int, prompt: tuple[int, ...]) -> SequenceStart:
     )
 
 
-def wishes(slots: Sequence[int]) -> DraftPlan:
+def wishes(slots: Sequence[int], *, names_likely: bool = True) -> DraftPlan:
     return DraftPlan(
         step=1,
         wishes=tuple(DraftWish(slot=slot, max_tokens=LENGTHS[slot], new_blocks=()) for slot in slots),
+        names_likely=names_likely,
     )
 
 
@@ -484,11 +629,12 @@ def test_a_model_names_its_likeliest_tokens_at_the_place_of_each_that_it_drafts(
 
 def test_nobody_names_tokens_that_were_not_asked_for(pair: tuple[Path, Path]) -> None:
     assert model_drafter(pair, 0).propose(wishes((0, 1))).top_ids is None
+    assert model_drafter(pair, 9).propose(wishes((0, 1), names_likely=False)).top_ids is None
 
 
 def test_among_drafts_of_a_model_those_from_text_name_nothing(pair: tuple[Path, Path]) -> None:
     """A model that may draft one token only is not worth its pass: that draft is the text's."""
-    chooser = Chooser([TextDrafter()], model_drafter(pair, 9), model_cap=CAP)
+    chooser = Chooser(SeparateLookups([TextDrafter()]), model_drafter(pair, 9), model_cap=CAP)
     found = chooser.propose(wishes((0, 2, 3, 1)))
     assert [draft.method for draft in found.drafts] == ["draft_model", "ngram", "draft_model", "draft_model"]
     assert found.top_ids is not None

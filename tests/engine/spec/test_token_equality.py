@@ -12,7 +12,7 @@ import pytest
 
 from faser.engine.engine import Engine
 from faser.speculation import POLICIES
-from tests.engine.spec.equality import CAP, Answer, answers, build, requests, write_pair
+from tests.engine.spec.equality import CAP, FEATURES, Answer, answers, build, requests, write_pair
 
 DRAFTERS: dict[str, dict[str, Any]] = {
     "auto": {},
@@ -38,33 +38,6 @@ def greedy_answers(checkpoints: tuple[Path, Path]) -> dict[tuple[str, int], Answ
     found = answers(engine, requests(temperature=0.0))
     assert engine.stats().num_preemptions > 0, "the pool is meant to be too small"
     return found
-
-
-FEATURES: dict[str, dict[str, Any]] = {
-    "plain": {"temperature": 1.0},
-    "truncated": {"temperature": 0.8, "top_p": 0.9, "top_k": 30, "min_p": 0.02},
-    "penalties": {
-        "temperature": 0.7,
-        "repetition_penalty": 1.2,
-        "frequency_penalty": 0.4,
-        "presence_penalty": 0.3,
-        "logit_bias": ((40, 2.0), (41, -3.0)),
-    },
-    "endings": {
-        "temperature": 0.0,
-        "ignore_eos": False,
-        "min_tokens": 9,
-        "stop_token_ids": tuple(range(3, 90)),
-        "logprobs": 2,
-        "n": 2,
-    },
-    "scores": {
-        "temperature": 0.6,
-        "logprobs": 3,
-        "prompt_logprobs": 1,
-        "allowed_token_ids": tuple(range(20, 400)),
-    },
-}
 
 
 @pytest.fixture(scope="module", params=DRAFTERS)

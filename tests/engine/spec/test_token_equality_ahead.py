@@ -14,7 +14,7 @@ import pytest
 
 from faser.engine.engine import Engine
 from faser.engine.partition import Cores, Draft, Joined, Lane, Partition, Verify
-from tests.engine.spec.equality import CAP, Answer, answers, build, requests, write_pair
+from tests.engine.spec.equality import CAP, FEATURES, Answer, answers, build, requests, write_pair
 
 DRAFTERS: dict[str, dict[str, Any]] = {
     "greedy": {"method": "draft_model", "draft_sample_method": "greedy"},
@@ -47,9 +47,11 @@ def expected(checkpoints: tuple[Path, Path]) -> Callable[[float], dict[tuple[str
     return at
 
 
-def drafting(checkpoints: tuple[Path, Path], name: str, partition: Partition | None = None) -> Engine:
+def drafting(
+    checkpoints: tuple[Path, Path], name: str, partition: Partition | None = None, **settings: Any
+) -> Engine:
     given = DRAFTERS[name] | {"model": str(checkpoints[1])}
-    return build(checkpoints, given, spec_overlap="on", partition=partition)
+    return build(checkpoints, given, spec_overlap="on", partition=partition, **settings)
 
 
 def mode_steps(engine: Engine) -> dict[str, int]:
@@ -84,6 +86,19 @@ def test_every_policy_may_have_its_drafts_made_ahead(
     engine.use_policy(policy, CAP if policy == "fixed" else None)
     assert answers(engine, requests(temperature=0.0, logprobs=1)) == expected(0.0)
     assert mode_steps(engine)["cores"] > 0
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_whatever_was_asked_for_tokens_and_scores_are_those_without_speculation(
+    checkpoints: tuple[Path, Path], feature: str
+) -> None:
+    """Early pruning is on as well: it looks and learns, and prunes where it is sure."""
+    asked = requests(**FEATURES[feature])
+    expected = answers(build(checkpoints, None), asked)
+    engine = drafting(checkpoints, "coupled", early_prune="on")
+    engine.use_policy("fixed", CAP)
+    assert answers(engine, asked) == expected
+    assert mode_steps(engine)["cores"] > 20
 
 
 class Disordered:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.engine.cost_model import CostModel
-from faser.engine.spec.policies.objective import Choice, Objective, best_prefixes
+from faser.engine.spec.policies.objective import Choice, Objective, best_prefixes, upto
 from faser.engine.spec.policy import Candidates, Floats, Ints
 
 _MAX_CUTS = 96
@@ -25,35 +25,40 @@ def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel)
     if candidates.num_sequences == 1:
         return best_prefixes(objective, worths, candidates.limit, _alone_s(candidates, costs))
     num_sequences, num_depths = worths.shape
-    there = (np.arange(num_depths) < candidates.limit[:, None]).ravel().nonzero()[0]
+    there = upto(num_depths).take(candidates.limit, axis=0).ravel().nonzero()[0]
     if not len(there):
         return Choice(lengths=np.zeros_like(candidates.limit), rate=objective.plain_rate)
-    there, worth = _best_first(there, worths.ravel()[there])
+    there, worth = _best_first(there, worths.take(there))
     cuts, cut_of = _cuts(len(there))
-    depth = there % num_depths
+    line, depth = np.divmod(there, num_depths)
     num_cuts = len(cuts)
-    cell = depth * num_cuts + cut_of
+    cell = depth * num_cuts
+    cell += cut_of
 
     def up_to_cut(weights: Floats | None) -> NDArray[Any]:
         """[depths, cuts] sums over the tokens of each depth before each cut."""
-        counted = np.bincount(cell, weights, num_depths * num_cuts)
-        return counted.reshape(num_depths, num_cuts).cumsum(axis=1)
+        counted = np.bincount(cell, weights, num_depths * num_cuts).reshape(num_depths, num_cuts)
+        return np.add.accumulate(counted, axis=1, out=counted)
 
     drafting = up_to_cut(None)  # sequences in each pass
-    seconds = costs.pass_s(drafting).cumsum(axis=0)
-    if candidates.lag.any():
+    seconds = costs.pass_s(drafting)
+    np.add.accumulate(seconds, axis=0, out=seconds)
+    if np.count_nonzero(candidates.lag):
         catchup_s = costs.catchup_s(candidates.lag) / CATCHUP_HORIZON
-        seconds += up_to_cut(np.where(depth == 0, catchup_s[there // num_depths], 0.0))[0]
+        seconds += up_to_cut(np.where(depth == 0, catchup_s.take(line), 0.0))[0]
     seconds += costs.asking_s(drafting[0])
-    seconds += objective.verify_s(drafting.cumsum(axis=0))
-    rates = (up_to_cut(worth).cumsum(axis=0) + objective.worth) / seconds
+    seconds += objective.verify_s(np.add.accumulate(drafting, axis=0))
+    rates = up_to_cut(worth)
+    np.add.accumulate(rates, axis=0, out=rates)
+    rates += objective.worth
+    rates /= seconds
     deepest, best = divmod(int(rates.argmax()), num_cuts)
-    if rates[deepest, best] <= objective.plain_rate:
+    rate = rates.item(deepest, best)
+    if rate <= objective.plain_rate:
         return Choice(lengths=np.zeros_like(candidates.limit), rate=objective.plain_rate)
-    taken = there[: cuts[best]]
-    taken = taken[depth[: cuts[best]] <= deepest]
-    lengths = np.bincount(taken // num_depths, minlength=num_sequences)
-    return Choice(lengths=lengths, rate=float(rates[deepest, best]))
+    taken = line[: cuts[best]]
+    lengths = np.bincount(taken[depth[: cuts[best]] <= deepest], minlength=num_sequences)
+    return Choice(lengths=lengths, rate=rate)
 
 
 def _alone_s(candidates: Candidates, costs: CostModel) -> Floats:
@@ -67,7 +72,7 @@ def _alone_s(candidates: Candidates, costs: CostModel) -> Floats:
 
 def _best_first(there: Ints, worth: Floats) -> tuple[Ints, Floats]:
     order = np.argsort(-worth, kind="stable")
-    return there[order], worth[order]
+    return there.take(order), worth.take(order)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -101,17 +101,17 @@ class Faser:
         count = len(drafting)
         if not count:
             return choice.lengths
-        lengths, limit = choice.lengths[drafting], candidates.limit[drafting]
-        chosen = int(np.add.reduce(lengths))
+        chosen = int(np.add.reduce(choice.lengths))
         row_s = objective.row_s(chosen, chosen + count)
-        hoped = (
-            1 + float(np.add.reduce(candidates.survival[drafting, np.minimum(lengths + 1, limit)])) / count
-        ) / 2
-        price = choice.rate * (row_s + self._costs.pass_s(count) / count)
-        if price > hoped or row_s > _BEND * objective.row_s(0, chosen):
+        if row_s > _BEND * objective.row_s(0, chosen):
+            return choice.lengths
+        lengths, limit = choice.lengths.take(drafting), candidates.limit.take(drafting)
+        next_survival = candidates.survival[drafting, np.minimum(lengths + 1, limit)]
+        hoped = (1 + float(np.add.reduce(next_survival)) / count) / 2
+        if choice.rate * (row_s + self._costs.pass_s(count) / count) > hoped:
             return choice.lengths
         found = np.zeros_like(choice.lengths)
-        found[drafting] = np.minimum(lengths + np.maximum(_DEEPER, lengths // 2), limit)
+        found[drafting] = np.minimum(lengths + np.maximum(lengths // 2, _DEEPER), limit)
         return found
 
     def _text_gain(self, candidates: Candidates, choice: Choice, objective: Objective) -> float:

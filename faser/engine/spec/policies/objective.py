@@ -71,7 +71,7 @@ def best_prefixes(objective: Objective, values: Floats, lengths: Ints, beside_s:
     best tokens of all sequences come first, and since values fall they are prefixes; every number of them is
     tried, for time is a staircase.
     """
-    offered, lines = _best_first(values, lengths)
+    offered, tokens = _best_first(values, lengths)
     worth = np.empty(len(offered) + 1)
     worth[0] = objective.worth
     worth[1:] = offered
@@ -80,21 +80,22 @@ def best_prefixes(objective: Objective, values: Floats, lengths: Ints, beside_s:
     seconds += beside_s
     worth /= seconds
     best = int(worth.argmax())
-    return Choice(lengths=np.bincount(lines[:best], minlength=len(lengths)), rate=float(worth[best]))
+    taken = np.bincount(tokens[:best] // values.shape[1], minlength=len(lengths))
+    return Choice(lengths=taken, rate=float(worth[best]))
 
 
 def _best_first(values: Floats, lengths: Ints) -> tuple[Floats, Ints]:
-    """The values of the tokens that are there, falling, and whose each of them is."""
+    """The values of the tokens that are there, falling, and the place of each among all, line by line."""
     if len(lengths) == 1:
-        offered = values[0, : lengths[0]]
-        return offered, np.zeros(len(offered), dtype=np.int64)
-    lines, depths = (_upto(values.shape[1])[lengths]).nonzero()
-    offered = values[lines, depths]
+        count = int(lengths[0])
+        return values[0, :count], np.arange(count)
+    tokens = upto(values.shape[1]).take(lengths, axis=0).ravel().nonzero()[0]
+    offered = values.take(tokens)
     order = (-offered).argsort(kind="stable")
-    return offered[order], lines[order]
+    return offered.take(order), tokens.take(order)
 
 
 @functools.lru_cache(maxsize=8)
-def _upto(num_depths: int) -> NDArray[np.bool_]:
+def upto(num_depths: int) -> NDArray[np.bool_]:
     """Line n: the first n depths. Read only."""
     return np.tri(num_depths + 1, num_depths, -1, dtype=np.bool_)

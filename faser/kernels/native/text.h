@@ -1,0 +1,92 @@
+// Text that can be asked where its current context occurred before.
+//
+// For contexts of a few lengths a table has the latest position behind each; for two of them, the anchors, a chain
+// leads from every position to the previous one with the same context. A position is where a continuation begins:
+//
+//     tokens      ... a b c [d] ... a b c [d] ... a b c |     the context a b c ends the text and occurred twice
+//     chain                 ^___________|  ^_______ latest
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace faser {
+
+constexpr int kAnchors[] = {5, 2};     // longest first: a long context finds the few occurrences worth comparing
+constexpr int kNumAnchors = 2;
+constexpr int kOccurrences = 8;        // the latest ones that are compared and counted
+constexpr int64_t kNowhere = -1;       // before every position
+constexpr int32_t kEnd = -1;           // stands behind each text of a corpus; no token id
+
+// The context lengths that a text is indexed by, ascending, and which of them is which anchor (-1: none).
+struct Lengths {
+    std::vector<int> of;
+    std::vector<int> anchor;
+
+    // The anchors if chained, and every length from low to high; none where high is 0.
+    Lengths(bool chained, int low, int high);
+    int find(int length) const;  // its index
+};
+
+// Keys of the contexts that end before `behind`, one for each length that `available` tokens have room for.
+// Equal contexts of equal salt have equal keys; equal keys are verified where a token depends on them.
+int context_keys(const Lengths& lengths, const int32_t* behind, int64_t available, uint64_t salt, uint64_t* keys);
+
+// Position by key, open addressing. Nowhere: not there.
+class Table {
+public:
+    int64_t find(uint64_t key) const;
+    int64_t put(uint64_t key, int64_t position);  // returns the position before
+    void erase(uint64_t key);
+    size_t bytes() const { return entries_.capacity() * sizeof(Entry); }
+
+private:
+    struct Entry {
+        uint64_t key;
+        int64_t position;
+    };
+    void grow();
+
+    std::vector<Entry> entries_;  // a power of two of them
+    size_t used_ = 0;
+};
+
+// Occurrences of the longest context found. starts: indices into the tokens, the latest first.
+struct Match {
+    int64_t length = 0;
+    int count = 0;
+    int64_t starts[kOccurrences];
+};
+
+// Tokens that grow at the end, and are forgotten at the front if at all. tokens begins at position dropped.
+struct Text {
+    std::vector<int32_t> tokens;
+    int64_t dropped = 0;
+    int64_t oldest = 0;   // position of the oldest text not forgotten
+    int64_t indexed = 0;  // positions before it are indexed
+    Table latest;
+    std::vector<int64_t> previous[kNumAnchors];
+
+    int64_t end() const { return dropped + int64_t(tokens.size()); }
+    // Make what was appended findable, up to the last token. begin: no context reaches back beyond it.
+    void index(const Lengths& lengths, int64_t begin, uint64_t salt);
+    // The newest text is over: an END follows it. Everything before is indexed.
+    void close();
+    // Drop the oldest text, of num_tokens and its END.
+    void forget(const Lengths& lengths, int64_t num_tokens, uint64_t salt);
+    // Where the longest suffix of the tail occurred, among the latest occurrences of its longest anchor. keys: of the
+    // tail's contexts, with this text's salt. Tokens that are not indexed are scanned.
+    bool find(const Lengths& lengths, const int32_t* tail, int64_t tail_length, const uint64_t* keys,
+              Match& match) const;
+    // The latest index that `length` tokens like the last ones come before; -1: none.
+    int64_t find_last(const Lengths& lengths, int length, const uint64_t* keys) const;
+    size_t bytes() const;
+
+private:
+    bool longest(const int32_t* tail, int64_t tail_length, const int64_t* starts, int count, int64_t length,
+                 Match& match) const;
+};
+
+}  // namespace faser
