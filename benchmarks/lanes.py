@@ -7,6 +7,8 @@ rows; `calls` many small products, bound by the interpreter between them, which 
 them runs serially at full width and side by side, in turns, so that a busy moment of the machine hits both;
 `speed_up` is the ratio of the fastest ones, `median` that of the medians. Also: how long a draft takes to its
 lane, what changing cores costs, and whether idle threads of the full width disturb a lane's first kernels.
+
+Takes about 20 times --seconds, and is worth something on a machine that does nothing else: load_average says so.
 """
 
 import argparse
@@ -77,6 +79,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=4.0, help="for each pair of loads (default: 4)")
     asked = parser.parse_args()
+    if len(core_numbers()) < 2:
+        parser.error(f"this process may use {len(core_numbers())} core; two lanes take two")
     torch.set_num_threads(1)
     lanes = Cores()
     with tempfile.TemporaryDirectory() as folder:
@@ -84,6 +88,7 @@ def main() -> None:
         backend = NativeBackend(library, num_threads=len(core_numbers()))
         record = _measure(backend, lanes, asked.seconds)
     lanes.close()
+    record["command"] = f"python -m benchmarks.lanes OUT.json --seconds {asked.seconds:g}"
     asked.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
@@ -101,13 +106,13 @@ def _measure(backend: NativeBackend, lanes: Cores, seconds: float) -> Record:
         for verifying in SIZES:
             draft = Load(backend.beside(), SIZES[drafting])
             verify = Load(backend, SIZES[verifying])
-            pair = {"draft": drafting, "verify": verifying, **_pair(lanes, draft, verify, seconds)}
+            pair = {"draft": drafting, "verify": verifying, **measure_pair(lanes, draft, verify, seconds)}
             record["pairs"].append(pair)
             print(json.dumps(pair))
     return record
 
 
-def _pair(lanes: Cores, draft: Load, verify: Load, seconds: float) -> Record:
+def measure_pair(lanes: Cores, draft: Load, verify: Load, seconds: float) -> Record:
     """Both ways in turns, at every share; and what the profile makes of the same loads."""
     serial = Serial()
     partitions: dict[str, tuple[Cores | Serial, float]] = {"serial": (serial, 0.0)}
@@ -123,8 +128,8 @@ def _pair(lanes: Cores, draft: Load, verify: Load, seconds: float) -> Record:
     return {
         "rounds": len(times["serial"]),
         "serial_ms": round(1e3 * min(times["serial"]), 3),
-        "speed_up": _ratios(times, min),
-        "median": _ratios(times, statistics.median),
+        "speed_up": ratios(times, min),
+        "median": ratios(times, statistics.median),
         "co_run": [_rounded(each) for each in measure_slowdown(lanes, verify.run, draft.run, budget_s=seconds)],
     }
 
@@ -133,7 +138,7 @@ def _rounded(slowdown: CoRun) -> Record:
     return {name: round(value, 3) for name, value in asdict(slowdown).items()}
 
 
-def _ratios(times: dict[str, list[float]], of: Callable[[list[float]], float]) -> dict[str, float]:
+def ratios(times: dict[str, list[float]], of: Callable[[list[float]], float]) -> dict[str, float]:
     """Of the serial time to that of each other way."""
     return {name: round(of(times["serial"]) / of(each), 3) for name, each in times.items() if name != "serial"}
 
@@ -144,7 +149,7 @@ def _handover_us(lanes: Cores) -> Record:
     for _ in range(500):
         joined = lanes.both(lambda _lane, _done: None, lambda _lane: time.sleep(0.0005))
         times.append(1e6 * (joined.draft_began_s - joined.began_s))
-    return _spread(times)
+    return spread(times)
 
 
 def _use_us(backend: NativeBackend) -> Record:
@@ -156,7 +161,7 @@ def _use_us(backend: NativeBackend) -> Record:
         backend.use(cores[:1] if at % 2 else None)
         times.append(1e6 * (time.perf_counter() - began))
     backend.use(None)
-    return _spread(times)
+    return spread(times)
 
 
 def _first_kernels_us(backend: NativeBackend, lanes: Cores) -> Record:
@@ -172,12 +177,12 @@ def _first_kernels_us(backend: NativeBackend, lanes: Cores) -> Record:
             load.backend.use(verify_lane.cores)
             joined = lanes.both(lambda lane, _done: lane_load.run(lane), lambda _lane: time.sleep(0.001))
             times.append(1e6 * (joined.draft_ended_s - joined.began_s))
-        found[name] = _spread(times)
+        found[name] = spread(times)
     backend.use(None)
     return found
 
 
-def _spread(times: list[float]) -> Record:
+def spread(times: list[float]) -> Record:
     ordered = sorted(times)
     return {
         "min": round(ordered[0], 2),

@@ -1,23 +1,35 @@
 """Where plain steps, drafting before them and drafting beside them win: a map, simulated.
 
-    python -m benchmarks.overlap_map OUT_DIR [--slowdown 1.15] [--share 0.25] [--output-tokens 200]
+    python -m benchmarks.overlap_map OUT_DIR [--target 8b] [--slowdown 1.15] [--turns 800] [--forms]
 
-The real scheduler, control and policy on a simulated clock, as `faser bench simulate` has them. The machine is
-like a large GPU: a step takes V up to 180 rows and rises from there; a pass of the drafter takes a given part.
-Two lanes slow each other down by `slowdown`. Acceptance is the same for every token. For every cell the map shows
-the fastest way, and what drafting ahead is worth against the best of the others. For one request the simulated
-speeds are held against the closed forms, which know no estimates and no ends of answers.
+The real scheduler, control and policy on a simulated clock, as `faser bench simulate` has them. Targets have step
+times assumed for a large GPU: 8b takes 5.5 ms and .027 ms more for every row, 8b-roofline 5.5 up to 204 rows and
+.027 for every further one. The drafter's pass takes a part of a step of one row (a 1B drafter of 8b .18). Only
+proportions matter: a 32B target of 22 ms and .107 a row is the same map, its .6B drafter the line of .07. Every
+drafted token is right with the same probability.
+
+The lanes are a fixed division of the processors: on its lane, with or without company, everything takes
+`slowdown` times as long as on all of them. So speeds beside are those of free lanes over the slowdown, and a cell
+tells how much lanes may cost before drafting ahead loses: its speed on free lanes over the best of the other ways.
+It is simulated at no slowdown, and again, with the way that `auto` takes, at the given one.
+
+Two checks against closed forms (overlap_forms) are recorded: fixed lengths, one request, where simulation and
+form describe the same and differ by chance alone; and the policy's own choice in every cell, where they need not.
+With --forms the map is that of the closed forms, and nothing is simulated: a second instead of some minutes.
 """
 
 import argparse
 import json
-from dataclasses import asdict, dataclass
-from html import escape
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from rich.progress import track
 
+from benchmarks.overlap_chart import Panel, chart
+from benchmarks.overlap_forms import BEFORE, BESIDE, PLAIN, Forms
 from faser.engine.co_run import CoRun
 from faser.engine.cost_model import CostModel, CostTable, Role
 from faser.sim.contest import Contest
@@ -27,163 +39,230 @@ from faser.sim.synthetic import iid_trace
 from faser.sim.workload import Workload
 
 CAP = 8
-VERIFY_S = 0.010
-ACCEPTANCES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
-DRAFT_COSTS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # a pass over a step
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+DRAFT_COSTS = (0.03, 0.07, 0.12, 0.18, 0.3, 0.5)  # a pass over a step of one row
 LOADS = (1, 8, 64)
-WAYS = ("off", "faser+serial", "faser+overlap")
-AUTO = "faser+auto"
-BAR = 0.98
-COLOURS = {"off": "#bdbdbd", "faser+serial": "#6baed6", "faser+overlap": "#fd8d3c"}
-NAMES = {"off": "plain", "faser+serial": "serial", "faser+overlap": "overlap"}
+TARGETS = {  # seconds of a step by rows
+    "8b": CostTable(rows=(1, 1001), seconds=(0.005527, 0.032527)),
+    "8b-roofline": CostTable(rows=(1, 204, 1204), seconds=(0.0055, 0.0055, 0.0325)),
+}
+POLICIES = {PLAIN: "off", BEFORE: "faser+serial", BESIDE: "faser+overlap"}
+AUTO = "auto"
+GOOD = 0.98
+_PROMPT, _OUTPUT, _SHARE = 8, 400, 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """speeds: tokens a second of every way and of auto. closed: of two by formula, where there is one request."""
+    """Tokens a second. speeds: by way, free lanes; closed: by form. slowed: beside and auto, at the slowdown."""
 
     load: int
     acceptance: float
     draft_cost: float
     speeds: dict[str, float]
-    closed: dict[str, float] | None
+    slowed: dict[str, float]
+    closed: dict[str, float]
 
     @property
-    def best(self) -> str:
-        return max(WAYS, key=lambda way: self.speeds[way])
+    def others(self) -> float:
+        return max(self.speeds[PLAIN], self.speeds[BEFORE])
 
     @property
-    def overlap_gain(self) -> float:
-        return self.speeds["faser+overlap"] / max(self.speeds["off"], self.speeds["faser+serial"]) - 1
+    def bearable(self) -> float:
+        """The slowdown of both lanes at which drafting ahead is as fast as the best of the others."""
+        return self.speeds[BESIDE] / self.others
+
+    def record(self) -> dict[str, Any]:
+        rounded = {
+            name: {way: round(speed, 1) for way, speed in getattr(self, name).items()}
+            for name in ("speeds", "slowed", "closed")
+        }
+        return {
+            "load": self.load,
+            "acceptance": self.acceptance,
+            "draft_cost": self.draft_cost,
+            "bearable": round(self.bearable, 3),
+            **rounded,
+        }
 
 
-def costs_of(draft_cost: float) -> CostModel:
-    step = CostTable(rows=(1, 180, 360, 1024), seconds=(VERIFY_S, 1.05 * VERIFY_S, 1.9 * VERIFY_S, 5.0 * VERIFY_S))
-    pass_s = draft_cost * VERIFY_S
-    return CostModel({Role.STEP: step, Role.PASS: CostTable(rows=(1, 256), seconds=(pass_s, 1.1 * pass_s))})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A fixed length, one request, free lanes: tokens a second simulated, and by the form."""
+
+    way: str
+    acceptance: float
+    length: int
+    simulated: float
+    closed: float
+
+    @property
+    def deviation(self) -> float:
+        return self.simulated / self.closed - 1
 
 
-def closed_forms(acceptance: float, draft_cost: float, lanes: CoRun) -> dict[str, float]:
-    """Tokens a second of one request at the best length: serial with a bonus token, ahead with a pre-verified row.
-
-    SPECULATION: (1 - a^(m+1)) / (1 - a) over V + m D, and 1 - p + p (1 - a^m) / (1 - a) over both lanes' time,
-    p = a / (1 + a - a^m).
-    """
-    serial, ahead = 1 / VERIFY_S, 0.0
-    for m in range(1, CAP + 1):
-        draft_s = m * draft_cost * VERIFY_S
-        serial = max(serial, (1 - acceptance ** (m + 1)) / (1 - acceptance) / (VERIFY_S + draft_s))
-        ready = acceptance / (1 + acceptance - acceptance**m)
-        tokens = 1 - ready + ready * (1 - acceptance**m) / (1 - acceptance)
-        ahead = max(ahead, tokens / lanes.one(VERIFY_S, draft_s))
-    return {"faser+serial": serial, "faser+overlap": ahead}
+def lanes_of(slowdown: float) -> CoRun:
+    """A fixed division: what it costs, it costs also while the other lane is idle."""
+    return CoRun(share=_SHARE, verify=slowdown, draft=slowdown, verify_alone=slowdown, draft_alone=slowdown)
 
 
-def measure(load: int, acceptance: float, draft_cost: float, lanes: CoRun, output_tokens: int) -> Cell:
-    trace = iid_trace(acceptance, max_tokens=CAP, num_requests=16, prompt_len=8, output_len=output_tokens)
+def costs_of(target: str, draft_cost: float) -> CostModel:
+    step = TARGETS[target]
+    return CostModel({Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(draft_cost * step.seconds[0],))})
+
+
+def contest(costs: CostModel, load: int, acceptance: float, lanes: CoRun, turns: int) -> Contest:
+    """`load` requests at any time, for as long as plain steps would bring each of them `turns` tokens."""
     machine = Machine(
-        costs=costs_of(draft_cost),
+        costs=costs,
         lanes=(lanes,),
         max_num_seqs=max(LOADS),
         max_num_batched_tokens=1024,
         step_overhead_s=0.0,
         draft_overhead_s=0.0,
     )
-    contest = Contest(
-        trace=trace,
+    return Contest(
+        trace=iid_trace(acceptance, max_tokens=CAP, num_requests=32, prompt_len=_PROMPT, output_len=_OUTPUT),
         machine=machine,
         workload=Workload(clients=load, in_order=True),
-        duration_s=None,
-        limit=max(3 * load, 8),
+        duration_s=turns * costs.step_s(load),
     )
-    speeds = {way: contest.run(parse_policy(way, cap=CAP)).tokens_per_s for way in (*WAYS, AUTO)}
-    closed = closed_forms(acceptance, draft_cost, lanes) if load == 1 else None
-    return Cell(load=load, acceptance=acceptance, draft_cost=draft_cost, speeds=speeds, closed=closed)
 
 
-def drawn(load: int, cells: list[Cell], about: str) -> str:
-    """One map as SVG: acceptance across, the drafter's cost upwards."""
-    size, left, top = 78, 90, 64
-    width, height = left + size * len(ACCEPTANCES) + 20, top + size * len(DRAFT_COSTS) + 90
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
-        "<style>text{font:12px sans-serif;text-anchor:middle;fill:#808080}.in{fill:#202020}</style>",
-        _text(width / 2, 22, f"{load} requests at a time: the fastest way, and the gain of drafting ahead"),
-        _text(width / 2, 42, about),
+def speed(given: Contest, policy: str) -> float:
+    return given.run(parse_policy(policy, cap=CAP)).tokens_per_s
+
+
+def measure(target: str, load: int, acceptance: float, draft_cost: float, slowdown: float, turns: int) -> Cell:
+    """turns: of one request alone; more requests share them, an eighth at least."""
+    costs, free = costs_of(target, draft_cost), lanes_of(1.0)
+    long = max(turns // load, turns // 8)
+    unhindered = contest(costs, load, acceptance, free, long)
+    slowed = contest(costs, load, acceptance, lanes_of(slowdown), long)
+    return Cell(
+        load=load,
+        acceptance=acceptance,
+        draft_cost=draft_cost,
+        speeds={way: speed(unhindered, policy) for way, policy in POLICIES.items()},
+        slowed={BESIDE: speed(slowed, POLICIES[BESIDE]), AUTO: speed(slowed, "faser+auto")},
+        closed=Forms(costs=costs, load=load, acceptance=acceptance).best(CAP, free),
+    )
+
+
+def by_form(target: str, load: int, acceptance: float, draft_cost: float) -> Cell:
+    """The same cell as the closed forms have it, without the policy's estimates."""
+    forms = Forms(costs=costs_of(target, draft_cost), load=load, acceptance=acceptance)
+    best = forms.best(CAP, lanes_of(1.0))
+    return Cell(load=load, acceptance=acceptance, draft_cost=draft_cost, speeds=best, slowed={}, closed=best)
+
+
+def checks(
+    target: str,
+    *,
+    acceptances: tuple[float, ...] = (0.5, 0.8, 0.95),
+    lengths: tuple[int, ...] = (1, 3, 8),
+    draft_cost: float = 0.18,
+    turns: int = 3000,
+) -> Iterator[Check]:
+    """Both schemes at fixed lengths. A mean over `turns` steps scatters by one to two percent."""
+    costs, free = costs_of(target, draft_cost), lanes_of(1.0)
+    for acceptance, length in product(acceptances, lengths):
+        given = contest(costs, 1, acceptance, free, turns)
+        forms = Forms(costs=costs, load=1, acceptance=acceptance)
+        for way, ahead, closed in (
+            (BEFORE, "serial", forms.before(length)),
+            (BESIDE, "overlap", forms.beside(length, free)),
+        ):
+            found = speed(given, f"fixed:{length}+{ahead}")
+            yield Check(way=way, acceptance=acceptance, length=length, simulated=found, closed=closed)
+
+
+def winners(cells: list[Cell]) -> dict[str, Any]:
+    """Who wins how often."""
+    return {
+        "cells": len(cells),
+        "cells where beside wins": {
+            f"at slowdown {bound:g}": sum(cell.bearable > bound for cell in cells) for bound in (1.0, 1.15, 1.3)
+        },
+        "cells where plain beats both": sum(
+            cell.speeds[PLAIN] >= max(cell.speeds[BEFORE], cell.speeds[BESIDE]) for cell in cells
+        ),
+        "most bearable slowdown": round(max(cell.bearable for cell in cells), 3),
+    }
+
+
+def accuracy(cells: list[Cell], held: list[Check], slowdown: float) -> dict[str, Any]:
+    """How near auto comes to the best way, and how far simulation and closed forms are apart."""
+    farthest = max(held, key=lambda each: abs(each.deviation))
+    shares = [cell.slowed[AUTO] / max(cell.others, cell.slowed[BESIDE]) for cell in cells]
+    scaled = [cell.slowed[BESIDE] * slowdown / cell.speeds[BESIDE] for cell in cells]
+    return {
+        f"auto over the best way at {slowdown:g}": _spread(shares)
+        | {f"below {GOOD}": sum(s < GOOD for s in shares)},
+        "beside, slowed times slowdown over free": _spread(scaled),
+        "fixed lengths: simulated over closed form": {
+            "points": len(held),
+            "largest deviation": round(farthest.deviation, 4),
+            "of": f"{farthest.way}, acceptance {farthest.acceptance:g}, {farthest.length} tokens",
+        },
+        "policy's choice: simulated over closed form": {
+            way: _spread([cell.speeds[way] / cell.closed[way] for cell in cells]) for way in POLICIES
+        },
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    mean = sum(values) / len(values)
+    return {"least": round(min(values), 3), "mean": round(mean, 3), "most": round(max(values), 3)}
+
+
+def panels(cells: list[Cell]) -> list[Panel]:
+    return [
+        Panel(
+            title="1 request" if load == 1 else f"{load} requests",
+            values={(cell.acceptance, cell.draft_cost): cell.bearable for cell in cells if cell.load == load},
+            plain={
+                (cell.acceptance, cell.draft_cost)
+                for cell in cells
+                if cell.load == load and cell.speeds[PLAIN] >= cell.speeds[BEFORE]
+            },
+        )
+        for load in LOADS
     ]
-    for cell in cells:
-        x = left + size * ACCEPTANCES.index(cell.acceptance)
-        y = top + size * (len(DRAFT_COSTS) - 1 - DRAFT_COSTS.index(cell.draft_cost))
-        colour = COLOURS[cell.best]
-        parts.append(f'<rect x="{x}" y="{y}" width="{size - 2}" height="{size - 2}" fill="{colour}"/>')
-        middle = x + size / 2 - 1
-        parts.append(_text(middle, y + 30, NAMES[cell.best], inside=True))
-        parts.append(_text(middle, y + 50, f"{cell.overlap_gain:+.0%}", inside=True))
-    for i, acceptance in enumerate(ACCEPTANCES):
-        parts.append(_text(left + size * (i + 0.5), top + size * len(DRAFT_COSTS) + 18, f"{acceptance:g}"))
-    for i, draft_cost in enumerate(reversed(DRAFT_COSTS)):
-        parts.append(_text(left - 26, top + size * (i + 0.5), f"{draft_cost:g}"))
-    parts.append(_text(width / 2, height - 40, "acceptance of a drafted token"))
-    parts.append(
-        f'<g transform="rotate(-90 22 {height / 2})">{_text(22, height / 2, "pass of the drafter / step")}</g>'
-    )
-    return "\n".join([*parts, "</svg>\n"])
-
-
-def _text(x: float, y: float, text: str, *, inside: bool = False) -> str:
-    look = ' class="in"' if inside else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}"{look}>{escape(text)}</text>'
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="folder for map.json and a picture for each load")
-    parser.add_argument("--slowdown", type=float, default=1.15, help="of either lane beside the other [1.15]")
-    parser.add_argument("--share", type=float, default=0.25, help="of the draft lane; a name, no more [0.25]")
-    parser.add_argument("--output-tokens", type=int, default=200)
+    parser.add_argument("out", type=Path, help="folder for TARGET.json and TARGET.svg")
+    parser.add_argument("--target", choices=TARGETS, default="8b")
+    parser.add_argument("--slowdown", type=float, default=1.15, help="of either lane, for auto [1.15]")
+    parser.add_argument("--turns", type=int, default=800, help="simulated steps of a request alone [800]")
+    parser.add_argument("--forms", action="store_true", help="closed forms alone; files are TARGET-forms")
     given = parser.parse_args()
-    lanes = CoRun(
-        share=given.share, verify=given.slowdown, draft=given.slowdown, verify_alone=1.0, draft_alone=1.0
-    )
     wanted = list(product(LOADS, ACCEPTANCES, DRAFT_COSTS))
-    cells = [measure(*each, lanes, given.output_tokens) for each in track(wanted, "cells")]
+    command = f"python -m benchmarks.overlap_map OUT --target {given.target}"
+    if given.forms:
+        name, how, command = f"{given.target}-forms", "closed forms", f"{command} --forms"
+        cells = [by_form(given.target, *each) for each in wanted]
+        told = winners(cells)
+    else:
+        name, how = given.target, "simulated"
+        command = f"{command} --slowdown {given.slowdown:g} --turns {given.turns}"
+        cells = [measure(given.target, *each, given.slowdown, given.turns) for each in track(wanted, "cells")]
+        told = winners(cells) | accuracy(cells, list(checks(given.target)), given.slowdown)
+    title = f"Target {given.target}, {how}: how much lanes may slow each other down before drafting ahead loses"
     given.out.mkdir(parents=True, exist_ok=True)
-    for load in LOADS:
-        of_load = [cell for cell in cells if cell.load == load]
-        about = f"simulated; lanes slow each other down {given.slowdown:g} times"
-        (given.out / f"map-{load}.svg").write_text(drawn(load, of_load, about), encoding="utf-8")
-    result = summary(cells) | {
-        "command": f"python -m benchmarks.overlap_map OUT --slowdown {given.slowdown:g}",
-        "cells": [asdict(cell) for cell in cells],
-    }
-    (given.out / "map.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(summary(cells), indent=2))
+    (given.out / f"{name}.svg").write_text(chart(title, panels(cells)), encoding="utf-8")
+    record = {"command": command, **told, "map": [cell.record() for cell in cells]}
+    (given.out / f"{name}.json").write_text(_text(record), encoding="utf-8")
+    print(json.dumps(told, indent=2))
 
 
-def summary(cells: list[Cell]) -> dict[str, object]:
-    """How near auto comes to the best way, and simulation to the closed forms."""
-    shares = [cell.speeds[AUTO] / cell.speeds[cell.best] for cell in cells]
-    errors = {
-        way: [cell.speeds[way] / cell.closed[way] - 1 for cell in cells if cell.closed is not None]
-        for way in ("faser+serial", "faser+overlap")
-    }
-    return {
-        "auto over the best way": {
-            "least": round(min(shares), 4),
-            "mean": round(sum(shares) / len(shares), 4),
-            f"cells below {BAR}": sum(share < BAR for share in shares),
-            "cells": len(shares),
-        },
-        "simulated over closed form, one request": {
-            NAMES[way]: {
-                "least": round(min(each) + 1, 3),
-                "mean": round(sum(each) / len(each) + 1, 3),
-                "most": round(max(each) + 1, 3),
-            }
-            for way, each in errors.items()
-        },
-        "cells won": {NAMES[way]: sum(cell.best == way for cell in cells) for way in WAYS},
-    }
+def _text(record: dict[str, Any]) -> str:
+    """JSON with a line for each entry of the map."""
+    entries = ",\n  ".join(json.dumps(entry) for entry in record["map"])
+    head = json.dumps({key: value for key, value in record.items() if key != "map"}, indent=1)
+    return f'{head.removesuffix("}").rstrip()},\n "map": [\n  {entries}\n ]\n}}\n'
 
 
 if __name__ == "__main__":

@@ -1,0 +1,221 @@
+"""What each part of speculation brings, under the arrivals of a real trace.
+
+    python -m benchmarks.ablation OUT --model BIG --drafter SMALL --trace AZURE.csv --prompts QUESTIONS.jsonl
+        [--seconds 60] [--repeats 5] [--load 0.7,1.5] [--max-tokens 64] [--at-a-time 16]
+
+Arms, each the one before with one thing more: off; fixed:3; +lengths (policy faser); +pruning (early pruning
+where it pays; +pruning:on wherever it is calibrated); +overlap (drafting ahead where it pays). One engine in this
+process serves all of them; they take turns in an order of their own in every repeat, on the same arrivals.
+
+Capacity is what arm off brings in a closed loop with all places taken; a load is a share of that. Stretches of the
+trace (Azure LLM inference trace, arXiv 2311.18677), spread over it, are slowed down or sped up so that their
+requests bring that many tokens; answers have the trace's lengths, at most --max-tokens; prompts are questions that
+people wrote. tokens/s counts what came while requests did, so below capacity it follows the arrivals, and what
+an arm brings shows in its times; above capacity it is what the arm can bear. The target of time per token is
+twice that of a request that is alone under arm off. --seconds and --repeats of all arms and loads, and what is
+left to answer after the last arrival, make up the time it takes. OUT is written after every run.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from benchmarks.ablation.arms import ARMS, arms_named
+from benchmarks.ablation.campaign import Bearing, Campaign, Wanted
+from benchmarks.ablation.report import write
+from benchmarks.ablation.summary import Run
+from faser.bench.workload import choose
+from faser.cli.env import facts
+from faser.cli.progress import ProgressReporter
+from faser.config import EngineConfig, cache_dir
+from faser.engine.build import build_engine
+from faser.engine.models.source import resolve
+from faser.engine.tokenizer import load_tokenizer
+from faser.errors import ConfigError, RequestError
+from faser.sim.real import read_prompts
+from faser.sim.workload import read_azure
+
+PROMPTS_VARIABLE = "SPEC_BENCH_QUESTIONS"
+_FACTS = ("faser", "cpu", "cores", "memory", "backend", "torch")
+_METHOD = "draft_model"
+
+
+def main(arguments: list[str]) -> int:
+    """1 if an answer was not that of the other arms."""
+    asked = parser().parse_args(arguments)
+    if not asked.prompts:
+        sys.exit(f"--prompts or {PROMPTS_VARIABLE} has to name a file of questions, as of Spec-Bench")
+    try:
+        return _measure(asked, arguments)
+    except (ConfigError, RequestError) as error:
+        sys.exit(str(error))
+
+
+def _measure(asked: argparse.Namespace, arguments: list[str]) -> int:
+    wanted = wanted_of(asked)
+    campaign = _campaign(asked, wanted)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    runs: list[Run] = []
+    about: dict[str, Any] = {}
+    with _bar() as bar:
+        task = bar.add_task("", total=wanted.num_runs)
+
+        def announce(stage: str) -> None:
+            bar.update(task, description=stage)
+            if bar.disable:
+                print(stage, file=sys.stderr, flush=True)
+
+        announce("measuring what the machine can bear")
+        bearing = campaign.bearing()
+        campaign.warm(announce)
+        about = about_of(asked, arguments, bearing, campaign)
+        for run in campaign.runs(bearing, announce):
+            runs.append(run)
+            write(asked.out, about, runs)
+            bar.update(task, completed=len(runs))
+    print((asked.out / "ablation.md").read_text(encoding="utf-8"))
+    return 1 if any(run.different for run in runs) else 0
+
+
+def _campaign(asked: argparse.Namespace, wanted: Wanted) -> Campaign:
+    config = config_of(asked)
+    trace = read_azure(asked.trace)
+    with ProgressReporter() as report:
+        directory = resolve(config.model, cache_dir(), progress=report)
+        engine, _ = build_engine(config, directory, report)
+    everything = read_prompts(asked.prompts, load_tokenizer(directory), limit=sys.maxsize)
+    prompts = choose(
+        [(each.category, each.token_ids) for each in everything],
+        categories=[],
+        max_prompt_tokens=asked.max_prompt_tokens,
+    )
+    return Campaign(
+        engine=engine,
+        wanted=wanted,
+        trace=trace,
+        prompts=[token_ids for _, token_ids in prompts],
+    )
+
+
+def config_of(asked: argparse.Namespace) -> EngineConfig:
+    """One engine for all arms: it could do everything, and every prompt costs the same in every run."""
+    return EngineConfig(
+        model=asked.model,
+        dtype=asked.dtype,
+        speculative_config={"method": _METHOD, "model": asked.drafter},
+        early_prune="auto",
+        spec_overlap="auto",
+        max_num_seqs=asked.at_a_time,
+        max_model_len=asked.max_prompt_tokens + asked.max_tokens,
+        enable_prefix_caching=False,
+    )
+
+
+def wanted_of(asked: argparse.Namespace) -> Wanted:
+    """Raises ConfigError for an arm that there is not."""
+    return Wanted(
+        arms=arms_named(asked.arms.split(",")),
+        seconds=asked.seconds,
+        repeats=asked.repeats,
+        loads=tuple(asked.load),
+        max_tokens=asked.max_tokens,
+        clients=asked.at_a_time,
+        warm_s=asked.warm_seconds,
+        temperature=asked.temperature,
+        capacity=asked.capacity,
+    )
+
+
+def about_of(
+    asked: argparse.Namespace, arguments: list[str], bearing: Bearing, campaign: Campaign
+) -> dict[str, Any]:
+    """Under which conditions the figures hold; folders of this machine are not named."""
+    lengths = [len(prompt) for prompt in campaign.prompts]
+    shown = [str(Path(each).name) if "/" in each else each for each in arguments]
+    return {
+        "command": shlex.join(["python", "-m", "benchmarks.ablation", *shown]),
+        "conditions": {name: value for name, value in facts().items() if name in _FACTS}
+        | {
+            "target": Path(asked.model).name,
+            "drafter": Path(asked.drafter).name,
+            "dtype": asked.dtype,
+            "prompts": f"{len(lengths)} of {min(lengths)} to {max(lengths)} tokens",
+            "output tokens": f"of the trace, at most {asked.max_tokens}",
+            "requests at a time": asked.at_a_time,
+            "temperature": asked.temperature,
+            "capacity": f"{bearing.tokens_per_s:.1f} output tokens a second, "
+            + ("measured with arm off" if asked.capacity is None else "as given"),
+            "target of time per token": f"{bearing.slo.tpot_ms:.0f} ms",
+            "arrivals": f"within {asked.seconds:g} s, {asked.repeats} repeats",
+        },
+    }
+
+
+def _bar() -> Progress:
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def _above_zero(text: str) -> float:
+    if not 0 < (value := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"it is {text}; it must be a number above 0")
+    return value
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"it is {text}; it must be at least 1")
+    return value
+
+
+def _loads(text: str) -> list[float]:
+    return [_above_zero(each) for each in text.split(",")]
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        "python -m benchmarks.ablation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = made.add_argument
+    add("out", type=Path, metavar="OUT", help="folder for ablation.json, ablation.md and pictures")
+    add("--model", required=True, metavar="DIR", help="target, as of benchmarks.grow_model")
+    add("--drafter", required=True, metavar="DIR", help="draft model of the same vocabulary")
+    add("--trace", required=True, type=Path, metavar="CSV", help="an Azure LLM inference trace")
+    add("--prompts", default=os.environ.get(PROMPTS_VARIABLE), metavar="FILE", help=f"[${PROMPTS_VARIABLE}]")
+    add("--seconds", type=_above_zero, default=60.0, help="in which the requests of a run come [60]")
+    add("--repeats", type=_count, default=5, help="of which the median counts [5]")
+    add("--load", type=_loads, default=[0.7, 1.5], help="shares of the capacity [0.7,1.5]")
+    add("--capacity", type=_above_zero, help="output tokens a second that arm off can bear [measured]")
+    add("--arms", default=",".join(arm.name for arm in ARMS), help="[%(default)s]")
+    add("--max-tokens", type=_count, default=64, help="of an answer [64]")
+    add("--max-prompt-tokens", type=_count, default=256, help="longer prompts are left out [256]")
+    add("--at-a-time", type=_count, default=16, help="requests that the engine serves at a time [16]")
+    add("--warm-seconds", type=_above_zero, default=15.0, help="of every arm before anything counts [15]")
+    add("--temperature", type=float, default=0.0, help="[0]")
+    add("--dtype", default="auto")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

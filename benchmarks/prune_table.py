@@ -1,0 +1,402 @@
+"""What early pruning knows after each layer, and what it gains end to end; JSON and Markdown tables.
+
+    python -m benchmarks.prune_table OUT_DIR TARGET_DIR DRAFTER_DIR... [--prompts FILE] [--part looks|all]
+
+looks: every step of real answers is looked at after several layers and nothing is pruned. For each layer: the area
+under the curve of the count against the verdict (0.5: it says nothing); the least count from which on at most 2 %
+of the judged tokens would have been accepted; the share of all drafted rows that would leave there, and of the
+step's work that this is, as they have been through the layers below.
+
+cells: off, on and auto take turns on one engine, round after round, drafter by drafter and load by load. The gate
+begins with what the looks at temperature 0 found, so that nobody waits for calibration. tokens/s are medians.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.progress import Progress
+
+from benchmarks.prune_world import (
+    PrunePair,
+    config_of,
+    engine_of,
+    load_target_of,
+    measured_costs,
+    pair_of,
+    requests_of,
+)
+from faser.engine.cost_model import CostModel
+from faser.engine.engine import Engine
+from faser.engine.runner import Runner
+from faser.engine.spec.prune_calibration import MOST_FALSE
+from faser.engine.spec.prune_gate import (
+    AUTO,
+    OFF,
+    ON,
+    UNSPLIT,
+    Lesson,
+    Look,
+    PruneGate,
+    Split,
+    candidate_layers,
+)
+from faser.engine.spec.pruning import NUM_TOP, DraftedTokens, EarlyPruning, RankJudge
+from faser.engine.tokenizer import load_tokenizer
+from faser.sim.real import read_prompts
+from faser.types import PruneStats, Request
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+CONCURRENCIES = (1, 4, 16)
+MODES = (OFF, ON, AUTO)
+LAST = 27 / 30  # of the layers; as a yardstick: later than anything that could pay
+MOST_PROMPT_TOKENS = 96
+PROFILE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerLook:
+    """What counts after `layer` layers say. threshold: None where none keeps to MOST_FALSE.
+
+    judged: tokens. false_share: of the flagged ones that would be pruned. dropped_share: of all drafted rows.
+    saved_share: of the work of the drafted rows. look_ms: median.
+    """
+
+    drafter: str
+    temperature: float
+    layer: int
+    judged: int
+    accepted_share: float
+    auc: float
+    threshold: int | None
+    false_share: float
+    dropped_share: float
+    saved_share: float
+    look_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One mode under one load. tokens_per_s: of every round; ratio: of the medians, to off. dropped_share: of
+    the drafted rows; false_share: of the judged tokens that were flagged."""
+
+    drafter: str
+    concurrency: int
+    mode: str
+    tokens_per_s: list[float]
+    ratio: float
+    drafted_rows: int
+    dropped_share: float
+    flagged: int
+    false_share: float
+    other_answers: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """All that was seen after one layer. left: [drafts] rows, by threshold: column k - 1 is that of count k."""
+
+    counts: list[Ints] = field(default_factory=list)
+    accepted: list[Bools] = field(default_factory=list)
+    kept: list[Ints] = field(default_factory=list)
+    num_drafts: int = 0
+    looks: list[Look] = field(default_factory=list)
+
+
+class Observer:
+    """A gate that always looks, after every layer, and never prunes; and the judge that counts for it."""
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        self.layers = tuple(layers)
+        self.seen = [Seen() for _ in self.layers]
+        self.lessons: list[tuple[list[Lesson], int]] = []
+        self._judge = RankJudge()
+        self._next = 0
+
+    def may_look(self) -> bool:
+        return True
+
+    def ask(self, num_rows: int, num_drafts: int, *, named: bool) -> Split:
+        del num_rows, num_drafts
+        self._next = 0
+        return Split(layers=tuple(enumerate(self.layers))) if named else UNSPLIT
+
+    def counts(self, runner: Runner, drafted: DraftedTokens) -> Ints:
+        counts = self._judge.counts(runner, drafted)
+        seen = self.seen[self._next]
+        self._next += 1
+        seen.num_drafts += len(counts)
+        seen.kept.append(rows_kept(counts, drafted))
+        return counts
+
+    def thresholds(self, layer: int, temperatures: Floats) -> Ints:
+        del layer
+        return np.full(len(temperatures), NUM_TOP + 1)
+
+    def looked(self, look: Look) -> None:
+        self.seen[look.layer].looks.append(look)
+
+    def learn(self, lessons: list[Lesson], num_tokens: int) -> None:
+        self.lessons.append((lessons, num_tokens))
+        for lesson in lessons:
+            self.seen[lesson.layer].counts.append(lesson.counts)
+            self.seen[lesson.layer].accepted.append(lesson.accepted)
+
+
+def rows_kept(counts: Ints, drafted: DraftedTokens) -> Ints:
+    """[NUM_TOP] drafted rows that are left of a step if tokens with a count of at least 1, 2, … are flagged."""
+    kept = np.empty(NUM_TOP, dtype=np.int64)
+    for k in range(1, NUM_TOP + 1):
+        left = drafted.num_drafts.copy()
+        flagged = np.flatnonzero(counts >= k)
+        np.minimum.at(left, drafted.sequence[flagged], drafted.depth[flagged])
+        kept[k - 1] = left.sum()
+    return kept
+
+
+def area(counts: Ints, accepted: Bools) -> float:
+    """Chance that a refused token has the higher count than an accepted one, ties halved; 0.5 without either."""
+    refused, good = counts[~accepted], counts[accepted]
+    if not len(refused) or not len(good):
+        return 0.5
+    above = np.searchsorted(np.sort(good), refused, "left").sum()
+    beside = np.searchsorted(np.sort(good), refused, "right").sum()
+    return float((above + beside) / 2 / (len(refused) * len(good)))
+
+
+def least_threshold(counts: Ints, accepted: Bools) -> int | None:
+    """The least count of at least 1 from which on no more than MOST_FALSE were accepted, without a margin."""
+    for k in range(1, NUM_TOP + 1):
+        flagged = counts >= k
+        if flagged.any() and accepted[flagged].mean() <= MOST_FALSE:
+            return k
+    return None
+
+
+def layer_looks(observer: Observer, num_layers: int, drafter: str, temperature: float) -> list[LayerLook]:
+    found = []
+    for layer, seen in zip(observer.layers, observer.seen, strict=True):
+        counts, accepted = np.concatenate(seen.counts), np.concatenate(seen.accepted)
+        threshold = least_threshold(counts, accepted)
+        dropped = 0.0 if threshold is None else 1 - int(np.sum(seen.kept, axis=0)[threshold - 1]) / seen.num_drafts
+        found.append(
+            LayerLook(
+                drafter=drafter,
+                temperature=temperature,
+                layer=layer,
+                judged=len(counts),
+                accepted_share=float(accepted.mean()),
+                auc=area(counts, accepted),
+                threshold=threshold,
+                false_share=0.0 if threshold is None else float(accepted[counts >= threshold].mean()),
+                dropped_share=dropped,
+                saved_share=dropped * (1 - layer / num_layers),
+                look_ms=1000 * statistics.median(each.seconds for each in seen.looks),
+            )
+        )
+    return found
+
+
+def answered(engine: Engine, asked: Sequence[Request]) -> tuple[dict[str, list[int]], float]:
+    """Token ids by request, and seconds."""
+    began_s = time.perf_counter()
+    for request in asked:
+        engine.add(request)
+    tokens: dict[str, list[int]] = {}
+    while engine.has_work():
+        for delta in engine.step():
+            tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
+    return tokens, time.perf_counter() - began_s
+
+
+def look_at(
+    pair: PrunePair,
+    prompts: Sequence[tuple[int, ...]],
+    options: argparse.Namespace,
+    layers: Sequence[int],
+    name: str,
+) -> tuple[list[LayerLook], Observer]:
+    """Both temperatures; returns the observer of temperature 0 as well."""
+    found, observers = [], []
+    for temperature in (0.0, 0.8):
+        observer = Observer(layers)
+        pruning = EarlyPruning(observer, observer, num_slots=pair.config.max_num_seqs)
+        engine = engine_of(pair, pruning, CostModel.proportional(step_s=0.1, pass_s=1e-3, text_s=1e-5))
+        answered(engine, requests_of(prompts, temperature=temperature, num_tokens=options.tokens, name="look"))
+        found += layer_looks(observer, pair.runner.num_layers, name, temperature)
+        observers.append(observer)
+    return found, observers[0]
+
+
+def gate_of(pair: PrunePair, costs: CostModel, observer: Observer) -> PruneGate:
+    """A gate that knows what was seen at its own candidate layers."""
+    gate = PruneGate("auto", num_layers=pair.runner.num_layers, most=NUM_TOP, costs=costs)
+    at = {observer.layers.index(layer): i for i, layer in enumerate(gate.layers)}
+    for lessons, num_tokens in observer.lessons:
+        gate.learn([replace(each, layer=at[each.layer]) for each in lessons if each.layer in at], num_tokens)
+    for there, here in at.items():
+        seen, least = observer.seen[there], int(gate.thresholds(here, np.zeros(1))[0])
+        flagged = seen.num_drafts - int(np.sum(seen.kept, axis=0)[least - 1]) if least <= NUM_TOP else 0
+        seconds = statistics.median(each.seconds for each in seen.looks)
+        gate.looked(Look(layer=here, num_drafts=seen.num_drafts, flagged_rows=flagged, seconds=seconds))
+    return gate
+
+
+def cells_of(
+    pair: PrunePair,
+    prompts: Sequence[tuple[int, ...]],
+    options: argparse.Namespace,
+    observer: Observer,
+    name: str,
+    bar: Progress,
+) -> list[Cell]:
+    costs = measured_costs(pair, budget_s=PROFILE_S)
+    gate = gate_of(pair, costs, observer)
+    pruning = EarlyPruning(gate, RankJudge(), num_slots=pair.config.max_num_seqs)
+    engine = engine_of(pair, pruning, costs)
+    answered(engine, requests_of(prompts, temperature=0.0, num_tokens=1, name="warm"))
+    found = []
+    for concurrency in CONCURRENCIES:
+        found += _cells(engine, gate, pruning, prompts[:concurrency], options, (name, concurrency), bar)
+    return found
+
+
+def _cells(
+    engine: Engine,
+    gate: PruneGate,
+    pruning: EarlyPruning,
+    prompts: Sequence[tuple[int, ...]],
+    options: argparse.Namespace,
+    where: tuple[str, int],
+    bar: Progress,
+) -> list[Cell]:
+    task = bar.add_task(f"{where[0]} x{where[1]}", total=options.rounds * len(MODES))
+    speeds: dict[str, list[float]] = {mode: [] for mode in MODES}
+    stats: dict[str, list[PruneStats]] = {mode: [] for mode in MODES}
+    others = dict.fromkeys(MODES, 0)
+    for turn in range(options.rounds):
+        asked = requests_of(prompts, temperature=0.0, num_tokens=options.cell_tokens, name=str(turn))
+        first = turn % len(MODES)
+        expected: dict[str, list[int]] = {}
+        for mode in MODES[first:] + MODES[:first]:
+            gate.use(mode)
+            before = pruning.stats
+            answers, seconds = answered(engine, asked)
+            expected = expected or answers
+            others[mode] += sum(answers[key] != expected[key] for key in answers)
+            speeds[mode].append(sum(map(len, answers.values())) / seconds)
+            stats[mode] += [before, pruning.stats]
+            bar.advance(task)
+    usual = statistics.median(speeds["off"])
+    return [_cell(where, mode, speeds[mode], usual, stats[mode], others[mode]) for mode in MODES]
+
+
+def _cell(
+    where: tuple[str, int], mode: str, speeds: list[float], usual: float, stats: list[PruneStats], others: int
+) -> Cell:
+    """stats: before and after each round."""
+
+    def grown(field_name: str) -> int:
+        values = [int(getattr(each, field_name)) for each in stats]
+        return sum(values[1::2]) - sum(values[::2])
+
+    drafted, flagged = grown("drafted_rows"), grown("flagged")
+    return Cell(
+        drafter=where[0],
+        concurrency=where[1],
+        mode=mode,
+        tokens_per_s=speeds,
+        ratio=statistics.median(speeds) / usual,
+        drafted_rows=drafted,
+        dropped_share=grown("pruned_rows") / max(drafted, 1),
+        flagged=flagged,
+        false_share=grown("false_prunes") / max(flagged, 1),
+        other_answers=others,
+    )
+
+
+def markdown(looks: Sequence[LayerLook], cells: Sequence[Cell]) -> str:
+    lines = [
+        "| drafter | T | after layer | judged | accepted | AUC | least count | false | rows leave | work saved "
+        "| look |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {each.drafter} | {each.temperature:g} | {each.layer} | {each.judged} | {each.accepted_share:.0%} "
+        f"| {each.auc:.3f} | {each.threshold or '–'} | {each.false_share:.1%} | {each.dropped_share:.1%} "
+        f"| {each.saved_share:.1%} | {each.look_ms:.1f} ms |"
+        for each in looks
+    ]
+    lines += [
+        "",
+        "| drafter | requests | mode | tokens/s | to off | rows left | flagged | false | other answers |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {each.drafter} | {each.concurrency} | {each.mode} | {statistics.median(each.tokens_per_s):.1f} "
+        f"| {each.ratio:.3f} | {each.dropped_share:.1%} of {each.drafted_rows} | {each.flagged} "
+        f"| {each.false_share:.1%} | {each.other_answers} |"
+        for each in cells
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def save(out: Path, looks: Sequence[LayerLook], cells: Sequence[Cell]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    result = {"looks": [asdict(each) for each in looks], "cells": [asdict(each) for each in cells]}
+    (out / "prune.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (out / "prune.md").write_text(markdown(looks, cells), encoding="utf-8")
+
+
+def main() -> None:
+    options = _options()
+    sequences = max(CONCURRENCIES)
+    config = config_of(options.target, options.drafters[0], gamma=options.gamma, sequences=sequences)
+    target = load_target_of(config, options.target)
+    torch.set_num_threads(1)  # the native kernels have threads of their own
+    read = read_prompts(options.prompts, load_tokenizer(options.target), limit=1_000_000)
+    prompts = [each.token_ids for each in read if len(each.token_ids) <= MOST_PROMPT_TOKENS][:sequences]
+    num_layers = target.model.decoder.spec.num_layers
+    layers = (*candidate_layers(num_layers), round(LAST * num_layers))
+    looks: list[LayerLook] = []
+    cells: list[Cell] = []
+    with Progress() as bar:
+        task = bar.add_task("drafters", total=len(options.drafters))
+        for drafter in options.drafters:
+            pair = pair_of(config, target, drafter)
+            found, observer = look_at(pair, prompts, options, layers, drafter.name)
+            looks += found
+            save(options.out, looks, cells)
+            if options.part == "all":
+                cells += cells_of(pair, prompts, options, observer, drafter.name, bar)
+                save(options.out, looks, cells)
+            bar.advance(task)
+    print(markdown(looks, cells))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder for prune.json and prune.md")
+    parser.add_argument("target", type=Path)
+    parser.add_argument("drafters", type=Path, nargs="+")
+    parser.add_argument("--prompts", help="Spec-Bench's JSON lines (default: the built-in questions)")
+    parser.add_argument("--part", choices=("looks", "all"), default="all", help="all: looks, then cells [all]")
+    parser.add_argument("--gamma", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=48, help="of every answer that is looked at [48]")
+    parser.add_argument("--cell-tokens", type=int, default=24, help="of every answer of a cell [24]")
+    parser.add_argument("--rounds", type=int, default=3)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""A pair of models with early pruning that a benchmark puts together: its gate, its judge, any mode, one load.
+
+Owns the loaded models; engines over them are made anew for every run and run one after the other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from faser.config import EngineConfig, cache_dir
+from faser.engine.batch import BlockTable
+from faser.engine.clock import WallClock
+from faser.engine.cost_model import CostModel
+from faser.engine.engine import Engine
+from faser.engine.executor import ModelExecutor, Speculation
+from faser.engine.kv_cache import KvManager
+from faser.engine.loading import LoadedModel, load_draft_model, load_target
+from faser.engine.profile import Room, profile
+from faser.engine.runner import Runner
+from faser.engine.sampler import Sampler
+from faser.engine.scheduler import Scheduler
+from faser.engine.sizing import CachedModel, kv_shapes
+from faser.engine.spec.control import SpeculationControl
+from faser.engine.spec.factory import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.spec.pruning import NUM_TOP, EarlyPruning
+from faser.engine.spec.verifiers import make_verifier
+from faser.kernels.backend import Backend, KvShape
+from faser.kernels.factory import make_backend
+from faser.types import Request, SamplingParams
+
+MAX_LEN = 1024
+MAX_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The model that is served, without a cache."""
+
+    backend: Backend
+    model: LoadedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunePair:
+    """Target and drafter with their caches. kv: of the target's."""
+
+    config: EngineConfig
+    target: Target
+    runner: Runner
+    draft: LoadedModel
+    draft_runner: Runner
+    kv: KvShape
+
+
+def config_of(target: Path, drafter: Path, *, gamma: int, sequences: int) -> EngineConfig:
+    """Every sequence drafts gamma tokens in every step."""
+    return EngineConfig(
+        model=str(target),
+        speculative_config={
+            "method": "draft_model",
+            "model": str(drafter),
+            "policy": "fixed",
+            "num_speculative_tokens": gamma,
+        },
+        max_num_seqs=sequences,
+        max_num_batched_tokens=MAX_ROWS,
+        max_model_len=MAX_LEN,
+    )
+
+
+def load_target_of(config: EngineConfig, directory: Path) -> Target:
+    backend = make_backend("native", "cpu", num_threads=config.threads, cache_dir=cache_dir() / "kernels")
+    return Target(backend=backend, model=load_target(config, directory, backend, _quiet))
+
+
+def pair_of(config: EngineConfig, target: Target, drafter: Path) -> PrunePair:
+    backend = target.backend.beside()
+    draft = load_draft_model(config, drafter, target.model, backend, _quiet)
+    models = [CachedModel(spec=each.decoder.spec, dtype=each.decoder.dtype) for each in (target.model, draft)]
+    shapes = kv_shapes(config, models, target.model.max_positions)
+    return PrunePair(
+        config=config,
+        target=target,
+        runner=Runner(target.model.decoder, target.backend, shapes[0]),
+        draft=draft,
+        draft_runner=Runner(draft.decoder, backend, shapes[1]),
+        kv=shapes[0],
+    )
+
+
+def measured_costs(pair: PrunePair, *, budget_s: float) -> CostModel:
+    room = Room(
+        num_blocks=pair.kv.num_blocks,
+        block_size=pair.kv.block_size,
+        max_len=MAX_LEN,
+        max_rows=MAX_ROWS,
+        max_logit_rows=pair.config.max_num_seqs,
+    )
+    return profile(pair.runner, pair.draft_runner, room, progress=_quiet, budget_s=budget_s)
+
+
+def engine_of(pair: PrunePair, pruning: EarlyPruning | None, costs: CostModel) -> Engine:
+    """An engine over the pair, with empty caches. costs: of its own, as engines correct them."""
+    config, kv, clock = pair.config, pair.kv, WallClock()
+    decoder = pair.target.model.decoder
+    sampler = Sampler(
+        config.max_num_seqs,
+        decoder.spec.vocab_size,
+        (),
+        pair.target.backend.device,
+        pair.target.backend.token_choice,
+    )
+    table = BlockTable(config.max_num_seqs, -(-MAX_LEN // kv.block_size))
+    parts = DrafterParts(
+        target=pair.runner,
+        table=table,
+        num_slots=config.max_num_seqs,
+        max_rows=MAX_ROWS,
+        model=DraftModelParts(
+            runner=pair.draft_runner,
+            num_blocks=kv.num_blocks,
+            block_size=kv.block_size,
+            max_positions=pair.draft.max_positions,
+        ),
+        num_top=0 if pruning is None else NUM_TOP,
+    )
+    speculation = Speculation(
+        drafter=make_drafter(config.speculation, parts),
+        verifier=make_verifier(config.speculation, sampler),
+        pruning=pruning,
+    )
+    scheduler = Scheduler(
+        kv=KvManager(kv.num_blocks, kv.block_size, enable_prefix_caching=True),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=MAX_ROWS,
+        max_model_len=MAX_LEN,
+        eos_token_ids=(),
+        clock=clock,
+        speculation=SpeculationControl(config.speculation, costs, num_slots=config.max_num_seqs, clock=clock),
+    )
+    executor = ModelExecutor(pair.runner, sampler, table, max_logit_rows=MAX_ROWS, speculation=speculation)
+    return Engine(scheduler, executor)
+
+
+def requests_of(
+    prompts: Sequence[tuple[int, ...]], *, temperature: float, num_tokens: int, name: str
+) -> list[Request]:
+    """Answers of exactly num_tokens tokens; sampled ones have a seed by their place in the list."""
+    return [
+        Request(
+            request_id=f"{name}-{i}",
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=i, ignore_eos=True),
+            arrival_s=float(i),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def _quiet(_stage: str, _done: int, _total: int) -> None:
+    pass
