@@ -27,6 +27,7 @@ from faser.engine.spec.policy import Candidates, Ints, Policy
 
 AUTO, ON, OFF = "auto", "on", "off"
 _SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with drafting ahead over the best G without
+_FIRST_STEPS = 4  # until the second judgement, twice as many until the next: at first little is known
 _FORGET = 0.1  # of what overlapped steps took beyond expectation, at every judgement that does not see them
 
 
@@ -58,7 +59,7 @@ class AheadControl:
 
     mode: on: wherever anybody may draft; off: never; auto: where it pays, by the policy's own objective.
 
-    every: steps between two judgements. cap: most tokens of a draft.
+    every: steps between two judgements, in the end. cap: most tokens of a draft.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class AheadControl:
         self._lanes = lanes
         self._mode = self._usual = mode
         self._every = every
+        self._interval = min(_FIRST_STEPS, every)
         self._reader = DraftReader(cap)
         self._frontiers = Frontiers()
         self._choice: AheadChoice | None = None  # None: nobody drafts ahead
@@ -96,6 +98,7 @@ class AheadControl:
         """Another policy decides from now on: it starts without. mode: None: as at the beginning."""
         self._mode = mode or self._usual
         self._choice, self._steps_left = None, 0
+        self._interval = min(_FIRST_STEPS, self._every)
         self._frontiers.clear()
 
     def start(self, slot: int) -> None:
@@ -112,7 +115,8 @@ class AheadControl:
 
     def judge(self, candidates: Candidates, lengths: Ints | None) -> None:
         """Whether drafting ahead pays now. lengths: [S] what a policy without an own objective wants drafted."""
-        self._steps_left = self._every
+        self._steps_left = self._interval
+        self._interval = min(2 * self._interval, self._every)
         objective = Objective(self._costs, candidates)
         if lengths is None:
             choice = best_ahead(candidates, objective, self._costs, self._lanes)

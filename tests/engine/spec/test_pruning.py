@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from faser.engine.batch import BlockTable, RowBatch
 from faser.engine.co_run import CoRun
-from faser.engine.partition import Cores
 from faser.engine.plan import Draft, DraftPlan, DraftWish, SequenceRows, SequenceStart, StopRule
 from faser.engine.runner import Runner
 from faser.engine.spec.chooser import Chooser
@@ -51,6 +50,7 @@ from tests.engine.spec.pruning_world import (
     NUM_BLOCKS,
     NUM_LAYERS,
     NUM_SLOTS,
+    PatientCores,
     World,
     answers,
     make_engine,
@@ -265,7 +265,7 @@ def beside(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Worl
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two lanes take two cores")
     good = write_pair(tmp_path_factory.mktemp("good"), noise=HALF_RIGHT)
-    return make_world(good, NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1), Cores())
+    return make_world(good, NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1), PatientCores())
 
 
 class CoinJudge:
