@@ -96,13 +96,18 @@ class Sample:
             self.prompt_logprobs = delta.prompt_logprobs
 
 
-def _speculation(num_slots: int, policy: Policy, clock: SimulatedClock, *, ahead: bool) -> SpeculationControl:
-    """A policy of the test's own over the real bookkeeping. ahead: it drafts beside steps, for a while."""
+def _speculation(
+    num_slots: int, policy: Policy, clock: SimulatedClock, *, ahead: bool, looks: bool
+) -> SpeculationControl:
+    """A policy of the test's own over the real bookkeeping. ahead: it drafts beside steps, for a while.
+
+    looks: drafts cost a look-up, and no passes.
+    """
     lanes = CoRun(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
     config = SpeculationConfig(num_speculative_tokens=DRAFT_CAP)
     return SpeculationControl(
         config,
-        CostModel.proportional(step_s=0.01, text_s=0.0001),
+        CostModel.proportional(step_s=0.01, text_s=0.0001, pass_s=None if looks else 0.001),
         num_slots=num_slots,
         clock=clock,
         policy=policy,
@@ -113,7 +118,8 @@ def _speculation(num_slots: int, policy: Policy, clock: SimulatedClock, *, ahead
 class Driver:
     """A scheduler and an executor, with the invariants checked after every operation.
 
-    speculates: how; None: not at all. ahead: drafts are made beside steps. kv, executor: None: the usual ones.
+    speculates: how; None: not at all. ahead: drafts are made beside steps. looks: they are looked up.
+    kv, executor: None: the usual ones.
     """
 
     def __init__(
@@ -127,6 +133,7 @@ class Driver:
         prefix_caching: bool = True,
         speculates: Policy | None = None,
         ahead: bool = False,
+        looks: bool = True,
         kv: KvManager | None = None,
         executor: ScriptedExecutor | None = None,
     ) -> None:
@@ -144,7 +151,7 @@ class Driver:
             clock=self.clock,
             speculation=None
             if speculates is None
-            else _speculation(max_num_seqs, speculates, self.clock, ahead=ahead),
+            else _speculation(max_num_seqs, speculates, self.clock, ahead=ahead, looks=looks),
         )
         self._ahead: DraftPlan | None = None
         self.samples: dict[tuple[str, int], Sample] = {}

@@ -51,7 +51,6 @@ class _Sent:
     slots: Ints
     lengths: Ints
     behind: tuple[tuple[int, ...], ...]
-    verify_s: float
 
 
 class AheadControl:
@@ -168,18 +167,15 @@ class AheadControl:
         assert self._choice is not None, "nobody drafts ahead"
         return np.where(self._chosen[slots], np.clip(limit, 0, self._choice.length), 0)
 
-    def sent(self, slots: Ints, lengths: Ints, behind: tuple[tuple[int, ...], ...], *, verify_s: float) -> None:
-        """These draft beside the step that is about to run, which alone takes verify_s seconds.
+    def sent(self, slots: Ints, lengths: Ints, behind: tuple[tuple[int, ...], ...]) -> None:
+        """These draft beside the step that is about to run, [N] tokens each, behind these tokens."""
+        self._sent = _Sent(slots=slots, lengths=lengths, behind=behind)
 
-        lengths: [N] tokens wished for. behind: the tokens that each one's draft continues.
-        """
-        self._sent = _Sent(slots=slots, lengths=lengths, behind=behind, verify_s=verify_s)
-
-    def learn(self, result: StepResult, drafts: Drafts) -> Beside:
-        """Take in the step and what was drafted beside it."""
+    def learn(self, result: StepResult, drafts: Drafts, *, verify_s: float) -> Beside:
+        """Take in the step and what was drafted beside it. verify_s: that the step should take alone."""
         assert self._sent is not None, "nobody drafted beside this step"
         sent, self._sent = self._sent, None
-        self._note_time(result, drafts, sent.verify_s)
+        self._note_time(result, drafts, verify_s)
         slots = np.array([each.slot for each in drafts.drafts], dtype=np.int64)
         methods, lengths, confidences = self._reader.read(drafts.drafts)
         self._acceptance.offered(slots, sent.lengths, lengths)

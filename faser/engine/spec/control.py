@@ -124,7 +124,7 @@ class SpeculationControl:
                 num_slots=num_slots,
             )
         self._roster = Roster(num_slots, config.cap, clock)
-        self._standing = Standing(self._acceptance, num_slots, config.cap)
+        self._standing = Standing(self._acceptance, num_slots, config.cap, looks=not costs.has_passes)
         self._tally = Tally(num_slots, config.cap, (*config.classes,), details=details)
         partition = SERIAL if overlap is None else overlap.name
         self._journal = Journal(costs, partition, times_itself=times_itself)
@@ -305,13 +305,13 @@ class SpeculationControl:
         """The wished drafts are being made, behind these tokens, in the order of the wish."""
         assert self._ahead is not None
         self._journal.drafts_beside()
-        self._ahead.sent(wish.slots, wish.lengths, behind, verify_s=self._journal.predicted_s)
+        self._ahead.sent(wish.slots, wish.lengths, behind)
 
     def _learn_ahead(self, plan: StepPlan, result: StepResult, beside: Drafts) -> None:
         """Verdicts at the border; a draft model's cache has everything up to the end of what came."""
         assert self._ahead is not None
         self._journal.catchup_tokens += beside.catchup_tokens
-        learned = self._ahead.learn(result, beside)
+        learned = self._ahead.learn(result, beside, verify_s=self._journal.predicted_s)
         self._tally.dropped(learned.slots, learned.methods, learned.dropped)
         if len(learned.verdicts.slots):
             self._standing.collect(learned.verdicts)
@@ -414,10 +414,14 @@ class SpeculationControl:
         methods, lengths, confidences = self._reader.read(drafts.drafts)
         self._note_drafting(drafts, candidates, methods, lengths)
         self._acceptance.offered(candidates.slots, self._asked.lengths, lengths)
+        if not drafts.passes and not np.count_nonzero(lengths):
+            if self._point_mass:
+                self._policy.keep(candidates, lengths)  # which tells it what looking up brings
+            return [()] * len(lengths)  # the step is a plain one
         survival, kept = candidates.survival, lengths
         if np.count_nonzero(lengths):
             survival = self._acceptance.drafted_survival(candidates.slots, methods, lengths, confidences)
-        if self._point_mass:  # also where nobody had a draft: that tells the policy what looking up brings
+        if self._point_mass:
             kept = self._policy.keep(candidates.drafted(lengths, survival), lengths)
         self._drafted = Drafted(
             slots=candidates.slots,

@@ -1,7 +1,8 @@
-"""The decision that stands: in a large batch who drafts how much is kept for a few steps, and so are the verdicts.
+"""The decision that stands: who drafts how much is kept for a few steps, and so are the verdicts.
 
-There what one step teaches moves little, and every cut is still judged by the drafts' own confidences. Owns that
-decision by slot, how many steps it has left, and the verdicts that wait for its end. Decides nothing itself.
+In a large batch, where what one step teaches moves little; and where drafts come from text, as all there is to
+decide is whether to look. Every cut is still judged by the drafts' own confidences. Owns that decision by slot,
+how many steps it has left, and the verdicts that wait for its end. Decides nothing itself.
 """
 
 from dataclasses import dataclass
@@ -32,10 +33,14 @@ class Decision:
 
 
 class Standing:
-    """See the module. acceptance: whom the verdicts teach. num_slots, cap: of its arrays."""
+    """See the module. acceptance: whom the verdicts teach. num_slots, cap: of its arrays.
 
-    def __init__(self, acceptance: Acceptance, num_slots: int, cap: int) -> None:
+    looks: drafts are looked up, so that decisions are kept in small batches too.
+    """
+
+    def __init__(self, acceptance: Acceptance, num_slots: int, cap: int, *, looks: bool = False) -> None:
         self._acceptance = acceptance
+        self._sequences_a_step = 0 if looks else _SEQUENCES_A_STEP
         self._num_slots = num_slots
         self._cap = cap
         self._decision: Decision | None = None
@@ -74,9 +79,9 @@ class Standing:
         return decision
 
     def keep(self, candidates: Candidates, lengths: Ints, stop: StopRule | None, num_drafting: int) -> None:
-        """A decision was made for this step; it is kept for the next ones where there are many sequences."""
-        count = candidates.num_sequences
-        self._steps_left = min(count // _SEQUENCES_A_STEP, _MOST_STEPS_KEPT - 1)
+        """A decision was made for this step, and perhaps for the next ones."""
+        count, share = candidates.num_sequences, self._sequences_a_step
+        self._steps_left = min(count // share if share else _MOST_STEPS_KEPT, _MOST_STEPS_KEPT - 1)
         self._decision = None
         if not self._steps_left:
             return

@@ -36,7 +36,8 @@ NUM_BLOCKS = 24  # too few for all
 MAX_LEN = 256
 MAX_ROWS = 64
 CAP = 5
-D, V = TypeVar("D"), TypeVar("V")
+D = TypeVar("D")
+V = TypeVar("V")
 
 
 class PatientCores(Cores):

@@ -44,9 +44,15 @@ class Greedy:
 
 
 def driver_with(
-    policy: Greedy, *, num_blocks: int = 200, max_num_seqs: int = 40, max_num_batched_tokens: int = 400
+    policy: Greedy,
+    *,
+    num_blocks: int = 200,
+    max_num_seqs: int = 40,
+    max_num_batched_tokens: int = 400,
+    looks: bool = True,
 ) -> Driver:
     return Driver(
+        looks=looks,
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -136,7 +142,7 @@ def test_a_sequence_behind_its_target_weighs_more_and_one_ahead_weighs_one() -> 
 def test_a_large_batch_keeps_a_decision_for_some_steps_until_many_come() -> None:
     """Thirty-two sequences: every decision stands for three steps, and who comes meanwhile does as most do."""
     policy = Greedy()
-    driver = driver_with(policy)
+    driver = driver_with(policy, looks=False)
     driver.add(*(asking(str(i), prompt=2, max_tokens=50) for i in range(32)))
     for _ in range(4):
         driver.step()
@@ -184,11 +190,21 @@ def test_a_standing_stop_rule_has_a_price_for_everybody_who_drafts() -> None:
 
 def test_few_sequences_are_decided_anew_in_every_step() -> None:
     policy = Greedy()
-    driver = driver_with(policy)
+    driver = driver_with(policy, looks=False)
     driver.add(asking("a", max_tokens=40), asking("bb", max_tokens=40))
     for _ in range(5):
         driver.step()
     assert len(policy.seen) == 4
+
+
+def test_whether_to_look_drafts_up_is_decided_in_every_fourth_step() -> None:
+    policy = Greedy()
+    driver = driver_with(policy)
+    driver.add(asking("a", max_tokens=50))
+    for _ in range(6):
+        driver.step()
+    assert len(policy.seen) == 2
+    assert len(policy.offered) == 5
 
 
 def test_while_nobody_drafts_the_policy_rests_and_is_told_for_how_long() -> None:
@@ -223,11 +239,21 @@ def test_steps_without_a_draft_are_plain_and_say_why() -> None:
 
 def test_a_policy_hears_of_drafts_that_did_not_come() -> None:
     policy = Greedy()
-    driver = driver_with(policy)
+    driver = driver_with(policy, looks=False)
     driver.add(asking("a", max_tokens=40))
     driver.run()
     assert len(policy.offered) == len(policy.seen)
     assert 0 in policy.offered
+
+
+def test_a_step_for_which_nothing_was_found_is_a_plain_one() -> None:
+    policy = Greedy()
+    driver = driver_with(policy)
+    driver.add(asking("a", max_tokens=40))
+    driver.run()
+    modes = dict(speculated(driver).mode_steps)
+    assert policy.offered.count(0) > 2
+    assert modes["serial"] == sum(each > 0 for each in policy.offered)
 
 
 def test_a_finished_sample_says_what_speculation_did_for_it() -> None:

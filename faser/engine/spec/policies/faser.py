@@ -78,6 +78,9 @@ class Faser:
 
     def keep(self, candidates: Candidates, lengths: Ints) -> Ints:
         """The time of drafting is spent: only what verification adds counts, and none may be best."""
+        if not np.count_nonzero(lengths):
+            self._brought += _FOLLOW * (1.0 - self._brought)
+            return lengths
         objective = Objective(self._costs, candidates)
         values = candidates.survival[:, 1:] * candidates.weight[:, None]
         choice = best_prefixes(objective, values, lengths)
