@@ -176,7 +176,7 @@ class SpeculationControl:
     def release(self, sequence: Sequence) -> None:
         """It leaves its slot, for good or until it is admitted again."""
         slot = sequence.held_slot
-        self._roster.release()
+        self._roster.release(sequence)
         self._standing.release(slot)
         sequence.speculated = self.summary(sequence)
         self._tally.release(slot)
@@ -377,6 +377,7 @@ class SpeculationControl:
             else standing.survival.take(slots, axis=0),
             weight=self._roster.weights(batch),
             lag=self._roster.lag(batch),
+            left=self._roster.expected(batch),
             other_rows=beside.rows,
             other_sequences=beside.sequences,
             kv_tokens=batch.kv_tokens,

@@ -25,7 +25,8 @@ class Candidates:
     survival: [S, K + 1]; survival[s, k] is the expected probability that the first k drafted tokens of s are all
     accepted; column 0 is 1; rows never increase. It counts on a draft that long being there.
     weight: [S] what a token of the sequence is worth; 1 unless its SLO says otherwise.
-    lag: [S] tokens whose KV a draft model would have to refill first.
+    lag: [S] tokens whose KV a draft model would have to refill first. left: [S] tokens that each is expected to
+    bring yet; None: enough for whatever that costs.
     other_rows: rows that the step has besides one per candidate and the drafts (prompts, sequences that cannot
     draft). other_sequences: so many of those rows bring a token each: decodes that cannot draft.
     kv_tokens: tokens in the cache that all its sequences read. since: steps since the policy was last asked.
@@ -40,6 +41,7 @@ class Candidates:
     kv_tokens: int
     other_sequences: int = 0
     since: int = 1
+    left: Ints | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -54,6 +56,7 @@ class Candidates:
             survival=self.survival[chosen],
             weight=self.weight[chosen],
             lag=self.lag[chosen],
+            left=None if self.left is None else self.left[chosen],
             other_rows=self.other_rows + others,
             other_sequences=self.other_sequences + others,
             kv_tokens=self.kv_tokens,
@@ -68,6 +71,7 @@ class Candidates:
             survival=survival,
             weight=self.weight,
             lag=self.lag,
+            left=self.left,
             other_rows=self.other_rows,
             other_sequences=self.other_sequences,
             kv_tokens=self.kv_tokens,

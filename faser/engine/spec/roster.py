@@ -16,6 +16,7 @@ from faser.engine.sequence import Sequence
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+_FOLLOW = 0.05  # weight of the newest answer in the usual length
 _MOST_WEIGHT = 8.0  # a sequence that misses its target counts for so many that do not, at most
 
 
@@ -62,6 +63,8 @@ class Roster:
         self._since_s: Floats = np.zeros(num_slots)  # when decoding began
         self._since_tokens: Ints = np.zeros(num_slots, dtype=np.int64)
         self._members: _Members | None = None
+        self._num_ended = 0
+        self._usual_len = 0.0  # tokens of an answer, followed
 
     def start(self, sequence: Sequence) -> None:
         """It takes over its slot with the tokens it has."""
@@ -74,9 +77,13 @@ class Roster:
         self._since_tokens[slot] = 0
         self._members = None
 
-    def release(self) -> None:
-        """Somebody leaves."""
+    def release(self, sequence: Sequence) -> None:
+        """It leaves; for good if it has ended."""
         self._members = None
+        if sequence.finish_reason is not None:
+            self._num_ended += 1
+            weight = max(_FOLLOW, 1 / self._num_ended)
+            self._usual_len += weight * (sequence.num_tokens - sequence.prompt_len - self._usual_len)
 
     def batch(self, sequences: Many[Sequence]) -> Batch:
         """What a step that these sequences take part in begins with."""
@@ -93,6 +100,13 @@ class Roster:
         """[S] tokens whose KV a draft model would have to refill first."""
         lag: Ints = batch.known - self._covered.take(batch.slots)
         return lag
+
+    def expected(self, batch: Batch) -> Ints:
+        """[S] tokens that each will bring yet: up to its end, or as many as answers usually have, if that is less.
+
+        However many an answer has already, it says little about those to come.
+        """
+        return np.minimum(batch.left, round(self._usual_len)) if self._num_ended else batch.left
 
     def weights(self, batch: Batch) -> Floats:
         """1, or how far a sequence lags behind its target of time per token: (measured / target) squared.

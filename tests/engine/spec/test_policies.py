@@ -30,6 +30,7 @@ def candidates(
     limit: Ints | None = None,
     weight: Floats | None = None,
     lag: Ints | None = None,
+    left: Ints | None = None,
     other_rows: int = 0,
     other_sequences: int = 0,
 ) -> Candidates:
@@ -40,6 +41,7 @@ def candidates(
         survival=survival,
         weight=np.ones(count) if weight is None else weight,
         lag=np.zeros(count, dtype=np.int64) if lag is None else lag,
+        left=left,
         other_rows=other_rows,
         kv_tokens=0,
         other_sequences=other_sequences,
@@ -216,6 +218,16 @@ def test_a_sequence_far_behind_in_the_draft_models_cache_waits_for_better_prospe
     assert policy("faser", costs, cap=4).lengths(candidates(survival)).any()
     far = candidates(survival, lag=np.array([2000]))
     assert not policy("faser", costs, cap=4).lengths(far).any()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_answer_that_ends_soon_is_not_worth_a_long_prompt_in_the_draft_models_cache(count: int) -> None:
+    costs = CostModel.proportional(step_s=0.02, pass_s=0.005, pass_row_s=0.001)
+    for left, drafts in ((200, True), (10, False)):
+        each = candidates(constant(0.8, count, 4), lag=np.full(count, 100), left=np.full(count, left))
+        assert policy("faser", costs, cap=4).lengths(each).any() == drafts
+    caught_up = candidates(constant(0.8, count, 4), left=np.full(count, 10))
+    assert policy("faser", costs, cap=4).lengths(caught_up).any()
 
 
 def test_a_long_prompt_in_the_step_does_not_make_drafts_look_cheap() -> None:

@@ -9,6 +9,7 @@ from faser.engine.kv_cache import BlockTable
 from faser.engine.sequence import Sequence
 from faser.engine.spec.roster import Roster
 from faser.speculation import Slo, SpeculationParams
+from faser.types import FinishReason
 from tests.engine.driving import request
 
 CAP = 4
@@ -65,9 +66,25 @@ def test_another_order_and_another_slot_are_another_batch() -> None:
     assert roster.batch([one, two]).caps.tolist() == [CAP, 1]
     assert roster.batch([two, one]).caps.tolist() == [1, CAP]
     two.slot = 5  # preempted, and admitted again
-    roster.release()
+    roster.release(two)
     roster.start(two)
     assert roster.batch([two, one]).slots.tolist() == [5, 0]
+
+
+def test_an_answer_is_expected_to_go_on_for_the_usual_length_at_most() -> None:
+    running, short, long = (sequence_in(slot, max_tokens=50) for slot in range(3))
+    roster = roster_of(running, short, long)
+    batch = roster.batch([running])
+    assert roster.expected(batch).tolist() == batch.left.tolist() == [49]
+    roster.release(short)  # preempted: says nothing
+    assert roster.expected(batch).tolist() == [49]
+    for ended, length in ((short, 10), (long, 30)):
+        ended.token_ids.extend([7] * length)
+        ended.finish_reason = FinishReason.STOP
+        roster.release(ended)
+    assert roster.expected(batch).tolist() == [20]
+    running.token_ids.extend([7] * 45)
+    assert roster.expected(roster.batch([running])).tolist() == [4]
 
 
 def test_lag_is_what_a_draft_model_has_not_seen() -> None:

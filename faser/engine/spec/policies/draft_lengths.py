@@ -16,7 +16,8 @@ from faser.engine.spec.policies.objective import Choice, Objective, best_prefixe
 from faser.engine.spec.policy import Candidates, Floats, Ints
 
 _MAX_CUTS = 96
-CATCHUP_HORIZON = 64  # steps over which refilling a draft model's KV is spread
+CATCHUP_HORIZON = 64  # steps over which refilling a draft model's KV is spread, at most
+_PAID_BACK = 0.5  # of what a sequence has left, until then: more may come, and plain steps be better again
 
 
 def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel) -> Choice:
@@ -44,7 +45,7 @@ def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel)
     seconds = costs.pass_s(drafting)
     np.add.accumulate(seconds, axis=0, out=seconds)
     if np.count_nonzero(candidates.lag):
-        catchup_s = costs.catchup_s(candidates.lag) / CATCHUP_HORIZON
+        catchup_s = _catchup_s(candidates, costs)
         seconds += up_to_cut(np.where(depth == 0, catchup_s.take(line), 0.0))[0]
     seconds += costs.asking_s(drafting[0])
     seconds += objective.verify_s(np.add.accumulate(drafting, axis=0))
@@ -66,8 +67,17 @@ def _alone_s(candidates: Candidates, costs: CostModel) -> Floats:
     seconds: Floats = np.arange(int(candidates.limit[0]) + 1, dtype=np.float64) * costs.pass_s(1)
     seconds[1:] += costs.asking_s(1)
     if candidates.lag[0]:
-        seconds[1:] += costs.catchup_s(candidates.lag) / CATCHUP_HORIZON
+        seconds[1:] += _catchup_s(candidates, costs)
     return seconds
+
+
+def _catchup_s(candidates: Candidates, costs: CostModel) -> Floats:
+    """[S] seconds a step for refilling a draft model's KV: an investment in the steps that are left."""
+    seconds = costs.catchup_s(candidates.lag)
+    if candidates.left is None:
+        return seconds / CATCHUP_HORIZON
+    steps = _PAID_BACK * candidates.left / (1.0 + candidates.survival[:, 1])
+    return seconds / np.clip(steps, 1.0, CATCHUP_HORIZON)
 
 
 def _best_first(there: Ints, worth: Floats) -> tuple[Ints, Floats]:
