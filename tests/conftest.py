@@ -20,6 +20,16 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="long versions: all forty prompts, ten thousand steps")
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether tests that could go on for minutes do."""
+    return bool(request.config.getoption("--full"))
+
+
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of a complete seeded two-layer Llama with a tokenizer of 512 tokens; read-only by convention."""

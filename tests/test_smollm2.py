@@ -1,4 +1,4 @@
-"""The embedded default answers exactly as transformers does: greedy, float32, forty prompts of 128 tokens.
+"""The embedded default answers exactly as transformers does: greedy, float32. 16 prompts; all forty with --full.
 
 Oracle: one transformers forward over prompt and answer. If every answered token is the arg-max of the logits
 before it, then greedy decoding from the prompt is that answer, by induction over its tokens.
@@ -16,7 +16,6 @@ from tests.prompts import PROMPTS
 
 pytestmark = pytest.mark.slow
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True)
 CHUNK = 16  # rows a step: less than most prompts have, so that they are computed in pieces
 
 
@@ -27,9 +26,20 @@ def directory(user_cache: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(directory: Path) -> list[Generation]:
+def prompts(full: bool) -> tuple[str, ...]:
+    """All forty take minutes."""
+    return PROMPTS if full else PROMPTS[:16]
+
+
+@pytest.fixture(scope="module")
+def greedy(full: bool) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=128 if full else 64, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def alone(directory: Path, prompts: tuple[str, ...], greedy: SamplingParams) -> list[Generation]:
     with LLM(str(directory), dtype="float32", max_num_seqs=1, max_num_batched_tokens=CHUNK) as model:
-        return [model.generate(prompt, GREEDY)[0] for prompt in PROMPTS]
+        return [model.generate(prompt, greedy)[0] for prompt in prompts]
 
 
 @pytest.fixture(scope="module")
@@ -50,18 +60,20 @@ def oracle_tokens(model: torch.nn.Module, generation: Generation) -> list[int]:
     return chosen
 
 
-def test_one_at_a_time_every_token_is_the_oracles(alone: list[Generation], oracle: torch.nn.Module) -> None:
-    for prompt, generation in zip(PROMPTS, alone, strict=True):
+def test_one_at_a_time_every_token_is_the_oracles(
+    prompts: tuple[str, ...], alone: list[Generation], oracle: torch.nn.Module
+) -> None:
+    for prompt, generation in zip(prompts, alone, strict=True):
         assert generation.samples[0].token_ids == oracle_tokens(oracle, generation), prompt
 
 
 def test_sixteen_at_once_chunked_and_cached_the_tokens_are_the_same(
-    directory: Path, alone: list[Generation]
+    directory: Path, prompts: tuple[str, ...], greedy: SamplingParams, alone: list[Generation]
 ) -> None:
     with LLM(str(directory), dtype="float32", max_num_seqs=16, max_num_batched_tokens=CHUNK) as model:
-        crowd = model.generate(PROMPTS, GREEDY)
-        cached = model.generate(PROMPTS, GREEDY)
-    for prompt, lone, together, again in zip(PROMPTS, alone, crowd, cached, strict=True):
+        crowd = model.generate(prompts, greedy)
+        cached = model.generate(prompts, greedy)
+    for prompt, lone, together, again in zip(prompts, alone, crowd, cached, strict=True):
         assert together.samples[0].token_ids == lone.samples[0].token_ids, prompt
         assert again.samples[0].token_ids == lone.samples[0].token_ids, prompt
     assert any(generation.num_cached_tokens for generation in cached)
