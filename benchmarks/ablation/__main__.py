@@ -23,23 +23,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-
 from benchmarks.ablation.arms import ARMS, arms_named
 from benchmarks.ablation.campaign import Bearing, Campaign, Wanted
 from benchmarks.ablation.report import write
 from benchmarks.ablation.summary import Run
 from faser.bench.workload import choose
 from faser.cli.env import facts
-from faser.cli.progress import ProgressReporter
+from faser.cli.progress import ProgressReporter, runs_bar
 from faser.config import EngineConfig, cache_dir
 from faser.engine.build import build_engine
 from faser.engine.models.source import resolve
@@ -70,7 +60,7 @@ def _measure(asked: argparse.Namespace, arguments: list[str]) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     runs: list[Run] = []
     about: dict[str, Any] = {}
-    with _bar() as bar:
+    with runs_bar() as bar:
         task = bar.add_task("", total=wanted.num_runs)
 
         def announce(stage: str) -> None:
@@ -162,19 +152,6 @@ def about_of(
             "arrivals": f"within {asked.seconds:g} s, {asked.repeats} repeats",
         },
     }
-
-
-def _bar() -> Progress:
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
 
 
 def _above_zero(text: str) -> float:

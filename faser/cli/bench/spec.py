@@ -15,16 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-
 from faser.bench.campaign import Campaign, Wanted
 from faser.bench.plots import pictures
 from faser.bench.report import FASER, RESULT, load, markdown, save, summaries
@@ -32,7 +22,7 @@ from faser.bench.rivals import against_rivals
 from faser.bench.workload import Prompts, choose
 from faser.cli.env import facts
 from faser.cli.flags import CommandParser
-from faser.cli.progress import ProgressReporter
+from faser.cli.progress import ProgressReporter, runs_bar
 from faser.cli.sources import UsageError
 from faser.config import EngineConfig, cache_dir
 from faser.engine.models.source import resolve
@@ -105,16 +95,8 @@ def _measure(
 
 def _run_all(campaign: Campaign, result: Path, about: dict[str, Any]) -> None:
     """Every missing run, saved as soon as it is there, under a bar."""
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    ) as bar:
+    with runs_bar() as bar:
+        console = bar.console
         task = bar.add_task("", total=campaign.wanted.num_runs, completed=campaign.num_done)
         for each in campaign.runs(lambda stage: bar.update(task, description=stage)):
             save(result, about, campaign.done)
