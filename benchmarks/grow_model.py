@@ -131,11 +131,15 @@ class Units:
 
 
 class Growth:
-    """From one spec to a wider one. Random parts are seeded and drawn in a fixed order."""
+    """From one spec to a wider one. Random parts are seeded and drawn in a fixed order.
 
-    def __init__(self, spec: DecoderSpec, wide: DecoderSpec) -> None:
+    device: where tensors are made; another one draws other random parts.
+    """
+
+    def __init__(self, spec: DecoderSpec, wide: DecoderSpec, device: torch.device | str = "cpu") -> None:
         self.spec, self.wide = spec, wide
-        self._generator = torch.Generator().manual_seed(_SEED)
+        self._device = torch.device(device)
+        self._generator = torch.Generator(self._device).manual_seed(_SEED)
         self._scale = math.sqrt(wide.hidden_size / spec.hidden_size)
         self._rotation = self._orthogonal(wide.hidden_size)  # Q, [H, H]
         groups = spec.num_kv_heads, wide.num_kv_heads
@@ -145,17 +149,17 @@ class Growth:
 
     def shards(self, source: WeightSource) -> Iterator[dict[str, Tensor]]:
         """All tensors of the wide spec, float32, in a few groups."""
-        head = source.get(tensors.EMBEDDING if self.spec.tie_word_embeddings else tensors.HEAD)
-        yield {tensors.EMBEDDING: self._written(source.get(tensors.EMBEDDING).float().T, NO_UNITS).T}
+        head = self._read(source, tensors.EMBEDDING if self.spec.tie_word_embeddings else tensors.HEAD)
+        yield {tensors.EMBEDDING: self._written(self._read(source, tensors.EMBEDDING).T, NO_UNITS).T}
         for layer in range(self.spec.num_layers):
             yield self._layer(source, tensors.layer_prefix(layer))
         yield {
-            tensors.FINAL_NORM: torch.ones(self.wide.hidden_size),
-            tensors.HEAD: self._reading(head.float(), source.get(tensors.FINAL_NORM), NO_UNITS),
+            tensors.FINAL_NORM: self._ones(),
+            tensors.HEAD: self._reading(head, self._read(source, tensors.FINAL_NORM), NO_UNITS),
         }
 
     def _layer(self, source: WeightSource, prefix: str) -> dict[str, Tensor]:
-        input_norm, post_norm = (source.get(f"{prefix}{name}.weight") for name in _NORMS)
+        input_norm, post_norm = (self._read(source, f"{prefix}{name}.weight") for name in _NORMS)
         reading = {
             "self_attn.q_proj": (input_norm, self._query_units),
             "self_attn.k_proj": (input_norm, self._kv_units),
@@ -164,16 +168,16 @@ class Growth:
             "mlp.up_proj": (post_norm, self._inner_units),
         }
         writing = {"self_attn.o_proj": self._query_units, "mlp.down_proj": self._inner_units}
-        made = {name: torch.ones(self.wide.hidden_size) for name in _NORMS}
+        made = {name: self._ones() for name in _NORMS}
         for name, (norm, units) in reading.items():
-            made[name] = self._reading(source.get(f"{prefix}{name}.weight").float(), norm, units)
+            made[name] = self._reading(self._read(source, f"{prefix}{name}.weight"), norm, units)
         for name, units in writing.items():
-            made[name] = self._written(source.get(f"{prefix}{name}.weight").float(), units)
+            made[name] = self._written(self._read(source, f"{prefix}{name}.weight"), units)
         return {f"{prefix}{name}.weight": value for name, value in made.items()}
 
     def _reading(self, weight: Tensor, norm: Tensor, units: Units) -> Tensor:
         """[out, h] and the [h] norm before it → [out + units, H]."""
-        folded = weight * norm.float()
+        folded = weight * norm
         extra = self._random(len(folded), self.wide.hidden_size - self.spec.hidden_size, std=folded.std())
         kept = torch.cat((folded, extra), dim=1) @ (self._rotation.T / self._scale)
         paired = self._random(units.pairs, kept.shape[1], std=kept.std())
@@ -184,13 +188,19 @@ class Growth:
         """[h, in] → [H, in + units]."""
         kept = self._scale * self._rotation[:, : self.spec.hidden_size] @ weight
         paired = self._random(len(kept), units.pairs, std=kept.std())
-        return torch.cat((kept, paired, -paired, torch.zeros(len(kept), units.singles)), dim=1)
+        return torch.cat((kept, paired, -paired, kept.new_zeros(len(kept), units.singles)), dim=1)
+
+    def _read(self, source: WeightSource, name: str) -> Tensor:
+        return source.get(name).to(self._device).float()
+
+    def _ones(self) -> Tensor:
+        return torch.ones(self.wide.hidden_size, device=self._device)
 
     def _random(self, rows: int, columns: int, *, std: Tensor) -> Tensor:
-        return torch.randn(rows, columns, generator=self._generator) * std
+        return torch.randn(rows, columns, generator=self._generator, device=self._device) * std
 
     def _orthogonal(self, size: int) -> Tensor:
-        drawn = torch.randn(size, size, generator=self._generator, dtype=torch.float64)
+        drawn = torch.randn(size, size, generator=self._generator, dtype=torch.float64, device=self._device)
         rotation: Tensor = torch.linalg.qr(drawn)[0].float()
         return rotation
 

@@ -12,9 +12,9 @@ from faser.engine.batch import BlockTable
 from faser.engine.clock import WallClock
 from faser.engine.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.executor import ModelExecutor, Speculation
 from faser.engine.kv_cache import KvManager
 from faser.engine.loading import LoadedModel, load_draft_model, load_target
+from faser.engine.model_executor import ModelExecutor, Speculation
 from faser.engine.profile import Room, profile
 from faser.engine.runner import Runner
 from faser.engine.sampler import Sampler

@@ -6,7 +6,7 @@ when built and never change afterwards. Knows no model and loads no torch.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,11 @@ __all__ = [
     "available_memory",
     "cache_dir",
     "child_environment",
+    "cuda_environment",
     "find_problems",
     "flag_environment",
+    "flashinfer_workspace",
+    "may_compile_kernels",
     "sampling_problems",
     "usable_cores",
     "usable_memory",
@@ -43,7 +46,14 @@ GROUPS = {
 }
 
 _HALF = "it is not computed on a CPU; use bfloat16 or float32"
-_NO_CUDA = "this build runs on the CPU only; use cpu"
+_NO_FLOAT32 = "flashinfer computes in 16 bits; use bfloat16, float16 or the torch backend"
+_OTHER_QUANTIZATION = "only fp8 is implemented; use fp8 or an unquantized checkpoint"
+_OF_CHECKPOINT = "what a checkpoint is quantized to is read from its files; leave it out"
+
+# Where a backend computes, if not everywhere.
+_HOME = {"native": "cpu", "flashinfer": "cuda"}
+# Settings that only a GPU knows; on a CPU they are accepted without effect.
+_GPU_ONLY = ("gpu_memory_utilization", "enforce_eager", "cudagraph_capture_sizes", "compile_kernels")
 
 Label = Callable[[str], str]
 
@@ -71,10 +81,22 @@ class EngineConfig:
         "Type of weights, activations and KV cache. auto: the checkpoint's, or the nearest the device computes.",
         group=MODEL,
         kind=Kind.TEXT,
-        choices=("auto", "bfloat16", "float32"),
+        choices=("auto", "bfloat16", "float16", "float32"),
         synonyms=(("float", "float32"), ("half", "float16")),
-        refused=(("float16", _HALF),),
         common=True,
+    )
+    quantization: str | None = setting(
+        None,
+        "Round the weights of the layers to this type as they are loaded. None: as the checkpoint has them.",
+        group=MODEL,
+        kind=Kind.TEXT,
+        aliases=("-q",),
+        choices=("fp8",),
+        synonyms=(("none", None), ("None", None), ("null", None)),
+        refused=(
+            *((name, _OTHER_QUANTIZATION) for name in ("awq", "bitsandbytes", "gptq", "modelopt", "nvfp4")),
+            *((name, _OF_CHECKPOINT) for name in ("compressed-tensors", "gguf")),
+        ),
     )
     max_model_len: int | None = setting(
         None,
@@ -95,18 +117,20 @@ class EngineConfig:
     )
     device: str = setting(
         "auto",
-        "Where the model runs.",
+        "Where the model runs. auto: the first GPU that can be used, else the CPU.",
         group=ENGINE,
         kind=Kind.TEXT,
-        choices=("auto", "cpu"),
-        refused=(("cuda", _NO_CUDA),),
+        choices=("auto", "cpu", "cuda"),
+        numbered=("cuda",),
+        common=True,
     )
     backend: str = setting(
         "auto",
-        "Arithmetic: native (compiled for this CPU) or torch. auto: native where a compiler is at hand.",
+        "Arithmetic. auto: flashinfer on a GPU; on a CPU native, compiled for it, where a compiler is at hand, "
+        "else torch.",
         group=ENGINE,
         kind=Kind.TEXT,
-        choices=("auto", "torch", "native"),
+        choices=("auto", "torch", "native", "flashinfer"),
     )
     num_threads: int | None = setting(
         None,
@@ -151,12 +175,39 @@ class EngineConfig:
     )
     gpu_memory_utilization: float = setting(
         0.9,
-        "Share of a GPU's memory to use. Without effect on a CPU: use --kv-cache-memory there.",
+        "Share of a GPU's memory that weights, steps and KV cache may take together. No effect on a CPU.",
         group=ENGINE,
         kind=Kind.NUMBER,
         low=0,
         above=True,
         high=1,
+    )
+    enforce_eager: bool = setting(
+        False,
+        "Start every kernel of a step one by one instead of replaying CUDA graphs. No effect on a CPU.",
+        group=ENGINE,
+        kind=Kind.SWITCH,
+    )
+    cudagraph_capture_sizes: tuple[int, ...] | None = setting(
+        None,
+        "Rows of the steps that are recorded as CUDA graphs. None: chosen by --max-num-seqs. No effect on a CPU.",
+        group=ENGINE,
+        kind=Kind.COUNTS,
+        one_flag_many=True,
+        low=1,
+        high=8192,
+    )
+    async_scheduling: bool | None = setting(
+        None,
+        "Start a step before the tokens of the last one are known to the host. None or auto: on a GPU.",
+        group=ENGINE,
+        kind=Kind.SWITCH,
+    )
+    compile_kernels: bool = setting(
+        True,
+        "Compile CUDA kernels that are missing; takes minutes. Off: they must be there. No effect on a CPU.",
+        group=ENGINE,
+        kind=Kind.SWITCH,
     )
     enable_prefix_caching: bool = setting(
         True, "Reuse the KV blocks of prompts that begin alike.", group=ENGINE, kind=Kind.SWITCH
@@ -258,6 +309,29 @@ class EngineConfig:
         return self.num_threads or usable_cores()
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether the device is a GPU. Not while it is auto: engine/device.py puts a name in its place."""
+        return _kind_of(self.device) == "cuda"
+
+    @property
+    def records_steps(self) -> bool:
+        """Whether steps are recorded and replayed."""
+        return self.on_gpu and not self.enforce_eager
+
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether a step is started before the tokens of the last one are known to the host."""
+        return self.on_gpu if self.async_scheduling is None else self.async_scheduling
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """Settings that were changed and that this device does not know."""
+        if self.device != "cpu":
+            return ()
+        defaults = {each.name: each.default for each in settings_of(EngineConfig)}
+        return tuple(name for name in _GPU_ONLY if getattr(self, name) != defaults[name])
+
+    @property
     def speculation(self) -> SpeculationConfig:
         """How the engine speculates. Policy off: it needs no drafter."""
         config = self._parsed.config
@@ -283,12 +357,13 @@ class EngineConfig:
                 f"{label('max_num_batched_tokens')} is {tokens}; it must be at least "
                 f"{label('max_num_seqs')}, which is {seqs}"
             )
-        memory, limit = values["kv_cache_memory"], usable_memory()
-        if memory is not None and memory > limit:
+        sizes = values["cudagraph_capture_sizes"]
+        if sizes is not None and tokens is not None and max(sizes) > tokens:
             found.append(
-                f"{label('kv_cache_memory')} is {show_bytes(memory)}; it must be at most {show_bytes(limit)}, "
-                f"the memory this process may use"
+                f"{label('cudagraph_capture_sizes')} has {max(sizes)}; no step has more rows than "
+                f"{label('max_num_batched_tokens')}, which is {tokens}"
             )
+        found += _device_problems(values, label)
         named = label("speculative_config")
         parsed = _parse_speculation(values, label("speculative_policy"))
         return found + [f"{named}: {problem}" for problem in parsed.problems]
@@ -462,6 +537,32 @@ def find_problems(
     return found + conflicts
 
 
+def _device_problems(values: Mapping[str, Any], label: Label) -> list[str]:
+    """What the device that is named cannot do. Of auto nothing is known yet."""
+    device, backend, dtype = values["device"], values["backend"], values["dtype"]
+    if device in (None, "auto"):
+        return []
+    found = []
+    kind, home = _kind_of(device), _HOME.get(backend)
+    if home not in (None, kind):
+        found.append(f"{label('backend')} is {backend}; it computes on {home}, and {label('device')} is {device}")
+    if kind == "cpu" and dtype == "float16":
+        found.append(f"{label('dtype')} is {dtype}; {_HALF}")
+    if kind == "cuda" and dtype == "float32" and backend in ("auto", "flashinfer"):
+        found.append(f"{label('dtype')} is {dtype}; {_NO_FLOAT32}")
+    memory, limit = values["kv_cache_memory"], usable_memory()
+    if kind == "cpu" and memory is not None and memory > limit:
+        found.append(
+            f"{label('kv_cache_memory')} is {show_bytes(memory)}; it must be at most {show_bytes(limit)}, "
+            f"the memory this process may use"
+        )
+    return found
+
+
+def _kind_of(device: str) -> str:
+    return device.partition(":")[0]
+
+
 def _raise_problems(config: EngineConfig | ServerConfig) -> None:
     values = {each.name: getattr(config, each.name) for each in fields(config)}
     if problems := find_problems(type(config), values, lambda name: name):
@@ -493,6 +594,37 @@ def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
 
 
 _SECRETS = ("FASER_API_KEY", "VLLM_API_KEY")
+
+
+def cuda_environment(environment: MutableMapping[str, str] = os.environ, *, compile_kernels: bool = True) -> None:
+    """Tell CUDA and FlashInfer what they read from the environment; what an operator has set stays as it is.
+
+    To be called before the process uses CUDA for the first time, and before flashinfer is imported.
+    """
+    wanted = {
+        # Queues between this process and the GPU: streams that share one wait for each other.
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        # The norm that is compiled ahead of time, also where a package brings another one.
+        "FLASHINFER_USE_CUDA_NORM": "1",
+        _WORKSPACE: str(flashinfer_workspace(environment)),
+    }
+    if not compile_kernels:
+        wanted[_NO_COMPILING] = "1"
+    for name, value in wanted.items():
+        environment.setdefault(name, value)
+
+
+def may_compile_kernels(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether FlashInfer compiles what is missing. Any text forbids it, 0 too: that is how FlashInfer reads it."""
+    return not environment.get(_NO_COMPILING)
+
+
+def flashinfer_workspace(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where FlashInfer keeps what it compiles."""
+    return Path(environment.get(_WORKSPACE) or cache_dir(environment) / "kernels")
+
+
+_NO_COMPILING, _WORKSPACE = "FLASHINFER_DISABLE_JIT", "FLASHINFER_WORKSPACE_BASE"
 
 
 def flag_environment(

@@ -27,6 +27,7 @@ class Kind(StrEnum):
     FILE = "file"
     INTEGER = "n"
     COUNT = "count"
+    COUNTS = "count count …"
     BYTES = "size"
     NUMBER = "x"
     SWITCH = "true|false"
@@ -39,6 +40,7 @@ _MEANING = {
     Kind.FILE: "the path of a file that can be read",
     Kind.INTEGER: "a whole number",
     Kind.COUNT: "a whole number, such as 4096, 4k (4000) or 4K (4096)",
+    Kind.COUNTS: "whole numbers, such as 1 8 64",
     Kind.BYTES: "a size, such as 512M or 2GiB (units are powers of 1024)",
     Kind.NUMBER: "a number",
     Kind.SWITCH: "true or false",
@@ -52,7 +54,8 @@ class Setting:
     """One knob. name: the field's, with underscores.
 
     aliases: further flags. low, high: inclusive limits; above: low itself is excluded.
-    synonyms: accepted spellings of a choice. refused: values known by name that cannot work, with the reason.
+    synonyms: accepted spellings of a choice, or of None. refused: values known by name that cannot work, with the
+    reason. numbered: choices that may carry a number, as in cuda:1.
     one_flag_many: the flag takes several values at once. secret: the value is never shown.
     common: stands in the short help and in the README.
     """
@@ -69,7 +72,8 @@ class Setting:
     above: bool = False
     multiple_of: int | None = None
     choices: tuple[str, ...] = ()
-    synonyms: tuple[tuple[str, str], ...] = ()
+    numbered: tuple[str, ...] = ()
+    synonyms: tuple[tuple[str, str | None], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     one_flag_many: bool = False
     secret: bool = False
@@ -85,7 +89,12 @@ class Setting:
 
     @property
     def placeholder(self) -> str:
-        return self.metavar or ("|".join(self.choices) if self.choices else str(self.kind))
+        return self.metavar or ("|".join(self.words) if self.choices else str(self.kind))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The choices as they are written, those with a number last."""
+        return self.choices + tuple(f"{each}:N" for each in self.numbered)
 
 
 def setting(default: Any, help: str, *, group: str, kind: Kind, **description: Any) -> Any:
@@ -119,19 +128,28 @@ def complaint(each: Setting, value: Any) -> str | None:
     for refused, reason in each.refused:
         if value == refused:
             return reason
-    fits = (
-        (not each.choices or value in each.choices)
+    several = value if each.kind is Kind.COUNTS else (value,)
+    return None if all(_fits(each, one) for one in several) else f"it must be {limits(each)}"
+
+
+def _fits(each: Setting, value: Any) -> bool:
+    return (
+        (not each.choices or value in each.choices or _is_numbered(each, value))
         and (each.low is None or (value > each.low if each.above else value >= each.low))
         and (each.high is None or value <= each.high)
         and (each.multiple_of is None or value % each.multiple_of == 0)
     )
-    return None if fits else f"it must be {limits(each)}"
+
+
+def _is_numbered(each: Setting, value: str) -> bool:
+    base, _, number = value.partition(":")
+    return base in each.numbered and number.isdecimal()
 
 
 def limits(each: Setting) -> str:
     """What a setting may be, in words; empty where everything of its kind is allowed."""
     if each.choices:
-        return f"one of {', '.join(each.choices)}"
+        return f"one of {', '.join(each.words)}"
     parts = []
     if each.multiple_of is not None:
         parts.append(f"a multiple of {each.multiple_of}")
@@ -153,7 +171,7 @@ def shown(each: Setting, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return " ".join(value)
+        return " ".join(map(str, value))
     return json.dumps(dict(value)) if isinstance(value, Mapping) else str(value)
 
 
@@ -178,6 +196,8 @@ def _has_kind(kind: Kind, value: Any) -> bool:
             return isinstance(value, bool)
         case Kind.INTEGER | Kind.COUNT | Kind.BYTES:
             return isinstance(value, int) and not isinstance(value, bool)
+        case Kind.COUNTS:
+            return isinstance(value, tuple) and bool(value) and all(_has_kind(Kind.COUNT, one) for one in value)
         case Kind.NUMBER:
             return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         case Kind.JSON:
@@ -202,7 +222,7 @@ def _last(texts: tuple[str, ...]) -> str:
     return texts[-1].strip()
 
 
-def _read_text(each: Setting, texts: tuple[str, ...]) -> str:
+def _read_text(each: Setting, texts: tuple[str, ...]) -> str | None:
     return dict(each.synonyms).get(_last(texts), _last(texts))
 
 
@@ -228,6 +248,11 @@ def _read_count(each: Setting, texts: tuple[str, ...]) -> int | None:
     return _read_scaled(r"(?P<number>-?\d+(\.\d+)?)(?P<unit>[kmgKMG])?", _UNITS, _last(texts))
 
 
+def _read_counts(each: Setting, texts: tuple[str, ...]) -> tuple[int, ...]:
+    del each
+    return tuple(int(text) for text in texts)
+
+
 def _read_bytes(each: Setting, texts: tuple[str, ...]) -> int:
     del each
     text = _last(texts).upper()
@@ -239,9 +264,10 @@ def _read_number(each: Setting, texts: tuple[str, ...]) -> float:
     return float(_last(texts))
 
 
-def _read_switch(each: Setting, texts: tuple[str, ...]) -> bool:
-    del each
+def _read_switch(each: Setting, texts: tuple[str, ...]) -> bool | None:
     text = _last(texts).lower()
+    if each.default is None and text == "auto":
+        return None
     if text not in _TRUE + _FALSE:
         raise ValueError(text)
     return text in _TRUE
@@ -278,6 +304,7 @@ _READERS: dict[Kind, Callable[[Setting, tuple[str, ...]], Any]] = {
     Kind.FILE: _read_text,
     Kind.INTEGER: _read_integer,
     Kind.COUNT: _read_count,
+    Kind.COUNTS: _read_counts,
     Kind.BYTES: _read_bytes,
     Kind.NUMBER: _read_number,
     Kind.SWITCH: _read_switch,

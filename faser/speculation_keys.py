@@ -242,7 +242,7 @@ FOREIGN_KEYS: dict[str, ForeignKey] = {
         'or {"num_speculative_tokens_per_batch_size": [[1, 16, 4], [17, 4096, 0]]}',
     ),
     "speculative_disable_by_batch_size": ForeignKey(reason=_OLDER, neutral=(0,), instead='{"policy": "faser"}'),
-    "enforce_eager": ForeignKey(reason="there is nothing to capture on a CPU", neutral=(False,), only_speed=True),
+    "enforce_eager": ForeignKey(reason="--enforce-eager holds for both models", neutral=(False,), only_speed=True),
     "use_local_argmax_reduction": ForeignKey(
         reason="a model runs on one device", neutral=(False,), only_speed=True
     ),

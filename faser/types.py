@@ -114,6 +114,19 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def is_plain(self) -> bool:
+        """A token follows from its logits, seed and position; nothing is reported beside it."""
+        return (
+            self.presence_penalty == self.frequency_penalty == 0.0
+            and self.repetition_penalty == 1.0
+            and not self.logit_bias
+            and self.allowed_token_ids is None
+            and not self.min_tokens
+            and self.logprobs is None
+            and self.prompt_logprobs is None
+        )
+
 
 def _within(name: str, value: float, low: float, high: float | None, *, above: bool = False) -> None:
     """Refuse NaN, infinities and anything outside [low, high] (or (low, high] when above)."""

@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from faser.engine.executor import Launched
 from faser.engine.plan import (
+    NEXT,
     Draft,
     DraftPlan,
     Drafts,
@@ -44,11 +46,12 @@ def scripted_logprobs(history: int, token_id: int) -> PositionLogprobs:
 
 @dataclass(slots=True)
 class _Line:
-    """A slot in use. histories[i]: hash of the first i tokens, as far as they are known."""
+    """A slot in use. histories[i]: hash of the first i tokens, as far as they are known. last: chosen last."""
 
     start: SequenceStart
     histories: list[int]
     blocks: list[int]
+    last: int = NEXT
 
 
 class ScriptedExecutor:
@@ -66,6 +69,7 @@ class ScriptedExecutor:
         self._prunes = prunes
         self.fail_slots: set[int] = set()
         self.steps: list[StepPlan] = []
+        self.launched: list[StepPlan] = []
         self._lines: dict[int, _Line] = {}
         self._cells: dict[tuple[int, int], Cell] = {}
 
@@ -100,6 +104,28 @@ class ScriptedExecutor:
         result = self.run(plan)
         drafts = tuple(self._draft_behind(wish, known[wish.slot]) for wish in ahead.wishes)
         return result, Drafts(step=ahead.step, drafts=drafts, run_s=0.002)
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """A device that is slow: it does nothing before it is asked what came of it."""
+        assert len(self.launched) < 2, "three steps in flight"
+        assert not any(rows.num_drafts for rows in plan.rows), "only plain steps are launched"
+        busy = {rows.slot for each in self.launched for rows in each.rows}
+        assert not (self.launched and plan.started), "newcomers wait until nothing is in flight"
+        assert busy.isdisjoint(plan.released), "a slot is released before what comes of it was heard"
+        self.launched.append(plan)
+        return Launched(plan=plan, began_s=0.0)
+
+    def collect(self, launched: Launched) -> StepResult:
+        assert self.launched.pop(0) is launched.plan, "collected out of order"
+        rows = tuple(self._fed(each) for each in launched.plan.rows)
+        return self.run(replace(launched.plan, rows=rows))
+
+    def _fed(self, rows: SequenceRows) -> SequenceRows:
+        """With the token that the step before chose, if that is what it waits for."""
+        if rows.token_ids != (NEXT,):
+            assert NEXT not in rows.token_ids
+            return rows
+        return replace(rows, token_ids=(self._lines[rows.slot].last,))
 
     def num_known(self, slot: int) -> int:
         """Known tokens of the sequence in slot: what it was started with and what was chosen since."""
@@ -183,6 +209,8 @@ class ScriptedExecutor:
         line = self._lines[rows.slot]
         if rows.slot in self.fail_slots:
             self.fail_slots.remove(rows.slot)
+            line.last = 0  # what a step that is in flight already is fed
+            line.histories.append(extend(line.histories[-1], line.last))
             return SequenceResult(slot=rows.slot, error="logits are not numbers")
         chosen: list[int] = []
         logprobs: list[PositionLogprobs] = []
@@ -194,6 +222,7 @@ class ScriptedExecutor:
                 logprobs.append(scripted_logprobs(line.histories[-1], token_id))
                 line.histories.append(extend(line.histories[-1], token_id))
                 chosen.append(token_id)
+                line.last = token_id
                 if token_id != drafted:
                     break
         wants = line.start.sampling.logprobs is not None and rows.samples

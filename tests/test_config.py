@@ -7,7 +7,16 @@ import msgspec
 import pytest
 
 from faser import config
-from faser.config import EngineConfig, ServerConfig, cache_dir, child_environment, flag_environment
+from faser.config import (
+    EngineConfig,
+    ServerConfig,
+    cache_dir,
+    child_environment,
+    cuda_environment,
+    flag_environment,
+    flashinfer_workspace,
+    may_compile_kernels,
+)
 from faser.errors import ConfigError
 from faser.setting import Kind, Setting, complaint, limits, read, settings_of, show_bytes
 
@@ -29,7 +38,14 @@ def test_no_two_settings_share_a_name_or_a_flag() -> None:
 
 
 def test_an_engine_config_survives_the_pipe() -> None:
-    sent = EngineConfig(model="m", kv_cache_memory=1 << 21, num_threads=2, enable_prefix_caching=False)
+    sent = EngineConfig(
+        model="m",
+        kv_cache_memory=1 << 21,
+        num_threads=2,
+        enable_prefix_caching=False,
+        cudagraph_capture_sizes=(1, 8),
+        async_scheduling=False,
+    )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=EngineConfig) == sent
 
 
@@ -39,9 +55,44 @@ def test_an_engine_config_survives_the_pipe() -> None:
         ({"max_num_seqs": 0}, "max_num_seqs is 0; it must be at least 1 and at most 4096"),
         ({"max_num_seqs": 4097}, "max_num_seqs is 4097; it must be at least 1 and at most 4096"),
         ({"block_size": 24}, "block_size is 24; it must be a multiple of 16, at least 16 and at most 256"),
-        ({"dtype": "int8"}, "dtype is int8; it must be one of auto, bfloat16, float32"),
-        ({"dtype": "float16"}, "dtype is float16; it is not computed on a CPU; use bfloat16 or float32"),
-        ({"device": "cuda"}, "device is cuda; this build runs on the CPU only; use cpu"),
+        ({"dtype": "int8"}, "dtype is int8; it must be one of auto, bfloat16, float16, float32"),
+        (
+            {"dtype": "float16", "device": "cpu"},
+            "dtype is float16; it is not computed on a CPU; use bfloat16 or float32",
+        ),
+        (
+            {"dtype": "float32", "device": "cuda:1"},
+            "dtype is float32; flashinfer computes in 16 bits; use bfloat16, float16 or the torch backend",
+        ),
+        ({"device": "tpu"}, "device is tpu; it must be one of auto, cpu, cuda, cuda:N"),
+        ({"device": "cuda:x"}, "device is cuda:x; it must be one of auto, cpu, cuda, cuda:N"),
+        ({"device": "cpu:0"}, "device is cpu:0; it must be one of auto, cpu, cuda, cuda:N"),
+        (
+            {"device": "cuda", "backend": "native"},
+            "backend is native; it computes on cpu, and device is cuda",
+        ),
+        (
+            {"device": "cpu", "backend": "flashinfer"},
+            "backend is flashinfer; it computes on cuda, and device is cpu",
+        ),
+        (
+            {"quantization": "awq"},
+            "quantization is awq; only fp8 is implemented; use fp8 or an unquantized checkpoint",
+        ),
+        (
+            {"quantization": "gguf"},
+            "quantization is gguf; what a checkpoint is quantized to is read from its files; leave it out",
+        ),
+        ({"quantization": "int3"}, "quantization is int3; it must be one of fp8"),
+        (
+            {"cudagraph_capture_sizes": (8, 0)},
+            "cudagraph_capture_sizes is 8 0; it must be at least 1 and at most 8192",
+        ),
+        (
+            {"cudagraph_capture_sizes": (1, 512)},
+            "cudagraph_capture_sizes has 512; no step has more rows than max_num_batched_tokens, which is 256",
+        ),
+        ({"cudagraph_capture_sizes": ()}, "cudagraph_capture_sizes is ; it must be whole numbers, such as 1 8 64"),
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization is 0.0; it must be above 0 and at most 1"),
         ({"kv_cache_memory": 100}, "kv_cache_memory is 100B; it must be at least 1MiB"),
         ({"seed": True}, "seed is true; it must be a whole number"),
@@ -62,7 +113,7 @@ def test_a_kv_cache_larger_than_the_memory_is_refused_with_both_sizes() -> None:
     with pytest.raises(
         ConfigError, match=r"^kv_cache_memory is 1024TiB; it must be at most .*iB, the memory this"
     ):
-        EngineConfig(kv_cache_memory=1 << 50)
+        EngineConfig(device="cpu", kv_cache_memory=1 << 50)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +157,7 @@ def test_a_certificate_needs_its_key(tmp_path: Path) -> None:
 
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        EngineConfig(max_num_seqs=0, block_size=1, kv_cache_memory=1 << 50)
+        EngineConfig(device="cpu", max_num_seqs=0, block_size=1, kv_cache_memory=1 << 50)
     assert str(caught.value).count(" is ") >= 3
 
 
@@ -127,6 +178,11 @@ def test_all_problems_are_told_at_once() -> None:
         ("seed", "-7", -7),
         ("seed", "9223372036854775807", 2**63 - 1),
         ("dtype", "half", "float16"),
+        ("quantization", "none", None),
+        ("quantization", "fp8", "fp8"),
+        ("cudagraph_capture_sizes", "8", (8,)),
+        ("async_scheduling", "auto", None),
+        ("async_scheduling", "off", False),
         ("generation_config", "vllm", "none"),
         ("enable_prefix_caching", "Off", False),
         ("enable_prefix_caching", "1", True),
@@ -147,6 +203,9 @@ def test_a_text_stands_for_a_value(name: str, text: str, value: object) -> None:
         ("kv_cache_memory", "2 gigabytes"),
         ("kv_cache_memory", "0.3"),
         ("enable_prefix_caching", "maybe"),
+        ("enable_prefix_caching", "auto"),
+        ("cudagraph_capture_sizes", "1.5"),
+        ("cudagraph_capture_sizes", "few"),
         ("override_generation_config", "[1]"),
         ("override_generation_config", "{"),
         ("shutdown_timeout", "soon"),
@@ -167,12 +226,17 @@ def test_a_number_that_is_none_is_refused(value: float) -> None:
 )
 def test_the_limits_themselves_are_allowed_and_what_lies_beyond_is_not(each: Setting) -> None:
     step = each.multiple_of or 1
+    several = each.kind is Kind.COUNTS
+
+    def problem(value: float) -> str | None:
+        return complaint(each, (value,) if several else value)
+
     if each.low is not None:
-        assert (complaint(each, each.low) is None) is not each.above
-        assert complaint(each, each.low - step) is not None
+        assert (problem(each.low) is None) is not each.above
+        assert problem(each.low - step) is not None
     if each.high is not None:
-        assert complaint(each, each.high) is None
-        assert complaint(each, each.high + step) is not None
+        assert problem(each.high) is None
+        assert problem(each.high + step) is not None
 
 
 def test_sizes_are_shown_in_the_largest_unit_that_fits() -> None:
@@ -218,3 +282,53 @@ def test_configs_are_frozen() -> None:
 
 def test_every_kind_is_used() -> None:
     assert {each.kind for each in ALL} == set(Kind)
+
+
+@pytest.mark.parametrize(
+    "fields, on_gpu, records, ahead",
+    [
+        ({"device": "cpu"}, False, False, False),
+        ({"device": "auto"}, False, False, False),
+        ({"device": "cuda"}, True, True, True),
+        ({"device": "cuda:3"}, True, True, True),
+        ({"device": "cuda", "enforce_eager": True}, True, False, True),
+        ({"device": "cuda", "async_scheduling": False}, True, True, False),
+        ({"device": "cpu", "async_scheduling": True}, False, False, True),
+    ],
+)
+def test_steps_are_recorded_and_launched_ahead_on_gpus(
+    fields: dict[str, object], on_gpu: bool, records: bool, ahead: bool
+) -> None:
+    config = EngineConfig(**fields)  # type: ignore[arg-type]
+    assert (config.on_gpu, config.records_steps, config.launches_ahead) == (on_gpu, records, ahead)
+
+
+def test_a_cpus_memory_does_not_limit_a_gpus_cache() -> None:
+    assert EngineConfig(device="cuda", kv_cache_memory=1 << 50).kv_cache_memory == 1 << 50
+
+
+def test_cudas_environment_is_filled_where_nothing_was_set() -> None:
+    environment = {"FASER_CACHE_DIR": "/own", "CUDA_DEVICE_MAX_CONNECTIONS": "8", "PATH": "/bin"}
+    cuda_environment(environment)
+    assert environment == {
+        "FASER_CACHE_DIR": "/own",
+        "PATH": "/bin",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "8",
+        "FLASHINFER_USE_CUDA_NORM": "1",
+        "FLASHINFER_WORKSPACE_BASE": "/own/kernels",
+    }
+    assert may_compile_kernels(environment)
+
+
+def test_compiling_is_forbidden_by_the_setting_or_by_flashinfers_own_variable() -> None:
+    environment: dict[str, str] = {}
+    cuda_environment(environment, compile_kernels=False)
+    assert not may_compile_kernels(environment)
+    assert not may_compile_kernels({"FLASHINFER_DISABLE_JIT": "0"})
+    assert may_compile_kernels({"FLASHINFER_DISABLE_JIT": ""})
+
+
+def test_what_flashinfer_compiles_is_kept_where_the_operator_says() -> None:
+    assert flashinfer_workspace({"FASER_CACHE_DIR": "/own"}) == Path("/own/kernels")
+    own = {"FASER_CACHE_DIR": "/own", "FLASHINFER_WORKSPACE_BASE": "/theirs"}
+    assert flashinfer_workspace(own) == Path("/theirs")

@@ -15,7 +15,14 @@ from pathlib import Path
 from faser import __version__
 from faser.cli.flags import CommandParser
 from faser.cli.sources import UsageError
-from faser.config import available_memory, cache_dir, child_environment, usable_cores, usable_memory
+from faser.config import (
+    available_memory,
+    cache_dir,
+    child_environment,
+    flashinfer_workspace,
+    usable_cores,
+    usable_memory,
+)
 from faser.kernels.flashinfer_build import ARCH, MODULES, WINDOW_MODULES, build_modules, modules_dir
 from faser.kernels.native_build import can_build
 from faser.setting import show_bytes
@@ -77,7 +84,7 @@ def _build_kernels(arch: str, out: str | None, only: str | None) -> int:
 
 
 def facts() -> dict[str, str]:
-    """Name and value of everything worth reporting. Loads no model and no torch; holds no secret."""
+    """Name and value of everything worth reporting. Loads torch, which knows the GPUs, and no model; no secret."""
     return {
         "faser": __version__,
         "python": sys.version.split()[0],
@@ -86,11 +93,26 @@ def facts() -> dict[str, str]:
         "cores": f"{usable_cores()} usable of {os.cpu_count()}",
         "cpu features": " ".join(_cpu_features()) or "none of those that matter",
         "memory": f"{show_bytes(usable_memory())} usable, {show_bytes(available_memory())} free",
-        "device": "cpu",
-        "backend": "native" if can_build() else "torch (no compiler, no prebuilt kernels)",
+        **_cuda(),
         "compiler": shutil.which("g++") or shutil.which("clang++") or "none",
         "cache": str(cache_dir()),
         **_packages(),
+    }
+
+
+def _cuda() -> dict[str, str]:
+    """What is known of GPUs, and what auto would choose."""
+    from faser.engine.device import auto_device, flashinfer_installed
+    from faser.kernels.cuda_device import cuda_facts
+    from faser.kernels.cuda_report import cuda_report
+
+    found = cuda_facts()
+    device, missing = auto_device("auto", found, flashinfer_installed())
+    on_cpu = "native" if can_build() else "torch (no compiler, no prebuilt kernels)"
+    return {
+        **cuda_report(found, cache_dir() / "kernels", flashinfer_workspace()),
+        "device": device if missing is None else f"{device}; {missing}",
+        "backend": on_cpu if device == "cpu" else "flashinfer",
     }
 
 

@@ -7,7 +7,7 @@ vLLM's other flags are known too, so that each gets its own answer.
 import argparse
 import json
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from faser.cli.sources import Findings, Given, UsageError
 from faser.cli.vllm_flags import FOREIGN_FLAGS, ForeignFlag
@@ -51,8 +51,8 @@ def parse(prog: str, arguments: Sequence[str], settings: Sequence[Setting]) -> P
             findings.given[each.name] = Given(texts=tuple(values[each.name]), label=each.flag)
     _take_positional(findings, values.get("MODEL"))
     for foreign in FOREIGN_FLAGS:
-        for text in values.get(_FOREIGN + foreign.key) or ():
-            findings.add_foreign(foreign, foreign.flags[0], text or "")
+        for text in _texts(values.get(_FOREIGN + foreign.key), foreign):
+            findings.add_foreign(foreign, foreign.flags[0], text)
     findings.problems += _unknown(rest, settings)
     return Parsed(findings=findings, topic=values.get(_HELP), config_file=values.get(_CONFIG))
 
@@ -88,7 +88,15 @@ def _add_foreign(parser: CommandParser, foreign: ForeignFlag) -> None:
     if foreign.switch:
         _add_switch(parser, foreign.flags, _FOREIGN + foreign.key)
     else:
-        parser.add_argument(*foreign.flags, dest=_FOREIGN + foreign.key, nargs="?", action="append")
+        nargs = "*" if foreign.many else "?"
+        parser.add_argument(*foreign.flags, dest=_FOREIGN + foreign.key, nargs=nargs, action="append")
+
+
+def _texts(given: Sequence[Any] | None, foreign: ForeignFlag) -> list[str]:
+    """A text for each time the flag stands on the command line."""
+    if foreign.many:
+        return [" ".join(values) for values in given or ()]
+    return [value or "" for value in given or ()]
 
 
 def _plain(arguments: Sequence[str], settings: Sequence[Setting]) -> list[str]:

@@ -52,8 +52,6 @@ def serve(arguments: Sequence[str]) -> int:
 
 def _configs(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
     engine_config, server_config = settle(findings, (EngineConfig, ServerConfig))
-    if "gpu_memory_utilization" in findings.given:
-        findings.warnings.append("--gpu-memory-utilization has no effect on a CPU; use --kv-cache-memory")
     for warning in cast(EngineConfig, engine_config).speculation_warnings:
         findings.warnings.append(f"--speculative-config: {warning}")
     return cast(EngineConfig, engine_config), cast(ServerConfig, server_config)

@@ -18,13 +18,17 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignFlag:
-    """One flag of vLLM's. neutral: values, beside the usual ones, that ask for nothing. switch: takes no value."""
+    """One flag of vLLM's. neutral: values, beside the usual ones, that ask for nothing. switch: takes no value.
+
+    many: takes several values.
+    """
 
     flags: tuple[str, ...]
     verdict: Verdict
     reason: str
     neutral: tuple[str, ...] = ()
     switch: bool = False
+    many: bool = False
     instead: str = ""
 
     @property
@@ -64,8 +68,8 @@ def _refuse(
     )
 
 
-def _warn(flags: str, reason: str, *, switch: bool = False) -> ForeignFlag:
-    return ForeignFlag(flags=tuple(flags.split()), verdict=Verdict.WARN, reason=reason, switch=switch)
+def _warn(flags: str, reason: str, *, switch: bool = False, many: bool = False) -> ForeignFlag:
+    return ForeignFlag(flags=tuple(flags.split()), verdict=Verdict.WARN, reason=reason, switch=switch, many=many)
 
 
 def _accept(flags: str, reason: str, *, switch: bool = True) -> ForeignFlag:
@@ -77,7 +81,8 @@ _IN_JSON = "all that concerns speculation is in one JSON object"
 _NO_TOOLS = "this build has no tool parser"
 _NO_LORA = "this build has no adapters"
 _NO_MEDIA = "this build serves text only"
-_NO_GRAPHS = "there is nothing to capture or compile on a CPU"
+_KV_TYPE = "the KV cache has the type of the activations; there are no kernels for another one"
+_GRAPHS = "steps are recorded for the sizes of --cudagraph-capture-sizes, and for every length"
 _NO_ADMIN = "this build has no admin routes"
 
 FOREIGN_FLAGS: tuple[ForeignFlag, ...] = (
@@ -90,7 +95,6 @@ FOREIGN_FLAGS: tuple[ForeignFlag, ...] = (
     _refuse("--api-server-count -asc", "one process answers HTTP", neutral=_ONE, instead="several servers"),
     _refuse("--headless", "every server answers HTTP", switch=True),
     _refuse("--grpc", "it answers HTTP only", switch=True),
-    _refuse("--quantization -q", "weights are computed as they are, or dequantised (GGUF)"),
     _refuse("--load-format", "it follows from the files", neutral=("auto", "safetensors", "gguf")),
     _refuse("--download-dir", "it is set in the environment", instead="the variable FASER_CACHE_DIR"),
     _refuse("--hf-overrides", "a checkpoint is served as it is", neutral=("{}",)),
@@ -100,7 +104,7 @@ FOREIGN_FLAGS: tuple[ForeignFlag, ...] = (
     _refuse("--runner", "it generates text only", neutral=("auto", "generate")),
     _refuse("--task", "it generates text only", neutral=("auto", "generate")),
     _refuse("--convert", "it generates text only", neutral=("auto",)),
-    _refuse("--kv-cache-dtype", "the KV cache has the type of the activations", neutral=("auto",)),
+    _refuse("--kv-cache-dtype", _KV_TYPE, neutral=("auto",)),
     _refuse("--cpu-offload-gb", "there is no second memory to move weights to", neutral=("0", "0.0")),
     _refuse("--num-gpu-blocks-override", "blocks follow from the memory", instead="--kv-cache-memory"),
     _refuse("--speculative-model", _IN_JSON, instead=f'--speculative-config \'{{"model": "{_VALUE}"}}\''),
@@ -147,13 +151,11 @@ FOREIGN_FLAGS: tuple[ForeignFlag, ...] = (
     _refuse("--kv-transfer-config", "the KV cache stays in one process", neutral=("{}",)),
     _refuse("--kv-events-config", "the KV cache stays in one process", neutral=("{}",)),
     _warn("--trust-remote-code", "no code of a checkpoint is ever run", switch=True),
-    _warn("--enforce-eager", _NO_GRAPHS, switch=True),
-    _warn("--compilation-config -cc -O", _NO_GRAPHS),
-    _warn("--cuda-graph-sizes", _NO_GRAPHS),
-    _warn("--cudagraph-capture-sizes", _NO_GRAPHS),
-    _warn("--max-seq-len-to-capture", _NO_GRAPHS),
+    _warn("--compilation-config -cc -O", "torch compiles nothing here"),
+    _warn("--cuda-graph-sizes", _GRAPHS, many=True),
+    _warn("--max-cudagraph-capture-size", _GRAPHS),
+    _warn("--max-seq-len-to-capture", _GRAPHS),
     _warn("--attention-backend", "the backend follows from --backend"),
-    _warn("--async-scheduling", "the engine schedules as it sees fit", switch=True),
     _warn("--enable-chunked-prefill", "long prompts are always computed in pieces", switch=True),
     _warn("--max-num-partial-prefills", "prompts share a step's tokens as they come"),
     _warn("--swap-space", "preempted sequences are computed again"),

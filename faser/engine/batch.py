@@ -10,20 +10,36 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from faser.engine.choosing import Pending
 from faser.engine.plan import SequenceRows
 from faser.kernels.backend import RowLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """Inputs of rows that are still being chosen. rows: [F] of the batch; sources: [F] tokens of the choice.
+
+    pending: the last choice of the runner that the batch is for. What could not be chosen is fed as token 0: the
+    sequence ends with an error anyway.
+    """
+
+    pending: Pending
+    rows: NDArray[np.int64]
+    sources: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBatch:
     """The rows of one step.
 
-    token_ids: [R] int64. last_rows: [S] for each sequence of the plan, the index of its last row.
+    token_ids: [R] int64, anything at rows that are fed. last_rows: [S] for each sequence of the plan, the index of
+    its last row. feed: None where all inputs are known.
     """
 
     token_ids: torch.Tensor
     layout: RowLayout
     last_rows: NDArray[np.int64]
+    feed: Feed | None = None
 
     def narrowed(self, counts: NDArray[np.int32]) -> tuple["RowBatch", NDArray[np.int64]]:
         """The batch of each sequence's first counts[s] rows, [S], at least one; and which these are, ascending.

@@ -9,18 +9,22 @@ from typing import Protocol
 
 import torch
 
-from faser.config import EngineConfig, cache_dir
+from faser.config import EngineConfig, cache_dir, flashinfer_workspace, may_compile_kernels
 from faser.engine.batch import BlockTable
 from faser.engine.clock import Clock, WallClock
+from faser.engine.compiling import check_kernels
 from faser.engine.cost_model import CostModel
+from faser.engine.device import place
 from faser.engine.engine import Engine
-from faser.engine.executor import Lanes, ModelExecutor, Speculation
+from faser.engine.gpu_budget import Tenant, gpu_budget
 from faser.engine.kv_cache import KvManager
-from faser.engine.loading import LoadedModel, Report, load_draft_model, load_target
+from faser.engine.loading import LoadedModel, Report, Sources, load_draft_model, load_target
+from faser.engine.model_executor import Lanes, ModelExecutor, Speculation
 from faser.engine.models.source import resolve
 from faser.engine.partition import Partition, core_numbers, make_partition
 from faser.engine.profile import Pair, Room, cached_profile, fingerprint, profile
 from faser.engine.runner import Runner
+from faser.engine.runners import Use, make_runner
 from faser.engine.sampler import Sampler
 from faser.engine.scheduler import Scheduler
 from faser.engine.sizing import CachedModel, kv_shapes
@@ -31,10 +35,13 @@ from faser.engine.spec.layer_skip import draft_layers
 from faser.engine.spec.prune_gate import PruneGate, prunes
 from faser.engine.spec.pruning import NUM_TOP, EarlyPruning, RankJudge
 from faser.engine.spec.verifiers import make_verifier
+from faser.engine.spec.verifiers.coupled import Coupled
 from faser.engine.step_trace import StepTrace
 from faser.errors import ConfigError
 from faser.kernels.backend import Backend, KvShape
+from faser.kernels.device_memory import CudaMemory
 from faser.kernels.factory import make_backend
+from faser.kernels.flashinfer_build import arch_of
 from faser.types import ModelInfo
 
 
@@ -79,15 +86,16 @@ def build_engine(
     watch: Watch | None = None,
     costs: CostModel | None = None,
     partition: Partition | None = None,
+    sources: Sources | None = None,
 ) -> tuple[Engine, ModelInfo]:
     """Load the model in directory, and the draft model that the config names, and make an engine of them.
 
     report: called with (stage, done, total) during everything that takes long. watch: is shown the engine's parts.
     costs: what steps take; None: measured here, or read where that was done before. partition: divides the
-    processors; None: the usual one.
+    processors; None: the usual one. sources: who has the tensors of a model; None: its directory.
     Raises ConfigError (or ModelError) naming what does not fit.
     """
-    parts = _load(config, directory, report, partition)
+    parts = _load(place(config), directory, report, partition, sources)
     engine = _assemble(parts, report, watch, costs)
     decoder = parts.target.decoder
     return engine, ModelInfo(
@@ -105,35 +113,61 @@ def build_engine(
     )
 
 
-def _load(config: EngineConfig, directory: Path, report: Report, partition: Partition | None) -> _Parts:
+def _load(
+    config: EngineConfig,
+    directory: Path,
+    report: Report,
+    partition: Partition | None,
+    sources: Sources | None,
+) -> _Parts:
     torch.set_num_threads(config.threads)
     draft_directory = _draft_directory(config, report)
     report("preparing kernels", 0, 0)
     kernels = cache_dir() / "kernels"
-    backend = make_backend(config.backend, _device(config), num_threads=config.threads, cache_dir=kernels)
-    target = load_target(config, directory, backend, report)
+    backend = make_backend(config.backend, config.device, num_threads=config.threads, cache_dir=kernels)
+    memory = CudaMemory(backend.device) if backend.device.type == "cuda" else None
+    free_bytes = 0 if memory is None else memory.free_bytes()
+    target = load_target(config, directory, backend, report, sources)
     draft = None
     draft_backend = backend.beside()  # so that both may run at the same time
     if draft_directory is not None:
-        draft = load_draft_model(config, draft_directory, target, draft_backend, report)
+        draft = load_draft_model(config, draft_directory, target, draft_backend, report, sources)
     if backend.name == "native":
         # Its own threads are what computes. Torch's would only choose tokens, and wait for each other at barriers
         # while the front-end holds a core: 18 ms instead of 0.4 ms for a greedy step on two busy cores.
         torch.set_num_threads(1)
     models = [target] if draft is None else [target, draft]
     cached = [CachedModel(spec=each.decoder.spec, dtype=each.decoder.dtype) for each in models]
-    shapes = kv_shapes(config, cached, target.max_positions)
+    if backend.name == "flashinfer":
+        _check_kernels(cached, backend, report)
+    budget = None
+    if memory is not None:
+        tenants = [Tenant(model=target, backend=backend, use=Use.TARGET)]
+        if draft is not None:
+            tenants.append(Tenant(model=draft, backend=draft_backend, use=Use.DRAFTER))
+        report("measuring memory", 0, 0)
+        budget = gpu_budget(config, tenants, memory, free_bytes)
+    shapes = kv_shapes(config, cached, target.max_positions, budget)
     return _Parts(
         config=config,
         backend=backend,
         target=target,
-        runner=Runner(target.decoder, backend, shapes[0]),
+        runner=make_runner(config, backend, target, shapes[0], Use.TARGET, report),
         kv=shapes[0],
         draft=draft,
-        draft_runner=None if draft is None else Runner(draft.decoder, draft_backend, shapes[1]),
+        draft_runner=None
+        if draft is None
+        else make_runner(config, draft_backend, draft, shapes[1], Use.DRAFTER, report),
         lanes=_lanes(config, backend, None if draft is None else draft_backend, partition),
         kv_cache_bytes=sum(shape.total_bytes for shape in shapes),
     )
+
+
+def _check_kernels(models: list[CachedModel], backend: Backend, report: Report) -> None:
+    """Nothing is compiled in silence."""
+    arch = arch_of(torch.cuda.get_device_capability(backend.device))
+    ahead, workspace = cache_dir() / "kernels", flashinfer_workspace()
+    check_kernels(models, arch, report, kernels=ahead, workspace=workspace, may_compile=may_compile_kernels())
 
 
 def _draft_directory(config: EngineConfig, report: Report) -> Path | None:
@@ -163,6 +197,8 @@ def _lanes(
         )
     elif speculation.rejection_sample_method == "synthetic":
         missing = "synthetic verdicts are no tokens of the target, which the next draft could start with"
+    elif target.device.type != "cpu":
+        missing = f"a partition of {target.device} is not built yet: lanes are CPU cores"
     elif len(cores) < 2:
         missing = f"two lanes take two cores; there is {len(cores)}"
     if config.spec_overlap == "on" and missing:
@@ -197,6 +233,7 @@ def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostMod
         table,
         max_logit_rows=config.max_num_seqs,
         speculation=speculation,
+        chooses_in_runner=config.launches_ahead,
     )
     clock = WallClock()
     control = None
@@ -215,7 +252,7 @@ def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostMod
         speculation=control,
     )
     trace = None if config.trace_steps is None else StepTrace(Path(config.trace_steps))
-    return Engine(scheduler, executor, trace, gate)
+    return Engine(scheduler, executor, trace, gate, launches_ahead=config.launches_ahead)
 
 
 def _speculation(
@@ -237,13 +274,16 @@ def _speculation(
         max_rows=config.max_num_batched_tokens,
         model=model,
         num_top=0 if gate is None else NUM_TOP,
+        chooses_in_runner=config.launches_ahead,
     )
     drafter = make_drafter(config.speculation, drafter_parts)
     drafter = drafter if watch is None else watch.drafter(drafter)
+    verifier = make_verifier(config.speculation, sampler)
     pruning = None if gate is None else EarlyPruning(gate, RankJudge(), num_slots=config.max_num_seqs)
     return Speculation(
         drafter=drafter,
-        verifier=make_verifier(config.speculation, sampler),
+        verifier=verifier,
+        by_tokens=isinstance(verifier, Coupled),
         pruning=pruning,
         lanes=parts.lanes if drafter.drafts_ahead else None,
     )
@@ -299,6 +339,7 @@ def _costs(parts: _Parts, report: Report) -> CostModel:
         {
             "models": [(asdict(model.decoder.spec), str(model.decoder.dtype)) for model in models],
             "backend": parts.backend.name,
+            "device": str(parts.backend.device),
             "threads": config.threads,
             "draft_layers": num_layers,
             "lanes": parts.lanes is not None,
@@ -322,7 +363,3 @@ def _pair(lanes: Lanes | None) -> Pair | None:
     if lanes is None or lanes.draft is None:
         return None
     return Pair(partition=lanes.partition, target=lanes.target, draft=lanes.draft)
-
-
-def _device(config: EngineConfig) -> str:
-    return "cpu" if config.device == "auto" else config.device

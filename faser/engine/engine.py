@@ -1,13 +1,14 @@
 """The engine: propose and draft, where anybody speculates; plan, run, commit. Nothing else happens in a step.
 
-A step that drafts ahead proposes after it has planned, and drafts while it runs.
+A step that drafts ahead proposes after it has planned, and drafts while it runs. Where the executor's device works
+on its own, plain steps are launched one ahead: the next one is under way before the tokens of the last are read.
 """
 
 import time
 from dataclasses import replace
 
-from faser.engine.executor import Executor
-from faser.engine.plan import SequenceDelta
+from faser.engine.executor import Executor, Launched
+from faser.engine.plan import DraftPlan, Drafts, SequenceDelta, StepPlan, StepResult
 from faser.engine.scheduler import Scheduler
 from faser.engine.spec.prune_gate import OFF, PruneGate
 from faser.engine.step_trace import StepTrace
@@ -18,7 +19,8 @@ from faser.types import EngineStats, Request
 class Engine:
     """One scheduler, one executor, one thread. See AsyncEngine for the face that others use.
 
-    trace: is told of every step. prune_gate: the executor's; None where it prunes nothing early.
+    trace: is told of every step. prune_gate: the executor's; None where it prunes nothing early. launches_ahead:
+    plain steps are launched one ahead.
     """
 
     def __init__(
@@ -27,11 +29,15 @@ class Engine:
         executor: Executor,
         trace: StepTrace | None = None,
         prune_gate: PruneGate | None = None,
+        *,
+        launches_ahead: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._trace = trace
         self._prune_gate = prune_gate
+        self._launches_ahead = launches_ahead
+        self._launched: Launched | None = None
         self._num_steps = 0
         self._last_step_rows = 0
         self._last_step_s = 0.0
@@ -39,23 +45,50 @@ class Engine:
     def step(self) -> tuple[SequenceDelta, ...]:
         """Run one step and say what it changed; nothing to do changes nothing."""
         began_s = time.perf_counter()
+        if self._launched is not None:
+            return self._go_on(self._launched, began_s)
         wishes = self._scheduler.propose()
         drafts = None if wishes is None else self._executor.draft(wishes)
         plan = self._scheduler.plan(drafts)
         if plan is None:
             return ()
+        if self._launches_ahead and self._scheduler.may_launch():
+            return self._go_on(self._executor.launch(plan), began_s)
         ahead, beside = self._scheduler.propose_ahead(plan), None
         if ahead is None:
             result = self._executor.run(plan)
         else:
             result, beside = self._executor.run_beside(plan, ahead)
         deltas = tuple(self._scheduler.commit(plan, result, beside))
+        self._note(began_s, plan, result, before=drafts, ahead=ahead, beside=beside)
+        return deltas
+
+    def _go_on(self, launched: Launched, began_s: float) -> tuple[SequenceDelta, ...]:
+        """Launch the step behind it, if there can be one, and only then ask what this one brought."""
+        behind = self._scheduler.plan_ahead()
+        self._launched = None if behind is None else self._executor.launch(behind)
+        result = self._executor.collect(launched)
+        deltas = tuple(self._scheduler.commit(launched.plan, result))
+        self._note(min(began_s, launched.began_s), launched.plan, result)
+        return deltas
+
+    def _note(
+        self,
+        began_s: float,
+        plan: StepPlan,
+        result: StepResult,
+        *,
+        before: Drafts | None = None,
+        ahead: DraftPlan | None = None,
+        beside: Drafts | None = None,
+    ) -> None:
+        """A step is over."""
+        ended_s = time.perf_counter()
         if self._trace is not None:
-            self._trace.step(began_s, time.perf_counter(), plan, result, before=drafts, ahead=ahead, beside=beside)
+            self._trace.step(began_s, ended_s, plan, result, before=before, ahead=ahead, beside=beside)
         self._num_steps += 1
         self._last_step_rows = plan.num_rows
-        self._last_step_s = time.perf_counter() - began_s
-        return deltas
+        self._last_step_s = ended_s - began_s
 
     def close(self) -> None:
         """No step will follow: what is written along is brought to its end."""
@@ -92,7 +125,7 @@ class Engine:
             self._prune_gate.use(early_prune)
 
     def has_work(self) -> bool:
-        return self._scheduler.has_work()
+        return self._launched is not None or self._scheduler.has_work()
 
     def stats(self) -> EngineStats:
         """The scheduler's snapshot, with the steps and their time."""

@@ -8,7 +8,7 @@ never heard of tensors, devices or requests. A block is in exactly one state:
                            └─────────adopt────────────┘ └─allocate─▶ referenced, content forgotten
 
 Between begin_step and end_step a release leads to a fourth state first, deferred: work already launched may
-still read or write the block, so it stays closed until the step has ended.
+still read or write the block, so it stays closed until every step that had begun by then has ended.
 """
 
 from array import array
@@ -53,11 +53,11 @@ class KvManager:
         self._references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
-        self._deferred: OrderedDict[int, None] = OrderedDict()
+        self._deferred: OrderedDict[int, int] = OrderedDict()  # block: the step whose end opens it, ascending
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
         self._holders: set[BlockTable] = set()
-        self._in_step = False
+        self._num_begun = self._num_ended = 0  # steps
 
     def new_table(self, salt: str | None = None) -> BlockTable:
         """An empty table. Tables with different salts never share content through the prefix index."""
@@ -149,8 +149,8 @@ class KvManager:
         for block in reversed(table.blocks):
             self._references[block] -= 1
             if self._references[block] == 0:
-                if self._in_step:
-                    self._deferred[block] = None
+                if self._num_begun > self._num_ended:
+                    self._deferred[block] = self._num_begun
                 else:
                     self._reopen(block)
         table.blocks.clear()
@@ -158,17 +158,16 @@ class KvManager:
         self._holders.discard(table)
 
     def begin_step(self) -> None:
-        """From now on released blocks stay closed."""
-        assert not self._in_step, "the last step has not ended"
-        self._in_step = True
+        """From now on released blocks stay closed until the end of this step."""
+        self._num_begun += 1
 
     def end_step(self) -> None:
-        """Nothing launched since begin_step touches a block any more: open the deferred ones."""
-        assert self._in_step, "no step has begun"
-        self._in_step = False
-        for block in self._deferred:
+        """The step that began first of those that have not ended has: open what waited for it alone."""
+        assert self._num_ended < self._num_begun, "no step has begun"
+        self._num_ended += 1
+        while self._deferred and next(iter(self._deferred.values())) <= self._num_ended:
+            block, _ = self._deferred.popitem(last=False)
             self._reopen(block)
-        self._deferred.clear()
 
     def check_invariants(self) -> None:
         """Restate everything above; AssertionError where it does not hold. Slow: for tests."""
@@ -176,7 +175,9 @@ class KvManager:
         assert [held[block] for block in range(self.num_blocks)] == self._references
         states = Counter([*self._free, *self._evictable, *self._deferred, *held.keys()])
         assert states == Counter(range(self.num_blocks)), "every block has exactly one state"
-        assert self._in_step or not self._deferred
+        waiting = list(self._deferred.values())
+        assert waiting == sorted(waiting)
+        assert all(self._num_ended < step <= self._num_begun for step in waiting)
         assert self._digest_of == {block: digest for digest, block in self._block_of.items()}
         assert all(block in self._digest_of for block in self._evictable)
         assert not any(block in self._digest_of for block in self._free)

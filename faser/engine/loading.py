@@ -12,11 +12,13 @@ from faser.config import EngineConfig
 from faser.engine.models.config_json import ModelConfig, read_model_config
 from faser.engine.models.decoder import Decoder
 from faser.engine.models.loader import load_decoder
+from faser.engine.models.weights import WeightSource
 from faser.engine.sizing import compute_dtype, context_len, most_logit_rows
 from faser.errors import ConfigError
 from faser.kernels.backend import Backend
 
 Report = Callable[[str, int, int], None]
+Sources = Callable[[Path], WeightSource]  # by the directory of a model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +30,13 @@ class LoadedModel:
     max_positions: int
 
 
-def load_target(config: EngineConfig, directory: Path, backend: Backend, report: Report) -> LoadedModel:
-    """The model that is served. Raises ConfigError (or ModelError) naming what does not fit."""
+def load_target(
+    config: EngineConfig, directory: Path, backend: Backend, report: Report, sources: Sources | None = None
+) -> LoadedModel:
+    """The model that is served. sources: who has its tensors; None: its directory.
+
+    Raises ConfigError (or ModelError) naming what does not fit.
+    """
     model = read_model_config(directory)
     max_positions = context_len(config, model)
     decoder = load_decoder(
@@ -39,16 +46,24 @@ def load_target(config: EngineConfig, directory: Path, backend: Backend, report:
         max_model_len=max_positions,
         max_rows=config.max_num_batched_tokens,
         max_logit_rows=most_logit_rows(config),
+        quantization=config.quantization,
+        source=None if sources is None else sources(directory),
         progress=lambda done, total: report("loading weights", done, total),
     )
     return LoadedModel(config=model, decoder=decoder, max_positions=max_positions)
 
 
 def load_draft_model(
-    config: EngineConfig, directory: Path, target: LoadedModel, backend: Backend, report: Report
+    config: EngineConfig,
+    directory: Path,
+    target: LoadedModel,
+    backend: Backend,
+    report: Report,
+    sources: Sources | None = None,
 ) -> LoadedModel:
     """The model that drafts for target. A shorter context is fine: it drafts as far as that goes.
 
+    sources: as in load_target.
     Raises ConfigError where its vocabulary is not the target's size, ModelError naming what cannot be loaded.
     """
     model = read_model_config(directory)
@@ -67,6 +82,7 @@ def load_draft_model(
         max_model_len=max_positions,
         max_rows=config.max_num_batched_tokens,
         max_logit_rows=config.max_num_seqs,
+        source=None if sources is None else sources(directory),
         progress=lambda done, total: report("loading draft model", done, total),
     )
     return LoadedModel(config=model, decoder=decoder, max_positions=max_positions)

@@ -1,6 +1,6 @@
 """Random numbers that are a function of (request seed, position, purpose, draft), and of nothing else.
 
-Owns the counter-based generator and the layout of its counter. Keeps no state, so neither the batch, nor the
+Owns the layout of the counter of a counter-based generator. Keeps no state, so neither the batch, nor the
 order of calls, nor a preemption can change a number. Knows nothing of tokens and probabilities.
 """
 
@@ -10,9 +10,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-ROUNDS = 10
-_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
-_KEY_STEPS = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)
+from faser.kernels.philox import philox
+
 _LOW_32 = np.uint64(0xFFFFFFFF)
 _LOW_32_SIGNED = np.int64(0xFFFFFFFF)
 _SHIFT_32 = np.uint64(32)
@@ -61,21 +60,3 @@ def uniforms(
     words = (generate or philox)(counters, keys)
     units: NDArray[np.float64] = (((words[0] << _SHIFT_32) | words[1]) >> np.uint64(11)) * _UNIT_53
     return units
-
-
-def philox(counters: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Philox4x32-10: four words for each counter and key.
-
-    counters: [4, R], keys: [2, R]; every entry is a 32-bit word held in a uint64. Neither is written to.
-    Returns [4, R], words likewise.
-
-    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.3.
-    """
-    evens, odds = counters[0::2], counters[1::2]  # words (0, 2) are multiplied, (1, 3) are mixed in
-    for _ in range(ROUNDS):
-        products = evens * _MULTIPLIERS
-        high, low = products >> _SHIFT_32, products & _LOW_32
-        evens = high[::-1] ^ odds ^ keys
-        odds = low[::-1]
-        keys = (keys + _KEY_STEPS) & _LOW_32
-    return np.stack((evens[0], odds[0], evens[1], odds[1]))

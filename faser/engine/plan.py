@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from faser.types import FinishReason, PositionLogprobs, PruneStats, SamplingParams, SpeculationSummary
 
+NEXT = -1  # a row's input that nobody knows yet: what the step in flight chooses for the slot
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceStart:
@@ -40,7 +42,8 @@ class SequenceStart:
 class SequenceRows:
     """The rows of one sequence in a step.
 
-    start: position of the first row; token_ids: the rows' inputs, at start, start + 1, …
+    start: position of the first row; token_ids: the rows' inputs, at start, start + 1, … In a plan made while
+        another step is in flight there is one, NEXT.
     new_blocks: appended to the slot's block table before the step.
     samples: the rows reach the end of the known tokens, so the last row yields a new token.
     num_drafts: γ; so many of the last inputs are drafted. Then the γ + 1 last rows all sample.

@@ -120,6 +120,11 @@ def profile(
     return CostModel(tables, lanes)
 
 
+def largest_step(runner: Runner, room: Room) -> None:
+    """Run a step of max_rows rows and take all the logits that a step may take, for what they need in memory."""
+    _Stopwatch(runner, room).largest()
+
+
 def _side_by_side(pair: Pair, target: "_Stopwatch", drafter: "_Stopwatch") -> tuple[CoRun, ...]:
     """A step of a few sequences beside passes of the drafter for as many."""
 
@@ -204,6 +209,10 @@ class _Stopwatch:
         read = [kv_token_s * int(batch.layout.seq_len.sum()) for batch in batches]
         net = [max(median - kv_s, 1e-9) for median, kv_s in zip(medians, read, strict=True)]
         return CostTable.measured(dict(zip(buckets, net[num_slopes:], strict=False)), kv_token_s=kv_token_s)
+
+    def largest(self) -> None:
+        rows = self._room.max_rows
+        self.once_s(self._laid_out(rows, min(_SHORT_CONTEXT, self._longest())))
 
     def batch(self, rows: int) -> RowBatch:
         """Of short sequences."""

@@ -1,5 +1,7 @@
 """Runs a model over the rows of a step. Owns its KV cache and the hidden states of the last step.
 
+What follows a row comes as logits, for whoever wants to do more with them, or as a token that is being chosen.
+
 A forward may stop between two layers: begin, advance to a layer, look at what the rows would say there, let some
 of them leave, advance to the end. The rows that stay get the bits they would have got with all the others.
 """
@@ -11,7 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from faser.engine.batch import RowBatch
+from faser.engine.choosing import Chooser, Pending
 from faser.engine.models.decoder import Decoder
+from faser.engine.requests import Requests
 from faser.kernels.backend import AttentionPlan, Backend, KvCache, KvShape
 from faser.kernels.token_choice import TokenChoice
 
@@ -19,12 +23,13 @@ from faser.kernels.token_choice import TokenChoice
 class Runner:
     """One model on one backend.
 
-    kv: the size of the cache, allocated here.
+    kv: the size of the cache, allocated here. chooser: of this runner alone; None: only logits are wanted of it.
     """
 
-    def __init__(self, decoder: Decoder, backend: Backend, kv: KvShape) -> None:
+    def __init__(self, decoder: Decoder, backend: Backend, kv: KvShape, chooser: Chooser | None = None) -> None:
         self._decoder = decoder
         self._backend = backend
+        self._chooser = chooser
         self._block_size = kv.block_size
         self._cache: KvCache = backend.allocate_kv(kv)
         self._hidden: torch.Tensor | None = None  # [R, H] after the layers that the rows have been through
@@ -55,7 +60,7 @@ class Runner:
         """Start a forward: the rows have been through no layer."""
         self._batch = batch
         self._plan = self._backend.plan(batch.layout, self._block_size)
-        self._hidden = self._decoder.embed(batch.token_ids)
+        self._hidden = self._decoder.embed(_inputs(batch, self._backend.device))
         self._next_layer = 0
 
     @torch.inference_mode()
@@ -97,3 +102,23 @@ class Runner:
         """Logits [len(rows), V] float32 of rows of the last forward; valid until the next call."""
         assert self._hidden is not None, "logits before forward"
         return self._decoder.logits(self._hidden[torch.as_tensor(rows)])
+
+    def choose(self, rows: NDArray[np.int64], requests: Requests) -> Pending:
+        """The tokens that follow rows of the last forward, as their requests want them."""
+        assert self._chooser is not None, "this runner only gives logits"
+        return self._chooser.take(self.logits(rows), requests)
+
+    def guess(self, rows: NDArray[np.int64], requests: Requests, window: float) -> Pending:
+        """Drafted tokens that follow rows of the last forward, and their leads. window: see TokenChoice."""
+        assert self._chooser is not None, "this runner only gives logits"
+        return self._chooser.guess(self.logits(rows), requests, window)
+
+
+def _inputs(batch: RowBatch, device: torch.device) -> torch.Tensor:
+    """[R] int64 on the device, what is fed included."""
+    feed = batch.feed
+    token_ids = batch.token_ids.to(device)
+    if feed is None:
+        return token_ids
+    rows, sources = (torch.from_numpy(each).to(device) for each in (feed.rows, feed.sources))
+    return token_ids.index_put((rows,), feed.pending.tokens[sources].clamp_min(0))

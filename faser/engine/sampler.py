@@ -18,13 +18,14 @@ from faser.engine.logprobs import position_logprobs
 from faser.engine.noise import Purpose, uniforms
 from faser.engine.plan import SequenceStart
 from faser.engine.processors import Entries, Penalties, add_bias, allow_only, forbid, penalise
+from faser.engine.requests import Requests
 from faser.engine.sampling import MASS_ONE
 from faser.engine.sampling_state import SamplingState
 from faser.engine.torch_choice import TorchChoice
 from faser.kernels.token_choice import NO_TOKEN, Shaping, TokenChoice
 from faser.types import PositionLogprobs
 
-__all__ = ["NO_TOKEN", "PreparedRows", "SampledRow", "Sampler"]
+__all__ = ["NO_TOKEN", "PreparedRows", "SampledRow", "Sampler", "not_finite"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +125,7 @@ class Sampler:
         """
         assert logits.shape == (len(slots), self._vocab_size), f"logits are {tuple(logits.shape)}"
         best = self._choice.best(logits)
-        errors = {
-            row: f"the logits for position {positions[row]} are not finite numbers" for row in _without_token(best)
-        }
+        errors = {row: not_finite(positions[row]) for row in _without_token(best)}
         scored = _rows_in(self._state.num_top, slots)
         raw = logits[scored] if scored else None
         if self._process(logits, slots, positions, ahead):
@@ -163,6 +162,24 @@ class Sampler:
                 prepared.logits, drawn, prepared.best[drawn], self._shaping(slots), noise
             )
         return token_ids
+
+    def needs_only_logits(self, slots: Sequence[int]) -> bool:
+        """Whether tokens of these slots follow from logits, seed and position alone, and nothing is reported."""
+        state = self._state
+        special = (state.num_top, state.bias, state.counts, state.allowed, state.held)
+        return not any(special) or not any(_rows_in(each, slots) for each in special)
+
+    def requests(self, slots: Sequence[int], positions: Sequence[int]) -> Requests:
+        """What rows of these slots ask for, whose tokens follow from logits alone. positions: of the tokens."""
+        state, at = self._state, np.array(slots, dtype=np.int64)
+        return Requests(
+            temperature=np.where(state.is_random[at], state.temperature[at], np.float32(0)),
+            min_p=state.min_p[at],
+            top_k=state.top_k[at],
+            top_p=state.top_p[at],
+            seeds=state.seed[at],
+            positions=np.array(positions, dtype=np.int64),
+        )
 
     def is_cheap(self, prepared: PreparedRows) -> bool:
         """Choosing for all rows at once is better than asking again and again for some of them.
@@ -293,6 +310,10 @@ def _rows_in(mapping: Mapping[int, object], slots: Sequence[int]) -> list[int]:
 def _without_token(best: NDArray[np.int64]) -> list[int]:
     """Rows in which nothing can be chosen."""
     return [row for row, token_id in enumerate(best.tolist()) if token_id == NO_TOKEN]
+
+
+def not_finite(position: int) -> str:
+    return f"the logits for position {position} are not finite numbers"
 
 
 def _nothing_left(position: int) -> str:

@@ -1,7 +1,8 @@
 """Who runs: the Scheduler turns requests into StepPlans and StepResults into SequenceDeltas.
 
 Owns the sequences, their slots and the order in which they are served. Sees token ids, block numbers and
-seconds; has never heard of tensors. One step is in flight at a time: propose, plan, then commit.
+seconds; has never heard of tensors. Propose, plan, then commit; a plain step may also be planned ahead, behind one
+that is in flight, as each sequence will have one token more then, whichever it is.
 
 Everything follows one total order, the rank: (priority,) arrival. The best running sequence always gets its
 rows, if need be with the blocks of the worst; so every step brings some sequence nearer to its end.
@@ -9,8 +10,9 @@ rows, if need be with the blocks of the worst; so every step brings some sequenc
 
 import random
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 
 from faser.engine.clock import Clock
@@ -75,7 +77,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # best first
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._released: list[int] = []  # slots the data plane has not been told to release
-        self._in_flight: list[Sequence] | None = None  # in the order of the plan's rows
+        self._in_flight: deque[_Launched] = deque()  # at most two
         self._step = 0
         self._num_added = 0
         self._num_preemptions = 0
@@ -123,8 +125,8 @@ class Scheduler:
         for request_id in request_ids:
             self.abort(request_id)
         self._drafting = []
-        if self._in_flight is not None:
-            self._in_flight = None
+        while self._in_flight:
+            self._in_flight.popleft()
             self._kv.end_step()
         return request_ids
 
@@ -141,7 +143,7 @@ class Scheduler:
 
     def propose(self) -> DraftPlan | None:
         """Who is to draft before the next step, and how many tokens; None: the step is the plain one."""
-        assert self._in_flight is None, f"step {self._step} has not been committed"
+        assert not self._in_flight, f"step {self._step} has not been committed"
         if self._speculation is None:
             return None
         candidates = [each for each in self._running if each.num_uncomputed == 1 and each.may_draft]
@@ -170,7 +172,7 @@ class Scheduler:
         Decoding comes first, one row each and its draft's; then prompts that have begun, best first; then
         newcomers. drafts: what propose asked for.
         """
-        assert self._in_flight is None, f"step {self._step} has not been committed"
+        assert not self._in_flight, f"step {self._step} has not been committed"
         step = Step(budget=self._max_num_batched_tokens)
         assert drafts is not None or not self._drafting, "drafts come exactly when they were asked for"
         kept = self._chunks() if drafts is None else self._kept(drafts)
@@ -186,15 +188,52 @@ class Scheduler:
             self._admit_waiting(step)
         return self._launch(step) if step.rows else None
 
+    def may_launch(self) -> bool:
+        """Whether the step just planned brings tokens only: without drafts, and all its sequences are plain."""
+        first = self._in_flight[0]
+        drafts = self._speculation is not None and self._speculation.is_judging
+        return not drafts and all(each.is_plain for each in first.sequences)
+
+    def plan_ahead(self) -> StepPlan | None:
+        """Another token for every sequence of the step in flight, which must be a plain one; None: not now.
+
+        What ends with the step in flight for other reasons than its length is computed in vain. Nobody is
+        admitted and nobody preempted: that waits for a step with nothing in flight.
+        """
+        assert len(self._in_flight) == 1, f"{len(self._in_flight)} steps are in flight"
+        before = self._in_flight[0].sequences
+        going = [each for each in before if each.status is Status.RUNNING and each.may_draft]
+        if not going or not self._can_go_ahead(before):
+            return None
+        missing = [self._kv.blocks_for(each.num_tokens + 1) - len(each.table.blocks) for each in going]
+        if sum(missing) > self._kv.num_available:
+            return None
+        if self._speculation is not None and not self._speculation.rests(len(going)):
+            return None
+        step = Step(budget=self._max_num_batched_tokens)
+        for sequence, num_blocks in zip(going, missing, strict=True):
+            new_blocks = self._kv.allocate(sequence.table, num_blocks) if num_blocks else ()
+            step.add_next(sequence, new_blocks)
+        return self._launch(step)
+
+    def _can_go_ahead(self, before: list[Sequence]) -> bool:
+        """Everybody who runs is in flight up to the last known token, and nobody could be admitted."""
+        return (
+            self._in_flight[0].is_plain
+            and not (self._waiting and self._free_slots)
+            and sum(each.status is Status.RUNNING for each in before) == len(self._running)
+            and all(each.is_plain for each in before)
+        )
+
     def propose_ahead(self, plan: StepPlan) -> DraftPlan | None:
         """Who is to draft beside the step just planned, behind its own drafts; None: nobody."""
-        assert self._in_flight is not None, "nothing is planned"
+        assert len(self._in_flight) == 1, "nothing is planned"
         if self._speculation is None or not self._speculation.drafts_ahead:
             return None
         started = {start.slot for start in plan.started}
         pairs = [
             (sequence, rows)
-            for sequence, rows in zip(self._in_flight, plan.rows, strict=True)
+            for sequence, rows in zip(self._in_flight[0].sequences, plan.rows, strict=True)
             if rows.samples
             and len(rows.token_ids) == rows.num_drafts + 1
             and sequence.may_draft
@@ -224,18 +263,19 @@ class Scheduler:
 
         beside: what propose_ahead asked for.
         """
-        assert self._in_flight is not None, f"no step is in flight; step {plan.step} cannot be committed"
-        assert plan.step == self._step == result.step, f"step {result.step} is not step {self._step}"
+        assert self._in_flight, f"no step is in flight; step {plan.step} cannot be committed"
+        first = self._in_flight[0]
+        assert plan.step == first.step == result.step, f"step {result.step} is not step {first.step}"
         if self._speculation is not None:
-            self._speculation.learn(plan, result, beside)
+            self._speculation.learn(plan, result, first.sequences, beside)
         deltas = []
-        for sequence, rows, outcome in zip(self._in_flight, plan.rows, result.sequences, strict=True):
+        for sequence, rows, outcome in zip(first.sequences, plan.rows, result.sequences, strict=True):
             assert outcome.slot == rows.slot, f"slot {outcome.slot} answers for slot {rows.slot}"
             if sequence.status is Status.RUNNING:
                 delta = self._commit_one(sequence, rows, outcome)
                 if delta is not None:
                     deltas.append(delta)
-        self._in_flight = None
+        self._in_flight.popleft()
         self._kv.end_step()
         return deltas
 
@@ -413,20 +453,27 @@ class Scheduler:
 
     def _launch(self, step: Step) -> StepPlan:
         self._step += 1
-        self._in_flight = list(step.rows)
+        sequences = list(step.rows)
+        is_plain = all(rows.samples and not rows.num_drafts for rows in step.rows.values())
+        released = self._take_released()
+        slots = frozenset(rows.slot for rows in step.rows.values())
+        self._in_flight.append(_Launched(step=self._step, sequences=sequences, slots=slots, is_plain=is_plain))
         self._kv.begin_step()
         plan = StepPlan(
             step=self._step,
-            released=self._take_released(),
+            released=released,
             started=tuple(step.started),
             rows=tuple(step.rows.values()),
         )
         if self._speculation is not None:
-            self._speculation.launch(plan, self._in_flight)
+            self._speculation.launch(plan)
         return plan
 
     def _take_released(self) -> tuple[int, ...]:
-        released, self._released = tuple(self._released), []
+        """But for slots that a step in flight still has rows of: what comes of these is not heard of yet."""
+        busy = frozenset().union(*(each.slots for each in self._in_flight))
+        released = tuple(slot for slot in self._released if slot not in busy)
+        self._released = [slot for slot in self._released if slot in busy]
         return released
 
     def _commit_one(self, sequence: Sequence, rows: SequenceRows, outcome: SequenceResult) -> SequenceDelta | None:
@@ -501,6 +548,16 @@ class Scheduler:
         self._free_slots.append(sequence.slot)
         sequence.slot = None
         del self._running[bisect_left(self._running, sequence.rank, key=_rank)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launched:
+    """A step in flight. sequences: in the order of the plan's rows. is_plain: each of them gets one token."""
+
+    step: int
+    sequences: list[Sequence]
+    slots: frozenset[int]
+    is_plain: bool
 
 
 def _rank(sequence: Sequence) -> Rank:

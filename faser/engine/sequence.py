@@ -34,7 +34,7 @@ class Sequence:
 
     The last known token of a sequence that still generates is never computed: its row yields the next one.
     rank: its place in every order. max_total: tokens, prompt included, at which it ends. seed: the effective one.
-    speculated: what speculation did for it, kept by the control of speculation.
+    is_plain: as its sampling is. speculated: what speculation did for it, kept by the control of speculation.
     """
 
     __slots__ = (
@@ -42,6 +42,7 @@ class Sequence:
         "finish_reason",
         "first_scheduled_s",
         "index",
+        "is_plain",
         "max_total",
         "num_cached",
         "num_computed",
@@ -78,6 +79,7 @@ class Sequence:
         self.max_total = max_total
         self.eos_token_ids = eos_token_ids
         self.sampling = _sampling_of(request, index)
+        self.is_plain = self.sampling.is_plain
         self.prompt_len = len(request.prompt_token_ids)
         self.token_ids = list(request.prompt_token_ids)
         self.num_computed = 0
@@ -149,6 +151,7 @@ class Sequence:
         scores = tuple(self.prompt_logprobs)
         self.prompt_logprobs = [None]
         self.sampling = replace(self.sampling, prompt_logprobs=None)
+        self.is_plain = self.sampling.is_plain
         return scores
 
     def start_over(self) -> None:

@@ -6,15 +6,19 @@ from dataclasses import dataclass
 import torch
 
 from faser.config import EngineConfig, available_memory
+from faser.engine.memory_budget import MemoryBudget
 from faser.engine.models.config_json import ModelConfig
 from faser.engine.models.spec import DecoderSpec
 from faser.errors import ConfigError
 from faser.kernels.backend import KvShape
+from faser.setting import show_bytes
 
 # Without --kv-cache-memory a CPU gives the pool this share of the memory that is free, and no more than this:
 # the pool is shared with everything else on the machine, and pages that are never used cost nothing.
 _CPU_KV_SHARE = 0.25
 _CPU_KV_MOST_BYTES = 4 << 30
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +40,15 @@ def context_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def compute_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
-    """auto: the checkpoint's own, with float16 widened to bfloat16's place since no CPU product takes it."""
+    """auto: the checkpoint's own, or bfloat16 in its place.
+
+    In place of float16, which no CPU product takes and for which no GPU kernels are compiled ahead; and of float32
+    under flashinfer, which computes in 16 bits.
+    """
     if config.dtype != "auto":
-        return torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
-    return torch.float32 if model.dtype == "float32" else torch.bfloat16
+        return _DTYPES[config.dtype]
+    wide = model.dtype == "float32" and config.backend != "flashinfer"
+    return torch.float32 if wide else torch.bfloat16
 
 
 def most_logit_rows(config: EngineConfig) -> int:
@@ -49,14 +58,53 @@ def most_logit_rows(config: EngineConfig) -> int:
     return min(config.max_num_batched_tokens, config.max_num_seqs * (config.speculation.cap + 1))
 
 
-def kv_shapes(config: EngineConfig, models: Sequence[CachedModel], max_model_len: int) -> list[KvShape]:
+def kv_shapes(
+    config: EngineConfig, models: Sequence[CachedModel], max_model_len: int, budget: MemoryBudget | None = None
+) -> list[KvShape]:
     """One pool, a cache per model: all have the same blocks, so a block costs what it costs in all of them.
 
-    It holds at least one whole context, and no more than all sequences can ever fill. Raises ConfigError where
-    the memory that was asked for is less.
+    It holds at least one whole context, and no more than all sequences can ever fill. budget: how a GPU's memory
+    is divided; None on a CPU. Raises ConfigError where what was asked for is less, or what a GPU has is.
     """
-    num_blocks = _num_blocks(config, sum(each.block_bytes for each in _shapes(config, models, 1)), max_model_len)
+    block_bytes = sum(each.block_bytes for each in _shapes(config, models, 1))
+    one_context = -(-max_model_len // config.block_size)
+    most = one_context * config.max_num_seqs
+    if config.kv_cache_memory is not None:
+        _check_given(config.kv_cache_memory, one_context * block_bytes, max_model_len, budget)
+        num_blocks = config.kv_cache_memory // block_bytes
+    elif budget is not None:
+        num_blocks = min(budget.left_bytes // block_bytes, most)
+        if num_blocks < one_context:
+            fitting = num_blocks * config.block_size
+            raise ConfigError(_too_little(budget, one_context * block_bytes, max_model_len, fitting))
+    else:
+        share = min(int(available_memory() * _CPU_KV_SHARE), _CPU_KV_MOST_BYTES)
+        num_blocks = max(one_context, min(share // block_bytes, most))
     return _shapes(config, models, num_blocks)
+
+
+def _check_given(given: int, needed: int, max_model_len: int, budget: MemoryBudget | None) -> None:
+    """given, needed: bytes; what was asked for, and what one context takes."""
+    if given < needed:
+        raise ConfigError(
+            f"--kv-cache-memory is {given} bytes; one context of {max_model_len} tokens needs "
+            f"{needed} bytes (or lower --max-model-len)"
+        )
+    if budget is not None and given > budget.most_bytes:
+        raise ConfigError(
+            f"--kv-cache-memory is {show_bytes(given)}; at most {show_bytes(budget.most_bytes)} can be had: "
+            f"{budget.told()}"
+        )
+
+
+def _too_little(budget: MemoryBudget, needed: int, max_model_len: int, fitting: int) -> str:
+    """fitting: tokens for which there is room."""
+    shorter = f"lower --max-model-len to {fitting}, " if fitting else ""
+    return (
+        f"one context of {max_model_len} tokens needs {show_bytes(needed)} of KV cache, and "
+        f"{show_bytes(budget.left_bytes)} are left: {budget.told()}; {shorter}lower --max-num-batched-tokens or "
+        "--max-num-seqs, or raise --gpu-memory-utilization"
+    )
 
 
 def _shapes(config: EngineConfig, models: Sequence[CachedModel], num_blocks: int) -> list[KvShape]:
@@ -71,17 +119,3 @@ def _shapes(config: EngineConfig, models: Sequence[CachedModel], num_blocks: int
         )
         for each in models
     ]
-
-
-def _num_blocks(config: EngineConfig, block_bytes: int, max_model_len: int) -> int:
-    one_context = -(-max_model_len // config.block_size)
-    given = config.kv_cache_memory
-    if given is None:
-        share = min(int(available_memory() * _CPU_KV_SHARE), _CPU_KV_MOST_BYTES)
-        return max(one_context, min(share // block_bytes, one_context * config.max_num_seqs))
-    if given // block_bytes < one_context:
-        raise ConfigError(
-            f"--kv-cache-memory is {given} bytes; one context of {max_model_len} tokens needs "
-            f"{one_context * block_bytes} bytes (or lower --max-model-len)"
-        )
-    return given // block_bytes

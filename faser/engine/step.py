@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from faser.engine.plan import SequenceRows, SequenceStart
+from faser.engine.plan import NEXT, SequenceRows, SequenceStart
 from faser.engine.sequence import Sequence
 
 
@@ -47,6 +47,17 @@ class Step:
             num_drafts=len(draft),
         )
         self.budget -= num_rows + len(draft)
+
+    def add_next(self, sequence: Sequence, new_blocks: Collection[int]) -> None:
+        """A row behind the last known token, for the one that the step in flight will bring."""
+        self.rows[sequence] = SequenceRows(
+            slot=sequence.held_slot,
+            start=sequence.num_tokens,
+            token_ids=(NEXT,),
+            new_blocks=tuple(new_blocks),
+            samples=True,
+        )
+        self.budget -= 1
 
     def drop(self, sequence: Sequence) -> None:
         """A preempted sequence gives its rows back. It was not started here: newcomers preempt nobody."""

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.engine.noise import philox
 from faser.engine.ranking import best, first_and_lead
 from faser.engine.sampling import Truncation, choose, draw, final_masses, parts, rows_at_once, scale
+from faser.kernels.philox import philox
 from faser.kernels.token_choice import NO_TOKEN, Ints, Reals, Shaping, Words
 
 _ALL = slice(None)

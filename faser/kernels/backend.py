@@ -7,12 +7,17 @@ the same bits whatever other rows are in the step (torch_backend may not; its do
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from faser.kernels.device_choice import DeviceChoice
+from faser.kernels.fp8 import Fp8Rows
 from faser.kernels.token_choice import TokenChoice
+
+if TYPE_CHECKING:
+    from faser.kernels.capture import Capture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +112,38 @@ class Backend(Protocol):
         """
         ...
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    @property
+    def has_fp8(self) -> bool:
+        """Whether pack takes quantised weights."""
+        ...
+
+    @property
+    def capture(self) -> "Capture | None":
+        """Recordings of this instance's work; None where it has none."""
+        ...
+
+    def device_choice(self, max_rows: int, width: int) -> DeviceChoice | None:
+        """A new chooser of tokens where the logits are, for so many rows; None: token_choice has to do."""
+        ...
+
+    def wait(self) -> None:
+        """Return when everything given to the device is done. For profiles and tests: no step needs it."""
+        ...
+
+    def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> PackedLinear:
         """Prepare a product with weight [N, K] (and bias [N]) for `linear` and `embed`.
 
-        Copies: the argument may be freed. The dtype of the weight is the dtype of the product's input.
+        Copies: the argument may be freed. The dtype of the weight is the dtype of the product's input. A quantised
+        weight is for `linear` only, takes any input of the backend's types, and quantises it: see kernels/fp8.py.
+
+        Raises ConfigError for a quantised weight where has_fp8 is False, or whose sizes have no kernel.
         """
         ...
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor, *, residual: Tensor | None = None) -> Tensor:
         """out[r] = weight @ x[r] + bias (+ residual[r]), accumulated in float32.
+
+        With a quantised weight x[r] is quantised too.
 
         x: [R, K], rows contiguous. out: [R, N], dtype of x or float32 (logits). residual: [R, N] in out's
         dtype; may be `out` itself. x and out do not overlap.

@@ -1,9 +1,11 @@
 """One CUDA device: whether it can be used, and the few things that only CUDA has.
 
-Owns pinned memory, transfers and events. Knows nothing of attention or of the library whose kernels run there.
-Importing this module starts nothing on a device.
+Owns pinned memory, transfers, events and what records work. Knows nothing of attention or of the library whose
+kernels run there. Importing this module starts nothing on a device. What is said of streams, events and recordings
+is read in torch's sources; it has not run on a GPU yet.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,15 +13,34 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
+from faser.kernels.capture import Recording
 
 LOWEST_CAPABILITY = (8, 0)  # bfloat16 products and the attention kernels begin with Ampere
+WARM_UPS = 2  # kernels are loaded in the first run; the second one allocates nothing that the first one made
 
 
 class Fence(Protocol):
-    """A point in the work given to a device."""
+    """A point in the work given to a device, which can be set anew."""
+
+    def mark(self) -> None:
+        """Set it behind everything that was given to the current stream. Does not wait."""
+        ...
 
     def wait(self) -> None:
-        """Return when everything given to the device's stream before the fence was made is done."""
+        """Return when everything before the mark is done; at once where nothing was marked."""
+        ...
+
+
+class Recorder(Protocol):
+    """Records work; all its recordings share one pool of memory."""
+
+    def record(self, work: Callable[[], None]) -> Recording:
+        """See Capture.record."""
+        ...
+
+    @property
+    def recorded_bytes(self) -> int:
+        """Device memory that was allocated while recording."""
         ...
 
 
@@ -29,27 +50,87 @@ class Accelerator(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def host_numbers(self, count: int) -> Tensor:
-        """[count] int32 on the CPU, uninitialised, from where transfers need no second copy."""
+    @property
+    def num_processors(self) -> int:
+        """Streaming multiprocessors."""
+        ...
+
+    def host_numbers(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        """[count] on the CPU, uninitialised, from where transfers need no second copy."""
         ...
 
     def upload(self, numbers: Tensor) -> Tensor:
         """A copy on the device of what host_numbers gave. Does not wait: the source must keep its values."""
         ...
 
-    def fence(self) -> Fence: ...
+    def transfer(self, source: Tensor, target: Tensor) -> None:
+        """Copy between the device and what host_numbers gave, either way. Does not wait: see Fence."""
+        ...
+
+    def fence(self) -> Fence:
+        """A new one, not marked."""
+        ...
+
+    def recorder(self) -> Recorder:
+        """A new one, with memory of its own."""
+        ...
+
+    def wait(self) -> None:
+        """Return when everything given to the device is done."""
+        ...
 
     def wide_product(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         """out = x @ weight, never rounded to less than float32. x: [R, K], weight: [K, N] 16 bit; out: float32."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class _EventFence:
-    event: torch.cuda.Event
+    """Waiting spins within the driver, without the interpreter's lock: that ends within microseconds of the event.
+
+    Asking again and again from Python would hold the lock, and a blocking event wakes tens of microseconds late.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def mark(self) -> None:
+        self._event.record(torch.cuda.current_stream(self._device))
 
     def wait(self) -> None:
-        self.event.synchronize()
+        self._event.synchronize()
+
+
+class CudaRecorder:
+    """See Recorder. Records on a stream of its own, since the default one cannot be recorded."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Other threads may use the device meanwhile: only what this one does is held to the rules."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARM_UPS):
+                work()
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            work()
+        return graph
+
+    @property
+    def recorded_bytes(self) -> int:
+        """Whole segments of the allocator. Looks through all of them: not for every step."""
+        pool = tuple(self._pool)
+        return sum(
+            segment["total_size"]
+            for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+            if tuple(segment["segment_pool_id"]) == pool
+        )
 
 
 class CudaDevice:
@@ -58,15 +139,28 @@ class CudaDevice:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def host_numbers(self, count: int) -> Tensor:
-        return torch.empty(count, dtype=torch.int32, pin_memory=True)
+    @property
+    def num_processors(self) -> int:
+        return int(torch.cuda.get_device_properties(self.device).multi_processor_count)
+
+    def host_numbers(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(count, dtype=dtype, pin_memory=True)
 
     def upload(self, numbers: Tensor) -> Tensor:
         """torch lends pinned memory out again only when the transfers that read it are done."""
         return numbers.to(self.device, non_blocking=True)
 
+    def transfer(self, source: Tensor, target: Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+
     def fence(self) -> Fence:
-        return _EventFence(torch.cuda.current_stream(self.device).record_event())
+        return _EventFence(self.device)
+
+    def recorder(self) -> CudaRecorder:
+        return CudaRecorder(self.device)
+
+    def wait(self) -> None:
+        torch.cuda.synchronize(self.device)
 
     def wide_product(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         return torch.mm(x, weight, out_dtype=torch.float32, out=out)

@@ -62,21 +62,17 @@ def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
     opened = open_cuda(device, facts)
     if name == "torch":
         return _torch(str(opened))
+    from faser.kernels.device_kernels import triton_kernels
     from faser.kernels.flashinfer_backend import FlashInferBackend
     from faser.kernels.flashinfer_build import arch_of, modules_dir
     from faser.kernels.flashinfer_library import load_flashinfer
+    from faser.kernels.scaled_fp8 import scaled_fp8
 
     arch = arch_of(facts.capabilities[opened.index])
     modules = modules_dir(cache_dir, arch)
-    if not modules.exists():
-        _log.warning(
-            "no kernels for compute capability %s in %s: each is compiled when it is first needed, which takes "
-            "minutes; faser env --build-kernels --arch %s does it now",
-            arch,
-            modules,
-            arch,
-        )
-    return FlashInferBackend(CudaDevice(opened), load_flashinfer(modules if modules.exists() else None))
+    library = load_flashinfer(modules if modules.exists() else None)
+    fp8 = scaled_fp8(opened, facts.capabilities[opened.index])
+    return FlashInferBackend(CudaDevice(opened), library, triton_kernels(opened), fp8)
 
 
 def _native(num_threads: int, cache_dir: Path) -> Backend:

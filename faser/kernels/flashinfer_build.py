@@ -23,7 +23,7 @@ from faser.kernels.native_build import find_compiler
 
 VERSION = "0.7.2.post1"  # modules of one version do not load into another
 ARCH = "9.0a"
-_PLAIN = ("silu_and_mul", "page", "norm", "rope")
+_PLAIN = ("silu_and_mul", "norm")
 _HEAD_DIMS = (64, 128)
 # Attention is compiled for each size of a head. Models with sliding windows need modules of their own.
 MODULES = (*_PLAIN, *(f"{kind}_{size}" for kind in ("decode", "prefill") for size in _HEAD_DIMS))
@@ -172,18 +172,12 @@ def _spec(name: str) -> Any:
     """FlashInfer's description of a module."""
     from flashinfer.jit.activation import gen_act_and_mul_module
     from flashinfer.jit.norm import gen_norm_module
-    from flashinfer.jit.page import gen_page_module
-    from flashinfer.jit.rope import gen_rope_module
 
     match name:
         case "silu_and_mul":
             return gen_act_and_mul_module("silu")
-        case "page":
-            return gen_page_module()
         case "norm":
             return gen_norm_module()
-        case "rope":
-            return gen_rope_module()
         case _:
             return _attention_spec(name)
 

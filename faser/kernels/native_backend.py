@@ -17,6 +17,8 @@ from torch import Tensor
 from faser.errors import ConfigError
 from faser.kernels import native_library
 from faser.kernels.backend import AttentionShape, KvShape, RowLayout
+from faser.kernels.capture import Capture
+from faser.kernels.fp8 import Fp8Rows
 from faser.kernels.native_choice import NativeChoice
 from faser.kernels.native_pool import LanePools, NativePool, full_pool
 
@@ -81,6 +83,7 @@ class NativeBackend:
             raise ConfigError(f"the native backend needs at least 1 thread, not {num_threads}")
         self.device = torch.device("cpu")
         self.name = "native"
+        self.has_fp8 = False
         self.num_threads = num_threads
         self._path = library
         self._library = native_library.load(library)
@@ -90,6 +93,7 @@ class NativeBackend:
         self._slab = torch.empty(0, dtype=torch.uint8)  # what is left of the newest slab of weights
         self._heads: dict[AttentionShape, native_library.HeadsStruct] = {}
         self.token_choice = NativeChoice(self._library, self._pools, self._pool)
+        self.capture: Capture | None = None
         self._bind()
 
     def _bind(self) -> None:
@@ -110,8 +114,17 @@ class NativeBackend:
         """See Backend. At full width both have the same threads: idle ones of one never disturb the other."""
         return NativeBackend(self._path, num_threads=self.num_threads, full=self._full)
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> _Linear:
+    def device_choice(self, _max_rows: int, _width: int) -> None:
+        """See Backend. There is none."""
+        return
+
+    def wait(self) -> None:
+        """See Backend. Every call has waited."""
+
+    def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> _Linear:
         """See Backend. Raises ConfigError for dtypes but bfloat16 and float32, and for odd K in bfloat16."""
+        if isinstance(weight, Fp8Rows):
+            raise ConfigError("the native backend has no fp8 products; the backends torch and flashinfer have")
         dtype = _checked_dtype("weight", weight.dtype)
         columns, depth = weight.shape
         if weight.dtype is torch.bfloat16 and depth % 2:

@@ -1,7 +1,8 @@
 """Rows and blocks as index arrays: the layout of a step the way paged attention kernels read it.
 
-Owns the arithmetic from block tables to lists of pages. Knows neither a device nor the library that reads the
-arrays: everything here is on the CPU, in one buffer, so that one transfer takes all of it to wherever it is read.
+Owns the arithmetic from block tables to lists of pages and slots, and what stands for rows and sequences that are
+not there. Knows neither a device nor the library that reads the arrays: everything here is on the CPU, in one
+buffer, so that one transfer takes all of it to wherever it is read.
 """
 
 from collections.abc import Callable
@@ -14,22 +15,46 @@ from torch import Tensor
 
 from faser.kernels.backend import RowLayout
 
+NO_SLOT = -1  # where a row stores nothing
+PADDING_BLOCK = 0  # read by sequences that are not there: any block will do, nobody looks at what they yield
 _ALIGNMENT = 4  # numbers; arrays begin at multiples of 16 bytes, as arrays of their own would
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutSizes:
+    """Room that index arrays have. pages: of all sequences together."""
+
+    rows: int
+    sequences: int
+    pages: int
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of the arrays, in the order of PagedLayout, in int32."""
+        indptr = self.sequences + 1
+        return (indptr, indptr, self.pages, self.sequences, self.sequences, 2 * self.rows, 2 * self.rows)
+
+    @property
+    def numbers(self) -> int:
+        """How many int32 hold all arrays."""
+        return sum(map(_aligned, self.lengths))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PagedLayout:
-    """Index arrays of one step, int32, all views of `packed`.
+    """Index arrays of one step, int32 unless something else is said, all views of `packed`.
 
     query_indptr: [S + 1]; sequence s owns rows query_indptr[s] : query_indptr[s + 1].
     page_indptr: [S + 1]; its pages are page_indices[page_indptr[s] : page_indptr[s + 1]], in order of position.
     page_indices: [pages of all sequences]; numbers of blocks.
     last_page_len: [S]; positions in each sequence's last page, 1 … block_size.
     seq_len: [S]; (pages - 1) * block_size + last_page_len.
-    sequences, positions: [R]; each row's sequence, 0 … S - 1, and its position there.
+    positions: [R] int64; each row's position in its sequence.
+    slots: [R] int64; where it is stored, block * block_size + offset, or NO_SLOT.
 
         block_size 4, seq_len 6    page_indices | 7 . . . | 2 . |    last_page_len 2
         positions                                 0 1 2 3   4 5
+        slots                                    28 … 31    8 9
     """
 
     packed: Tensor
@@ -38,67 +63,98 @@ class PagedLayout:
     page_indices: Tensor
     last_page_len: Tensor
     seq_len: Tensor
-    sequences: Tensor
     positions: Tensor
+    slots: Tensor
 
     @property
     def one_row_each(self) -> bool:
-        """Every sequence has exactly one row: plain decoding."""
+        """Of a layout without padding: every sequence has exactly one row, as in plain decoding."""
         return len(self.positions) == len(self.seq_len)
+
+    @property
+    def sizes(self) -> LayoutSizes:
+        return LayoutSizes(rows=len(self.positions), sequences=len(self.seq_len), pages=len(self.page_indices))
 
     def within(self, packed: Tensor) -> "PagedLayout":
         """The same arrays as views of a copy of `packed`, on any device."""
-        assert packed.shape == self.packed.shape, (packed.shape, self.packed.shape)
-        arrays = (
-            self.query_indptr,
-            self.page_indptr,
-            self.page_indices,
-            self.last_page_len,
-            self.seq_len,
-            self.sequences,
-            self.positions,
-        )
-        return _views(packed, [len(each) for each in arrays])
+        return layout_within(packed, self.sizes)
 
 
 def paged_layout(layout: RowLayout, block_size: int, allocate: Callable[[int], Tensor]) -> PagedLayout:
-    """Lay a step out in pages.
+    """Lay a step out in pages, without padding.
 
     allocate: gives that many int32 on the CPU, for `packed`.
     """
-    seq_len: NDArray[np.int32] = layout.seq_len.numpy()
-    starts, table = layout.query_start.numpy(), layout.block_table.numpy()
-    num_pages = -(-seq_len // np.int32(block_size))
-    assert seq_len.min() >= 1, f"a sequence of {seq_len.min()} positions has no row"
-    assert num_pages.max() <= table.shape[1], f"{num_pages.max()} blocks are read of {table.shape[1]}"
-    num_rows = len(layout.positions)
-    lengths = [len(starts), len(starts), int(num_pages.sum()), len(seq_len), len(seq_len), num_rows, num_rows]
-    found = _views(allocate(sum(map(_aligned, lengths))), lengths)
-    found.query_indptr.numpy()[:] = starts
-    page_indptr = found.page_indptr.numpy()
-    page_indptr[0] = 0
-    np.cumsum(num_pages, out=page_indptr[1:])
-    found.page_indices.numpy()[:] = table[np.arange(table.shape[1]) < num_pages[:, None]]
-    found.last_page_len.numpy()[:] = seq_len - (num_pages - 1) * block_size
-    found.seq_len.numpy()[:] = seq_len
-    found.sequences.numpy()[:] = np.repeat(np.arange(len(seq_len), dtype=np.int32), np.diff(starts))
-    found.positions.numpy()[:] = layout.positions.numpy()
+    num_pages = _num_pages(layout, block_size)
+    sizes = LayoutSizes(rows=len(layout.positions), sequences=len(num_pages), pages=int(num_pages.sum()))
+    found = layout_within(allocate(sizes.numbers), sizes)
+    fill(found, layout, block_size, one_row_each=False)
     return found
 
 
-def _aligned(length: int) -> int:
-    return -(-length // _ALIGNMENT) * _ALIGNMENT
+def fill(target: PagedLayout, layout: RowLayout, block_size: int, *, one_row_each: bool) -> None:
+    """Lay a step out in pages, in arrays that may be longer than it needs.
+
+    target: on the CPU. Rows behind the layout's have position 0 and NO_SLOT; sequences behind it have one
+    position, in PADDING_BLOCK, and no row, or one where one_row_each.
+    """
+    sizes, num_pages = target.sizes, _num_pages(layout, block_size)
+    num_rows, num_sequences = len(layout.positions), len(num_pages)
+    missing, used = sizes.sequences - num_sequences, int(num_pages.sum())
+    assert num_rows <= sizes.rows, f"{num_rows} rows do not fit into {sizes.rows}"
+    assert missing >= 0, f"{num_sequences} sequences do not fit into {sizes.sequences}"
+    assert used + missing <= sizes.pages, (
+        f"{used} blocks and {missing} for padding; there is room for {sizes.pages}"
+    )
+    steps = np.arange(1, missing + 1, dtype=np.int32)
+    query_indptr, page_indptr = target.query_indptr.numpy(), target.page_indptr.numpy()
+    query_indptr[: num_sequences + 1] = layout.query_start.numpy()
+    query_indptr[num_sequences + 1 :] = num_rows + steps if one_row_each else num_rows
+    page_indptr[0] = 0
+    np.cumsum(num_pages, out=page_indptr[1 : num_sequences + 1])
+    page_indptr[num_sequences + 1 :] = used + steps
+    pages, table = target.page_indices.numpy(), layout.block_table.numpy()
+    pages[:used] = table[np.arange(table.shape[1]) < num_pages[:, None]]
+    pages[used : used + missing] = PADDING_BLOCK
+    seq_len, last_page_len = target.seq_len.numpy(), target.last_page_len.numpy()
+    seq_len[:num_sequences], seq_len[num_sequences:] = layout.seq_len.numpy(), 1
+    last_page_len[:num_sequences] = seq_len[:num_sequences] - (num_pages - 1) * block_size
+    last_page_len[num_sequences:] = 1
+    _fill_rows(target, layout, block_size)
 
 
-def _views(packed: Tensor, lengths: list[int]) -> PagedLayout:
+def _fill_rows(target: PagedLayout, layout: RowLayout, block_size: int) -> None:
+    starts, table = layout.query_start.numpy(), layout.block_table.numpy()
+    positions, slots, num_rows = target.positions.numpy(), target.slots.numpy(), len(layout.positions)
+    positions[:num_rows], positions[num_rows:] = layout.positions.numpy(), 0
+    slots[num_rows:] = NO_SLOT
+    owners = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    blocks, offsets = np.divmod(positions[:num_rows], block_size)
+    slots[:num_rows] = table[owners, blocks]
+    slots[:num_rows] *= block_size
+    slots[:num_rows] += offsets
+
+
+def _num_pages(layout: RowLayout, block_size: int) -> NDArray[np.int32]:
+    """[S] pages of each sequence."""
+    seq_len: NDArray[np.int32] = layout.seq_len.numpy()
+    found: NDArray[np.int32] = -(-seq_len // np.int32(block_size))
+    width, least = layout.block_table.shape[1], seq_len.min(initial=1)
+    assert least >= 1, f"a sequence of {least} positions has no row"
+    assert found.max(initial=0) <= width, f"{found.max()} blocks are read of {width}"
+    return found
+
+
+def layout_within(packed: Tensor, sizes: LayoutSizes) -> PagedLayout:
+    """The arrays as views of a buffer, [sizes.numbers] int32, on any device."""
     assert packed.dtype is torch.int32, packed.dtype
+    assert len(packed) == sizes.numbers, (len(packed), sizes)
     arrays = []
     start = 0
-    for length in lengths:
+    for length in sizes.lengths:
         arrays.append(packed[start : start + length])
         start += _aligned(length)
-    assert start == len(packed), (start, len(packed))
-    query_indptr, page_indptr, page_indices, last_page_len, seq_len, sequences, positions = arrays
+    query_indptr, page_indptr, page_indices, last_page_len, seq_len, positions, slots = arrays
     return PagedLayout(
         packed=packed,
         query_indptr=query_indptr,
@@ -106,6 +162,10 @@ def _views(packed: Tensor, lengths: list[int]) -> PagedLayout:
         page_indices=page_indices,
         last_page_len=last_page_len,
         seq_len=seq_len,
-        sequences=sequences,
-        positions=positions,
+        positions=positions.view(torch.int64),
+        slots=slots.view(torch.int64),
     )
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT

@@ -69,5 +69,5 @@ class TokenChoice(Protocol):
         ...
 
     def philox(self, counters: Words, keys: Words) -> Words:
-        """[4, N] random words of counters [4, N] and keys [2, N], all contiguous; `noise.philox` defines them."""
+        """[4, N] random words of counters [4, N] and keys [2, N], all contiguous; `philox.py` defines them."""
         ...

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from faser.kernels.backend import AttentionShape, KvShape, RowLayout
+from faser.kernels.capture import Capture
+from faser.kernels.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
 from faser.kernels.token_choice import TokenChoice
 
 
@@ -42,6 +44,9 @@ class TorchBackend:
         self.device = torch.device(device)
         self.name = "torch"
         self.token_choice: TokenChoice | None = None
+        self.capture: Capture | None = None
+        self.has_fp8 = True
+        self._fp8 = ReferenceFp8()
         self._width = torch.get_num_threads()
 
     def use(self, cores: tuple[int, ...] | None) -> None:
@@ -57,13 +62,27 @@ class TorchBackend:
     def beside(self) -> "TorchBackend":
         return TorchBackend(self.device)
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> _Linear:
+    def device_choice(self, _max_rows: int, _width: int) -> None:
+        """See Backend. There is none."""
+        return
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> _Linear | Fp8Linear:
+        if isinstance(weight, Fp8Rows):
+            return pack_fp8(weight, bias, self.device)
         return _Linear(
             weight.to(self.device, copy=True).contiguous(),
             None if bias is None else bias.to(self.device, copy=True),
         )
 
-    def linear(self, x: Tensor, packed: _Linear, out: Tensor, *, residual: Tensor | None = None) -> Tensor:
+    def linear(
+        self, x: Tensor, packed: _Linear | Fp8Linear, out: Tensor, *, residual: Tensor | None = None
+    ) -> Tensor:
+        if isinstance(packed, Fp8Linear):
+            return self._fp8.linear(x, packed, out, residual)
         product = functional.linear(x, packed.weight, packed.bias)
         return out.copy_(product if residual is None else product.to(out.dtype) + residual)
 

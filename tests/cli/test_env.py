@@ -1,8 +1,10 @@
-"""`faser env --build-kernels`: what is said before anything is compiled."""
+"""`faser env`: what is said of GPUs, and before anything is compiled for them."""
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from faser.cli.main import main
 
@@ -27,3 +29,11 @@ def test_the_help_names_every_module(capsys: pytest.CaptureFixture[str]) -> None
     text = capsys.readouterr().out
     assert "decode_64, decode_128, prefill_64, prefill_128" in text
     assert max(map(len, text.splitlines())) <= 115
+
+
+def test_gpus_are_reported_on_every_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"cuda", "gpu driver", "flashinfer", "triton", "device", "backend"} <= set(found)
+    if not torch.cuda.is_available():
+        assert (found["gpus"], found["device"]) == ("none that torch can use", "cpu")

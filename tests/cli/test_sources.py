@@ -67,6 +67,14 @@ def test_a_flag_a_variable_and_a_key_say_the_same(tmp_path: Path) -> None:
         (["--seed", "-5"], "seed", -5),
         (["--kv-cache-memory-bytes", "1G"], "kv_cache_memory", 1 << 30),
         (["--no-enable-prefix-caching", "--enable-prefix-caching"], "enable_prefix_caching", True),
+        (["-q", "fp8"], "quantization", "fp8"),
+        (["--quantization", "none"], "quantization", None),
+        (["--enforce-eager"], "enforce_eager", True),
+        (["--async-scheduling"], "async_scheduling", True),
+        (["--no-async-scheduling"], "async_scheduling", False),
+        (["m", "--cudagraph-capture-sizes", "1", "2", "64"], "cudagraph_capture_sizes", (1, 2, 64)),
+        (["--device", "cuda:1"], "device", "cuda:1"),
+        (["--no-compile-kernels"], "compile_kernels", False),
     ],
 )
 def test_flags_are_spelt_as_vllms_users_spell_them(arguments: list[str], field: str, value: object) -> None:
@@ -98,7 +106,7 @@ def test_all_problems_of_all_sources_are_told_at_once(tmp_path: Path) -> None:
         "FASER_MODLE: unknown variable. Did you mean 'FASER_MODEL'?",
         f"{file}: unknown key 'prot'. Did you mean 'port'?",
         "--port is x; it must be a whole number",
-        "FASER_DTYPE is int8; it must be one of auto, bfloat16, float32",
+        "FASER_DTYPE is int8; it must be one of auto, bfloat16, float16, float32",
         "--max-num-seqs is 0; it must be at least 1 and at most 4096",
         f"{file}: block-size is 8; it must be a multiple of 16, at least 16 and at most 256",
     }
@@ -261,3 +269,23 @@ def test_a_generated_command_line_of_vllms_starts() -> None:
     arguments = "m --tensor-parallel-size 1 -pp 1 --enforce-eager --trust-remote-code --disable-log-requests "
     arguments += "--gpu-memory-utilization 0.9 --max-model-len 2048 --dtype auto --enable-chunked-prefill"
     assert build(*arguments.split())[0].max_model_len == 2048
+
+
+def test_sizes_of_recordings_come_from_a_list_in_the_file_or_a_text_in_a_variable(tmp_path: Path) -> None:
+    file = yaml_file(tmp_path, "cudagraph-capture-sizes: [1, 8]\n")
+    assert build(file=file)[0].cudagraph_capture_sizes == (1, 8)
+    environment = {"FASER_CUDAGRAPH_CAPTURE_SIZES": "2, 16"}
+    assert build(environment=environment)[0].cudagraph_capture_sizes == (2, 16)
+
+
+def test_a_flag_of_older_versions_may_have_several_values() -> None:
+    engine, _, findings = build("m", "--cuda-graph-sizes", "1", "2", "4", "--seed", "3")
+    assert (engine.model, engine.seed) == ("m", 3)
+    assert len(findings.warnings) == 1
+
+
+def test_a_device_and_what_it_cannot_do_are_named_by_their_flags() -> None:
+    assert problems("--device", "cpu", "--dtype", "half", "--backend", "flashinfer") == (
+        "--backend is flashinfer; it computes on cuda, and --device is cpu",
+        "--dtype is float16; it is not computed on a CPU; use bfloat16 or float32",
+    )

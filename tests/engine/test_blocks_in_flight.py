@@ -56,9 +56,9 @@ class OpensAtOnce(KvManager):
     """Planted: a step in flight closes nothing."""
 
     def release(self, table: BlockTable) -> None:
-        self._in_step, in_step = False, self._in_step
+        self._num_ended, num_ended = self._num_begun, self._num_ended
         super().release(table)
-        self._in_step = in_step
+        self._num_ended = num_ended
 
 
 class ForgetsTheDraftLane(KvManager):
@@ -70,7 +70,7 @@ class ForgetsTheDraftLane(KvManager):
 
     def allocate(self, table: BlockTable, num_blocks: int) -> list[int]:
         found = super().allocate(table, num_blocks)
-        if self._in_step:
+        if self._num_begun > self._num_ended:
             self._for_drafts.update(found)
         return found
 

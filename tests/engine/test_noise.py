@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from faser.engine.noise import Purpose, philox, uniforms
+from faser.engine.noise import Purpose, uniforms
+from faser.kernels.philox import philox
 
 NUM_DRAWS = 100_000
 

@@ -1,11 +1,16 @@
 """How many blocks a pool gets, one model or two, and what is refused."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
 from faser.config import EngineConfig
+from faser.engine.memory_budget import MemoryBudget
+from faser.engine.models.config_json import read_model_config
 from faser.engine.models.families import decoder_spec
-from faser.engine.sizing import CachedModel, kv_shapes, most_logit_rows
+from faser.engine.sizing import CachedModel, compute_dtype, kv_shapes, most_logit_rows
 from faser.errors import ConfigError
 from tests.checkpoints import tiny_llama_config
 
@@ -45,3 +50,82 @@ def test_logits_are_wanted_of_every_draft_as_far_as_rows_go() -> None:
     assert most_logit_rows(config(speculative_config={"policy": "off"})) == 4
     assert most_logit_rows(config(speculative_config={"method": "ngram", "num_speculative_tokens": 3})) == 16
     assert most_logit_rows(config(speculative_config={"method": "ngram", "num_speculative_tokens": 9})) == 32
+
+
+def budget(left: int, *, beyond: int = 0) -> MemoryBudget:
+    """Of a device where so many bytes are left within the share, and so many more beyond it."""
+    return MemoryBudget(
+        device="cuda:0",
+        total_bytes=2 * (left + beyond + 30),
+        share=(left + 30) / (2 * (left + beyond + 30)),
+        free_bytes=left + beyond + 30,
+        loaded_bytes=20,
+        step_bytes=5,
+        step_rows=32,
+        recordings_bytes=4,
+        workspaces_bytes=1,
+    )
+
+
+def gpu(**options: object) -> EngineConfig:
+    return config(device="cuda", **options)
+
+
+def test_a_gpus_pool_has_all_that_is_left_for_all_models() -> None:
+    left = 300 * (BLOCK_BYTES + DRAFT_BLOCK_BYTES) + 100
+    target, draft = kv_shapes(gpu(), [TARGET, DRAFT], CONTEXT, budget(left))
+    assert (target.num_blocks, draft.num_blocks) == (300, 300)
+    assert target.total_bytes + draft.total_bytes <= left
+
+
+def test_a_gpus_pool_is_no_more_than_all_sequences_can_fill() -> None:
+    (found,) = kv_shapes(gpu(), [TARGET], CONTEXT, budget(10**9))
+    assert found.num_blocks == 4 * CONTEXT // 16
+
+
+def test_a_gpu_without_room_for_one_context_is_refused_with_all_parts() -> None:
+    with pytest.raises(ConfigError) as caught:
+        kv_shapes(gpu(), [TARGET], CONTEXT, budget(100 * BLOCK_BYTES))
+    said = str(caught.value)
+    assert said.startswith("one context of 2048 tokens needs 1MiB of KV cache, and 800KiB are left: cuda:0 has ")
+    for part in ("loaded 20B", "a step of 32 rows 5B", "recordings 4B", "workspaces 1B"):
+        assert part in said
+    assert "lower --max-model-len to 1600, lower --max-num-batched-tokens or --max-num-seqs" in said
+    assert said.endswith("or raise --gpu-memory-utilization")
+
+
+def test_a_gpu_without_room_for_a_block_is_not_told_to_serve_contexts_of_nothing() -> None:
+    with pytest.raises(ConfigError) as caught:
+        kv_shapes(gpu(), [TARGET], CONTEXT, budget(BLOCK_BYTES - 1))
+    assert "--max-model-len" not in str(caught.value)
+
+
+def test_memory_that_was_asked_for_wins_over_the_share_but_not_over_what_there_is() -> None:
+    asked = 200 * BLOCK_BYTES
+    there = budget(10, beyond=asked - 10)
+    (found,) = kv_shapes(gpu(kv_cache_memory=asked), [TARGET], CONTEXT, there)
+    assert found.num_blocks == 200
+    with pytest.raises(
+        ConfigError, match=r"^--kv-cache-memory is 1\.6MiB; at most 1\.6MiB can be had: cuda:0 has "
+    ):
+        kv_shapes(gpu(kv_cache_memory=asked + 1), [TARGET], CONTEXT, there)
+
+
+@pytest.mark.parametrize(
+    "asked, backend, stored, computed",
+    [
+        ("auto", "flashinfer", "bfloat16", torch.bfloat16),
+        ("auto", "flashinfer", "float16", torch.bfloat16),
+        ("auto", "flashinfer", "float32", torch.bfloat16),
+        ("auto", "flashinfer", None, torch.bfloat16),
+        ("auto", "torch", "float32", torch.float32),
+        ("auto", "torch", "float16", torch.bfloat16),
+        ("float16", "flashinfer", "bfloat16", torch.float16),
+        ("float32", "torch", "bfloat16", torch.float32),
+    ],
+)
+def test_a_gpu_computes_in_what_was_asked_for_or_what_is_near_the_checkpoint(
+    asked: str, backend: str, stored: str | None, computed: torch.dtype, tiny_checkpoint: Path
+) -> None:
+    model = replace(read_model_config(tiny_checkpoint), dtype=stored)
+    assert compute_dtype(gpu(dtype=asked, backend=backend), model) is computed

@@ -12,11 +12,6 @@ VERSION = "0.7.2.post1"
 SIGNATURES = {
     "rmsnorm": "input weight eps= out= enable_pdl=",
     "silu_and_mul": "input out= enable_pdl=",
-    "apply_rope_with_cos_sin_cache_inplace": "positions query key head_size cos_sin_cache is_neox=",
-    "append_paged_kv_cache": (
-        "append_key append_value batch_indices positions paged_kv_cache kv_indices kv_indptr kv_last_page_len "
-        "kv_layout="
-    ),
     "BatchPrefillWithPagedKVCacheWrapper.__init__": (
         "self float_workspace_buffer kv_layout= use_cuda_graph= qo_indptr_buf= paged_kv_indptr_buf= "
         "paged_kv_indices_buf= paged_kv_last_page_len_buf= custom_mask_buf= mask_indptr_buf= backend= jit_args= "

@@ -29,12 +29,15 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from faser.errors import ConfigError
-from faser.kernels.backend import AttentionPlan, AttentionShape, Backend, KvCache
+from faser.kernels.backend import AttentionPlan, AttentionShape, Backend, KvCache, PackedLinear
 from faser.kernels.flashinfer_backend import FlashInferBackend
 from faser.kernels.flashinfer_library import load_flashinfer
 from faser.kernels.torch_backend import TorchBackend
-from tests.kernels.fake_flashinfer import FakeAccelerator, FakeFlashInfer
+from tests.kernels.fake_device import FakeAccelerator
+from tests.kernels.fake_flashinfer import FakeFlashInfer
+from tests.kernels.fake_graph import fake_kernels
 from tests.kernels.flashinfer_signatures import SIGNATURES, VERSION, signature
+from tests.kernels.histories import Steps, histories, shapes
 from tests.kernels.layouts import (
     BLOCK_SIZE,
     Span,
@@ -68,7 +71,7 @@ def _seeded() -> Iterator[None]:
 def fake() -> tuple[FlashInferBackend, FakeFlashInfer, FakeAccelerator]:
     accelerator = FakeAccelerator()
     library = FakeFlashInfer(accelerator)
-    return FlashInferBackend(accelerator, library), library, accelerator
+    return FlashInferBackend(accelerator, library, fake_kernels(accelerator)), library, accelerator
 
 
 def check(actual: Tensor, wanted: Tensor) -> None:
@@ -78,35 +81,11 @@ def check(actual: Tensor, wanted: Tensor) -> None:
 
 def test_the_backend_is_one() -> None:
     backend: Backend = fake()[0]
-    assert (backend.name, backend.token_choice) == ("flashinfer", None)
-
-
-# Each step: rows of some of three sequences, which grow from step to step.
-Steps = list[list[Span]]
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> Steps:
-    """One to four steps over three sequences; now and then a refused tail is computed again."""
-    lengths = [0, 0, 0]
-    steps = []
-    for _ in range(draw(st.integers(1, 4))):
-        members = draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True))
-        most = draw(st.sampled_from([1, 3, 20]))
-        spans = []
-        for member in members:
-            start = max(0, lengths[member] - draw(st.integers(0, 2)))
-            spans.append(Span(sequence=member, start=start, rows=draw(st.integers(1, most))))
-            lengths[member] = start + spans[-1].rows
-        steps.append(spans)
-    return steps
-
-
-@st.composite
-def shapes(draw: st.DrawFn) -> AttentionShape:
-    group, num_kv_heads = draw(st.sampled_from([(1, 2), (3, 1), (4, 2)]))
-    window = draw(st.sampled_from([None, None, 1, 7, 30]))
-    return replace(attention_shape(group, num_kv_heads, 64, window), scale=draw(st.sampled_from([0.1, 0.125])))
+    assert backend.name == "flashinfer"
+    assert backend.capture is not None
+    assert backend.token_choice is not None
+    assert backend.device_choice(4, 100) is not None
+    backend.wait()
 
 
 @settings(max_examples=40)
@@ -287,7 +266,8 @@ def test_small_operations_give_what_the_reference_gives(dtype: torch.dtype) -> N
     check(backend.rms_norm(x, weight, 1e-3, out), REFERENCE.rms_norm(x.float(), weight.float(), 1e-3, wide))
     found = backend.silu_mul(gate_up, torch.empty(4, 20, dtype=dtype))
     check(found, REFERENCE.silu_mul(gate_up.float(), torch.empty(4, 20)))
-    rows = backend.embed(torch.tensor([3, 0, 3]), backend.pack(x), torch.empty(3, 24, dtype=dtype))
+    packed: PackedLinear = backend.pack(x)
+    rows = backend.embed(torch.tensor([3, 0, 3]), packed, torch.empty(3, 24, dtype=dtype))
     assert torch.equal(rows, x[[3, 0, 3]])
 
 
@@ -297,8 +277,9 @@ def test_a_cache_starts_at_zero_and_has_the_bytes_that_were_asked_for() -> None:
     data = backend.allocate_kv(size).data
     assert not data.any()
     assert data.numel() * data.itemsize == size.total_bytes
-    keys, values = data[0].unbind(1)
+    keys, values = data[0]
     assert keys.stride() == values.stride()
+    assert keys.is_contiguous()
 
 
 def test_cores_are_refused() -> None:

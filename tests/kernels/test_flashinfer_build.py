@@ -26,7 +26,7 @@ from tests.kernels.flashinfer_signatures import VERSION as SIGNED_VERSION
 
 NVCC = Path("/usr/local/cuda/bin/nvcc")
 
-# What a module holds: the arch and whether the module is for sliding windows. The rope has an error in it.
+# What a module holds: the arch and whether the module is for sliding windows. The gate has an error in it.
 SPECS = """
 import os
 from pathlib import Path
@@ -38,8 +38,8 @@ class Spec:
 
     def build(self, verbose):
         print("a compiler talks")
-        if self.name == "rope":
-            raise RuntimeError("ninja:\\n  rope.cu(3): error: no such thing\\nstopped")
+        if self.name == "silu":
+            raise RuntimeError("ninja:\\n  silu.cu(3): error: no such thing\\nstopped")
         assert "FLASHINFER_DISABLE_JIT" not in os.environ
         self.jit_library_path.write_text(self.name + " for " + os.environ["FLASHINFER_CUDA_ARCH_LIST"])
 """
@@ -63,10 +63,7 @@ def package(folder: Path) -> Path:
         "flashinfer/jit/activation.py": "from specs import Spec\ngen_act_and_mul_module = Spec",
         "cuda/bin/nvcc": "",
     }
-    for name in ("norm", "page", "rope"):
-        files[f"flashinfer/jit/{name}.py"] = (
-            f"from specs import Spec\ndef gen_{name}_module(): return Spec('{name}')"
-        )
+    files["flashinfer/jit/norm.py"] = "from specs import Spec\ndef gen_norm_module(): return Spec('norm')"
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -85,25 +82,27 @@ def test_modules_are_compiled_one_by_one_and_kept(tmp_path: Path) -> None:
     def build(*names: str) -> list[BuiltModule]:
         return build_modules(names, arch="8.6", out=out, environment=environment(folder), announce=told.append)
 
-    first = build("page", "prefill_64_window")
-    assert [(each.name, each.kept) for each in first] == [("page", False), ("prefill_64_window", False)]
-    assert (out / "page" / "page.so").read_text() == "page for 8.6"
+    first = build("norm", "prefill_64_window")
+    assert [(each.name, each.kept) for each in first] == [("norm", False), ("prefill_64_window", False)]
+    assert (out / "norm" / "norm.so").read_text() == "norm for 8.6"
     assert (out / "fa2_64_0_True_False_False" / "fa2_64_0_True_False_False.so").exists()
-    again = build("decode_128", "page")
-    assert [(each.name, each.kept) for each in again] == [("decode_128", False), ("page", True)]
+    again = build("decode_128", "norm")
+    assert [(each.name, each.kept) for each in again] == [("decode_128", False), ("norm", True)]
     assert (out / "decode_128_0_False_False" / "decode_128_0_False_False.so").exists()
-    assert [line.split()[0] for line in told] == ["page", "prefill_64_window", "decode_128", "page"]
+    assert [line.split()[0] for line in told] == ["norm", "prefill_64_window", "decode_128", "norm"]
     assert told[-1].endswith("is there already")
 
 
 def test_a_module_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     folder, out = package(tmp_path / "package"), tmp_path / "out"
     told: list[str] = []
-    with pytest.raises(ConfigError, match=r"^rope could not be compiled$"):
-        build_modules(["rope", "norm"], arch=ARCH, out=out, environment=environment(folder), announce=told.append)
-    assert told[0].split() == ["rope", "failed", "rope.cu(3):", "error:", "no", "such", "thing"]
+    with pytest.raises(ConfigError, match=r"^silu_and_mul could not be compiled$"):
+        build_modules(
+            ["silu_and_mul", "norm"], arch=ARCH, out=out, environment=environment(folder), announce=told.append
+        )
+    assert told[0].split() == ["silu_and_mul", "failed", "silu.cu(3):", "error:", "no", "such", "thing"]
     assert (out / "norm" / "norm.so").exists()
-    assert not (out / "rope").exists()
+    assert not (out / "silu_and_mul").exists()
 
 
 @pytest.mark.skipif(find_spec("flashinfer") is not None, reason="flashinfer is installed")
@@ -115,7 +114,7 @@ def test_without_the_package_the_extra_is_named(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_named_before_anything_starts(tmp_path: Path) -> None:
     for names, settings, problem in (
-        (["nrom"], {}, "--only names nrom; there are silu_and_mul, page"),
+        (["nrom"], {}, "--only names nrom; there are silu_and_mul, norm"),
         (["norm"], {"CUDA_HOME": str(tmp_path)}, f"no CUDA compiler at {tmp_path}/bin/nvcc"),
     ):
         with pytest.raises(ConfigError, match=problem):
@@ -137,9 +136,7 @@ def test_windows_need_modules_of_attention_only() -> None:
     assert WINDOW_MODULES == ("decode_64_window", "decode_128_window", "prefill_64_window", "prefill_128_window")
     assert set(MODULES) == {
         "silu_and_mul",
-        "page",
         "norm",
-        "rope",
         "decode_64",
         "decode_128",
         "prefill_64",

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.noise import philox
 from faser.engine.plan import SequenceStart
 from faser.engine.sampler import Sampler
 from faser.engine.torch_choice import TorchChoice
 from faser.kernels.native_backend import NativeBackend
 from faser.kernels.native_build import library_path
+from faser.kernels.philox import philox
 from faser.kernels.token_choice import NO_TOKEN, Ints, Reals, Shaping
 from faser.types import SamplingParams
 

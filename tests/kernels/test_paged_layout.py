@@ -1,7 +1,7 @@
 """Pages of a step, against a loop over sequences and positions.
 
 Bugs these tests have been seen to catch: the last page's length one short, a page more for a sequence that ends
-with its page, the index of pages shifted by one, rows given to another sequence.
+with its page, the index of pages shifted by one, a slot of another block, padding that stores.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from faser.kernels.backend import RowLayout
-from faser.kernels.paged_layout import PagedLayout, paged_layout
+from faser.kernels.paged_layout import NO_SLOT, LayoutSizes, PagedLayout, fill, layout_within, paged_layout
 from tests.kernels.layouts import Span, layout_of, shuffled_table
 
 BLOCK_SIZES = (1, 4, 16)
@@ -37,17 +37,21 @@ def layouts(draw: st.DrawFn) -> tuple[RowLayout, int]:
 def check(found: PagedLayout, layout: RowLayout, block_size: int) -> None:
     """Every array, spelled out."""
     pages, last = [], []
-    page_starts, owners = [0], []
+    page_starts, slots = [0], []
     for sequence, length in enumerate(layout.seq_len.tolist()):
         used = [layout.block_table[sequence, at].item() for at in range((length - 1) // block_size + 1)]
         pages += used
         page_starts.append(len(pages))
         last.append(1 + (length - 1) % block_size)
-        owners += [sequence] * int(layout.query_start[sequence + 1] - layout.query_start[sequence])
+        first, end = layout.query_start[sequence : sequence + 2].tolist()
+        slots += [
+            used[position // block_size] * block_size + position % block_size
+            for position in layout.positions[first:end].tolist()
+        ]
     assert found.page_indices.tolist() == pages
     assert found.page_indptr.tolist() == page_starts
     assert found.last_page_len.tolist() == last
-    assert found.sequences.tolist() == owners
+    assert found.slots.tolist() == slots
     assert found.query_indptr.tolist() == layout.query_start.tolist()
     assert found.seq_len.tolist() == layout.seq_len.tolist()
     assert found.positions.tolist() == layout.positions.tolist()
@@ -72,8 +76,8 @@ def test_one_copy_of_the_buffer_carries_every_array(case: tuple[RowLayout, int])
 def test_no_array_starts_off_a_boundary_of_16_bytes(case: tuple[RowLayout, int]) -> None:
     layout, block_size = case
     found = paged_layout(layout, block_size, empty)
-    arrays = (found.page_indptr, found.page_indices, found.last_page_len, found.sequences, found.positions)
-    assert all(each.storage_offset() % 4 == 0 for each in arrays)
+    arrays = (found.page_indptr, found.page_indices, found.last_page_len, found.slots, found.positions)
+    assert all(each.storage_offset() * each.itemsize % 16 == 0 for each in arrays)
 
 
 @pytest.mark.parametrize("rows, wanted", [((1, 1, 1), True), ((1, 2, 1), False), ((3,), False)])
@@ -87,3 +91,65 @@ def test_a_table_that_is_too_narrow_is_our_own_mistake() -> None:
     layout = layout_of([Span(sequence=0, start=8, rows=1)], shuffled_table(1, 2))
     with pytest.raises(AssertionError, match="3 blocks are read of 2"):
         paged_layout(layout, 4, empty)
+
+
+def padded(layout: RowLayout, block_size: int, sizes: LayoutSizes, *, one_row_each: bool) -> PagedLayout:
+    found = layout_within(empty(sizes.numbers), sizes)
+    fill(found, layout, block_size, one_row_each=one_row_each)
+    return found
+
+
+@given(case=layouts(), more=st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 9)))
+def test_padding_stands_behind_what_is_there_and_stores_nothing(
+    case: tuple[RowLayout, int], more: tuple[int, int, int]
+) -> None:
+    layout, block_size = case
+    tight = paged_layout(layout, block_size, empty).sizes
+    rows, sequences, pages = more
+    sizes = LayoutSizes(
+        rows=tight.rows + rows, sequences=tight.sequences + sequences, pages=tight.pages + sequences + pages
+    )
+    found = padded(layout, block_size, sizes, one_row_each=False)
+    used = tight.pages + sequences
+    check(
+        PagedLayout(
+            packed=found.packed,
+            query_indptr=found.query_indptr[: tight.sequences + 1],
+            page_indptr=found.page_indptr[: tight.sequences + 1],
+            page_indices=found.page_indices[: tight.pages],
+            last_page_len=found.last_page_len[: tight.sequences],
+            seq_len=found.seq_len[: tight.sequences],
+            positions=found.positions[: tight.rows],
+            slots=found.slots[: tight.rows],
+        ),
+        layout,
+        block_size,
+    )
+    assert found.query_indptr[tight.sequences :].tolist() == [tight.rows] * (sequences + 1)
+    assert found.page_indptr[tight.sequences :].tolist() == list(range(tight.pages, used + 1))
+    assert found.page_indices[tight.pages : used].tolist() == [0] * sequences
+    assert found.last_page_len[tight.sequences :].tolist() == [1] * sequences
+    assert found.seq_len[tight.sequences :].tolist() == [1] * sequences
+    assert found.positions[tight.rows :].tolist() == [0] * rows
+    assert found.slots[tight.rows :].tolist() == [NO_SLOT] * rows
+
+
+def test_sequences_that_are_not_there_have_a_row_each_where_all_have_one() -> None:
+    layout = layout_of([Span(sequence=s, start=5, rows=1) for s in range(2)], shuffled_table(2, 3))
+    found = padded(layout, 4, LayoutSizes(rows=5, sequences=5, pages=9), one_row_each=True)
+    assert found.query_indptr.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "rows, sequences, pages, problem",
+    [
+        (2, 3, 9, "3 rows do not fit into 2"),
+        (3, 1, 9, "2 sequences do not fit into 1"),
+        (4, 3, 4, "4 blocks and 1 for padding; there is room for 4"),
+    ],
+)
+def test_what_does_not_fit_is_our_own_mistake(rows: int, sequences: int, pages: int, problem: str) -> None:
+    spans = [Span(sequence=0, start=5, rows=1), Span(sequence=1, start=4, rows=2)]
+    layout = layout_of(spans, shuffled_table(2, 2))
+    with pytest.raises(AssertionError, match=problem):
+        padded(layout, 4, LayoutSizes(rows=rows, sequences=sequences, pages=pages), one_row_each=False)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from faser.kernels.backend import Backend
 from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.layouts import (
     BLOCK_SIZE,
@@ -45,7 +46,7 @@ def test_a_packed_weight_survives_its_source(backend: TorchBackend) -> None:
     assert backend.linear(torch.ones(1, 2), packed, torch.empty(1, 2)).tolist() == [[2.0, 2.0]]
 
 
-def test_embed_returns_rows_of_the_weight(backend: TorchBackend) -> None:
+def test_embed_returns_rows_of_the_weight(backend: Backend) -> None:
     weight = torch.randn(9, 4)
     out = backend.embed(torch.tensor([8, 0, 8]), backend.pack(weight), torch.empty(3, 4))
     assert torch.equal(out, weight[[8, 0, 8]])

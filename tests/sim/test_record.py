@@ -10,6 +10,7 @@ import pytest
 from faser.engine.clock import SimulatedClock
 from faser.engine.cost_model import CostModel
 from faser.engine.engine import Engine
+from faser.engine.executor import Launched
 from faser.engine.kv_cache import KvManager
 from faser.engine.plan import (
     Draft,
@@ -102,6 +103,12 @@ class ScriptedTarget:
 
     def run_beside(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
         raise AssertionError(f"nobody drafts ahead of step {plan.step}: {ahead.wishes}")
+
+    def launch(self, plan: StepPlan) -> Launched:
+        raise AssertionError(f"step {plan.step} need not be launched ahead")
+
+    def collect(self, launched: Launched) -> StepResult:
+        raise AssertionError(f"step {launched.plan.step} was not launched")
 
     def run(self, plan: StepPlan) -> StepResult:
         for slot in plan.released:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from faser.engine.models.families import decoder_spec
+from faser.engine.models.quantization import StoredFp8, stored_quantization
 from faser.engine.models.spec import DecoderSpec
 from faser.errors import ModelError
 
@@ -35,13 +36,15 @@ class GenerationDefaults:
 class ModelConfig:
     """A checkpoint's configuration. dtype: float32, float16 or bfloat16; None: not stated.
 
-    eos_token_ids: any of them ends a sequence; in the order stated, without repetition.
+    eos_token_ids: any of them ends a sequence; in the order stated, without repetition. quantization: of the
+    stored weights; None: they are stored in a float type of 16 bits or more, or in a GGUF file.
     """
 
     spec: DecoderSpec
     dtype: str | None
     eos_token_ids: tuple[int, ...]
     generation: GenerationDefaults
+    quantization: StoredFp8 | None = None
 
 
 def read_model_config(path: Path) -> ModelConfig:
@@ -66,6 +69,7 @@ def _model_config(config: dict[str, Any], generation: dict[str, Any]) -> ModelCo
     ends = generation.get("eos_token_id")
     return ModelConfig(
         spec=spec,
+        quantization=stored_quantization(config),
         dtype=dtype,
         eos_token_ids=_token_ids(config.get("eos_token_id") if ends is None else ends, spec.vocab_size),
         generation=GenerationDefaults(

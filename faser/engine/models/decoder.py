@@ -81,8 +81,18 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights in the type they are computed in."""
-        return self.num_parameters * self.dtype.itemsize
+        """Bytes of all weights in the types they are computed in."""
+        return self._weights.num_bytes
+
+    @property
+    def hidden(self) -> Tensor:
+        """[max_rows, H], the place whose first rows embed returns."""
+        return self._buffers.hidden
+
+    @property
+    def logit_rows(self) -> Tensor:
+        """[max_logit_rows, V] float32, the place whose first rows logits returns."""
+        return self._buffers.logits
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Start a step. token_ids: [R] int64. Returns hidden [R, H], valid until the next embed."""

@@ -12,7 +12,7 @@ from faser.errors import ModelError
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 
 
 class SafetensorsSource:
@@ -35,7 +35,7 @@ class SafetensorsSource:
     def get(self, name: str) -> Tensor:
         """A view of the mapped file, on the CPU, in the stored type.
 
-        Raises ModelError if the type is none of the three float types that are read.
+        Raises ModelError if the type is none of the float types that are read.
         """
         path = self._file_of[name]
         try:
@@ -44,7 +44,8 @@ class SafetensorsSource:
             raise ModelError(f"{path}: {name} cannot be read: {error}") from error
         if tensor.dtype not in _DTYPES:
             stored = str(tensor.dtype).removeprefix("torch.")
-            raise ModelError(f"{path}: {name} is stored as {stored}; supported are float32, float16, bfloat16")
+            read = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+            raise ModelError(f"{path}: {name} is stored as {stored}; supported are {read}")
         return tensor
 
 

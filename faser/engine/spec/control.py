@@ -131,7 +131,6 @@ class SpeculationControl:
         self._reader = DraftReader(config.cap)
         self._asked: _Asked | None = None
         self._drafted: Drafted | None = None
-        self._in_flight: list[Sequence] = []
         self._pruning: PruneStats | None = None  # what the data plane last said of it
         self._rest = self._rested = 0  # steps for which the policy is not asked, and was not
 
@@ -162,6 +161,11 @@ class SpeculationControl:
     def drafts_ahead(self) -> bool:
         """Drafts are made beside steps, not before them, until it is judged otherwise."""
         return self._ahead is not None and self._ahead.lanes is not None
+
+    @property
+    def is_judging(self) -> bool:
+        """The step that is being made verifies drafts, or may have some made beside it."""
+        return self._asked is not None or self._drafted is not None or self.drafts_ahead
 
     def start(self, sequence: Sequence) -> None:
         """It takes over its slot with the tokens it has."""
@@ -264,15 +268,31 @@ class SpeculationControl:
         self._journal.decided(time.perf_counter() - began)
         return wish
 
-    def launch(self, plan: StepPlan, sequences: list[Sequence]) -> None:
-        """The step is about to run. sequences: of plan.rows, in their order."""
-        self._in_flight = sequences
+    def rests(self, count: int) -> bool:
+        """Whether the next step of count sequences is a plain one, whatever the one in flight brings.
+
+        If so it counts as one for which the policy was not asked.
+        """
+        if self._rested >= self._rest or self.drafts_ahead:
+            return False
+        self._rested += 1
+        self._journal.bypasses(GAIN, count)
+        return True
+
+    def launch(self, plan: StepPlan) -> None:
+        """The step is about to run."""
         kv_tokens = sum(rows.start for rows in plan.rows)
         predicted_s = float(self._costs.step_s(plan.num_rows, kv_tokens))
         self._journal.launched(predicted_s, drafts=any(rows.num_drafts for rows in plan.rows))
 
-    def learn(self, plan: StepPlan, result: StepResult, beside: Drafts | None = None) -> None:
-        """Take in what the step brought, before its tokens are committed. beside: drafted meanwhile."""
+    def learn(
+        self, plan: StepPlan, result: StepResult, sequences: Many[Sequence], beside: Drafts | None = None
+    ) -> None:
+        """Take in what the step brought, before its tokens are committed.
+
+        sequences: of plan.rows, in their order; those that have ended meanwhile teach nothing. beside: what was
+        drafted meanwhile.
+        """
         began = time.perf_counter()
         self._pruning = result.pruning
         if result.pruned_after < 1.0:
@@ -281,9 +301,15 @@ class SpeculationControl:
         if beside is not None:
             self._learn_ahead(plan, result, beside)
         if self._drafted is None:
-            self._tally.plain(np.array([rows.slot for rows in plan.rows if rows.samples], dtype=np.int64))
+            running = Status.RUNNING
+            slots = [
+                rows.slot
+                for rows, sequence in zip(plan.rows, sequences, strict=True)
+                if rows.samples and sequence.status is running
+            ]
+            self._tally.plain(np.array(slots, dtype=np.int64))
         else:
-            self._learn_drafted(self._drafted, plan, result)
+            self._learn_drafted(self._drafted, plan, result, sequences)
         drafted = self._asked is not None or beside is not None
         self._asked = self._drafted = None
         self._journal.decided(time.perf_counter() - began)
@@ -452,12 +478,14 @@ class SpeculationControl:
         if np.count_nonzero(candidates.lag):
             self._roster.covers(candidates.slots, candidates.lag * by_model)
 
-    def _learn_drafted(self, drafted: Drafted, plan: StepPlan, result: StepResult) -> None:
+    def _learn_drafted(
+        self, drafted: Drafted, plan: StepPlan, result: StepResult, sequences: Many[Sequence]
+    ) -> None:
         """A sequence that was preempted since has no rows, one that failed no tokens: neither teaches anything."""
         running = Status.RUNNING
         brought = {
             rows.slot: len(outcome.token_ids)
-            for rows, outcome, sequence in zip(plan.rows, result.sequences, self._in_flight, strict=True)
+            for rows, outcome, sequence in zip(plan.rows, result.sequences, sequences, strict=True)
             if rows.samples and outcome.token_ids and sequence.status is running
         }
         accepted = np.array([brought.pop(slot, 0) for slot in drafted.slots.tolist()], dtype=np.int64) - 1

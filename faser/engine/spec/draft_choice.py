@@ -14,15 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from faser.engine.choosing import Choices
 from faser.engine.noise import Purpose, uniforms
 from faser.engine.plan import SequenceStart
 from faser.engine.ranking import leading
+from faser.engine.requests import Requests
 from faser.engine.sampling import draw
 from faser.engine.torch_choice import TorchChoice
 from faser.kernels.token_choice import NO_TOKEN, Ints, Reals, Shaping, TokenChoice
 
 _COLDEST = float(np.finfo(np.float32).tiny)
-_WINDOW = 0.05  # about how far the draft model's tokens lie from the target's (benchmarks/draft_agreement.py)
+WINDOW = 0.05  # about how far the draft model's tokens lie from the target's (benchmarks/draft_agreement.py)
 _CERTAIN = 100.0  # nats; larger margins, and infinite ones, say no more
 _WITHOUT_NUMBERS = 0  # the token drafted where logits are no numbers: one is as good as another
 
@@ -71,10 +73,33 @@ class DraftChoice(Protocol):
         ...
 
 
+class GuessedChoice(DraftChoice, Protocol):
+    """A choice of point masses that a runner makes itself, by `guess`; `guessed` says what came of it."""
+
+    @property
+    def window(self) -> float:
+        """As in Runner.guess; of no effect where all temperatures are 0."""
+        ...
+
+    def requests(self, slots: Ints, positions: Ints) -> Requests:
+        """What to ask for tokens at these positions of these slots. positions: taken over, not copied."""
+        ...
+
+
+def guessed(choices: Choices) -> Chosen:
+    """Guesses of a runner as drafted tokens: what `choose` makes of the same logits."""
+    assert choices.leads is not None, "a guess has a lead"
+    return Chosen(
+        token_ids=np.maximum(choices.token_ids, _WITHOUT_NUMBERS),
+        margins=np.clip(choices.leads, -_CERTAIN, _CERTAIN),
+    )
+
+
 class GreedyChoice:
     """The most likely token, whatever the request's temperature: the draft is a function of the tokens before."""
 
     draws = False
+    window = WINDOW
 
     def __init__(self, choice: TokenChoice | None = None) -> None:
         self._choice = TorchChoice() if choice is None else choice
@@ -85,6 +110,17 @@ class GreedyChoice:
     def choose(self, logits: Tensor, _rows: ChoiceRows) -> Chosen:
         token_ids, margins = _first(self._choice, logits)
         return Chosen(token_ids=np.maximum(token_ids, _WITHOUT_NUMBERS), margins=margins)
+
+    def requests(self, slots: Ints, positions: Ints) -> Requests:
+        count = len(slots)
+        return Requests(
+            temperature=np.zeros(count, dtype=np.float32),
+            min_p=np.zeros(count),
+            top_k=np.zeros(count, dtype=np.int64),
+            top_p=np.ones(count),
+            seeds=np.zeros(count, dtype=np.uint64),
+            positions=positions,
+        )
 
 
 class CoupledChoice:
@@ -104,8 +140,8 @@ class CoupledChoice:
 
     draws = False
 
-    def __init__(self, num_slots: int, *, window: float = _WINDOW, choice: TokenChoice | None = None) -> None:
-        self._window = window
+    def __init__(self, num_slots: int, *, window: float = WINDOW, choice: TokenChoice | None = None) -> None:
+        self.window = window
         self._choice = TorchChoice() if choice is None else choice
         self._temperature = np.zeros(num_slots, dtype=np.float32)
         self._min_p = np.zeros(num_slots, dtype=np.float64)
@@ -126,10 +162,21 @@ class CoupledChoice:
             slots = rows.slots[at]
             noise = uniforms(self._seed[slots], rows.positions[at], Purpose.TOKEN, generate=self._choice.philox)
             token_ids[at], leads = self._choice.nearest(
-                logits, at, token_ids[at], self._shaping(slots), noise, self._window
+                logits, at, token_ids[at], self._shaping(slots), noise, self.window
             )
             margins[at] = np.clip(leads, -_CERTAIN, _CERTAIN)
         return Chosen(token_ids=np.maximum(token_ids, _WITHOUT_NUMBERS), margins=margins)
+
+    def requests(self, slots: Ints, positions: Ints) -> Requests:
+        shaping = self._shaping(slots)
+        return Requests(
+            temperature=shaping.temperature,
+            min_p=shaping.min_p,
+            top_k=shaping.top_k,
+            top_p=shaping.top_p,
+            seeds=self._seed[slots],
+            positions=positions,
+        )
 
     def _shaping(self, slots: Ints) -> Shaping:
         return Shaping(

@@ -11,7 +11,7 @@ from faser.engine.plan import Draft, DraftPlan, DraftWish, SequenceStart
 from faser.engine.spec.draft_choice import DraftChoice
 from faser.engine.spec.draft_kv import DraftKv
 from faser.engine.spec.drafter import Continuation, Proposals
-from faser.engine.spec.passes import PassLoop
+from faser.engine.spec.passes import DraftLoop
 
 METHOD = "draft_model"
 _USUAL_ROWS = 2  # after a whole draft was accepted: its last token, which was no row, and the target's own
@@ -24,7 +24,7 @@ class DraftModel:
     first one after a pause what came in the meantime: all before any token is drafted.
     """
 
-    def __init__(self, loop: PassLoop, kv: DraftKv, choice: DraftChoice, *, max_positions: int) -> None:
+    def __init__(self, loop: DraftLoop, kv: DraftKv, choice: DraftChoice, *, max_positions: int) -> None:
         self._loop = loop
         self._kv = kv
         self._choice = choice

@@ -8,6 +8,7 @@ from faser.engine.batch import BlockTable
 from faser.engine.runner import Runner
 from faser.engine.spec.draft_choice import CoupledChoice, DraftChoice, GreedyChoice, SampledChoice, WithTop
 from faser.engine.spec.drafter import Drafter
+from faser.engine.spec.passes import DraftLoop, PassLoop
 from faser.engine.spec.text_lookup import CORPUS_TOKENS, LookupDrafter, SeparateLookups, TextLookup
 from faser.kernels.token_choice import TokenChoice
 from faser.speculation import SpeculationConfig
@@ -27,7 +28,8 @@ class DraftModelParts:
 class DrafterParts:
     """What an engine has that drafters work on. max_rows: most rows of a pass. model: None: none was loaded.
 
-    num_top: how many likely tokens a model names beside each that it drafts; 0: none.
+    num_top: how many likely tokens a model names beside each that it drafts; 0: none. chooses_in_runner: drafts
+    that are point masses are chosen by the runner, and go from pass to pass without a wait.
     """
 
     target: Runner
@@ -36,6 +38,7 @@ class DrafterParts:
     max_rows: int
     model: DraftModelParts | None = None
     num_top: int = 0
+    chooses_in_runner: bool = False
 
 
 def names_model(config: SpeculationConfig) -> bool:
@@ -67,13 +70,12 @@ def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     from faser.engine.spec.draft_kv import DraftKv
     from faser.engine.spec.draft_model import DraftModel
-    from faser.engine.spec.passes import PassLoop
 
     model = parts.model
     assert model is not None, f"method {config.method} without a loaded draft model"
-    choice = _choice(config, parts, model.runner)
+    choice = _choice(config, parts.num_slots, model.runner.token_choice)
     return DraftModel(
-        PassLoop(model.runner, parts.table, choice, max_rows=parts.max_rows),
+        _loop(parts, model.runner, choice),
         DraftKv(parts.table, num_blocks=model.num_blocks, block_size=model.block_size),
         choice,
         max_positions=model.max_positions,
@@ -82,12 +84,23 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 
 def _layer_skip(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     from faser.engine.spec.layer_skip import LayerSkip, draft_layers
-    from faser.engine.spec.passes import PassLoop
 
-    choice = _choice(config, parts, parts.target)
+    choice = _choice(config, parts.num_slots, parts.target.token_choice)
     num_layers = draft_layers(config.draft_layers, parts.target.num_layers)
-    loop = PassLoop(parts.target, parts.table, choice, max_rows=parts.max_rows, num_layers=num_layers)
-    return LayerSkip(loop, choice)
+    return LayerSkip(_loop(parts, parts.target, choice, num_layers), choice)
+
+
+def _loop(parts: DrafterParts, runner: Runner, choice: DraftChoice, num_layers: int | None = None) -> DraftLoop:
+    """A loop whose passes wait for each other, unless the runner can make this choice."""
+    from faser.engine.spec.fed_passes import FedPassLoop
+
+    named = WithTop(choice, parts.num_top) if parts.num_top else choice
+    waiting = PassLoop(runner, parts.table, named, max_rows=parts.max_rows, num_layers=num_layers)
+    if not (parts.chooses_in_runner and isinstance(choice, GreedyChoice | CoupledChoice)):
+        return waiting
+    return FedPassLoop(
+        runner, parts.table, choice, max_rows=parts.max_rows, waiting=waiting, num_layers=num_layers
+    )
 
 
 def make_lookup(config: SpeculationConfig, methods: tuple[str, ...], library: ctypes.CDLL | None) -> TextLookup:
@@ -137,13 +150,8 @@ def _suffix(config: SpeculationConfig) -> Drafter:
     )
 
 
-def _choice(config: SpeculationConfig, parts: DrafterParts, runner: Runner) -> DraftChoice:
-    """How tokens are chosen from the logits of this runner's model."""
-    choice = _plain_choice(config, parts.num_slots, runner.token_choice)
-    return WithTop(choice, parts.num_top) if parts.num_top else choice
-
-
-def _plain_choice(config: SpeculationConfig, num_slots: int, choice: TokenChoice | None) -> DraftChoice:
+def _choice(config: SpeculationConfig, num_slots: int, choice: TokenChoice | None) -> DraftChoice:
+    """How tokens are chosen from logits. choice: the arithmetic of the drafting model; None: tensor operations."""
     match config.draft_sample_method:
         case "greedy":
             return GreedyChoice(choice)

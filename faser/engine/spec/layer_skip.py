@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from faser.engine.plan import Draft, DraftPlan, SequenceStart
 from faser.engine.spec.draft_choice import DraftChoice
 from faser.engine.spec.drafter import Continuation, Proposals
-from faser.engine.spec.passes import Opening, PassLoop
+from faser.engine.spec.passes import DraftLoop, Opening
 from faser.errors import ConfigError
 
 METHOD = "layer_skip"
@@ -43,7 +43,7 @@ class LayerSkip:
 
     drafts_ahead = False
 
-    def __init__(self, loop: PassLoop, choice: DraftChoice) -> None:
+    def __init__(self, loop: DraftLoop, choice: DraftChoice) -> None:
         self._loop = loop
         self._choice = choice
         self._last: dict[int, tuple[int, int]] = {}  # by slot: position and id of the last known token

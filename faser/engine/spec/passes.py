@@ -11,13 +11,15 @@ nothing from one proposal to the next.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.batch import BlockTable
+from faser.engine.batch import BlockTable, RowBatch
 from faser.engine.plan import StopRule
 from faser.engine.runner import Runner
 from faser.engine.spec.draft_choice import ChoiceRows, Chosen, DraftChoice
@@ -61,8 +63,30 @@ class Round:
     top_ids: Tensor | None = None
 
 
+class DraftLoop(Protocol):
+    """Drafts for sequences, pass by pass."""
+
+    def draft(
+        self,
+        openings: Sequence[Opening],
+        stop: StopRule | None,
+        until: Callable[[], bool] | None = None,
+        *,
+        names_likely: bool = False,
+    ) -> Round:
+        """Draft for every opening, each as far as it and the stop rule allow.
+
+        until: asked before every pass but those that open; True ends all drafts where they are. What it says must
+        not depend on the tokens drafted. names_likely: as in DraftPlan.
+        """
+        ...
+
+
 class PassLoop:
-    """Drafts with the first num_layers layers of a runner's model (None: all). max_rows: most rows of a pass."""
+    """See DraftLoop. Drafts with the first num_layers layers of a runner's model (None: all).
+
+    max_rows: most rows of a pass.
+    """
 
     def __init__(
         self,
@@ -87,14 +111,9 @@ class PassLoop:
         *,
         names_likely: bool = False,
     ) -> Round:
-        """Draft for every opening, each as far as it and the stop rule allow.
-
-        until: asked before every pass but those that open; True ends all drafts where they are. What it says must
-        not depend on the tokens drafted. names_likely: as in DraftPlan.
-        """
         if not openings:
             return Round(courses=(), passes=0, probs=None)
-        progress = _Progress(openings, names_likely)
+        progress = Progress(openings, names_likely)
         chosen, passes = self._open(openings, names_likely)
         going = np.arange(len(openings))
         while len(going := progress.take(going, chosen, stop)) and not (until is not None and until()):
@@ -105,14 +124,8 @@ class PassLoop:
     def _open(self, openings: Sequence[Opening], names_likely: bool) -> tuple[Chosen, int]:
         """The first token of every opening, and how many passes that took."""
         parts, passes = [], 0
-        for pieces in _chunks(openings, self._max_rows):
-            counts = np.array([len(piece.token_ids) for piece in pieces], dtype=np.int32)
-            batch = self._table.lay_out(
-                [piece.slot for piece in pieces],
-                np.array([piece.start for piece in pieces], dtype=np.int32),
-                counts,
-                np.concatenate([np.asarray(piece.token_ids, dtype=np.int64) for piece in pieces]),
-            )
+        for pieces in chunks(openings, self._max_rows):
+            batch = rows_of(pieces, self._table)
             self._runner.forward(batch, self._num_layers)
             passes += 1
             ends = [i for i, piece in enumerate(pieces) if piece.ends]
@@ -145,7 +158,7 @@ class _Fed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
+class Piece:
     """Rows of one opening that share a pass. ends: the last of them is the opening's last."""
 
     slot: int
@@ -154,9 +167,9 @@ class _Piece:
     ends: bool
 
 
-def _chunks(openings: Sequence[Opening], max_rows: int) -> Iterator[list[_Piece]]:
+def chunks(openings: Sequence[Opening], max_rows: int) -> Iterator[list[Piece]]:
     """All rows of the openings in order, max_rows at a time."""
-    pieces: list[_Piece] = []
+    pieces: list[Piece] = []
     room = max_rows
     for opening in openings:
         done = 0
@@ -165,7 +178,7 @@ def _chunks(openings: Sequence[Opening], max_rows: int) -> Iterator[list[_Piece]
             start = opening.start + done
             done += len(part)
             pieces.append(
-                _Piece(slot=opening.slot, start=start, token_ids=part, ends=done == len(opening.token_ids))
+                Piece(slot=opening.slot, start=start, token_ids=part, ends=done == len(opening.token_ids))
             )
             room -= len(part)
             if not room:
@@ -173,6 +186,17 @@ def _chunks(openings: Sequence[Opening], max_rows: int) -> Iterator[list[_Piece]
                 pieces, room = [], max_rows
     if pieces:
         yield pieces
+
+
+def rows_of(pieces: Sequence[Opening | Piece], table: BlockTable) -> RowBatch:
+    """The rows of a pass, a sequence of the batch for each piece."""
+    counts = np.array([len(piece.token_ids) for piece in pieces], dtype=np.int32)
+    return table.lay_out(
+        [piece.slot for piece in pieces],
+        np.array([piece.start for piece in pieces], dtype=np.int32),
+        counts,
+        np.fromiter(chain.from_iterable(piece.token_ids for piece in pieces), np.int64, counts.sum()),
+    )
 
 
 def _joined(parts: list[Chosen]) -> Chosen:
@@ -208,10 +232,10 @@ class _Kept:
         return torch.cat(self.lines)[torch.from_numpy(order)]
 
 
-class _Progress:
+class Progress:
     """The drafts of one round, by opening."""
 
-    def __init__(self, openings: Sequence[Opening], names_likely: bool) -> None:
+    def __init__(self, openings: Sequence[Opening], names_likely: bool = False) -> None:
         self._names_likely = names_likely
         self._slots = np.array([each.slot for each in openings])
         self._draft_starts = np.array([each.draft_start for each in openings])
@@ -248,9 +272,13 @@ class _Progress:
         excess = (self._survival[staying] - stop.row_price).sum()
         return staying if excess > stop.pass_prices[len(staying) - 1] else staying[:0]
 
+    def count_fed(self, going: NDArray[np.int64]) -> None:
+        """A pass has one more token of each of going as a row, whether it will be kept or not."""
+        self._num_fed[going] += 1
+
     def feed(self, going: NDArray[np.int64]) -> _Fed:
         """The last drafted token of each of going, for the next pass."""
-        self._num_fed[going] += 1
+        self.count_fed(going)
         count, first = self._counts[going], self._draft_starts[going]
         return _Fed(
             token_ids=self._token_ids[going, count - 1],
@@ -268,7 +296,7 @@ class _Progress:
             self._token_ids.tolist(),
             self._margins.tolist(),
             self._counts.tolist(),
-            self._num_fed.tolist(),
+            np.minimum(self._num_fed, self._counts).tolist(),
             strict=True,
         ):
             found.append(

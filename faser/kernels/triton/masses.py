@@ -92,6 +92,20 @@ def row_sum(chunks, row, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr):
 
 
 @jit
+def kept_masses(
+    row, columns, logits, stride, width, largest, temperature, log_min_p, chunk_weight, edge_key, edge_id,
+    NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """int64, of columns of a row with a temperature: 0 where the truncation cuts a token off."""
+    start = logits + row.to(tl.int64) * stride
+    scaled = scaled_logits(start, columns, width, tl.load(largest + row), tl.load(temperature + row))
+    edge = (tl.load(edge_key + row), tl.load(edge_id + row))
+    kept = is_kept(scaled, columns, width, tl.load(log_min_p + row), edge[0], edge[1])
+    unit = mass_unit(row_sum(chunk_weight, row, NUM_CHUNKS, SPAN))
+    return tl.where(kept, whole_masses(scaled, unit), 0)
+
+
+@jit
 def threshold(uniform, total):
     """int64: floor(uniform * total), below the total even where the product rounds up. total: int64 above 0."""
     product = tl.floor(uniform * total.to(tl.float64)).to(tl.int64)

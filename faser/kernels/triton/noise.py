@@ -48,6 +48,15 @@ def uniform(seed, position, purpose, draft_start):
 
 
 @jit
+def row_number(source, positions, row, GIVEN: tl.constexpr):
+    """float64, decides a row's token. source: [R] int64, seeds; GIVEN: [R] float64, the numbers themselves."""
+    if GIVEN:
+        return tl.load(source + row)
+    position = tl.load(positions + row)
+    return uniform(tl.load(source + row), position, position * 0, position * 0)
+
+
+@jit
 def _uniforms(seeds, positions, draft_starts, out, purpose, count, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < count

@@ -18,11 +18,12 @@ import triton.language as tl
 from torch import Tensor
 
 from faser.errors import EngineError
+from faser.kernels.device_choice import ChoiceRows
 from faser.kernels.triton import noise
 from faser.kernels.triton.masses import MASS_ONE, NO_ID, exceeding, row_sum, threshold
 from faser.kernels.triton.noise import uniform
 from faser.kernels.triton.tensors import EXACT, expect, expect_lines, jit, next_power_of_2
-from faser.kernels.triton.workspace import ChoiceRows, Workspace
+from faser.kernels.triton.workspace import Workspace
 
 _ACCEPT = tl.constexpr(noise.ACCEPT)
 _REPLACE = tl.constexpr(noise.REPLACE)

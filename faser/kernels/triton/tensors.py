@@ -12,6 +12,13 @@ from faser.errors import EngineError
 jit: Callable[..., Any] = triton.jit
 next_power_of_2: Callable[[int], int] = triton.next_power_of_2
 
+
+def jit_for_any(*counts: str) -> Callable[[Any], Any]:
+    """A kernel that is compiled once for all values of these arguments, not for 1 and for 16 again."""
+    decorator: Callable[[Any], Any] = jit(do_not_specialize=counts)
+    return decorator
+
+
 # No product and sum become one: they are rounded one by one, as on the CPU.
 EXACT = {"enable_fp_fusion": False}
 

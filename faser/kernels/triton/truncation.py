@@ -21,7 +21,7 @@ from faser.kernels.triton.masses import (
     scaled_logits,
     whole_masses,
 )
-from faser.kernels.triton.tensors import EXACT, jit
+from faser.kernels.triton.tensors import EXACT, jit, jit_for_any
 from faser.kernels.triton.workspace import ShapedLogits, Workspace
 
 DIGIT_BITS = 4
@@ -31,6 +31,7 @@ _BITS = tl.constexpr(DIGIT_BITS)
 _LEVELS = tl.constexpr(NUM_LEVELS)
 _NUM_DIGITS = tl.constexpr(2**DIGIT_BITS)
 _AT_ONCE = tl.constexpr(4)  # digits; more of them do not fit into registers
+_KEY_BITS = DIGIT_BITS * NUM_LEVELS
 
 
 @jit
@@ -62,37 +63,37 @@ def _next_digit(prefix, rest, sums, row, NUM_CHUNKS: tl.constexpr, SPAN: tl.cons
 @jit
 def _state(
     prefixes, rests, sums, kept_mass, row, num_rows, width, top_k, top_p,
-    LEVEL: tl.constexpr, BY_MASS: tl.constexpr, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr,
+    level, FIRST: tl.constexpr, BY_MASS: tl.constexpr, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """The bits found before this level, and the sum that is still to be reached behind what they leave out.
 
     Every program of a row finds the same; it is stored for the next level. prefixes, rests: [9, R].
     """
-    if LEVEL == 0:
+    if FIRST:
         rest = _target(kept_mass, row, width, top_k, top_p, BY_MASS, NUM_CHUNKS, SPAN)
         prefix = (rest * 0).to(tl.int32)
     else:
-        before = (LEVEL - 1) * num_rows + row
+        before = (level - 1) * num_rows + row
         prefix, rest = _next_digit(
             tl.load(prefixes + before), tl.load(rests + before), sums, row, NUM_CHUNKS, SPAN
         )
-    tl.store(prefixes + LEVEL * num_rows + row, prefix)
-    tl.store(rests + LEVEL * num_rows + row, rest)
+    tl.store(prefixes + level * num_rows + row, prefix)
+    tl.store(rests + level * num_rows + row, rest)
     return prefix, rest
 
 
-@jit
+@jit_for_any("num_rows", "level", "rest_bits")
 def _digit_sums(
     logits, stride, width, largest, best, temperature, log_min_p, top_k, top_p, chunk_weight, kept_mass,
-    edge_key, edge_id, prefixes, rests, sums, next_sums, num_rows,
-    LEVEL: tl.constexpr, BY_MASS: tl.constexpr, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
+    edge_key, edge_id, prefixes, rests, sums, next_sums, num_rows, level, rest_bits,
+    FIRST: tl.constexpr, BY_MASS: tl.constexpr, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, chunk = tl.program_id(0), tl.program_id(1)
     is_random = tl.load(temperature + row) > 0
     if (tl.load(best + row) >= 0) & is_random & _is_on(row, width, top_k, top_p, BY_MASS):
         prefix, _ = _state(
             prefixes, rests, sums, kept_mass, row, num_rows, width, top_k, top_p,
-            LEVEL, BY_MASS, NUM_CHUNKS, SPAN,
+            level, FIRST, BY_MASS, NUM_CHUNKS, SPAN,
         )  # fmt: skip
         columns = chunk * BLOCK + tl.arange(0, BLOCK)
         scaled = scaled_logits(
@@ -100,8 +101,8 @@ def _digit_sums(
         )
         keys = order_keys(scaled)
         shared = columns < width
-        if LEVEL > 0:
-            shared = shared & ((keys >> (_BITS * (_LEVELS - LEVEL))) == prefix)
+        if not FIRST:
+            shared = shared & ((keys >> rest_bits) == prefix)
         if BY_MASS:
             kept = is_kept(
                 scaled, columns, width, tl.load(log_min_p + row), tl.load(edge_key + row), tl.load(edge_id + row)
@@ -110,7 +111,7 @@ def _digit_sums(
             weight = tl.where(shared & kept, whole_masses(scaled, unit), 0)
         else:
             weight = shared.to(tl.int64)
-        digits = (keys >> (_BITS * (_LEVELS - 1 - LEVEL))) & (_NUM_DIGITS - 1)
+        digits = (keys >> (rest_bits - _BITS)) & (_NUM_DIGITS - 1)
         place = (row * NUM_CHUNKS + chunk) * _NUM_DIGITS
         for first in tl.static_range(0, _NUM_DIGITS, _AT_ONCE):
             some = first + tl.arange(0, _AT_ONCE)
@@ -126,11 +127,11 @@ def _is_on(row, width, top_k, top_p, BY_MASS: tl.constexpr):
     return (wanted > 0) & (wanted < width)
 
 
-@jit
+@jit_for_any("num_rows", "level")
 def _count_ties(
     logits, stride, width, largest, best, temperature, top_k, top_p, kept_mass, prefixes, rests, sums, chunk_ties,
-    num_rows,
-    LEVEL: tl.constexpr, BY_MASS: tl.constexpr, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
+    num_rows, level,
+    BY_MASS: tl.constexpr, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """chunk_ties [R, C] int64: tokens of the very key that is found."""
     row, chunk = tl.program_id(0), tl.program_id(1)
@@ -138,7 +139,7 @@ def _count_ties(
     if (tl.load(best + row) >= 0) & is_random & _is_on(row, width, top_k, top_p, BY_MASS):
         key, _ = _state(
             prefixes, rests, sums, kept_mass, row, num_rows, width, top_k, top_p,
-            LEVEL, BY_MASS, NUM_CHUNKS, SPAN,
+            level, False, BY_MASS, NUM_CHUNKS, SPAN,
         )  # fmt: skip
         columns = chunk * BLOCK + tl.arange(0, BLOCK)
         scaled = scaled_logits(
@@ -148,7 +149,7 @@ def _count_ties(
         tl.store(chunk_ties + row * NUM_CHUNKS + chunk, tl.sum(tied.to(tl.int64)))
 
 
-@jit
+@jit_for_any("num_rows")
 def _settle(
     logits, stride, width, largest, best, temperature, top_k, top_p, chunk_weight, prefixes, rests, chunk_ties,
     edge_key, edge_id, num_rows,
@@ -200,13 +201,13 @@ def find_edges(shaped: ShapedLogits, space: Workspace, *, by_mass: bool) -> None
         sums, next_sums = space.digit_sums[(level + 1) % 2], space.digit_sums[level % 2]
         _digit_sums[grid](
             *row, shaped.rows.log_min_p, *cuts, space.chunk_weight, space.chunk_mass, space.edge_key,
-            space.edge_id, space.prefixes, space.rests, sums, next_sums, shaped.num_rows, LEVEL=level, **sizes,
-            **EXACT,
+            space.edge_id, space.prefixes, space.rests, sums, next_sums, shaped.num_rows, level,
+            _KEY_BITS - level * DIGIT_BITS, FIRST=level == 0, **sizes, **EXACT,
         )  # fmt: skip
     last = space.digit_sums[(NUM_LEVELS + 1) % 2]
     _count_ties[grid](
         *row, *cuts, space.chunk_mass, space.prefixes, space.rests, last, space.chunk_ties, shaped.num_rows,
-        LEVEL=NUM_LEVELS, **sizes, **EXACT,
+        NUM_LEVELS, **sizes, **EXACT,
     )  # fmt: skip
     _settle[(shaped.num_rows,)](
         *row, *cuts, space.chunk_weight, space.prefixes, space.rests, space.chunk_ties, space.edge_key,

@@ -10,26 +10,21 @@ import torch
 from torch import Tensor
 
 from faser.errors import EngineError
+from faser.kernels.device_choice import ChoiceRows
 from faser.kernels.triton.tensors import expect, expect_lines, next_power_of_2
 
 BLOCK = 2048  # columns of a program: 63 programs a row of 128k; each thread of four warps has 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceRows:
-    """How tokens are chosen, [R] each, all on the device of the logits.
-
-    temperature: float32; 0 is the most likely token. log_min_p: float32, at most 0, natural logarithm, rounded
-    from float64; -inf is off. top_k: int64; 0 is off. top_p: float64; 1 is off. seeds: int64, the bits of the
-    requests' uint64 seeds. positions: int64, of the tokens that are chosen.
-    """
+class NumberedRows:
+    """As ChoiceRows, with the numbers that decide instead of what they are made from. uniforms: [R] float64."""
 
     temperature: Tensor
     log_min_p: Tensor
     top_k: Tensor
     top_p: Tensor
-    seeds: Tensor
-    positions: Tensor
+    uniforms: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +32,7 @@ class ShapedLogits:
     """logits: [R, V] float32, every row in line, after bias, penalties and masks."""
 
     logits: Tensor
-    rows: ChoiceRows
+    rows: ChoiceRows | NumberedRows
 
     @property
     def num_rows(self) -> int:
@@ -51,6 +46,17 @@ class ShapedLogits:
     def stride(self) -> int:
         return self.logits.stride(0)
 
+    @property
+    def is_given(self) -> bool:
+        """Whether the rows have their numbers."""
+        return isinstance(self.rows, NumberedRows)
+
+    @property
+    def noise(self) -> tuple[Tensor, Tensor]:
+        """What noise.row_number reads; of numbers that are given, the second is not looked at."""
+        rows = self.rows
+        return (rows.uniforms, rows.uniforms) if isinstance(rows, NumberedRows) else (rows.seeds, rows.positions)
+
     def check(self) -> None:
         """Raises EngineError unless kernels can read all of it."""
         logits, rows = self.logits, self.rows
@@ -60,15 +66,19 @@ class ShapedLogits:
         expect("log_min_p", rows.log_min_p, shape, torch.float32, like=logits)
         expect("top_k", rows.top_k, shape, torch.int64, like=logits)
         expect("top_p", rows.top_p, shape, torch.float64, like=logits)
-        expect("seeds", rows.seeds, shape, torch.int64, like=logits)
-        expect("positions", rows.positions, shape, torch.int64, like=logits)
+        if isinstance(rows, NumberedRows):
+            expect("uniforms", rows.uniforms, shape, torch.float64, like=logits)
+        else:
+            expect("seeds", rows.seeds, shape, torch.int64, like=logits)
+            expect("positions", rows.positions, shape, torch.int64, like=logits)
 
 
 class Workspace:
     """For up to max_rows rows of a vocabulary of `width`. block: columns of a program, a power of 2.
 
-    best: [R] int64 and largest: [R] float32, the most likely tokens and their logits; NO_TOKEN without one.
-    chunk_weight, chunk_mass: [R, C] int64. edge_key: [R] int32, edge_id: [R] int32, see truncation.
+    best: [R] int64 and largest: [R] float32, the most likely tokens and their logits; NO_TOKEN without one. lead:
+    [R] float32, of best over all others. chunk_weight, chunk_mass: [R, C] int64. edge_key: [R] int32, edge_id: [R]
+    int32, see truncation.
     """
 
     def __init__(self, max_rows: int, width: int, device: torch.device | str, *, block: int = BLOCK) -> None:
@@ -81,16 +91,32 @@ class Workspace:
         self.span = next_power_of_2(self.num_chunks)
         chunked = (max_rows, self.num_chunks)
         self.chunk_best = torch.empty(chunked, dtype=torch.int64, device=device)
-        self.chunk_largest = torch.empty(chunked, dtype=torch.float32, device=device)
+        self.chunk_first = torch.zeros(chunked, dtype=torch.int64, device=device)  # whatever is in it is a column
+        self.chunk_largest, self.chunk_next = (
+            torch.empty(chunked, dtype=torch.float32, device=device) for _ in range(2)
+        )
+        self.chunk_inside = torch.empty(chunked, dtype=torch.float64, device=device)
         self.chunk_weight, self.chunk_mass, self.chunk_ties, self.chunk_residual, self.chunk_target = (
             torch.empty(chunked, dtype=torch.int64, device=device) for _ in range(5)
         )
         self.best = torch.empty(max_rows, dtype=torch.int64, device=device)
-        self.largest = torch.empty(max_rows, dtype=torch.float32, device=device)
+        self.largest, self.lead = (torch.empty(max_rows, dtype=torch.float32, device=device) for _ in range(2))
         self.edge_key, self.edge_id = (torch.empty(max_rows, dtype=torch.int32, device=device) for _ in range(2))
         self.digit_sums = torch.empty((2, max_rows, self.num_chunks, 16), dtype=torch.int64, device=device)
         self.prefixes = torch.empty((9, max_rows), dtype=torch.int32, device=device)
         self.rests = torch.empty((9, max_rows), dtype=torch.int64, device=device)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What kernels that walk over chunks are compiled for."""
+        return {"NUM_CHUNKS": self.num_chunks, "SPAN": self.span, "BLOCK": self.block}
+
+    def mass_arguments(self, shaped: ShapedLogits) -> tuple[object, ...]:
+        """What masses.kept_masses reads, and `best`."""
+        return (
+            shaped.logits, shaped.stride, shaped.width, self.largest, self.best, shaped.rows.temperature,
+            shaped.rows.log_min_p, self.chunk_weight, self.edge_key, self.edge_id,
+        )  # fmt: skip
 
     def expect_room(self, num_rows: int, width: int) -> None:
         """Raises EngineError."""

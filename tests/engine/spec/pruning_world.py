@@ -8,11 +8,12 @@ from typing import TypeVar
 import torch
 
 from faser.engine.batch import BlockTable
+from faser.engine.choosing import Chooser
 from faser.engine.clock import SimulatedClock
 from faser.engine.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.executor import Lanes, ModelExecutor, Speculation
 from faser.engine.kv_cache import KvManager
+from faser.engine.model_executor import Lanes, ModelExecutor, Speculation
 from faser.engine.models.decoder import Decoder
 from faser.engine.models.loader import load_decoder
 from faser.engine.partition import Cores, Draft, Joined, Partition, Verify
@@ -67,7 +68,7 @@ def make_decoder(directory: Path, backend: Backend) -> Decoder:
     )
 
 
-def make_runner(directory: Path, backend: Backend) -> Runner:
+def make_runner(directory: Path, backend: Backend, chooser: Chooser | None = None) -> Runner:
     decoder = make_decoder(directory, backend)
     spec = decoder.spec
     shape = KvShape(
@@ -78,7 +79,7 @@ def make_runner(directory: Path, backend: Backend) -> Runner:
         head_dim=spec.head_dim,
         dtype=torch.float32,
     )
-    return Runner(decoder, backend, shape)
+    return Runner(decoder, backend, shape, chooser)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +94,21 @@ class World:
     lanes: Lanes | None = None
 
 
-def make_world(pair: tuple[Path, Path], backend: Backend, partition: Partition | None = None) -> World:
-    """partition: of the processors between the two models; None: they take turns, on one backend."""
-    if partition is None:
-        return World(target=make_runner(pair[0], backend), drafter=make_runner(pair[1], backend))
-    beside = backend.beside()
+def make_world(
+    pair: tuple[Path, Path],
+    backend: Backend,
+    partition: Partition | None = None,
+    choosers: tuple[Chooser | None, Chooser | None] = (None, None),
+) -> World:
+    """partition: of the processors between the two models; None: they take turns, on one backend.
+
+    choosers: of target and drafter, where runners choose.
+    """
+    beside = backend if partition is None else backend.beside()
     return World(
-        target=make_runner(pair[0], backend),
-        drafter=make_runner(pair[1], beside),
-        lanes=Lanes(partition=partition, target=backend, draft=beside),
+        target=make_runner(pair[0], backend, choosers[0]),
+        drafter=make_runner(pair[1], beside, choosers[1]),
+        lanes=None if partition is None else Lanes(partition=partition, target=backend, draft=beside),
     )
 
 
@@ -114,10 +121,11 @@ def make_engine(
     overlap: Overlap | None = None,
     eos_token_ids: tuple[int, ...] = (),
     num_blocks: int = NUM_BLOCKS,
+    chooses_in_runner: bool = False,
 ) -> Engine:
     """An engine under the policy of config, or under another; `off` is the oracle. overlap: None: no lanes.
 
-    num_blocks: at most NUM_BLOCKS, which the caches have.
+    num_blocks: at most NUM_BLOCKS, which the caches have. chooses_in_runner: as of DrafterParts.
     """
     table = BlockTable(NUM_SLOTS, MAX_LEN // BLOCK_SIZE)
     sampler = Sampler(NUM_SLOTS, world.target.vocab_size, eos_token_ids, "cpu", world.target.token_choice)
@@ -133,6 +141,7 @@ def make_engine(
             max_rows=MAX_ROWS,
             model=model,
             num_top=0 if pruning is None else NUM_TOP,
+            chooses_in_runner=chooses_in_runner,
         )
         speculation = Speculation(
             drafter=make_drafter(config, parts),

@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from faser.kernels.device_choice import ChoiceRows
 from faser.kernels.token_choice import Shaping
 from faser.kernels.triton.token_choice import TokenKernels
-from faser.kernels.triton.workspace import ChoiceRows, ShapedLogits, Workspace
+from faser.kernels.triton.workspace import ShapedLogits, Workspace
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -75,7 +75,7 @@ def by_kernel(case: Case, sequences: list[DraftedRows], probs: Tensor) -> list[t
     kernels, shaped = case.kernels(), case.shaped()
     kernels.masses(shaped, top_k=False, top_p=False)
     num_accepted, own = zeros(len(sequences), torch.int32), zeros(len(sequences), torch.int64)
-    judge_sampled(shaped.logits, shaped.rows, drafts, kernels.space, num_accepted, own)
+    judge_sampled(shaped.logits, case.rows, drafts, kernels.space, num_accepted, own)
     return [
         (*each.draft[:num], token_id)
         for each, num, token_id in zip(sequences, num_accepted.tolist(), own.tolist(), strict=True)

@@ -16,12 +16,11 @@ class Fields:
     """A config.json with its fields checked as they are read. JSON null is the same as absence.
 
     Raises ModelError that names the field: when built, if the config asks for a feature that is not
-    implemented (quantised weights, experts, another activation, attention to both sides).
+    implemented (experts, another activation, attention to both sides).
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
-        self._only("quantization_config", (), "quantised checkpoints are not supported")
         self._only("num_experts", (0,), "mixtures of experts are not supported")
         self._only("num_local_experts", (0,), "mixtures of experts are not supported")
         self._only("hidden_act", ("silu", "swish"), "only silu is supported")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from faser.engine.sampler import NO_TOKEN, PreparedRows, Sampler
+from faser.engine.sampler import NO_TOKEN, PreparedRows, Sampler, not_finite
 from faser.engine.spec.verifiers.rows import Bools, Ints, JudgedRows, lay_out
 from faser.engine.spec.verify import DraftedRows, Verdict
 
@@ -45,6 +45,20 @@ class Coupled:
             chosen[going] = self._sampler.choose(prepared, going)
             going = going[accepted(chosen[going], rows.drafted[going], sound[going])] + 1
         return chosen
+
+
+def verdicts_of(sequences: Sequence[DraftedRows], chosen: Ints) -> list[Verdict]:
+    """One a sequence, where all its rows have chosen: [R] tokens, NO_TOKEN of logits that are no numbers."""
+    rows = lay_out(sequences)
+    last = rows.last_reached(accepted(chosen, rows.drafted, chosen != NO_TOKEN))
+    return [
+        Verdict(error=not_finite(each.position + end - begin))
+        if own == NO_TOKEN
+        else Verdict(token_ids=(*each.draft[: end - begin], own))
+        for each, begin, end, own in zip(
+            sequences, rows.first.tolist(), last.tolist(), chosen[last].tolist(), strict=True
+        )
+    ]
 
 
 def accepted(chosen: Ints, drafted: Ints, sound: Bools) -> Bools:

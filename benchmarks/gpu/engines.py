@@ -1,0 +1,159 @@
+"""Engines over models whose weights are made where they run, with room for what is measured and no more.
+
+The one place that knows which settings a device takes and what lies within an engine. Measures nothing.
+"""
+
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.shapes import write_shape
+from benchmarks.gpu.weights import MadeUp
+from faser.config import EngineConfig
+from faser.engine.build import Watch, build_engine
+from faser.engine.cost_model import CostModel
+from faser.engine.engine import Engine
+from faser.engine.loading import Sources
+from faser.engine.models.config_json import read_model_config
+from faser.engine.models.spec import DecoderSpec
+from faser.engine.runner import Runner
+from faser.types import ModelInfo
+
+BLOCK_SIZE = 16
+_SPARE_BLOCKS = 256  # beside those of the sequences: of prompts that stay cached from one turn to the next
+_MORE_TOKENS = 1024  # that a sequence may say behind its prompt while it is measured
+_BFLOAT16_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """An engine to be built. sequences: at a time; context: tokens of their prompts; sources: of both models.
+
+    speculative: speculative_config; None: it never drafts. draft: directory of the draft model that it names.
+    eager: without recordings. synchronous: no step is launched before the one before it is read.
+    costs: what steps take; None: measured when it is built, but for dry runs.
+    """
+
+    target: Path
+    sequences: int
+    context: int
+    rows: int
+    sources: Sources
+    speculative: Mapping[str, Any] | None = None
+    draft: Path | None = None
+    eager: bool = False
+    synchronous: bool = False
+    costs: CostModel | None = None
+    watch: Watch | None = None
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """spec: of the target."""
+
+    engine: Engine
+    info: ModelInfo
+    spec: DecoderSpec
+    costs: CostModel | None
+
+
+def made_up(plan: Plan, seed: int = 0) -> Sources:
+    return lambda directory: MadeUp.of(directory, plan.device, seed)
+
+
+def target_of(plan: Plan) -> Path:
+    return write_shape(plan.models / "target", plan.sizes.target)
+
+
+def draft_of(plan: Plan) -> Path:
+    return write_shape(plan.models / "draft", plan.sizes.draft)
+
+
+def made_up_costs() -> CostModel:
+    """Of steps and passes, where nothing is decided by them or nothing that is decided counts."""
+    return CostModel.proportional(step_s=5e-3, row_s=2e-5, pass_s=1e-3, pass_row_s=1e-6, text_s=1e-5)
+
+
+def open_engine(plan: Plan, wanted: Wanted) -> Opened:
+    """Raises ConfigError for what does not fit."""
+    seen = _Seen(wanted.watch)
+    engine, info = build_engine(
+        config_of(plan, wanted),
+        wanted.target,
+        lambda _stage, _done, _total: None,
+        watch=seen,
+        costs=wanted.costs or (made_up_costs() if plan.dry_run else None),
+        sources=wanted.sources,
+    )
+    return Opened(engine=engine, info=info, spec=read_model_config(wanted.target).spec, costs=seen.believed)
+
+
+def close(opened: Opened) -> None:
+    """Whoever calls gives up the engine too; then its memory is free for the next one."""
+    opened.engine.close()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def config_of(plan: Plan, wanted: Wanted) -> EngineConfig:
+    """kv_cache_memory is given: what is free on a device is no matter of these measurements."""
+    options: dict[str, Any] = {
+        "model": str(wanted.target),
+        "dtype": "bfloat16",
+        "device": plan.device,
+        "backend": plan.backend,
+        "block_size": BLOCK_SIZE,
+        "max_num_seqs": wanted.sequences,
+        "max_num_batched_tokens": max(wanted.rows, wanted.sequences),
+        "max_model_len": wanted.context + _MORE_TOKENS,
+        "kv_cache_memory": _kv_bytes(wanted),
+        "enable_prefix_caching": wanted.prefix_caching,
+        "spec_overlap": "off",
+        "enforce_eager": wanted.eager,
+        "async_scheduling": not wanted.synchronous,
+        "compile_kernels": plan.dry_run,  # there is no time for that on a device; what is missing is an error
+    }
+    if wanted.speculative is None:
+        options["speculative_policy"] = "off"
+    else:
+        options["speculative_config"] = dict(wanted.speculative)
+    return EngineConfig(**options)
+
+
+def runner_of(engine: Engine) -> Runner:
+    """The target's, for steps without anything around them."""
+    executor: Any = engine._executor
+    runner: Runner = executor._runner
+    return runner
+
+
+def _kv_bytes(wanted: Wanted) -> int:
+    directories = [wanted.target] if wanted.draft is None else [wanted.target, wanted.draft]
+    specs = [read_model_config(directory).spec for directory in directories]
+    token_bytes = sum(2 * spec.num_layers * spec.kv_size * _BFLOAT16_BYTES for spec in specs)
+    blocks_each = -(-(wanted.context + _MORE_TOKENS) // BLOCK_SIZE)
+    least = 1 << 20  # that the setting takes
+    return max((wanted.sequences * blocks_each + _SPARE_BLOCKS) * BLOCK_SIZE * token_bytes, least)
+
+
+class _Seen:
+    """A Watch that keeps sight of the costs and passes everything on to another one."""
+
+    def __init__(self, then: Watch | None) -> None:
+        self._then = then
+        self.believed: CostModel | None = None
+
+    def drafter(self, drafter: Any) -> Any:
+        return drafter if self._then is None else self._then.drafter(drafter)
+
+    def costs(self, costs: CostModel) -> None:
+        self.believed = costs
+        if self._then is not None:
+            self._then.costs(costs)

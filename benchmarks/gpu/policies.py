@@ -1,0 +1,178 @@
+"""Phase `policies`: what speculation brings at given acceptance, by policy and by sequences at a time.
+
+Policies take turns within a round, each round beginning with another one, on the same prompts. A turn starts its
+sequences anew from the prefix cache, so that all of them see the same contexts. Ratios are to policy off in the
+same round; what counts is their median.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.closed_loop import ClosedLoop, Steps, Tokens, greedy, made_up_prompts
+from benchmarks.gpu.engines import Wanted, close, draft_of, made_up, open_engine, target_of
+from benchmarks.gpu.plan import Plan, Sizes
+from benchmarks.gpu.record import Desk, Json
+from benchmarks.gpu.timing import clock_of
+from faser.engine.cost_model import CostModel
+from faser.engine.engine import Engine
+from faser.types import SamplingParams, SpeculationStats
+
+OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """A policy and, of `fixed`, its length."""
+
+    policy: str
+    gamma: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.policy if self.gamma is None else f"{self.policy}:{self.gamma}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """What one contest is about. prompts: of the most sequences; about: stands in every row of the result."""
+
+    batches: tuple[int, ...]
+    prompts: Sequence[Tokens]
+    sampling: Callable[[int], SamplingParams]
+    about: Mapping[str, Any]
+
+
+def arms_of(sizes: Sizes) -> tuple[Arm, ...]:
+    fixed = (Arm(policy="fixed", gamma=gamma) for gamma in sizes.caps)
+    return (Arm(policy=OFF), *fixed, Arm(policy="goodput"), Arm(policy="faser"))
+
+
+def synthetic(draft: Path, *, cap: int, acceptance: float) -> dict[str, Any]:
+    """speculative_config of a draft model whose tokens pass one after the other with the same probability."""
+    return {
+        "method": "draft_model",
+        "model": str(draft),
+        "num_speculative_tokens": cap,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [acceptance**depth for depth in range(1, cap + 1)],
+    }
+
+
+def run(plan: Plan, desk: Desk) -> None:
+    sizes, target, draft = plan.sizes, target_of(plan), draft_of(plan)
+    costs: CostModel | None = None
+    for place, acceptance in enumerate(sizes.acceptances):
+        if not desk.may_begin(f"acceptance {acceptance:g}: loading both models"):
+            continue
+        opened = open_engine(
+            plan,
+            Wanted(
+                target=target,
+                draft=draft,
+                sequences=max(sizes.policy_batches),
+                context=sizes.context,
+                rows=sizes.rows,
+                sources=made_up(plan),
+                speculative=synthetic(draft, cap=sizes.cap, acceptance=acceptance),
+                costs=None if costs is None else CostModel(costs.tables),
+            ),
+        )
+        costs = opened.costs
+        turns = Turns(
+            batches=sizes.policy_batches,
+            prompts=made_up_prompts(max(sizes.policy_batches), sizes.context, opened.info.vocab_size),
+            sampling=greedy,
+            about={"acceptance": acceptance},
+        )
+        contest(plan, desk, opened.engine, turns, ends_s=desk.left_s / (len(sizes.acceptances) - place))
+        close(opened)
+    desk.keep("rows", rows_of(desk.result.get("turns", [])))
+
+
+def contest(plan: Plan, desk: Desk, engine: Engine, turns: Turns, *, ends_s: float) -> None:
+    """Round after round over all batches and policies, for about ends_s seconds; the first round in any case."""
+    sizes, loop = plan.sizes, ClosedLoop(engine, clock_of(plan.device))
+    arms, stop_at_s = arms_of(sizes), desk.left_s - ends_s
+    for round_ in range(sizes.rounds):
+        for sequences in turns.batches:
+            if round_ and desk.left_s < stop_at_s:
+                return
+            if not desk.may_begin(f"{dict(turns.about)}, {sequences} sequences, round {round_ + 1}"):
+                continue
+            for arm in (*arms[round_ % len(arms) :], *arms[: round_ % len(arms)]):
+                desk.append(
+                    "turns",
+                    {
+                        **turns.about,
+                        "sequences": sequences,
+                        "round": round_,
+                        "policy": arm.name,
+                        **_turn(engine, loop, arm, turns, sequences, sizes.window_s),
+                    },
+                )
+
+
+def rows_of(turns: Sequence[Json]) -> list[Json]:
+    """One row a cell and policy: medians over its rounds. Ratios are within a round, so that drifts cancel."""
+    measured = ("sequences", "round", "policy", "tokens_per_s", "gamma", "accepted")
+    by_cell: dict[tuple[Any, ...], list[Json]] = {}
+    off: dict[tuple[Any, ...], float] = {}
+    for turn in turns:
+        about = tuple((name, value) for name, value in turn.items() if name not in measured)
+        cell = (*about, ("sequences", turn["sequences"]))
+        by_cell.setdefault((*cell, ("policy", turn["policy"])), []).append(turn)
+        if turn["policy"] == OFF:
+            off[(*cell, turn["round"])] = turn["tokens_per_s"]
+    rows = []
+    for key, found in by_cell.items():
+        ratios = [
+            turn["tokens_per_s"] / off[(*key[:-1], turn["round"])]
+            for turn in found
+            if (*key[:-1], turn["round"]) in off
+        ]
+        rows.append(
+            {
+                **dict(key),
+                "rounds": len(found),
+                "tokens_per_s": statistics.median(turn["tokens_per_s"] for turn in found),
+                "times_off": round(statistics.median(ratios), 4) if ratios else None,
+                "gamma": statistics.median(turn["gamma"] for turn in found),
+                "accepted": statistics.median(turn["accepted"] for turn in found),
+            }
+        )
+    return rows
+
+
+def _turn(
+    engine: Engine, loop: ClosedLoop, arm: Arm, turns: Turns, sequences: int, seconds: float
+) -> dict[str, float]:
+    """What was learned about acceptance stays, as in a server that has run for a while."""
+    engine.use_policy(arm.policy, arm.gamma, forget=False)
+    loop.start(turns.prompts[:sequences], turns.sampling)
+    loop.warm()
+    before = _speculation(engine)
+    steps = loop.look(seconds=seconds)
+    after = _speculation(engine)
+    loop.stop()
+    return {"tokens_per_s": round(steps.tokens_per_s, 1), **_drafted(before, after, steps, sequences)}
+
+
+def _drafted(before: SpeculationStats, after: SpeculationStats, steps: Steps, sequences: int) -> dict[str, float]:
+    """gamma: verified tokens of a sequence in a step; accepted: share of them."""
+    verified, accepted = (
+        sum(getattr(each, name) for each in after.methods) - sum(getattr(each, name) for each in before.methods)
+        for name in ("verified", "accepted")
+    )
+    return {
+        "gamma": round(verified / (len(steps.host_s) * sequences), 3),
+        "accepted": round(accepted / max(verified, 1), 4),
+    }
+
+
+def _speculation(engine: Engine) -> SpeculationStats:
+    stats = engine.stats().speculation
+    assert stats is not None, "the engine was built to speculate"
+    return stats

@@ -1,0 +1,220 @@
+"""The table to read and the summary to keep, of the records of a run."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.gpu.record import Json, Record
+from faser.sim.report import markdown
+
+_DRY = "**A dry run on a CPU with tiny models: no figure here says anything of a device.**"
+
+
+def summary(records: Sequence[Record], dry_run: bool) -> Json:
+    """Device, driver and versions first, then what came of each phase."""
+    found = {record.phase: record for record in records}
+    about = found["environment"].result if "environment" in found else {}
+    return {
+        "dry_run": dry_run,
+        "device": about.get("device"),
+        "driver": about.get("as_read", {}).get("driver_version"),
+        "versions": about.get("versions"),
+        "commit": about.get("commit"),
+        "copy_bytes_s": about.get("copy_bytes_s"),
+        "phases": {
+            record.phase: {
+                "complete": record.complete,
+                "seconds": record.seconds,
+                "error": record.error,
+                "left_out": list(record.left_out),
+                "result": record.result,
+            }
+            for record in records
+        },
+    }
+
+
+def page(records: Sequence[Record], dry_run: bool) -> str:
+    found = {record.phase: record.result for record in records}
+    lines = ["# FASER on a device", ""]
+    lines += [_DRY, ""] if dry_run else []
+    lines += [*_environment(found.get("environment", {})), "", _states(records)]
+    for title, text in (
+        ("Checks", _checks(found.get("checks", {}))),
+        ("Plain decoding", _plain(found.get("plain", {}), "target")),
+        ("The draft model alone", _plain(found.get("draft", {}), "draft")),
+        ("Verification: ms by rows of a sequence", _verify(found.get("verify", {}))),
+        ("Drafting and verifying", _cycle(found.get("cycle", {}))),
+        ("Policies at given acceptance: times policy off", _policies(found.get("policies", {}), "acceptance")),
+        ("Policies over real text: times policy off", _policies(found.get("real_text", {}), "sampling")),
+        ("vLLM beside it: tokens/s", _vllm(found)),
+    ):
+        lines += ["", f"## {title}", "", text or "Nothing was measured."]
+    return "\n".join(lines) + "\n"
+
+
+def _environment(about: Json) -> list[str]:
+    device, read = about.get("device", {}), about.get("as_read", {})
+    shown = {
+        "device": device.get("name"),
+        "driver": read.get("driver_version"),
+        "clocks": f"{read.get('clocks.sm', '?')} of {read.get('clocks.max.sm', '?')}",
+        "versions": ", ".join(f"{name} {value}" for name, value in about.get("versions", {}).items()),
+        "commit": about.get("commit"),
+        "copies": f"{about.get('copy_bytes_s', 0) / 1e12:.3g} TB/s",
+        "products": f"{about.get('product_flops_s', 0) / 1e12:.3g} TFLOP/s",
+    }
+    return [f"- {name}: {value}" for name, value in shown.items()]
+
+
+def _states(records: Sequence[Record]) -> str:
+    rows = [
+        (
+            record.phase,
+            f"{record.seconds:.0f}",
+            "complete"
+            if record.complete
+            else f"FAILED: {(record.error or 'broken off').strip().splitlines()[-1]}",
+            str(len(record.left_out)),
+        )
+        for record in records
+    ]
+    return markdown(("phase", "s", "state", "left out for time"), rows)
+
+
+def _checks(result: Json) -> str:
+    rows = []
+    for check in result.get("checks", []):
+        state = {True: "holds", False: "DOES NOT HOLD", None: "to be read"}[check["ok"]]
+        detail = {name: value for name, value in check.items() if name not in ("check", "ok")}
+        rows.append((check["check"], state, _short(detail)))
+    return markdown(("check", "", "found"), rows) if rows else ""
+
+
+def _plain(result: Json, name: str) -> str:
+    columns = ("sequences", "sampling", "ms p10 / median / p90", "times floor", "host ms", "gap ms", "tokens/s")
+    rows = [
+        (
+            str(row["sequences"]),
+            row["sampling"],
+            _spread(row["period_ms"]),
+            f"{row['times_floor']:.2f}",
+            f"{row['host_ms']['median']:.3f}",
+            "–" if row["gap_ms"] is None else f"{row['gap_ms']:.3f}",
+            f"{row['tokens_per_s']:,.0f}",
+        )
+        for row in result.get(name, [])
+    ]
+    bare = [
+        (
+            str(row["sequences"]),
+            "the runner alone",
+            _spread(row["bare_ms"]),
+            f"{row['times_floor']:.2f}",
+            "–",
+            "–",
+            "–",
+        )
+        for row in result.get(f"{name} bare", [])
+    ]
+    return markdown(columns, [*bare, *rows]) if bare or rows else ""
+
+
+def _verify(result: Json) -> str:
+    cells = result.get("cells", [])
+    batches = sorted({cell["sequences"] for cell in cells})
+    times = {(cell["sequences"], cell["rows_each"]): cell for cell in cells}
+    rows = []
+    for rows_each in dict.fromkeys(cell["rows_each"] for cell in cells):
+        line = [str(rows_each)]
+        for batch in batches:
+            cell = times.get((batch, rows_each))
+            line.append("–" if cell is None else f"{cell['step_ms']['median']:.3f} ({cell['times_floor']:.2f})")
+        rows.append(tuple(line))
+    columns = ("rows each", *(f"{batch} sequences (times floor)" for batch in batches))
+    return markdown(columns, rows) if rows else ""
+
+
+def _cycle(result: Json) -> str:
+    rows = [
+        (
+            str(cell["sequences"]),
+            str(cell["gamma"]),
+            _spread(cell["cycle_ms"]),
+            f"{cell['drafting_ms']['median']:.3f}",
+            f"{cell['passes']:.2f}",
+            f"{cell['floor_ms']:.3f}",
+            f"{cell['times_floor']:.2f}",
+        )
+        for cell in result.get("cells", [])
+    ]
+    columns = ("sequences", "γ", "ms p10 / median / p90", "drafting ms", "passes", "floor ms", "times floor")
+    return markdown(columns, rows) if rows else ""
+
+
+def _policies(result: Json, about: str) -> str:
+    found = result.get("rows", [])
+    policies = list(dict.fromkeys(row["policy"] for row in found))
+    cells = {(row[about], row["sequences"], row["policy"]): row for row in found}
+    rows = []
+    for value, sequences in dict.fromkeys((row[about], row["sequences"]) for row in found):
+        line = [str(value), str(sequences)]
+        for policy in policies:
+            row = cells.get((value, sequences, policy))
+            line.append(_times(row))
+        rows.append(tuple(line))
+    return markdown((about, "sequences", *policies), rows) if rows else ""
+
+
+def _times(row: Json | None) -> str:
+    if row is None:
+        return "–"
+    if row["policy"] == "off" or row["times_off"] is None:
+        return f"{row['tokens_per_s']:,.0f} tokens/s"
+    return f"{row['times_off']:.2f}x (γ {row['gamma']:.1f})"
+
+
+def _vllm(found: dict[str, Json]) -> str:
+    """Beside FASER's own, of the same acceptance and length."""
+    result = found.get("vllm", {})
+    if "not there" in result:
+        return f"vLLM is not there: {_short(result['not there'])}"
+    ours = _our_rates(found)
+    rows = []
+    for name, arm in result.items():
+        for cell in arm["cells"]:
+            own = ours.get((name, cell["sequences"]))
+            rows.append(
+                (
+                    name,
+                    str(cell["sequences"]),
+                    f"{cell['tokens_per_s']:,.0f}",
+                    "–" if own is None else f"{own:,.0f}",
+                    "–" if own is None else f"{own / cell['tokens_per_s']:.2f}x",
+                )
+            )
+        if arm["error"]:
+            rows.append((name, "", f"stopped: {_short(arm['error'])}", "", ""))
+    return markdown(("configuration", "sequences", "vLLM", "FASER", "FASER over vLLM"), rows) if rows else ""
+
+
+def _our_rates(found: dict[str, Json]) -> dict[tuple[str, int], float]:
+    rates = {
+        ("plain", row["sequences"]): row["tokens_per_s"]
+        for row in found.get("plain", {}).get("target", [])
+        if row["sampling"] == "greedy"
+    }
+    arms = found.get("vllm", {})
+    for row in found.get("policies", {}).get("rows", []):
+        name = row["policy"].replace("fixed:", "draft_model:")
+        if name in arms and row["acceptance"] == arms[name].get("acceptance"):
+            rates[name, row["sequences"]] = row["tokens_per_s"]
+    return rates
+
+
+def _spread(times: Json) -> str:
+    return f"{times['p10']:.3f} / {times['median']:.3f} / {times['p90']:.3f}"
+
+
+def _short(value: Any) -> str:
+    text = " ".join(str(value).replace("|", "/").split())
+    return text if len(text) <= 160 else f"{text[:160]}…"

@@ -1,0 +1,202 @@
+"""Tokens of rows from their logits, left where they are chosen until somebody asks for them.
+
+On a CPU they are chosen at once, by a TokenChoice. On a device they are chosen there and brought to the host while
+it goes on: whoever waits gets them, and who feeds them to the next forward need not wait.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from faser.engine.noise import Purpose, uniforms
+from faser.engine.requests import Cuts, Requests
+from faser.kernels.capture import Capture, Fetch, Stage
+from faser.kernels.device_choice import ChoiceRows, DeviceChoice
+from faser.kernels.token_choice import NO_TOKEN, Ints, Shaping, TokenChoice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """token_ids: [N]; NO_TOKEN where logits are no numbers. leads: [N] over the best other token, of guesses."""
+
+    token_ids: Ints
+    leads: NDArray[np.float64] | None = None
+
+
+class Pending(Protocol):
+    """Tokens that are being chosen."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """[N] int64 where the model runs, for work given to it after the choice; the next choice overwrites it."""
+        ...
+
+    def wait(self) -> Choices:
+        """May be asked again."""
+        ...
+
+
+class Chooser(Protocol):
+    """Chooses from logits of one runner, [N, V] float32, one choice after the other."""
+
+    def take(self, logits: Tensor, requests: Requests) -> Pending:
+        """Each row's token: what its request gets. May overwrite the logits."""
+        ...
+
+    def guess(self, logits: Tensor, requests: Requests, window: float) -> Pending:
+        """Each row's drafted token and its lead; see TokenChoice.best_and_lead and nearest."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A Pending that waits for nothing."""
+
+    tokens: Tensor
+    choices: Choices
+
+    def wait(self) -> Choices:
+        return self.choices
+
+
+class HostChooser:
+    """See Chooser. choice: for logits in the host's memory."""
+
+    def __init__(self, choice: TokenChoice) -> None:
+        self._choice = choice
+
+    @torch.inference_mode()
+    def take(self, logits: Tensor, requests: Requests) -> Chosen:
+        token_ids = self._choice.best(logits)
+        at = np.flatnonzero(requests.is_random & (token_ids != NO_TOKEN))
+        if len(at):
+            token_ids[at] = self._choice.draw(
+                logits, at, token_ids[at], _shaping(requests, at), self._noise(requests, at)
+            )
+        return Chosen(torch.from_numpy(token_ids), Choices(token_ids=token_ids))
+
+    @torch.inference_mode()
+    def guess(self, logits: Tensor, requests: Requests, window: float) -> Chosen:
+        token_ids, leads = self._choice.best_and_lead(logits)
+        at = np.flatnonzero(requests.is_random & (token_ids != NO_TOKEN))
+        if len(at):
+            token_ids[at], leads[at] = self._choice.nearest(
+                logits, at, token_ids[at], _shaping(requests, at), self._noise(requests, at), window
+            )
+        return Chosen(torch.from_numpy(token_ids), Choices(token_ids=token_ids, leads=leads))
+
+    def _noise(self, requests: Requests, at: Ints) -> NDArray[np.float64]:
+        return uniforms(requests.seeds[at], requests.positions[at], Purpose.TOKEN, generate=self._choice.philox)
+
+
+def _shaping(requests: Requests, at: Ints) -> Shaping:
+    return Shaping(
+        temperature=requests.temperature[at],
+        min_p=requests.min_p[at],
+        top_k=requests.top_k[at],
+        top_p=requests.top_p[at],
+    )
+
+
+_WORDS_A_ROW = 5  # of 64 bits: top_k, seed, position, top_p, and temperature beside log_min_p
+
+
+class RequestStage:
+    """Requests at a fixed place on a device, for up to max_rows rows."""
+
+    def __init__(self, capture: Capture, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._stage: Stage = capture.stage(_WORDS_A_ROW * max_rows, torch.int64)
+
+    def send(self, requests: Requests) -> None:
+        """Rows beyond these are greedy ones."""
+        count, room = len(requests), self._max_rows
+        assert count <= room, f"tokens of {count} rows are to be chosen; there is room for {room}"
+        numbers = self._stage.host()
+        top_k, seeds, positions, top_p = (numbers[i * room : (i + 1) * room] for i in range(4))
+        narrow = numbers[4 * room :].view(np.float32)
+        top_k[:count], positions[:count] = requests.top_k, requests.positions
+        seeds[:count] = requests.seeds.view(np.int64)
+        top_p.view(np.float64)[:count] = requests.top_p
+        narrow[:count], narrow[count:room] = requests.temperature, 0.0
+        # Rounded as engine/sampling.py does.
+        narrow[room : room + count] = torch.from_numpy(requests.min_p).log().float().numpy()
+        self._stage.send()
+
+    def rows(self, count: int) -> ChoiceRows:
+        """What was sent last of the first rows, in place."""
+        words, room = self._stage.device, self._max_rows
+        top_k, seeds, positions, top_p = (words[i * room : i * room + count] for i in range(4))
+        narrow = words[4 * room :].view(torch.float32)
+        return ChoiceRows(
+            temperature=narrow[:count],
+            log_min_p=narrow[room : room + count],
+            top_k=top_k,
+            top_p=top_p.view(torch.float64),
+            seeds=seeds,
+            positions=positions,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """A Pending whose values are on their way."""
+
+    tokens: Tensor
+    fetch: Fetch
+
+    def wait(self) -> Choices:
+        values = self.fetch.wait()
+        leads = values[1].astype(np.float64) if len(values) > 1 else None
+        return Choices(token_ids=values[0], leads=leads)
+
+
+class DeviceChooser:
+    """See Chooser. Where tokens are chosen, for up to max_rows rows: all of it at fixed places, for recordings.
+
+    The methods in between are what a recording of `take` or `guess` consists of.
+    """
+
+    def __init__(self, choice: DeviceChoice, capture: Capture, device: torch.device, max_rows: int) -> None:
+        self._choice = choice
+        self._capture = capture
+        self._requests = RequestStage(capture, max_rows)
+        self.tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._leads = torch.zeros(max_rows, dtype=torch.float32, device=device)
+
+    def take(self, logits: Tensor, requests: Requests) -> OnDevice:
+        self.send(requests)
+        self.run_take(logits, requests.cuts)
+        return self.taken(len(requests))
+
+    def guess(self, logits: Tensor, requests: Requests, window: float) -> OnDevice:
+        self.send(requests)
+        self.run_guess(logits, window, requests.cuts)
+        return self.guessed(len(requests))
+
+    def send(self, requests: Requests) -> None:
+        self._requests.send(requests)
+
+    def run_take(self, logits: Tensor, cuts: Cuts) -> None:
+        count = len(logits)
+        rows, chosen = self._requests.rows(count), self.tokens[:count]
+        self._choice.take(logits, rows, chosen, random=cuts.random, top_k=cuts.top_k, top_p=cuts.top_p)
+
+    def run_guess(self, logits: Tensor, window: float, cuts: Cuts) -> None:
+        count = len(logits)
+        rows, chosen, leads = self._requests.rows(count), self.tokens[:count], self._leads[:count]
+        self._choice.guess(
+            logits, rows, window, chosen, leads, random=cuts.random, top_k=cuts.top_k, top_p=cuts.top_p
+        )
+
+    def taken(self, count: int) -> OnDevice:
+        tokens = self.tokens[:count]
+        return OnDevice(tokens, self._capture.fetch((tokens,)))
+
+    def guessed(self, count: int) -> OnDevice:
+        tokens = self.tokens[:count]
+        return OnDevice(tokens, self._capture.fetch((tokens, self._leads[:count])))

@@ -1,0 +1,66 @@
+"""What a GPU has left for keys and values: runs the largest step of every model that will be there, and looks.
+
+How the answer is divided and told is in memory_budget.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from faser.config import EngineConfig
+from faser.engine.loading import LoadedModel
+from faser.engine.memory_budget import MemoryBudget, measure_budget
+from faser.engine.profile import Room, largest_step
+from faser.engine.runner import Runner
+from faser.engine.runners import Use, max_logit_rows, recordings_bytes
+from faser.kernels.backend import Backend, KvShape
+from faser.kernels.device_memory import DeviceMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """A model on the device."""
+
+    model: LoadedModel
+    backend: Backend
+    use: Use
+
+
+def gpu_budget(
+    config: EngineConfig, tenants: Sequence[Tenant], memory: DeviceMemory, free_at_start_bytes: int
+) -> MemoryBudget:
+    """See measure_budget. Called when all models are loaded and no cache is made."""
+
+    def step() -> None:
+        for each in tenants:
+            _largest_step(config, each)
+
+    return measure_budget(
+        config,
+        memory,
+        free_at_start_bytes,
+        step,
+        recordings_bytes=sum(recordings_bytes(config, each.model, each.use) for each in tenants),
+        workspaces_bytes=0,  # the step has left them
+    )
+
+
+def _largest_step(config: EngineConfig, tenant: Tenant) -> None:
+    """Over a cache of a few blocks, which all sequences of the step share."""
+    decoder, num_blocks = tenant.model.decoder, 8
+    spec = decoder.spec
+    kv = KvShape(
+        num_layers=spec.num_layers,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=decoder.dtype,
+    )
+    room = Room(
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_len=tenant.model.max_positions,
+        max_rows=config.max_num_batched_tokens,
+        max_logit_rows=max_logit_rows(config, tenant.use),
+    )
+    largest_step(Runner(decoder, tenant.backend, kv), room)

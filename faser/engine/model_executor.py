@@ -1,0 +1,409 @@
+"""The executor over a real model. See executor for what it promises.
+
+Owns what the data plane must remember between steps: the block table, the sampling state, the drafter, and what
+was launched last. Decides nothing.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from faser.engine.batch import BlockTable, Feed, RowBatch
+from faser.engine.choosing import Pending
+from faser.engine.executor import Launched
+from faser.engine.partition import Lane, Partition
+from faser.engine.plan import (
+    NEXT,
+    DraftPlan,
+    Drafts,
+    SequenceResult,
+    SequenceRows,
+    StepPlan,
+    StepResult,
+)
+from faser.engine.prompt_scores import PromptScores
+from faser.engine.requests import Requests
+from faser.engine.runner import Runner
+from faser.engine.sampler import Sampler
+from faser.engine.spec.drafter import Continuation, Drafter, Proposals
+from faser.engine.spec.pruning import EarlyPruning, lines_of
+from faser.engine.spec.verifiers.coupled import verdicts_of
+from faser.engine.spec.verify import DraftedRows, Verdict, Verifier
+from faser.kernels.backend import Backend
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choosing(Launched):
+    """sequences: of the plan, those that get a token. pending: these tokens; None: nobody gets one."""
+
+    sequences: list[DraftedRows]
+    pending: Pending | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """Who computes in a step that drafts ahead. target, draft: on the lanes; draft: None where no model drafts."""
+
+    partition: Partition
+    target: Backend
+    draft: Backend | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """What an engine that speculates has beside the model: who proposes tokens, and who judges them.
+
+    by_tokens: verdicts follow from the tokens that the target chooses at every row (verifiers.coupled). pruning:
+    None where all rows go through all layers. lanes: None where nobody drafts ahead.
+    """
+
+    drafter: Drafter
+    verifier: Verifier
+    by_tokens: bool = False
+    pruning: EarlyPruning | None = None
+    lanes: Lanes | None = None
+
+
+class ModelExecutor:
+    """The executor over a real model.
+
+    max_logit_rows: prompt log probabilities are taken in groups of this many rows, which bounds memory.
+    speculation: None in an engine that never drafts. chooses_in_runner: tokens that need no more than their logits
+    are chosen where the runner has these, in one go; else by the sampler, stage by stage. The tokens are the same.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        sampler: Sampler,
+        table: BlockTable,
+        *,
+        max_logit_rows: int,
+        speculation: Speculation | None = None,
+        chooses_in_runner: bool = False,
+    ) -> None:
+        self._runner = runner
+        self._chooses_in_runner = chooses_in_runner
+        self._sampler = sampler
+        self._table = table
+        self._prompt_scores = PromptScores(runner, sampler, max_logit_rows=max_logit_rows)
+        self._speculation = speculation
+        self._proposals: Proposals | None = None  # what the step that is being made may verify
+        self._num_passed = 0  # leading tokens of each of its drafts that are known by now
+        self._last: _Choosing | None = None
+        self._collected_s = 0.0
+
+    def draft(self, plan: DraftPlan) -> Drafts:
+        assert self._speculation is not None, "this engine has no drafter"
+        began = time.perf_counter()
+        self._release(plan.released)
+        self._extend(plan)
+        self._proposals = proposals = self._speculation.drafter.propose(self._naming(plan))
+        self._num_passed = 0
+        return _drafts(plan, proposals, began, time.perf_counter())
+
+    def run(self, plan: StepPlan) -> StepResult:
+        began = time.perf_counter()
+        self._apply(plan)
+        batch = self._table.gather(plan.rows)
+        rows, batch, verdicts = self._verify(plan.rows, batch)
+        self._go_on(verdicts)
+        self._proposals = None
+        results = self._results(plan.rows, rows, batch, verdicts)
+        return self._report(plan, results, began, time.perf_counter())
+
+    def run_beside(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
+        assert self._speculation is not None, "this engine has no drafter"
+        assert self._speculation.lanes is not None, "this engine has no lanes"
+        assert ahead.share is not None, "who drafts ahead has a share of the processors"
+        drafter, lanes = self._speculation.drafter, self._speculation.lanes
+        self._apply(plan)
+        self._extend(ahead)
+        batch, naming = self._table.gather(plan.rows), self._naming(ahead)
+        lanes.partition.resize(ahead.share)
+        joined = lanes.partition.both(
+            lambda lane, until: _on(lanes.draft, lane, lambda: drafter.propose(naming, until)),
+            lambda lane: _on(lanes.target, lane, lambda: self._verify(plan.rows, batch)),
+        )
+        rows, batch, verdicts = joined.verified
+        self._go_on(verdicts)
+        self._proposals, self._num_passed = joined.drafted, 1  # a chunk begins behind the border
+        results = self._results(plan.rows, rows, batch, verdicts)
+        result = self._report(plan, results, joined.verify_began_s, joined.verify_ended_s)
+        return result, _drafts(ahead, joined.drafted, joined.draft_began_s, joined.draft_ended_s)
+
+    def launch(self, plan: StepPlan) -> _Choosing:
+        began_s = time.perf_counter()
+        self._apply(plan)
+        batch = self._table.gather(plan.rows)
+        self._runner.forward(replace(batch, feed=self._feed(plan.rows)))
+        chosen = [rows for rows in plan.rows if rows.samples]
+        sequences = _drafted_rows(chosen)
+        pending = None
+        if chosen:
+            last_rows = batch.last_rows[[i for i, rows in enumerate(plan.rows) if rows.samples]]
+            pending = self._runner.choose(last_rows, self._requests(sequences))
+        self._last = _Choosing(plan=plan, sequences=sequences, pending=pending, began_s=began_s)
+        return self._last
+
+    def collect(self, launched: Launched) -> StepResult:
+        assert isinstance(launched, _Choosing), "launched by another executor"
+        began_s = max(launched.began_s, self._collected_s)
+        verdicts: dict[int, Verdict] = {}
+        if launched.pending is not None:
+            found = verdicts_of(launched.sequences, launched.pending.wait().token_ids)
+            verdicts = {each.slot: verdict for each, verdict in zip(launched.sequences, found, strict=True)}
+        self._collected_s = time.perf_counter()
+        self._go_on(verdicts)
+        nothing = Verdict()
+        results = tuple(
+            SequenceResult(slot=rows.slot, token_ids=verdict.token_ids, error=verdict.error)
+            for rows in launched.plan.rows
+            for verdict in (verdicts.get(rows.slot, nothing),)
+        )
+        return replace(self._report(launched.plan, results, began_s, self._collected_s), pruned_after=1.0)
+
+    def _feed(self, rows: tuple[SequenceRows, ...]) -> Feed | None:
+        """Where inputs come from that nobody knew when the plan was made: then each sequence has one row."""
+        if rows[0].token_ids[0] != NEXT:
+            return None
+        assert self._last is not None, "nothing was launched before"
+        assert self._last.pending is not None, "nothing was chosen before"
+        source_of = {each.slot: i for i, each in enumerate(self._last.sequences)}
+        return Feed(
+            pending=self._last.pending,
+            rows=np.arange(len(rows)),
+            sources=np.array([source_of[each.slot] for each in rows], dtype=np.int64),
+        )
+
+    def _requests(self, sequences: Sequence[DraftedRows]) -> Requests:
+        """Of the rows of these sequences, in their order."""
+        slots = [each.slot for each in sequences for _ in range(len(each.draft) + 1)]
+        positions = [each.position + i for each in sequences for i in range(len(each.draft) + 1)]
+        return self._sampler.requests(slots, positions)
+
+    def _extend(self, plan: DraftPlan) -> None:
+        for wish in plan.wishes:
+            if wish.new_blocks:
+                self._table.append(wish.slot, wish.new_blocks)
+
+    @property
+    def _pruning(self) -> EarlyPruning | None:
+        return None if self._speculation is None else self._speculation.pruning
+
+    def _naming(self, plan: DraftPlan) -> DraftPlan:
+        """With likely tokens named, if anybody may look at them when the drafts are verified."""
+        pruning = self._pruning
+        return replace(plan, names_likely=True) if pruning is not None and pruning.may_look() else plan
+
+    def _verify(
+        self, rows: tuple[SequenceRows, ...], batch: RowBatch
+    ) -> tuple[tuple[SequenceRows, ...], RowBatch, dict[int, Verdict]]:
+        """The forward, and what becomes of the drafts in it, by slot. Changes nothing but the KV cache.
+
+        Returns rows and batch as pruning left them: drafts may have become shorter.
+        """
+        pruning = self._pruning
+        if pruning is None:
+            self._runner.forward(batch)
+        else:
+            rows, batch = pruning.forward(self._runner, rows, batch, self._top_ids(rows))
+        verdicts = self._choose([each for each in rows if each.samples], rows, batch)
+        if pruning is not None:
+            nothing = Verdict()
+            pruning.learn([verdicts.get(each.slot, nothing).token_ids for each in rows])
+        return rows, batch, verdicts
+
+    def _results(
+        self,
+        planned: tuple[SequenceRows, ...],
+        run: tuple[SequenceRows, ...],
+        batch: RowBatch,
+        verdicts: Mapping[int, Verdict],
+    ) -> tuple[SequenceResult, ...]:
+        return tuple(
+            self._result(
+                rows, verdicts.get(rows.slot), int(batch.last_rows[i]), before.num_drafts - rows.num_drafts
+            )
+            for i, (before, rows) in enumerate(zip(planned, run, strict=True))
+        )
+
+    def _report(
+        self, plan: StepPlan, results: tuple[SequenceResult, ...], began_s: float, ended_s: float
+    ) -> StepResult:
+        pruning = self._pruning
+        return StepResult(
+            step=plan.step,
+            sequences=results,
+            run_s=ended_s - began_s,
+            began_s=began_s,
+            pruned_after=1.0 if pruning is None else pruning.pruned_after,
+            pruning=None if pruning is None else pruning.stats,
+        )
+
+    def _apply(self, plan: StepPlan) -> None:
+        self._release(plan.released)
+        for start in plan.started:
+            self._table.clear(start.slot)
+            self._sampler.start(start)
+            if self._speculation is not None:
+                self._speculation.drafter.start(start)
+                if self._speculation.pruning is not None:
+                    self._speculation.pruning.start(start)
+            self._prompt_scores.start(start)
+        for rows in plan.rows:
+            if rows.new_blocks:
+                self._table.append(rows.slot, rows.new_blocks)
+
+    def _go_on(self, verdicts: Mapping[int, Verdict]) -> None:
+        """Every sequence goes on with its tokens."""
+        going_on = [(slot, verdict) for slot, verdict in verdicts.items() if verdict.error is None]
+        if not going_on:
+            return
+        self._sampler.accept(
+            [slot for slot, verdict in going_on for _ in verdict.token_ids],
+            [token_id for _, verdict in going_on for token_id in verdict.token_ids],
+        )
+        if self._speculation is not None:
+            self._speculation.drafter.commit(
+                [
+                    Continuation(slot=slot, token_ids=each.token_ids, num_accepted=len(each.token_ids) - 1)
+                    for slot, each in going_on
+                ]
+            )
+
+    def _release(self, slots: tuple[int, ...]) -> None:
+        for slot in slots:
+            self._sampler.release(slot)
+            self._prompt_scores.release(slot)
+            if self._speculation is not None:
+                self._speculation.drafter.release(slot)
+
+    def _choose(
+        self, chosen: list[SequenceRows], plan_rows: tuple[SequenceRows, ...], batch: RowBatch
+    ) -> dict[int, Verdict]:
+        """The next tokens of every sequence whose rows reach the end of its known tokens, by slot."""
+        if not chosen:
+            return {}
+        last_rows = batch.last_rows[[i for i, rows in enumerate(plan_rows) if rows.samples]]
+        if self._chooses_in_runner and self._follow_from_tokens(chosen):
+            verdicts = self._take(chosen, last_rows)
+        elif any(rows.num_drafts for rows in chosen):
+            verdicts = self._judge(chosen, last_rows)
+        else:
+            verdicts = self._sample(chosen, self._runner.logits(last_rows))
+        return {rows.slot: verdict for rows, verdict in zip(chosen, verdicts, strict=True)}
+
+    def _follow_from_tokens(self, chosen: list[SequenceRows]) -> bool:
+        """Nobody's token takes more than its logits, and no verdict more than tokens."""
+        drafted = any(rows.num_drafts for rows in chosen)
+        by_tokens = not drafted or (self._speculation is not None and self._speculation.by_tokens)
+        return by_tokens and self._sampler.needs_only_logits([rows.slot for rows in chosen])
+
+    def _take(self, chosen: list[SequenceRows], last_rows: NDArray[np.int64]) -> list[Verdict]:
+        """All tokens in one go, and the drafts as far as they are the same. last_rows: [len(chosen)]."""
+        sequences = _drafted_rows(chosen)
+        pending = self._runner.choose(_judging_rows(chosen, last_rows), self._requests(sequences))
+        return verdicts_of(sequences, pending.wait().token_ids)
+
+    def _sample(self, chosen: list[SequenceRows], logits: Tensor) -> list[Verdict]:
+        """The plain way: nobody drafted, one token each. logits: [len(chosen), V]."""
+        slots = [rows.slot for rows in chosen]
+        sampled = self._sampler.sample(logits, slots, [rows.start + len(rows.token_ids) for rows in chosen])
+        return [
+            Verdict(
+                token_ids=() if each.error else (each.token_id,),
+                logprobs=None if each.logprobs is None else (each.logprobs,),
+                error=each.error,
+            )
+            for each in sampled
+        ]
+
+    def _judge(self, chosen: list[SequenceRows], last_rows: NDArray[np.int64]) -> list[Verdict]:
+        """The drafted way: the last γ + 1 rows of each sequence at once. last_rows: [len(chosen)]."""
+        assert self._speculation is not None, "drafts in an engine that has no drafter"
+        logits = self._runner.logits(_judging_rows(chosen, last_rows))
+        return self._speculation.verifier.judge(logits, _drafted_rows(chosen), self._draft_probs(chosen))
+
+    def _draft_probs(self, chosen: list[SequenceRows]) -> Tensor | None:
+        """What kept tokens were drawn from, [T, V] in the order of chosen; None where they are point masses."""
+        if self._proposals is None or self._proposals.probs is None:
+            return None
+        first: dict[int, int] = {}
+        total = 0
+        for draft in self._proposals.drafts:
+            first[draft.slot] = total
+            total += len(draft.token_ids)
+        kept = [first[rows.slot] + i for rows in chosen for i in range(rows.num_drafts)]
+        return self._proposals.probs[torch.tensor(kept, dtype=torch.int64)]
+
+    def _top_ids(self, rows: tuple[SequenceRows, ...]) -> Tensor | None:
+        """Likely tokens beside each drafted one of the step, [T, M]; None where nobody named any."""
+        if self._proposals is None or self._proposals.top_ids is None:
+            return None
+        lines = lines_of(rows, self._proposals.drafts, skipped=self._num_passed)
+        return self._proposals.top_ids[torch.from_numpy(lines)]
+
+    def _result(
+        self, rows: SequenceRows, verdict: Verdict | None, last_row: int, num_pruned: int
+    ) -> SequenceResult:
+        prompt = self._prompt_scores.of(rows, last_row)
+        if verdict is None:
+            return SequenceResult(slot=rows.slot, prompt_logprobs=prompt)
+        return SequenceResult(
+            slot=rows.slot,
+            token_ids=verdict.token_ids,
+            num_pruned=num_pruned,
+            logprobs=verdict.logprobs,
+            prompt_logprobs=prompt,
+            error=verdict.error,
+        )
+
+
+def _drafts(plan: DraftPlan, proposals: Proposals, began_s: float, ended_s: float) -> Drafts:
+    return Drafts(
+        step=plan.step,
+        drafts=proposals.drafts,
+        run_s=ended_s - began_s,
+        began_s=began_s,
+        passes=proposals.passes,
+        catchup_tokens=proposals.catchup_tokens,
+    )
+
+
+def _judging_rows(chosen: list[SequenceRows], last_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The last γ + 1 rows of each sequence. last_rows: [len(chosen)]."""
+    counts = np.fromiter((rows.num_drafts + 1 for rows in chosen), np.int64, len(chosen))
+    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    judging: NDArray[np.int64] = np.repeat(last_rows - counts + 1, counts) + offsets
+    return judging
+
+
+def _drafted_rows(chosen: list[SequenceRows]) -> list[DraftedRows]:
+    return [
+        DraftedRows(
+            slot=rows.slot,
+            position=rows.start + len(rows.token_ids) - rows.num_drafts,
+            draft=rows.token_ids[len(rows.token_ids) - rows.num_drafts :],
+        )
+        for rows in chosen
+    ]
+
+
+def _on(backend: Backend | None, lane: Lane, call: Callable[[], T]) -> T:
+    """Call with a backend that computes on the lane's processors only."""
+    if backend is None:
+        return call()
+    backend.use(lane.cores)
+    try:
+        return call()
+    finally:
+        backend.use(None)

@@ -1,0 +1,62 @@
+"""Engines whose tokens are chosen in the runner and whose plain steps run one ahead answer what all others do.
+
+Oracle: the same engine, step after step, on the native kernels, where a row has the same bits in every batch; so
+answers are compared token by token, log probabilities included. Requests end at stop tokens nobody could foresee,
+share blocks, are preempted, and some of them need more than their logits.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faser.types import Request
+from tests.engine.spec.equality import FEATURES, Answer, answers, build, requests, write_pair
+
+STOPS: dict[str, Any] = {"temperature": 1.0, "ignore_eos": False, "stop_token_ids": tuple(range(3, 40))}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_pair(tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter"))
+
+
+def mixed() -> list[Request]:
+    """A third of them plain, the rest with everything that is not."""
+    kinds: list[dict[str, Any]] = [STOPS, {"temperature": 0.0}, *FEATURES.values()]
+    asked = [requests(**(kind | {"max_tokens": 40})) for kind in kinds]
+    return [asked[i % len(kinds)][i] for i in range(len(asked[0]))]
+
+
+@pytest.fixture(scope="module")
+def alone(pair: tuple[Path, Path]) -> dict[tuple[str, int], Answer]:
+    return answers(build(pair, None, async_scheduling=False), mixed())
+
+
+def test_answers_are_those_of_steps_that_wait_for_each_other(
+    pair: tuple[Path, Path], alone: dict[tuple[str, int], Answer]
+) -> None:
+    assert answers(build(pair, None, async_scheduling=True), mixed()) == alone
+
+
+@pytest.mark.parametrize("sampling", [STOPS, {"temperature": 0.0}, FEATURES["truncated"]])
+def test_plain_requests_run_ahead_and_answer_the_same(pair: tuple[Path, Path], sampling: dict[str, Any]) -> None:
+    asked = requests(**sampling)
+    engine = build(pair, None, async_scheduling=True)
+
+    found = answers(engine, asked)
+
+    assert found == answers(build(pair, None, async_scheduling=False), asked)
+    assert engine.stats().num_preemptions or sampling is STOPS
+    assert not engine.has_work()
+
+
+@pytest.mark.parametrize("policy", ["faser", "fixed"])
+@pytest.mark.parametrize("method", ["draft_model", "suffix"])
+def test_engines_that_speculate_answer_the_same(
+    pair: tuple[Path, Path], alone: dict[tuple[str, int], Answer], method: str, policy: str
+) -> None:
+    drafter = {"method": method} | ({"model": str(pair[1])} if method == "draft_model" else {})
+    engine = build(pair, drafter, async_scheduling=True, spec_overlap="off")
+    engine.use_policy(policy)
+    assert answers(engine, mixed()) == alone
