@@ -11,13 +11,14 @@ TEST_READY := $(VENV)/.ready-for-tests
 SOURCES := faser tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve check test format docs clean
+.PHONY: help setup serve check test flashinfer format docs clean
 
 help:
 	@echo "make setup            create .venv and install FASER"
 	@echo "make serve            set up, fetch the default model, serve it on 127.0.0.1:8000"
 	@echo "                      flags: make serve ARGS=\"--port 8001 --max-num-seqs 8\""
 	@echo "make test             install what the tests need, and run them"
+	@echo "make flashinfer       install FlashInfer's sources, so that make test holds calls against them"
 	@echo "make check            format, lint and types"
 	@echo "make format           put the sources into shape"
 	@echo "make docs             write docs/cli.md anew from the code"
@@ -29,8 +30,19 @@ setup: $(READY)
 serve: $(READY)
 	@$(BIN)/faser serve $(ARGS)
 
+# A process for each core; a file's tests stay together, as they share what takes long to make.
 test: $(TEST_READY)
+ifeq ($(strip $(ARGS)),)
+	@$(BIN)/pytest --numprocesses logical --dist loadfile -m "not alone"
+	@$(BIN)/pytest -m alone
+else
 	@$(BIN)/pytest $(ARGS)
+endif
+
+# Without what it depends on: several GB that only a GPU has a use for.
+flashinfer: $(TEST_READY)
+	@echo "installing FlashInfer, 560 MB"
+	@$(PIP) --no-deps flashinfer-python apache-tvm-ffi nvidia-ml-py
 
 check: $(TEST_READY)
 	@$(BIN)/ruff format --check $(SOURCES)

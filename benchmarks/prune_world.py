@@ -76,7 +76,10 @@ def load_target_of(config: EngineConfig, directory: Path) -> Target:
 def pair_of(config: EngineConfig, target: Target, drafter: Path) -> PrunePair:
     backend = target.backend.beside()
     draft = load_draft_model(config, drafter, target.model, backend, _quiet)
-    models = [CachedModel(spec=each.decoder.spec, dtype=each.decoder.dtype) for each in (target.model, draft)]
+    models = [
+        CachedModel(spec=each.decoder.spec, dtype=each.decoder.dtype, kv_dtype=each.decoder.dtype)
+        for each in (target.model, draft)
+    ]
     shapes = kv_shapes(config, models, target.model.max_positions)
     return PrunePair(
         config=config,

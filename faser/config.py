@@ -50,8 +50,14 @@ _NO_FLOAT32 = "flashinfer computes in 16 bits; use bfloat16, float16 or the torc
 _OTHER_QUANTIZATION = "only fp8 is implemented; use fp8 or an unquantized checkpoint"
 _OF_CHECKPOINT = "what a checkpoint is quantized to is read from its files; leave it out"
 
+_OTHER_FP8 = "of 8-bit types only e4m3 is implemented; use fp8 or auto"
+_OTHER_KV = "keys and values are stored as they are computed, in --dtype, or in 8 bits; use auto or fp8"
+_NO_FP8_KV = "no kernels for CPUs read 8-bit keys and values; use auto, or the torch backend, which is slow"
+
 # Where a backend computes, if not everywhere.
 _HOME = {"native": "cpu", "flashinfer": "cuda"}
+# Which devices a partition divides, if not all.
+_DIVIDED = {"cores": "cpu", "sm": "cuda", "streams": "cuda"}
 # Settings that only a GPU knows; on a CPU they are accepted without effect.
 _GPU_ONLY = ("gpu_memory_utilization", "enforce_eager", "cudagraph_capture_sizes", "compile_kernels")
 
@@ -78,7 +84,7 @@ class EngineConfig:
     )
     dtype: str = setting(
         "auto",
-        "Type of weights, activations and KV cache. auto: the checkpoint's, or the nearest the device computes.",
+        "Type of weights and activations. auto: the checkpoint's, or the nearest the device computes.",
         group=MODEL,
         kind=Kind.TEXT,
         choices=("auto", "bfloat16", "float16", "float32"),
@@ -173,6 +179,18 @@ class EngineConfig:
         low=1 << 20,
         common=True,
     )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "Type of keys and values in the KV cache. auto: the activations' own; fp8: 8-bit floats, half the memory.",
+        group=ENGINE,
+        kind=Kind.TEXT,
+        choices=("auto", "fp8"),
+        synonyms=(("fp8_e4m3", "fp8"),),
+        refused=(
+            *((name, _OTHER_FP8) for name in ("fp8_e5m2", "fp8_inc", "fp8_ds_mla", "nvfp4")),
+            *((name, _OTHER_KV) for name in ("bfloat16", "float16", "half", "float32")),
+        ),
+    )
     gpu_memory_utilization: float = setting(
         0.9,
         "Share of a GPU's memory that weights, steps and KV cache may take together. No effect on a CPU.",
@@ -243,9 +261,16 @@ class EngineConfig:
         kind=Kind.TEXT,
         choices=("auto", "on", "off"),
     )
+    spec_partition: str = setting(
+        "auto",
+        "What divides the processors while drafting overlaps. auto: cores of a CPU; on a GPU sm, or streams.",
+        group=SPECULATION,
+        kind=Kind.TEXT,
+        choices=("auto", "sm", "streams", "cores", "serial"),
+    )
     draft_share: float | None = setting(
         None,
-        "Share of the cores that drafting has while it overlaps. None: the best of those measured.",
+        "Share of the processors that drafting has while it overlaps. None: the best of those measured.",
         group=SPECULATION,
         kind=Kind.NUMBER,
         low=0,
@@ -550,6 +575,14 @@ def _device_problems(values: Mapping[str, Any], label: Label) -> list[str]:
         found.append(f"{label('dtype')} is {dtype}; {_HALF}")
     if kind == "cuda" and dtype == "float32" and backend in ("auto", "flashinfer"):
         found.append(f"{label('dtype')} is {dtype}; {_NO_FLOAT32}")
+    if kind == "cpu" and values["kv_cache_dtype"] == "fp8" and backend in ("auto", "native"):
+        found.append(f"{label('kv_cache_dtype')} is fp8; {_NO_FP8_KV}")
+    home = _DIVIDED.get(values["spec_partition"])
+    if home not in (None, kind):
+        found.append(
+            f"{label('spec_partition')} is {values['spec_partition']}, which divides a {home} device; "
+            f"{label('device')} is {device}"
+        )
     memory, limit = values["kv_cache_memory"], usable_memory()
     if kind == "cpu" and memory is not None and memory > limit:
         found.append(

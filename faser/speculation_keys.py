@@ -224,7 +224,7 @@ _OLDER = "it belongs to older versions"
 FOREIGN_KEYS: dict[str, ForeignKey] = {
     "code_revision": ForeignKey(reason=_NO_CODE),
     "quantization": ForeignKey(reason="weights are computed as they are, or dequantised (GGUF)"),
-    "kv_cache_dtype": ForeignKey(reason="the KV cache has the type of the activations", neutral=(AUTO,)),
+    "kv_cache_dtype": ForeignKey(reason="it is the target's: --kv-cache-dtype", neutral=(AUTO,)),
     "draft_load_config": ForeignKey(reason="how to load follows from the files", neutral=({},)),
     "hf_overrides": ForeignKey(reason="a checkpoint is served as it is", neutral=({},)),
     "draft_tensor_parallel_size": ForeignKey(reason="a model runs on one device", neutral=(1,), instead="1"),

@@ -28,7 +28,7 @@ from faser.types import (
     SpeculationSummary,
 )
 
-MODES = ("plain", "serial", "streams", "sm_groups", "cores")
+MODES = ("plain", "serial", "streams", "sm", "cores")
 BYPASS_REASONS = ("load", "gain", "memory", "request")
 PRUNE_STAGES = ("trim", "layer", "frontier")
 TARGETS = ("ttft", "tpot", "both")
@@ -229,6 +229,12 @@ class _EngineSeries(Collector):
             "Constant 1; the labels are the policy and the method.",
             ("policy", "method"),
             [((stats.policy, stats.method), 1.0)],
+        )
+        yield self._gauges(
+            "faser_spec_partition_info",
+            "Constant 1; what divides the processors, and why not what was asked for.",
+            ("partition", "fallback"),
+            [((stats.partition, stats.partition_fallback), 1.0)],
         )
         share = stats.draft_share
         shares = {("draft",): share or 1.0, ("verify",): 1.0 - share}

@@ -338,7 +338,8 @@ class SpeculationStats:
     num_drafts: a sequence in a step with at least one verified draft token. accepted_per_position: [cap].
     gammas: by class, how often each verified gamma 0 … cap was chosen. mode: of the last step: plain, serial, or
     the name of the partition that it drafted ahead on. draft_share: of the processors, then; 0 otherwise.
-    overlap_s: time in which both lanes were busy.
+    overlap_s: time in which both lanes were busy. partition: what divides the processors; serial: nothing does.
+    partition_fallback: why it is not the one that was asked for; empty: it is.
     mode_steps: steps by mode. switches: (from, to, times). bypasses: (reason, sequence-steps) without a draft,
     reason one of load, gain, memory, request. decide_s: host time of policy and bookkeeping.
     catchup_tokens: draft KV refilled after a pause. pruning: None where all rows go through all layers.
@@ -359,6 +360,8 @@ class SpeculationStats:
     catchup_tokens: int = 0
     draft_share: float = 0.0
     overlap_s: float = 0.0
+    partition: str = "serial"
+    partition_fallback: str = ""
     pruning: PruneStats | None = None
 
 

@@ -83,6 +83,21 @@ def test_an_engine_config_survives_the_pipe() -> None:
             {"quantization": "gguf"},
             "quantization is gguf; what a checkpoint is quantized to is read from its files; leave it out",
         ),
+        ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype is fp4; it must be one of auto, fp8"),
+        (
+            {"kv_cache_dtype": "fp8_e5m2"},
+            "kv_cache_dtype is fp8_e5m2; of 8-bit types only e4m3 is implemented; use fp8 or auto",
+        ),
+        (
+            {"kv_cache_dtype": "bfloat16"},
+            "kv_cache_dtype is bfloat16; keys and values are stored as they are computed, in --dtype, or in 8 bits"
+            "; use auto or fp8",
+        ),
+        (
+            {"kv_cache_dtype": "fp8", "device": "cpu", "backend": "native"},
+            "kv_cache_dtype is fp8; no kernels for CPUs read 8-bit keys and values; use auto, or the torch backend"
+            ", which is slow",
+        ),
         ({"quantization": "int3"}, "quantization is int3; it must be one of fp8"),
         (
             {"cudagraph_capture_sizes": (8, 0)},
@@ -179,6 +194,8 @@ def test_all_problems_are_told_at_once() -> None:
         ("seed", "9223372036854775807", 2**63 - 1),
         ("dtype", "half", "float16"),
         ("quantization", "none", None),
+        ("kv_cache_dtype", "fp8_e4m3", "fp8"),
+        ("kv_cache_dtype", "auto", "auto"),
         ("quantization", "fp8", "fp8"),
         ("cudagraph_capture_sizes", "8", (8,)),
         ("async_scheduling", "auto", None),

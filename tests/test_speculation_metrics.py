@@ -69,11 +69,8 @@ SERIES: list[tuple[str, dict[str, str]]] = [
         )
         for role in ("draft", "verify", "step")
     ),
-    *(("faser_spec_mode", {"mode": mode}) for mode in ("serial", "streams", "sm_groups", "cores")),
-    *(
-        ("faser_spec_mode_steps_total", {"mode": mode})
-        for mode in ("plain", "serial", "streams", "sm_groups", "cores")
-    ),
+    *(("faser_spec_mode", {"mode": mode}) for mode in ("serial", "streams", "sm", "cores")),
+    *(("faser_spec_mode_steps_total", {"mode": mode}) for mode in ("plain", "serial", "streams", "sm", "cores")),
     ("faser_spec_mode_switches_total", {"from": "plain", "to": "serial"}),
     ("faser_spec_mode_switches_total", {"from": "serial", "to": "plain"}),
     *(("faser_spec_bypass_steps_total", {"reason": why}) for why in ("load", "gain", "memory", "request")),
@@ -97,8 +94,23 @@ def test_series_exists_at_zero_from_the_first_scrape(name: str, labels: dict[str
 def test_policy_mode_and_shares_are_told_from_the_first_scrape() -> None:
     source = metrics()
     assert value(source, "faser_spec_policy_info", policy="faser", method="auto") == 1
+    assert value(source, "faser_spec_partition_info", partition="serial", fallback="") == 1
     assert value(source, "faser_spec_mode", mode="plain") == 1
     assert value(source, "faser_sm_share", lane="draft") == value(source, "faser_sm_share", lane="verify") == 1
+
+
+def test_a_partition_that_was_not_asked_for_says_why() -> None:
+    stats = SpeculationStats(
+        policy="faser",
+        method="draft_model",
+        mode="sm",
+        partition="streams",
+        partition_fallback="cuGreenCtxCreate: no",
+    )
+    source = told(stats)
+    found = [labels for name, labels in samples(source) if name == "faser_spec_partition_info"]
+    assert found == [(("fallback", "cuGreenCtxCreate: no"), ("partition", "streams"))]
+    assert value(source, "faser_spec_mode", mode="sm") == 1
 
 
 def test_positions_reach_the_cap_and_no_further() -> None:

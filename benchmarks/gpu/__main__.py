@@ -1,7 +1,7 @@
 """Checks and measures FASER on a CUDA device, in one run of a few minutes.
 
     python -m benchmarks.gpu OUT [--phases checks,plain] [--budget-s 560] [--smollm2 DIR] [--prompts FILE]
-        [--vllm DIR] [--dry-run]
+        [--trace CSV] [--vllm DIR] [--dry-run]
 
 OUT gets a JSON file a phase, summary.json and report.md. A phase whose file is complete is skipped, so a run that
 was broken off goes on where it was; one that failed is tried again. --dry-run runs every phase with tiny models on
@@ -13,7 +13,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks.gpu.phases import Phase, phases_named, phases_of, run_all, run_beside, run_here
+from benchmarks.gpu.phases import PHASES, Phase, phases_named, phases_of, run_all, run_beside, run_here
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Folder, Record
 from benchmarks.gpu.report import page, summary
@@ -33,8 +33,9 @@ def main(arguments: list[str]) -> int:
         records = run_all(phases, folder, asked.budget_s, launch, _say)
     except ValueError as error:
         sys.exit(str(error))
-    folder.write("summary.json", summary(records, plan.dry_run))
-    text = page(records, plan.dry_run)
+    there = [found for phase in PHASES if (found := folder.load(phase.name)) is not None]
+    folder.write("summary.json", summary(there, plan.dry_run))
+    text = page(there, plan.dry_run)
     (plan.out / "report.md").write_text(text, "utf-8")
     print(text, flush=True)
     return 0 if all(record.complete for record in records) and not failed_checks(records) else 1
@@ -48,7 +49,12 @@ def failed_checks(records: list[Record]) -> list[str]:
 
 def plan_of(asked: argparse.Namespace) -> Plan:
     return Plan(
-        out=asked.out, dry_run=asked.dry_run, smollm2=asked.smollm2, prompts=asked.prompts, vllm=asked.vllm
+        out=asked.out,
+        dry_run=asked.dry_run,
+        smollm2=asked.smollm2,
+        prompts=asked.prompts,
+        vllm=asked.vllm,
+        trace=asked.trace,
     )
 
 
@@ -70,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
     add("--budget-s", type=float, default=560.0, help="seconds that the run should take [560]")
     add("--smollm2", type=Path, metavar="DIR", help="checkpoint of SmolLM2-135M-Instruct, for real text")
     add("--prompts", type=Path, metavar="FILE", help="questions, as of Spec-Bench [built-in ones]")
+    add("--trace", type=Path, metavar="CSV", help="an Azure LLM inference trace, for arrivals")
     add("--vllm", type=Path, metavar="DIR", help="folder to import vLLM from")
     add("--dry-run", action="store_true", help="tiny models on the CPU, to see that everything runs")
     add("--only-phase", help=argparse.SUPPRESS)  # of a process that runs one phase for another one

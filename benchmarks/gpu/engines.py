@@ -4,7 +4,7 @@ The one place that knows which settings a device takes and what lies within an e
 """
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,16 @@ from benchmarks.gpu.shapes import write_shape
 from benchmarks.gpu.weights import MadeUp
 from faser.config import EngineConfig
 from faser.engine.build import Watch, build_engine
+from faser.engine.co_run import CoRun
 from faser.engine.cost_model import CostModel
 from faser.engine.engine import Engine
 from faser.engine.loading import Sources
+from faser.engine.model_executor import Lanes, _on
 from faser.engine.models.config_json import read_model_config
 from faser.engine.models.spec import DecoderSpec
+from faser.engine.partition import Cores, Lane, core_numbers
 from faser.engine.runner import Runner
+from faser.kernels.backend import Backend
 from faser.types import ModelInfo
 
 BLOCK_SIZE = 16
@@ -37,6 +41,7 @@ class Wanted:
     speculative: speculative_config; None: it never drafts. draft: directory of the draft model that it names.
     eager: without recordings. synchronous: no step is launched before the one before it is read.
     costs: what steps take; None: measured when it is built, but for dry runs.
+    overlap, early_prune: the settings. partition: what divides the processors between lanes; None: the usual one.
     """
 
     target: Path
@@ -51,6 +56,9 @@ class Wanted:
     costs: CostModel | None = None
     watch: Watch | None = None
     prefix_caching: bool = True
+    overlap: str = "off"
+    early_prune: str = "off"
+    partition: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +86,14 @@ def draft_of(plan: Plan) -> Path:
 def made_up_costs() -> CostModel:
     """Of steps and passes, where nothing is decided by them or nothing that is decided counts."""
     return CostModel.proportional(step_s=5e-3, row_s=2e-5, pass_s=1e-3, pass_row_s=1e-6, text_s=1e-5)
+
+
+def lane_costs() -> CostModel:
+    """The same with lanes of this machine's cores; without, where it has only one."""
+    cores = core_numbers()
+    shares = Cores(cores).shares()[:1] if len(cores) > 1 else ()
+    lanes = tuple(CoRun(share=each, verify=1.1, draft=1.1, verify_alone=1.0, draft_alone=1.0) for each in shares)
+    return CostModel(made_up_costs().tables, lanes)
 
 
 def open_engine(plan: Plan, wanted: Wanted) -> Opened:
@@ -115,11 +131,14 @@ def config_of(plan: Plan, wanted: Wanted) -> EngineConfig:
         "max_model_len": wanted.context + _MORE_TOKENS,
         "kv_cache_memory": _kv_bytes(wanted),
         "enable_prefix_caching": wanted.prefix_caching,
-        "spec_overlap": "off",
+        "spec_overlap": wanted.overlap,
+        "early_prune": wanted.early_prune,
         "enforce_eager": wanted.eager,
         "async_scheduling": not wanted.synchronous,
         "compile_kernels": plan.dry_run,  # there is no time for that on a device; what is missing is an error
     }
+    if wanted.partition is not None:
+        options["spec_partition"] = wanted.partition
     if wanted.speculative is None:
         options["speculative_policy"] = "off"
     else:
@@ -132,6 +151,26 @@ def runner_of(engine: Engine) -> Runner:
     executor: Any = engine._executor
     runner: Runner = executor._runner
     return runner
+
+
+def draft_runner_of(engine: Engine) -> Runner:
+    """The draft model's."""
+    executor: Any = engine._executor
+    runner: Runner = executor._speculation.drafter._loop._runner
+    return runner
+
+
+def on_lane(backend: Backend | None, lane: Lane, work: Callable[[], None]) -> None:
+    """As steps that draft ahead do it."""
+    _on(backend, lane, work)
+
+
+def lanes_of(engine: Engine) -> Lanes:
+    """Of one that was built to draft ahead."""
+    executor: Any = engine._executor
+    lanes: Lanes | None = executor._speculation.lanes
+    assert lanes is not None, "the engine has no lanes"
+    return lanes
 
 
 def _kv_bytes(wanted: Wanted) -> int:

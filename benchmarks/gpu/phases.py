@@ -38,21 +38,30 @@ class Phase:
 
 
 PHASES = (
-    Phase(name="environment", run=("environment", "run"), share=0.04, about="device, versions, copy bandwidth"),
-    Phase(name="checks", run=("checks", "run"), share=0.20, about="against the references"),
-    Phase(name="plain", run=("plain", "run"), share=0.13, about="decoding without speculation, 8B"),
-    Phase(name="verify", run=("verify_cost", "run"), share=0.07, about="cost of verification by rows, 8B"),
-    Phase(name="draft", run=("plain", "run_draft"), share=0.07, about="passes of the draft model, 1B"),
-    Phase(name="cycle", run=("cycle", "run"), share=0.05, about="drafting and verifying against their floors"),
-    Phase(name="policies", run=("policies", "run"), share=0.22, about="policies at given acceptance, 8B and 1B"),
+    Phase(name="environment", run=("environment", "run"), share=0.02, about="device, versions, copy bandwidth"),
+    Phase(name="checks", run=("checks", "run"), share=0.10, about="against the references"),
+    Phase(name="plain", run=("plain", "run"), share=0.07, about="decoding without speculation, 8B"),
+    Phase(name="verify", run=("verify_cost", "run"), share=0.03, about="cost of verification by rows, 8B"),
+    Phase(name="draft", run=("plain", "run_draft"), share=0.03, about="passes of the draft model, 1B"),
+    Phase(name="cycle", run=("cycle", "run"), share=0.03, about="drafting and verifying against their floors"),
+    Phase(name="policies", run=("policies", "run"), share=0.11, about="policies at given acceptance, 8B and 1B"),
     Phase(
         name="real_text",
         run=("real_text", "run"),
-        share=0.12,
+        share=0.06,
         about="policies over text",
         needs="smollm2",
     ),
-    Phase(name="vllm", run=("vllm_arm", "run"), share=0.10, about="the same work by vLLM", needs="vllm"),
+    Phase(name="lanes", run=("lanes", "run"), share=0.12, about="processors divided: rates, places, company"),
+    Phase(name="overlap", run=("overlap", "run"), share=0.26, about="drafting beside verification, by mode"),
+    Phase(
+        name="arrivals",
+        run=("arrivals", "run"),
+        share=0.12,
+        about="each part of speculation under a trace",
+        needs="trace",
+    ),
+    Phase(name="vllm", run=("vllm_arm", "run"), share=0.05, about="the same work by vLLM", needs="vllm"),
 )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu.shapes import LLAMA_1B, LLAMA_8B, TINY_DRAFT, TINY_TARGET, Config
+from benchmarks.gpu.shapes import LLAMA_1B, LLAMA_8B, LLAMA_100M, TINY_DRAFT, TINY_TARGET, Config
 
 REFERENCE_BYTES_S = 4.3e12  # of a large copy on an H200, to compare machines; what is measured stands beside it
 REFERENCE_FLOPS_S = 780e12  # of a large bfloat16 product there
@@ -16,7 +16,9 @@ class Sizes:
     batches: sequences at a time, descending, of plain decoding; policy_batches, verify_batches: ascending.
     caps: fixed draft lengths; cap: longest of the policies. window_s: of one policy's turn. compared: answers
     whose tokens are compared, answer_tokens each. vocab, choice_rows, law_rows, cases: of checks of tokens. grown:
-    (hidden, inner, KV heads).
+    (hidden, inner, KV heads). overlap_drafts: models to draft ahead with, by name; overlap_batches, partitions: of
+    phase overlap. lane_rows: (sequences, rows of each) of verification beside drafting, lane_contexts: of its
+    sequences. arrival_s: in which the requests of a run come, at most.
     """
 
     target: Config
@@ -45,6 +47,13 @@ class Sizes:
     grown: tuple[int, int, int]
     copy_bytes: int
     own_tests: str
+    overlap_drafts: tuple[tuple[str, Config], ...]
+    overlap_batches: tuple[int, ...]
+    overlap_acceptances: tuple[float, ...]
+    partitions: tuple[str, ...]
+    lane_rows: tuple[tuple[int, int], ...]
+    lane_contexts: tuple[int, ...]
+    arrival_s: float
 
 
 ON_DEVICE = Sizes(
@@ -74,6 +83,13 @@ ON_DEVICE = Sizes(
     grown=(4096, 14336, 16),
     copy_bytes=4 << 30,
     own_tests="tests/kernels/triton",
+    overlap_drafts=(("1B", LLAMA_1B), ("0.1B", LLAMA_100M)),
+    overlap_batches=(1, 4, 16, 64),
+    overlap_acceptances=(0.9, 0.8, 0.6),
+    partitions=("streams", "sm"),
+    lane_rows=((1, 1), (1, 5), (8, 5), (32, 5), (64, 5)),
+    lane_contexts=(256, 1024),
+    arrival_s=20.0,
 )
 ON_CPU = Sizes(
     target=TINY_TARGET,
@@ -102,6 +118,13 @@ ON_CPU = Sizes(
     grown=(96, 192, 3),
     copy_bytes=1 << 20,
     own_tests="tests/kernels/triton/test_noise.py",
+    overlap_drafts=(("tiny", TINY_DRAFT),),
+    overlap_batches=(1, 2),
+    overlap_acceptances=(0.9, 0.6),
+    partitions=("cores",),
+    lane_rows=((1, 1), (2, 3)),
+    lane_contexts=(48,),
+    arrival_s=0.3,
 )
 
 
@@ -110,7 +133,7 @@ class Plan:
     """One run. models: folder for the directories of the models that it makes.
 
     smollm2: directory of SmolLM2-135M-Instruct; prompts: a file of questions; vllm: directory to import vLLM from;
-    None: what needs it is left out, and says so.
+    trace: file of arrivals; None: what needs it is left out, and says so.
     """
 
     out: Path
@@ -118,6 +141,7 @@ class Plan:
     smollm2: Path | None = None
     prompts: Path | None = None
     vllm: Path | None = None
+    trace: Path | None = None
 
     @property
     def sizes(self) -> Sizes:

@@ -18,6 +18,7 @@ from benchmarks.gpu.record import Desk, Json
 from benchmarks.gpu.timing import clock_of
 from faser.engine.cost_model import CostModel
 from faser.engine.engine import Engine
+from faser.engine.spec.journal import PLAIN, SERIAL
 from faser.types import SamplingParams, SpeculationStats
 
 OFF = "off"
@@ -25,20 +26,23 @@ OFF = "off"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """A policy and, of `fixed`, its length."""
+    """A policy and, of `fixed`, its length. overlap: as use_policy takes it; label: instead of a name of these."""
 
     policy: str
     gamma: int | None = None
+    overlap: str | None = None
+    label: str | None = None
 
     @property
     def name(self) -> str:
-        return self.policy if self.gamma is None else f"{self.policy}:{self.gamma}"
+        return self.label or (self.policy if self.gamma is None else f"{self.policy}:{self.gamma}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
     """What one contest is about. prompts: of the most sequences; about: stands in every row of the result."""
 
+    arms: tuple[Arm, ...]
     batches: tuple[int, ...]
     prompts: Sequence[Tokens]
     sampling: Callable[[int], SamplingParams]
@@ -82,6 +86,7 @@ def run(plan: Plan, desk: Desk) -> None:
         )
         costs = opened.costs
         turns = Turns(
+            arms=arms_of(sizes),
             batches=sizes.policy_batches,
             prompts=made_up_prompts(max(sizes.policy_batches), sizes.context, opened.info.vocab_size),
             sampling=greedy,
@@ -95,7 +100,7 @@ def run(plan: Plan, desk: Desk) -> None:
 def contest(plan: Plan, desk: Desk, engine: Engine, turns: Turns, *, ends_s: float) -> None:
     """Round after round over all batches and policies, for about ends_s seconds; the first round in any case."""
     sizes, loop = plan.sizes, ClosedLoop(engine, clock_of(plan.device))
-    arms, stop_at_s = arms_of(sizes), desk.left_s - ends_s
+    arms, stop_at_s = turns.arms, desk.left_s - ends_s
     for round_ in range(sizes.rounds):
         for sequences in turns.batches:
             if round_ and desk.left_s < stop_at_s:
@@ -117,7 +122,7 @@ def contest(plan: Plan, desk: Desk, engine: Engine, turns: Turns, *, ends_s: flo
 
 def rows_of(turns: Sequence[Json]) -> list[Json]:
     """One row a cell and policy: medians over its rounds. Ratios are within a round, so that drifts cancel."""
-    measured = ("sequences", "round", "policy", "tokens_per_s", "gamma", "accepted")
+    measured = ("sequences", "round", "policy", "tokens_per_s", "gamma", "accepted", "ahead")
     by_cell: dict[tuple[Any, ...], list[Json]] = {}
     off: dict[tuple[Any, ...], float] = {}
     for turn in turns:
@@ -150,7 +155,7 @@ def _turn(
     engine: Engine, loop: ClosedLoop, arm: Arm, turns: Turns, sequences: int, seconds: float
 ) -> dict[str, float]:
     """What was learned about acceptance stays, as in a server that has run for a while."""
-    engine.use_policy(arm.policy, arm.gamma, forget=False)
+    engine.use_policy(arm.policy, arm.gamma, forget=False, overlap=arm.overlap)
     loop.start(turns.prompts[:sequences], turns.sampling)
     loop.warm()
     before = _speculation(engine)
@@ -161,7 +166,10 @@ def _turn(
 
 
 def _drafted(before: SpeculationStats, after: SpeculationStats, steps: Steps, sequences: int) -> dict[str, float]:
-    """gamma: verified tokens of a sequence in a step; accepted: share of them."""
+    """gamma: verified tokens of a sequence in a step; accepted: share of these.
+
+    ahead: share of the steps that drafted ahead.
+    """
     verified, accepted = (
         sum(getattr(each, name) for each in after.methods) - sum(getattr(each, name) for each in before.methods)
         for name in ("verified", "accepted")
@@ -169,7 +177,13 @@ def _drafted(before: SpeculationStats, after: SpeculationStats, steps: Steps, se
     return {
         "gamma": round(verified / (len(steps.host_s) * sequences), 3),
         "accepted": round(accepted / max(verified, 1), 4),
+        "ahead": round((_ahead(after) - _ahead(before)) / len(steps.host_s), 3),
     }
+
+
+def _ahead(stats: SpeculationStats) -> int:
+    """Steps that drafted ahead, on whatever partition."""
+    return sum(steps for mode, steps in stats.mode_steps if mode not in (PLAIN, SERIAL))
 
 
 def _speculation(engine: Engine) -> SpeculationStats:

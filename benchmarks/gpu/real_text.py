@@ -8,24 +8,25 @@ which given rates lack and adaptive lengths live from.
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from benchmarks.gpu.closed_loop import answers, greedy, sampled
-from benchmarks.gpu.engines import Wanted, close, open_engine
+from benchmarks.gpu.closed_loop import Tokens, answers, greedy, sampled
+from benchmarks.gpu.engines import Opened, Wanted, close, open_engine
 from benchmarks.gpu.plan import Plan
-from benchmarks.gpu.policies import Turns, contest, rows_of
+from benchmarks.gpu.policies import Turns, arms_of, contest, rows_of
 from benchmarks.gpu.record import Desk
 from benchmarks.grow_model import Growth, NoisySource, grown_spec
+from faser.engine.cost_model import CostModel
 from faser.engine.models import tensors
 from faser.engine.models.config_json import read_model_config
 from faser.engine.models.safetensors_source import SafetensorsSource
 from faser.engine.models.spec import DecoderSpec
 from faser.engine.models.weights import WeightSource
-from faser.engine.tokenizer import load_tokenizer
+from faser.engine.tokenizer import Tokenizer, load_tokenizer
 from faser.sim.real import read_prompts
 from faser.types import SamplingParams
 
@@ -36,11 +37,51 @@ _SAID_TOKENS = 48
 _BESIDE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Both models in an engine, and prompts. parameters: of the target."""
+
+    opened: Opened
+    tokenizer: Tokenizer
+    prompts: list[Tokens]
+    parameters: int
+
+
 def run(plan: Plan, desk: Desk) -> None:
     sizes, small = plan.sizes, plan.smollm2
     if small is None:
         desk.keep("not there", "no --smollm2 was given")
         return
+    pair = open_pair(plan, desk, small)
+    engine = pair.opened.engine
+    desk.keep("parameters", pair.parameters)
+    engine.use_policy("off")
+    said = answers(engine, pair.prompts[:1], lambda _: _said(_SAID_TOKENS))
+    desk.keep("says", pair.tokenizer.decode(list(said[0])))
+    for place, (name, sampling) in enumerate(_SAMPLINGS.items()):
+        turns = Turns(
+            arms=arms_of(sizes),
+            batches=sizes.policy_batches,
+            prompts=pair.prompts,
+            sampling=sampling,
+            about={"sampling": name},
+        )
+        contest(plan, desk, engine, turns, ends_s=desk.left_s / (len(_SAMPLINGS) - place))
+    close(pair.opened)
+    desk.keep("rows", rows_of(desk.result.get("turns", [])))
+
+
+def open_pair(
+    plan: Plan,
+    desk: Desk,
+    small: Path,
+    *,
+    overlap: str = "off",
+    early_prune: str = "off",
+    costs: CostModel | None = None,
+) -> Pair:
+    """small: directory of SmolLM2. overlap, early_prune, costs: as in Wanted."""
+    sizes = plan.sizes
     spec = read_model_config(small).spec
     wide = wide_spec(spec, *sizes.grown)
     target = _directory(small, plan.models / "grown", wide)
@@ -64,17 +105,12 @@ def run(plan: Plan, desk: Desk) -> None:
             rows=sizes.rows,
             sources=sources,
             speculative={"method": "draft_model", "model": str(draft), "num_speculative_tokens": sizes.cap},
+            overlap=overlap,
+            early_prune=early_prune,
+            costs=costs,
         ),
     )
-    desk.keep("parameters", tensors.num_parameters(wide))
-    opened.engine.use_policy("off")
-    said = answers(opened.engine, prompts[:1], lambda _: _said(_SAID_TOKENS))
-    desk.keep("says", tokenizer.decode(list(said[0])))
-    for place, (name, sampling) in enumerate(_SAMPLINGS.items()):
-        turns = Turns(batches=sizes.policy_batches, prompts=prompts, sampling=sampling, about={"sampling": name})
-        contest(plan, desk, opened.engine, turns, ends_s=desk.left_s / (len(_SAMPLINGS) - place))
-    close(opened)
-    desk.keep("rows", rows_of(desk.result.get("turns", [])))
+    return Pair(opened=opened, tokenizer=tokenizer, prompts=prompts, parameters=tensors.num_parameters(wide))
 
 
 def wide_spec(spec: DecoderSpec, hidden: int, inner: int, num_kv_heads: int) -> DecoderSpec:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.gpu import lane_report
 from benchmarks.gpu.record import Json, Record
 from faser.sim.report import markdown
 
@@ -46,6 +47,9 @@ def page(records: Sequence[Record], dry_run: bool) -> str:
         ("Drafting and verifying", _cycle(found.get("cycle", {}))),
         ("Policies at given acceptance: times policy off", _policies(found.get("policies", {}), "acceptance")),
         ("Policies over real text: times policy off", _policies(found.get("real_text", {}), "sampling")),
+        ("Lanes: a device in parts", lane_report.lanes(found.get("lanes", {}))),
+        ("Drafting ahead: times drafting before the step", lane_report.overlap(found.get("overlap", {}))),
+        ("Arrivals of a trace: against fixed:3", lane_report.arrivals(found.get("arrivals", {}))),
         ("vLLM beside it: tokens/s", _vllm(found)),
     ):
         lines += ["", f"## {title}", "", text or "Nothing was measured."]

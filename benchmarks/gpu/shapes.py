@@ -1,6 +1,7 @@
 """Sizes of the models that are measured, as config.json says them; weights of these are made up.
 
-The published sizes of Llama-3.1-8B and Llama-3.2-1B, and two tiny ones for dry runs. Owns no tensor.
+The published sizes of Llama-3.1-8B and Llama-3.2-1B, a tenth of the latter, and two tiny ones for dry runs. Owns
+no tensor.
 """
 
 import json
@@ -48,6 +49,15 @@ LLAMA_1B: Config = _LLAMA | {
     "num_key_value_heads": 8,
     "head_dim": 64,
     "rope_scaling": _ROPE | {"factor": 32.0},
+    "tie_word_embeddings": True,
+}
+LLAMA_100M: Config = _LLAMA | {
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
     "tie_word_embeddings": True,
 }
 _TINY = _LLAMA | {

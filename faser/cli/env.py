@@ -23,7 +23,7 @@ from faser.config import (
     usable_cores,
     usable_memory,
 )
-from faser.kernels.flashinfer_build import ARCH, MODULES, WINDOW_MODULES, build_modules, modules_dir
+from faser.kernels.flashinfer_build import ARCH, FP8_MODULES, MODULES, WINDOW_MODULES, build_modules, modules_dir
 from faser.kernels.native_build import can_build
 from faser.setting import show_bytes
 
@@ -38,7 +38,10 @@ Show versions, device and backend, or compile CUDA kernels ahead of time.
   --out             where to; the cache folder if not given
   --only            some of {", ".join(MODULES)};
                     and for models with sliding windows
-                    {", ".join(WINDOW_MODULES)}"""
+                    {", ".join(WINDOW_MODULES)};
+                    for --kv-cache-dtype fp8
+                    {", ".join(FP8_MODULES[:4])},
+                    {", ".join(FP8_MODULES[4:])}"""
 
 _NAME_ENDS = "<>=!~;[ ("
 

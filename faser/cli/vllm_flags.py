@@ -81,7 +81,7 @@ _IN_JSON = "all that concerns speculation is in one JSON object"
 _NO_TOOLS = "this build has no tool parser"
 _NO_LORA = "this build has no adapters"
 _NO_MEDIA = "this build serves text only"
-_KV_TYPE = "the KV cache has the type of the activations; there are no kernels for another one"
+_KV_SCALES = "8-bit keys and values are stored with a scale of one"
 _GRAPHS = "steps are recorded for the sizes of --cudagraph-capture-sizes, and for every length"
 _NO_ADMIN = "this build has no admin routes"
 
@@ -104,7 +104,7 @@ FOREIGN_FLAGS: tuple[ForeignFlag, ...] = (
     _refuse("--runner", "it generates text only", neutral=("auto", "generate")),
     _refuse("--task", "it generates text only", neutral=("auto", "generate")),
     _refuse("--convert", "it generates text only", neutral=("auto",)),
-    _refuse("--kv-cache-dtype", _KV_TYPE, neutral=("auto",)),
+    _refuse("--calculate-kv-scales", _KV_SCALES, switch=True),
     _refuse("--cpu-offload-gb", "there is no second memory to move weights to", neutral=("0", "0.0")),
     _refuse("--num-gpu-blocks-override", "blocks follow from the memory", instead="--kv-cache-memory"),
     _refuse("--speculative-model", _IN_JSON, instead=f'--speculative-config \'{{"model": "{_VALUE}"}}\''),

@@ -18,16 +18,17 @@ from faser.engine.device import place
 from faser.engine.engine import Engine
 from faser.engine.gpu_budget import Tenant, gpu_budget
 from faser.engine.kv_cache import KvManager
+from faser.engine.lanes import Places, make_lanes, places_of, wants
 from faser.engine.loading import LoadedModel, Report, Sources, load_draft_model, load_target
 from faser.engine.model_executor import Lanes, ModelExecutor, Speculation
 from faser.engine.models.source import resolve
-from faser.engine.partition import Partition, core_numbers, make_partition
+from faser.engine.partition import Partition
 from faser.engine.profile import Pair, Room, cached_profile, fingerprint, profile
 from faser.engine.runner import Runner
 from faser.engine.runners import Use, make_runner
 from faser.engine.sampler import Sampler
 from faser.engine.scheduler import Scheduler
-from faser.engine.sizing import CachedModel, kv_shapes
+from faser.engine.sizing import CachedModel, kv_cache_dtype, kv_shapes
 from faser.engine.spec.control import Overlap, SpeculationControl
 from faser.engine.spec.drafter import Drafter
 from faser.engine.spec.factory import DrafterParts, DraftModelParts, make_drafter, names_model
@@ -37,12 +38,14 @@ from faser.engine.spec.pruning import NUM_TOP, EarlyPruning, RankJudge
 from faser.engine.spec.verifiers import make_verifier
 from faser.engine.spec.verifiers.coupled import Coupled
 from faser.engine.step_trace import StepTrace
-from faser.errors import ConfigError
 from faser.kernels.backend import Backend, KvShape
 from faser.kernels.device_memory import CudaMemory
 from faser.kernels.factory import make_backend
 from faser.kernels.flashinfer_build import arch_of
 from faser.types import ModelInfo
+
+# Of an overlapped step that lanes are measured with. On a GPU a few sequences do not keep a lane busy.
+_CPU_SEQUENCES, _GPU_SEQUENCES = 2, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +140,17 @@ def _load(
         # while the front-end holds a core: 18 ms instead of 0.4 ms for a greedy step on two busy cores.
         torch.set_num_threads(1)
     models = [target] if draft is None else [target, draft]
-    cached = [CachedModel(spec=each.decoder.spec, dtype=each.decoder.dtype) for each in models]
+    cached = [_cached(config, each) for each in models]
     if backend.name == "flashinfer":
         _check_kernels(cached, backend, report)
+    lanes = make_lanes(config, backend, None if draft is None else draft_backend, partition)
+    places = Places() if lanes is None or memory is None else places_of(lanes.partition)
     budget = None
     if memory is not None:
-        tenants = [Tenant(model=target, backend=backend, use=Use.TARGET)]
+        tenants = [Tenant(model=target, backend=backend, use=Use.TARGET, num_places=len(places.verify))]
         if draft is not None:
-            tenants.append(Tenant(model=draft, backend=draft_backend, use=Use.DRAFTER))
+            num_places = len(places.draft)
+            tenants.append(Tenant(model=draft, backend=draft_backend, use=Use.DRAFTER, num_places=num_places))
         report("measuring memory", 0, 0)
         budget = gpu_budget(config, tenants, memory, free_bytes)
     shapes = kv_shapes(config, cached, target.max_positions, budget)
@@ -152,15 +158,20 @@ def _load(
         config=config,
         backend=backend,
         target=target,
-        runner=make_runner(config, backend, target, shapes[0], Use.TARGET, report),
+        runner=make_runner(config, backend, target, shapes[0], Use.TARGET, report, places.verify),
         kv=shapes[0],
         draft=draft,
         draft_runner=None
         if draft is None
-        else make_runner(config, draft_backend, draft, shapes[1], Use.DRAFTER, report),
-        lanes=_lanes(config, backend, None if draft is None else draft_backend, partition),
+        else make_runner(config, draft_backend, draft, shapes[1], Use.DRAFTER, report, places.draft),
+        lanes=lanes,
         kv_cache_bytes=sum(shape.total_bytes for shape in shapes),
     )
+
+
+def _cached(config: EngineConfig, model: LoadedModel) -> CachedModel:
+    dtype = model.decoder.dtype
+    return CachedModel(spec=model.decoder.spec, dtype=dtype, kv_dtype=kv_cache_dtype(config, dtype))
 
 
 def _check_kernels(models: list[CachedModel], backend: Backend, report: Report) -> None:
@@ -178,40 +189,6 @@ def _draft_directory(config: EngineConfig, report: Report) -> Path | None:
     return resolve(speculation.model, cache_dir(), revision=speculation.revision, progress=report)
 
 
-def _lanes(
-    config: EngineConfig, target: Backend, draft: Backend | None, partition: Partition | None
-) -> Lanes | None:
-    """Where drafting may overlap with verification: with a draft model, whose drafts are point masses.
-
-    Raises ConfigError where it is wanted and cannot be.
-    """
-    speculation, cores = config.speculation, core_numbers(config.threads)
-    missing = None
-    if speculation.policy == "off":
-        missing = "nobody drafts: the policy is off"
-    elif draft is None:
-        missing = f"method {speculation.method} has no draft model, and text is looked up in no time"
-    elif speculation.draft_sample_method == "probabilistic":
-        missing = (
-            "draft_sample_method is probabilistic; only point masses can be judged at the border of two drafts"
-        )
-    elif speculation.rejection_sample_method == "synthetic":
-        missing = "synthetic verdicts are no tokens of the target, which the next draft could start with"
-    elif target.device.type != "cpu":
-        missing = f"a partition of {target.device} is not built yet: lanes are CPU cores"
-    elif len(cores) < 2:
-        missing = f"two lanes take two cores; there is {len(cores)}"
-    if config.spec_overlap == "on" and missing:
-        raise ConfigError(f"spec_overlap is on, but {missing}")
-    if config.spec_overlap == "off" or missing:
-        return None
-    partition = partition or make_partition("cores", cores)
-    if config.draft_share is not None and config.draft_share not in partition.shares():
-        offered = ", ".join(f"{share:g}" for share in partition.shares())
-        raise ConfigError(f"draft_share is {config.draft_share:g}; of {len(cores)} cores it can be {offered}")
-    return Lanes(partition=partition, target=target, draft=draft)
-
-
 def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostModel | None) -> Engine:
     config, target, kv = parts.config, parts.target, parts.kv
     sampler = Sampler(
@@ -220,6 +197,7 @@ def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostMod
         target.config.eos_token_ids,
         parts.backend.device,
         parts.backend.token_choice,
+        parts.backend.logit_edits,
     )
     table = BlockTable(config.max_num_seqs, -(-target.max_positions // kv.block_size))
     speculation = gate = None
@@ -278,7 +256,7 @@ def _speculation(
     )
     drafter = make_drafter(config.speculation, drafter_parts)
     drafter = drafter if watch is None else watch.drafter(drafter)
-    verifier = make_verifier(config.speculation, sampler)
+    verifier = make_verifier(config.speculation, sampler, parts.backend.draft_verdicts)
     pruning = None if gate is None else EarlyPruning(gate, RankJudge(), num_slots=config.max_num_seqs)
     return Speculation(
         drafter=drafter,
@@ -315,10 +293,10 @@ def _control(
 
 def _overlap(config: EngineConfig, lanes: Lanes, costs: CostModel) -> Overlap | None:
     """Whether drafts may be made ahead, by what the measured lanes cost."""
-    measured = tuple(each for each in costs.lanes if config.draft_share in (None, each.share))
+    measured = tuple(each for each in costs.lanes if wants(config, each.share))
     if not measured:
         return None
-    return Overlap(name=lanes.partition.name, lanes=measured, mode=config.spec_overlap)
+    return Overlap(name=lanes.partition.name, lanes=measured, mode=config.spec_overlap, fallback=lanes.fallback)
 
 
 def _costs(parts: _Parts, report: Report) -> CostModel:
@@ -337,12 +315,16 @@ def _costs(parts: _Parts, report: Report) -> CostModel:
     )
     described = fingerprint(
         {
-            "models": [(asdict(model.decoder.spec), str(model.decoder.dtype)) for model in models],
+            "models": [
+                (asdict(each.decoder.spec), str(each.decoder.dtype), each.decoder.weight_bytes) for each in models
+            ],
+            "kv_dtype": str(parts.kv.dtype),
             "backend": parts.backend.name,
-            "device": str(parts.backend.device),
+            "device": _device_name(parts.backend.device),
+            "recorded": (config.records_steps, config.cudagraph_capture_sizes),
             "threads": config.threads,
             "draft_layers": num_layers,
-            "lanes": parts.lanes is not None,
+            "lanes": None if parts.lanes is None else parts.lanes.partition.name,
             "rows": (room.max_rows, room.max_logit_rows, room.max_len),
         }
     )
@@ -354,12 +336,23 @@ def _costs(parts: _Parts, report: Report) -> CostModel:
             room,
             progress=report,
             draft_layers=num_layers,
-            pair=_pair(parts.lanes),
+            pair=_pair(config, parts.lanes),
         ),
     )
 
 
-def _pair(lanes: Lanes | None) -> Pair | None:
+def _device_name(device: torch.device) -> str:
+    """With what kind of GPU it is: a cache folder may serve several."""
+    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
+
+
+def _pair(config: EngineConfig, lanes: Lanes | None) -> Pair | None:
     if lanes is None or lanes.draft is None:
         return None
-    return Pair(partition=lanes.partition, target=lanes.target, draft=lanes.draft)
+    typical = _GPU_SEQUENCES if config.on_gpu else _CPU_SEQUENCES
+    return Pair(
+        partition=lanes.partition,
+        target=lanes.target,
+        draft=lanes.draft,
+        num_sequences=min(typical, config.max_num_seqs),
+    )

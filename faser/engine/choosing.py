@@ -64,7 +64,7 @@ class Chosen:
 
 
 class HostChooser:
-    """See Chooser. choice: for logits in the host's memory."""
+    """See Chooser. choice: for the logits wherever they are; its answers come to the host."""
 
     def __init__(self, choice: TokenChoice) -> None:
         self._choice = choice
@@ -77,7 +77,7 @@ class HostChooser:
             token_ids[at] = self._choice.draw(
                 logits, at, token_ids[at], _shaping(requests, at), self._noise(requests, at)
             )
-        return Chosen(torch.from_numpy(token_ids), Choices(token_ids=token_ids))
+        return Chosen(torch.from_numpy(token_ids).to(logits.device), Choices(token_ids=token_ids))
 
     @torch.inference_mode()
     def guess(self, logits: Tensor, requests: Requests, window: float) -> Chosen:
@@ -87,7 +87,8 @@ class HostChooser:
             token_ids[at], leads[at] = self._choice.nearest(
                 logits, at, token_ids[at], _shaping(requests, at), self._noise(requests, at), window
             )
-        return Chosen(torch.from_numpy(token_ids), Choices(token_ids=token_ids, leads=leads))
+        tokens = torch.from_numpy(token_ids).to(logits.device)
+        return Chosen(tokens, Choices(token_ids=token_ids, leads=leads))
 
     def _noise(self, requests: Requests, at: Ints) -> NDArray[np.float64]:
         return uniforms(requests.seeds[at], requests.positions[at], Purpose.TOKEN, generate=self._choice.philox)

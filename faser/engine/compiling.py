@@ -17,6 +17,7 @@ from faser.kernels.flashinfer_modules import (
     needed_modules,
     package_of_modules,
 )
+from faser.kernels.fp8 import FP8
 from faser.kernels.paged_attention import AttentionKind
 
 
@@ -68,11 +69,12 @@ def _attention(model: CachedModel) -> set[Attention]:
 
 
 def _kind(model: CachedModel, window: int | None) -> Attention:
-    single = AttentionKind(_shape(model.spec, window), model.dtype, one_row_each=True)
+    single = AttentionKind(_shape(model.spec, window), model.dtype, model.kv_dtype, one_row_each=True)
     return Attention(
         head_dim=model.spec.head_dim,
         window=window is not None,
         dtype=str(model.dtype).removeprefix("torch."),
+        fp8=model.kv_dtype is FP8,
         decodes=not single.uses_tensor_cores,
     )
 

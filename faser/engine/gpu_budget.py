@@ -12,17 +12,19 @@ from faser.engine.memory_budget import MemoryBudget, measure_budget
 from faser.engine.profile import Room, largest_step
 from faser.engine.runner import Runner
 from faser.engine.runners import Use, max_logit_rows, recordings_bytes
+from faser.engine.sizing import kv_cache_dtype
 from faser.kernels.backend import Backend, KvShape
 from faser.kernels.device_memory import DeviceMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """A model on the device."""
+    """A model on the device. num_places: parts of it that the model may be on while another one is on the rest."""
 
     model: LoadedModel
     backend: Backend
     use: Use
+    num_places: int = 0
 
 
 def gpu_budget(
@@ -39,7 +41,7 @@ def gpu_budget(
         memory,
         free_at_start_bytes,
         step,
-        recordings_bytes=sum(recordings_bytes(config, each.model, each.use) for each in tenants),
+        recordings_bytes=sum(recordings_bytes(config, each.model, each.use, each.num_places) for each in tenants),
         workspaces_bytes=0,  # the step has left them
     )
 
@@ -54,7 +56,7 @@ def _largest_step(config: EngineConfig, tenant: Tenant) -> None:
         block_size=config.block_size,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        dtype=decoder.dtype,
+        dtype=kv_cache_dtype(config, decoder.dtype),
     )
     room = Room(
         num_blocks=num_blocks,

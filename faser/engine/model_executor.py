@@ -50,11 +50,15 @@ class _Choosing(Launched):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
-    """Who computes in a step that drafts ahead. target, draft: on the lanes; draft: None where no model drafts."""
+    """Who computes in a step that drafts ahead. target, draft: on the lanes; draft: None where no model drafts.
+
+    fallback: why the partition is not the one that was asked for; empty: it is.
+    """
 
     partition: Partition
     target: Backend
     draft: Backend | None
+    fallback: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,7 +406,7 @@ def _on(backend: Backend | None, lane: Lane, call: Callable[[], T]) -> T:
     """Call with a backend that computes on the lane's processors only."""
     if backend is None:
         return call()
-    backend.use(lane.cores)
+    backend.use(lane.processors)
     try:
         return call()
     finally:

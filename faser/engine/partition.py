@@ -1,33 +1,41 @@
 """Lanes: drafting and verification at the same time, each on processors of its own.
 
-Owns the thread of the draft lane, on which cores both lanes' threads are, and when each lane began and ended.
-Knows nothing of models and backends: what runs on a lane learns the lane's cores and hands them on.
+Owns on which cores both lanes' threads are, and when each lane began and ended. Knows nothing of models and
+backends: what runs on a lane learns the lane's cores and hands them on. What divides a GPU is in gpu_partition.
 """
 
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
+from faser.engine.lane_thread import LaneCall, LaneThreads, raise_first
 from faser.errors import ConfigError
+from faser.kernels.lanes import DeviceLane as DeviceLane
+from faser.kernels.lanes import Processors
 from faser.machine import usable_cores
 
 D = TypeVar("D")
 V = TypeVar("V")
-T = TypeVar("T")
-
-_LEAVE_S = 5.0  # for the lane's thread to end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """Where a call runs. cores: what its backend is to use; its thread is on the first. None: everything."""
+    """Where a call runs. cores: what its backend is to use; its thread is on the first. None: everything.
+
+    place: the part of a GPU, whose stream is the calling thread's current one meanwhile. None: all of it, on
+    whichever stream is current.
+    """
 
     cores: tuple[int, ...] | None
+    place: DeviceLane | None = None
+
+    @property
+    def processors(self) -> Processors | None:
+        """As a backend is told; None: all, wherever."""
+        return self.cores if self.place is None else self.place
 
 
 EVERYTHING = Lane(cores=None)
@@ -104,9 +112,9 @@ class Serial:
 
     def both(self, draft: Draft[D], verify: Verify[V]) -> Joined[D, V]:
         began_s = time.perf_counter()
-        drafting = _Call(None, lambda: draft(EVERYTHING, lambda: False))
+        drafting = LaneCall(None, lambda: draft(EVERYTHING, lambda: False))
         drafting.run()
-        verifying = _Call(None, lambda: verify(EVERYTHING))
+        verifying = LaneCall(None, lambda: verify(EVERYTHING))
         verifying.run()
         return _join(drafting, verifying, began_s)
 
@@ -133,7 +141,7 @@ class Cores:
             usable = sorted(os.sched_getaffinity(0))
             raise ConfigError(f"lanes cannot have the cores {list(self._cores)}: this process may use {usable}")
         self._widths = {width / len(self._cores): width for width in draft_widths(len(self._cores))}
-        self._thread: _LaneThread | None = None
+        self._threads = LaneThreads()
         self._closed = False
         self.resize(self.shares()[0])
 
@@ -156,10 +164,10 @@ class Cores:
         began_s = time.perf_counter()
         verify_done = threading.Event()
         draft_lane, verify_lane = self._draft_lane, self._verify_lane
-        drafting = _Call(draft_lane.cores, lambda: draft(draft_lane, verify_done.is_set))
-        verifying = _Call(verify_lane.cores, lambda: verify(verify_lane))
+        drafting = LaneCall(draft_lane.cores, lambda: draft(draft_lane, verify_done.is_set))
+        verifying = LaneCall(verify_lane.cores, lambda: verify(verify_lane))
         before = os.sched_getaffinity(0)
-        self._lane_thread().start(drafting)
+        self._threads.start(drafting)
         try:
             try:
                 verifying.run()
@@ -172,15 +180,7 @@ class Cores:
 
     def close(self) -> None:
         self._closed = True
-        if self._thread is not None:
-            self._thread.end()
-            self._thread = None
-
-    def _lane_thread(self) -> "_LaneThread":
-        """Made at first use, and again in a forked child: the thread stayed behind."""
-        if self._thread is None or self._thread.owner != os.getpid():
-            self._thread = _LaneThread()
-        return self._thread
+        self._threads.end()
 
 
 def draft_widths(num_cores: int) -> tuple[int, ...]:
@@ -194,7 +194,7 @@ def core_numbers(most: int | None = None) -> tuple[int, ...]:
 
 
 def make_partition(name: str, cores: Sequence[int] | None = None) -> Partition:
-    """serial, cores, or auto: cores where there are two. cores: None: all that this process may use.
+    """On a CPU: serial, cores, or auto: cores where there are two. cores: None: all that this process may use.
 
     Raises ConfigError for what a GPU divides, for a name that is not known, and for fewer than two cores.
     """
@@ -207,90 +207,14 @@ def make_partition(name: str, cores: Sequence[int] | None = None) -> Partition:
         case "auto":
             return Cores(found) if len(found) > 1 else Serial()
         case "streams" | "sm":
-            raise ConfigError(
-                f"partition {name} divides a GPU; this build runs on cpu: choose auto, cores or serial"
-            )
+            raise ConfigError(f"partition {name} divides a GPU; device is cpu: choose auto, cores or serial")
         case _:
             raise ConfigError(f"partition is {name}; it must be auto, serial or cores")
 
 
-class _Call(Generic[T]):
-    """A call, on which cores its thread is meanwhile (None: where it was), and what became of it."""
-
-    __slots__ = ("_call", "_cores", "_ended", "_value", "began_s", "ended_s", "error")
-
-    def __init__(self, cores: tuple[int, ...] | None, call: Callable[[], T]) -> None:
-        self._cores = cores
-        self._call = call
-        self._value: list[T] = []
-        self._ended = threading.Lock()
-        self._ended.acquire()
-        self.began_s = self.ended_s = 0.0
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        """Never raises: whoever waits for the other lane first must not lose this one's error, or its own."""
-        try:
-            if self._cores is not None:
-                os.sched_setaffinity(0, self._cores[:1])
-            self.began_s = time.perf_counter()
-            self._value.append(self._call())
-        except BaseException as error:
-            self.error = error
-        finally:
-            self.ended_s = time.perf_counter()
-            self._ended.release()
-
-    def wait(self) -> None:
-        """Until it has run; an interrupt is raised only then."""
-        try:
-            self._ended.acquire()
-        except BaseException:
-            self._ended.acquire()
-            raise
-
-    @property
-    def value(self) -> T:
-        return self._value[0]
-
-
-class _LaneThread:
-    """A thread that runs calls given to it. owner: its process. It ends with this object or the interpreter."""
-
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        thread = threading.Thread(target=_serve, args=(self._calls,), name="draft-lane", daemon=True)
-        thread.start()
-        self.end = weakref.finalize(self, _end, self._calls, thread)
-
-    def start(self, call: _Call[T]) -> None:
-        self._calls.put(call.run)
-
-
-def _serve(calls: "SimpleQueue[Callable[[], None] | None]") -> None:
-    call = calls.get()
-    while call is not None:
-        call()
-        call = None  # while this thread waits it holds nobody's tensors
-        call = calls.get()
-
-
-def _end(calls: "SimpleQueue[Callable[[], None] | None]", thread: threading.Thread) -> None:
-    """In a forked child the thread counts as ended."""
-    calls.put(None)
-    if thread is not threading.current_thread():
-        thread.join(_LEAVE_S)
-
-
-def _join(drafting: _Call[D], verifying: _Call[V], began_s: float) -> Joined[D, V]:
+def _join(drafting: LaneCall[D], verifying: LaneCall[V], began_s: float) -> Joined[D, V]:
     """Both have run."""
-    if verifying.error is not None:
-        if drafting.error is not None:
-            verifying.error.add_note(f"the draft lane failed too: {drafting.error!r}")
-        raise verifying.error
-    if drafting.error is not None:
-        raise drafting.error
+    raise_first({"the verify lane": verifying.error, "the draft lane": drafting.error})
     return Joined(
         drafted=drafting.value,
         verified=verifying.value,

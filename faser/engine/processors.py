@@ -2,13 +2,18 @@
 
 An entry is one (row, token id) pair; each pair occurs at most once per call. Rows may be of different
 sequences or several of one, so the entries of a row say all that it needs to know of its sequence. Apply in
-the order in which the functions stand here.
+the order in which the functions stand here. TensorEdits does so with what comes from the host; devices that have
+kernels for it do the same with these (kernels/logit_edits.py).
 """
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from faser.kernels.logit_edits import Edits, Places
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -60,3 +65,33 @@ def allow_only(logits: Tensor, rows: Tensor, allowed: Entries) -> None:
 def forbid(logits: Tensor, at: Entries) -> None:
     """Give the entries a probability of exactly 0."""
     logits[at.rows, at.token_ids] = -torch.inf
+
+
+class TensorEdits:
+    """See LogitEdits. By tensor operations where the logits are."""
+
+    def apply(self, logits: Tensor, edits: Edits) -> None:
+        device = logits.device
+        if edits.bias is not None:
+            add_bias(logits, _entries(edits.bias.at, device), _tensor(edits.bias.values, device))
+        if (asked := edits.penalties) is not None:
+            sizes = asked.at.sizes
+            penalties = Penalties(
+                output_counts=_tensor(asked.output_counts, device),
+                repetition=_tensor(np.repeat(asked.repetition, sizes), device),
+                frequency=_tensor(np.repeat(asked.frequency, sizes), device),
+                presence=_tensor(np.repeat(asked.presence, sizes), device),
+            )
+            penalise(logits, _entries(asked.at, device), penalties)
+        if edits.allowed is not None:
+            allow_only(logits, _tensor(edits.allowed.rows, device), _entries(edits.allowed, device))
+        if edits.forbidden is not None:
+            forbid(logits, _entries(edits.forbidden, device))
+
+
+def _entries(at: Places, device: torch.device) -> Entries:
+    return Entries(rows=_tensor(np.repeat(at.rows, at.sizes), device), token_ids=_tensor(at.token_ids, device))
+
+
+def _tensor(values: NDArray[np.generic], device: torch.device) -> Tensor:
+    return torch.from_numpy(values).to(device)

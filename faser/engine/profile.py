@@ -38,7 +38,6 @@ _LONG_ENOUGH_S = 0.25  # of one row count: short steps are timed more often, for
 _ROWS_EACH = 4  # of a sequence in a step with several
 _SHORT_CONTEXT, _LONG_CONTEXT = 64, 1024
 _TEXT_S = 30e-6  # a look-up in text, per sequence; a first guess, the engine follows the real one
-_TYPICAL_SEQUENCES = 2  # of an overlapped step
 _LANES_BUDGET_S = 3.0
 _DRAFT_SHARE = 0.35  # of the time there is, for the passes of the draft model
 
@@ -59,11 +58,15 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """What may run at the same time: the target's backend and the draft model's, on the lanes of a partition."""
+    """What may run at the same time: the target's backend and the draft model's, on the lanes of a partition.
+
+    num_sequences: of a typical step.
+    """
 
     partition: Partition
     target: Backend
     draft: Backend
+    num_sequences: int = 2
 
 
 def fingerprint(described: Mapping[str, object]) -> str:
@@ -126,13 +129,16 @@ def largest_step(runner: Runner, room: Room) -> None:
 
 
 def _side_by_side(pair: Pair, target: "_Stopwatch", drafter: "_Stopwatch") -> tuple[CoRun, ...]:
-    """A step of a few sequences beside passes of the drafter for as many."""
+    """A step of a few sequences beside passes of the drafter for as many.
+
+    Each call ends with tokens on the host, so the time that it takes is the device's too, of its lane alone.
+    """
 
     def timed(stopwatch: _Stopwatch, backend: Backend, rows: int) -> Callable[[Lane], float]:
         batch = stopwatch.batch(rows)
 
         def call(lane: Lane) -> float:
-            backend.use(lane.cores)
+            backend.use(lane.processors)
             try:
                 return stopwatch.once_s(batch)
             finally:
@@ -142,8 +148,8 @@ def _side_by_side(pair: Pair, target: "_Stopwatch", drafter: "_Stopwatch") -> tu
 
     return measure_slowdown(
         pair.partition,
-        timed(target, pair.target, _TYPICAL_SEQUENCES * _ROWS_EACH),
-        timed(drafter, pair.draft, _TYPICAL_SEQUENCES),
+        timed(target, pair.target, pair.num_sequences * _ROWS_EACH),
+        timed(drafter, pair.draft, pair.num_sequences),
         budget_s=_LANES_BUDGET_S,
     )
 

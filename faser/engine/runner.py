@@ -17,6 +17,7 @@ from faser.engine.choosing import Chooser, Pending
 from faser.engine.models.decoder import Decoder
 from faser.engine.requests import Requests
 from faser.kernels.backend import AttentionPlan, Backend, KvCache, KvShape
+from faser.kernels.capture import Stage
 from faser.kernels.token_choice import TokenChoice
 
 
@@ -36,6 +37,7 @@ class Runner:
         self._batch: RowBatch | None = None
         self._plan: AttentionPlan = None
         self._next_layer = 0
+        self._staying: Stage | None = None  # row numbers on a device; made when rows first leave there
 
     @property
     def num_layers(self) -> int:
@@ -85,8 +87,20 @@ class Runner:
         if len(staying) < len(self._hidden):
             self._batch = batch
             self._plan = self._backend.plan(batch.layout, self._block_size)
-            self._hidden = self._hidden[: len(staying)].copy_(self._hidden[torch.from_numpy(staying)])
+            stayed = self._hidden.index_select(0, self._at(staying))
+            self._hidden = self._hidden[: len(staying)].copy_(stayed)
         return self._batch
+
+    def _at(self, rows: NDArray[np.int64]) -> torch.Tensor:
+        """Row numbers where the hidden states are, [N] int64, valid until the next call. Nobody waits for them."""
+        capture = self._backend.capture
+        if capture is None:
+            return torch.from_numpy(rows).to(self._backend.device)
+        if self._staying is None:
+            self._staying = capture.stage(len(self._decoder.hidden), torch.int64)
+        self._staying.host()[: len(rows)] = rows
+        self._staying.send()
+        return self._staying.device[: len(rows)]
 
     @torch.inference_mode()
     def preview(self, rows: NDArray[np.int64], token_ids: torch.Tensor) -> torch.Tensor:
@@ -101,7 +115,7 @@ class Runner:
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
         """Logits [len(rows), V] float32 of rows of the last forward; valid until the next call."""
         assert self._hidden is not None, "logits before forward"
-        return self._decoder.logits(self._hidden[torch.as_tensor(rows)])
+        return self._decoder.logits(self._hidden.index_select(0, self._at(np.asarray(rows, dtype=np.int64))))
 
     def choose(self, rows: NDArray[np.int64], requests: Requests) -> Pending:
         """The tokens that follow rows of the last forward, as their requests want them."""

@@ -1,10 +1,12 @@
 """Makes the runner of a model: eager or of recordings, with whoever chooses tokens where its logits are."""
 
+from collections.abc import Sequence
 from enum import Enum
 
 from faser.config import EngineConfig
 from faser.engine.choosing import Chooser, DeviceChooser, HostChooser
-from faser.engine.graphs import GraphRunner, GraphSizes, Guessing
+from faser.engine.graph_sizes import GraphSizes, Guessing
+from faser.engine.graphs import GraphRunner
 from faser.engine.loading import LoadedModel, Report
 from faser.engine.runner import Runner
 from faser.engine.sizing import most_logit_rows
@@ -12,6 +14,7 @@ from faser.engine.spec.draft_choice import WINDOW
 from faser.engine.spec.layer_skip import draft_layers
 from faser.engine.torch_choice import TorchChoice
 from faser.kernels.backend import Backend, KvShape
+from faser.kernels.lanes import PLACE_BYTES, DeviceLane
 
 
 class Use(Enum):
@@ -22,9 +25,18 @@ class Use(Enum):
 
 
 def make_runner(
-    config: EngineConfig, backend: Backend, model: LoadedModel, kv: KvShape, use: Use, report: Report
+    config: EngineConfig,
+    backend: Backend,
+    model: LoadedModel,
+    kv: KvShape,
+    use: Use,
+    report: Report,
+    places: Sequence[DeviceLane] = (),
 ) -> Runner:
-    """Records its steps where the device replays recordings and the config wants it."""
+    """Records its steps where the device replays recordings and the config wants it.
+
+    places: parts of the device that it may be on while another runner is on the rest.
+    """
     decoder, capture = model.decoder, backend.capture
     most = max_logit_rows(config, use)
     choice = backend.device_choice(most, decoder.spec.vocab_size)
@@ -43,6 +55,7 @@ def make_runner(
         sizes=_sizes(config, model, use),
         max_logit_rows=most,
         guessing=_guessing(config, decoder.spec.num_layers, use),
+        on_lanes={each: lane for each in places if (lane := backend.capture_on(each)) is not None},
         report=lambda stage, done, total: report(f"{stage} of the {use.value}", done, total),
     )
 
@@ -52,13 +65,15 @@ def max_logit_rows(config: EngineConfig, use: Use) -> int:
     return most_logit_rows(config) if use is Use.TARGET else config.max_num_seqs
 
 
-def recordings_bytes(config: EngineConfig, model: LoadedModel, use: Use) -> int:
-    """About what the recordings of this model will take."""
+def recordings_bytes(config: EngineConfig, model: LoadedModel, use: Use, num_places: int = 0) -> int:
+    """About what the recordings of this model will take, those for parts of the device included."""
     if not config.records_steps:
-        return 0
-    spec = model.decoder.spec
+        return num_places * PLACE_BYTES
+    spec, sizes = model.decoder.spec, _sizes(config, model, use)
     depths = dict.fromkeys((None, *_guessing(config, spec.num_layers, use).depths))
-    return _sizes(config, model, use).expected_bytes(len(set(spec.windows)), len(depths))
+    num_kinds = len(set(spec.windows))
+    everywhere = sizes.expected_bytes(num_kinds, len(depths))
+    return everywhere + num_places * (sizes.for_lanes().expected_bytes(num_kinds, len(depths)) + PLACE_BYTES)
 
 
 def _sizes(config: EngineConfig, model: LoadedModel, use: Use) -> GraphSizes:

@@ -17,15 +17,16 @@ from torch import Tensor
 from faser.engine.logprobs import position_logprobs
 from faser.engine.noise import Purpose, uniforms
 from faser.engine.plan import SequenceStart
-from faser.engine.processors import Entries, Penalties, add_bias, allow_only, forbid, penalise
+from faser.engine.processors import TensorEdits
 from faser.engine.requests import Requests
 from faser.engine.sampling import MASS_ONE
 from faser.engine.sampling_state import SamplingState
 from faser.engine.torch_choice import TorchChoice
+from faser.kernels.logit_edits import Bias, Edits, LogitEdits, Penalties, Places
 from faser.kernels.token_choice import NO_TOKEN, Shaping, TokenChoice
 from faser.types import PositionLogprobs
 
-__all__ = ["NO_TOKEN", "PreparedRows", "SampledRow", "Sampler", "not_finite"]
+__all__ = ["NO_TOKEN", "EditedRows", "PreparedRows", "SampledRow", "Sampler", "not_finite"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,22 @@ class SampledRow:
     token_id: int
     logprobs: PositionLogprobs | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditedRows:
+    """Rows of a step after bias, penalties and masks; whether a token can be chosen is not known yet.
+
+    Most as in PreparedRows. are_edited: some row asked for any of these. unsound: rows, no numbers before that.
+    """
+
+    logits: Tensor
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    are_edited: bool
+    unsound: list[int]
+    raw: Tensor | None
+    raw_row: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +80,10 @@ class PreparedRows:
 
 
 class Sampler:
-    """Chooses tokens for up to num_slots sequences. device: where the logits are. choice: None is by tensors."""
+    """Chooses tokens for up to num_slots sequences. device: where the logits are.
+
+    choice, edits: None is by tensors.
+    """
 
     def __init__(
         self,
@@ -72,11 +92,13 @@ class Sampler:
         eos_token_ids: tuple[int, ...],
         device: torch.device | str,
         choice: TokenChoice | None = None,
+        edits: LogitEdits | None = None,
     ) -> None:
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._state = SamplingState(num_slots, vocab_size, eos_token_ids)
         self._choice: TokenChoice = TorchChoice() if choice is None else choice
+        self._logit_edits: LogitEdits = TensorEdits() if edits is None else edits
 
     def start(self, start: SequenceStart) -> None:
         """A sequence takes over a free slot; its generated tokens, if any, count for the penalties."""
@@ -123,24 +145,55 @@ class Sampler:
 
         ahead: per row, drafted tokens that the row takes for output, behind the accepted ones; None: no row does.
         """
+        edited = self.edit(logits, slots, positions, ahead)
+        return self.settle(edited, self._choice.best(logits))
+
+    @torch.inference_mode()
+    def edit(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        ahead: Sequence[tuple[int, ...]] | None,
+    ) -> EditedRows:
+        """The first part of `prepare`. Waits for the device only where rows ask for edits.
+
+        A row that was no numbers before it was edited still is none: a mask cannot hide that.
+        """
         assert logits.shape == (len(slots), self._vocab_size), f"logits are {tuple(logits.shape)}"
-        best = self._choice.best(logits)
-        errors = {row: not_finite(positions[row]) for row in _without_token(best)}
         scored = _rows_in(self._state.num_top, slots)
         raw = logits[scored] if scored else None
-        if self._process(logits, slots, positions, ahead):
-            best = self._choice.best(logits)
-            for row in _without_token(best):
-                errors.setdefault(row, _nothing_left(positions[row]))
-            best[list(errors)] = NO_TOKEN  # also where a mask has hidden what was wrong
-        return PreparedRows(
+        edits, unsound = self._edits(slots, positions, ahead), list[int]()
+        if edits:
+            unsound = _without_token(self._choice.best(logits))
+            self._logit_edits.apply(logits, edits)
+        if unsound:
+            logits[unsound, 0] = torch.nan
+        return EditedRows(
             logits=logits,
             slots=np.array(slots, dtype=np.int64),
             positions=np.array(positions, dtype=np.int64),
-            best=best,
-            errors=errors,
+            are_edited=bool(edits),
+            unsound=unsound,
             raw=raw,
             raw_row={row: i for i, row in enumerate(scored)},
+        )
+
+    def settle(self, edited: EditedRows, best: NDArray[np.int64]) -> PreparedRows:
+        """The second part of `prepare`. best: [R], as TokenChoice.best has it of the edited logits."""
+        positions = edited.positions
+        errors = {row: not_finite(int(positions[row])) for row in edited.unsound}
+        why = _nothing_left if edited.are_edited else not_finite
+        for row in _without_token(best):
+            errors.setdefault(row, why(int(positions[row])))
+        return PreparedRows(
+            logits=edited.logits,
+            slots=edited.slots,
+            positions=positions,
+            best=best,
+            errors=errors,
+            raw=edited.raw,
+            raw_row=edited.raw_row,
         )
 
     @torch.inference_mode()
@@ -169,8 +222,10 @@ class Sampler:
         special = (state.num_top, state.bias, state.counts, state.allowed, state.held)
         return not any(special) or not any(_rows_in(each, slots) for each in special)
 
-    def requests(self, slots: Sequence[int], positions: Sequence[int]) -> Requests:
-        """What rows of these slots ask for, whose tokens follow from logits alone. positions: of the tokens."""
+    def requests(
+        self, slots: Sequence[int] | NDArray[np.int64], positions: Sequence[int] | NDArray[np.int64]
+    ) -> Requests:
+        """How tokens of rows of these slots are chosen from their edited logits. positions: of the tokens."""
         state, at = self._state, np.array(slots, dtype=np.int64)
         return Requests(
             temperature=np.where(state.is_random[at], state.temperature[at], np.float32(0)),
@@ -243,44 +298,31 @@ class Sampler:
         """No free slot is remembered."""
         self._state.check_invariants()
 
-    def _process(
-        self,
-        logits: Tensor,
-        slots: Sequence[int],
-        positions: Sequence[int],
-        ahead: Sequence[tuple[int, ...]] | None,
-    ) -> bool:
-        """Bias, penalties and masks, in place. Returns whether there were any."""
+    def _edits(
+        self, slots: Sequence[int], positions: Sequence[int], ahead: Sequence[tuple[int, ...]] | None
+    ) -> Edits:
+        """What these rows ask for. ahead: as in `prepare`."""
         state = self._state
-        touched = False
+        bias = penalties = allowed = forbidden = None
         if rows := _rows_in(state.bias, slots):
-            touched = True
-            bias = np.concatenate([state.bias[slots[row]][1] for row in rows])
-            at = self._entries(rows, [state.bias[slots[row]][0] for row in rows])
-            add_bias(logits, at, self._tensor(bias))
+            at = _places(rows, [state.bias[slots[row]][0] for row in rows])
+            bias = Bias(at=at, values=np.concatenate([state.bias[slots[row]][1] for row in rows]))
         if rows := _rows_in(state.counts, slots):
-            touched = True
             seen = [state.counts[slots[row]].followed_by(ahead[row] if ahead else ()) for row in rows]
-            at = self._entries(rows, [token_ids for token_ids, _ in seen])
-            penalise(logits, at, self._penalties([slots[row] for row in rows], [counts for _, counts in seen]))
-        allowed = _rows_in(state.allowed, slots)
-        if allowed:
-            at = self._entries(allowed, [state.allowed[slots[row]] for row in allowed])
-            allow_only(logits, self._tensor(np.array(allowed)), at)
+            penalised = [slots[row] for row in rows]
+            penalties = Penalties(
+                at=_places(rows, [token_ids for token_ids, _ in seen]),
+                output_counts=np.concatenate([counts for _, counts in seen]),
+                repetition=state.repetition[penalised],
+                frequency=state.frequency[penalised],
+                presence=state.presence[penalised],
+            )
+        if rows := _rows_in(state.allowed, slots):
+            allowed = _places(rows, [state.allowed[slots[row]] for row in rows])
         held = [row for row in _rows_in(state.held, slots) if positions[row] < state.held[slots[row]].until]
         if held:
-            forbid(logits, self._entries(held, [state.held[slots[row]].token_ids for row in held]))
-        return bool(touched or allowed or held)
-
-    def _penalties(self, slots: list[int], counts: list[NDArray[np.float64]]) -> Penalties:
-        """Of the entries of rows of these slots, in the same order. counts: of each row's entries."""
-        state, sizes = self._state, [len(each) for each in counts]
-        return Penalties(
-            output_counts=self._tensor(np.concatenate(counts)),
-            repetition=self._tensor(np.repeat(state.repetition[slots], sizes)),
-            frequency=self._tensor(np.repeat(state.frequency[slots], sizes)),
-            presence=self._tensor(np.repeat(state.presence[slots], sizes)),
-        )
+            forbidden = _places(held, [state.held[slots[row]].token_ids for row in held])
+        return Edits(bias=bias, penalties=penalties, allowed=allowed, forbidden=forbidden)
 
     def _shaping(self, slots: NDArray[np.int64]) -> Shaping:
         """Of rows of these slots."""
@@ -292,14 +334,17 @@ class Sampler:
             top_p=state.top_p[slots],
         )
 
-    def _entries(self, rows: list[int], token_ids: list[NDArray[np.int64]]) -> Entries:
-        sizes = [len(each) for each in token_ids]
-        return Entries(
-            rows=self._tensor(np.repeat(np.array(rows), sizes)), token_ids=self._tensor(np.concatenate(token_ids))
-        )
-
     def _tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+def _places(rows: list[int], token_ids: list[NDArray[np.int64]]) -> Places:
+    """token_ids: of each of the rows."""
+    return Places(
+        rows=np.array(rows, dtype=np.int64),
+        sizes=np.array([len(each) for each in token_ids], dtype=np.int64),
+        token_ids=np.concatenate(token_ids),
+    )
 
 
 def _rows_in(mapping: Mapping[int, object], slots: Sequence[int]) -> list[int]:

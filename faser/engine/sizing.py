@@ -11,6 +11,7 @@ from faser.engine.models.config_json import ModelConfig
 from faser.engine.models.spec import DecoderSpec
 from faser.errors import ConfigError
 from faser.kernels.backend import KvShape
+from faser.kernels.fp8 import FP8
 from faser.setting import show_bytes
 
 # Without --kv-cache-memory a CPU gives the pool this share of the memory that is free, and no more than this:
@@ -23,10 +24,14 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedModel:
-    """A model that holds keys and values of every token: the target, or a draft model beside it."""
+    """A model that holds keys and values of every token: the target, or a draft model beside it.
+
+    dtype: of activations. kv_dtype: of keys and values as they are stored; see kv_cache_dtype.
+    """
 
     spec: DecoderSpec
     dtype: torch.dtype
+    kv_dtype: torch.dtype
 
 
 def context_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -49,6 +54,11 @@ def compute_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
         return _DTYPES[config.dtype]
     wide = model.dtype == "float32" and config.backend != "flashinfer"
     return torch.float32 if wide else torch.bfloat16
+
+
+def kv_cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    """What a model that computes in dtype keeps keys and values in; a draft model as the target."""
+    return FP8 if config.kv_cache_dtype == "fp8" else dtype
 
 
 def most_logit_rows(config: EngineConfig) -> int:
@@ -115,7 +125,7 @@ def _shapes(config: EngineConfig, models: Sequence[CachedModel], num_blocks: int
             block_size=config.block_size,
             num_kv_heads=each.spec.num_kv_heads,
             head_dim=each.spec.head_dim,
-            dtype=each.dtype,
+            dtype=each.kv_dtype,
         )
         for each in models
     ]

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from faser.kernels.device_choice import DeviceChoice
+from faser.kernels.draft_verdicts import DraftVerdicts
 from faser.kernels.fp8 import Fp8Rows
+from faser.kernels.lanes import DeviceLane, Processors
+from faser.kernels.logit_edits import LogitEdits
 from faser.kernels.token_choice import TokenChoice
 
 if TYPE_CHECKING:
@@ -43,7 +46,10 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvShape:
-    """Size of a paged KV cache. bytes counts keys and values of all layers."""
+    """Size of a paged KV cache, in which bytes count keys and values of all layers.
+
+    dtype: what is stored, the type of the activations or float8_e4m3fn: see kernels/fp8_cache.
+    """
 
     num_layers: int
     num_blocks: int
@@ -95,20 +101,37 @@ class Backend(Protocol):
         """Kernels that choose tokens from logits; None where there are none, and tensor operations have to do."""
         ...
 
-    def use(self, cores: tuple[int, ...] | None) -> None:
-        """From the next call on, run with a thread on each of these cores; None: all threads, wherever they like.
+    @property
+    def logit_edits(self) -> LogitEdits | None:
+        """Kernels that edit logits before that; None as there."""
+        ...
 
-        Said by the thread that makes the calls. It is the first of the threads and is on the first core, or stays
-        anywhere among them: who divides the cores puts it there (Partition), and brings it back.
+    @property
+    def draft_verdicts(self) -> DraftVerdicts | None:
+        """Kernels that judge drafts which were sampled; None as there."""
+        ...
 
-        Raises ConfigError for cores that cannot be used.
+    def use(self, processors: Processors | None) -> None:
+        """From the next call on, run on these processors; None: on all, wherever.
+
+        Said by the thread that makes the calls, once it is where they are: who divides the processors puts it
+        there (Partition), and brings it back. On a CPU there is a thread on each of the cores; the caller is the
+        first of them, and is on the first core or anywhere among them. On a GPU the caller's current stream is
+        the lane's.
+
+        Raises ConfigError for processors that this backend cannot use.
         """
+        ...
+
+    @property
+    def place(self) -> DeviceLane | None:
+        """The part of a GPU that is used; None: all of it, or no GPU."""
         ...
 
     def beside(self) -> "Backend":
         """Another instance on this device, for a runner that may run at the same time as those of this one.
 
-        Of two at the same time each must use cores of its own. Handles of one are as good as the other's.
+        Of two at the same time each must use processors of its own. Handles of one are as good as the other's.
         """
         ...
 
@@ -119,7 +142,15 @@ class Backend(Protocol):
 
     @property
     def capture(self) -> "Capture | None":
-        """Recordings of this instance's work; None where it has none."""
+        """Recordings of this instance's work on the whole device; None where it has none."""
+        ...
+
+    def capture_on(self, place: DeviceLane) -> "Capture | None":
+        """Recordings of this instance's work on a part of the device, the same for the same place; or None.
+
+        They are replayed while that place is used. Their plans, their workspace and their pool are not those of
+        any other place, nor of another instance: two lanes may replay theirs at the same time.
+        """
         ...
 
     def device_choice(self, max_rows: int, width: int) -> DeviceChoice | None:
@@ -159,7 +190,10 @@ class Backend(Protocol):
         ...
 
     def allocate_kv(self, shape: KvShape) -> KvCache:
-        """A zeroed cache of shape.total_bytes bytes. Block 0 is an ordinary block."""
+        """A zeroed cache of shape.total_bytes bytes. Block 0 is an ordinary block.
+
+        Raises ConfigError for a type of numbers, or sizes, without kernels.
+        """
         ...
 
     def plan(self, layout: RowLayout, block_size: int) -> AttentionPlan:
@@ -179,7 +213,7 @@ class Backend(Protocol):
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
-        """Normalise, rotate and store: queries come back, keys and values go to the cache.
+        """Normalise, rotate and store: queries come back, keys and values go to the cache, rounded to its type.
 
         qkv: [R, (Hq + 2 Hkv) * D], queries, then keys, then values; overwritten. angles: [P, D] float32,
         cosines of the D/2 pairs then their sines, indexed by position; channel i is paired with i + D/2.

@@ -64,7 +64,10 @@ class Fetch(Protocol):
 
 
 class Capture(Protocol):
-    """Of one backend instance: its recordings share one pool of memory, so they never run at the same time."""
+    """Of one backend instance at one place: its recordings share a pool of memory, so no two run at the same time.
+
+    Stages and fetches belong to no place: they are work for the stream that is the caller's current one.
+    """
 
     def plan(self, bucket: Bucket, block_size: int, max_blocks: int) -> AttentionPlan:
         """A plan of fixed places for layouts that fit into the bucket; its sequences have max_blocks at most.

@@ -1,4 +1,4 @@
-"""Plans at fixed places, and what else a lane's recordings need: see Capture.
+"""Plans at fixed places, and what else the recordings of a place need: see Capture.
 
 A plan owns its index arrays, on the device once and on the host twice, and the attention wrappers of the layers
 that were run with it. Laying a step out is one transfer of all arrays, then a plan of every kind of attention that
@@ -16,6 +16,7 @@ from faser.kernels.backend import RowLayout
 from faser.kernels.capture import Bucket, Recording
 from faser.kernels.cuda_device import Accelerator, Fence
 from faser.kernels.flashinfer_library import PagedAttention
+from faser.kernels.lanes import DeviceLane
 from faser.kernels.paged_attention import (
     INT_WORKSPACE_BYTES,
     AttentionKind,
@@ -76,7 +77,7 @@ class FixedPlan:
         fill(self._host, layout, self.block_size, one_row_each=self.one_row_each)
         self._is_blank = False
         self._copied.wait()
-        self._staging.send()
+        self._staging.send(self._host.num_used)
         for kind, wrapper in self._planned.items():
             self._plan(wrapper, kind)
         self._copied.mark()
@@ -114,12 +115,14 @@ def _blank(bucket: Bucket, block_size: int) -> RowLayout:
 
 
 class CudaCapture:
-    """See Capture. wrappers: of the lane whose work is recorded."""
+    """See Capture. wrappers: of the place whose work is recorded. place: None: the whole device."""
 
-    def __init__(self, accelerator: Accelerator, wrappers: AttentionWrappers) -> None:
+    def __init__(
+        self, accelerator: Accelerator, wrappers: AttentionWrappers, place: DeviceLane | None = None
+    ) -> None:
         self._accelerator = accelerator
         self._wrappers = wrappers
-        self._recorder = accelerator.recorder()
+        self._recorder = accelerator.recorder(place)
         self._fetcher = Fetcher(accelerator)
         self._plans: list[FixedPlan] = []
 

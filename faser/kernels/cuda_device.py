@@ -5,15 +5,17 @@ kernels run there. Importing this module starts nothing on a device. What is sai
 is read in torch's sources; it has not run on a GPU yet.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.capture import Recording
+from faser.kernels.lanes import DeviceLane
 
 LOWEST_CAPABILITY = (8, 0)  # bfloat16 products and the attention kernels begin with Ampere
 WARM_UPS = 2  # kernels are loaded in the first run; the second one allocates nothing that the first one made
@@ -71,8 +73,8 @@ class Accelerator(Protocol):
         """A new one, not marked."""
         ...
 
-    def recorder(self) -> Recorder:
-        """A new one, with memory of its own."""
+    def recorder(self, place: DeviceLane | None = None) -> Recorder:
+        """A new one, with memory of its own, of work for a part of the device; None: for all of it."""
         ...
 
     def wait(self) -> None:
@@ -102,24 +104,30 @@ class _EventFence:
 
 
 class CudaRecorder:
-    """See Recorder. Records on a stream of its own, since the default one cannot be recorded."""
+    """See Recorder. Records on the place's stream, or one of its own, since the default one cannot be recorded.
 
-    def __init__(self, device: torch.device) -> None:
+    What is recorded stays on the processors of the stream that it was recorded on, whichever stream replays it.
+    idle_processors: those that the place does not have.
+    """
+
+    def __init__(self, device: torch.device, place: DeviceLane | None = None, *, idle_processors: int = 0) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = stream_of(place, device)
+        self._idle_processors = idle_processors
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Other threads may use the device meanwhile: only what this one does is held to the rules."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            for _ in range(WARM_UPS):
+        with products_without(self._idle_processors):
+            with torch.cuda.stream(self._stream):
+                for _ in range(WARM_UPS):
+                    work()
+            current.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 work()
-        current.wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            work()
         return graph
 
     @property
@@ -131,6 +139,32 @@ class CudaRecorder:
             for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
             if tuple(segment["segment_pool_id"]) == pool
         )
+
+
+def stream_of(place: DeviceLane | None, device: torch.device) -> torch.cuda.Stream:
+    """That a place's work is given to; a new one for the whole device."""
+    if place is None:
+        return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    assert isinstance(place.stream, torch.cuda.Stream), f"the {place.name} lane's stream is {place.stream!r}"
+    return place.stream
+
+
+@contextmanager
+def products_without(idle_processors: int, bindings: Any = torch._C) -> Iterator[None]:
+    """Let cuBLAS choose kernels for a device that has so many processors less.
+
+    torch keeps that number for the whole process, so nobody else may compute meanwhile. Where torch does not know
+    of it, kernels are chosen for the whole device: right, but cut for more processors than there are.
+    """
+    choose = getattr(bindings, "_set_sm_carveout_experimental", None)
+    if choose is None or not idle_processors:
+        yield
+        return
+    choose(idle_processors)
+    try:
+        yield
+    finally:
+        choose(None)
 
 
 class CudaDevice:
@@ -156,8 +190,9 @@ class CudaDevice:
     def fence(self) -> Fence:
         return _EventFence(self.device)
 
-    def recorder(self) -> CudaRecorder:
-        return CudaRecorder(self.device)
+    def recorder(self, place: DeviceLane | None = None) -> CudaRecorder:
+        idle = 0 if place is None else self.num_processors - place.num_processors
+        return CudaRecorder(self.device, place, idle_processors=idle)
 
     def wait(self) -> None:
         torch.cuda.synchronize(self.device)

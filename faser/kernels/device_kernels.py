@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from faser.kernels.backend import AttentionShape
+from faser.kernels.cuda_device import Accelerator
 from faser.kernels.device_choice import DeviceChoice
+from faser.kernels.draft_verdicts import DraftVerdicts
+from faser.kernels.logit_edits import LogitEdits
 from faser.kernels.token_choice import TokenChoice
 
 
@@ -40,7 +43,7 @@ class RopeAppend(Protocol):
     ) -> Tensor:
         """See Backend.rope_append. positions, slots: [R] int64; a row whose slot is NO_SLOT stores nothing.
 
-        keys, values: [blocks, block_size, Hkv, D] of one layer, contiguous, of the type of qkv.
+        keys, values: [blocks, block_size, Hkv, D] of one layer, contiguous, of the type of qkv or float8_e4m3fn.
         """
         ...
 
@@ -52,12 +55,16 @@ class DeviceKernels:
     rope_append: RopeAppend
     token_choice: Callable[[], TokenChoice]
     device_choice: Callable[[int, int], DeviceChoice]
+    logit_edits: Callable[[Accelerator], LogitEdits]
+    draft_verdicts: Callable[[Accelerator], DraftVerdicts]
 
 
 def triton_kernels(device: torch.device) -> DeviceKernels:
     """Those of faser/kernels/triton, for one device. Raises ImportError without Triton."""
     from faser.kernels.triton.device_choice import TritonDeviceChoice
     from faser.kernels.triton.host_choice import TritonTokenChoice
+    from faser.kernels.triton.host_verdicts import TritonDraftVerdicts
+    from faser.kernels.triton.logit_edits import TritonLogitEdits
     from faser.kernels.triton.rope_append import HeadNorm, rope_append
 
     def normed(
@@ -79,4 +86,6 @@ def triton_kernels(device: torch.device) -> DeviceKernels:
         rope_append=normed,
         token_choice=TritonTokenChoice,
         device_choice=lambda max_rows, width: TritonDeviceChoice(max_rows, width, device),
+        logit_edits=TritonLogitEdits,
+        draft_verdicts=TritonDraftVerdicts,
     )

@@ -2,9 +2,13 @@
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from faser.errors import ConfigError
 from faser.kernels.backend import Backend
+
+if TYPE_CHECKING:
+    import torch
 
 _log = logging.getLogger("faser")
 # Where each backend computes; None: on any device.
@@ -62,6 +66,7 @@ def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
     opened = open_cuda(device, facts)
     if name == "torch":
         return _torch(str(opened))
+    _make_current(opened)
     from faser.kernels.device_kernels import triton_kernels
     from faser.kernels.flashinfer_backend import FlashInferBackend
     from faser.kernels.flashinfer_build import arch_of, modules_dir
@@ -73,6 +78,13 @@ def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
     library = load_flashinfer(modules if modules.exists() else None)
     fp8 = scaled_fp8(opened, facts.capabilities[opened.index])
     return FlashInferBackend(CudaDevice(opened), library, triton_kernels(opened), fp8)
+
+
+def _make_current(device: "torch.device") -> None:
+    """Triton launches on the calling thread's current device, wherever its tensors are."""
+    import torch
+
+    torch.cuda.set_device(device)
 
 
 def _native(num_threads: int, cache_dir: Path) -> Backend:

@@ -22,14 +22,19 @@ from faser.kernels.cuda_capture import CudaCapture, FixedPlan
 from faser.kernels.cuda_device import Accelerator, Fence
 from faser.kernels.device_choice import DeviceChoice
 from faser.kernels.device_kernels import DeviceKernels, HeadNorms
+from faser.kernels.draft_verdicts import DraftVerdicts
 from faser.kernels.flashinfer_library import FlashInfer, PagedAttention
-from faser.kernels.fp8 import Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
+from faser.kernels.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
+from faser.kernels.fp8_cache import as_bytes, check_cache_dtype
+from faser.kernels.lanes import DeviceLane, Processors
+from faser.kernels.logit_edits import LogitEdits
 from faser.kernels.paged_attention import AttentionKind, AttentionWrappers, plan_attention
 from faser.kernels.paged_layout import PagedLayout, paged_layout
 from faser.kernels.scaled_fp8 import LOWEST_CAPABILITY
 from faser.kernels.token_choice import TokenChoice
 
 DTYPES = (torch.bfloat16, torch.float16)
+KV_DTYPES = (*DTYPES, FP8)  # of keys and values
 HEAD_DIMS = (64, 128)  # the sizes that kernels are compiled for
 
 
@@ -67,25 +72,36 @@ class _Planned:
 class _EagerPlan:
     """A digested layout. `host` is read when attention is planned, `device` by kernels."""
 
-    def __init__(self, host: PagedLayout, device: PagedLayout, block_size: int, lane: "_Lane") -> None:
+    def __init__(self, host: PagedLayout, device: PagedLayout, block_size: int, place: "_Place") -> None:
         self.host = host
         self.device = device
         self.block_size = block_size
         self.one_row_each = host.one_row_each
-        self._lane = lane
+        self._place = place
 
     def attention(self, kind: AttentionKind) -> PagedAttention:
         """The wrapper of a kind, planned for this layout."""
-        return self._lane.planned(kind, self)
+        return self._place.planned(kind, self)
 
 
-class _Lane:
-    """Wrappers of eager steps, one for each kind, which all steps use one after the other."""
+class _Place:
+    """The whole device, or a lane's part of it: recordings there, a workspace, and wrappers of eager steps.
 
-    def __init__(self, accelerator: Accelerator, wrappers: AttentionWrappers) -> None:
+    Of each kind there is one such wrapper, which all steps use one after the other.
+    """
+
+    def __init__(self, accelerator: Accelerator, library: FlashInfer, lane: DeviceLane | None) -> None:
+        self.lane = lane
         self._accelerator = accelerator
-        self._wrappers = wrappers
+        self._wrappers = AttentionWrappers(accelerator, library)
         self._planned: dict[AttentionKind, _Planned] = {}
+        self._capture: CudaCapture | None = None
+
+    @property
+    def capture(self) -> CudaCapture:
+        if self._capture is None:
+            self._capture = CudaCapture(self._accelerator, self._wrappers, self.lane)
+        return self._capture
 
     def planned(self, kind: AttentionKind, plan: _EagerPlan) -> PagedAttention:
         planned = self._planned.get(kind)
@@ -116,19 +132,36 @@ class FlashInferBackend:
         self.device = accelerator.device
         self.name = "flashinfer"
         self.token_choice: TokenChoice | None = kernels.token_choice()
+        self.logit_edits: LogitEdits | None = kernels.logit_edits(accelerator)
+        self.draft_verdicts: DraftVerdicts | None = kernels.draft_verdicts(accelerator)
         self.has_fp8 = fp8 is not None
         self._accelerator = accelerator
         self._library = library
         self._kernels = kernels
         self._fp8 = fp8
-        self._wrappers = AttentionWrappers(accelerator, library)
-        self._lane = _Lane(accelerator, self._wrappers)
-        self._capture: CudaCapture | None = None
+        self._places: dict[DeviceLane | None, _Place] = {}
+        self._here = self._place_of(None)
 
-    def use(self, cores: tuple[int, ...] | None) -> None:
-        """See Backend. A GPU has no cores to be named: only None is possible."""
-        if cores is not None:
-            raise ConfigError(f"the flashinfer backend computes on {self.device}; it cannot use cores {cores}")
+    def _place_of(self, lane: DeviceLane | None) -> _Place:
+        if lane not in self._places:
+            self._places[lane] = _Place(self._accelerator, self._library, lane)
+        return self._places[lane]
+
+    def use(self, processors: Processors | None) -> None:
+        """See Backend. A GPU has no cores to be named: only its lanes are possible.
+
+        Kernels go to the caller's current stream. FlashInfer plans for all processors of the device wherever they
+        run: a lane's results are right, but cut into more pieces than its processors take at once.
+        """
+        if isinstance(processors, tuple):
+            raise ConfigError(
+                f"the flashinfer backend computes on {self.device}; it cannot use cores {processors}"
+            )
+        self._here = self._place_of(processors)
+
+    @property
+    def place(self) -> DeviceLane | None:
+        return self._here.lane
 
     def beside(self) -> "FlashInferBackend":
         """See Backend. The other one has wrappers, a workspace, and a pool of recordings of its own."""
@@ -136,9 +169,10 @@ class FlashInferBackend:
 
     @property
     def capture(self) -> CudaCapture:
-        if self._capture is None:
-            self._capture = CudaCapture(self._accelerator, self._wrappers)
-        return self._capture
+        return self._place_of(None).capture
+
+    def capture_on(self, place: DeviceLane) -> CudaCapture:
+        return self._place_of(place).capture
 
     def device_choice(self, max_rows: int, width: int) -> DeviceChoice:
         return self._kernels.device_choice(max_rows, width)
@@ -150,7 +184,10 @@ class FlashInferBackend:
         """See Backend. Raises ConfigError for dtypes but bfloat16 and float16, too."""
         if isinstance(weight, Fp8Rows):
             return self._pack_fp8(weight, bias)
-        _check_dtype("weight", weight.dtype)
+        if weight.dtype not in DTYPES:
+            names = " and ".join(map(str, DTYPES))
+            told = f"the flashinfer backend computes in {names}; the weight is {weight.dtype}"
+            raise ConfigError(told.replace("torch.", ""))
         return _Linear(
             weight.to(self.device, copy=True).contiguous(),
             None if bias is None else bias.to(self.device, weight.dtype, copy=True),
@@ -195,17 +232,18 @@ class FlashInferBackend:
 
     def allocate_kv(self, shape: KvShape) -> _Cache:
         """See Backend. Raises ConfigError for a dtype or head size without kernels."""
-        _check_dtype("KV cache", shape.dtype)
+        check_cache_dtype(self.name, shape.dtype, KV_DTYPES)
         if shape.head_dim not in HEAD_DIMS:
             sizes = " and ".join(map(str, HEAD_DIMS))
             raise ConfigError(f"the flashinfer backend has kernels for heads of {sizes}, not {shape.head_dim}")
         size = (shape.num_layers, 2, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        return _Cache(torch.zeros(size, dtype=shape.dtype, device=self.device))
+        zeros = torch.zeros(shape.total_bytes, dtype=torch.uint8, device=self.device)
+        return _Cache(zeros.view(shape.dtype).view(size))
 
     def plan(self, layout: RowLayout, block_size: int) -> _EagerPlan:
         """See Backend. One transfer; attention is planned when the first layer of a kind comes."""
         host = paged_layout(layout, block_size, self._accelerator.host_numbers)
-        return _EagerPlan(host, host.within(self._accelerator.upload(host.packed)), block_size, self._lane)
+        return _EagerPlan(host, host.within(self._accelerator.upload(host.packed)), block_size, self._here)
 
     def rope_append(
         self,
@@ -241,7 +279,7 @@ class FlashInferBackend:
     ) -> Tensor:
         assert plan.block_size == cache.block_size, (plan.block_size, cache.block_size)
         assert out.is_contiguous(), out.stride()
-        wrapper = plan.attention(AttentionKind(shape, cache.data.dtype, plan.one_row_each))
+        wrapper = plan.attention(AttentionKind(shape, q.dtype, cache.data.dtype, plan.one_row_each))
         size = (len(q), shape.num_heads, shape.head_dim)
         wrapper.run(q=q.view(size), paged_kv_cache=cache.layer(layer), out=out.view(size))
         return out
@@ -252,12 +290,5 @@ class FlashInferBackend:
         numbers = self._accelerator.host_numbers(2 * len(pairs), torch.int64)
         numbers.view(-1, 2)[:] = torch.tensor(pairs)
         sources, targets = self._accelerator.upload(numbers).view(-1, 2).unbind(1)
-        cache.data[:, :, targets] = cache.data[:, :, sources]
-
-
-def _check_dtype(what: str, dtype: torch.dtype) -> None:
-    if dtype not in DTYPES:
-        names = " and ".join(map(str, DTYPES))
-        raise ConfigError(
-            f"the flashinfer backend computes in {names}; the {what} is {dtype}".replace("torch.", "")
-        )
+        data = as_bytes(cache.data)
+        data[:, :, targets] = data[:, :, sources]

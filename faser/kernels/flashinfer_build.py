@@ -28,6 +28,9 @@ _HEAD_DIMS = (64, 128)
 # Attention is compiled for each size of a head. Models with sliding windows need modules of their own.
 MODULES = (*_PLAIN, *(f"{kind}_{size}" for kind in ("decode", "prefill") for size in _HEAD_DIMS))
 WINDOW_MODULES = tuple(f"{name}_window" for name in MODULES if name not in _PLAIN)
+# And so do 8-bit keys and values.
+FP8_MODULES = tuple(f"{name}_fp8" for name in MODULES + WINDOW_MODULES if name not in _PLAIN)
+_KNOWN = MODULES + WINDOW_MODULES + FP8_MODULES
 _ERROR_LINES = 12
 _NO_PACKAGE = 3  # exit status of the child process
 
@@ -59,15 +62,15 @@ class BuiltModule:
 def build_modules(
     names: Sequence[str], *, arch: str, out: Path, environment: Mapping[str, str], announce: Announce
 ) -> list[BuiltModule]:
-    """Compile modules (of MODULES and WINDOW_MODULES) for bfloat16 into out, and announce each when it is done.
+    """Compile modules (of MODULES, WINDOW_MODULES, FP8_MODULES) for bfloat16 into out; announce each that is done.
 
     environment: of the child process; CUDA_HOME in it says where nvcc is, else /usr/local/cuda.
 
     Raises ConfigError for a name that is not known, without nvcc or a C compiler, and when modules failed.
     """
     for name in names:
-        if name not in MODULES + WINDOW_MODULES:
-            raise ConfigError(f"--only names {name}; there are {', '.join(MODULES + WINDOW_MODULES)}")
+        if name not in _KNOWN:
+            raise ConfigError(f"--only names {name}; there are {', '.join(_KNOWN)}")
     cuda_home = Path(environment.get("CUDA_HOME", "/usr/local/cuda"))
     if not (cuda_home / "bin" / "nvcc").exists():
         raise ConfigError(f"no CUDA compiler at {cuda_home / 'bin' / 'nvcc'}; set CUDA_HOME")
@@ -183,15 +186,16 @@ def _spec(name: str) -> Any:
 
 
 def _attention_spec(name: str) -> Any:
-    """Of decode_64, prefill_128_window and the like."""
+    """Of decode_64, prefill_128_window_fp8 and the like, where keys and values alone are 8-bit."""
     import torch
     from flashinfer.jit.attention import gen_batch_decode_module
     from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module
 
-    kind, size, *window = name.split("_")
-    types = (torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.int32)
+    kind, size, *options = name.split("_")
+    stored = torch.float8_e4m3fn if "fp8" in options else torch.bfloat16
+    types = (torch.bfloat16, stored, torch.bfloat16, torch.int32)
     # head size of keys and of values, no position encoding, sliding window, no cap on logits
-    shape = (*types, int(size), int(size), 0, bool(window), False)
+    shape = (*types, int(size), int(size), 0, "window" in options, False)
     if kind == "decode":
         return gen_batch_decode_module(*shape)
     # The wrapper loads this variant, for equal strides of keys and values; the one with a public name it does not.

@@ -9,30 +9,33 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from faser.kernels.flashinfer_build import MODULES, VERSION, WINDOW_MODULES, modules_dir
+from faser.kernels.flashinfer_build import FP8_MODULES, MODULES, VERSION, WINDOW_MODULES, modules_dir
 
 _PLAIN = ("silu_and_mul", "norm")
 _TYPES = {"bfloat16": "bf16", "float16": "f16"}
+_FP8 = "e4m3"
 # Seconds to compile a module for one arch on one core, measured without a GPU.
 _SECONDS = {"silu_and_mul": 5, "page": 22, "norm": 44, "rope": 44, "decode": 29, "prefill": 123}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Attention:
-    """Attention as modules are compiled for it. dtype: of queries, keys and values, without "torch.".
+    """Attention as modules are compiled for it. dtype: of queries and results, without "torch.".
 
+    fp8: keys and values are 8-bit floats; else they have the type of queries.
     decodes: single rows have a kernel of their own, the one without tensor cores.
     """
 
     head_dim: int
     window: bool
     dtype: str
+    fp8: bool
     decodes: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """name: as flashinfer_build has it, such as norm or decode_64_window. dtype: see Attention."""
+    """name: as flashinfer_build has it, such as norm, decode_64_window or decode_64_fp8. dtype: see Attention."""
 
     name: str
     dtype: str = "bfloat16"
@@ -46,10 +49,12 @@ class Module:
         """FlashInfer's name, of its folder and of the file in it."""
         if not self.is_attention:
             return self.name
-        kind, size, *window = self.name.split("_")
+        kind, size, *options = self.name.split("_")
         letters = _TYPES[self.dtype]
-        types = f"dtype_q_{letters}_dtype_kv_{letters}_dtype_o_{letters}_dtype_idx_i32"
-        shape = f"head_dim_qk_{size}_head_dim_vo_{size}_posenc_0_use_swa_{bool(window)}_use_logits_cap_False"
+        stored = _FP8 if "fp8" in options else letters
+        window = "window" in options
+        types = f"dtype_q_{letters}_dtype_kv_{stored}_dtype_o_{letters}_dtype_idx_i32"
+        shape = f"head_dim_qk_{size}_head_dim_vo_{size}_posenc_0_use_swa_{window}_use_logits_cap_False"
         name = f"batch_{kind}_with_kv_cache_{types}_{shape}"
         return f"{name}_f16qk_False_kv_stride_equal" if kind == "prefill" else name
 
@@ -70,7 +75,7 @@ def needed_modules(attention: Iterable[Attention]) -> tuple[Module, ...]:
     """What models with these kinds of attention call."""
     found = {name: Module(name=name) for name in _PLAIN}
     for each in sorted(set(attention)):
-        suffix = "_window" if each.window else ""
+        suffix = ("_window" if each.window else "") + ("_fp8" if each.fp8 else "")
         kinds = ("prefill", "decode") if each.decodes else ("prefill",)
         for name in (f"{kind}_{each.head_dim}{suffix}" for kind in kinds):
             found[f"{name} {each.dtype}"] = Module(name=name, dtype=each.dtype)
@@ -79,7 +84,7 @@ def needed_modules(attention: Iterable[Attention]) -> tuple[Module, ...]:
 
 def known_modules() -> tuple[Module, ...]:
     """All that models which are served here can need."""
-    names = [Module(name=name) for name in MODULES + WINDOW_MODULES]
+    names = [Module(name=name) for name in MODULES + WINDOW_MODULES + FP8_MODULES]
     return (*names, *(Module(name=each.name, dtype="float16") for each in names if each.is_attention))
 
 

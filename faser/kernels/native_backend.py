@@ -19,6 +19,7 @@ from faser.kernels import native_library
 from faser.kernels.backend import AttentionShape, KvShape, RowLayout
 from faser.kernels.capture import Capture
 from faser.kernels.fp8 import Fp8Rows
+from faser.kernels.lanes import DeviceLane, Processors
 from faser.kernels.native_choice import NativeChoice
 from faser.kernels.native_pool import LanePools, NativePool, full_pool
 
@@ -93,7 +94,10 @@ class NativeBackend:
         self._slab = torch.empty(0, dtype=torch.uint8)  # what is left of the newest slab of weights
         self._heads: dict[AttentionShape, native_library.HeadsStruct] = {}
         self.token_choice = NativeChoice(self._library, self._pools, self._pool)
+        self.logit_edits = None
+        self.draft_verdicts = None
         self.capture: Capture | None = None
+        self.place: DeviceLane | None = None
         self._bind()
 
     def _bind(self) -> None:
@@ -105,14 +109,22 @@ class NativeBackend:
         self._rope_append_call = library.faser_rope_append
         self._attend_call = library.faser_attend
 
-    def use(self, cores: tuple[int, ...] | None) -> None:
+    def use(self, processors: Processors | None) -> None:
         """See Backend. Bits do not depend on it. A set of cores that was used before costs microseconds."""
-        self._pool = self._pools.use(cores)
+        if isinstance(processors, DeviceLane):
+            raise ConfigError(
+                f"the native backend computes on cpu; it cannot use the {processors.name} lane of a GPU"
+            )
+        self._pool = self._pools.use(processors)
         self.token_choice.use(self._pool)
 
     def beside(self) -> "NativeBackend":
         """See Backend. At full width both have the same threads: idle ones of one never disturb the other."""
         return NativeBackend(self._path, num_threads=self.num_threads, full=self._full)
+
+    def capture_on(self, _place: DeviceLane) -> None:
+        """See Backend. There is none."""
+        return
 
     def device_choice(self, _max_rows: int, _width: int) -> None:
         """See Backend. There is none."""

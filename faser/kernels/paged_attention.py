@@ -34,10 +34,15 @@ _SLACK_BYTES = 4096  # arrays in a workspace are aligned
 
 @dataclass(frozen=True, slots=True)
 class AttentionKind:
-    """What a wrapper is for, beside a layout. one_row_each: every sequence has exactly one row."""
+    """What a wrapper is for, beside a layout. one_row_each: every sequence has exactly one row.
+
+    dtype: of queries and results. kv_dtype: of keys and values, the same or float8_e4m3fn. Kernels widen these as
+    they load them, to dtype for tensor cores, else to float32; scales that are not given are one.
+    """
 
     shape: AttentionShape
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     one_row_each: bool
 
     @property
@@ -138,7 +143,7 @@ def plan_attention(
         "sm_scale": shape.scale,
         "window_left": -1 if shape.window is None else shape.window - 1,
         "q_data_type": kind.dtype,
-        "kv_data_type": kind.dtype,
+        "kv_data_type": kind.kv_dtype,
         "seq_lens": host.seq_len,
         "disable_split_kv": not splits,
     }

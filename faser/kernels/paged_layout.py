@@ -30,9 +30,9 @@ class LayoutSizes:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Of the arrays, in the order of PagedLayout, in int32."""
+        """Of the arrays, in the order of `packed`, in int32."""
         indptr = self.sequences + 1
-        return (indptr, indptr, self.pages, self.sequences, self.sequences, 2 * self.rows, 2 * self.rows)
+        return (indptr, indptr, self.sequences, self.sequences, 2 * self.rows, 2 * self.rows, self.pages)
 
     @property
     def numbers(self) -> int:
@@ -46,7 +46,8 @@ class PagedLayout:
 
     query_indptr: [S + 1]; sequence s owns rows query_indptr[s] : query_indptr[s + 1].
     page_indptr: [S + 1]; its pages are page_indices[page_indptr[s] : page_indptr[s + 1]], in order of position.
-    page_indices: [pages of all sequences]; numbers of blocks.
+    page_indices: [pages of all sequences]; numbers of blocks. Last in `packed`, so that pages which are not used
+        need not be sent.
     last_page_len: [S]; positions in each sequence's last page, 1 … block_size.
     seq_len: [S]; (pages - 1) * block_size + last_page_len.
     positions: [R] int64; each row's position in its sequence.
@@ -70,6 +71,11 @@ class PagedLayout:
     def one_row_each(self) -> bool:
         """Of a layout without padding: every sequence has exactly one row, as in plain decoding."""
         return len(self.positions) == len(self.seq_len)
+
+    @property
+    def num_used(self) -> int:
+        """How much of the beginning of `packed`, on the CPU, is read: all but pages of no sequence."""
+        return len(self.packed) - _aligned(len(self.page_indices)) + int(self.page_indptr[-1])
 
     @property
     def sizes(self) -> LayoutSizes:
@@ -113,14 +119,26 @@ def fill(target: PagedLayout, layout: RowLayout, block_size: int, *, one_row_eac
     page_indptr[0] = 0
     np.cumsum(num_pages, out=page_indptr[1 : num_sequences + 1])
     page_indptr[num_sequences + 1 :] = used + steps
-    pages, table = target.page_indices.numpy(), layout.block_table.numpy()
-    pages[:used] = table[np.arange(table.shape[1]) < num_pages[:, None]]
+    pages = target.page_indices.numpy()
+    _fill_pages(pages[:used], layout.block_table.numpy(), num_pages, page_indptr)
     pages[used : used + missing] = PADDING_BLOCK
     seq_len, last_page_len = target.seq_len.numpy(), target.last_page_len.numpy()
     seq_len[:num_sequences], seq_len[num_sequences:] = layout.seq_len.numpy(), 1
     last_page_len[:num_sequences] = seq_len[:num_sequences] - (num_pages - 1) * block_size
     last_page_len[num_sequences:] = 1
     _fill_rows(target, layout, block_size)
+
+
+def _fill_pages(
+    pages: NDArray[np.int32],
+    table: NDArray[np.int32],
+    num_pages: NDArray[np.int32],
+    page_indptr: NDArray[np.int32],
+) -> None:
+    """Each sequence's blocks, one after the other. No mask of the table: a single long sequence makes it wide."""
+    firsts = np.arange(len(num_pages)) * table.shape[1]  # in the table, all lines in one
+    places = np.arange(len(pages)) + np.repeat(firsts - page_indptr[: len(num_pages)], num_pages)
+    np.take(table.reshape(-1), places, out=pages, mode="clip")  # another mode would take a copy
 
 
 def _fill_rows(target: PagedLayout, layout: RowLayout, block_size: int) -> None:
@@ -154,7 +172,7 @@ def layout_within(packed: Tensor, sizes: LayoutSizes) -> PagedLayout:
     for length in sizes.lengths:
         arrays.append(packed[start : start + length])
         start += _aligned(length)
-    query_indptr, page_indptr, page_indices, last_page_len, seq_len, positions, slots = arrays
+    query_indptr, page_indptr, last_page_len, seq_len, positions, slots, page_indices = arrays
     return PagedLayout(
         packed=packed,
         query_indptr=query_indptr,

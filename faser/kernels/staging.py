@@ -35,10 +35,10 @@ class Staging:
         self._copied[self._next].wait()
         return self._next
 
-    def send(self) -> None:
-        """Give the copy of the host that was claimed to the device."""
+    def send(self, count: int | None = None) -> None:
+        """Give the copy of the host that was claimed to the device: of its first count numbers; None: of all."""
         at = self._next
-        self._accelerator.transfer(self.hosts[at], self.device)
+        self._accelerator.transfer(self.hosts[at][:count], self.device[:count])
         self._copied[at].mark()
         self._next = 1 - at
 

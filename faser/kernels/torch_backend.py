@@ -13,6 +13,8 @@ from torch.nn import functional
 from faser.kernels.backend import AttentionShape, KvShape, RowLayout
 from faser.kernels.capture import Capture
 from faser.kernels.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
+from faser.kernels.fp8_cache import as_bytes, stored
+from faser.kernels.lanes import DeviceLane, Processors
 from faser.kernels.token_choice import TokenChoice
 
 
@@ -44,23 +46,33 @@ class TorchBackend:
         self.device = torch.device(device)
         self.name = "torch"
         self.token_choice: TokenChoice | None = None
+        self.logit_edits = None
+        self.draft_verdicts = None
         self.capture: Capture | None = None
+        self.place: DeviceLane | None = None
         self.has_fp8 = True
         self._fp8 = ReferenceFp8()
         self._width = torch.get_num_threads()
 
-    def use(self, cores: tuple[int, ...] | None) -> None:
+    def use(self, processors: Processors | None) -> None:
         """See Backend. torch keeps this number per thread, and starts its threads where the calling one may run.
 
         So the caller of several cores is let onto all of them. Results may differ in the last bits, as between
-        batches: torch cuts its products differently for another number of threads.
+        batches: torch cuts its products differently for another number of threads. On a part of a GPU the current
+        stream is all that there is to say.
         """
+        self.place = processors if isinstance(processors, DeviceLane) else None
+        cores = processors if isinstance(processors, tuple) else None
         torch.set_num_threads(self._width if cores is None else len(cores))
         if cores is not None:
             os.sched_setaffinity(0, cores)
 
     def beside(self) -> "TorchBackend":
         return TorchBackend(self.device)
+
+    def capture_on(self, _place: DeviceLane) -> None:
+        """See Backend. There is none."""
+        return
 
     def device_choice(self, _max_rows: int, _width: int) -> None:
         """See Backend. There is none."""
@@ -138,8 +150,9 @@ class TorchBackend:
                 part.copy_(_rms_norm(part, weight, eps))
             if angles is not None:
                 part.copy_(_rotate(part, angles[plan.positions]))
-        cache.keys[layer].view(-1, shape.num_kv_heads, shape.head_dim)[plan.slots] = k
-        cache.values[layer].view(-1, shape.num_kv_heads, shape.head_dim)[plan.slots] = v
+        for part, heads in ((cache.keys, k), (cache.values, v)):
+            lines = as_bytes(part[layer]).flatten(0, 1)
+            lines[plan.slots] = as_bytes(stored(heads, part.dtype))
         return qkv[:, : shape.num_heads * shape.head_dim]
 
     def attend(
@@ -148,7 +161,7 @@ class TorchBackend:
         group = shape.num_heads // shape.num_kv_heads
         for (start, end, length), table in zip(plan.spans, plan.block_tables, strict=True):
             keys, values = (
-                part[layer, table].flatten(0, 1)[:length].transpose(0, 1).repeat_interleave(group, 0)
+                _read(part[layer], table, length).to(q.dtype).transpose(0, 1).repeat_interleave(group, 0)
                 for part in (cache.keys, cache.values)
             )  # [Hq, length, D]
             queries = q[start:end].view(end - start, shape.num_heads, shape.head_dim).transpose(0, 1)
@@ -172,7 +185,12 @@ class TorchBackend:
             return
         sources, targets = torch.tensor(pairs, device=self.device).unbind(1)
         for part in (cache.keys, cache.values):
-            part[:, targets] = part[:, sources]
+            as_bytes(part)[:, targets] = as_bytes(part)[:, sources]
+
+
+def _read(part: Tensor, blocks: Tensor, length: int) -> Tensor:
+    """[length, Hkv, D], the first positions in these blocks of [blocks, block_size, Hkv, D]."""
+    return as_bytes(part)[blocks].flatten(0, 1)[:length].view(part.dtype)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

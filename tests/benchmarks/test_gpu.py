@@ -59,8 +59,11 @@ def plan(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pla
     (vllm / "vllm" / "__init__.py").write_text(VLLM)
     prompts = vllm / "questions.jsonl"
     prompts.write_text('{"question_id": 1, "category": "short", "turns": ["Hi?"]}\n')
+    trace = vllm / "trace.csv"
+    moments = (f"2023-11-16 18:{15 + i // 60:02}:{i % 60:02}.0000000,{10 + i},{3 + i % 5}\n" for i in range(1500))
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(moments))
     out = tmp_path_factory.mktemp("out")
-    return Plan(out=out, dry_run=True, smollm2=tiny_checkpoint, prompts=prompts, vllm=vllm)
+    return Plan(out=out, dry_run=True, smollm2=tiny_checkpoint, prompts=prompts, vllm=vllm, trace=trace)
 
 
 @pytest.fixture(scope="module")

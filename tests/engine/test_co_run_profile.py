@@ -17,7 +17,10 @@ from faser.engine.partition import EVERYTHING, Cores, Draft, Joined, Lane, Seria
 D = TypeVar("D")
 V = TypeVar("V")
 
-pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores"),
+]
 
 
 @pytest.fixture

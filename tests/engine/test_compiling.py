@@ -20,14 +20,22 @@ from faser.kernels.flashinfer_modules import (
 from tests.checkpoints import tiny_llama_config
 
 ARCH = "9.0a"
-ATTENTION = Attention(head_dim=64, window=False, dtype="bfloat16", decodes=True)
+ATTENTION = Attention(head_dim=64, window=False, dtype="bfloat16", fp8=False, decodes=True)
 
 pytestmark = pytest.mark.skipif(package_of_modules(), reason="a package of compiled modules is installed")
 
 
-def model(dtype: torch.dtype = torch.bfloat16, heads: tuple[int, int] = (4, 2), **changes: object) -> CachedModel:
+def model(
+    dtype: torch.dtype = torch.bfloat16,
+    heads: tuple[int, int] = (4, 2),
+    kv_dtype: torch.dtype | None = None,
+    **changes: object,
+) -> CachedModel:
+    """kv_dtype: None: as dtype."""
     sizes = {"head_dim": 64, "num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
-    return CachedModel(spec=decoder_spec(tiny_llama_config() | sizes | changes), dtype=dtype)
+    return CachedModel(
+        spec=decoder_spec(tiny_llama_config() | sizes | changes), dtype=dtype, kv_dtype=kv_dtype or dtype
+    )
 
 
 def said(models: list[CachedModel], folder: Path, *, may_compile: bool = True) -> list[str]:
@@ -63,6 +71,11 @@ def test_large_groups_of_heads_decode_with_the_kernel_for_prompts(tmp_path: Path
 def test_a_draft_models_kernels_count_and_so_do_types(tmp_path: Path) -> None:
     (found,) = said([model(), model(torch.float16, heads=(8, 1), head_dim=128)], tmp_path)
     assert found.endswith("norm, prefill_64, decode_64, prefill_128 of float16")
+
+
+def test_8_bit_keys_and_values_have_kernels_of_their_own(tmp_path: Path) -> None:
+    (found,) = said([model(kv_dtype=torch.float8_e4m3fn)], tmp_path)
+    assert found.endswith("norm, prefill_64_fp8, decode_64_fp8")
 
 
 def test_nothing_is_said_where_everything_was_compiled_ahead_or_by_an_earlier_start(tmp_path: Path) -> None:

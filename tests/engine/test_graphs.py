@@ -16,7 +16,8 @@ from torch.testing import assert_close
 
 from faser.engine.batch import BlockTable, Feed, RowBatch
 from faser.engine.choosing import DeviceChooser
-from faser.engine.graphs import STAGE, GraphRunner, GraphSizes, Guessing
+from faser.engine.graph_sizes import GraphSizes, Guessing
+from faser.engine.graphs import STAGE, GraphRunner
 from faser.engine.models.decoder import Decoder
 from faser.engine.models.loader import load_decoder
 from faser.engine.requests import Requests
@@ -33,8 +34,8 @@ NEAR = 2.0**-5  # products of another number of rows may round another way
 SIZES = GraphSizes(rows=(1, 2, 4, 8, 16), most_sequences=4, blocks_each=WIDTH)
 
 
-def write_heads_of_64(directory: Path) -> Path:
-    """A checkpoint of the tiny Llama with heads of the size that kernels have."""
+def write_heads_of_64(directory: Path, *, noise: float = 0.0) -> Path:
+    """A checkpoint of the tiny Llama with heads of the size that kernels have. noise: in shares of each matrix."""
     config = tiny_llama_config() | {
         "num_hidden_layers": NUM_LAYERS,
         "hidden_size": 128,
@@ -42,7 +43,12 @@ def write_heads_of_64(directory: Path) -> Path:
         "num_key_value_heads": 1,
         "head_dim": 64,
     }
-    write_checkpoint(directory, config, random_weights(llama_shapes(config), seed=1))
+    weights, generator = random_weights(llama_shapes(config), seed=1), torch.Generator().manual_seed(5)
+    noisy = {
+        name: each + noise * each.std(correction=0) * torch.randn(each.shape, generator=generator)
+        for name, each in weights.items()
+    }
+    write_checkpoint(directory, config, noisy)
     return directory
 
 
@@ -52,10 +58,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Side:
-    """A backend, and the parts that a runner on it takes."""
+    """A backend, None: a new one, and the parts that a runner on it takes."""
 
-    def __init__(self, checkpoint: Path) -> None:
-        self.backend: FlashInferBackend = fake_backend()
+    def __init__(self, checkpoint: Path, backend: FlashInferBackend | None = None) -> None:
+        self.backend: FlashInferBackend = backend or fake_backend()
         self.decoder: Decoder = load_decoder(
             checkpoint,
             self.backend,

@@ -12,7 +12,8 @@ import pytest
 from faser.engine.batch import BlockTable
 from faser.engine.clock import WallClock
 from faser.engine.engine import Engine
-from faser.engine.graphs import GraphRunner, GraphSizes
+from faser.engine.graph_sizes import GraphSizes
+from faser.engine.graphs import GraphRunner
 from faser.engine.kv_cache import KvManager
 from faser.engine.model_executor import ModelExecutor
 from faser.engine.runner import Runner

@@ -29,6 +29,8 @@ from faser.engine.partition import (
 )
 from faser.errors import ConfigError
 
+pytestmark = pytest.mark.alone
+
 D = TypeVar("D")
 V = TypeVar("V")
 

@@ -10,12 +10,16 @@ from faser.config import EngineConfig
 from faser.engine.memory_budget import MemoryBudget
 from faser.engine.models.config_json import read_model_config
 from faser.engine.models.families import decoder_spec
-from faser.engine.sizing import CachedModel, compute_dtype, kv_shapes, most_logit_rows
+from faser.engine.sizing import CachedModel, compute_dtype, kv_cache_dtype, kv_shapes, most_logit_rows
 from faser.errors import ConfigError
 from tests.checkpoints import tiny_llama_config
 
-TARGET = CachedModel(spec=decoder_spec(tiny_llama_config()), dtype=torch.float32)
-DRAFT = CachedModel(spec=decoder_spec(tiny_llama_config() | {"num_hidden_layers": 1}), dtype=torch.bfloat16)
+TARGET = CachedModel(spec=decoder_spec(tiny_llama_config()), dtype=torch.float32, kv_dtype=torch.float32)
+DRAFT = CachedModel(
+    spec=decoder_spec(tiny_llama_config() | {"num_hidden_layers": 1}),
+    dtype=torch.bfloat16,
+    kv_dtype=torch.bfloat16,
+)
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values, layers, tokens, heads, channels, bytes
 DRAFT_BLOCK_BYTES = BLOCK_BYTES // 4  # half the layers, half the bytes of a number
 CONTEXT = 2048
@@ -33,6 +37,21 @@ def test_a_draft_model_has_the_same_blocks_and_its_bytes_count() -> None:
     assert target.total_bytes + draft.total_bytes <= memory
     (alone,) = kv_shapes(config(kv_cache_memory=memory), [TARGET], CONTEXT)
     assert alone.num_blocks == 250
+
+
+@pytest.mark.parametrize("given, wanted", [("auto", torch.bfloat16), ("fp8", torch.float8_e4m3fn)])
+def test_keys_and_values_have_the_type_of_activations_or_8_bits(given: str, wanted: torch.dtype) -> None:
+    assert kv_cache_dtype(config(device="cuda", kv_cache_dtype=given), torch.bfloat16) is wanted
+
+
+def test_8_bit_keys_and_values_leave_room_for_twice_as_many() -> None:
+    """A draft model's too."""
+    memory = 1 << 20
+    models = [replace(each, dtype=torch.bfloat16, kv_dtype=torch.bfloat16) for each in (TARGET, DRAFT)]
+    small = [replace(each, kv_dtype=torch.float8_e4m3fn) for each in models]
+    wide, narrow = (kv_shapes(config(kv_cache_memory=memory), each, 512)[0] for each in (models, small))
+    assert narrow.num_blocks // 2 == wide.num_blocks
+    assert narrow.block_bytes == wide.block_bytes // 2
 
 
 def test_without_a_limit_the_pool_is_no_more_than_all_sequences_can_fill() -> None:

@@ -24,6 +24,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from faser.kernels.lanes import DeviceLane
+
 WARM_UPS = 2
 
 # Calls after which the host knows what the device computed: it has waited.
@@ -154,10 +156,12 @@ class FakeFence:
 @dataclass(frozen=True)
 class FakeRecording:
     owner: "FakeAccelerator"
+    recorder: "FakeRecorder"
     calls: list[Callable[[], None]]
 
     def replay(self) -> None:
         self.owner.check_not_recording("another recording is replayed")
+        self.owner.on_replay(self.recorder)
         self.owner.given += 1
         with torch.inference_mode():
             for call in self.calls:
@@ -166,7 +170,11 @@ class FakeRecording:
 
 @dataclass
 class FakeRecorder:
+    """pool: of memory, that all of its recordings share."""
+
     owner: "FakeAccelerator"
+    place: DeviceLane | None = None
+    pool: object = field(default_factory=object)
     recorded_bytes: int = 0
 
     def record(self, work: Callable[[], None]) -> FakeRecording:
@@ -179,7 +187,7 @@ class FakeRecorder:
             with _NoHostReads(owner.tape), owner.tape:
                 work()
             self.recorded_bytes += owner.tape.fresh_bytes
-            return FakeRecording(owner, owner.tape.calls)
+            return FakeRecording(owner, self, owner.tape.calls)
         finally:
             owner.tape = None
 
@@ -195,7 +203,10 @@ class _Copy:
 
 @dataclass
 class FakeAccelerator:
-    """See Accelerator. given: pieces of work given to the device; done: how many are known to be done."""
+    """See Accelerator. given: pieces of work given to the device; done: how many are known to be done.
+
+    on_replay: called before every replay, by the thread that asks for it.
+    """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     num_processors: int = 132
@@ -204,6 +215,7 @@ class FakeAccelerator:
     uploads: int = 0
     pinned_bytes: int = 0
     tape: Tape | None = None
+    on_replay: Callable[[FakeRecorder], None] = lambda _: None
     _pinned: dict[int, Tensor] = field(default_factory=dict)
     _leaving: list[_Copy] = field(default_factory=list)
     _arriving: list[_Copy] = field(default_factory=list)
@@ -236,8 +248,8 @@ class FakeAccelerator:
     def fence(self) -> FakeFence:
         return FakeFence(self)
 
-    def recorder(self) -> FakeRecorder:
-        return FakeRecorder(self)
+    def recorder(self, place: DeviceLane | None = None) -> FakeRecorder:
+        return FakeRecorder(self, place)
 
     def wait(self) -> None:
         self.check_not_recording("somebody waits")

@@ -98,6 +98,7 @@ class Static:
     scale: float
     window_left: int
     dtype: torch.dtype
+    kv_dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,9 @@ class FakeWrapper:
     def _keep(self, given: dict[str, Any]) -> None:
         # What is not given defaults to float16, as in the real one.
         dtype = given.get("q_data_type", torch.float16)
-        assert given.get("kv_data_type", dtype) is dtype
+        kv_dtype = given.get("kv_data_type", dtype)
+        assert dtype in (torch.bfloat16, torch.float16), "fa2 has no products of 8-bit queries"
+        assert kv_dtype in (dtype, torch.float8_e4m3fn), (dtype, kv_dtype)
         head_dim = given["head_dim_qk"] if "head_dim_qk" in given else given["head_dim"]
         self.static = Static(
             page_size=given["page_size"],
@@ -204,6 +207,7 @@ class FakeWrapper:
             scale=given.get("sm_scale", 1 / math.sqrt(head_dim)),
             window_left=given.get("window_left", -1),
             dtype=dtype,
+            kv_dtype=kv_dtype,
         )
 
     def _check_workspace(self, rows: list[int]) -> None:
@@ -230,8 +234,13 @@ class FakeWrapper:
         assert static is not None, "run before plan"
         assert arrays is not None
         q, (keys, values), out = given["q"], given["paged_kv_cache"], given["out"]
-        types = {each.dtype for each in (q, keys, values, out)}
-        assert types == {static.dtype}, (types, static.dtype)
+        for each, dtype in (
+            (q, static.dtype),
+            (keys, static.kv_dtype),
+            (values, static.kv_dtype),
+            (out, static.dtype),
+        ):
+            assert each.dtype is dtype, (each.dtype, dtype)
         assert q.shape == out.shape == (len(q), static.num_heads, static.head_dim), q.shape
         assert q.stride(-1) == 1
         assert out.is_contiguous()

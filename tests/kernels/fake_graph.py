@@ -19,11 +19,18 @@ import torch
 from torch import Tensor
 
 from faser.engine.noise import Purpose, uniforms
+from faser.engine.processors import TensorEdits
+from faser.engine.sampling import MASS_ONE, draw
+from faser.engine.spec.verifiers.rejection import accept_probs, replacement_masses
 from faser.engine.torch_choice import TorchChoice
 from faser.kernels.backend import AttentionShape
 from faser.kernels.device_choice import ChoiceRows
 from faser.kernels.device_kernels import DeviceKernels, HeadNorms
+from faser.kernels.draft_verdicts import DraftsToJudge
 from faser.kernels.flashinfer_backend import FlashInferBackend
+from faser.kernels.fp8 import FP8
+from faser.kernels.fp8_cache import as_bytes, stored
+from faser.kernels.logit_edits import Edits
 from faser.kernels.token_choice import NO_TOKEN, Ints, Shaping
 from tests.kernels.fake_device import FakeAccelerator
 from tests.kernels.fake_flashinfer import FakeFlashInfer
@@ -40,6 +47,8 @@ def fake_kernels(accelerator: FakeAccelerator) -> DeviceKernels:
         rope_append=FakeRopeAppend(accelerator),
         token_choice=TorchChoice,
         device_choice=lambda max_rows, width: FakeDeviceChoice(accelerator, max_rows, width),
+        logit_edits=lambda _: FakeLogitEdits(accelerator),
+        draft_verdicts=lambda _: FakeDraftVerdicts(accelerator),
     )
 
 
@@ -70,7 +79,7 @@ class FakeRopeAppend:
             assert each.shape == (rows,), (each.shape, rows)
             assert each.is_contiguous()
         for each in (keys, values):
-            assert each.dtype is qkv.dtype, (each.dtype, qkv.dtype)
+            assert each.dtype in (qkv.dtype, FP8), (each.dtype, qkv.dtype)
             assert each.shape[2:] == (shape.num_kv_heads, shape.head_dim), each.shape
             assert each.is_contiguous()
         self._accelerator.launch(partial(_rope_append, qkv, angles, positions, slots, keys, values, shape, norms))
@@ -97,11 +106,11 @@ def _rope_append(
     if angles is not None:
         _rotate(queries, angles[positions])
         _rotate(new_keys, angles[positions])
-    stored = (slots >= 0).nonzero()[:, 0]
-    places = slots[stored]
+    rows = (slots >= 0).nonzero()[:, 0]
+    places = slots[rows]
     assert len(set(places.tolist())) == len(places), "two rows are stored in one place"
-    keys.view(-1, *keys.shape[2:])[places] = new_keys[stored]
-    values.view(-1, *values.shape[2:])[places] = new_values[stored]
+    for cache, heads in ((keys, new_keys), (values, new_values)):
+        as_bytes(cache).flatten(0, 1)[places] = as_bytes(stored(heads[rows], cache.dtype))
 
 
 def _normalise(heads: Tensor, weight: Tensor, eps: float) -> None:
@@ -184,6 +193,85 @@ class FakeDeviceChoice:
         for each in (chosen, *numbers):
             assert each.shape == (count,), each.shape
             assert each.is_contiguous()
+
+
+class FakeLogitEdits:
+    """See LogitEdits: what the engine's processors do. calls: how often it was called."""
+
+    def __init__(self, accelerator: FakeAccelerator) -> None:
+        self._accelerator = accelerator
+        self.calls = 0
+
+    def apply(self, logits: Tensor, edits: Edits) -> None:
+        self.calls += 1
+        self._accelerator.launch(partial(TensorEdits().apply, logits, edits))
+
+
+class FakeDraftVerdicts:
+    """See DraftVerdicts: the rule of the rejection verifier, row by row. calls: how often it was called."""
+
+    def __init__(self, accelerator: FakeAccelerator) -> None:
+        self._accelerator = accelerator
+        self.calls = 0
+
+    def judge(self, logits: Tensor, drafts: DraftsToJudge, draft_probs: Tensor) -> tuple[Ints, Ints]:
+        self.calls += 1
+        first, num_drafted = drafts.first_row, len(drafts.drafted) - len(drafts.first_row) + 1
+        assert len(logits) == first[-1] == len(drafts.drafted), (logits.shape, first)
+        assert draft_probs.shape == (num_drafted, logits.shape[1]), draft_probs.shape
+        assert draft_probs.is_contiguous()
+        best = _to_masses(logits, drafts)
+        self._accelerator.wait()
+        found = np.array(
+            [
+                _judged(s, range(begin, end), logits.double(), best, drafts, draft_probs)
+                for s, (begin, end) in enumerate(zip(first.tolist(), first[1:].tolist(), strict=False))
+            ]
+        )
+        return found[:, 0], found[:, 1]
+
+
+def _to_masses(logits: Tensor, drafts: DraftsToJudge) -> Ints:
+    """In place; returns the most likely tokens."""
+    choice, shaping = TorchChoice(), drafts.shaping
+    best = choice.best(logits)
+    drawn = np.flatnonzero((shaping.temperature > 0) & (best != NO_TOKEN))
+    for row in np.setdiff1d(np.arange(len(best)), drawn).tolist():
+        logits[row] = 0.0
+        if best[row] != NO_TOKEN:
+            logits[row, int(best[row])] = MASS_ONE
+    if len(drawn):
+        asked = Shaping(
+            temperature=shaping.temperature[drawn],
+            min_p=shaping.min_p[drawn],
+            top_k=shaping.top_k[drawn],
+            top_p=shaping.top_p[drawn],
+        )
+        choice.masses(logits, drawn, best[drawn], asked)
+    return best
+
+
+def _judged(
+    s: int, rows: range, masses: Tensor, best: Ints, drafts: DraftsToJudge, draft_probs: Tensor
+) -> tuple[int, int]:
+    """What becomes of the draft of sequence s."""
+    seeds, positions, start = drafts.seeds, drafts.positions, drafts.positions[rows[0] : rows[0] + 1]
+    for accepted, row in enumerate(rows):
+        one = slice(row, row + 1)
+        if best[row] == NO_TOKEN:
+            return accepted, NO_TOKEN
+        if row == rows[-1]:
+            number = uniforms(seeds[one], positions[one], Purpose.TOKEN)
+            return accepted, int(draw(masses[one], torch.from_numpy(number)))
+        target_probs, line = masses[row] / masses[row].sum(), draft_probs[row - s]
+        token_id = int(drafts.drafted[row])
+        (number,) = uniforms(seeds[one], positions[one], Purpose.ACCEPT, start)
+        if number >= float(accept_probs(target_probs[token_id], line[token_id])):
+            left = replacement_masses(target_probs[None], line[None])
+            return accepted, int(
+                draw(left, torch.from_numpy(uniforms(seeds[one], positions[one], Purpose.REPLACE)))
+            )
+    raise AssertionError("every sequence has a row that judges nothing")
 
 
 def _asked(

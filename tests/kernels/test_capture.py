@@ -26,12 +26,13 @@ from faser.kernels.backend import AttentionPlan, AttentionShape, Backend, KvCach
 from faser.kernels.capture import Bucket, Capture, Recording
 from faser.kernels.factory import make_backend
 from faser.kernels.flashinfer_backend import FlashInferBackend
+from faser.kernels.lanes import DeviceLane
 from faser.kernels.paged_attention import AttentionKind, AttentionWrappers
 from faser.kernels.paged_layout import NO_SLOT
 from faser.kernels.torch_backend import TorchBackend
 from faser.kernels.triton import rope_append
-from tests.kernels.fake_device import FakeAccelerator
-from tests.kernels.fake_flashinfer import FakeFlashInfer
+from tests.kernels.fake_device import FakeAccelerator, FakeRecorder
+from tests.kernels.fake_flashinfer import FakeFlashInfer, FakePrefill
 from tests.kernels.fake_graph import fake_backend, fake_kernels
 from tests.kernels.histories import MOST_ROWS, NUM_SEQUENCES, Steps, histories, shapes
 from tests.kernels.layouts import (
@@ -340,6 +341,41 @@ def test_two_lanes_record_apart() -> None:
         assert_close(lane.step(layout, qkv).float(), reference.step(layout, qkv), rtol=NEAR, atol=NEAR)
 
 
+def lane_of(name: str, num_processors: int) -> DeviceLane:
+    return DeviceLane(name=name, share=num_processors / 132, num_processors=num_processors, stream=f"of {name}")
+
+
+def test_places_of_one_backend_record_apart_and_each_is_the_same_every_time() -> None:
+    backend = fake_backend()
+    places = (lane_of("verify", 120), lane_of("verify", 96))
+    captures = [backend.capture, *(backend.capture_on(each) for each in places)]
+    assert captures[1] is backend.capture_on(lane_of("verify", 120))
+    recorders = [each._recorder for each in captures]
+    assert [each.place for each in recorders if isinstance(each, FakeRecorder)] == [None, *places]
+    assert len({id(each.pool) for each in recorders if isinstance(each, FakeRecorder)}) == 3
+    assert backend.beside().capture_on(places[0]) is not captures[1]
+
+
+def test_work_of_a_place_is_planned_in_wrappers_and_a_workspace_of_its_own() -> None:
+    backend, place = fake_backend(), lane_of("draft", 12)
+    kind = AttentionKind(attention_shape(4, 2, 64), torch.bfloat16, torch.bfloat16, one_row_each=False)
+    layout = layout_of([Span(sequence=1, start=0, rows=7)], shuffled_table(NUM_SEQUENCES, BLOCKS_EACH))
+    bucket = Bucket(rows=9, sequences=3, one_row_each=False)
+    workspaces: dict[DeviceLane | None, set[int]] = {}
+    for here in (None, place, None, place):
+        backend.use(here)
+        assert backend.place == here
+        capture = backend.capture if here is None else backend.capture_on(here)
+        recorded = capture.plan(bucket, BLOCK_SIZE, 8).attention(kind)
+        for wrapper in (backend.plan(layout, BLOCK_SIZE).attention(kind), recorded):
+            assert isinstance(wrapper, FakePrefill)
+            workspaces.setdefault(here, set()).add(wrapper.workspace.data_ptr())
+    assert [len(each) for each in workspaces.values()] == [1, 1]
+    assert workspaces[None] != workspaces[place]
+    backend.use(None)
+    assert backend.place is None
+
+
 def test_a_row_without_a_slot_is_the_same_to_the_kernel_and_the_layout() -> None:
     assert NO_SLOT == rope_append.NO_SLOT
 
@@ -356,5 +392,5 @@ def test_sequences_are_split_unless_each_has_a_processor_anyway(bucket: Bucket, 
     """132 processors of two blocks each, two KV heads."""
     accelerator = FakeAccelerator()
     wrappers = AttentionWrappers(accelerator, FakeFlashInfer(accelerator))
-    kind = AttentionKind(attention_shape(4, 2, 64), torch.bfloat16, bucket.one_row_each)
+    kind = AttentionKind(attention_shape(4, 2, 64), torch.bfloat16, torch.bfloat16, bucket.one_row_each)
     assert wrappers.splits(kind, bucket.sequences) is splits

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from faser.errors import ConfigError
-from faser.kernels.cuda_device import CudaDevice, CudaFacts, cuda_facts, open_cuda
+from faser.kernels.cuda_device import (
+    CudaDevice,
+    CudaFacts,
+    cuda_facts,
+    open_cuda,
+    products_without,
+    stream_of,
+)
+from faser.kernels.lanes import DeviceLane
 
 HOPPER, TURING = (9, 0), (7, 5)
 
@@ -43,3 +51,37 @@ def test_the_wide_product_is_one_that_torch_knows() -> None:
     out = torch.empty(2, 3, device="meta")
     found = CudaDevice(torch.device("cuda", 0)).wide_product(x, weight.t(), out)
     assert (found.shape, found.dtype) == ((2, 3), torch.float32)
+
+
+class Bindings:
+    """torch's, as far as they are used here."""
+
+    def __init__(self) -> None:
+        self.said: list[int | None] = []
+
+    def _set_sm_carveout_experimental(self, idle: int | None) -> None:
+        self.said.append(idle)
+
+
+def test_products_are_told_of_idle_processors_while_work_is_recorded_and_never_longer() -> None:
+    bindings = Bindings()
+    with products_without(12, bindings):
+        assert bindings.said == [12]
+    with pytest.raises(ZeroDivisionError), products_without(36, bindings):
+        raise ZeroDivisionError
+    assert bindings.said == [12, None, 36, None]
+    with products_without(0, bindings), products_without(12, object()):
+        assert bindings.said[4:] == []
+
+
+def test_torch_knows_of_idle_processors() -> None:
+    with products_without(12):
+        assert torch._C._get_sm_carveout_experimental() == 12
+    assert torch._C._get_sm_carveout_experimental() is None
+
+
+def test_a_lane_is_recorded_on_a_stream_of_torch_and_on_nothing_else() -> None:
+    assert issubclass(torch.cuda.ExternalStream, torch.cuda.Stream)
+    place = DeviceLane(name="draft", share=0.25, num_processors=36, stream="no stream")
+    with pytest.raises(AssertionError, match="the draft lane's stream is 'no stream'"):
+        stream_of(place, torch.device("cuda", 0))

@@ -9,7 +9,7 @@ keys' weight replaced by the queries', values rotated too, every layer read from
 two; planned only once, planned anew without waiting, one plan for all kinds of layers, index arrays never sent,
 float16 by default, a kernel that FlashInfer chooses itself, a workspace for two lanes; a bias dropped beside a
 residual, a residual that is overwritten before it is added, a weight that is not copied; a keyword that does
-not exist, an argument missing.
+not exist, an argument missing; keys and values planned with the queries' type or the other way round.
 """
 
 import json
@@ -32,6 +32,8 @@ from faser.errors import ConfigError
 from faser.kernels.backend import AttentionPlan, AttentionShape, Backend, KvCache, PackedLinear
 from faser.kernels.flashinfer_backend import FlashInferBackend
 from faser.kernels.flashinfer_library import load_flashinfer
+from faser.kernels.fp8 import FP8
+from faser.kernels.fp8_cache import as_bytes
 from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.fake_device import FakeAccelerator
 from tests.kernels.fake_flashinfer import FakeFlashInfer
@@ -108,6 +110,30 @@ def test_steps_give_what_the_reference_gives(
         check(step(backend, cache, shape, layout, qkv, angles), wanted)
 
 
+@settings(max_examples=30, deadline=None)
+@given(steps=histories(), shape=shapes(), rotates=st.booleans(), dtype=st.sampled_from(DTYPES))
+def test_steps_over_8_bit_keys_and_values_give_what_the_reference_gives(
+    steps: Steps, shape: AttentionShape, rotates: bool, dtype: torch.dtype
+) -> None:
+    """Oracle: the torch backend, which rounds what it rotated in the same places, over the same stored bits."""
+    backend, library, _ = fake()
+    table = shuffled_table(3, 6)
+    size = kv_shape(shape, 18, FP8)
+    cache, its_cache = backend.allocate_kv(size), REFERENCE.allocate_kv(size)
+    angles = rotary_angles(64) if rotates else None
+    generator = torch.Generator().manual_seed(len(steps))
+    for spans in steps:
+        layout = layout_of(spans, table)
+        qkv = torch.randn(len(layout.positions), qkv_width(shape), generator=generator).to(dtype)
+        wanted = step(REFERENCE, its_cache, shape, layout, qkv, angles)
+        check(step(backend, cache, shape, layout, qkv, angles), wanted)
+    for part, its_part in zip(cache.layer(1), (its_cache.keys[1], its_cache.values[1]), strict=True):
+        assert torch.equal(as_bytes(part), as_bytes(its_part))
+    for wrapper in library.wrappers:
+        assert wrapper.static is not None
+        assert (wrapper.static.dtype, wrapper.static.kv_dtype) == (dtype, FP8)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_head_norms_come_before_the_rotation(head_dim: int, dtype: torch.dtype) -> None:
@@ -145,10 +171,11 @@ def grown(backend: Backend, shape: AttentionShape, rows: int) -> tuple[KvCache, 
     return cache, table
 
 
-def test_copied_blocks_attend_alike_in_every_layer() -> None:
+@pytest.mark.parametrize("kv_dtype", [torch.float16, FP8])
+def test_copied_blocks_attend_alike_in_every_layer(kv_dtype: torch.dtype) -> None:
     backend, _, _ = fake()
     shape = attention_shape(2, 2, 64)
-    cache = backend.allocate_kv(kv_shape(shape, 6, torch.float16))
+    cache = backend.allocate_kv(kv_shape(shape, 6, kv_dtype))
     tables = torch.tensor([[4, 1], [0, 5]], dtype=torch.int32)
     first = layout_of([Span(sequence=0, start=0, rows=20)], tables)
     for layer in range(2):
@@ -271,11 +298,13 @@ def test_small_operations_give_what_the_reference_gives(dtype: torch.dtype) -> N
     assert torch.equal(rows, x[[3, 0, 3]])
 
 
-def test_a_cache_starts_at_zero_and_has_the_bytes_that_were_asked_for() -> None:
+@pytest.mark.parametrize("kv_dtype", [*DTYPES, FP8])
+def test_a_cache_starts_at_zero_and_has_the_bytes_that_were_asked_for(kv_dtype: torch.dtype) -> None:
     backend, _, _ = fake()
-    size = kv_shape(attention_shape(1, 2, 64), 3, torch.bfloat16)
+    size = kv_shape(attention_shape(1, 2, 64), 3, kv_dtype)
     data = backend.allocate_kv(size).data
-    assert not data.any()
+    assert data.dtype is kv_dtype
+    assert not as_bytes(data).any()
     assert data.numel() * data.itemsize == size.total_bytes
     keys, values = data[0]
     assert keys.stride() == values.stride()
@@ -299,8 +328,9 @@ def test_a_type_without_kernels_is_refused() -> None:
     backend, _, _ = fake()
     with pytest.raises(ConfigError, match="bfloat16 and float16; the weight is float32"):
         backend.pack(torch.zeros(1, 1))
-    with pytest.raises(ConfigError, match="bfloat16 and float16; the KV cache is float32"):
-        backend.allocate_kv(kv_shape(attention_shape(1, 1, 64), 1, torch.float32))
+    for dtype, name in ((torch.float32, "float32"), (torch.float8_e5m2, "float8_e5m2")):
+        with pytest.raises(ConfigError, match=f"float16 and float8_e4m3fn; the KV cache is {name}"):
+            backend.allocate_kv(kv_shape(attention_shape(1, 1, 64), 1, dtype))
 
 
 def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it() -> None:

@@ -14,6 +14,7 @@ from faser.config import child_environment
 from faser.errors import ConfigError
 from faser.kernels.flashinfer_build import (
     ARCH,
+    FP8_MODULES,
     MODULES,
     VERSION,
     WINDOW_MODULES,
@@ -49,16 +50,17 @@ def package(folder: Path) -> Path:
     """A folder to import flashinfer from, and in it a toolkit, whose nvcc is never called."""
     files = {
         "specs.py": SPECS,
-        "torch.py": "bfloat16, int32 = 'bf16', 'i32'",  # the real one takes seconds
+        "torch.py": "bfloat16, float8_e4m3fn, int32 = 'bf16', 'e4m3', 'i32'",  # the real one takes seconds
         "flashinfer/__init__.py": "",
         "flashinfer/jit/__init__.py": "",
         "flashinfer/jit/attention/__init__.py": (
             "from specs import Spec\n"
-            "def gen_batch_decode_module(*a): return Spec(f'decode_{a[4]}_{a[6]}_{a[7]}_{a[8]}')"
+            "def gen_batch_decode_module(*a): return Spec(f'decode_{a[1]}_{a[4]}_{a[6]}_{a[7]}_{a[8]}')"
         ),
         "flashinfer/jit/attention/modules.py": (
             "from specs import Spec\n"
-            "def _gen_batch_prefill_primary_module(*a): return Spec(f'{a[0]}_{a[5]}_{a[7]}_{a[8]}_{a[9]}_{a[10]}')"
+            "def _gen_batch_prefill_primary_module(*a):\n"
+            "    return Spec(f'{a[0]}_{a[2]}_{a[5]}_{a[7]}_{a[8]}_{a[9]}_{a[10]}')"
         ),
         "flashinfer/jit/activation.py": "from specs import Spec\ngen_act_and_mul_module = Spec",
         "cuda/bin/nvcc": "",
@@ -85,12 +87,15 @@ def test_modules_are_compiled_one_by_one_and_kept(tmp_path: Path) -> None:
     first = build("norm", "prefill_64_window")
     assert [(each.name, each.kept) for each in first] == [("norm", False), ("prefill_64_window", False)]
     assert (out / "norm" / "norm.so").read_text() == "norm for 8.6"
-    assert (out / "fa2_64_0_True_False_False" / "fa2_64_0_True_False_False.so").exists()
+    assert (out / "fa2_bf16_64_0_True_False_False" / "fa2_bf16_64_0_True_False_False.so").exists()
     again = build("decode_128", "norm")
     assert [(each.name, each.kept) for each in again] == [("decode_128", False), ("norm", True)]
-    assert (out / "decode_128_0_False_False" / "decode_128_0_False_False.so").exists()
+    assert (out / "decode_bf16_128_0_False_False" / "decode_bf16_128_0_False_False.so").exists()
     assert [line.split()[0] for line in told] == ["norm", "prefill_64_window", "decode_128", "norm"]
     assert told[-1].endswith("is there already")
+    build("prefill_64_fp8", "decode_128_window_fp8")
+    assert (out / "fa2_e4m3_64_0_False_False_False").is_dir()
+    assert (out / "decode_e4m3_128_0_True_False").is_dir()
 
 
 def test_a_module_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -132,7 +137,8 @@ def test_modules_of_each_version_and_arch_have_a_folder(capability: tuple[int, i
     assert VERSION == SIGNED_VERSION
 
 
-def test_windows_need_modules_of_attention_only() -> None:
+def test_windows_and_8_bit_keys_need_modules_of_attention_only() -> None:
+    assert {f"{name}_fp8" for name in (*MODULES[2:], *WINDOW_MODULES)} == set(FP8_MODULES)
     assert WINDOW_MODULES == ("decode_64_window", "decode_128_window", "prefill_64_window", "prefill_128_window")
     assert set(MODULES) == {
         "silu_and_mul",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from faser.kernels.flashinfer_build import MODULES, VERSION, WINDOW_MODULES, modules_dir
+from faser.kernels.flashinfer_build import FP8_MODULES, MODULES, VERSION, WINDOW_MODULES, modules_dir
 from faser.kernels.flashinfer_modules import (
     Attention,
     Module,
@@ -16,6 +16,7 @@ from faser.kernels.flashinfer_modules import (
     needed_modules,
 )
 
+KNOWN = MODULES + WINDOW_MODULES + FP8_MODULES
 LAST = "dtype_idx_i32_head_dim_qk_64_head_dim_vo_64_posenc_0"
 NAMES = {
     Module(name="norm"): "norm",
@@ -30,6 +31,13 @@ NAMES = {
         f"batch_prefill_with_kv_cache_dtype_q_bf16_dtype_kv_bf16_dtype_o_bf16_{LAST}_use_swa_False_use_logits_cap_False"
         "_f16qk_False_kv_stride_equal"
     ),
+    Module(name="decode_64_window_fp8"): (
+        f"batch_decode_with_kv_cache_dtype_q_bf16_dtype_kv_e4m3_dtype_o_bf16_{LAST}_use_swa_True_use_logits_cap_False"
+    ),
+    Module(name="prefill_64_fp8", dtype="float16"): (
+        f"batch_prefill_with_kv_cache_dtype_q_f16_dtype_kv_e4m3_dtype_o_f16_{LAST}_use_swa_False_use_logits_cap_False"
+        "_f16qk_False_kv_stride_equal"
+    ),
 }
 
 
@@ -39,7 +47,7 @@ def test_a_module_has_flashinfers_name(module: Module) -> None:
 
 
 @pytest.mark.skipif(find_spec("flashinfer") is None, reason="flashinfer is not installed")
-@pytest.mark.parametrize("name", MODULES + WINDOW_MODULES)
+@pytest.mark.parametrize("name", KNOWN)
 def test_flashinfer_itself_calls_the_module_so(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Oracle: the package."""
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
@@ -51,21 +59,24 @@ def test_flashinfer_itself_calls_the_module_so(name: str, monkeypatch: pytest.Mo
 
 def test_every_module_that_can_be_compiled_has_a_time() -> None:
     assert all(each.seconds > 0 for each in known_modules())
-    assert {each.name for each in known_modules()} == set(MODULES + WINDOW_MODULES)
+    assert {each.name for each in known_modules()} == set(KNOWN)
     assert {each.name for each in known_modules() if each.dtype == "float16"} == {
-        name for name in MODULES + WINDOW_MODULES if name.startswith(("decode", "prefill"))
+        name for name in KNOWN if name.startswith(("decode", "prefill"))
     }
 
 
 def test_a_model_needs_each_module_once() -> None:
-    plain = Attention(head_dim=64, window=False, dtype="bfloat16", decodes=True)
-    window = Attention(head_dim=64, window=True, dtype="bfloat16", decodes=False)
-    assert [each.label for each in needed_modules([plain, window, plain])] == [
+    plain = Attention(head_dim=64, window=False, dtype="bfloat16", fp8=False, decodes=True)
+    window = Attention(head_dim=64, window=True, dtype="bfloat16", fp8=False, decodes=False)
+    small = Attention(head_dim=64, window=True, dtype="bfloat16", fp8=True, decodes=True)
+    assert [each.label for each in needed_modules([plain, window, plain, small])] == [
         "silu_and_mul",
         "norm",
         "prefill_64",
         "decode_64",
         "prefill_64_window",
+        "prefill_64_window_fp8",
+        "decode_64_window_fp8",
     ]
 
 

@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
+from faser.kernels.lanes import DeviceLane
 from faser.kernels.native_backend import NativeBackend
 from faser.kernels.native_build import library_path
 from faser.kernels.native_pool import LanePools, NativePool
 from faser.kernels.torch_backend import TorchBackend
 from tests.kernels.layouts import Span, attention_shape, kv_shape, layout_of, qkv_width, shuffled_table, step
+
+pytestmark = pytest.mark.alone
 
 USABLE = sorted(os.sched_getaffinity(0))
 two_cores = pytest.mark.skipif(len(USABLE) < 2, reason="needs two cores")
@@ -317,3 +320,9 @@ def test_a_forked_child_has_lanes_of_its_own_and_both_exit_without_closing(kerne
         [sys.executable, "-c", FORKS, str(kernel_cache)], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_lane_of_a_gpu_is_refused(backend: NativeBackend) -> None:
+    place = DeviceLane(name="draft", share=0.25, num_processors=36, stream=None)
+    with pytest.raises(ConfigError, match="computes on cpu; it cannot use the draft lane of a GPU"):
+        backend.use(place)

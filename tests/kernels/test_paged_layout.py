@@ -134,6 +134,28 @@ def test_padding_stands_behind_what_is_there_and_stores_nothing(
     assert found.slots[tight.rows :].tolist() == [NO_SLOT] * rows
 
 
+@given(case=layouts(), more=st.tuples(st.integers(0, 3), st.integers(0, 9)))
+def test_what_is_read_lies_at_the_beginning_of_the_buffer(
+    case: tuple[RowLayout, int], more: tuple[int, int]
+) -> None:
+    """And nothing less: pages end it, those of sequences that are not there among them."""
+    layout, block_size = case
+    sequences, pages = more
+    tight = paged_layout(layout, block_size, empty).sizes
+    sizes = LayoutSizes(
+        rows=tight.rows, sequences=tight.sequences + sequences, pages=tight.pages + sequences + pages
+    )
+    found = padded(layout, block_size, sizes, one_row_each=False)
+    sent = torch.full_like(found.packed, NOWHERE)
+    sent[: found.num_used] = found.packed[: found.num_used]
+    arrived = found.within(sent)
+    used = tight.pages + sequences
+    assert arrived.page_indices[:used].tolist() == found.page_indices[:used].tolist()
+    assert arrived.page_indices[used:].tolist() == [NOWHERE] * pages
+    for name in ("query_indptr", "page_indptr", "last_page_len", "seq_len", "positions", "slots"):
+        assert torch.equal(getattr(arrived, name), getattr(found, name)), name
+
+
 def test_sequences_that_are_not_there_have_a_row_each_where_all_have_one() -> None:
     layout = layout_of([Span(sequence=s, start=5, rows=1) for s in range(2)], shuffled_table(2, 3))
     found = padded(layout, 4, LayoutSizes(rows=5, sequences=5, pages=9), one_row_each=True)

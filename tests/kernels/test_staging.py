@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from faser.kernels.staging import Fetcher, StagedNumbers
+from faser.kernels.staging import Fetcher, StagedNumbers, Staging
 from tests.kernels.fake_device import FakeAccelerator
 
 
@@ -55,6 +55,17 @@ def test_a_place_on_the_device_stays_where_it_is() -> None:
         stage.host()[:] = 0
         stage.send()
         assert stage.device.data_ptr() == place
+
+
+def test_a_part_can_be_sent() -> None:
+    """What is behind it stays as it was sent before."""
+    accelerator = FakeAccelerator()
+    staging = Staging(accelerator, 4, torch.int32)
+    for value, count in ((1, None), (2, 3), (3, 1), (4, 0)):
+        staging.hosts[staging.claim()].fill_(value)
+        staging.send(count)
+    assert staging.device.tolist() == [3, 2, 2, 1]
+    accelerator.wait()
 
 
 def test_fetched_values_are_those_of_the_moment_and_stay() -> None:

@@ -85,6 +85,10 @@ def _pack(
         quantise = None if quantization is None else quantise_weight
         return pack_weights(source, config.spec, backend, dtype, progress, quantise=quantise)
     quantised = Fp8Source(source)
+    if quantised.has_cache_scales:
+        _log.info(
+            "%s has scales of keys and values; they are not used, --kv-cache-dtype fp8 stores with one", directory
+        )
     if not backend.has_fp8:
         _log.warning(
             "%s is quantised (%s) and the %s backend has no fp8 products on %s: weights are dequantised to %s, "

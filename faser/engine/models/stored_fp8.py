@@ -11,12 +11,16 @@ from faser.errors import ModelError
 from faser.kernels.fp8 import FP8, Fp8Rows
 
 # Scales that nothing here needs. Rows of activations get scales of their own in every step, finer than one that
-# was fixed for all of them; keys and values are not stored quantised.
-_UNUSED = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
+# was fixed for all of them; keys and values are stored with a scale of one.
+_OF_CACHE = (".k_scale", ".v_scale", ".kv_scale")
+_UNUSED = (".input_scale", ".output_scale", ".q_scale", *_OF_CACHE)
 
 
 class Fp8Source:
-    """A WeightSource over a quantised one: `get` dequantises. Scales have no names of their own here."""
+    """A WeightSource over a quantised one: `get` dequantises. Scales have no names of their own here.
+
+    has_cache_scales: there are scales of keys and values, which nobody uses.
+    """
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
@@ -24,6 +28,7 @@ class Fp8Source:
         known = set(stored)
         self._quantised = {name for name in stored if _scale_name(name) in known}
         scales = {_scale_name(name) for name in self._quantised}
+        self.has_cache_scales = any(name.endswith(_OF_CACHE) for name in stored)
         self._names = [name for name in stored if name not in scales and not name.endswith(_UNUSED)]
 
     def names(self) -> list[str]:

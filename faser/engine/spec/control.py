@@ -63,12 +63,14 @@ class Overlap:
     """That drafts may be made ahead, on a partition of this name. lanes: what that costs, by share.
 
     mode: auto, on, or off until somebody wants it otherwise. every: steps between two judgements.
+    fallback: why the partition is not the one that was asked for; empty: it is.
     """
 
     name: str
     lanes: tuple[CoRun, ...]
     mode: str = "auto"
     every: int = 32
+    fallback: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +129,7 @@ class SpeculationControl:
         self._standing = Standing(self._acceptance, num_slots, config.cap, looks=not costs.has_passes)
         self._tally = Tally(num_slots, config.cap, (*config.classes,), details=details)
         partition = SERIAL if overlap is None else overlap.name
+        self._partition, self._fallback = partition, "" if overlap is None else overlap.fallback
         self._journal = Journal(costs, partition, times_itself=times_itself)
         self._reader = DraftReader(config.cap)
         self._asked: _Asked | None = None
@@ -325,6 +328,8 @@ class SpeculationControl:
             self._journal.stats(tally, lanes),
             draft_share=0.0 if ahead.lanes is None else ahead.lanes.share,
             overlap_s=ahead.overlap_s,
+            partition=self._partition,
+            partition_fallback=self._fallback,
         )
 
     def sent_ahead(self, wish: AheadWish, behind: tuple[tuple[int, ...], ...]) -> None:

@@ -1,8 +1,6 @@
 """Quantising rows to 8-bit floats in one launch: the largest magnitude of each, its scale, and its values.
 
-The same bits as kernels/fp8.quantise_rows gives, which is the definition. Values are rounded by integer arithmetic
-and not by the device's conversion, because Triton's interpreter has a conversion that rounds otherwise: so the
-tests without a GPU are about the bits that a GPU writes.
+The same bits as kernels/fp8.quantise_rows gives, which is the definition.
 """
 
 import torch
@@ -11,6 +9,7 @@ from torch import Tensor
 
 from faser.errors import EngineError
 from faser.kernels.fp8 import FP8, FP8_MAX, LEAST_LARGEST
+from faser.kernels.triton.float8 import code
 from faser.kernels.triton.tensors import EXACT, expect, expect_lines, jit, next_power_of_2
 
 WIDEST = 1 << 16  # a row stays in the registers of one program
@@ -20,29 +19,6 @@ _MOST_WARPS = 16
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LIMIT = tl.constexpr(FP8_MAX)
 _LEAST = tl.constexpr(LEAST_LARGEST)
-_SIZE_BITS = tl.constexpr(0x7FFFFFFF)
-_NORMAL_FROM = tl.constexpr(0x3C800000)  # 2**-6, the least normal float8
-_INFINITY = tl.constexpr(0x7F800000)
-_BIAS_STEP = tl.constexpr((127 - 7) << 3)  # between the exponents of float32 and float8, above 3 bits of mantissa
-_SUBNORMAL_UNIT = tl.constexpr(2.0**14)  # float32 numbers from here on are 2**-9 apart, as float8's subnormals
-_SUBNORMAL_BITS = tl.constexpr(0x46800000)  # the same number's bits
-_NOT_A_NUMBER = tl.constexpr(0x7F)
-
-
-@jit
-def _code(value):
-    """The bits of float8_e4m3fn nearest to float32 values of at most 448, ties to even, as int32.
-
-    Of a normal number 20 bits of the mantissa are rounded off, and a carry may run into the exponent. A subnormal
-    one is added to a number so large that the sum is rounded to the right multiple.
-    """
-    bits = value.to(tl.int32, bitcast=True)
-    size = bits & _SIZE_BITS
-    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - _BIAS_STEP
-    subnormal = (tl.abs(value) + _SUBNORMAL_UNIT).to(tl.int32, bitcast=True) - _SUBNORMAL_BITS
-    code = tl.where(size < _NORMAL_FROM, subnormal, normal)
-    code = tl.where(size > _INFINITY, _NOT_A_NUMBER, code)
-    return code | ((bits >> 24) & 0x80)
 
 
 @jit
@@ -55,8 +31,8 @@ def _quantise(x, stride, codes, scales, width, BLOCK: tl.constexpr):
     largest = tl.maximum(tl.max(tl.abs(value)), _LEAST)
     limit = tl.full(largest.shape, _LIMIT, tl.float32)
     tl.store(scales + row, tl.div_rn(largest, limit))
-    code = _code(value * tl.div_rn(limit, largest))
-    tl.store(codes + row * width + column, code.to(tl.uint8), mask=inside)
+    bits = code(value * tl.div_rn(limit, largest))
+    tl.store(codes + row * width + column, bits.to(tl.uint8), mask=inside)
 
 
 def quantise_rows(x: Tensor, values: Tensor, scales: Tensor) -> None:

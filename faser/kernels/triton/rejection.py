@@ -1,7 +1,7 @@
 """Verdicts on drafts that were sampled: each drafted token is judged by its own two probabilities.
 
 Leviathan et al., arXiv:2211.17192, algorithm 1, as engine/spec/verifiers/rejection.py has it, bit for bit: p there
-is what the target's masses say, q what the token was drawn from. Rows lie as in acceptance.py, drafts ragged:
+is what the target's masses say, q what the token was drawn from. Rows lie as in kernels/draft_verdicts.py:
 
     row             |  0    1    2    |   3   |   4     5    |
     drafted         |  x_1  x_2   -   |   -   |   x_1   -    |

@@ -215,6 +215,18 @@ def test_fixed_scales_of_inputs_are_said_not_to_be_used(tmp_path: Path, caplog: 
     assert "fixes the scales of inputs; they are not used" in caplog.text
 
 
+def test_scales_of_keys_and_values_are_said_not_to_be_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = stored_weights(tiny_weights(), by_channel=False)
+    stored["model.layers.0.self_attn.k_scale"] = torch.ones(1)
+    fp8, _ = write_pair(tmp_path, FP8_DYNAMIC, stored)
+    with caplog.at_level(logging.INFO, "faser"):
+        decoder(fp8, TorchBackend())
+    (message,) = caplog.messages
+    assert message.endswith("scales of keys and values; they are not used, --kv-cache-dtype fp8 stores with one")
+
+
 def test_the_native_backend_dequantises_a_checkpoint_and_refuses_to_quantise_one(
     tmp_path: Path, kernel_cache: Path
 ) -> None:

@@ -9,7 +9,8 @@ import random
 import pytest
 
 from faser.engine.batch import BlockTable
-from faser.engine.graphs import GraphRunner, Guessing
+from faser.engine.graph_sizes import Guessing
+from faser.engine.graphs import GraphRunner
 from faser.engine.plan import SequenceStart, StopRule
 from faser.engine.spec.draft_choice import WINDOW, CoupledChoice, GreedyChoice, GuessedChoice
 from faser.engine.spec.fed_passes import FedPassLoop

@@ -19,28 +19,37 @@ from faser.kernels.triton.tensors import EXACT
 
 TYPES = {
     "*fp32": (
-        "logits chunk_largest chunk_next largest lead leads temperature log_min_p masses bias angles scales "
+        "logits chunk_largest chunk_next largest lead leads temperature log_min_p masses angles scales "
         "row_scales column_scales"
     ),
-    "*fp64": "out output_counts repetition frequency presence top_p draft_probs chunk_inside",
+    "*fp64": "out bias output_counts repetition frequency presence top_p draft_probs chunk_inside",
     "*i64": (
         "seeds positions draft_starts chunk_best best chunk_weight chunk_mass kept_mass rests sums next_sums "
-        "chunk_ties top_k chosen drafted own chunk_residual chunk_target token_ids slots chunk_first source"
+        "chunk_ties top_k chosen drafted own chunk_residual chunk_target token_ids slots chunk_first source "
+        "rows row_start"
     ),
-    "*i32": "edge_key edge_id prefixes first_row num_accepted row_start num_staying staying next_first_row",
+    "*i32": "counts edge_key edge_id prefixes first_row num_accepted",
     "*bf16": "qkv keys values q_weight k_weight x addend residual scaled",
     "*u8": "codes",
     "i32": (
-        "stride width purpose count num_rows draft_stride num_sequences out_stride residual_stride level rest_bits"
+        "stride width purpose count num_rows draft_stride out_stride residual_stride level rest_bits num_halvings"
     ),
     "i64": "window_bits",
     "fp32": "eps",
 }
 TYPE_OF = {name: kind for kind, names in TYPES.items() for name in names.split()}
-SIZES: dict[str, Any] = {"NUM_CHUNKS": 63, "SPAN": 64, "BLOCK": 2048, "SPAN_ROWS": 8, "SEQUENCES": 64, "ROWS": 512}
-SIZES |= {"BY_MASS": True, "WRITE": True, "FIRST": False, "NORM": True, "ROTATE": True, "GIVEN": False}
-SIZES |= {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "ADDS": True, "HAS_RESIDUAL": True}
-OTHERS = {"_gather": {"out": "*bf16"}, "_scale": {"sums": "*fp32"}}
+SIZES: dict[str, Any] = {"NUM_CHUNKS": 63, "SPAN": 64, "BLOCK": 2048, "SPAN_ROWS": 8}
+SIZES |= {
+    "BY_MASS": True,
+    "WRITE": True,
+    "FIRST": False,
+    "NORM": True,
+    "ROTATE": True,
+    "GIVEN": False,
+    "AS_FP8": False,
+}
+SIZES |= {"MOST": 1024, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "ADDS": True, "HAS_RESIDUAL": True}
+OTHERS = {"_scale": {"sums": "*fp32"}}
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_digit_sums": [{"BY_MASS": by_mass, "FIRST": first} for by_mass in (True, False) for first in (True, False)],
     "_settle": [{"BY_MASS": False}],
@@ -48,6 +57,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_draw": [{"GIVEN": True}],
     "_drawn_guess": [{"GIVEN": True}],
     "_chunk_guess": [{"GIVEN": True}],
+    "_rope_append": [{"AS_FP8": True}],
 }
 
 
@@ -56,6 +66,7 @@ def assembly(kernel: Any, changed: dict[str, Any]) -> str:
     name = kernel.__name__
     sizes = {each: changed.get(each, SIZES[each]) for each in kernel.arg_names if each.isupper()}
     types = TYPE_OF | OTHERS.get(name, {}) | ({"source": "*fp64"} if changed.get("GIVEN") else {})
+    types |= {"keys": "*u8", "values": "*u8"} if changed.get("AS_FP8") else {}
     signature = {each: "constexpr" if each in sizes else types[each] for each in kernel.arg_names}
     constants = {(kernel.arg_names.index(each),): sizes[each] for each in sizes}
     source = ASTSource(kernel, signature, constexprs=constants)

@@ -8,7 +8,6 @@ step of the generator left out.
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 from torch import Tensor
 
 from faser.engine.plan import SequenceStart
@@ -133,7 +132,6 @@ def test_no_rows_are_no_work() -> None:
     assert choice.best(logits[:0]).tolist() == []
 
 
-@settings(max_examples=30)
 @pytest.mark.slow
 def test_a_sampler_chooses_the_same_tokens_with_it() -> None:
     """Greedy and random requests side by side, penalties and masks, a row that is no numbers, several steps."""

@@ -4,13 +4,14 @@ import logging
 
 from faser.engine.sampler import Sampler
 from faser.engine.spec.verify import Verifier
+from faser.kernels.draft_verdicts import DraftVerdicts
 from faser.speculation import SpeculationConfig
 
 _log = logging.getLogger("faser")
 
 
-def make_verifier(config: SpeculationConfig, sampler: Sampler) -> Verifier:
-    """The verifier of rejection_sample_method, for drafts made by draft_sample_method.
+def make_verifier(config: SpeculationConfig, sampler: Sampler, kernels: DraftVerdicts | None = None) -> Verifier:
+    """The verifier of rejection_sample_method, for drafts made by draft_sample_method. kernels: for rejection.
 
     Greedy drafts are point masses. Block verification then accepts, in expectation, exactly what `coupled` does,
     and only the latter leaves the tokens untouched too, so both methods get it.
@@ -33,7 +34,12 @@ def make_verifier(config: SpeculationConfig, sampler: Sampler) -> Verifier:
         case "standard" if sampled:
             from faser.engine.spec.verifiers.rejection import Rejection
 
-            return Rejection(sampler)
+            rejection = Rejection(sampler)
+            if kernels is None:
+                return rejection
+            from faser.engine.spec.verifiers.device_rejection import DeviceRejection
+
+            return DeviceRejection(sampler, kernels, rejection)
         case "standard" | "block":
             from faser.engine.spec.verifiers.coupled import Coupled
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.sampler import NO_TOKEN, PreparedRows, Sampler
+from faser.engine.sampler import NO_TOKEN, EditedRows, PreparedRows, Sampler
 from faser.engine.spec.verify import DraftedRows, Verdict
 
 Ints = NDArray[np.int64]
@@ -49,6 +49,14 @@ class JudgedRows:
 
     def prepare(self, sampler: Sampler, logits: Tensor) -> PreparedRows:
         """Bias, penalties and masks; every row takes the drafted tokens before it for output."""
+        return sampler.prepare(logits, *self._asked())
+
+    def edit(self, sampler: Sampler, logits: Tensor) -> EditedRows:
+        """The first part of `prepare`, in which nobody asks whether a token can be chosen."""
+        return sampler.edit(logits, *self._asked())
+
+    def _asked(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
+        """Slots, positions, and drafted tokens before each row."""
         slots: list[int] = []
         positions: list[int] = []
         ahead: list[tuple[int, ...]] = []
@@ -57,7 +65,7 @@ class JudgedRows:
             slots += [each.slot] * num
             positions += range(each.position, each.position + num)
             ahead += [each.draft[:i] for i in range(num)]
-        return sampler.prepare(logits, slots, positions, ahead)
+        return slots, positions, ahead
 
     def last_reached(self, accepted: Bools) -> Ints:
         """[S] each sequence's first row whose drafted token is not accepted. accepted: [R]."""

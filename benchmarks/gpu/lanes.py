@@ -1,0 +1,196 @@
+"""Phase `lanes`: whether the device can be divided, what a part of it can do, and what two parts cost each other.
+
+splits     what the driver makes of wishes for 8, 16 … processors
+rates      bytes and operations a second of a part, by its processors
+stays      whether kernels of every kind stay on the part whose stream they were given to or recorded on: they then
+           take longer on a small part than on everything; and the processors that the probe saw
+company    two busy lanes against the same work in turns, by kinds, for every partition and share
+matrix     steps of the target beside passes of the draft model, each over its time alone
+
+What the driver refuses is a result here: what takes parts is then left out, and streams are measured.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.gpu import lane_loads, lane_matrix
+from benchmarks.gpu.lane_loads import KINDS, Load, median_s
+from benchmarks.gpu.lane_places import GreenPlaces, Places, ThreadPlaces
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.record import Desk, Json
+from benchmarks.gpu.timing import DeviceClock, clock_of
+from faser.engine.gpu_partition import make_gpu_partition
+from faser.engine.partition import Partition, core_numbers, make_partition
+from faser.errors import ConfigError
+from faser.kernels.green_contexts import GreenContextError, open_green_driver
+from faser.kernels.lane_device import CudaLaneDevice
+from faser.kernels.triton.whereabouts import MOST_PROCESSORS, count_blocks, whereabouts
+
+_STAYS = 2.0  # times as long on the smallest part: 8 of 132 processors have a sixteenth of them
+_BUSY_S = 3e-3  # about how long a lane works in a pair
+_ROUNDS = 5
+_PAIRS = (("product", "product"), ("traffic", "traffic"), ("product", "traffic"), ("traffic", "product"))
+
+
+def run(plan: Plan, desk: Desk) -> None:
+    clock = clock_of(plan.device)
+    try:
+        places = _places(plan)
+        desk.keep("splits", splits(places))
+        desk.keep("refused", None)
+    except GreenContextError as refused:
+        desk.keep("refused", str(refused))
+    else:
+        _rates(plan, desk, places, clock)
+        _stays(plan, desk, places, clock)
+        places.close()
+    for name in plan.sizes.partitions:
+        if desk.may_begin(f"company by {name}"):
+            _company(plan, desk, name, clock)
+    lane_matrix.run(plan, desk)
+
+
+def _places(plan: Plan) -> Places:
+    if plan.dry_run:
+        return ThreadPlaces(min(len(core_numbers()), 2))
+    device = torch.device("cuda", torch.cuda.current_device())
+    lanes = CudaLaneDevice(device)
+    return GreenPlaces(open_green_driver(device), lanes)
+
+
+def splits(places: Places) -> list[Json]:
+    return [
+        {"wanted": width, "part": part, "left": left}
+        for width in places.widths()[:-1]
+        for part, left in [places.split(width)]
+    ]
+
+
+def _rates(plan: Plan, desk: Desk, places: Places, clock: DeviceClock) -> None:
+    for load in (lane_loads.traffic(plan), lane_loads.product(plan)):
+        for width in places.widths():
+            if not desk.may_begin(f"{load.name} on {width} processors"):
+                continue
+            with places.on(width):
+                seconds = median_s(clock, load.run)
+            desk.append("rates", {"load": load.name, "processors": width, "a_second": load.amount / seconds})
+
+
+def _stays(plan: Plan, desk: Desk, places: Places, clock: DeviceClock) -> None:
+    narrow, wide = places.widths()[0], places.widths()[-1]
+    for name, make in KINDS.items():
+        if not desk.may_begin(f"where {name} runs"):
+            continue
+        try:
+            load = make(plan)
+        except ConfigError as error:
+            desk.append("stays", {"load": name, "says": str(error)})
+            continue
+        desk.append("stays", {"load": name, **confined(places, clock, load, narrow, wide, plan.dry_run)})
+    desk.keep("seen", _seen(plan, places, narrow))
+
+
+def confined(places: Places, clock: DeviceClock, load: Load, narrow: int, wide: int, dry_run: bool) -> Json:
+    """Its time on the narrow part over that on everything: given there; recorded there and replayed elsewhere."""
+    with places.on(wide):
+        whole_s = median_s(clock, load.run)
+    with places.on(narrow):
+        part_s = median_s(clock, load.run)
+        replay = None if dry_run else _recorded(load.run)
+    found = {"eager_ratio": round(part_s / whole_s, 2), "eager": part_s > _STAYS * whole_s}
+    if replay is not None:
+        with places.on(wide):
+            replayed_s = median_s(clock, replay)
+        found |= {"recorded_ratio": round(replayed_s / whole_s, 2), "recorded": replayed_s > _STAYS * whole_s}
+    return found
+
+
+def _recorded(work: Callable[[], object]) -> Callable[[], None]:
+    """On the current stream. What a kernel needs was made by a run before."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+        work()
+    torch.cuda.synchronize()
+    return graph.replay
+
+
+def _seen(plan: Plan, places: Places, narrow: int) -> Json:
+    """Processors that the probe saw: on everything, on the narrow part, recorded there and replayed elsewhere."""
+    if plan.dry_run:
+        return {"says": "a CPU has no such processors"}
+    with places.on(places.num_processors):
+        everywhere = whereabouts(torch.cuda.current_stream())
+    with places.on(narrow):
+        here = whereabouts(torch.cuda.current_stream())
+        counts = torch.zeros(MOST_PROCESSORS, dtype=torch.int32, device=plan.device)
+        replay = _recorded(lambda: count_blocks(counts, places.num_processors))
+    with places.on(places.num_processors):
+        replay()
+        torch.cuda.synchronize()
+        replayed = [processor for processor, count in enumerate(counts.tolist()) if count]
+    return {"everywhere": sorted(everywhere), "narrow": sorted(here), "recorded": replayed}
+
+
+def _company(plan: Plan, desk: Desk, name: str, clock: DeviceClock) -> None:
+    try:
+        partition, fallback = _partition(plan, name)
+    except ConfigError as error:
+        desk.append("company", {"partition": name, "says": str(error)})
+        return
+    for drafting, verifying in _PAIRS:
+        draft, verify = (_busy(clock, KINDS[each](plan)) for each in (drafting, verifying))
+        for share in partition.shares():
+            if not desk.may_begin(f"{drafting} beside {verifying}, {partition.name}, share {share:.3f}"):
+                continue
+            partition.resize(share)
+            row = {"partition": partition.name, "fallback": fallback, "share": round(share, 4)}
+            row |= {"draft": drafting, "verify": verifying, **company(partition, clock, draft, verify)}
+            desk.append("company", row)
+    partition.close()
+
+
+def _partition(plan: Plan, name: str) -> tuple[Partition, str | None]:
+    """Raises ConfigError where it cannot be had."""
+    if plan.dry_run:
+        return make_partition(name), None
+    device = torch.device("cuda", torch.cuda.current_device())
+    return make_gpu_partition(name, CudaLaneDevice(device), lambda: open_green_driver(device))
+
+
+def company(
+    partition: Partition, clock: DeviceClock, draft: Callable[[], None], verify: Callable[[], None]
+) -> Json:
+    """speed_up: in turns on everything over side by side; slowdown: on a lane over alone on everything."""
+    rounds = []
+    for _ in range(_ROUNDS + 1):
+        marks = [clock.mark()]
+        for work in (draft, verify):
+            work()
+            marks.append(clock.mark())
+        draft_s, verify_s = clock.between_s(marks)
+        joined = partition.both(lambda _lane, _done: draft(), lambda _lane: verify())
+        both_s = max(joined.draft_ended_s, joined.verify_ended_s) - min(
+            joined.draft_began_s, joined.verify_began_s
+        )
+        rounds.append(
+            {
+                "speed_up": (draft_s + verify_s) / both_s,
+                "draft_slowdown": (joined.draft_ended_s - joined.draft_began_s) / draft_s,
+                "verify_slowdown": (joined.verify_ended_s - joined.verify_began_s) / verify_s,
+                "together": joined.overlap_s / both_s,
+            }
+        )
+    return lane_matrix.medians(rounds[1:])
+
+
+def _busy(clock: DeviceClock, load: Load) -> Callable[[], None]:
+    """So many runs that they take about as long as those of other loads."""
+    count = max(round(_BUSY_S / median_s(clock, load.run)), 1)
+
+    def work() -> None:
+        for _ in range(count):
+            load.run()
+
+    return work

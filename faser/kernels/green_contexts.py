@@ -1,0 +1,137 @@
+"""Groups of a GPU's processors, as the CUDA driver divides them, and streams whose work stays on a group.
+
+Owns the calls of the driver and the meaning of their answers. Knows nothing of lanes and of who computes where.
+
+A *group* comes from one split of the whole device: processors among which kernels with thread block clusters find
+what they need, and a remainder of which that is not promised. From compute capability 9.0 on, a group's processors
+are a multiple of 8. A *green context* makes a group usable, a stream of it is where work is given; threads stay in
+the primary context throughout, the one that torch computes in. The names are those of CUDA 13.0 (cuda.h: "Green
+Contexts"); of cuda-bindings they were read in 13.0.3 and 13.5.0. None of this has run on a GPU yet.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from faser.errors import ConfigError
+
+GROUP_UNIT = 8  # processors; a multiple of what any architecture needs
+
+
+class GreenContextError(ConfigError):
+    """A device that cannot be divided: names the call of the driver, and what the driver said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Some of a device's processors. resource: the driver's description of them, opaque."""
+
+    count: int
+    resource: object
+
+
+class GreenDriver(Protocol):
+    """The driver of one device. Contexts and streams are destroyed by whoever made them, streams first.
+
+    Every method raises GreenContextError where the driver refuses.
+    """
+
+    @property
+    def num_processors(self) -> int: ...
+
+    def split(self, count: int) -> tuple[Group, Group]:
+        """Divide all processors: a group of at least `count`, rounded up as the device needs it, and the others.
+
+        On a device of 132: split(112) gives 112 and 20, split(113) gives 120 and 12. The second may be empty.
+        Splits know nothing of each other: groups of two splits overlap.
+        """
+        ...
+
+    def context(self, group: Group) -> object:
+        """A green context, which is nobody's current one."""
+        ...
+
+    def stream(self, context: object, priority: int) -> int:
+        """The address of a new stream that waits for no other. priority: 0 or less; the least is served first."""
+        ...
+
+    def destroy_stream(self, stream: int) -> None: ...
+
+    def destroy_context(self, context: object) -> None: ...
+
+
+class CudaGreenDriver:
+    """See GreenDriver. driver: the module cuda.bindings.driver. device: with its number.
+
+    The primary context must be there before: contexts that the driver makes keep it, and would make it and give it
+    up again.
+    """
+
+    def __init__(self, device: torch.device, driver: Any) -> None:
+        self._driver = driver
+        self._device = self._ask("cuDeviceGet", device.index)
+        kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        self._all = self._ask("cuDeviceGetDevResource", self._device, kind)
+
+    @property
+    def num_processors(self) -> int:
+        return int(self._all.sm.smCount)
+
+    def split(self, count: int) -> tuple[Group, Group]:
+        # The list has as many members as were wanted, even if fewer groups were made; so their number counts.
+        groups, num_groups, rest = self._ask("cuDevSmResourceSplitByCount", 1, self._all, 0, count)
+        if num_groups != 1:
+            raise GreenContextError(
+                f"cuDevSmResourceSplitByCount: {num_groups} groups of {count} among {self.num_processors}"
+            )
+        return self._group(groups[0]), self._group(rest)
+
+    def context(self, group: Group) -> object:
+        described = self._ask("cuDevResourceGenerateDesc", [group.resource], 1)
+        flag = self._driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+        return self._ask("cuGreenCtxCreate", described, self._device, int(flag))
+
+    def stream(self, context: object, priority: int) -> int:
+        flag = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        return int(self._ask("cuGreenCtxStreamCreate", context, int(flag), priority))
+
+    def destroy_stream(self, stream: int) -> None:
+        self._ask("cuStreamDestroy", self._driver.CUstream(stream))
+
+    def destroy_context(self, context: object) -> None:
+        self._ask("cuGreenCtxDestroy", context)
+
+    def _group(self, resource: Any) -> Group:
+        """An empty rest has no type."""
+        has_some = resource.type == self._driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+        return Group(count=int(resource.sm.smCount) if has_some else 0, resource=resource)
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """What a call answers behind its status: nothing, one value or several."""
+        try:
+            status, *values = getattr(self._driver, name)(*arguments)
+        except (AttributeError, RuntimeError) as error:  # bindings, or a driver, from before that call
+            raise GreenContextError(f"{name}: {error}") from error
+        if status != self._driver.CUresult.CUDA_SUCCESS:
+            raise GreenContextError(f"{name}: {self._words(status)}")
+        return values[0] if len(values) == 1 else values
+
+    def _words(self, status: Any) -> str:
+        _, text = self._driver.cuGetErrorString(status)
+        return f"{status.name}, {text.decode()}" if text else str(status.name)
+
+
+def _import() -> Any:
+    return importlib.import_module("cuda.bindings.driver")
+
+
+def open_green_driver(device: torch.device, import_driver: Callable[[], Any] = _import) -> CudaGreenDriver:
+    """The driver of a device that torch has begun to use. Raises GreenContextError, without cuda-bindings too."""
+    try:
+        driver = import_driver()
+    except ImportError as error:
+        raise GreenContextError(f"dividing a GPU takes the package cuda-bindings: {error}") from error
+    return CudaGreenDriver(device, driver)

@@ -1,0 +1,25 @@
+"""Which processors a lane has: what a backend is told before it computes there. Plain values."""
+
+from dataclasses import dataclass
+
+# About what a part of a GPU takes beside its recordings: workspaces of attention (128 MiB) and products (32 MiB).
+PLACE_BYTES = 160 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLane:
+    """The part of a GPU that a lane has. name: "draft" or "verify"; share: of the GPU's processors, 0 to 1.
+
+    num_processors: how many there are for it; with plain streams all, which the lanes then compete for.
+    stream: torch's stream, opaque here. There is one object for each name and share until the partition is closed.
+    Work on it runs on these processors, and what is recorded on it stays with them wherever it is replayed.
+    """
+
+    name: str
+    share: float
+    num_processors: int
+    stream: object
+
+
+# Cores of a CPU by number, or the part of a GPU.
+Processors = tuple[int, ...] | DeviceLane

@@ -1,0 +1,387 @@
+"""Overlapped steps through recordings of each lane, on the emulated device of test_graphs, bring plain tokens.
+
+Oracle: the same requests without speculation over an eager runner. As in test_graphs_engine products of other
+numbers of rows may round another way, so nearly all of the answers have to be the same. The partition lets the
+lanes take turns at every replay, and looks at whose recordings they replay; what it has to catch is planted below.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch.testing import assert_close
+
+from faser.engine.batch import BlockTable, RowBatch
+from faser.engine.clock import SimulatedClock
+from faser.engine.co_run import CoRun
+from faser.engine.cost_model import CostModel
+from faser.engine.engine import Engine
+from faser.engine.graph_sizes import GraphSizes, Guessing
+from faser.engine.graphs import LANES_STAGE, STAGE, GraphRunner
+from faser.engine.kv_cache import KvManager
+from faser.engine.lanes import places_of
+from faser.engine.model_executor import Lanes, ModelExecutor, Speculation
+from faser.engine.partition import Lane
+from faser.engine.runner import Runner
+from faser.engine.sampler import Sampler
+from faser.engine.scheduler import Scheduler
+from faser.engine.spec.control import Overlap, SpeculationControl
+from faser.engine.spec.draft_choice import WINDOW
+from faser.engine.spec.factory import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.spec.verifiers import make_verifier
+from faser.kernels.backend import Backend
+from faser.kernels.capture import Capture
+from faser.kernels.flashinfer_backend import FlashInferBackend
+from faser.kernels.lanes import DeviceLane
+from faser.speculation import SpeculationConfig
+from faser.types import Request, SamplingParams
+from tests.checkpoints import VOCAB_SIZE
+from tests.engine.taking_turns import TakingTurns
+from tests.engine.test_graphs import (
+    BLOCK_SIZE,
+    MAX_LOGIT_ROWS,
+    MAX_ROWS,
+    NEAR,
+    NUM_BLOCKS,
+    WIDTH,
+    Side,
+    asked,
+    rows_of,
+    write_heads_of_64,
+)
+from tests.kernels.fake_device import FakeAccelerator, FakeRecorder
+from tests.kernels.fake_graph import fake_backend
+
+SLOTS, NUM_TOKENS, CAP = 4, 12, 3
+SIZES = GraphSizes(rows=(4, 8), most_sequences=SLOTS, blocks_each=WIDTH)
+FEW_SIZES = GraphSizes(rows=(4,), most_sequences=SLOTS, blocks_each=WIDTH)
+SHARES = (0.25, 0.5)
+
+T = TypeVar("T")
+# Which capture records for a place.
+CaptureOf = Callable[[FlashInferBackend, DeviceLane], Capture]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    target: Path
+    drafter: Path
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(
+        target=write_heads_of_64(tmp_path_factory.mktemp("target")),
+        drafter=write_heads_of_64(tmp_path_factory.mktemp("drafter"), noise=0.01),
+    )
+
+
+def recording_runner(
+    side: Side, on_lanes: Mapping[DeviceLane, Capture], *, drafts: bool = False, sizes: GraphSizes = SIZES
+) -> GraphRunner:
+    return GraphRunner(
+        side.decoder,
+        side.backend,
+        side.kv,
+        side.chooser,
+        side.backend.capture,
+        sizes=sizes,
+        max_logit_rows=MAX_LOGIT_ROWS,
+        guessing=Guessing(windows=(WINDOW,)) if drafts else Guessing(),
+        on_lanes=on_lanes,
+        report=lambda *_: None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    partition: TakingTurns
+    lanes: Lanes
+    target: GraphRunner
+    drafter: GraphRunner
+
+
+def its_own(backend: FlashInferBackend, place: DeviceLane) -> Capture:
+    return backend.capture_on(place)
+
+
+def make_world(
+    checkpoints: Pair,
+    backend: FlashInferBackend | None = None,
+    draft_backend: FlashInferBackend | None = None,
+    draft_capture: CaptureOf = its_own,
+    shares: tuple[float, ...] = SHARES[:1],
+    sizes: GraphSizes = FEW_SIZES,
+) -> World:
+    backend = backend or fake_backend()
+    draft_backend = draft_backend or backend.beside()
+    accelerator = backend._accelerator
+    assert isinstance(accelerator, FakeAccelerator)
+    partition = TakingTurns(accelerator, shares)
+    places = places_of(partition)
+    target, drafter = Side(checkpoints.target, backend), Side(checkpoints.drafter, draft_backend)
+    return World(
+        partition=partition,
+        lanes=Lanes(partition=partition, target=backend, draft=draft_backend),
+        target=recording_runner(target, {each: backend.capture_on(each) for each in places.verify}, sizes=sizes),
+        drafter=recording_runner(
+            drafter, {each: draft_capture(draft_backend, each) for each in places.draft}, drafts=True, sizes=sizes
+        ),
+    )
+
+
+def plain_engine(side: Side) -> Engine:
+    sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), "cpu", side.backend.token_choice)
+    executor = ModelExecutor(side.eager(), sampler, BlockTable(SLOTS, WIDTH), max_logit_rows=MAX_LOGIT_ROWS)
+    return Engine(scheduler(None), executor)
+
+
+def overlapping_engine(world: World, share: float) -> Engine:
+    config = SpeculationConfig(model="beside", method="draft_model", policy="fixed", num_speculative_tokens=CAP)
+    table = BlockTable(SLOTS, WIDTH)
+    sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), "cpu", world.target.token_choice)
+    model = DraftModelParts(
+        runner=world.drafter, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_positions=BLOCK_SIZE * WIDTH
+    )
+    parts = DrafterParts(
+        target=world.target,
+        table=table,
+        num_slots=SLOTS,
+        max_rows=MAX_ROWS,
+        model=model,
+        chooses_in_runner=True,
+    )
+    speculation = Speculation(
+        drafter=make_drafter(config, parts),
+        verifier=make_verifier(config, sampler),
+        by_tokens=True,
+        lanes=world.lanes,
+    )
+    lanes = CoRun(share=share, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+    control = SpeculationControl(
+        config,
+        CostModel.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7),
+        num_slots=SLOTS,
+        clock=SimulatedClock(),
+        overlap=Overlap(name="streams", lanes=(lanes,), mode="on", every=3),
+    )
+    executor = ModelExecutor(
+        world.target,
+        sampler,
+        table,
+        max_logit_rows=MAX_LOGIT_ROWS,
+        speculation=speculation,
+        chooses_in_runner=True,
+    )
+    return Engine(scheduler(control), executor, launches_ahead=True)
+
+
+def scheduler(control: SpeculationControl | None) -> Scheduler:
+    return Scheduler(
+        kv=KvManager(NUM_BLOCKS, BLOCK_SIZE),
+        max_num_seqs=SLOTS,
+        max_num_batched_tokens=MAX_ROWS,
+        max_model_len=BLOCK_SIZE * WIDTH,
+        eos_token_ids=(2,),
+        clock=SimulatedClock(),
+        speculation=control,
+    )
+
+
+def answers(engine: Engine, count: int = 6) -> dict[str, list[int]]:
+    """Of more requests than there are slots; every third one draws, every fourth is penalised."""
+    for i in range(count):
+        engine.add(
+            Request(
+                request_id=str(i),
+                prompt_token_ids=tuple(range(5 + i, 12 + 2 * i)),
+                sampling=SamplingParams(
+                    temperature=0.7 * (i % 3 == 0),
+                    top_k=20 * (i % 2),
+                    presence_penalty=0.5 * (i % 4 == 3),
+                    max_tokens=NUM_TOKENS,
+                    ignore_eos=True,
+                    seed=i,
+                ),
+                arrival_s=float(i),
+            )
+        )
+    said: dict[str, list[int]] = {}
+    while engine.has_work():
+        for delta in engine.step():
+            assert delta.error is None, delta.error
+            said.setdefault(delta.request_id, []).extend(delta.token_ids)
+    assert engine.stats().kv_usage == 0.0
+    return said
+
+
+@pytest.fixture(scope="module")
+def world(checkpoints: Pair) -> World:
+    return make_world(checkpoints, shares=SHARES, sizes=SIZES)
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoints: Pair) -> dict[str, list[int]]:
+    return answers(plain_engine(Side(checkpoints.target)))
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_overlapped_steps_through_recordings_of_each_lane_bring_the_plain_tokens(
+    world: World, plain: dict[str, list[int]], share: float
+) -> None:
+    before, engine = world.partition.num_replays, overlapping_engine(world, share)
+
+    found = answers(engine)
+
+    assert {name: len(token_ids) for name, token_ids in found.items()} == dict.fromkeys(plain, NUM_TOKENS)
+    assert sum(found[name] == plain[name] for name in plain) >= len(plain) - 2
+    stats = engine.stats().speculation
+    assert stats is not None
+    assert dict(stats.mode_steps)["streams"] > 5
+    assert sum(each.accepted for each in stats.methods) > 10
+    assert world.partition.num_replays - before > 50
+
+
+class _OnePool(FakeAccelerator):
+    """Planted: the pool of memory is the device's."""
+
+    def recorder(self, place: DeviceLane | None = None) -> FakeRecorder:
+        return FakeRecorder(self, place, pool=self)
+
+
+class _ForgetsItsPlace(FlashInferBackend):
+    """Planted: the draft lane replays what was recorded on everything."""
+
+    @property
+    def place(self) -> None:
+        return None
+
+
+def test_lanes_that_share_a_pool_are_caught(checkpoints: Pair) -> None:
+    world = make_world(checkpoints, fake_backend(_OnePool()))
+    with pytest.raises(AssertionError, match="share a pool"):
+        answers(overlapping_engine(world, SHARES[0]))
+
+
+def test_a_lane_that_replays_what_was_recorded_on_everything_is_caught(checkpoints: Pair) -> None:
+    backend = fake_backend()
+    forgetful = _ForgetsItsPlace(backend._accelerator, backend._library, backend._kernels)
+    world = make_world(checkpoints, backend, forgetful)
+    with pytest.raises(AssertionError, match=r"recorded for None, replayed on .*draft"):
+        answers(overlapping_engine(world, SHARES[0]))
+
+
+def test_a_draft_lane_that_replays_recordings_of_the_verify_lane_is_caught(checkpoints: Pair) -> None:
+    """Of its own model, but on the other lane's stream and processors."""
+
+    def other(backend: FlashInferBackend, place: DeviceLane) -> Capture:
+        return backend.capture_on(
+            DeviceLane(name="verify", share=1 - place.share, num_processors=99, stream="the other one")
+        )
+
+    world = make_world(checkpoints, draft_capture=other)
+    with pytest.raises(AssertionError, match=r"recorded for .*verify.* replayed on .*draft"):
+        answers(overlapping_engine(world, SHARES[0]))
+
+
+def on_lane(partition: TakingTurns, backend: Backend, call: Callable[[], T]) -> T:
+    """On the verify lane of the present share, while nobody drafts."""
+
+    def verify(lane: Lane) -> T:
+        backend.use(lane.processors)
+        try:
+            return call()
+        finally:
+            backend.use(None)
+
+    return partition.both(lambda _lane, _until: None, verify).verified
+
+
+def logits_of(runner: Runner, batch: RowBatch, rows: NDArray[np.int64]) -> torch.Tensor:
+    runner.forward(batch)
+    return runner.logits(rows).clone()
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_a_place_computes_what_an_eager_runner_does_and_goes_on_from_everything(
+    checkpoints: Pair, world: World, share: float
+) -> None:
+    """Steps in turns on everything and on a lane, each over what the others left in the cache."""
+    eager, table = Side(checkpoints.target).eager(), filled_table()
+    world.partition.resize(share)
+    for step, counts in enumerate(((3, 3, 3), (1, 1, 1), (2, 1, 4), (1, 1, 1), (12, 2, 2))):
+        starts = [(0, 3, 4, 6, 7)[step], (0, 3, 4, 5, 6)[step], (0, 3, 4, 8, 9)[step]]
+        batch = rows_of(table, [0, 1, 2], starts, list(counts), seed=step)
+        rows = np.arange(min(sum(counts), MAX_LOGIT_ROWS))
+        call = partial(logits_of, world.target, batch, rows)
+
+        ours = on_lane(world.partition, world.lanes.target, call) if step % 2 else call()
+        assert_close(ours, logits_of(eager, batch, rows), rtol=NEAR, atol=NEAR)
+
+
+def filled_table() -> BlockTable:
+    table = BlockTable(SLOTS, WIDTH)
+    for slot in range(SLOTS):
+        table.append(slot, tuple(range(slot * WIDTH, (slot + 1) * WIDTH)))
+    return table
+
+
+def test_every_place_has_recordings_of_its_own_and_says_so(checkpoints: Pair) -> None:
+    side, said = Side(checkpoints.target), []
+    accelerator = side.backend._accelerator
+    assert isinstance(accelerator, FakeAccelerator)
+    places = places_of(TakingTurns(accelerator, SHARES)).verify
+    runner = GraphRunner(
+        side.decoder,
+        side.backend,
+        side.kv,
+        side.chooser,
+        side.backend.capture,
+        sizes=SIZES,
+        max_logit_rows=MAX_LOGIT_ROWS,
+        on_lanes={each: side.backend.capture_on(each) for each in places},
+        report=lambda *each: said.append(each),
+    )
+    assert [stage for stage, _, _ in said] == sorted(
+        (stage for stage, _, _ in said), key=[STAGE, LANES_STAGE].index
+    )
+    plain, lanes = SIZES, SIZES.for_lanes()
+    wanted = [len(each.buckets) + len(each.rows) * 6 for each in (plain, lanes, lanes)]
+    assert runner.num_recordings == sum(wanted)
+    assert said[-1] == (LANES_STAGE, wanted[1] + wanted[2], wanted[1] + wanted[2])
+    captures = [side.backend.capture_on(each) for each in places]
+    assert len({id(each) for each in (*captures, side.backend.capture)}) == 3
+    assert all(each.recorded_bytes > 0 for each in captures)
+
+
+def test_lanes_record_few_sizes_and_the_largest_that_they_take() -> None:
+    sizes = GraphSizes.usual(most_rows=8192, most_sequences=200, most_drafts=5, blocks_each=8)
+    assert sizes.for_lanes().rows == (4, 16, 32, 64, 128, 256)
+    assert SIZES.for_lanes().rows == (4, 8)
+    assert GraphSizes(rows=(1, 2), most_sequences=2, blocks_each=1).for_lanes().rows == (2,)
+    assert len(sizes.for_lanes().buckets) * 2 < len(sizes.buckets)
+
+
+def test_at_a_place_without_recordings_everything_is_computed_call_by_call(checkpoints: Pair) -> None:
+    side = Side(checkpoints.target)
+    runner, table = recording_runner(side, {}), filled_table()
+    accelerator = side.backend._accelerator
+    assert isinstance(accelerator, FakeAccelerator)
+    partition = TakingTurns(accelerator, SHARES)
+    batch = rows_of(table, [0, 1], [0, 0], [1, 1], seed=1)
+    requests = asked(2, seed=3)
+
+    def tokens() -> list[int]:
+        runner.forward(batch)
+        found: list[int] = runner.choose(batch.last_rows, requests).wait().token_ids.tolist()
+        return found
+
+    wanted = tokens()
+    assert on_lane(partition, side.backend, tokens) == wanted
+    assert partition.num_replays == 0
