@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Folder, Record, Say
-from faser.config import child_environment
+from faser.config import child_environment, cuda_environment
 
 _GRACE = 1.3  # times its share, and a little, is what a phase gets before it is stopped from outside
 _GRACE_S = 15.0
@@ -149,7 +149,11 @@ def run_beside(plan: Plan, phase: Phase, budget_s: float, arguments: Sequence[st
 
 def _environment(plan: Plan) -> dict[str, str]:
     """On a CPU kernels run in Triton's interpreter, which has to be said before Triton is imported."""
-    return child_environment() | ({"TRITON_INTERPRET": "1"} if plan.dry_run else {})
+    if plan.dry_run:
+        return child_environment() | {"TRITON_INTERPRET": "1"}
+    environment = dict(child_environment())
+    cuda_environment(environment, compile_kernels=False)  # some phases start CUDA before they build an engine
+    return environment
 
 
 def _is_done(folder: Folder, phase: Phase) -> bool:

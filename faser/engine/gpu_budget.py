@@ -16,6 +16,8 @@ from faser.engine.sizing import kv_cache_dtype
 from faser.kernels.backend import Backend, KvShape
 from faser.kernels.device_memory import DeviceMemory
 
+_CHOICE_BYTES = 160  # a row and 1,024 tokens of the vocabulary: sums by chunk and digit
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
@@ -42,8 +44,15 @@ def gpu_budget(
         free_at_start_bytes,
         step,
         recordings_bytes=sum(recordings_bytes(config, each.model, each.use, each.num_places) for each in tenants),
-        workspaces_bytes=0,  # the step has left them
+        # Attention's workspaces are left by the step.
+        workspaces_bytes=sum(_choice_bytes(config, each) for each in tenants),
     )
+
+
+def _choice_bytes(config: EngineConfig, tenant: Tenant) -> int:
+    """What choosing tokens on the device keeps between launches, by row and tokens of the vocabulary."""
+    rows = max_logit_rows(config, tenant.use)
+    return rows * tenant.model.decoder.spec.vocab_size * _CHOICE_BYTES // 1024
 
 
 def _largest_step(config: EngineConfig, tenant: Tenant) -> None:
