@@ -12,6 +12,7 @@ unpacked by: cat NAME.tar.xz.* | tar xJ
 import argparse
 import hashlib
 import json
+import lzma
 import subprocess
 import sys
 import tarfile
@@ -65,7 +66,8 @@ def pack(asked: argparse.Namespace, run: Run, say: Say) -> None:
     manifest = {}
     for name, members in archives.items():
         if not (parts := parts_of(asked.out, name)):
-            parts = split(archive(members(), asked.out / f"{name}.tar.xz"), most)
+            packed = archive(members(), asked.out / f"{name}.tar.xz", preset=asked.xz_preset)
+            parts = split(packed, most)
         manifest[name] = [_described(part) for part in parts]
         say(f"{name}: {sum(each['bytes'] for each in manifest[name]) / _MIB:.1f} MiB in {len(parts)} parts")
     (asked.out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
@@ -122,9 +124,12 @@ def under(folder: Path, name: str) -> list[Member]:
     return [(f"{name}/{each.relative_to(folder)}", each) for each in files]
 
 
-def archive(members: Iterable[Member], path: Path) -> Path:
+def archive(members: Iterable[Member], path: Path, *, preset: int) -> Path:
     beside = path.with_name(f"{path.name}.tmp")
-    with tarfile.open(beside, "w:xz", dereference=True) as file:
+    with (
+        lzma.open(beside, "wb", preset=preset) as packed,
+        tarfile.open(fileobj=packed, mode="w", dereference=True) as file,
+    ):
         for name, member in members:
             file.add(member, name, recursive=False)
     return beside
@@ -171,6 +176,7 @@ def parser() -> argparse.ArgumentParser:
     add("--modules", type=Path, metavar="DIR", default=modules_dir(cache_dir() / "kernels", ARCH))
     add("--python", default="3.12", help="version of Python there [3.12]")
     add("--part-mib", type=int, default=60, help="most of a part [60]")
+    add("--xz-preset", type=int, choices=range(10), default=6, help="smaller or sooner [6]")
     add("--root", type=Path, default=_ROOT, help=argparse.SUPPRESS)
     return made
 

@@ -50,7 +50,7 @@ def arguments(tmp_path: Path) -> list[str]:
     model.mkdir()
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").write_bytes(bytes(range(256)) * 9000)
-    return [str(tmp_path / "out"), "--smollm2", str(model), "--modules", str(modules)]
+    return [str(tmp_path / "out"), "--xz-preset", "0", "--smollm2", str(model), "--modules", str(modules)]
 
 
 def names_in(out: Path, name: str) -> set[str]:

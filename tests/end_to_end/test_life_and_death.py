@@ -21,8 +21,11 @@ SOON_S = 5.0
 
 @pytest.fixture(scope="module")
 def fresh(tiny_checkpoint: Path, folder: Path) -> Iterator[Iterator[Server]]:
-    """Servers that answer, each to be used up by one test. Started together: most of a start is waiting."""
-    flags = ("--served-model-name", MODEL, "--shutdown-timeout")
+    """Servers that answer, each to be used up by one test. Started together: most of a start is waiting.
+
+    Nobody drafts, so that no steps are measured at the start: that would be most of it.
+    """
+    flags = ("--speculative-policy", "off", "--served-model-name", MODEL, "--shutdown-timeout")
     servers = [start(tiny_checkpoint, folder, *flags, timeout) for timeout in ("60", "0.2", "25", "25", "25")]
     try:
         for each in servers:
