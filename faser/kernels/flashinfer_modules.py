@@ -15,7 +15,7 @@ _PLAIN = ("silu_and_mul", "norm")
 _TYPES = {"bfloat16": "bf16", "float16": "f16"}
 _FP8 = "e4m3"
 # Seconds to compile a module for one arch on one core, measured without a GPU.
-_SECONDS = {"silu_and_mul": 5, "page": 22, "norm": 44, "rope": 44, "decode": 29, "prefill": 123}
+_SECONDS = {"silu_and_mul": 5, "norm": 44, "decode": 29, "prefill": 123}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -15,12 +15,11 @@ from faser.config import EngineConfig
 from faser.engine.build import build_engine
 from faser.engine.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.graphs import GraphRunner
 from faser.errors import ConfigError
 from faser.kernels.factory import make_backend
 from faser.kernels.fp8 import FP8
 from faser.types import Request, SamplingParams
-from tests.engine.test_graphs import MAX_LOGIT_ROWS, Side, write_heads_of_64
+from tests.engine.test_graphs import Side, write_heads_of_64
 from tests.engine.test_graphs_engine import NUM_TOKENS, SIZES, answers, engine_over
 from tests.kernels.layouts import attention_shape, kv_shape
 
@@ -105,18 +104,8 @@ def test_recorded_steps_over_8_bit_keys_and_values_answer_as_eager_ones(tmp_path
     for side in (eager, recorded):
         side.kv = replace(side.kv, dtype=FP8)
     wanted = answers(engine_over(eager, eager.eager(), ahead=False))
-    runner = GraphRunner(
-        recorded.decoder,
-        recorded.backend,
-        recorded.kv,
-        recorded.chooser,
-        recorded.backend.capture,
-        sizes=SIZES,
-        max_logit_rows=MAX_LOGIT_ROWS,
-        report=lambda *_: None,
-    )
 
-    found = answers(engine_over(recorded, runner, ahead=True))
+    found = answers(engine_over(recorded, recorded.recorded(SIZES), ahead=True))
 
     assert {name: len(token_ids) for name, token_ids in found.items()} == dict.fromkeys(wanted, NUM_TOKENS)
     assert sum(found[name] == wanted[name] for name in wanted) >= len(wanted) - 2

@@ -86,6 +86,18 @@ class Side:
     def eager(self) -> Runner:
         return Runner(self.decoder, self.backend, self.kv, self.chooser)
 
+    def recorded(self, sizes: GraphSizes) -> GraphRunner:
+        return GraphRunner(
+            self.decoder,
+            self.backend,
+            self.kv,
+            self.chooser,
+            self.backend.capture,
+            sizes=sizes,
+            max_logit_rows=MAX_LOGIT_ROWS,
+            report=lambda *_: None,
+        )
+
 
 @pytest.fixture(scope="module")
 def replaying(checkpoint: Path) -> tuple[GraphRunner, list[tuple[str, int, int]]]:

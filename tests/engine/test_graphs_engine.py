@@ -13,7 +13,6 @@ from faser.engine.batch import BlockTable
 from faser.engine.clock import WallClock
 from faser.engine.engine import Engine
 from faser.engine.graph_sizes import GraphSizes
-from faser.engine.graphs import GraphRunner
 from faser.engine.kv_cache import KvManager
 from faser.engine.model_executor import ModelExecutor
 from faser.engine.runner import Runner
@@ -56,9 +55,9 @@ def engine_over(side: Side, runner: Runner, *, ahead: bool) -> Engine:
     return Engine(scheduler, executor, launches_ahead=ahead)
 
 
-def answers(engine: Engine) -> dict[str, list[int]]:
+def answers(engine: Engine, count: int = 9, num_tokens: int = NUM_TOKENS) -> dict[str, list[int]]:
     """Of more requests than there are slots; every third one draws, every fourth is penalised and has to wait."""
-    for i in range(9):
+    for i in range(count):
         engine.add(
             Request(
                 request_id=str(i),
@@ -67,7 +66,7 @@ def answers(engine: Engine) -> dict[str, list[int]]:
                     temperature=0.7 * (i % 3 == 0),
                     top_k=20 * (i % 2),
                     presence_penalty=0.5 * (i % 4 == 3),
-                    max_tokens=NUM_TOKENS,
+                    max_tokens=num_tokens,
                     ignore_eos=True,
                     seed=i,
                 ),
@@ -86,18 +85,8 @@ def answers(engine: Engine) -> dict[str, list[int]]:
 def test_answers_are_those_of_an_engine_that_calls_kernel_after_kernel(checkpoint: Path) -> None:
     eager, recorded = Side(checkpoint), Side(checkpoint)
     wanted = answers(engine_over(eager, eager.eager(), ahead=False))
-    runner = GraphRunner(
-        recorded.decoder,
-        recorded.backend,
-        recorded.kv,
-        recorded.chooser,
-        recorded.backend.capture,
-        sizes=SIZES,
-        max_logit_rows=MAX_LOGIT_ROWS,
-        report=lambda *_: None,
-    )
 
-    found = answers(engine_over(recorded, runner, ahead=True))
+    found = answers(engine_over(recorded, recorded.recorded(SIZES), ahead=True))
 
     assert {name: len(token_ids) for name, token_ids in found.items()} == dict.fromkeys(wanted, NUM_TOKENS)
     assert sum(found[name] == wanted[name] for name in wanted) >= len(wanted) - 2

@@ -40,7 +40,6 @@ from faser.kernels.capture import Capture
 from faser.kernels.flashinfer_backend import FlashInferBackend
 from faser.kernels.lanes import DeviceLane
 from faser.speculation import SpeculationConfig
-from faser.types import Request, SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.taking_turns import TakingTurns
 from tests.engine.test_graphs import (
@@ -55,10 +54,12 @@ from tests.engine.test_graphs import (
     rows_of,
     write_heads_of_64,
 )
+from tests.engine.test_graphs_engine import answers
 from tests.kernels.fake_device import FakeAccelerator, FakeRecorder
 from tests.kernels.fake_graph import fake_backend
 
 SLOTS, NUM_TOKENS, CAP = 4, 12, 3
+few_answers = partial(answers, count=6, num_tokens=NUM_TOKENS)
 SIZES = GraphSizes(rows=(4, 8), most_sequences=SLOTS, blocks_each=WIDTH)
 FEW_SIZES = GraphSizes(rows=(4,), most_sequences=SLOTS, blocks_each=WIDTH)
 SHARES = (0.25, 0.5)
@@ -194,33 +195,6 @@ def scheduler(control: SpeculationControl | None) -> Scheduler:
     )
 
 
-def answers(engine: Engine, count: int = 6) -> dict[str, list[int]]:
-    """Of more requests than there are slots; every third one draws, every fourth is penalised."""
-    for i in range(count):
-        engine.add(
-            Request(
-                request_id=str(i),
-                prompt_token_ids=tuple(range(5 + i, 12 + 2 * i)),
-                sampling=SamplingParams(
-                    temperature=0.7 * (i % 3 == 0),
-                    top_k=20 * (i % 2),
-                    presence_penalty=0.5 * (i % 4 == 3),
-                    max_tokens=NUM_TOKENS,
-                    ignore_eos=True,
-                    seed=i,
-                ),
-                arrival_s=float(i),
-            )
-        )
-    said: dict[str, list[int]] = {}
-    while engine.has_work():
-        for delta in engine.step():
-            assert delta.error is None, delta.error
-            said.setdefault(delta.request_id, []).extend(delta.token_ids)
-    assert engine.stats().kv_usage == 0.0
-    return said
-
-
 @pytest.fixture(scope="module")
 def world(checkpoints: Pair) -> World:
     return make_world(checkpoints, shares=SHARES, sizes=SIZES)
@@ -228,7 +202,7 @@ def world(checkpoints: Pair) -> World:
 
 @pytest.fixture(scope="module")
 def plain(checkpoints: Pair) -> dict[str, list[int]]:
-    return answers(plain_engine(Side(checkpoints.target)))
+    return few_answers(plain_engine(Side(checkpoints.target)))
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -237,7 +211,7 @@ def test_overlapped_steps_through_recordings_of_each_lane_bring_the_plain_tokens
 ) -> None:
     before, engine = world.partition.num_replays, overlapping_engine(world, share)
 
-    found = answers(engine)
+    found = few_answers(engine)
 
     assert {name: len(token_ids) for name, token_ids in found.items()} == dict.fromkeys(plain, NUM_TOKENS)
     assert sum(found[name] == plain[name] for name in plain) >= len(plain) - 2
@@ -266,7 +240,7 @@ class _ForgetsItsPlace(FlashInferBackend):
 def test_lanes_that_share_a_pool_are_caught(checkpoints: Pair) -> None:
     world = make_world(checkpoints, fake_backend(_OnePool()))
     with pytest.raises(AssertionError, match="share a pool"):
-        answers(overlapping_engine(world, SHARES[0]))
+        few_answers(overlapping_engine(world, SHARES[0]))
 
 
 def test_a_lane_that_replays_what_was_recorded_on_everything_is_caught(checkpoints: Pair) -> None:
@@ -274,7 +248,7 @@ def test_a_lane_that_replays_what_was_recorded_on_everything_is_caught(checkpoin
     forgetful = _ForgetsItsPlace(backend._accelerator, backend._library, backend._kernels)
     world = make_world(checkpoints, backend, forgetful)
     with pytest.raises(AssertionError, match=r"recorded for None, replayed on .*draft"):
-        answers(overlapping_engine(world, SHARES[0]))
+        few_answers(overlapping_engine(world, SHARES[0]))
 
 
 def test_a_draft_lane_that_replays_recordings_of_the_verify_lane_is_caught(checkpoints: Pair) -> None:
@@ -287,7 +261,7 @@ def test_a_draft_lane_that_replays_recordings_of_the_verify_lane_is_caught(check
 
     world = make_world(checkpoints, draft_capture=other)
     with pytest.raises(AssertionError, match=r"recorded for .*verify.* replayed on .*draft"):
-        answers(overlapping_engine(world, SHARES[0]))
+        few_answers(overlapping_engine(world, SHARES[0]))
 
 
 def on_lane(partition: TakingTurns, backend: Backend, call: Callable[[], T]) -> T:
