@@ -14,7 +14,7 @@ from faser.kernels.flashinfer_build import FP8_MODULES, MODULES, VERSION, WINDOW
 _PLAIN = ("silu_and_mul", "norm")
 _TYPES = {"bfloat16": "bf16", "float16": "f16"}
 _FP8 = "e4m3"
-# Seconds to compile a module for one arch on one core, measured without a GPU.
+# About how many seconds compiling takes, for one arch on one core; docs/gpu.md has what was measured.
 _SECONDS = {"silu_and_mul": 5, "norm": 44, "decode": 29, "prefill": 123}
 
 
