@@ -148,6 +148,5 @@ class CudaCapture:
 
     @property
     def recorded_bytes(self) -> int:
-        """See Capture. A workspace that later grew is counted once."""
-        plans = sum(plan.bytes for plan in self._plans)
-        return self._recorder.recorded_bytes + plans + self._wrappers.workspace_bytes
+        """See Capture. Without the workspace, which all places of a backend share."""
+        return self._recorder.recorded_bytes + sum(plan.bytes for plan in self._plans)

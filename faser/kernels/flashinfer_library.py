@@ -6,11 +6,12 @@ that package's signatures. The package itself is imported here only, and only wh
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from faser.errors import ConfigError
+from faser.kernels.lane_plans import PLANS_OF_VERSION, lane_wrapper
 
 
 class PagedAttention(Protocol):
@@ -36,6 +37,36 @@ class FlashInfer(Protocol):
 
     def BatchDecodeWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> PagedAttention: ...
 
+    def planning_without(self, idle_processors: int) -> "FlashInfer":
+        """The same, with wrappers that plan for a device with so many processors less. See lane_plans.
+
+        Raises ConfigError where another version is installed than the one whose plans are known here.
+        """
+        ...
+
+
+class _Installed:
+    """The package. Wrappers plan without idle_processors."""
+
+    def __init__(self, package: Any, idle_processors: int = 0) -> None:
+        self._package = package
+        self.rmsnorm = package.rmsnorm
+        self.silu_and_mul = package.silu_and_mul
+        prefill, decode = package.BatchPrefillWithPagedKVCacheWrapper, package.BatchDecodeWithPagedKVCacheWrapper
+        if idle_processors:
+            prefill, decode = (lane_wrapper(each, idle_processors) for each in (prefill, decode))
+        self.BatchPrefillWithPagedKVCacheWrapper = prefill
+        self.BatchDecodeWithPagedKVCacheWrapper = decode
+
+    def planning_without(self, idle_processors: int) -> FlashInfer:
+        version = self._package.__version__
+        if version != PLANS_OF_VERSION:
+            raise ConfigError(
+                f"lanes of a GPU plan attention as FlashInfer {PLANS_OF_VERSION} does; {version} is installed; "
+                "install that one, or divide nothing, with --spec-overlap off"
+            )
+        return _Installed(self._package, idle_processors)
+
 
 def _import() -> Any:
     import flashinfer
@@ -60,4 +91,4 @@ def load_flashinfer(modules: Path | None, import_package: Callable[[], Any] = _i
         ) from error
     if modules is not None:
         package.jit.env.FLASHINFER_AOT_DIR = modules
-    return cast(FlashInfer, package)
+    return _Installed(package)

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
-# About what a part of a GPU takes beside its recordings: workspaces of attention (128 MiB) and products (32 MiB).
-PLACE_BYTES = 160 << 20
+# About what a part of a GPU takes beside its recordings: a workspace of products (32 MiB), and plans of attention
+# that is launched kernel by kernel, in decoding and in other steps (8 MiB each). The workspace of attention is one
+# for all parts.
+PLACE_BYTES = 48 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

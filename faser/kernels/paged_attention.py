@@ -1,14 +1,16 @@
 """FlashInfer's attention wrappers: how they are made, planned and how large their workspace has to be.
 
-Owns the workspace of one lane, where sequences that are split leave partial results. Knows neither caches nor
+Owns the workspace of a backend, where sequences that are split leave partial results. Knows neither caches nor
 models. FlashInfer plans on the host, from arrays there, and copies what it found from a pinned buffer of the
 wrapper: nobody may plan a wrapper again before that copy is done.
 
 A wrapper for recordings is made for fixed arrays and a fixed number of sequences. What is recorded are the places
 of its arrays and plan, and the grid: that depends on the most rows a plan may have, which FlashInfer takes from
-the first one. Of blocks of the grid, a plan says which have work.
+the first one, and on the processors that it plans for. Of blocks of the grid, a plan says which have work.
 
-What is said of FlashInfer here was read in 0.7.2.post1: prefill.py, decode.py, scheduler.cuh, batch_prefill.cu.
+What is said of FlashInfer here was read in 0.7.2.post1: prefill.py, decode.py, scheduler.cuh, batch_prefill.cu. Of
+the prefill kernel's planner it was also seen, on a stand-in of the CUDA runtime (tests/kernels/test_planner.py):
+what plans take of a workspace, what a lane's look like, and that nothing recorded changes from plan to plan.
 """
 
 from dataclasses import dataclass
@@ -20,16 +22,16 @@ from torch import Tensor
 from faser.kernels.backend import AttentionShape
 from faser.kernels.cuda_device import Accelerator
 from faser.kernels.flashinfer_library import FlashInfer, PagedAttention
+from faser.kernels.lane_plans import BLOCKS_PER_PROCESSOR
 from faser.kernels.paged_layout import PagedLayout
 
 INT_WORKSPACE_BYTES = 8 << 20  # that every wrapper allocates by itself
 _WORKSPACE_BYTES = 128 << 20  # what FlashInfer recommends for the partial results of split sequences
 # From this many query heads a KV head on, a row of them fills a tile of the tensor cores well enough.
 _TENSOR_CORE_GROUP = 4
-_BLOCKS_PER_PROCESSOR = 2  # of the prefill kernel, as its planner counts
 _MOST_BLOCKS_PER_PROCESSOR = 32  # of the decode kernel; hardware has no room for more
 _WIDEST_TILE = 128  # packed query rows; see _tile
-_SLACK_BYTES = 4096  # arrays in a workspace are aligned
+_SLACK_BYTES = 64  # two arrays in a workspace are aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +58,51 @@ class AttentionKind:
         return not self.one_row_each or self.group >= _TENSOR_CORE_GROUP
 
 
-class AttentionWrappers:
-    """Makes wrappers that run one after the other."""
+class Workspace:
+    """Where split sequences leave partial results, from one kernel until the next one joins them.
 
-    def __init__(self, accelerator: Accelerator, library: FlashInfer) -> None:
+    One for all wrappers of a backend, those of its lanes included: nothing in it outlives one layer's attention,
+    and steps of one backend never run at the same time, wherever they run. A lane's stream is held behind the
+    caller's before its first kernel, and the caller's behind the lane's last one (engine/stream_lanes). So a step
+    on a lane comes behind all that were given before it, be it for the whole device or for a lane of another size,
+    and before all that follow. Recording keeps that order wherever it runs what it records (cuda_device). The two
+    lanes that run at the same time have a backend each. Plans are another matter: they stay from step to step, and
+    every wrapper has memory of its own for its plan.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._library = library
-        self._workspace: Tensor | None = None
+        self._memory: Tensor | None = None
 
     @property
-    def workspace_bytes(self) -> int:
-        return 0 if self._workspace is None else self._workspace.nbytes
+    def nbytes(self) -> int:
+        return 0 if self._memory is None else self._memory.nbytes
+
+    def of(self, needed_bytes: int) -> Tensor:
+        """[≥ needed_bytes] uint8. Who got a smaller one before keeps that, which recordings know."""
+        if self._memory is None or self._memory.nbytes < needed_bytes:
+            size = max(_WORKSPACE_BYTES, needed_bytes)
+            self._memory = torch.empty(size, dtype=torch.uint8, device=self._accelerator.device)
+        return self._memory
+
+
+class AttentionWrappers:
+    """Makes wrappers that run one after the other, on so many processors of the device."""
+
+    def __init__(
+        self, accelerator: Accelerator, library: FlashInfer, workspace: Workspace, num_processors: int
+    ) -> None:
+        """Raises ConfigError where the library cannot plan for a part of the device."""
+        self._library = library
+        self._workspace = workspace
+        self._all_processors = accelerator.num_processors
+        self._num_processors = num_processors
+        idle = self._all_processors - num_processors
+        self._lane_library = library.planning_without(idle) if idle else library
 
     def eager(self, kind: AttentionKind) -> PagedAttention:
         """For plans of any size."""
-        return self._new(kind, _split_bytes(kind, self._accelerator.num_processors), {})
+        return self._new(kind, split_bytes(kind, self._planned_for(kind)), {})
 
     def splits(self, kind: AttentionKind, sequences: int) -> bool:
         """Whether long sequences of a fixed plan are split among blocks; another launch joins their parts.
@@ -78,7 +110,7 @@ class AttentionWrappers:
         Not in decoding steps that have work for all processors as they are: no sequence would be split there, but
         FlashInfer would launch what joins them. Other steps may have far fewer sequences than there is room for.
         """
-        at_once = _blocks_at_once(kind, self._accelerator.num_processors)
+        at_once = _blocks_at_once(kind, self._num_processors)
         return not (kind.one_row_each and kind.uses_tensor_cores and sequences > at_once)
 
     def fixed(self, kind: AttentionKind, arrays: PagedLayout) -> PagedAttention:
@@ -89,8 +121,8 @@ class AttentionWrappers:
         sizes = arrays.sizes
         needed = 0
         if self.splits(kind, sizes.sequences):
-            processors = self._accelerator.num_processors
-            needed = _split_bytes(kind, processors, rows=sizes.rows, sequences=sizes.sequences)
+            processors = self._planned_for(kind)
+            needed = split_bytes(kind, processors, rows=sizes.rows, sequences=sizes.sequences)
         options: dict[str, Any] = {"use_cuda_graph": True}
         if kind.one_row_each:
             options["paged_kv_indptr_buffer"] = arrays.page_indptr
@@ -106,18 +138,18 @@ class AttentionWrappers:
     @torch.inference_mode(False)  # so that whoever plans may do it outside of that mode
     def _new(self, kind: AttentionKind, needed_bytes: int, options: dict[str, Any]) -> PagedAttention:
         """fa2 by name: what FlashInfer chooses on its own may be a kernel that was not compiled."""
-        workspace = self._workspace
-        if workspace is None or workspace.nbytes < needed_bytes:
-            # Wrappers that were made before keep theirs, which recordings know.
-            size = max(_WORKSPACE_BYTES, needed_bytes)
-            workspace = torch.empty(size, dtype=torch.uint8, device=self._accelerator.device)
-            self._workspace = workspace
+        library = self._lane_library if kind.uses_tensor_cores else self._library
         if kind.one_row_each:
-            make = self._library.BatchDecodeWithPagedKVCacheWrapper
+            make = library.BatchDecodeWithPagedKVCacheWrapper
             options = options | {"use_tensor_cores": kind.uses_tensor_cores}
         else:
-            make = self._library.BatchPrefillWithPagedKVCacheWrapper
+            make = library.BatchPrefillWithPagedKVCacheWrapper
+        workspace = self._workspace.of(needed_bytes)
         return make(float_workspace_buffer=workspace, kv_layout="NHD", backend="fa2", **options)
+
+    def _planned_for(self, kind: AttentionKind) -> int:
+        """Processors. Of the kernel without tensor cores FlashInfer's planner always takes all of the device."""
+        return self._num_processors if kind.uses_tensor_cores else self._all_processors
 
 
 def plan_attention(
@@ -167,32 +199,30 @@ def plan_attention(
         )
 
 
-def _split_bytes(kind: AttentionKind, num_processors: int, *, rows: int = 0, sequences: int = 0) -> int:
+def split_bytes(kind: AttentionKind, num_processors: int, *, rows: int = 0, sequences: int = 0) -> int:
     """Most workspace that a plan takes: weighted values and their weights, float32, of all blocks of the grid.
 
     rows, sequences: of a fixed plan, which keeps room for the largest grid; 0: of plans that split only as far as
     blocks run at the same time. As FlashInfer's planner (scheduler.cuh) lays them out.
     """
-    shape = kind.shape
     if not kind.uses_tensor_cores:
-        blocks = _MOST_BLOCKS_PER_PROCESSOR * num_processors * kind.group  # a program has all heads of a group
-        return _partial_bytes(blocks, shape) + _SLACK_BYTES
+        return _partial_bytes(kind, _MOST_BLOCKS_PER_PROCESSOR * num_processors // kind.shape.num_kv_heads)
     at_once = _blocks_at_once(kind, num_processors)
     if not rows:
-        return _partial_bytes(at_once * _WIDEST_TILE * shape.num_kv_heads, shape) + _SLACK_BYTES
+        return _partial_bytes(kind, -(-at_once * _WIDEST_TILE // kind.group))
     tile = _tile((rows - sequences + 1) * kind.group)
-    tiles = max(at_once, -(-rows * kind.group // tile) + sequences - 1)
-    return _partial_bytes(tiles * tile * shape.num_kv_heads, shape) + _SLACK_BYTES
+    blocks = max(at_once, -(-rows * kind.group // tile) + sequences - 1)
+    return _partial_bytes(kind, -(-blocks * tile // kind.group))
 
 
 def _blocks_at_once(kind: AttentionKind, num_processors: int) -> int:
     """Up to so many blocks a KV head run at the same time: sequences are split into no more."""
-    return _BLOCKS_PER_PROCESSOR * num_processors // kind.shape.num_kv_heads
+    return BLOCKS_PER_PROCESSOR * num_processors // kind.shape.num_kv_heads
 
 
-def _partial_bytes(count: int, shape: AttentionShape) -> int:
-    """Of so many rows of query heads; a block's tile has rows of all heads of a group."""
-    return count * (shape.head_dim + 1) * 4
+def _partial_bytes(kind: AttentionKind, rows: int) -> int:
+    """Of so many rows of all heads; a block's tile has rows of the heads of one group."""
+    return rows * kind.shape.num_heads * (kind.shape.head_dim + 1) * 4 + _SLACK_BYTES
 
 
 def _tile(packed_rows: int) -> int:

@@ -11,6 +11,7 @@ none.
 import math
 from collections import Counter
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -41,12 +42,23 @@ def check_indices(*arrays: Tensor) -> None:
 
 
 class FakeFlashInfer:
-    """calls: how often each function, and each wrapper's plan and run, was called."""
+    """calls: how often each function, and each wrapper's plan and run, was called.
+
+    num_processors: that wrappers plan for. Where these are not all, calls and wrappers are shared with the library
+    that plans for all.
+    """
 
     def __init__(self, accelerator: FakeAccelerator) -> None:
         self.accelerator = accelerator
+        self.num_processors = accelerator.num_processors
         self.calls: Counter[str] = Counter()
         self.wrappers: list[FakeWrapper] = []
+
+    def planning_without(self, idle_processors: int) -> "FakeFlashInfer":
+        assert 0 < idle_processors < self.num_processors, idle_processors
+        found = copy(self)
+        found.num_processors -= idle_processors
+        return found
 
     def rmsnorm(self, *arguments: Any, **options: Any) -> Tensor:
         self.calls["rmsnorm"] += 1
@@ -129,6 +141,10 @@ class FakeWrapper:
         assert self.workspace.dtype is torch.uint8
         library.accelerator.check_not_recording("a wrapper is made")
         self.library = library
+        if self.options.get("use_tensor_cores", True) is False:
+            assert library.num_processors == library.accelerator.num_processors, (
+                "this planner always takes them all"
+            )
         self.is_fixed = bool(self.options.get("use_cuda_graph", False))
         self.static: Static | None = None
         self.arrays: Arrays | None = self._own_arrays() if self.is_fixed else None
@@ -222,7 +238,7 @@ class FakeWrapper:
         tiles = math.ceil(most * group / tile) + sequences - 1
         needed = sum(math.ceil((end - start) * group / tile) for start, end in pairwise(rows))
         assert needed <= tiles, (needed, tiles)
-        blocks = max(tiles, 2 * self.library.accelerator.num_processors // static.num_kv_heads)
+        blocks = max(tiles, 2 * self.library.num_processors // static.num_kv_heads)
         partial_rows = math.ceil(blocks * tile / group)
         size = static.num_heads * partial_rows * (static.head_dim + 1) * 4
         assert size <= self.workspace.nbytes, f"the workspace of {self.workspace.nbytes} bytes should have {size}"
