@@ -18,15 +18,15 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from faser.engine.co_run import CoRun
-from faser.engine.co_run_profile import measure_slowdown
+from faser.engine.co_run import FACTORS, CoRun
+from faser.engine.co_run_profile import Cell, measure_slowdown
 from faser.engine.partition import EVERYTHING, Cores, Lane, Serial, core_numbers
 from faser.kernels.native_backend import NativeBackend
 from faser.kernels.native_build import detect_isa, library_path
@@ -58,7 +58,7 @@ class Load:
     """Work of a size, on a backend of its own."""
 
     def __init__(self, backend: NativeBackend, size: Size) -> None:
-        self.backend = backend
+        self.backend, self.rows = backend, size.rows
         up, down = (size.inner, size.hidden), (size.hidden, size.inner)
         self._layers = [
             tuple(backend.pack(_random(*shape) * shape[1] ** -0.5) for shape in (up, down))
@@ -125,17 +125,20 @@ def measure_pair(lanes: Cores, draft: Load, verify: Load, seconds: float) -> Rec
                 partition.resize(share)
             joined = partition.both(lambda lane, _done: draft.run(lane), verify.run)
             times[name].append(max(joined.draft_ended_s, joined.verify_ended_s) - joined.began_s)
+    cell = Cell(rows=verify.rows, context=1, verify=verify.run, draft=draft.run, whole_s=1.0)
     return {
         "rounds": len(times["serial"]),
         "serial_ms": round(1e3 * min(times["serial"]), 3),
         "speed_up": ratios(times, min),
         "median": ratios(times, statistics.median),
-        "co_run": [_rounded(each) for each in measure_slowdown(lanes, verify.run, draft.run, budget_s=seconds)],
+        "co_run": [_rounded(each) for each in measure_slowdown(lanes, [cell], budget_s=seconds)],
     }
 
 
 def _rounded(slowdown: CoRun) -> Record:
-    return {name: round(value, 3) for name, value in asdict(slowdown).items()}
+    """Of the only cell."""
+    cells = {name: getattr(slowdown, name)[0][0] for name in FACTORS}
+    return {name: round(value, 3) for name, value in {"share": slowdown.share, **cells}.items()}
 
 
 def ratios(times: dict[str, list[float]], of: Callable[[list[float]], float]) -> dict[str, float]:

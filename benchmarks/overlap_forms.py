@@ -53,8 +53,9 @@ class Forms:
 
     def beside(self, length: int, lanes: CoRun) -> float:
         ready = ready_share(self.acceptance, length)
-        verify_s = self._step_s(self.load * (1 - ready + ready * length))
-        return self.load * tokens_beside(self.acceptance, length) / lanes.one(verify_s, self._draft_s(length))
+        rows = self.load * (1 - ready + ready * length)
+        seconds = lanes.one(self._step_s(rows), self._draft_s(length), rows=round(rows), context=1)
+        return self.load * tokens_beside(self.acceptance, length) / seconds
 
     def best(self, cap: int, lanes: CoRun) -> dict[str, float]:
         """Each way at the best of the lengths 1 … cap."""

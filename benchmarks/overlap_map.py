@@ -103,7 +103,9 @@ class Check:
 
 def lanes_of(slowdown: float) -> CoRun:
     """A fixed division: what it costs, it costs also while the other lane is idle."""
-    return CoRun(share=_SHARE, verify=slowdown, draft=slowdown, verify_alone=slowdown, draft_alone=slowdown)
+    return CoRun.constant(
+        share=_SHARE, verify=slowdown, draft=slowdown, verify_alone=slowdown, draft_alone=slowdown
+    )
 
 
 def costs_of(target: str, draft_cost: float) -> CostModel:

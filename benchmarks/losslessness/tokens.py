@@ -32,7 +32,7 @@ NUM_BLOCKS = 24  # of 16 tokens; sixteen sequences need two to six each
 NOISE = 0.05  # on the weights of the draft model, in their own standard deviations
 GREEDY, WARM = 0.0, 0.8
 AHEAD_AND_PRUNED = "draft_model, coupled, ahead and pruned"
-LANES = CoRun(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+LANES = CoRun.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
 DRAFTERS: Mapping[str, Mapping[str, Any]] = {
     "suffix": {"method": "suffix"},
     "ngram": {"method": "ngram"},

@@ -10,7 +10,7 @@ import os
 import tempfile
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, overload
@@ -18,14 +18,14 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.engine.co_run import CoRun
+from faser.engine.co_run import FACTORS, CoRun
 from faser.errors import ConfigError
 from faser.types import STEP_ERROR_EDGES, RoleStats
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_FORMAT = 3
+_FORMAT = 4
 _FOLLOW = 0.1  # weight of the newest step in the factor of its role
 _OUTLIER = 3.0  # one step counts at most for so many times faster or slower: a page fault is no new machine
 _LARGEST_FACTOR = 20.0
@@ -218,7 +218,8 @@ class CostModel:
             role.value: {"rows": table.rows, "seconds": table.seconds, "kv_token_s": table.kv_token_s}
             for role, table in self._tables.items()
         }
-        lanes = [asdict(each) for each in self._lanes]
+        names = ("share", "rows", "contexts", *FACTORS)
+        lanes = [{name: getattr(each, name) for name in names} for each in self._lanes]
         return json.dumps({"format": _FORMAT, "roles": roles, "lanes": lanes}, indent=1) + "\n"
 
     @classmethod
@@ -226,7 +227,7 @@ class CostModel:
         """Raises ConfigError that names source and what is wrong."""
         try:
             content = json.loads(text)
-            return cls(_read_tables(content), tuple(CoRun(**each) for each in content["lanes"]))
+            return cls(_read_tables(content), tuple(map(_read_lanes, content["lanes"])))
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -340,3 +341,13 @@ def _read_tables(value: Any) -> dict[Role, CostTable]:
         )
         for name, table in value["roles"].items()
     }
+
+
+def _read_lanes(value: Any) -> CoRun:
+    matrices = {name: tuple(tuple(float(factor) for factor in line) for line in value[name]) for name in FACTORS}
+    return CoRun(
+        share=float(value["share"]),
+        rows=tuple(int(each) for each in value["rows"]),
+        contexts=tuple(int(each) for each in value["contexts"]),
+        **matrices,
+    )

@@ -20,7 +20,7 @@ import torch
 from faser import __version__
 from faser.engine.batch import RowBatch
 from faser.engine.co_run import CoRun
-from faser.engine.co_run_profile import measure_slowdown
+from faser.engine.co_run_profile import Cell, measure_slowdown
 from faser.engine.cost_model import CostModel, CostTable, Role
 from faser.engine.partition import Lane, Partition
 from faser.engine.runner import Runner
@@ -38,7 +38,6 @@ _LONG_ENOUGH_S = 0.25  # of one row count: short steps are timed more often, for
 _ROWS_EACH = 4  # of a sequence in a step with several
 _SHORT_CONTEXT, _LONG_CONTEXT = 64, 1024
 _TEXT_S = 30e-6  # a look-up in text, per sequence; a first guess, the engine follows the real one
-_LANES_BUDGET_S = 3.0
 _DRAFT_SHARE = 0.35  # of the time there is, for the passes of the draft model
 
 
@@ -60,13 +59,17 @@ class Room:
 class Pair:
     """What may run at the same time: the target's backend and the draft model's, on the lanes of a partition.
 
-    num_sequences: of a typical step.
+    rows: of the steps to be measured, those first that matter most. contexts: tokens in the cache of each of their
+    sequences, ascending. num_sequences: most of a step. budget_s: for all of it, about.
     """
 
     partition: Partition
     target: Backend
     draft: Backend
-    num_sequences: int = 2
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...]
+    num_sequences: int
+    budget_s: float
 
 
 def fingerprint(described: Mapping[str, object]) -> str:
@@ -102,8 +105,7 @@ def profile(
 ) -> CostModel:
     """Time steps of the target and passes of the drafter, within about budget_s seconds.
 
-    pair: measure as well how the two of them disturb each other at the same time.
-
+    pair: measure as well how the two of them disturb each other at the same time, in its own time.
     draft_runner: of a draft model, or the target's own when its first draft_layers layers draft; None: no passes.
     The keys and values of the dummy sequences stay in the cache, in blocks that nobody holds.
     """
@@ -119,7 +121,12 @@ def profile(
     lanes: tuple[CoRun, ...] = ()
     if pair is not None and draft_runner is not None:
         progress(LANES_STAGE, 0, 0)
-        lanes = _side_by_side(pair, _Stopwatch(runner, room), _Stopwatch(draft_runner, room, rows_each=1))
+        lanes = measure_slowdown(
+            pair.partition,
+            _cells(pair, runner, draft_runner, room, CostModel(tables)),
+            budget_s=pair.budget_s,
+            progress=lambda done, total: progress(LANES_STAGE, done, total),
+        )
     return CostModel(tables, lanes)
 
 
@@ -128,30 +135,54 @@ def largest_step(runner: Runner, room: Room) -> None:
     _Stopwatch(runner, room).largest()
 
 
-def _side_by_side(pair: Pair, target: "_Stopwatch", drafter: "_Stopwatch") -> tuple[CoRun, ...]:
-    """A step of a few sequences beside passes of the drafter for as many.
+def _cells(pair: Pair, runner: Runner, draft_runner: Runner, room: Room, costs: CostModel) -> list[Cell]:
+    """Steps of several sequences, each beside a pass of the drafter for as many, as far as there is room."""
+    cells = []
+    counts = dict.fromkeys(min(rows, room.max_rows) for rows in pair.rows)
+    most = min(-(-max(counts) // _ROWS_EACH), pair.num_sequences)
+    drafter = _Stopwatch(draft_runner, room, rows_each=1)
+    for context in _contexts(pair.contexts, room, most):
+        for rows in counts:
+            num_sequences = min(-(-rows // _ROWS_EACH), pair.num_sequences)
+            target = _Stopwatch(runner, room, rows_each=-(-rows // num_sequences))
+            batch, passes = target.laid_out(rows, context), drafter.laid_out(num_sequences, context)
+            cells.append(
+                Cell(
+                    rows=rows,
+                    context=context,
+                    verify=_timed(target, pair.target, batch),
+                    draft=_timed(drafter, pair.draft, passes),
+                    whole_s=costs.step_s(rows, num_sequences * context) + costs.pass_s(num_sequences),
+                )
+            )
+    return cells
 
-    Each call ends with tokens on the host, so the time that it takes is the device's too, of its lane alone.
+
+def _timed(stopwatch: "_Stopwatch", backend: Backend, batch: RowBatch) -> Callable[[Lane], object]:
+    """A call ends with tokens on the host, so the time that it takes is the device's too, of its lane alone."""
+
+    def call(lane: Lane) -> None:
+        backend.use(lane.processors)
+        try:
+            stopwatch.once_s(batch)
+        finally:
+            backend.use(None)
+
+    return call
+
+
+def _contexts(wanted: tuple[int, ...], room: Room, num_sequences: int) -> list[int]:
+    """As long as so many sequences of them fit into the cache; of those that come out alike, one.
+
+    The first one is kept even if they do not fit: they share blocks then.
     """
-
-    def timed(stopwatch: _Stopwatch, backend: Backend, rows: int) -> Callable[[Lane], float]:
-        batch = stopwatch.batch(rows)
-
-        def call(lane: Lane) -> float:
-            backend.use(lane.processors)
-            try:
-                return stopwatch.once_s(batch)
-            finally:
-                backend.use(None)
-
-        return call
-
-    return measure_slowdown(
-        pair.partition,
-        timed(target, pair.target, pair.num_sequences * _ROWS_EACH),
-        timed(drafter, pair.draft, pair.num_sequences),
-        budget_s=_LANES_BUDGET_S,
-    )
+    cached = room.num_blocks * room.block_size
+    found = [max(1, min(wanted[0], room.max_len, cached))]
+    for context in wanted[1:]:
+        fitting = min(context, room.max_len, cached // num_sequences)
+        if fitting >= 2 * found[-1]:
+            found.append(fitting)
+    return found
 
 
 @dataclass(slots=True)
@@ -188,7 +219,7 @@ class _Stopwatch:
         """
         ends_s = time.perf_counter() + budget_s
         short, long = min(_SHORT_CONTEXT, self._longest()), min(_LONG_CONTEXT, self._longest())
-        batches = [self._laid_out(1, long)] if long >= 2 * short else []  # the slope's, beside the first bucket
+        batches = [self.laid_out(1, long)] if long >= 2 * short else []  # the slope's, beside the first bucket
         num_slopes = len(batches)
         times: list[list[float]] = [[self._warm_s(batch)] for batch in batches]
         buckets = [each for each in BUCKETS if each <= self._room.max_rows]
@@ -200,7 +231,7 @@ class _Stopwatch:
                     "step times: measured up to %d rows within %.0f s, extrapolated above", measured, budget_s
                 )
                 break
-            batches.append(self._laid_out(rows, short))
+            batches.append(self.laid_out(rows, short))
             times.append([self._warm_s(batches[-1])])
             report.advance()
         wanted = [min(max(int(_LONG_ENOUGH_S / each[0]), _REPEATS), _MOST_REPEATS) for each in times]
@@ -217,18 +248,13 @@ class _Stopwatch:
         return CostTable.measured(dict(zip(buckets, net[num_slopes:], strict=False)), kv_token_s=kv_token_s)
 
     def largest(self) -> None:
-        rows = self._room.max_rows
-        self.once_s(self._laid_out(rows, min(_SHORT_CONTEXT, self._longest())))
-
-    def batch(self, rows: int) -> RowBatch:
-        """Of short sequences."""
-        return self._laid_out(min(rows, self._room.max_rows), min(_SHORT_CONTEXT, self._longest()))
+        self.once_s(self.laid_out(self._room.max_rows, min(_SHORT_CONTEXT, self._longest())))
 
     def _longest(self) -> int:
         """Tokens that one dummy sequence may have."""
         return max(1, min(self._room.max_len, self._room.num_blocks * self._room.block_size))
 
-    def _laid_out(self, rows: int, context: int) -> RowBatch:
+    def laid_out(self, rows: int, context: int) -> RowBatch:
         """rows rows, rows_each a sequence, with context tokens in the cache, the rows among them.
 
         All sequences write the same blocks, one after the other's rows: what is in there makes no difference.

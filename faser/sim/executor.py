@@ -130,7 +130,8 @@ class SimulatedExecutor:
         assert ahead.share is not None, "who drafts ahead has a share of the processors"
         drafts = self.draft(ahead)
         result = self.run(plan)
-        both_s = self._lanes[ahead.share].one(result.run_s, drafts.run_s)
+        context = sum(rows.start for rows in plan.rows) / max(len(plan.rows), 1)
+        both_s = self._lanes[ahead.share].one(result.run_s, drafts.run_s, rows=plan.num_rows, context=context)
         return replace(result, run_s=both_s), replace(drafts, run_s=min(drafts.run_s, both_s))
 
     def run(self, plan: StepPlan) -> StepResult:

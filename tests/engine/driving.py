@@ -103,7 +103,7 @@ def _speculation(
 
     looks: drafts cost a look-up, and no passes.
     """
-    lanes = CoRun(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+    lanes = CoRun.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
     config = SpeculationConfig(num_speculative_tokens=DRAFT_CAP)
     return SpeculationControl(
         config,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from faser.engine.co_run import CoRun
 from faser.engine.cost_model import CostModel, CostTable, Role
 from faser.errors import ConfigError
 from faser.types import STEP_ERROR_EDGES
@@ -149,6 +150,47 @@ def test_tables_survive_a_file_and_factors_do_not(tmp_path: Path) -> None:
     assert again.tables == costs.tables
     assert again.factor(Role.STEP) == 1.0
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["costs.json"]
+
+
+LANES = tuple(
+    CoRun(
+        share=share,
+        rows=(8, 32, 64),
+        contexts=(64, 1024),
+        verify=((1.5, 1.25, 1.1), (1.6, 1.3, 1.2)),
+        draft=((1.9, 1.8, 1.7), (2.0, 1.9, 1.8)),
+        verify_alone=((1.1, 1.0, 1.2), (1.1, 1.0, 1 / 3)),
+        draft_alone=((1.3, 1.3, 1.4), (1.5, 1.3, 1.2)),
+    )
+    for share in (0.125, 0.5)
+)
+
+
+def test_lanes_survive_a_file_to_the_last_digit(tmp_path: Path) -> None:
+    CostModel({Role.STEP: TABLE}, LANES).save(tmp_path / "costs.json")
+    again = CostModel.load(tmp_path / "costs.json")
+    assert again.lanes == LANES
+    assert again.lanes[1].one(1.0, 0.4, rows=20, context=300) == LANES[1].one(1.0, 0.4, rows=20, context=300)
+
+
+def test_a_file_from_when_lanes_were_one_number_a_share_is_refused(tmp_path: Path) -> None:
+    content = json.loads(CostModel({Role.STEP: TABLE}).to_json())
+    content["format"] = 3
+    content["lanes"] = [{"share": 0.5, "verify": 1.5, "draft": 1.9, "verify_alone": 1.1, "draft_alone": 1.2}]
+    path = tmp_path / "costs.json"
+    for number, complaint in ((3, "format is 3"), (content["format"] + 1, "not a cost model")):
+        path.write_text(json.dumps({**content, "format": number}))
+        with pytest.raises(ConfigError, match=complaint):
+            CostModel.load(path)
+
+
+def test_lanes_with_a_number_missing_are_refused(tmp_path: Path) -> None:
+    content = json.loads(CostModel({Role.STEP: TABLE}, LANES).to_json())
+    content["lanes"][0]["draft"][1].pop()
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"costs\.json: draft of a co-run has lines of \[3, 2\] numbers"):
+        CostModel.load(path)
 
 
 @pytest.mark.parametrize(

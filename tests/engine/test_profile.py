@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,21 @@ import torch
 
 from faser.engine.cost_model import CostModel, CostTable, Role
 from faser.engine.models.loader import load_decoder
-from faser.engine.profile import BUCKETS, STAGE, Room, cached_profile, fingerprint, profile
+from faser.engine.partition import Cores, Serial
+from faser.engine.profile import (
+    BUCKETS,
+    LANES_STAGE,
+    STAGE,
+    Pair,
+    Room,
+    cached_profile,
+    fingerprint,
+    profile,
+)
 from faser.engine.runner import Runner
 from faser.kernels.backend import KvShape
 from faser.kernels.torch_backend import TorchBackend
+from faser.machine import usable_cores
 
 ROOM = Room(num_blocks=80, block_size=16, max_len=200, max_rows=8, max_logit_rows=3)
 
@@ -22,9 +34,14 @@ def runner(tiny_checkpoint: Path) -> Iterator[Runner]:
     """On one thread: for so small a model a second one only waits."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield loaded(tiny_checkpoint)
+    torch.set_num_threads(num_threads)
+
+
+def loaded(checkpoint: Path) -> Runner:
     backend = TorchBackend("cpu")
     decoder = load_decoder(
-        tiny_checkpoint,
+        checkpoint,
         backend,
         torch.float32,
         max_model_len=ROOM.max_len,
@@ -41,8 +58,7 @@ def runner(tiny_checkpoint: Path) -> Iterator[Runner]:
         head_dim=spec.head_dim,
         dtype=torch.float32,
     )
-    yield Runner(decoder, backend, shape)
-    torch.set_num_threads(num_threads)
+    return Runner(decoder, backend, shape)
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -93,6 +109,78 @@ def test_without_time_only_the_smallest_step_is_measured_and_the_log_says_so(
 def test_little_room_is_enough(runner: Runner, room: Room) -> None:
     table = profile(runner, None, room, progress=silent).tables[Role.STEP]
     assert table.rows[-1] <= room.max_rows
+
+
+@pytest.fixture(scope="module")
+def drafter(tiny_checkpoint: Path) -> Runner:
+    """Of its own: both run at the same time."""
+    return loaded(tiny_checkpoint)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    if usable_cores() < 2:
+        pytest.skip("needs two cores")
+    lanes = Cores()
+    yield Pair(
+        partition=lanes,
+        target=TorchBackend("cpu"),
+        draft=TorchBackend("cpu"),
+        rows=(8, 2, 500),
+        contexts=(16, 100),
+        num_sequences=2,
+        budget_s=2.0,
+    )
+    lanes.close()
+
+
+def test_lanes_are_measured_for_all_rows_and_contexts_that_there_is_room_for(
+    runner: Runner, drafter: Runner, pair: Pair
+) -> None:
+    """Steps of 500 rows there are none: with room for 8 they are those of 8 once more."""
+    costs = profile(runner, drafter, ROOM, progress=silent, pair=pair, budget_s=0.5)
+    assert [each.share for each in costs.lanes] == list(pair.partition.shares())
+    for each in costs.lanes:
+        assert (each.rows, each.contexts) == ((2, 8), (16, 100))
+        assert all(0.05 < factor < 100 for line in (*each.verify, *each.draft) for factor in line)
+    assert CostModel.from_json(costs.to_json()).lanes == costs.lanes
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "max_len", "wanted"),
+    [(80, 200, (16, 100)), (80, 60, (16, 60)), (80, 20, (16,)), (5, 200, (16, 40)), (3, 200, (16,)), (1, 9, (9,))],
+)
+def test_contexts_are_as_long_as_the_cache_allows_for_all_sequences(
+    runner: Runner, drafter: Runner, pair: Pair, num_blocks: int, max_len: int, wanted: tuple[int, ...]
+) -> None:
+    """Two sequences, blocks of 16. Contexts that come out nearly alike are not measured twice."""
+    room = Room(num_blocks=num_blocks, block_size=16, max_len=max_len, max_rows=8, max_logit_rows=3)
+    costs = profile(runner, drafter, room, progress=silent, pair=pair, budget_s=0.0)
+    assert {each.contexts for each in costs.lanes} == {wanted}
+
+
+def test_progress_of_lanes_follows_that_of_steps_to_its_own_end(
+    runner: Runner, drafter: Runner, pair: Pair
+) -> None:
+    seen: list[tuple[str, int, int]] = []
+    profile(
+        runner,
+        drafter,
+        ROOM,
+        progress=lambda stage, done, total: seen.append((stage, done, total)),
+        pair=pair,
+        budget_s=0.0,
+    )
+    stages = [stage for stage, _, _ in seen]
+    assert list(dict.fromkeys(stages)) == [STAGE, LANES_STAGE]
+    done = [each for stage, each, _ in seen if stage == LANES_STAGE]
+    assert done == sorted(done)
+    assert seen[-1][1] == seen[-1][2] > 0
+
+
+def test_lanes_that_take_turns_are_not_measured(runner: Runner, drafter: Runner, pair: Pair) -> None:
+    serial = replace(pair, partition=Serial())
+    assert profile(runner, drafter, ROOM, progress=silent, pair=serial, budget_s=0.0).lanes == ()
 
 
 def test_what_was_measured_once_is_read_the_next_time(tmp_path: Path) -> None:

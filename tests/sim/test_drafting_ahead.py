@@ -5,8 +5,10 @@ import pytest
 from faser.engine.clock import SimulatedClock
 from faser.engine.co_run import CoRun
 from faser.engine.cost_model import CostModel
+from faser.engine.plan import DraftPlan, SequenceRows, StepPlan
 from faser.engine.spec.control import SpeculationControl
 from faser.sim.contest import Contest
+from faser.sim.executor import SimulatedExecutor
 from faser.sim.policy_spec import parse_policy
 from faser.sim.simulation import Machine
 from faser.sim.synthetic import iid_trace
@@ -16,8 +18,17 @@ from tests.sim.running import CheckedSimulation
 
 CAP = 6
 STEP_S, PASS_S = 0.010, 0.002
-FREE = CoRun(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
-DEAR = CoRun(share=0.5, verify=2.5, draft=2.5, verify_alone=2.0, draft_alone=2.0)
+FREE = CoRun.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+UNEVEN = CoRun(
+    share=0.5,
+    rows=(2, 6),
+    contexts=(16, 64),
+    verify=((2.0, 3.0), (4.0, 5.0)),
+    draft=((1.0, 1.0), (1.0, 1.0)),
+    verify_alone=((1.5, 1.6), (1.7, 1.8)),
+    draft_alone=((1.0, 1.0), (1.0, 1.0)),
+)
+DEAR = CoRun.constant(share=0.5, verify=2.5, draft=2.5, verify_alone=2.0, draft_alone=2.0)
 
 
 def contest(acceptance: float, lanes: CoRun, *, clients: int = 1, pass_s: float = PASS_S) -> Contest:
@@ -64,7 +75,7 @@ def frontier_speed(acceptance: float, length: int, lanes: CoRun) -> float:
     """Tokens a second of one sequence: 1 - p + p (1 - a^m) / (1 - a), p = a / (1 + a - a^m), over both lanes."""
     ready = acceptance / (1 + acceptance - acceptance**length)
     tokens = 1 - ready + ready * (1 - acceptance**length) / (1 - acceptance)
-    return tokens / lanes.one(STEP_S, length * PASS_S)
+    return tokens / lanes.one(STEP_S, length * PASS_S, rows=1, context=1)
 
 
 @pytest.mark.parametrize("acceptance", [0.5, 0.8, 0.9])
@@ -109,3 +120,24 @@ def test_the_time_of_overlapped_steps_is_foreseen() -> None:
     assert predicted == pytest.approx(measured, rel=0.05)
     assert found.overlap_s > 0
     assert found.draft_share == FREE.share
+
+
+@pytest.mark.parametrize(
+    ("sequences", "slowed"),
+    [(((10, 1), (22, 1)), 1.5), (((16, 6),), 1.6), (((64, 1), (64, 1)), 1.7), (((8, 3), (120, 3)), 1.8)],
+)
+def test_a_step_is_slowed_down_by_its_own_rows_and_context(
+    sequences: tuple[tuple[int, int], ...], slowed: float
+) -> None:
+    """Nobody drafts, so verification is alone on its lane. Caught: sequences counted as rows, contexts summed."""
+    costs = CostModel.proportional(step_s=STEP_S, pass_s=PASS_S)
+    executor = SimulatedExecutor(
+        iid_trace(0.9, max_tokens=CAP, num_requests=1, prompt_len=4, output_len=4), costs, lanes=(UNEVEN,)
+    )
+    rows = tuple(
+        SequenceRows(slot=slot, start=start, token_ids=(1,) * count, new_blocks=(), samples=False)
+        for slot, (start, count) in enumerate(sequences)
+    )
+    plan = StepPlan(step=1, released=(), started=(), rows=rows)
+    result, _ = executor.run_beside(plan, DraftPlan(step=1, wishes=(), share=UNEVEN.share))
+    assert result.run_s == pytest.approx(STEP_S * slowed)

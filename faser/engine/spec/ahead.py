@@ -20,7 +20,7 @@ from faser.engine.plan import Drafts, StepResult
 from faser.engine.spec.acceptance import Acceptance, Outcomes
 from faser.engine.spec.drafted import Drafted, DraftReader
 from faser.engine.spec.frontier import Ahead, Border, Frontiers
-from faser.engine.spec.overlap import AheadChoice, best_ahead
+from faser.engine.spec.overlap import AheadChoice, best_ahead, mean_context
 from faser.engine.spec.policies.draft_lengths import best_lengths
 from faser.engine.spec.policies.objective import Objective, best_prefixes
 from faser.engine.spec.policy import Candidates, Ints, Policy
@@ -85,6 +85,10 @@ class AheadControl:
         self._chosen: NDArray[np.bool_] = np.ones(num_slots, dtype=np.bool_)  # by slot
         self._steps_left = 0
         self._sent: _Sent | None = None
+        self._rows, self._context = (
+            0,
+            0.0,
+        )  # of the step that is being made, and what its sequences have in the cache
         self.cycle, self.verify_lane, self.draft_lane = Ledger(), Ledger(), Ledger()  # predicted and measured
         self.overlap_s = 0.0
 
@@ -136,6 +140,7 @@ class AheadControl:
         """What is verified of each one's draft. candidates.limit: most tokens of each chunk."""
         drafts = self._frontiers.standing(candidates.slots.tolist())
         self._frontiers.clear()
+        self._rows, self._context = len(drafts) + candidates.other_rows, mean_context(candidates)
         there = [i for i, draft in enumerate(drafts) if draft is not None and len(draft.token_ids) > 1]
         found: list[tuple[int, ...]] = [()] * len(drafts)
         if not there:
@@ -149,6 +154,7 @@ class AheadControl:
         survival[:, :-1] = whole[:, 1:] / np.maximum(whole[:, 1:2], 1e-12)
         room = np.minimum(lengths - 1, candidates.limit[at])
         kept = policy.keep(candidates.among(at).drafted(room, survival), room)
+        self._rows += int(kept.sum())
         verified = Drafted(
             slots=slots,
             methods=methods,
@@ -209,11 +215,12 @@ class AheadControl:
         assert lanes is not None
         verified_s, drafted_s = result.began_s + result.run_s, drafts.began_s + drafts.run_s
         draft_s = self._draft_s(len(drafts.drafts), drafts.passes)
-        predicted_s = lanes.one(verify_s, draft_s)
+        predicted_s = lanes.one(verify_s, draft_s, rows=self._rows, context=self._context)
+        verify, draft, _, _ = lanes.factors(np.array(self._rows), self._context).tolist()
         measured_s = max(verified_s, drafted_s) - min(result.began_s, drafts.began_s)
         self.cycle.add(predicted_s * self.cycle.factor, measured_s)
-        self.verify_lane.add(verify_s * lanes.verify, result.run_s)
-        self.draft_lane.add(draft_s * lanes.draft, drafts.run_s)
+        self.verify_lane.add(verify_s * verify, result.run_s)
+        self.draft_lane.add(draft_s * draft, drafts.run_s)
         self.overlap_s += max(min(verified_s, drafted_s) - max(result.began_s, drafts.began_s), 0.0)
 
     def _draft_s(self, count: int, passes: int) -> float:

@@ -47,9 +47,10 @@ def best_ahead(
     rows = ready * (lengths - 1)
     order = np.argsort(-gains.max(axis=1), kind="stable")[: int(there.sum())]
     worth = objective.worth + gains[order].cumsum(axis=0)  # [sequences that draft, length]
-    verify_s = objective.verify_s(np.rint(rows[order].cumsum(axis=0)).astype(np.int64))
-    draft_s = _draft_s(costs, len(order), worth.shape[1])
-    rates = np.stack([worth / each.seconds(verify_s, draft_s) for each in lanes])
+    drafted = np.rint(rows[order].cumsum(axis=0)).astype(np.int64)
+    verify_s, draft_s = objective.verify_s(drafted), _draft_s(costs, len(order), worth.shape[1])
+    step_rows, context = drafted + (candidates.num_sequences + candidates.other_rows), mean_context(candidates)
+    rates = np.stack([worth / each.seconds(verify_s, draft_s, step_rows, context) for each in lanes])
     best, count, length = (int(each) for each in np.unravel_index(int(rates.argmax()), rates.shape))
     return AheadChoice(
         chosen=np.sort(order[: count + 1]),
@@ -57,6 +58,11 @@ def best_ahead(
         lanes=lanes[best],
         rate=float(rates[best, count, length]),
     )
+
+
+def mean_context(candidates: Candidates) -> float:
+    """Tokens in the cache of a sequence that may draft; the others are taken to be like them."""
+    return candidates.kv_tokens / max(candidates.num_sequences, 1)
 
 
 def expected(survival: Floats) -> tuple[Floats, Floats]:

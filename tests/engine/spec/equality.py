@@ -24,7 +24,7 @@ from tests.prompts import PROMPTS
 
 CAP = 5
 NUM_TOKENS = 90
-LANES = CoRun(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+LANES = CoRun.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
 
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {"temperature": 1.0},

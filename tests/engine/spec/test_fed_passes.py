@@ -605,7 +605,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "logprobs": 2},
     "sampled": {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.2, "prompt_logprobs": 1},
 }
-LANES = CoRun(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+LANES = CoRun.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
 OVERLAP = Overlap(name="cores", lanes=(LANES,), mode="on", every=1000)
 
 

@@ -28,7 +28,7 @@ from tests.fakes import RandomPolicy
 
 NUM_BLOCKS = 12  # two of the longest fill it
 NOISE = 0.01  # of the drafter's weights: most tokens are right, so that chunks follow on chunks
-LANES = CoRun(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+LANES = CoRun.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
 DRAFTERS: tuple[dict[str, Any], ...] = (
     {"method": "draft_model"},
     {"method": "draft_model", "draft_sample_method": "greedy"},

@@ -254,7 +254,7 @@ def test_likely_tokens_are_named_in_the_steps_that_may_be_looked_at_and_in_no_ot
     assert pruning.stats.shadow_steps + pruning.stats.pruned_steps > 0
 
 
-LANES = CoRun(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+LANES = CoRun.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
 OVERLAP = Overlap(name="cores", lanes=(LANES,), mode="on", every=1000)
 HALF_RIGHT = 0.01  # noise of a drafter whose chunks often follow on chunks
 
