@@ -1,24 +1,28 @@
 """What divides a GPU between two lanes: groups of its processors, or two streams that compete for all of them.
 
 Owns the groups' contexts and streams. What runs on a lane is given the lane, whose place names its stream. Which
-shares are offered is a choice made without measurements; nothing of this has run on a GPU yet.
+shares are offered is chosen in gpu_shares, from rates of this very device. Nothing of this has run on a GPU yet.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
+from faser.engine.gpu_shares import describe, shares_for
+from faser.engine.kept_rates import RatesOf
 from faser.engine.partition import Draft, Joined, Lane, Partition, Serial, Verify
 from faser.engine.stream_lanes import LanePair, StreamLanes
 from faser.errors import ConfigError
-from faser.kernels.green_contexts import GROUP_UNIT, GreenContextError, GreenDriver, Group
+from faser.kernels.green_contexts import GreenContextError, GreenDriver, Group, open_stream
 from faser.kernels.lane_device import LaneDevice
 from faser.kernels.lanes import DeviceLane
 
 D = TypeVar("D")
 V = TypeVar("V")
 
-_SHARES = (1 / 12, 1 / 6, 1 / 4)  # about what the draft lane gets: of 132 processors 12, 20 and 36
+_log = logging.getLogger("faser.engine")
+
 _NOMINAL_SHARE = 0.5  # of two streams, neither has processors of its own
 # Drafting is a chain of small kernels that never fills the device, verification has blocks enough to use what is
 # left: with the short ones served first, both are done earliest. Where groups are disjoint, nobody is first.
@@ -59,17 +63,18 @@ class SmGroups:
     All splits, their contexts and their streams are made here, and again never. Lanes change their groups between
     two calls of `both`, when neither has work. What was recorded on a lane must not be replayed after `close`.
 
-    Raises GreenContextError where the driver refuses, and for a device too small to be divided.
+    verify_counts: how many processors a verify lane may have; the driver may make more of it.
+    Raises GreenContextError where the driver refuses, and where no group would leave any processors.
     """
 
     name = "sm"
 
-    def __init__(self, driver: GreenDriver, device: LaneDevice) -> None:
+    def __init__(self, driver: GreenDriver, device: LaneDevice, verify_counts: Sequence[int]) -> None:
         self._driver = driver
         self._device = device
         self._made = ExitStack()
         with ExitStack() as unfinished:
-            self._pairs = self._divide(unfinished)
+            self._pairs = self._divide(verify_counts, unfinished)
             self._lanes = StreamLanes(device)
             self._made = unfinished.pop_all()
         self.resize(self.shares()[0])
@@ -94,11 +99,11 @@ class SmGroups:
         with self._made:
             self._lanes.close()
 
-    def _divide(self, made: ExitStack) -> dict[float, LanePair]:
+    def _divide(self, verify_counts: Sequence[int], made: ExitStack) -> dict[float, LanePair]:
         """By the draft lane's share, ascending. made: gets what destroys the contexts and streams."""
         total = self._driver.num_processors
         found: dict[float, LanePair] = {}
-        for count in verify_counts(total):
+        for count in sorted(verify_counts, reverse=True):
             group, rest = self._driver.split(count)
             share = rest.count / total
             if rest.count and share not in found:
@@ -107,38 +112,21 @@ class SmGroups:
                     verify=_lane("verify", 1 - share, group.count, self._stream(group, made)),
                 )
         if not found:
-            raise GreenContextError(
-                f"{total} processors cannot be divided: the smallest group has {GROUP_UNIT}, and some must remain"
-            )
+            raise GreenContextError(f"{total} processors cannot be divided: groups of {verify_counts} leave none")
         return found
 
     def _stream(self, group: Group, made: ExitStack) -> object:
-        context = self._driver.context(group)
-        made.callback(self._driver.destroy_context, context)
-        address = self._driver.stream(context, 0)
-        made.callback(self._driver.destroy_stream, address)
-        return self._device.adopt(address)
-
-
-def verify_counts(num_processors: int) -> tuple[int, ...]:
-    """How many processors a verify lane may have: multiples of GROUP_UNIT that leave some, descending.
-
-    Of 132: 120, 112 and 96. None where there is no such number.
-    """
-    most = (num_processors - 1) // GROUP_UNIT
-    wanted = (round((1 - share) * num_processors / GROUP_UNIT) for share in _SHARES)
-    return tuple(
-        GROUP_UNIT * units for units in sorted({min(each, most) for each in wanted}, reverse=True) if units
-    )
+        return self._device.adopt(open_stream(self._driver, group, made))
 
 
 def make_gpu_partition(
-    name: str, device: LaneDevice, open_driver: Callable[[], GreenDriver]
+    name: str, device: LaneDevice, open_driver: Callable[[], GreenDriver], rates: RatesOf
 ) -> tuple[Partition, str | None]:
     """serial, streams, sm, or auto, which is sm: with streams instead where the GPU cannot be divided.
 
     The second says why it cannot; None: the partition is the one asked for. open_driver may raise
-    GreenContextError. Raises ConfigError for what a CPU divides, and for a name that is not known.
+    GreenContextError. rates: by which sm chooses shares; a GPU whose rates cannot be measured cannot be divided.
+    Raises ConfigError for what a CPU divides, and for a name that is not known.
     """
     match name:
         case "serial":
@@ -147,13 +135,21 @@ def make_gpu_partition(
             return Streams(device), None
         case "sm" | "auto":
             try:
-                return SmGroups(open_driver(), device), None
+                return _groups(open_driver(), device, rates), None
             except GreenContextError as refused:
                 return Streams(device), str(refused)
         case "cores":
             raise ConfigError("partition cores divides a CPU; device is a GPU: choose auto, sm, streams or serial")
         case _:
             raise ConfigError(f"partition is {name}; on a GPU it must be auto, sm, streams or serial")
+
+
+def _groups(driver: GreenDriver, device: LaneDevice, rates_of: RatesOf) -> SmGroups:
+    rates = rates_of(driver, device)
+    splits = shares_for(rates)
+    partition = SmGroups(driver, device, [each.verify for each in splits])
+    _log.info("lanes may have %s", describe(rates, splits))
+    return partition
 
 
 def _lane(name: str, share: float, num_processors: int, stream: object) -> Lane:

@@ -12,10 +12,12 @@ import torch
 
 from faser.config import EngineConfig
 from faser.engine.gpu_partition import make_gpu_partition
+from faser.engine.kept_rates import rates_on
 from faser.engine.model_executor import Lanes
 from faser.engine.partition import Lane, Partition, core_numbers, make_partition
 from faser.errors import ConfigError
 from faser.kernels.backend import Backend
+from faser.kernels.device_rates import Report
 from faser.kernels.green_contexts import open_green_driver
 from faser.kernels.lane_device import CudaLaneDevice
 from faser.kernels.lanes import DeviceLane
@@ -26,8 +28,11 @@ _log = logging.getLogger("faser.engine")
 Divide = Callable[[str, torch.device], tuple[Partition, str | None]]
 
 
-def divide_gpu(name: str, device: torch.device) -> tuple[Partition, str | None]:
-    return make_gpu_partition(name, CudaLaneDevice(device), lambda: open_green_driver(device))
+def divide_gpu(name: str, device: torch.device, report: Report = lambda *_: None) -> tuple[Partition, str | None]:
+    """report: is told how far measuring is, where it has not been done before."""
+    return make_gpu_partition(
+        name, CudaLaneDevice(device), lambda: open_green_driver(device), rates_on(device, report)
+    )
 
 
 def make_lanes(

@@ -11,6 +11,7 @@ Contexts"); of cuda-bindings they were read in 13.0.3 and 13.5.0. None of this h
 
 import importlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -61,6 +62,18 @@ class GreenDriver(Protocol):
     def destroy_stream(self, stream: int) -> None: ...
 
     def destroy_context(self, context: object) -> None: ...
+
+
+def open_stream(driver: GreenDriver, group: Group, made: ExitStack) -> int:
+    """The address of a stream on a group, in a context of its own. made: gets what destroys both.
+
+    Raises GreenContextError where the driver refuses.
+    """
+    context = driver.context(group)
+    made.callback(driver.destroy_context, context)
+    address = driver.stream(context, 0)
+    made.callback(driver.destroy_stream, address)
+    return address
 
 
 class CudaGreenDriver:

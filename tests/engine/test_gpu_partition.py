@@ -4,6 +4,7 @@ Without a GPU: the device is a clock that knows what comes behind what (fake_lan
 handles (fake_green_driver). Bugs these tests have been seen to catch are named where they are caught.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,16 +12,21 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from faser.engine.gpu_partition import SmGroups, Streams, make_gpu_partition, verify_counts
+from faser.engine.gpu_partition import SmGroups, Streams, make_gpu_partition
+from faser.engine.gpu_shares import shares_for
+from faser.engine.kept_rates import RatesOf
 from faser.engine.partition import Lane, Partition
 from faser.errors import ConfigError
+from faser.kernels.device_rates import DeviceRates, measure_rates
 from faser.kernels.green_contexts import GreenContextError, GreenDriver, open_green_driver
-from faser.kernels.lane_device import CudaLaneDevice
+from faser.kernels.lane_device import CudaLaneDevice, LaneDevice
 from faser.kernels.triton.whereabouts import MOST_PROCESSORS, count_blocks, whereabouts
 from tests.kernels.fake_green_driver import FakeGreenDriver
 from tests.kernels.fake_lane_device import FakeLaneDevice, FakeStream
+from tests.kernels.fake_rates import H200, L4, Curve, RatedDevice, linear
 
 MEET_S = 10.0
+VERIFY_COUNTS = (120, 112, 96)  # of an H200
 
 
 @pytest.fixture
@@ -28,10 +34,15 @@ def device() -> FakeLaneDevice:
     return FakeLaneDevice()
 
 
+def known(curve: Curve) -> RatesOf:
+    """Rates that nobody has to measure."""
+    return lambda _driver, _device: curve.rates()
+
+
 @pytest.fixture(params=["streams", "sm"])
 def partition(request: pytest.FixtureRequest, device: FakeLaneDevice) -> Iterator[Partition]:
     """Either in turn."""
-    partition, refused = make_gpu_partition(request.param, device, FakeGreenDriver)
+    partition, refused = make_gpu_partition(request.param, device, FakeGreenDriver, known(H200))
     assert refused is None
     assert partition.name == request.param
     yield partition
@@ -302,8 +313,8 @@ def test_shares_that_are_not_offered_are_refused_with_those_that_are(partition: 
 
 
 def test_an_h200_is_divided_in_three_ways() -> None:
-    driver, device = FakeGreenDriver(), FakeLaneDevice()
-    partition = SmGroups(driver, device)
+    """Where its processors do what is expected of them. Caught: counts of the draft lane given for the other's."""
+    partition, _ = make_gpu_partition("sm", FakeLaneDevice(), FakeGreenDriver, known(H200))
     assert [round(share * 132) for share in partition.shares()] == [12, 20, 36]
     assert partition.share == partition.shares()[0]
     found = []
@@ -320,7 +331,7 @@ def test_an_h200_is_divided_in_three_ways() -> None:
 def test_verification_has_the_group_and_drafting_the_rest() -> None:
     """Only groups promise clusters. Caught: the two swapped."""
     driver, device = FakeGreenDriver(), FakeLaneDevice()
-    partition = SmGroups(driver, device)
+    partition = SmGroups(driver, device, VERIFY_COUNTS)
     groups = {f"at {address}": driver.contexts[context] for address, context in driver.streams.items()}
     for share in partition.shares():
         partition.resize(share)
@@ -334,44 +345,39 @@ def test_verification_has_the_group_and_drafting_the_rest() -> None:
     partition.close()
 
 
-@pytest.mark.parametrize("num_processors", range(1, 200))
-def test_every_device_is_divided_into_groups_of_eight_or_refused(num_processors: int) -> None:
-    counts = verify_counts(num_processors)
-    assert len(counts) <= 3
-    assert bool(counts) == (num_processors > 8)
-    assert list(counts) == sorted(set(counts), reverse=True)
-    assert all(each % 8 == 0 and 8 <= each < num_processors for each in counts)
-    driver = FakeGreenDriver(num_processors=num_processors)
-    if not counts:
-        with pytest.raises(GreenContextError, match=f"{num_processors} processors cannot be divided"):
-            SmGroups(driver, FakeLaneDevice(num_processors=num_processors))
-        return
-    partition = SmGroups(driver, FakeLaneDevice(num_processors=num_processors))
+@pytest.mark.parametrize("num_processors", range(9, 200))
+def test_every_device_is_divided_by_its_rates(num_processors: int) -> None:
+    """Caught: shares that are not ascending, groups other than those that were measured."""
+    rates = linear(num_processors).rates()
+    driver, device = FakeGreenDriver(num_processors=num_processors), FakeLaneDevice(num_processors=num_processors)
+    partition, refused = make_gpu_partition("sm", device, lambda: driver, lambda _driver, _device: rates)
     shares = partition.shares()
+    assert refused is None
+    assert 1 <= len(shares) <= 3
     assert list(shares) == sorted(shares)
-    assert [round((1 - share) * num_processors) for share in shares] == list(counts)
-    assert all(0 < share < 1 for share in shares)
+    assert [round(share * num_processors) for share in shares] == [each.draft for each in shares_for(rates)]
+    assert all((num_processors - round(share * num_processors)) % 8 == 0 for share in shares)
     partition.close()
 
 
-def test_a_device_that_makes_larger_groups_offers_what_it_makes() -> None:
+def test_what_a_driver_makes_of_groups_is_offered() -> None:
     """Groups of 64 here: two of three wishes become one. Caught: counts that were asked for, a rest of nothing."""
 
     class Coarse(FakeGreenDriver):
         def split(self, count: int):  # type: ignore[no-untyped-def]
             return super().split(-(-count // 64) * 64)
 
-    partition = SmGroups(Coarse(num_processors=132), FakeLaneDevice())
+    partition = SmGroups(Coarse(num_processors=132), FakeLaneDevice(), VERIFY_COUNTS)
     assert [round(share * 132) for share in partition.shares()] == [4]
     partition.close()
-    with pytest.raises(GreenContextError, match="128 processors cannot be divided"):
-        SmGroups(Coarse(num_processors=128), FakeLaneDevice(num_processors=128))
+    with pytest.raises(GreenContextError, match=r"128 processors cannot be divided: groups of \(120, 112, 96\)"):
+        SmGroups(Coarse(num_processors=128), FakeLaneDevice(num_processors=128), VERIFY_COUNTS)
 
 
 def test_contexts_and_streams_are_given_back_when_closed() -> None:
     """The driver's fake holds that streams go first. Caught: contexts kept, the order reversed."""
     driver, device = FakeGreenDriver(), FakeLaneDevice()
-    partition = SmGroups(driver, device)
+    partition = SmGroups(driver, device, VERIFY_COUNTS)
     assert (len(driver.contexts), len(driver.streams), set(driver.priorities)) == (6, 6, {0})
     partition.both(lambda _lane, _done: None, lambda _lane: None)
     partition.close()
@@ -389,7 +395,7 @@ def test_streams_are_destroyed_when_nobody_works_on_them() -> None:
             assert "late" in device.host
             super().destroy_stream(stream)
 
-    partition = SmGroups(Careful(), device)
+    partition = SmGroups(Careful(), device, VERIFY_COUNTS)
     with device.on(device.streams[-1]):
         device.work("late", 0.02)
     partition.close()
@@ -402,7 +408,7 @@ def test_handles_are_given_back_even_if_the_device_is_broken() -> None:
 
     driver = FakeGreenDriver()
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        SmGroups(driver, Broken()).close()
+        SmGroups(driver, Broken(), VERIFY_COUNTS).close()
     assert driver.contexts == driver.streams == {}
 
 
@@ -411,11 +417,11 @@ def test_a_refusal_at_any_call_leaves_nothing_and_streams_are_used_instead(call:
     """15 calls make three pairs. Caught: handles of a half-made partition that stay."""
     driver, device = FakeGreenDriver(refuses=call), FakeLaneDevice()
     with pytest.raises(GreenContextError, match="CUDA_ERROR_NOT_SUPPORTED"):
-        SmGroups(driver, device)
+        SmGroups(driver, device, VERIFY_COUNTS)
     assert driver.contexts == driver.streams == {}
     for name in ("sm", "auto"):
         driver = FakeGreenDriver(refuses=call)
-        partition, refused = make_gpu_partition(name, device, lambda driver=driver: driver)  # type: ignore[misc]
+        partition, refused = make_gpu_partition(name, device, lambda driver=driver: driver, known(H200))  # type: ignore[misc]
         assert partition.name == "streams"
         assert refused is not None
         assert refused.endswith("CUDA_ERROR_NOT_SUPPORTED, operation not supported")
@@ -424,11 +430,53 @@ def test_a_refusal_at_any_call_leaves_nothing_and_streams_are_used_instead(call:
 
 
 def test_a_driver_that_cannot_be_opened_is_a_refusal_too() -> None:
+    """Caught: rates of a device that cannot be divided."""
+
     def missing() -> GreenDriver:
         raise GreenContextError("dividing a GPU takes the package cuda-bindings")
 
-    partition, refused = make_gpu_partition("sm", FakeLaneDevice(), missing)
+    def unwanted(_driver: GreenDriver, _device: LaneDevice) -> DeviceRates:
+        raise AssertionError("nothing can be measured")
+
+    partition, refused = make_gpu_partition("sm", FakeLaneDevice(), missing, unwanted)
     assert (partition.name, refused) == ("streams", "dividing a GPU takes the package cuda-bindings")
+
+
+@pytest.mark.parametrize("name", ["sm", "auto"])
+def test_a_gpu_whose_rates_cannot_be_measured_has_streams_and_says_why(name: str) -> None:
+    """Caught: shares of a device that nobody knows; an error that ends the start."""
+    rated = RatedDevice(H200)
+    rated.fails = 100
+
+    def rates(_driver: GreenDriver, _device: LaneDevice) -> DeviceRates:
+        return measure_rates(rated.driver, rated, rated.opened(), lambda *_: None)
+
+    partition, refused = make_gpu_partition(name, FakeLaneDevice(), lambda: rated.driver, rates)
+    assert partition.name == "streams"
+    assert refused == "measuring the GPU's processors: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"
+    assert rated.driver.contexts == rated.driver.streams == {}
+    partition.close()
+
+
+def test_a_gpu_is_divided_by_what_was_measured_on_it_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """From the device's clock to the lanes. Caught: contexts that stay, shares told to nobody."""
+    rated, device = RatedDevice(L4, FakeGreenDriver(num_processors=58)), FakeLaneDevice(num_processors=58)
+
+    def rates(driver: GreenDriver, asked: LaneDevice) -> DeviceRates:
+        assert (driver, asked) == (rated.driver, device)
+        return measure_rates(driver, rated, rated.opened(), lambda *_: None)
+
+    with caplog.at_level(logging.INFO, logger="faser.engine"):
+        partition, refused = make_gpu_partition("sm", device, lambda: rated.driver, rates)
+    assert refused is None
+    assert [round(share * 58) for share in partition.shares()] == [2, 10]
+    assert len(rated.driver.contexts) == len(rated.driver.streams) == 4
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert line.startswith(
+        "lanes may have draft 2 of 58 processors, 36 of 260 GB/s, verify 56, 68 of 70 TFLOP/s; "
+    )
+    partition.close()
+    assert rated.driver.contexts == rated.driver.streams == {}
 
 
 def test_two_streams_both_have_everything_and_short_kernels_come_first() -> None:
@@ -445,14 +493,14 @@ def test_the_factory_knows_what_divides_a_gpu_and_refuses_the_others_by_name() -
         raise AssertionError("nobody asked for groups")
 
     device = FakeLaneDevice()
-    assert make_gpu_partition("auto", device, FakeGreenDriver)[0].name == "sm"
+    assert make_gpu_partition("auto", device, FakeGreenDriver, known(H200))[0].name == "sm"
     for name in ("serial", "streams"):
-        partition, refused = make_gpu_partition(name, device, unwanted)
+        partition, refused = make_gpu_partition(name, device, unwanted, known(H200))
         assert (partition.name, refused) == (name, None)
     with pytest.raises(ConfigError, match="partition cores divides a CPU"):
-        make_gpu_partition("cores", device, unwanted)
+        make_gpu_partition("cores", device, unwanted, known(H200))
     with pytest.raises(ConfigError, match="partition is halves; on a GPU it must be auto, sm, streams or serial"):
-        make_gpu_partition("halves", device, unwanted)
+        make_gpu_partition("halves", device, unwanted, known(H200))
 
 
 @pytest.mark.gpu
@@ -461,7 +509,7 @@ def test_on_a_gpu_each_lane_stays_on_processors_of_its_own() -> None:
     """Kernels given to a lane's stream, and those recorded there and replayed on another."""
     gpu = torch.device("cuda", torch.cuda.current_device())
     device = CudaLaneDevice(gpu)
-    partition = SmGroups(open_green_driver(gpu), device)
+    partition = SmGroups(open_green_driver(gpu), device, VERIFY_COUNTS)
 
     def probe(lane: Lane) -> tuple[set[int], set[int], int]:
         assert lane.place is not None
