@@ -104,6 +104,7 @@ def _shaping(requests: Requests, at: Ints) -> Shaping:
 
 
 _WORDS_A_ROW = 5  # of 64 bits: top_k, seed, position, top_p, and temperature beside log_min_p
+_LINE = 4  # rows; parts begin at multiples of 16 bytes, so that kernels are compiled for such addresses only
 
 
 class RequestStage:
@@ -111,12 +112,14 @@ class RequestStage:
 
     def __init__(self, capture: Capture, max_rows: int) -> None:
         self._max_rows = max_rows
-        self._stage: Stage = capture.stage(_WORDS_A_ROW * max_rows, torch.int64)
+        self._room = -(-max_rows // _LINE) * _LINE
+        self._stage: Stage = capture.stage(_WORDS_A_ROW * self._room, torch.int64)
 
     def send(self, requests: Requests) -> None:
         """Rows beyond these are greedy ones."""
-        count, room = len(requests), self._max_rows
-        assert count <= room, f"tokens of {count} rows are to be chosen; there is room for {room}"
+        count, room = len(requests), self._room
+        most = self._max_rows
+        assert count <= most, f"tokens of {count} rows are to be chosen; there is room for {most}"
         numbers = self._stage.host()
         top_k, seeds, positions, top_p = (numbers[i * room : (i + 1) * room] for i in range(4))
         narrow = numbers[4 * room :].view(np.float32)
@@ -130,7 +133,7 @@ class RequestStage:
 
     def rows(self, count: int) -> ChoiceRows:
         """What was sent last of the first rows, in place."""
-        words, room = self._stage.device, self._max_rows
+        words, room = self._stage.device, self._room
         top_k, seeds, positions, top_p = (words[i * room : i * room + count] for i in range(4))
         narrow = words[4 * room :].view(torch.float32)
         return ChoiceRows(

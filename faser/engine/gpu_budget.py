@@ -1,21 +1,25 @@
 """What a GPU has left for keys and values: runs the largest step of every model that will be there, and looks.
 
-How the answer is divided and told is in memory_budget.
+The largest step is all that one may do: the forward of most rows, and what rehearsal does with most logits, so
+that copies of them count (log probabilities, masses, probabilities of drafts). How the answer is divided and told
+is in memory_budget.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from faser.config import EngineConfig
-from faser.engine.loading import LoadedModel
+from faser.engine.loading import LoadedModel, Report
 from faser.engine.memory_budget import MemoryBudget, measure_budget
 from faser.engine.profile import Room, largest_step
+from faser.engine.rehearsal import Rehearsal
 from faser.engine.runner import Runner
 from faser.engine.runners import Use, max_logit_rows, recordings_bytes
 from faser.engine.sizing import kv_cache_dtype
 from faser.kernels.backend import Backend, KvShape
 from faser.kernels.device_memory import DeviceMemory
 
+STAGE = "preparing kernels"
 _CHOICE_BYTES = 160  # a row and 1,024 tokens of the vocabulary: sums by chunk and digit
 
 
@@ -29,6 +33,21 @@ class Tenant:
     num_places: int = 0
 
 
+def prepare_kernels(config: EngineConfig, tenants: Sequence[Tenant], report: Report) -> None:
+    """Let everything be compiled that choosing tokens may need. Called when all models are loaded."""
+    rehearsals = [_rehearsal(config, each) for each in tenants]
+    total, played = sum(map(len, rehearsals)), 0
+
+    def done() -> None:
+        nonlocal played
+        played += 1
+        report(STAGE, played, total)
+
+    report(STAGE, 0, total)
+    for each in rehearsals:
+        each.play(1, done)
+
+
 def gpu_budget(
     config: EngineConfig, tenants: Sequence[Tenant], memory: DeviceMemory, free_at_start_bytes: int
 ) -> MemoryBudget:
@@ -37,6 +56,7 @@ def gpu_budget(
     def step() -> None:
         for each in tenants:
             _largest_step(config, each)
+            _rehearsal(config, each).play(config.max_num_seqs)
 
     return measure_budget(
         config,
@@ -49,8 +69,19 @@ def gpu_budget(
     )
 
 
+def _rehearsal(config: EngineConfig, tenant: Tenant) -> Rehearsal:
+    speculation, is_target = config.speculation, tenant.use is Use.TARGET
+    return Rehearsal(
+        tenant.backend,
+        tenant.model.decoder.logit_rows,
+        speculation,
+        verifies=is_target,
+        drafts=not is_target or (speculation.policy != "off" and speculation.method == "layer_skip"),
+    )
+
+
 def _choice_bytes(config: EngineConfig, tenant: Tenant) -> int:
-    """What choosing tokens on the device keeps between launches, by row and tokens of the vocabulary."""
+    """What a runner's own choice keeps between launches, by row and tokens of the vocabulary."""
     rows = max_logit_rows(config, tenant.use)
     return rows * tenant.model.decoder.spec.vocab_size * _CHOICE_BYTES // 1024
 

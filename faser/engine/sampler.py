@@ -7,7 +7,7 @@ between them, takes the stages one by one. Knows nothing of models, blocks, sche
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -42,14 +42,14 @@ class SampledRow:
 class EditedRows:
     """Rows of a step after bias, penalties and masks; whether a token can be chosen is not known yet.
 
-    Most as in PreparedRows. are_edited: some row asked for any of these. unsound: rows, no numbers before that.
+    Most as in PreparedRows. sound: [R] bool, where the logits are: these were numbers before that; None where no
+    row asked for any of it.
     """
 
     logits: Tensor
     slots: NDArray[np.int64]
     positions: NDArray[np.int64]
-    are_edited: bool
-    unsound: list[int]
+    sound: Tensor | None
     raw: Tensor | None
     raw_row: Mapping[int, int]
 
@@ -59,9 +59,9 @@ class PreparedRows:
     """Rows of a step, ready for their tokens to be chosen.
 
     logits: [R, V] float32, after bias, penalties and masks. slots, positions: [R]; several rows may be of one
-    sequence. best: [R] the most likely tokens; NO_TOKEN where none can be chosen, and errors says by row why. raw:
-    [N, V] float32, the logits as the model gave them, of the rows that report log probabilities; raw_row: where a
-    row stands in it.
+    sequence. best: [R] the most likely tokens (from `take`: those chosen); NO_TOKEN where none can be chosen, and
+    errors says by row why. raw: [N, V] float32, the logits as the model gave them, of the rows that report log
+    probabilities; raw_row: where a row stands in it.
     """
 
     logits: Tensor
@@ -120,8 +120,8 @@ class Sampler:
         logits: [R, V] float32, overwritten. slots: of the rows. positions: of the tokens to be chosen.
         A row without a finite maximum gets an error, and so does one whose masks leave no token.
         """
-        prepared = self.prepare(logits, slots, positions, None)
-        token_ids = self.choose(prepared, None).tolist()
+        prepared, chosen = self.take(logits, slots, positions, None)
+        token_ids = chosen.tolist()
         if not prepared.errors and prepared.raw is None:
             return [SampledRow(token_id=token_id) for token_id in token_ids]
         reports = self.report(prepared, [row for row in prepared.raw_row if row not in prepared.errors], token_ids)
@@ -149,6 +149,28 @@ class Sampler:
         return self.settle(edited, self._choice.best(logits))
 
     @torch.inference_mode()
+    def take(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        ahead: Sequence[tuple[int, ...]] | None,
+    ) -> tuple[PreparedRows, NDArray[np.int64]]:
+        """`prepare` and `choose` of all rows; waits for the device once, at its end. May overwrite the logits."""
+        edited = self.edit(logits, slots, positions, ahead)
+        random = self._state.is_random[edited.slots]
+        if not random.any():
+            token_ids = self._choice.best(logits)
+        else:
+            at = np.flatnonzero(random)
+            noise = np.zeros(len(random))
+            noise[at] = self._token_noise(edited.slots[at], edited.positions[at])
+            shaping = self._shaping(edited.slots)
+            warm = replace(shaping, temperature=np.where(random, shaping.temperature, np.float32(0)))
+            token_ids = self._choice.take(logits, warm, noise)
+        return self.settle(edited, token_ids), token_ids
+
+    @torch.inference_mode()
     def edit(
         self,
         logits: Tensor,
@@ -156,36 +178,39 @@ class Sampler:
         positions: Sequence[int],
         ahead: Sequence[tuple[int, ...]] | None,
     ) -> EditedRows:
-        """The first part of `prepare`. Waits for the device only where rows ask for edits.
+        """The first part of `prepare`. Does not wait for the device, given edits that do not.
 
-        A row that was no numbers before it was edited still is none: a mask cannot hide that.
+        A row that was no numbers before it was edited still is none: a mask cannot hide that. Which rows these are
+        stays on the device until `settle` has to say why a row has no token.
         """
         assert logits.shape == (len(slots), self._vocab_size), f"logits are {tuple(logits.shape)}"
         scored = _rows_in(self._state.num_top, slots)
-        raw = logits[scored] if scored else None
-        edits, unsound = self._edits(slots, positions, ahead), list[int]()
+        raw = self._rows_of(logits, scored) if scored else None
+        edits, sound = self._edits(slots, positions, ahead), None
         if edits:
-            unsound = _without_token(self._choice.best(logits))
+            sound = logits.amax(-1).isfinite()  # a NaN is the largest of its row
             self._logit_edits.apply(logits, edits)
-        if unsound:
-            logits[unsound, 0] = torch.nan
+            logits[:, 0] = torch.where(sound, logits[:, 0], torch.nan)
         return EditedRows(
             logits=logits,
             slots=np.array(slots, dtype=np.int64),
             positions=np.array(positions, dtype=np.int64),
-            are_edited=bool(edits),
-            unsound=unsound,
+            sound=sound,
             raw=raw,
             raw_row={row: i for i, row in enumerate(scored)},
         )
 
     def settle(self, edited: EditedRows, best: NDArray[np.int64]) -> PreparedRows:
-        """The second part of `prepare`. best: [R], as TokenChoice.best has it of the edited logits."""
-        positions = edited.positions
-        errors = {row: not_finite(int(positions[row])) for row in edited.unsound}
-        why = _nothing_left if edited.are_edited else not_finite
-        for row in _without_token(best):
-            errors.setdefault(row, why(int(positions[row])))
+        """The second part of `prepare`. best: [R], as TokenChoice.best has it of the edited logits.
+
+        Waits for the device only where some row has no token.
+        """
+        positions, errors = edited.positions, dict[int, str]()
+        if without := _without_token(best):
+            sound = None if edited.sound is None else edited.sound.tolist()
+            for row in without:
+                why = _nothing_left if sound is not None and sound[row] else not_finite
+                errors[row] = why(int(positions[row]))
         return PreparedRows(
             logits=edited.logits,
             slots=edited.slots,
@@ -210,9 +235,12 @@ class Sampler:
             at = np.flatnonzero(random)
             drawn = at if rows is None else rows[at]
             slots, positions = prepared.slots[drawn], prepared.positions[drawn]
-            noise = uniforms(self._state.seed[slots], positions, Purpose.TOKEN, generate=self._choice.philox)
             token_ids[at] = self._choice.draw(
-                prepared.logits, drawn, prepared.best[drawn], self._shaping(slots), noise
+                prepared.logits,
+                drawn,
+                prepared.best[drawn],
+                self._shaping(slots),
+                self._token_noise(slots, positions),
             )
         return token_ids
 
@@ -236,12 +264,12 @@ class Sampler:
             positions=np.array(positions, dtype=np.int64),
         )
 
-    def is_cheap(self, prepared: PreparedRows) -> bool:
-        """Choosing for all rows at once is better than asking again and again for some of them.
+    def is_cheap(self, logits: Tensor, slots: Sequence[int]) -> bool:
+        """Choosing for all rows of these slots at once is better than asking again and again for some of them.
 
         So it is where all are greedy, and off the CPU, where every question waits for the device.
         """
-        return prepared.logits.device.type != "cpu" or not self._state.is_random[prepared.slots].any()
+        return logits.device.type != "cpu" or not self._state.is_random[list(slots)].any()
 
     @torch.inference_mode()
     def masses(self, prepared: PreparedRows) -> Tensor:
@@ -282,7 +310,7 @@ class Sampler:
         if not rows or prepared.raw is None:
             return {}
         at = [prepared.raw_row[row] for row in rows]
-        raw = prepared.raw if len(at) == len(prepared.raw) else prepared.raw[at]
+        raw = self._rows_of(prepared.raw, at) if at != list(range(len(prepared.raw))) else prepared.raw
         num_top = [self._state.num_top[int(prepared.slots[row])] for row in rows]
         reports = position_logprobs(raw, [token_ids[row] for row in rows], num_top)
         return dict(zip(rows, reports, strict=True))
@@ -334,8 +362,20 @@ class Sampler:
             top_p=state.top_p[slots],
         )
 
+    def _token_noise(self, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The numbers that decide the tokens of rows of these slots."""
+        return uniforms(self._state.seed[slots], positions, Purpose.TOKEN, generate=self._choice.philox)
+
+    def _rows_of(self, values: Tensor, rows: list[int]) -> Tensor:
+        """A copy of these rows."""
+        if rows == list(range(len(values))):
+            return values.clone()
+        return values.index_select(0, self._tensor(np.array(rows, dtype=np.int64)))
+
     def _tensor(self, values: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+        """On the device; nobody waits for the copy."""
+        found = torch.from_numpy(values)
+        return found if self._device.type == "cpu" else found.pin_memory().to(self._device, non_blocking=True)
 
 
 def _places(rows: list[int], token_ids: list[NDArray[np.int64]]) -> Places:

@@ -31,6 +31,7 @@ _BUCKETS_PER_NAT = 64.0
 _NUM_BUCKETS = 2048  # the last one takes all that is more than 32 nats below the most likely token
 _BLOCK = 256  # columns that are summed at once before one of them is sought
 _CACHED_ELEMENTS = 2**18  # 1 MiB of float32; beyond, temporaries are mapped afresh each time: 4 times as slow
+_DEVICE_ELEMENTS = 2**25  # 128 MiB of float32, of which there may be a dozen, half of them float64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +158,9 @@ def final_masses(scaled: Tensor, cut: Truncation) -> Tensor:
 
 
 def rows_at_once(values: Tensor) -> int:
-    """As many rows as keep a pass over the vocabulary within the CPU's caches; elsewhere all of them."""
+    """As many rows as keep a pass over the vocabulary within the CPU's caches; elsewhere, as bound memory."""
     if values.device.type != "cpu":
-        return max(1, len(values))
+        return max(1, _DEVICE_ELEMENTS // values.shape[-1])
     return max(1, _CACHED_ELEMENTS // max(values.shape[-1], 2 * _NUM_BUCKETS))
 
 

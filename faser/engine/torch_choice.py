@@ -7,7 +7,7 @@ from torch import Tensor
 from faser.engine.ranking import best, first_and_lead
 from faser.engine.sampling import Truncation, choose, draw, final_masses, parts, rows_at_once, scale
 from faser.kernels.philox import philox
-from faser.kernels.token_choice import NO_TOKEN, Ints, Reals, Shaping, Words
+from faser.kernels.token_choice import NO_TOKEN, Ints, Reals, Shaping, Words, best_then_drawn
 
 _ALL = slice(None)
 
@@ -27,6 +27,9 @@ class TorchChoice:
         found, differences, largest = _on_host(token_ids, leads, values)
         sound = np.isfinite(largest)
         return np.where(sound, found, NO_TOKEN).astype(np.int64), np.where(sound, differences, 0.0)
+
+    def take(self, logits: Tensor, shaping: Shaping, uniforms: Reals) -> Ints:
+        return best_then_drawn(self, logits, shaping, uniforms)
 
     @torch.inference_mode()
     def draw(self, logits: Tensor, rows: Ints, _best: Ints, shaping: Shaping, uniforms: Reals) -> Ints:

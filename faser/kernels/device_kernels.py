@@ -53,7 +53,7 @@ class DeviceKernels:
     """device_choice: makes one for so many rows and tokens of a vocabulary, for one lane."""
 
     rope_append: RopeAppend
-    token_choice: Callable[[], TokenChoice]
+    token_choice: Callable[[Accelerator], TokenChoice]
     device_choice: Callable[[int, int], DeviceChoice]
     logit_edits: Callable[[Accelerator], LogitEdits]
     draft_verdicts: Callable[[Accelerator], DraftVerdicts]

@@ -1,10 +1,10 @@
 """The CUDA backend: FlashInfer's paged attention and fused kernels, torch's matrix products. bfloat16 and float16.
 
-Owns the cache's layout and a lane's attention wrappers; what these are is in paged_attention, where kernels come
-from in flashinfer_library and device_kernels, what only CUDA has in cuda_device, recordings in cuda_capture. An
-eager step is planned once for each kind of attention layer that a model has, from arrays on the host. Nothing
-waits for the device but planning, until it has copied what was planned before. Like torch's, its products may give
-a row other bits in another batch.
+Owns the cache's layout, a workspace, and attention wrappers for every place; what these are is in paged_attention,
+where kernels come from in flashinfer_library and device_kernels, what only CUDA has in cuda_device, recordings in
+cuda_capture. An eager step is planned once for each kind of attention layer that a model has, from arrays on the
+host. Nothing waits for the device but planning, until it has copied what was planned before. Like torch's, its
+products may give a row other bits in another batch.
 
 A layer is eight launches and its attention, which is one or two: two norms, four products, rotating with storing,
 the gate. A residual is added by the product before it, in place, so that nothing is copied; adding it in the norm
@@ -28,7 +28,7 @@ from faser.kernels.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.fp8_cache import as_bytes, check_cache_dtype
 from faser.kernels.lanes import DeviceLane, Processors
 from faser.kernels.logit_edits import LogitEdits
-from faser.kernels.paged_attention import AttentionKind, AttentionWrappers, plan_attention
+from faser.kernels.paged_attention import AttentionKind, AttentionWrappers, Workspace, plan_attention
 from faser.kernels.paged_layout import PagedLayout, paged_layout
 from faser.kernels.scaled_fp8 import LOWEST_CAPABILITY
 from faser.kernels.token_choice import TokenChoice
@@ -85,15 +85,18 @@ class _EagerPlan:
 
 
 class _Place:
-    """The whole device, or a lane's part of it: recordings there, a workspace, and wrappers of eager steps.
+    """The whole device, or a lane's part of it: recordings there, and wrappers of eager steps.
 
     Of each kind there is one such wrapper, which all steps use one after the other.
     """
 
-    def __init__(self, accelerator: Accelerator, library: FlashInfer, lane: DeviceLane | None) -> None:
+    def __init__(
+        self, accelerator: Accelerator, library: FlashInfer, workspace: Workspace, lane: DeviceLane | None
+    ) -> None:
         self.lane = lane
         self._accelerator = accelerator
-        self._wrappers = AttentionWrappers(accelerator, library)
+        num_processors = accelerator.num_processors if lane is None else lane.num_processors
+        self._wrappers = AttentionWrappers(accelerator, library, workspace, num_processors)
         self._planned: dict[AttentionKind, _Planned] = {}
         self._capture: CudaCapture | None = None
 
@@ -131,7 +134,7 @@ class FlashInferBackend:
     ) -> None:
         self.device = accelerator.device
         self.name = "flashinfer"
-        self.token_choice: TokenChoice | None = kernels.token_choice()
+        self.token_choice: TokenChoice | None = kernels.token_choice(accelerator)
         self.logit_edits: LogitEdits | None = kernels.logit_edits(accelerator)
         self.draft_verdicts: DraftVerdicts | None = kernels.draft_verdicts(accelerator)
         self.has_fp8 = fp8 is not None
@@ -139,19 +142,20 @@ class FlashInferBackend:
         self._library = library
         self._kernels = kernels
         self._fp8 = fp8
+        self._workspace = Workspace(accelerator)
         self._places: dict[DeviceLane | None, _Place] = {}
         self._here = self._place_of(None)
 
     def _place_of(self, lane: DeviceLane | None) -> _Place:
         if lane not in self._places:
-            self._places[lane] = _Place(self._accelerator, self._library, lane)
+            self._places[lane] = _Place(self._accelerator, self._library, self._workspace, lane)
         return self._places[lane]
 
     def use(self, processors: Processors | None) -> None:
         """See Backend. A GPU has no cores to be named: only its lanes are possible.
 
-        Kernels go to the caller's current stream. FlashInfer plans for all processors of the device wherever they
-        run: a lane's results are right, but cut into more pieces than its processors take at once.
+        Kernels go to the caller's current stream. Attention is planned for the lane's processors, but for what
+        decodes without tensor cores: that is always cut into pieces for all of the device.
         """
         if isinstance(processors, tuple):
             raise ConfigError(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from faser.kernels import native_library
 from faser.kernels.native_pool import LanePools
-from faser.kernels.token_choice import Ints, Reals, Shaping, Words
+from faser.kernels.token_choice import Ints, Reals, Shaping, Words, best_then_drawn
 
 
 class NativeChoice:
@@ -43,6 +43,9 @@ class NativeChoice:
             leads.ctypes.data,
         )
         return found, leads
+
+    def take(self, logits: Tensor, shaping: Shaping, uniforms: Reals) -> Ints:
+        return best_then_drawn(self, logits, shaping, uniforms)
 
     def draw(self, logits: Tensor, rows: Ints, best: Ints, shaping: Shaping, uniforms: Reals) -> Ints:
         found = np.empty(len(rows), dtype=np.int64)

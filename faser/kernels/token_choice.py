@@ -33,6 +33,24 @@ class Shaping:
     top_k: Ints
     top_p: NDArray[np.float64]
 
+    def of(self, rows: Ints) -> "Shaping":
+        """Of some of the rows."""
+        return Shaping(
+            temperature=self.temperature[rows],
+            min_p=self.min_p[rows],
+            top_k=self.top_k[rows],
+            top_p=self.top_p[rows],
+        )
+
+
+def best_then_drawn(choice: "TokenChoice", logits: Tensor, shaping: Shaping, uniforms: Reals) -> Ints:
+    """`take`, for a choice on the host, where two questions cost no more than one."""
+    token_ids = choice.best(logits)
+    at = np.flatnonzero((shaping.temperature > 0) & (token_ids != NO_TOKEN))
+    if len(at):
+        token_ids[at] = choice.draw(logits, at, token_ids[at], shaping.of(at), uniforms[at])
+    return token_ids
+
 
 class TokenChoice(Protocol):
     """rows: [N], distinct. best: [N], what `best` said of these rows, none of them NO_TOKEN."""
@@ -45,6 +63,13 @@ class TokenChoice(Protocol):
         """[R] what `best` says, and [R] by how much its logit exceeds all others.
 
         0 in a tie and where there is no token, infinite where no other can be chosen; a float32 difference.
+        """
+        ...
+
+    def take(self, logits: Tensor, shaping: Shaping, uniforms: Reals) -> Ints:
+        """[R] a token of each row: what `best` says, or `draw` where it has a temperature above 0. May overwrite.
+
+        NO_TOKEN as in `best`. shaping, uniforms: of all rows; without a temperature, only that is looked at.
         """
         ...
 

@@ -45,7 +45,7 @@ def fake_backend(accelerator: FakeAccelerator | None = None) -> FlashInferBacken
 def fake_kernels(accelerator: FakeAccelerator) -> DeviceKernels:
     return DeviceKernels(
         rope_append=FakeRopeAppend(accelerator),
-        token_choice=TorchChoice,
+        token_choice=lambda _: TorchChoice(),
         device_choice=lambda max_rows, width: FakeDeviceChoice(accelerator, max_rows, width),
         logit_edits=lambda _: FakeLogitEdits(accelerator),
         draft_verdicts=lambda _: FakeDraftVerdicts(accelerator),

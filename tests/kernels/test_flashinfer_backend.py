@@ -341,9 +341,47 @@ def test_a_package_that_is_missing_is_named_with_the_extra_that_brings_it() -> N
         load_flashinfer(None, missing)
 
 
+class NoPrefill:
+    pass
+
+
+class NoDecode:
+    pass
+
+
+def fake_package(version: str = VERSION) -> SimpleNamespace:
+    """What is taken from FlashInfer's package."""
+    return SimpleNamespace(
+        __version__=version,
+        rmsnorm=lambda: "rmsnorm",
+        silu_and_mul=lambda: "silu_and_mul",
+        BatchPrefillWithPagedKVCacheWrapper=NoPrefill,
+        BatchDecodeWithPagedKVCacheWrapper=NoDecode,
+        jit=SimpleNamespace(env=SimpleNamespace(FLASHINFER_AOT_DIR=Path("own"))),
+    )
+
+
+def test_wrappers_are_the_packages_own_but_for_lanes() -> None:
+    package = fake_package()
+    library = load_flashinfer(None, lambda: package)
+    on_lane = library.planning_without(112)
+    for name, wrapper in ((PREFILL, NoPrefill), (DECODE, NoDecode)):
+        assert getattr(library, name) is wrapper
+        made = getattr(on_lane, name)()
+        assert isinstance(made, wrapper)
+        assert type(made) is not wrapper
+    assert on_lane.silu_and_mul is package.silu_and_mul
+
+
+def test_lanes_are_refused_where_plans_may_be_others() -> None:
+    library = load_flashinfer(None, lambda: fake_package("0.8.0"))
+    with pytest.raises(ConfigError, match=r"as FlashInfer 0\.7\.2\.post1 does; 0\.8\.0 is installed"):
+        library.planning_without(20)
+
+
 def test_modules_that_were_compiled_ahead_are_where_the_package_looks_first(tmp_path: Path) -> None:
-    package = SimpleNamespace(jit=SimpleNamespace(env=SimpleNamespace(FLASHINFER_AOT_DIR=Path("own"))))
-    assert load_flashinfer(None, lambda: package) is package
+    package = fake_package()
+    assert load_flashinfer(None, lambda: package).rmsnorm is package.rmsnorm
     assert Path("own") == package.jit.env.FLASHINFER_AOT_DIR
     load_flashinfer(tmp_path, lambda: package)
     assert tmp_path == package.jit.env.FLASHINFER_AOT_DIR

@@ -1,9 +1,11 @@
 """The choice of tokens for callers on the host: the arrays that the tensor operations give, bit for bit.
 
-Bugs these tests have been seen to catch: given numbers changed, a window rounded to float32, named rows sorted or
-taken for all in order, masses not put back, no room for more rows, arrays that begin elsewhere, a round or a key
-step of the generator left out.
+Bugs these tests have been seen to catch: a second wait, greedy rows drawn from, given numbers changed, a window
+rounded to float32, named rows sorted or taken for all in order, masses not put back, no room for more rows, arrays
+that begin elsewhere, a round or a key step of the generator left out.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,17 +15,34 @@ from torch import Tensor
 from faser.engine.plan import SequenceStart
 from faser.engine.sampler import Sampler
 from faser.engine.torch_choice import TorchChoice
+from faser.kernels.cuda_device import Accelerator, CudaDevice
 from faser.kernels.token_choice import NO_TOKEN, Ints, Reals, Shaping, TokenChoice
 from faser.kernels.triton.host_choice import TritonTokenChoice
 from faser.types import SamplingParams
+from tests.kernels.fake_device import FakeAccelerator
 from tests.kernels.triton.rows import DEVICE, NO_CUT, Cut, make_case
 
 REFERENCE = TorchChoice()
 CUTS: list[Cut] = [(0.0, 5, 0.9), (0.02, 0, 0.7)]
 
 
+def accelerator() -> Accelerator:
+    return CudaDevice(torch.device("cuda", 0)) if DEVICE == "cuda" else FakeAccelerator()
+
+
+@dataclass
+class Waited(FakeAccelerator):
+    """waits: how often somebody waited."""
+
+    waits: int = 0
+
+    def reach(self, number: int) -> None:
+        self.waits += 1
+        super().reach(number)
+
+
 def host_choice() -> TokenChoice:
-    return TritonTokenChoice(block=16)
+    return TritonTokenChoice(accelerator(), block=16)
 
 
 def shaping(cuts: list[Cut], temperature: float = 0.8) -> Shaping:
@@ -106,6 +125,23 @@ def test_masses_are_put_into_the_named_rows_only(rows: list[int]) -> None:
     host_choice().masses(on_device[:, 5:25], np.array(rows), REFERENCE.best(logits)[rows], shape)
     outside = torch.cat((on_device[:, :5], on_device[:, 25:]), -1).cpu()
     assert torch.equal(outside, torch.cat((wide[:, :5], wide[:, 25:]), -1))
+
+
+@pytest.mark.parametrize("cut", [NO_CUT, pytest.param((0.02, 5, 0.9), marks=pytest.mark.slow)])
+def test_rows_of_all_kinds_are_taken_in_one_go(cut: Cut) -> None:
+    """Greedy ones, whose cuts are of no effect, random ones and such that are no numbers; the host waits once."""
+    case = make_case(6, 20, [NO_CUT, (0.5, 3, 0.5), cut, NO_CUT, cut])
+    logits, shape, noise = case.logits, case.shaping, np.random.default_rng(6).random(5)
+    shape.temperature[:] = (1.1, 0.0, 0.7, 0.0, 0.9)
+    logits[3, 4], logits[4, 19] = torch.nan, torch.inf
+    device = Waited()
+    choice = TritonTokenChoice(device, block=16) if DEVICE == "cpu" else host_choice()
+
+    taken = choice.take(logits.to(DEVICE, copy=True), shape, noise)
+
+    assert taken.tolist() == REFERENCE.take(logits.clone(), shape, noise).tolist()
+    assert taken[3:].tolist() == [NO_TOKEN, NO_TOKEN]
+    assert device.waits == (DEVICE == "cpu")
 
 
 @pytest.mark.slow

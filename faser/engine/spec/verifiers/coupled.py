@@ -26,10 +26,10 @@ class Coupled:
     def judge(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> list[Verdict]:
         assert draft_probs is None, "sampled drafts are not point masses"
         rows = lay_out(sequences)
-        prepared = rows.prepare(self._sampler, logits)
-        if self._sampler.is_cheap(prepared):
-            chosen = self._sampler.choose(prepared, None)
+        if self._sampler.is_cheap(logits, [each.slot for each in sequences]):
+            prepared, chosen = rows.take(self._sampler, logits)
         else:
+            prepared = rows.prepare(self._sampler, logits)
             chosen = self._choose_as_far_as_accepted(rows, prepared)
         last = rows.last_reached(accepted(chosen, rows.drafted, prepared.sound))
         return rows.verdicts(self._sampler, prepared, last, chosen[last])

@@ -14,7 +14,7 @@ from faser.kernels.token_choice import Shaping
 
 
 class DeviceRejection:
-    """See Verifier. Waits once more where requests ask for bias, penalties or masks.
+    """See Verifier. Waits once more only where a row has no token, to say why.
 
     kernels: give the verdicts. point_masses: judges drafts that come without probabilities.
     """

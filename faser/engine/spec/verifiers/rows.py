@@ -51,6 +51,10 @@ class JudgedRows:
         """Bias, penalties and masks; every row takes the drafted tokens before it for output."""
         return sampler.prepare(logits, *self._asked())
 
+    def take(self, sampler: Sampler, logits: Tensor) -> tuple[PreparedRows, Ints]:
+        """`prepare`, and a token of every row: [R], NO_TOKEN where none can be chosen."""
+        return sampler.take(logits, *self._asked())
+
     def edit(self, sampler: Sampler, logits: Tensor) -> EditedRows:
         """The first part of `prepare`, in which nobody asks whether a token can be chosen."""
         return sampler.edit(logits, *self._asked())
