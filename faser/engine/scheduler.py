@@ -321,17 +321,20 @@ class Scheduler:
 
     def _beside(self, candidates: list[Sequence]) -> Beside:
         """What the next step will have beside the candidates, as far as can be told."""
-        rows = sum(each.num_uncomputed for each in self._running) - len(candidates)
+        rows = self._num_uncomputed() - len(candidates)
         if self._waiting and self._free_slots:
             rows += self._waiting[0].num_tokens
         decoding = sum(each.num_uncomputed == 1 for each in self._running) - len(candidates)
         return Beside(rows=min(rows, self._max_num_batched_tokens - len(candidates)), sequences=decoding)
 
+    def _num_uncomputed(self) -> int:
+        return sum([len(each.token_ids) - each.num_computed for each in self._running])
+
     def _room_to_draft(self, sequences: list[Sequence], lengths: list[int]) -> list[int]:
         """How much of each length there are blocks for, beside what the running sequences will soon want."""
-        kv = self._kv
-        wanted = sum(each.num_uncomputed for each in self._running) + len(self._running) * max(lengths, default=0)
-        if kv.num_available > kv.blocks_for(wanted) + 3 * len(self._running):
+        kv, count = self._kv, len(self._running)
+        wanted = self._num_uncomputed() + count * max(lengths, default=0)
+        if kv.num_available > kv.blocks_for(wanted) + 3 * count:
             return lengths
         left = kv.num_available - self._soon_wanted()
         given = []

@@ -28,18 +28,23 @@ Floats = NDArray[np.float64]
 _MODEL_METHODS = ("draft_model", "layer_skip")
 _PRIOR = {"draft_model": 0.7, "layer_skip": 0.7, "suffix": 0.6, "ngram": 0.5}
 
-_SHRINK = 20.0  # a slot's own evidence weighs as much as everybody's once it has so many judged tokens
+# Numbers that meet arrays in every step are arrays themselves: numpy takes half as long over them.
+_SHRINK = np.array(20.0)  # a slot's own evidence weighs as much as everybody's once it has so many judged tokens
 _PRIOR_MASS = 8.0  # judged tokens that the prior is worth
-_SLOT_KEPT = 0.5 ** (1 / 60)  # of a slot's evidence after one more judged token of the same depth
-_ALL_KEPT = 0.5 ** (1 / 600)
+_SLOT_KEPT = np.array(0.5 ** (1 / 60))  # of a slot's evidence after one more judged token of the same depth
+_SLOT_LOST = 1 - _SLOT_KEPT
+_ALL_KEPT = np.array(0.5 ** (1 / 600))
 _DRIFT_LEAVES = 8.0  # judged tokens' worth of the evidence, once it is seen to be out of date
 _SEQUENCES_A_READING = 16  # of so many every two steps together teach what holds for all, of 32 every three
 _LEAST, _MOST = 0.005, 0.995
-_OFFSET_SHRINK = 6.0
-_LARGEST_OFFSET = 3.0
+_LOWEST, _HIGHEST = np.array(_LEAST), np.array(_MOST)
+_OFFSET_SHRINK = np.array(6.0)
+_LARGEST_OFFSET = np.array(3.0)
+_SMALLEST_OFFSET = -_LARGEST_OFFSET
+_ONE = np.array(1.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Outcomes:
     """What became of one step's drafts. S sequences, no slot twice.
 
@@ -82,6 +87,7 @@ class Acceptance:
         self._always_drafts = always_drafts
         self._ones = np.ones(cap)
         self._upto: Floats = np.tri(cap + 1, cap, -1)  # line n: 1 for the first n depths, 0 for the others
+        self._is_upto = self._upto > 0
         self.forget()
 
     def forget(self) -> None:
@@ -100,6 +106,7 @@ class Acceptance:
         self._leaning = np.zeros(slots + 1)  # logits by which a slot's tokens do better than the curve says
         self._curves = tuple(LogisticCurve(name, _PRIOR[name]) for name in DRAFT_METHODS)
         self._unread: list[Outcomes] = []  # the newest steps, which have not yet taught what holds for all
+        self._unread_ends: list[Ints] = []  # theirs, see _judged_and_passed
         self._num_read = 0  # steps before them
         self._since = np.zeros(slots, dtype=np.int64)  # number of the first step of a slot's sequence
         self._newest = 0  # the latest of them
@@ -193,12 +200,13 @@ class Acceptance:
         if stale is not None:
             self._drop(*stale)
         self._unread.extend(steps)
+        self._unread_ends.append(ends)
         if len(self._unread) > len(slots) // _SEQUENCES_A_READING:
             self._read()
         self._note_methods(outcomes, present)
         self._shown = None
 
-    def _note_methods(self, outcomes: Outcomes, present: Ints) -> None:
+    def _note_methods(self, outcomes: Outcomes, present: list[int]) -> None:
         """Which method a slot's drafts come from. Looked up is only what may have changed."""
         if len(present) == 1 and not np.count_nonzero(self._method.take(outcomes.slots) != present[0]):
             return
@@ -213,10 +221,10 @@ class Acceptance:
         everybody, against, mean = usual_of_all[:, :cap], usual_of_all[:, cap:-1], usual_of_all[:, -1]
         evidence = self._evidence.take(slots, axis=0)
         judged, accepted = evidence[:, 0], evidence[:, 1]
-        mass, own = (evidence.reshape(-1, cap) @ self._ones).reshape(-1, 2).T
+        mass, own = evidence.reshape(-1, cap).dot(self._ones).reshape(-1, 2).T
         mass += _SHRINK
         own += mean
-        usual = (judged * everybody) @ self._ones
+        usual = (judged * everybody).dot(self._ones)
         usual += mean
         odds = (own * (mass - usual) / (usual * (mass - own)))[:, None]
         total = against + odds
@@ -232,16 +240,18 @@ class Acceptance:
         Acceptance by depth, shrunk to its mean; the odds against it; what _SHRINK tokens spread over all depths
         would bring.
         """
-        cap = self._cap
         for method in methods:
-            judged, accepted = self._all_evidence[method]
+            evidence = self._all_evidence[method]
+            num_judged, num_accepted = np.add.reduce(evidence, axis=1).tolist()
+            usual = _PRIOR_MASS * num_accepted / num_judged
+            judged, accepted = evidence.tolist()
+            chances = [
+                min(max((good + usual) / (count + _PRIOR_MASS), _LEAST), _MOST)
+                for good, count in zip(accepted, judged, strict=True)
+            ]
             line = self._usual[method]
-            chances = line[:cap]
-            np.add(accepted, _PRIOR_MASS * np.add.reduce(accepted) / np.add.reduce(judged), out=chances)
-            chances /= judged + _PRIOR_MASS
-            _within(chances)
-            np.divide(1 - chances, chances, out=line[cap:-1])
-            line[-1] = np.add.reduce(chances) * (_SHRINK / cap)
+            line[:-1] = chances + [(1 - chance) / chance for chance in chances]
+            line[-1] = np.add.reduce(line[: self._cap]) * (_SHRINK / self._cap)
 
     def _available(self, slots: Ints) -> Floats:
         """[S, K] chance that a draft has at least 1, 2, … tokens; never rises with depth."""
@@ -257,13 +267,13 @@ class Acceptance:
             logits = self._curves[present[0]].logits(confidences)
         else:
             logits = np.empty_like(confidences)
-            for method in present.tolist():
+            for method in present:
                 chosen = methods == method
                 logits[chosen] = self._curves[method].logits(confidences[chosen])
         logits += self._leaning.take(slots)[:, None]
         np.negative(logits, out=logits)
         np.exp(logits, out=logits)
-        logits += 1.0
+        logits += _ONE
         np.reciprocal(logits, out=logits)
         return _within(logits)
 
@@ -283,31 +293,31 @@ class Acceptance:
 
         What sequences that have left did counts for nobody's slot: it is the last line's, which is nobody's.
         """
-        outcomes = joined(self._unread)
-        ends = _judged_and_passed(outcomes)
+        outcomes, ends = joined(self._unread), _stacked(self._unread_ends)
         slots = self._still_there(outcomes.slots)
         self._num_read += len(self._unread)
         self._unread.clear()
+        self._unread_ends.clear()
         present = _present(outcomes.methods)
-        for method in present.tolist():
-            judged = self._upto.take(ends[:, 0], axis=0)
+        for method in present:
+            judged = self._is_upto.take(ends[:, 0], axis=0)
             if len(present) > 1:
-                judged *= (outcomes.methods == method)[:, None]
-            tokens = judged.ravel().nonzero()[0]
-            if not len(tokens):
+                judged &= (outcomes.methods == method)[:, None]
+            rows, depths = judged.nonzero()
+            if not len(rows):
                 continue
-            rows, depths = np.divmod(tokens, self._cap)
             curve, lines = self._curves[method], slots.take(rows)
-            features = curve.features(outcomes.confidences.take(tokens), depths)
+            features = curve.features(outcomes.confidences[judged], depths)
             good = depths < ends[:, 1].take(rows)
             surprise, weight = curve.learn(features, good, self._leaning.take(lines))
             num_lines = len(self._leaning)
             self._offset *= _SLOT_KEPT ** np.bincount(lines, minlength=num_lines)
             self._offset[0] += np.bincount(lines, surprise, num_lines)
             self._offset[1] += np.bincount(lines, weight, num_lines)
-        self._offset[:, -1] = 0.0
+        if slots is not outcomes.slots:
+            self._offset[:, -1] = 0.0
         leaning = self._offset[0] / (self._offset[1] + _OFFSET_SHRINK)
-        np.maximum(leaning, -_LARGEST_OFFSET, out=leaning)
+        np.maximum(leaning, _SMALLEST_OFFSET, out=leaning)
         self._leaning = np.minimum(leaning, _LARGEST_OFFSET, out=leaning)
         self._sum_up(present)
 
@@ -333,10 +343,12 @@ class Acceptance:
         slots = occurs.nonzero()[0]
         return slots, methods[slots], totals[slots]
 
-    def _learn_counts(self, slots: Ints, methods: Ints, present: Ints, counts: Floats, of_slots: Floats) -> None:
+    def _learn_counts(
+        self, slots: Ints, methods: Ints, present: list[int], counts: Floats, of_slots: Floats
+    ) -> None:
         """counts: [N, 2, K] of methods, [N], of which these are present. of_slots: [S, 2, K] of slots."""
         _decay(self._evidence, slots, of_slots)
-        for method in present.tolist():
+        for method in present:
             of_method = np.add.reduce(counts if len(present) == 1 else counts[methods == method], axis=0)
             evidence = self._all_evidence[method]
             evidence *= _ALL_KEPT ** of_method[0]
@@ -372,14 +384,14 @@ def joined(steps: Many[Outcomes]) -> Outcomes:
 def _decay(table: Floats, slots: Ints, counts: Floats) -> None:
     """Add counts, [S, 2, K], to the slots' lines of table, which lose as much as the newly judged tokens weigh."""
     lines = table.take(slots, axis=0)
-    lines *= 1 - (1 - _SLOT_KEPT) * counts[:, :1]
+    lines *= _ONE - _SLOT_LOST * counts[:, :1]
     lines += counts
     table[slots] = lines
 
 
 def _judged_and_passed(outcomes: Outcomes) -> Ints:
     """[S, 2] how many tokens of each draft were judged, and accepted."""
-    return _pairs(np.minimum(outcomes.accepted + 1, outcomes.verified), outcomes.accepted)
+    return _pairs(outcomes.accepted + (outcomes.accepted < outcomes.verified), outcomes.accepted)
 
 
 def _pairs(first: Ints, second: Ints) -> Ints:
@@ -390,12 +402,17 @@ def _pairs(first: Ints, second: Ints) -> Ints:
     return found
 
 
-def _present(methods: Ints) -> Ints:
+def _stacked(parts: Many[Ints]) -> Ints:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _present(methods: Ints) -> list[int]:
     """Which methods occur."""
-    return np.bincount(methods).nonzero()[0]
+    return methods.tolist() if len(methods) == 1 else np.bincount(methods).nonzero()[0].tolist()
 
 
 def _within(chances: Floats) -> Floats:
     """Neither certain nor impossible; in place."""
-    np.maximum(chances, _LEAST, out=chances)
-    return np.minimum(chances, _MOST, out=chances)
+    np.maximum(chances, _LOWEST, out=chances)
+    np.minimum(chances, _HIGHEST, out=chances)
+    return chances

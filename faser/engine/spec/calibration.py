@@ -20,8 +20,9 @@ _PRIOR_CURVATURE = (2.0, 4.0, 40.0)  # intercept, slope, depth: how firmly each 
 _LEAST_CURVATURE = 0.02
 _DEPTH_SCALE = 1 / 8
 _LONGEST_STEP = 1.0  # logits: one odd step must not throw the curve away
-_LARGEST_MARGIN = 12.0
+_LEAST_MARGIN, _LARGEST_MARGIN = np.array(-12.0), np.array(12.0)
 _EDGE = 0.01
+_ONE = np.array(1.0)
 _FORGOTTEN_CURVATURE = 1.0  # of the intercept: four tokens that might as well have been refused
 
 
@@ -74,18 +75,18 @@ class LogisticCurve:
         Returns [T] outcome less what the curve by itself expected, and the variance that it expected.
         """
         logits = np.empty((2, len(good)))
-        np.matmul(features, self._weights, out=logits[0])
+        features.dot(self._weights, out=logits[0])
         np.add(logits[0], leaning, out=logits[1])
         chances = _sigmoid(logits)
         missed = good - chances
-        spread = chances * (1 - chances)
+        spread = chances * (_ONE - chances)
         kept = _KEPT ** len(good)
         self._curvature *= kept
-        self._curvature += (features.T * spread[1]) @ features
+        self._curvature += (features.T * spread[1]).dot(features)
         curvature = self._curvature + self._prior_curvature
-        move = np.array(_solved(curvature.tolist(), (missed[1] @ features).tolist()))
-        moved = features @ move
-        longest = max(float(np.maximum.reduce(moved)), -float(np.minimum.reduce(moved)))
+        move = np.array(_solved(curvature.tolist(), missed[1].dot(features).tolist()))
+        moved = np.abs(features.dot(move))
+        longest = moved.item(moved.argmax())
         if longest > _LONGEST_STEP:
             move *= _LONGEST_STEP / longest
         self._weights += move
@@ -114,7 +115,7 @@ class LogisticCurve:
             case "ngram":
                 return np.asarray(np.log(np.maximum(confidences, 1.0)))
             case _:
-                return np.minimum(np.maximum(confidences, -_LARGEST_MARGIN), _LARGEST_MARGIN)
+                return np.asarray(np.minimum(np.maximum(confidences, _LEAST_MARGIN), _LARGEST_MARGIN))
 
 
 def _solved(matrix: list[list[float]], right: list[float]) -> tuple[float, float, float]:
@@ -138,5 +139,5 @@ def _sigmoid(logits: Floats) -> Floats:
     """In place."""
     np.negative(logits, out=logits)
     np.exp(logits, out=logits)
-    logits += 1.0
+    logits += _ONE
     return np.reciprocal(logits, out=logits)

@@ -21,7 +21,7 @@ from faser.engine.plan import Drafts, StepPlan, StepResult, StopRule
 from faser.engine.sequence import Sequence, Status
 from faser.engine.spec.acceptance import Acceptance
 from faser.engine.spec.ahead import OFF, AheadControl
-from faser.engine.spec.drafted import METHOD_IDS, MODELS, NUM_MODELS, Drafted, DraftReader
+from faser.engine.spec.drafted import FIRST_TEXT, METHOD_IDS, MODELS, NUM_MODELS, Drafted, DraftReader
 from faser.engine.spec.journal import GAIN, LOAD, MEMORY, REQUEST, SERIAL, Journal
 from faser.engine.spec.policies import make_policy
 from faser.engine.spec.policy import Candidates, Ints, Policy
@@ -35,6 +35,8 @@ from faser.types import PruneStats, SpeculationStats, SpeculationSummary
 
 _MOST_STEPS_RESTED = 4  # while nobody drafts the policy is asked in every fifth step at least
 FASER = "faser"  # the policy that has an objective of its own
+_OWN = np.array(1)  # token of the target, beside the accepted ones
+_ZERO = np.array(0)
 
 Room = Callable[[list[Sequence], list[int]], list[int]]
 
@@ -391,7 +393,7 @@ class SpeculationControl:
         """[S] most tokens that each may draft; None: nobody any."""
         wanted = np.minimum(batch.caps, batch.left)
         limit: Ints = np.minimum(wanted, min(self._limit, rows_each))
-        if np.count_nonzero(limit > 0) == len(limit):
+        if np.count_nonzero(limit > _ZERO) == len(limit):
             return limit
         self._journal.bypassed(REQUEST, wanted <= 0)
         self._journal.bypassed(LOAD, (wanted > 0) & (limit <= 0))
@@ -446,12 +448,13 @@ class SpeculationControl:
         methods, lengths, confidences = self._reader.read(drafts.drafts)
         self._note_drafting(drafts, candidates, methods, lengths)
         self._acceptance.offered(candidates.slots, self._asked.lengths, lengths)
-        if not drafts.passes and not np.count_nonzero(lengths):
+        num_came = np.count_nonzero(lengths)
+        if not drafts.passes and not num_came:
             if self._point_mass:
                 self._policy.keep(candidates, lengths)  # which tells it what looking up brings
             return [()] * len(lengths)  # the step is a plain one
         survival, kept = candidates.survival, lengths
-        if np.count_nonzero(lengths):
+        if num_came:
             survival = self._acceptance.drafted_survival(candidates.slots, methods, lengths, confidences)
         if self._point_mass:
             kept = self._policy.keep(candidates.drafted(lengths, survival), lengths)
@@ -468,9 +471,9 @@ class SpeculationControl:
     def _note_drafting(self, drafts: Drafts, candidates: Candidates, methods: Ints, lengths: Ints) -> None:
         """What drafting took against what it should have taken, and what the draft model has in its cache now."""
         self._journal.catchup_tokens += drafts.catchup_tokens
-        by_model = methods < NUM_MODELS
+        by_model = methods < FIRST_TEXT
         modelled = lengths * by_model
-        longest = int(np.maximum.reduce(modelled, initial=0)) if drafts.passes else 0
+        longest = max(modelled.tolist()) if drafts.passes else 0
         if longest:
             # A pass whose tokens were all dropped is not in the lengths.
             predicted_s = self._costs.draft_s(modelled, candidates.lag) * drafts.passes / longest
@@ -489,20 +492,21 @@ class SpeculationControl:
         """A sequence that was preempted since has no rows, one that failed no tokens: neither teaches anything."""
         running = Status.RUNNING
         brought = {
-            rows.slot: len(outcome.token_ids)
-            for rows, outcome, sequence in zip(plan.rows, result.sequences, sequences, strict=True)
-            if rows.samples and outcome.token_ids and sequence.status is running
+            outcome.slot: len(outcome.token_ids)
+            for outcome, sequence in zip(result.sequences, sequences, strict=True)
+            if outcome.token_ids and sequence.status is running
         }
-        accepted = np.array([brought.pop(slot, 0) for slot in drafted.slots.tolist()], dtype=np.int64) - 1
+        came = np.array([brought.pop(slot, 0) for slot in drafted.slots.tolist()], dtype=np.int64)
         if brought:
             self._tally.plain(np.array([*brought], dtype=np.int64))
-        if np.count_nonzero(accepted < 0):
-            there = (accepted >= 0).nonzero()[0]
-            drafted, accepted = drafted.among(there), accepted[there]
-        if not len(accepted):
+        if np.count_nonzero(came) < len(came):
+            there = came.nonzero()[0]
+            drafted, came = drafted.among(there), came[there]
+        if not len(came):
             return
+        accepted = came - _OWN
         if not drafted.border:
-            self._roster.covers(drafted.slots, (drafted.methods < NUM_MODELS) * (accepted + 1))
+            self._roster.covers(drafted.slots, (drafted.methods < FIRST_TEXT) * came)
         pruned = pruned_rows(drafted.slots, plan, result)
         if pruned is not None:
             drafted = replace(drafted, kept=drafted.kept - pruned.counts)

@@ -20,10 +20,11 @@ Floats = NDArray[np.float64]
 MODELS = ("draft_model", "layer_skip")
 METHOD_IDS = {method: i for i, method in enumerate(DRAFT_METHODS)}
 NUM_MODELS = len(MODELS)  # the models' ids come first
+FIRST_TEXT = np.array(NUM_MODELS)
 assert DRAFT_METHODS[:NUM_MODELS] == MODELS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Drafted:
     """What a step verifies of its drafts. [S] each; confidences: [S, K], survival: [S, K + 1].
 

@@ -5,6 +5,8 @@ acceptance two logits lower, or higher, than expected; never below 0. Without it
 noise would be believed in for 30 tokens more. Knows neither the estimates nor what follows from an alarm.
 """
 
+import functools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,7 +15,11 @@ Floats = NDArray[np.float64]
 
 _LOGITS = np.array([-2.0, 2.0])  # changes of acceptance that are watched for
 _RISES = np.expm1(_LOGITS)[:, None, None]
-_SLOT_ALARM, _METHOD_ALARM = 8.0, 14.0  # log likelihood ratio: once in e^8 tokens, about, for no reason
+_SLOT_ALARM, _METHOD_ALARM = (
+    np.array(8.0),
+    np.array(14.0),
+)  # log likelihood ratio: once in e^8 tokens, about, for no reason
+_ZERO = np.array(0.0)
 
 
 class Drift:
@@ -37,14 +43,14 @@ class Drift:
         usual = expected * _RISES
         np.log1p(usual, out=usual)
         usual *= counts[:, 0]
-        ones = np.ones(counts.shape[2])
-        ratios = (counts[:, 1] @ ones)[:, None] * _LOGITS
-        ratios -= (usual @ ones).T
+        ones = _ones(counts.shape[2])
+        ratios = counts[:, 1].dot(ones)[:, None] * _LOGITS
+        ratios -= usual.dot(ones).T
         of_slots = self._of_slots.take(slots, axis=0)
         of_slots += ratios
-        self._of_slots[slots] = np.maximum(of_slots, 0.0, out=of_slots)
-        self._of_methods += self._is_method.take(methods, axis=0).T @ ratios
-        np.maximum(self._of_methods, 0.0, out=self._of_methods)
+        self._of_slots[slots] = np.maximum(of_slots, _ZERO, out=of_slots)
+        self._of_methods += self._is_method.take(methods, axis=0).T.dot(ratios)
+        np.maximum(self._of_methods, _ZERO, out=self._of_methods)
         contradicted = np.count_nonzero(of_slots > _SLOT_ALARM)
         if not contradicted and not np.count_nonzero(self._of_methods > _METHOD_ALARM):
             return None
@@ -53,3 +59,9 @@ class Drift:
         self._of_slots[stale_slots] = 0.0
         self._of_methods[stale_methods] = 0.0
         return stale_slots, stale_methods
+
+
+@functools.lru_cache(maxsize=8)
+def _ones(count: int) -> Floats:
+    """Read only."""
+    return np.ones(count)

@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Candidates:
     """The sequences that could draft in this step, best rank first; S of them, K is the engine's cap on γ.
 
@@ -30,6 +30,7 @@ class Candidates:
     other_rows: rows that the step has besides one per candidate and the drafts (prompts, sequences that cannot
     draft). other_sequences: so many of those rows bring a token each: decodes that cannot draft.
     kv_tokens: tokens in the cache that all its sequences read. since: steps since the policy was last asked.
+    Read only; not frozen, as several are made in every step and freezing costs more than all the rest of it.
     """
 
     slots: Ints

@@ -35,7 +35,7 @@ class _Members:
     targets: Floats | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Batch:
     """Sequences before a step; [S] each, and slots and caps read only.
 
@@ -128,7 +128,7 @@ class Roster:
 
     def covers(self, slots: Ints, more: Ints) -> None:
         """A draft model has so many more tokens of each in its cache. [S]; no slot twice."""
-        self._covered[slots] = self._covered.take(slots) + more
+        self._covered.put(slots, self._covered.take(slots) + more)
 
     def covers_upto(self, slot: int, end: int) -> None:
         """A draft model has all tokens before this position in its cache."""

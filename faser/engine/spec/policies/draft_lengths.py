@@ -31,7 +31,7 @@ def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel)
         return Choice(lengths=np.zeros_like(candidates.limit), rate=objective.plain_rate)
     there, worth = _best_first(there, worths.take(there))
     cuts, cut_of = _cuts(len(there))
-    line, depth = np.divmod(there, num_depths)
+    line, depth = (each.take(there) for each in _places(num_sequences, num_depths))
     num_cuts = len(cuts)
     cell = depth * num_cuts
     cell += cut_of
@@ -64,9 +64,9 @@ def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel)
 
 def _alone_s(candidates: Candidates, costs: CostModel) -> Floats:
     """[limit + 1] seconds in which one sequence drafts 0, 1, … tokens: every one is a pass."""
-    seconds: Floats = np.arange(int(candidates.limit[0]) + 1, dtype=np.float64) * costs.pass_s(1)
+    seconds: Floats = np.arange(candidates.limit.item(0) + 1, dtype=np.float64) * costs.pass_s(1)
     seconds[1:] += costs.asking_s(1)
-    if candidates.lag[0]:
+    if candidates.lag.item(0):
         seconds[1:] += _catchup_s(candidates, costs)
     return seconds
 
@@ -85,10 +85,16 @@ def _best_first(there: Ints, worth: Floats) -> tuple[Ints, Floats]:
     return there.take(order), worth.take(order)
 
 
+@functools.lru_cache(maxsize=64)
+def _places(num_sequences: int, num_depths: int) -> tuple[Ints, Ints]:
+    """Line and depth of every token that could be, line by line. Read only."""
+    return np.repeat(np.arange(num_sequences), num_depths), np.tile(np.arange(num_depths), num_sequences)
+
+
 @functools.lru_cache(maxsize=1024)
 def _cuts(num_tokens: int) -> tuple[Ints, Ints]:
     """How many tokens to try, ascending, from 1 to all; and of each token the first cut behind it. Read only."""
-    cuts = np.arange(1, num_tokens + 1)
-    if num_tokens > _MAX_CUTS:
-        cuts = np.linspace(num_tokens / _MAX_CUTS, num_tokens, _MAX_CUTS).astype(np.int64)
-    return cuts, np.repeat(np.arange(len(cuts)), np.diff(cuts, prepend=0))
+    if num_tokens <= _MAX_CUTS:
+        return np.arange(1, num_tokens + 1), np.arange(num_tokens)
+    cuts = np.linspace(num_tokens / _MAX_CUTS, num_tokens, _MAX_CUTS).astype(np.int64)
+    return cuts, np.repeat(np.arange(_MAX_CUTS), np.diff(cuts, prepend=0))

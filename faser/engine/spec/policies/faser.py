@@ -6,6 +6,8 @@ told at which survival another pass stops paying: the prices of Dinkelbach's met
 steps are better nobody drafts, but for probes, which are paid from a fixed share of the time.
 """
 
+import functools
+
 import numpy as np
 
 from faser.engine.cost_model import CostModel
@@ -21,6 +23,7 @@ _DWELL_STEPS = 2  # between two switches: load noise must not flap
 _DEEPER = 2  # tokens beyond the expected optimum that a confident draft may go
 _BEND = 1.5  # a row so many times dearer than those before it lies behind a bend
 _FOLLOW = 0.05  # weight of the newest step in what look-ups in text have brought
+_ONE = np.array(1)
 
 
 class Faser:
@@ -53,7 +56,7 @@ class Faser:
             choice = best_prefixes(objective, worth, candidates.limit, looking_s)
             self._switch(self._text_gain(candidates, choice, objective), candidates.since)
             wanted = candidates.limit
-        num_chosen = int(np.add.reduce(choice.lengths))
+        num_chosen = sum(choice.lengths.tolist())
         self._rate, self._row_price = choice.rate, choice.rate * objective.row_s(0, max(num_chosen, 1))
         lengths = wanted if self._on else np.zeros_like(candidates.limit)
         return self._probes.add(candidates, lengths, objective, self._costs)
@@ -104,18 +107,17 @@ class Faser:
         count = len(drafting)
         if not count:
             return choice.lengths
-        chosen = int(np.add.reduce(choice.lengths))
+        chosen = sum(choice.lengths.tolist())
         row_s = objective.row_s(chosen, chosen + count)
         if row_s > _BEND * objective.row_s(0, chosen):
             return choice.lengths
         lengths, limit = choice.lengths.take(drafting), candidates.limit.take(drafting)
-        next_survival = candidates.survival[drafting, np.minimum(lengths + 1, limit)]
+        next_survival = candidates.survival[drafting, np.minimum(lengths + _ONE, limit)]
         hoped = (1 + float(np.add.reduce(next_survival)) / count) / 2
         if choice.rate * (row_s + self._costs.pass_s(count) / count) > hoped:
             return choice.lengths
-        found = np.zeros_like(choice.lengths)
-        found[drafting] = np.minimum(lengths + np.maximum(lengths // 2, _DEEPER), limit)
-        return found
+        deeper: Ints = _deeper(candidates.survival.shape[1]).take(choice.lengths)
+        return np.minimum(deeper, candidates.limit, out=deeper)
 
     def _text_gain(self, candidates: Candidates, choice: Choice, objective: Objective) -> float:
         """G with look-ups over G without: expected, or brought lately if that is more.
@@ -126,7 +128,14 @@ class Faser:
         """
         drafting_s = self._costs.asking_s(candidates.num_sequences)
         lately = self._brought * objective.plain_s / (objective.plain_s + drafting_s)
-        most = int(np.add.reduce(candidates.limit))
+        most = sum(candidates.limit.tolist())
         certain = objective.worth + float(candidates.weight.max()) * np.arange(most + 1)
         possible = float((certain / (objective.verify_upto_s(most) + drafting_s)).max())
         return max(choice.rate, min(lately * objective.plain_rate, possible)) / objective.plain_rate
+
+
+@functools.lru_cache(maxsize=8)
+def _deeper(num_lengths: int) -> Ints:
+    """Of every length the upper bound beyond it; who does not draft goes no deeper. Read only."""
+    lengths = np.arange(num_lengths)
+    return np.where(lengths > 0, lengths + np.maximum(lengths // 2, _DEEPER), 0)

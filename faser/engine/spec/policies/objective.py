@@ -16,20 +16,27 @@ from numpy.typing import NDArray
 from faser.engine.cost_model import CostModel
 from faser.engine.spec.policy import Candidates, Floats, Ints
 
+_NOTHING = np.array(0.0)
+
 
 class Objective:
-    """One step's worth and time. worth: tokens (weighted) that it brings without drafts."""
+    """One step's worth and time. worth: tokens (weighted) that it brings without drafts.
 
-    __slots__ = ("_costs", "_kv_tokens", "_rows", "_rows_s", "plain_s", "worth")
+    Knows the times of as many drafted tokens as there could be, K of each candidate, and one more of each.
+    """
+
+    __slots__ = ("_steps_s", "_verify_s", "plain_s", "worth")
 
     def __init__(self, costs: CostModel, candidates: Candidates) -> None:
-        decodes = candidates.num_sequences + candidates.other_sequences
+        count, num_columns = candidates.survival.shape
+        decodes = count + candidates.other_sequences
         self.worth = float(np.add.reduce(candidates.weight)) + candidates.other_sequences
-        self.plain_s = costs.step_s(decodes, candidates.kv_tokens)
-        self._costs = costs
-        self._kv_tokens = candidates.kv_tokens
-        self._rows = candidates.num_sequences + candidates.other_rows
-        self._rows_s = costs.step_s(self._rows, candidates.kv_tokens)
+        rows = count + candidates.other_rows
+        self._steps_s = self._verify_s = costs.steps_s(rows, rows + count * num_columns, candidates.kv_tokens)
+        self.plain_s = self._steps_s.item(0)
+        if decodes != rows:
+            self.plain_s = costs.step_s(decodes, candidates.kv_tokens)
+            self._verify_s = self._steps_s + (self.plain_s - self._steps_s.item(0))
 
     @property
     def plain_rate(self) -> float:
@@ -38,24 +45,18 @@ class Objective:
 
     def verify_s(self, num_drafted: Ints) -> Floats:
         """Seconds of the step with so many drafted tokens among its rows; any shape."""
-        seconds = self._costs.step_s(self._rows + num_drafted, self._kv_tokens)
-        seconds += self.plain_s - self._rows_s
-        return seconds
+        return self._verify_s.take(num_drafted)
 
     def verify_upto_s(self, most: int) -> Floats:
-        """[most + 1] seconds of the step with 0 … most drafted tokens among its rows."""
-        seconds = self._costs.steps_s(self._rows, self._rows + most, self._kv_tokens)
-        seconds += self.plain_s - self._rows_s
-        return seconds
+        """[most + 1] seconds of the step with 0 … most drafted tokens among its rows. Read only."""
+        return self._verify_s[: most + 1]
 
     def row_s(self, first: int, last: int) -> float:
         """Seconds a row between first and last drafted tokens adds, on average; last > first."""
-        before = self._costs.step_s(self._rows + first, self._kv_tokens)
-        after = self._costs.step_s(self._rows + last, self._kv_tokens)
-        return (after - before) / (last - first)
+        return (self._steps_s.item(last) - self._steps_s.item(first)) / (last - first)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Choice:
     """lengths: [S]. rate: G with them, in tokens a second; that of the plain step if all are 0."""
 
@@ -63,7 +64,9 @@ class Choice:
     rate: float
 
 
-def best_prefixes(objective: Objective, values: Floats, lengths: Ints, beside_s: float | Floats = 0.0) -> Choice:
+def best_prefixes(
+    objective: Objective, values: Floats, lengths: Ints, beside_s: float | Floats = _NOTHING
+) -> Choice:
     """How many of each sequence's drafted tokens to verify, so that G is largest; exact.
 
     values: [S, K] worth of the k-th token, falling in k (its survival times a weight). lengths: [S] tokens that
@@ -76,18 +79,18 @@ def best_prefixes(objective: Objective, values: Floats, lengths: Ints, beside_s:
     worth[0] = objective.worth
     worth[1:] = offered
     np.add.accumulate(worth, out=worth)
-    seconds = objective.verify_upto_s(len(offered))
-    seconds += beside_s
-    worth /= seconds
+    worth /= objective.verify_upto_s(len(offered)) + beside_s
     best = int(worth.argmax())
+    if len(lengths) == 1:
+        return Choice(lengths=np.array([best]), rate=worth.item(best))
     taken = np.bincount(tokens[:best] // values.shape[1], minlength=len(lengths))
-    return Choice(lengths=taken, rate=float(worth[best]))
+    return Choice(lengths=taken, rate=worth.item(best))
 
 
 def _best_first(values: Floats, lengths: Ints) -> tuple[Floats, Ints]:
     """The values of the tokens that are there, falling, and the place of each among all, line by line."""
     if len(lengths) == 1:
-        count = int(lengths[0])
+        count = lengths.item(0)
         return values[0, :count], np.arange(count)
     tokens = upto(values.shape[1]).take(lengths, axis=0).ravel().nonzero()[0]
     offered = values.take(tokens)

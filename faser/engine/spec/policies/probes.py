@@ -34,12 +34,12 @@ class Probes:
         self._step += candidates.since
         share_s = _SHARE * objective.plain_s
         self._saved_s = min(self._saved_s + candidates.since * share_s, _SAVED_STEPS * share_s)
-        idle = (lengths == 0) & (candidates.limit > 0)
-        if not np.count_nonzero(idle):
+        if np.count_nonzero(lengths) == np.count_nonzero(candidates.limit):
             if np.count_nonzero(self._due):
                 self._cover(candidates.slots)
                 self._due[candidates.slots] = _NO_WAIT
             return lengths
+        idle = (lengths == 0) & (candidates.limit > 0)
         self._cover(candidates.slots)
         due = self._plan(candidates, idle)
         if not len(due) or self._step < self._closed_until:
