@@ -37,11 +37,13 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def kernel_cache(request: pytest.FixtureRequest) -> Path:
-    """Native kernels, compiled once and kept between runs. Named by what the sources hold: none is stale."""
-    cache = request.config.cache
-    assert cache is not None
-    return Path(cache.mkdir("native-kernels"))
+def kernel_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Native kernels, compiled once and kept between runs. Named by what the sources hold: none is stale.
+
+    With -p no:cacheprovider nothing is kept: they are compiled in every run.
+    """
+    cache: pytest.Cache | None = getattr(request.config, "cache", None)
+    return tmp_path_factory.mktemp("native-kernels") if cache is None else Path(cache.mkdir("native-kernels"))
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,10 @@
 """Engines over models whose weights are made where they run, with room for what is measured and no more.
 
-The one place that knows which settings a device takes and what lies within an engine. Measures nothing.
+The one place that knows which settings a device takes. Measures nothing.
 """
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,16 @@ from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.shapes import write_shape
 from benchmarks.gpu.weights import MadeUp
 from faser.config import EngineConfig
-from faser.engine.build import Watch, build_engine
+from faser.engine.build import Watch, build
 from faser.engine.co_run import CoRun
 from faser.engine.cost_model import CostModel
 from faser.engine.engine import Engine
 from faser.engine.loading import Sources
-from faser.engine.model_executor import Lanes, _on
+from faser.engine.model_executor import Lanes
 from faser.engine.models.config_json import read_model_config
 from faser.engine.models.spec import DecoderSpec
-from faser.engine.partition import Cores, Lane, core_numbers
+from faser.engine.partition import Cores, Partition, core_numbers
 from faser.engine.runner import Runner
-from faser.kernels.backend import Backend
 from faser.types import ModelInfo
 
 BLOCK_SIZE = 16
@@ -41,7 +40,8 @@ class Wanted:
     speculative: speculative_config; None: it never drafts. draft: directory of the draft model that it names.
     eager: without recordings. synchronous: no step is launched before the one before it is read.
     costs: what steps take; None: measured when it is built, but for dry runs.
-    overlap, early_prune: the settings. partition: what divides the processors between lanes; None: the usual one.
+    overlap, early_prune: the settings. partition: what divides the processors between lanes, to be
+    closed when the engine is gone; None: the usual one.
     """
 
     target: Path
@@ -58,17 +58,20 @@ class Wanted:
     prefix_caching: bool = True
     overlap: str = "off"
     early_prune: str = "off"
-    partition: str | None = None
+    partition: Partition | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """spec: of the target."""
+    """spec, runner: of the target. costs: None in an engine that never drafts. The rest: as in faser's Built."""
 
     engine: Engine
     info: ModelInfo
     spec: DecoderSpec
     costs: CostModel | None
+    runner: Runner
+    draft_runner: Runner | None
+    lanes: Lanes | None
 
 
 def made_up(plan: Plan, seed: int = 0) -> Sources:
@@ -92,27 +95,43 @@ def lane_costs() -> CostModel:
     """The same with lanes of this machine's cores; without, where it has only one."""
     cores = core_numbers()
     shares = Cores(cores).shares()[:1] if len(cores) > 1 else ()
-    lanes = tuple(CoRun(share=each, verify=1.1, draft=1.1, verify_alone=1.0, draft_alone=1.0) for each in shares)
+    lanes = tuple(
+        CoRun.constant(share=each, verify=1.1, draft=1.1, verify_alone=1.0, draft_alone=1.0) for each in shares
+    )
     return CostModel(made_up_costs().tables, lanes)
 
 
 def open_engine(plan: Plan, wanted: Wanted) -> Opened:
     """Raises ConfigError for what does not fit."""
     seen = _Seen(wanted.watch)
-    engine, info = build_engine(
+    built = build(
         config_of(plan, wanted),
         wanted.target,
         lambda _stage, _done, _total: None,
         watch=seen,
         costs=wanted.costs or (made_up_costs() if plan.dry_run else None),
+        partition=wanted.partition,
         sources=wanted.sources,
     )
-    return Opened(engine=engine, info=info, spec=read_model_config(wanted.target).spec, costs=seen.believed)
+    return Opened(
+        engine=built.engine,
+        info=built.info,
+        spec=read_model_config(wanted.target).spec,
+        costs=seen.believed,
+        runner=built.runner,
+        draft_runner=built.draft_runner,
+        lanes=built.lanes,
+    )
 
 
 def close(opened: Opened) -> None:
     """Whoever calls gives up the engine too; then its memory is free for the next one."""
     opened.engine.close()
+    free_memory()
+
+
+def free_memory() -> None:
+    """Of engines that nobody holds any more, recordings included."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -137,40 +156,11 @@ def config_of(plan: Plan, wanted: Wanted) -> EngineConfig:
         "async_scheduling": not wanted.synchronous,
         "compile_kernels": plan.dry_run,  # there is no time for that on a device; what is missing is an error
     }
-    if wanted.partition is not None:
-        options["spec_partition"] = wanted.partition
     if wanted.speculative is None:
         options["speculative_policy"] = "off"
     else:
         options["speculative_config"] = dict(wanted.speculative)
     return EngineConfig(**options)
-
-
-def runner_of(engine: Engine) -> Runner:
-    """The target's, for steps without anything around them."""
-    executor: Any = engine._executor
-    runner: Runner = executor._runner
-    return runner
-
-
-def draft_runner_of(engine: Engine) -> Runner:
-    """The draft model's."""
-    executor: Any = engine._executor
-    runner: Runner = executor._speculation.drafter._loop._runner
-    return runner
-
-
-def on_lane(backend: Backend | None, lane: Lane, work: Callable[[], None]) -> None:
-    """As steps that draft ahead do it."""
-    _on(backend, lane, work)
-
-
-def lanes_of(engine: Engine) -> Lanes:
-    """Of one that was built to draft ahead."""
-    executor: Any = engine._executor
-    lanes: Lanes | None = executor._speculation.lanes
-    assert lanes is not None, "the engine has no lanes"
-    return lanes
 
 
 def _kv_bytes(wanted: Wanted) -> int:

@@ -1,7 +1,8 @@
 """Steps of the target beside passes of the draft model: how much longer each takes than alone on everything.
 
 By share, rows and context, with the recordings that an engine has for its lanes. Writes into blocks of the cache:
-no sequence may be running. Drafts are not looked at.
+no sequence may be running. Drafts are not looked at. A partition that came for one that the driver refused is left
+out where it has rows of its own.
 """
 
 import statistics
@@ -17,21 +18,20 @@ from benchmarks.gpu.engines import (
     Wanted,
     close,
     draft_of,
-    draft_runner_of,
+    free_memory,
     lane_costs,
-    lanes_of,
     made_up,
-    on_lane,
     open_engine,
-    runner_of,
     target_of,
 )
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Json
+from benchmarks.gpu.timed_partition import Divided, divide
 from benchmarks.gpu.timing import DeviceClock, clock_of
 from faser.engine.batch import RowBatch
 from faser.engine.choosing import Pending
-from faser.engine.partition import Lane
+from faser.engine.model_executor import Lanes, on_lane
+from faser.engine.partition import Lane, Partition
 from faser.engine.requests import Requests
 from faser.engine.runner import Runner
 from faser.engine.spec.draft_choice import WINDOW
@@ -41,60 +41,77 @@ _ROUNDS = 5
 
 Work = Callable[[], None]
 Choose = Callable[[NDArray[np.int64], Requests], Pending]
+Divide = Callable[[Plan, str], Divided]
 
 
-def run(plan: Plan, desk: Desk) -> None:
-    sizes, target, draft = plan.sizes, target_of(plan), draft_of(plan)
-    for partition in sizes.partitions:
-        if not desk.may_begin(f"verification beside drafting by {partition}: loading"):
+def run(plan: Plan, desk: Desk, divide: Divide = divide) -> None:
+    for name in plan.sizes.partitions:
+        if not desk.may_begin(f"verification beside drafting by {name}: loading"):
             continue
         try:
-            opened = open_engine(
-                plan,
-                Wanted(
-                    target=target,
-                    draft=draft,
-                    sequences=max(sequences for sequences, _ in sizes.lane_rows),
-                    context=max(sizes.lane_contexts),
-                    rows=sizes.rows,
-                    sources=made_up(plan),
-                    speculative={
-                        "method": "draft_model",
-                        "model": str(draft),
-                        "num_speculative_tokens": sizes.cap,
-                    },
-                    costs=lane_costs(),
-                    overlap="on",
-                    partition=None if plan.dry_run else partition,
-                ),
-            )
+            divided = divide(plan, name)
         except ConfigError as error:
-            desk.append("matrix", {"partition": partition, "says": str(error)})
+            desk.append("matrix", {"asked": name, "says": str(error)})
             continue
-        _cells(plan, desk, opened)
-        close(opened)
+        if divided.is_measured_as_itself(plan.sizes.partitions):
+            desk.append("matrix", {"asked": name, "partition": divided.partition.name, "says": divided.refusal})
+        else:
+            _measure(plan, desk, divided)
+            free_memory()  # recordings go before the streams that they were made on
+        divided.partition.close()
 
 
-def _cells(plan: Plan, desk: Desk, opened: Opened) -> None:
-    clock, lanes = clock_of(plan.device), lanes_of(opened.engine)
+def _measure(plan: Plan, desk: Desk, divided: Divided) -> None:
+    try:
+        opened = _open(plan, divided.partition)
+    except ConfigError as error:
+        desk.append("matrix", {"asked": divided.asked, "says": str(error)})
+        return
+    cells(plan, desk, opened, divided, clock_of(plan.device))
+    close(opened)
+
+
+def _open(plan: Plan, partition: Partition) -> Opened:
+    """Raises ConfigError for what does not fit."""
+    sizes, draft = plan.sizes, draft_of(plan)
+    return open_engine(
+        plan,
+        Wanted(
+            target=target_of(plan),
+            draft=draft,
+            sequences=max(sequences for sequences, _ in sizes.lane_rows),
+            context=max(sizes.lane_contexts),
+            rows=sizes.rows,
+            sources=made_up(plan),
+            speculative={"method": "draft_model", "model": str(draft), "num_speculative_tokens": sizes.cap},
+            costs=lane_costs(),
+            overlap="on",
+            partition=partition,
+        ),
+    )
+
+
+def cells(plan: Plan, desk: Desk, opened: Opened, divided: Divided, clock: DeviceClock) -> None:
+    lanes, runner, drafting = opened.lanes, opened.runner, opened.draft_runner
+    assert lanes is not None, "the engine has no lanes"
+    assert drafting is not None, "the engine has no draft model"
     for context in plan.sizes.lane_contexts:
         for sequences, rows_each in plan.sizes.lane_rows:
-            runner, drafting = runner_of(opened.engine), draft_runner_of(opened.engine)
-            verify = _steps(runner, runner.choose, _batch(opened, sequences, rows_each, context), 1)
+            verify = steps_of(runner, runner.choose, _batch(opened, sequences, rows_each, context), 1)
             passes = _batch(opened, sequences, 1, context)
-            draft = _steps(drafting, partial(_guess, drafting), passes, plan.sizes.cycle_gamma)
+            draft = steps_of(drafting, partial(_guess, drafting), passes, plan.sizes.cycle_gamma)
             for share in lanes.partition.shares():
                 what = f"{sequences} sequences, {rows_each} rows each, context {context}, share {share:.3f}"
                 if not desk.may_begin(what):
                     continue
                 lanes.partition.resize(share)
-                row = {"partition": lanes.partition.name, "share": round(share, 4), "sequences": sequences}
-                row |= {"rows_each": rows_each, "context": context, **_beside(opened, clock, draft, verify)}
-                desk.append("matrix", row)
+                row = {"asked": divided.asked, "partition": lanes.partition.name, "share": round(share, 4)}
+                row |= {"sequences": sequences, "rows_each": rows_each, "context": context}
+                desk.append("matrix", {**row, **beside(lanes, clock, draft, verify)})
 
 
-def _beside(opened: Opened, clock: DeviceClock, draft: Work, verify: Work) -> Json:
-    lanes = lanes_of(opened.engine)
+def beside(lanes: Lanes, clock: DeviceClock, draft: Work, verify: Work) -> Json:
+    """Medians. slowdown: of the work on its lane over the same alone; speed_up: in turns over side by side."""
 
     def on_draft(lane: Lane, _done: Callable[[], bool]) -> None:
         on_lane(lanes.draft, lane, draft)
@@ -123,7 +140,7 @@ def _beside(opened: Opened, clock: DeviceClock, draft: Work, verify: Work) -> Js
     return medians(rounds[1:])
 
 
-def _steps(runner: Runner, choose: Choose, batch: RowBatch, count: int) -> Work:
+def steps_of(runner: Runner, choose: Choose, batch: RowBatch, count: int) -> Work:
     """So many forwards, and the choice of a token a row behind each; the last one is waited for."""
     rows = np.arange(len(batch.token_ids), dtype=np.int64)
     requests = greedy_requests(batch.layout.positions.numpy().astype(np.int64) + 1)

@@ -10,16 +10,18 @@ def lanes(result: Json) -> str:
     parts = []
     if result.get("refused"):
         parts.append(f"The driver refuses to divide the device: {result['refused']}")
-    parts += [_table(result.get(name, []), columns) for name, columns in _TABLES.items()]
+    parts += [_table(result.get(name, []), columns) for name, columns in _LANES.items()]
     return "\n\n".join(part for part in parts if part)
 
 
 def overlap(result: Json) -> str:
-    """Ratios are to drafting before the step; gain: ahead over the best other way."""
+    """Ratios are to drafting before the step; gain: ahead over the best other way. Then lanes, the host's part."""
     table = _table(result.get("rows", []), _OVERLAP)
+    lanes = [{**row, **cost} for row in result.get("lanes", []) for cost in row["co_run"] or [{}]]
+    costs, gaps = _table(lanes, _CO_RUN), _table(result.get("gaps", []), _GAPS)
     refused = [f"{each['drafter']} by {each['partition']}: {each['says']}" for each in result.get("refused", [])]
     told = ", ".join(f"{name}: {value}" for name, value in result.get("promises", {}).items())
-    return "\n\n".join(part for part in (table, told, *refused) if part)
+    return "\n\n".join(part for part in (table, told, *refused, costs, gaps) if part)
 
 
 def arrivals(result: Json) -> str:
@@ -42,22 +44,14 @@ def arrivals(result: Json) -> str:
     return markdown(columns, rows) if rows else ""
 
 
-_TABLES = {
+_LANES = {
     "splits": ("wanted", "part", "left"),
     "rates": ("load", "processors", "a_second"),
     "stays": ("load", "eager_ratio", "eager", "recorded_ratio", "recorded", "says"),
-    "company": (
-        "partition",
-        "fallback",
-        "share",
-        "draft",
-        "verify",
-        "speed_up",
-        "draft_slowdown",
-        "verify_slowdown",
-        "says",
-    ),
+    "partitions": ("asked", "came", "shares", "refusal"),
+    "company": ("partition", "share", "draft", "verify", "speed_up", "draft_slowdown", "verify_slowdown"),
     "matrix": (
+        "asked",
         "partition",
         "share",
         "sequences",
@@ -84,6 +78,30 @@ _OVERLAP = (
     "expected_gain",
     "auto_of_best",
     "auto_ahead",
+)
+_CO_RUN = (
+    "drafter",
+    "asked",
+    "came",
+    "refusal",
+    "share",
+    "context",
+    "rows",
+    "verify",
+    "draft",
+    "verify_alone",
+    "draft_alone",
+)
+_GAPS = (
+    "drafter",
+    "partition",
+    "acceptance",
+    "sequences",
+    "pairs",
+    "draft_gap_ms",
+    "verify_gap_ms",
+    "join_ms",
+    "between_ms",
 )
 
 

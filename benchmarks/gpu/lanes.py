@@ -4,10 +4,11 @@ splits     what the driver makes of wishes for 8, 16 … processors
 rates      bytes and operations a second of a part, by its processors
 stays      whether kernels of every kind stay on the part whose stream they were given to or recorded on: they then
            take longer on a small part than on everything; and the processors that the probe saw
+partitions for each that is asked for: which one came, its shares, and the driver's words if another one came
 company    two busy lanes against the same work in turns, by kinds, for every partition and share
 matrix     steps of the target beside passes of the draft model, each over its time alone
 
-What the driver refuses is a result here: what takes parts is then left out, and streams are measured.
+What the driver refuses is a result here: what takes parts is then left out, and streams are measured, once.
 """
 
 from collections.abc import Callable
@@ -16,16 +17,20 @@ import torch
 
 from benchmarks.gpu import lane_loads, lane_matrix
 from benchmarks.gpu.lane_loads import KINDS, Load, median_s
+from benchmarks.gpu.lane_matrix import Divide
 from benchmarks.gpu.lane_places import GreenPlaces, Places, ThreadPlaces
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Json
+from benchmarks.gpu.timed_partition import divide
 from benchmarks.gpu.timing import DeviceClock, clock_of
-from faser.engine.gpu_partition import make_gpu_partition
-from faser.engine.partition import Partition, core_numbers, make_partition
+from faser.engine.partition import Partition, core_numbers
 from faser.errors import ConfigError
 from faser.kernels.green_contexts import GreenContextError, open_green_driver
 from faser.kernels.lane_device import CudaLaneDevice
 from faser.kernels.triton.whereabouts import MOST_PROCESSORS, count_blocks, whereabouts
+
+# Makes a recording of work on the current stream, and returns what replays it.
+Record = Callable[[Callable[[], object]], Callable[[], None]]
 
 _STAYS = 2.0  # times as long on the smallest part: 8 of 132 processors have a sixteenth of them
 _BUSY_S = 3e-3  # about how long a lane works in a pair
@@ -33,10 +38,13 @@ _ROUNDS = 5
 _PAIRS = (("product", "product"), ("traffic", "traffic"), ("product", "traffic"), ("traffic", "product"))
 
 
-def run(plan: Plan, desk: Desk) -> None:
+def run(
+    plan: Plan, desk: Desk, open_places: Callable[[Plan], Places] | None = None, divide: Divide = divide
+) -> None:
+    """open_places: None: the device's; may raise GreenContextError. divide: may raise ConfigError."""
     clock = clock_of(plan.device)
     try:
-        places = _places(plan)
+        places = (open_places or places_of)(plan)
         desk.keep("splits", splits(places))
         desk.keep("refused", None)
     except GreenContextError as refused:
@@ -47,11 +55,12 @@ def run(plan: Plan, desk: Desk) -> None:
         places.close()
     for name in plan.sizes.partitions:
         if desk.may_begin(f"company by {name}"):
-            _company(plan, desk, name, clock)
-    lane_matrix.run(plan, desk)
+            _company(plan, desk, name, clock, divide)
+    lane_matrix.run(plan, desk, divide)
 
 
-def _places(plan: Plan) -> Places:
+def places_of(plan: Plan) -> Places:
+    """Raises GreenContextError where the driver cannot be asked."""
     if plan.dry_run:
         return ThreadPlaces(min(len(core_numbers()), 2))
     device = torch.device("cuda", torch.cuda.current_device())
@@ -87,17 +96,23 @@ def _stays(plan: Plan, desk: Desk, places: Places, clock: DeviceClock) -> None:
         except ConfigError as error:
             desk.append("stays", {"load": name, "says": str(error)})
             continue
-        desk.append("stays", {"load": name, **confined(places, clock, load, narrow, wide, plan.dry_run)})
+        record = None if plan.dry_run else _recorded
+        desk.append("stays", {"load": name, **confined(places, clock, load, narrow, wide, record)})
     desk.keep("seen", _seen(plan, places, narrow))
 
 
-def confined(places: Places, clock: DeviceClock, load: Load, narrow: int, wide: int, dry_run: bool) -> Json:
-    """Its time on the narrow part over that on everything: given there; recorded there and replayed elsewhere."""
+def confined(
+    places: Places, clock: DeviceClock, load: Load, narrow: int, wide: int, record: Record | None
+) -> Json:
+    """Its time on the narrow part over that on everything: given there; recorded there and replayed elsewhere.
+
+    record: None: nothing can be recorded.
+    """
     with places.on(wide):
         whole_s = median_s(clock, load.run)
     with places.on(narrow):
         part_s = median_s(clock, load.run)
-        replay = None if dry_run else _recorded(load.run)
+        replay = None if record is None else record(load.run)
     found = {"eager_ratio": round(part_s / whole_s, 2), "eager": part_s > _STAYS * whole_s}
     if replay is not None:
         with places.on(wide):
@@ -133,30 +148,27 @@ def _seen(plan: Plan, places: Places, narrow: int) -> Json:
     return {"everywhere": sorted(everywhere), "narrow": sorted(here), "recorded": replayed}
 
 
-def _company(plan: Plan, desk: Desk, name: str, clock: DeviceClock) -> None:
+def _company(plan: Plan, desk: Desk, name: str, clock: DeviceClock, divide: Divide) -> None:
     try:
-        partition, fallback = _partition(plan, name)
+        divided = divide(plan, name)
     except ConfigError as error:
-        desk.append("company", {"partition": name, "says": str(error)})
+        desk.append("partitions", {"asked": name, "came": None, "refusal": str(error), "shares": []})
         return
+    desk.append("partitions", divided.about)
+    if not divided.is_measured_as_itself(plan.sizes.partitions):
+        pairs(plan, desk, divided.partition, clock)
+    divided.partition.close()
+
+
+def pairs(plan: Plan, desk: Desk, partition: Partition, clock: DeviceClock) -> None:
     for drafting, verifying in _PAIRS:
-        draft, verify = (_busy(clock, KINDS[each](plan)) for each in (drafting, verifying))
+        draft, verify = (busy(clock, KINDS[each](plan)) for each in (drafting, verifying))
         for share in partition.shares():
             if not desk.may_begin(f"{drafting} beside {verifying}, {partition.name}, share {share:.3f}"):
                 continue
             partition.resize(share)
-            row = {"partition": partition.name, "fallback": fallback, "share": round(share, 4)}
-            row |= {"draft": drafting, "verify": verifying, **company(partition, clock, draft, verify)}
-            desk.append("company", row)
-    partition.close()
-
-
-def _partition(plan: Plan, name: str) -> tuple[Partition, str | None]:
-    """Raises ConfigError where it cannot be had."""
-    if plan.dry_run:
-        return make_partition(name), None
-    device = torch.device("cuda", torch.cuda.current_device())
-    return make_gpu_partition(name, CudaLaneDevice(device), lambda: open_green_driver(device))
+            row = {"partition": partition.name, "share": round(share, 4), "draft": drafting, "verify": verifying}
+            desk.append("company", {**row, **company(partition, clock, draft, verify)})
 
 
 def company(
@@ -185,7 +197,7 @@ def company(
     return lane_matrix.medians(rounds[1:])
 
 
-def _busy(clock: DeviceClock, load: Load) -> Callable[[], None]:
+def busy(clock: DeviceClock, load: Load) -> Callable[[], None]:
     """So many runs that they take about as long as those of other loads."""
     count = max(round(_BUSY_S / median_s(clock, load.run)), 1)
 

@@ -8,6 +8,10 @@ serial   policy faser, drafts before the step
 ahead    policy faser, drafts beside the step on this partition, wherever anybody drafts
 auto     policy faser, ahead where its own cost model says that it pays
 
+Which partition came for which, and why, stands in `lanes`. One that came for another is left out where it is asked
+for itself. Where turns draft ahead the host's part in every pair of lanes is noted (timed_partition), and its
+medians stand in `gaps`.
+
 Beside each cell stands what that cost model expects of it at the given acceptance, so that it can be held against
 what was measured: of the cells where so much was promised, in how many it came.
 """
@@ -20,15 +24,20 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.closed_loop import greedy
-from benchmarks.gpu.engines import Opened, Wanted, close, lane_costs, lanes_of, open_engine, target_of
+from benchmarks.gpu.engines import Opened, Wanted, close, free_memory, lane_costs, open_engine, target_of
+from benchmarks.gpu.lane_matrix import Divide
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.policies import Arm, Turns, contest
 from benchmarks.gpu.record import Desk, Json
 from benchmarks.gpu.shapes import Config, write_shape
+from benchmarks.gpu.timed_partition import Divided, TimedPartition, divide
 from benchmarks.gpu.walks import Walk, Walking
 from faser.bench.chart import Chart, line_chart
+from faser.engine.co_run import FACTORS
 from faser.engine.cost_model import CostModel
+from faser.engine.loading import Sources
 from faser.engine.models.weights import WeightSource
+from faser.engine.partition import Partition
 from faser.engine.spec.overlap import best_ahead
 from faser.engine.spec.policies.draft_lengths import best_lengths
 from faser.engine.spec.policies.objective import Objective
@@ -44,9 +53,11 @@ ARMS = (
 )
 PROMISED = 1.08  # a gain over the best other way that is worth lanes; whether it came is counted
 _CELL = ("drafter", "partition", "acceptance", "sequences")
+GAPS = ("draft_gap_ms", "verify_gap_ms", "join_ms", "between_ms")
 
 
-def run(plan: Plan, desk: Desk) -> None:
+def run(plan: Plan, desk: Desk, divide: Divide = divide) -> None:
+    """divide: may raise ConfigError."""
     sizes = plan.sizes
     walk = Walk.drawn(int(sizes.target["vocab_size"]), sizes.overlap_acceptances)
     pairs = [(name, config, part) for name, config in sizes.overlap_drafts for part in sizes.partitions]
@@ -56,31 +67,48 @@ def run(plan: Plan, desk: Desk) -> None:
             continue
         ends_s = desk.left_s / (len(pairs) - place)
         try:
-            opened = _open(plan, walk, name, config, partition)
+            divided = divide(plan, partition)
         except ConfigError as error:
             desk.append("refused", {**about, "says": str(error)})
             continue
-        _compare(plan, desk, opened, walk, about, ends_s)
-        close(opened)
+        if divided.is_measured_as_itself(sizes.partitions):
+            says = f"{divided.partition.name} instead, which has rows of its own: {divided.refusal}"
+            desk.append("refused", {**about, "says": says})
+        else:
+            _measure(plan, desk, walk, config, divided, about, ends_s)
+            free_memory()  # recordings go before the streams that they were made on
+        divided.partition.close()
     desk.keep("rows", rows_of(desk.result.get("turns", []), desk.result.get("expected", [])))
+    desk.keep("gaps", gaps_of(desk.result.get("turns", [])))
     desk.keep("promises", promises(desk.result["rows"]))
     for name, picture in pictures(desk.result["rows"]).items():
         (desk.folder.path / name).write_text(picture, "utf-8")
 
 
-def _compare(plan: Plan, desk: Desk, opened: Opened, walk: Walk, about: Json, ends_s: float) -> None:
+def _measure(
+    plan: Plan, desk: Desk, walk: Walk, config: Config, divided: Divided, about: Json, ends_s: float
+) -> None:
+    """One engine, from its loading to its end."""
+    timed = TimedPartition(divided.partition)
+    try:
+        opened = _open(plan, walk, f"walking-{about['drafter']}", config, timed)
+    except ConfigError as error:
+        desk.append("refused", {**about, "says": str(error)})
+        return
+    assert opened.costs is not None, "an engine that drafts knows what that costs"
+    desk.append("lanes", {**about, **divided.about, **_measured(opened.costs)})
+    _compare(plan, desk, opened, walk, about, timed, ends_s)
+    close(opened)
+
+
+def _compare(
+    plan: Plan, desk: Desk, opened: Opened, walk: Walk, about: Json, timed: TimedPartition, ends_s: float
+) -> None:
     sizes, costs = plan.sizes, opened.costs
     assert costs is not None, "an engine that drafts knows what that costs"
-    desk.append("lanes", {**about, "taken": lanes_of(opened.engine).partition.name, **_measured(costs)})
     stop_at_s = desk.left_s - ends_s
     for place, acceptance in enumerate(sizes.overlap_acceptances):
-        turns = Turns(
-            arms=ARMS,
-            batches=sizes.overlap_batches,
-            prompts=walk.prompts(place, max(sizes.overlap_batches), sizes.context),
-            sampling=greedy,
-            about={**about, "acceptance": acceptance},
-        )
+        turns = turns_of(plan, walk, place, about, timed)
         left_s = max(desk.left_s - stop_at_s, 0.0)
         contest(plan, desk, opened.engine, turns, ends_s=left_s / (len(sizes.overlap_acceptances) - place))
         for sequences in sizes.overlap_batches:
@@ -89,14 +117,23 @@ def _compare(plan: Plan, desk: Desk, opened: Opened, walk: Walk, about: Json, en
             desk.append("expected", {**cell, **expected(costs, acceptance, sequences, kv_tokens, sizes.cap)})
 
 
-def _open(plan: Plan, walk: Walk, name: str, config: Config, partition: str) -> Opened:
-    """Raises ConfigError where this partition cannot be had."""
+def turns_of(plan: Plan, walk: Walk, place: int, about: Json, timed: TimedPartition) -> Turns:
+    """At the acceptance of this place among the walk's."""
+    sizes = plan.sizes
+    return Turns(
+        arms=ARMS,
+        batches=sizes.overlap_batches,
+        prompts=walk.prompts(place, max(sizes.overlap_batches), sizes.context),
+        sampling=greedy,
+        about={**about, "acceptance": walk.acceptances[place]},
+        seen=timed.taken,
+    )
+
+
+def _open(plan: Plan, walk: Walk, name: str, config: Config, partition: Partition) -> Opened:
+    """Raises ConfigError for what does not fit."""
     target, sizes = target_of(plan), plan.sizes
-    draft = write_shape(plan.models / f"walking-{name}", config | {"tie_word_embeddings": False})
-
-    def sources(directory: Path) -> WeightSource:
-        return Walking.of(directory, walk.successor if directory == target else walk.guess, plan.device)
-
+    draft = write_shape(plan.models / name, config | {"tie_word_embeddings": False})
     return open_engine(
         plan,
         Wanted(
@@ -105,13 +142,22 @@ def _open(plan: Plan, walk: Walk, name: str, config: Config, partition: str) -> 
             sequences=max(sizes.overlap_batches),
             context=sizes.context,
             rows=sizes.rows,
-            sources=sources,
+            sources=sources_of(plan, walk, target),
             speculative={"method": "draft_model", "model": str(draft), "num_speculative_tokens": sizes.cap},
             costs=lane_costs() if plan.dry_run else None,
             overlap="on",
-            partition=None if plan.dry_run else partition,  # a CPU has one kind of lanes
+            partition=partition,
         ),
     )
+
+
+def sources_of(plan: Plan, walk: Walk, target: Path) -> Sources:
+    """The target goes to successors, the drafter to what it takes for them."""
+
+    def source(directory: Path) -> WeightSource:
+        return Walking.of(directory, walk.successor if directory == target else walk.guess, plan.device)
+
+    return source
 
 
 def expected(costs: CostModel, acceptance: float, sequences: int, kv_tokens: int, cap: int) -> dict[str, float]:
@@ -167,6 +213,22 @@ def rows_of(turns: Sequence[Json], expectations: Sequence[Json]) -> list[Json]:
     return rows
 
 
+def gaps_of(turns: Sequence[Json]) -> list[Json]:
+    """Of turns that always draft ahead, one a cell: medians over rounds of what the host takes around lanes."""
+    cells: dict[tuple[Any, ...], list[Json]] = {}
+    for turn in turns:
+        if turn["policy"] == AHEAD and turn["pairs"]:
+            cells.setdefault(tuple(turn[name] for name in _CELL), []).append(turn)
+    return [
+        {
+            **dict(zip(_CELL, cell, strict=True)),
+            "pairs": sum(turn["pairs"] for turn in found),
+            **{name: _median_if([turn[name] for turn in found]) for name in GAPS},
+        }
+        for cell, found in cells.items()
+    ]
+
+
 def promises(rows: Sequence[Json]) -> Json:
     """Cells by what was expected of drafting ahead and what came. bar: PROMISED."""
     told = [row for row in rows if row["expected_gain"] is not None]
@@ -220,9 +282,26 @@ def _expected_chart(rows: Sequence[Json]) -> str | None:
 
 
 def _measured(costs: CostModel) -> Json:
-    """What lanes cost each other, as the engine measured it."""
-    names = ("share", "verify", "draft", "verify_alone", "draft_alone")
-    return {"co_run": [{name: round(getattr(each, name), 4) for name in names} for each in costs.lanes]}
+    """What lanes cost each other as the engine measured it, by share, rows of a step and tokens of context."""
+    return {
+        "co_run": [
+            {
+                "share": round(each.share, 4),
+                "context": context,
+                "rows": rows,
+                **{name: round(getattr(each, name)[i][j], 4) for name in FACTORS},
+            }
+            for each in costs.lanes
+            for i, context in enumerate(each.contexts)
+            for j, rows in enumerate(each.rows)
+        ]
+    }
+
+
+def _median_if(values: Sequence[float | None]) -> float | None:
+    """Of those that there are."""
+    there = [value for value in values if value is not None]
+    return _median(there) if there else None
 
 
 def _median(values: Iterable[float]) -> float:

@@ -13,11 +13,13 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Folder, Record, Say
 from faser.config import child_environment, cuda_environment
 
+_ROOT = Path(__file__).parents[2]
 _GRACE = 1.3  # times its share, and a little, is what a phase gets before it is stopped from outside
 _GRACE_S = 15.0
 _MOST_ERROR_CHARS = 4000
@@ -148,10 +150,14 @@ def run_beside(plan: Plan, phase: Phase, budget_s: float, arguments: Sequence[st
 
 
 def _environment(plan: Plan) -> dict[str, str]:
-    """On a CPU kernels run in Triton's interpreter, which has to be said before Triton is imported."""
+    """With this very checkout first on the path, wherever this process was started.
+
+    On a CPU kernels run in Triton's interpreter, which has to be said before Triton is imported.
+    """
+    environment = child_environment()
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), environment.get("PYTHONPATH"))))
     if plan.dry_run:
-        return child_environment() | {"TRITON_INTERPRET": "1"}
-    environment = dict(child_environment())
+        return environment | {"TRITON_INTERPRET": "1"}
     cuda_environment(environment, compile_kernels=False)  # some phases start CUDA before they build an engine
     return environment
 

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.gpu import environment
 from benchmarks.gpu.bare import batch_of, steps_s
 from benchmarks.gpu.closed_loop import ClosedLoop, Steps, greedy, made_up_prompts, sampled
-from benchmarks.gpu.engines import Opened, Wanted, close, draft_of, made_up, open_engine, runner_of, target_of
+from benchmarks.gpu.engines import Opened, Wanted, close, draft_of, made_up, open_engine, target_of
 from benchmarks.gpu.plan import REFERENCE_BYTES_S, REFERENCE_FLOPS_S, Plan
 from benchmarks.gpu.record import Desk
 from benchmarks.gpu.shapes import floor_s, step_bytes
@@ -50,7 +50,7 @@ def _decode(plan: Plan, desk: Desk, name: str, directory: Path) -> None:
 
 def _bare_cells(plan: Plan, desk: Desk, opened: Opened, name: str) -> None:
     """First of all: what the prefix cache holds is void afterwards, and nothing is in it yet."""
-    clock, info, runner = clock_of(plan.device), opened.info, runner_of(opened.engine)
+    clock, info, runner = clock_of(plan.device), opened.info, opened.runner
     for sequences in sorted(plan.sizes.batches):
         if not desk.may_begin(f"{name}: {sequences} rows, bare"):
             continue

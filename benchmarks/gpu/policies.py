@@ -40,13 +40,17 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """What one contest is about. prompts: of the most sequences; about: stands in every row of the result."""
+    """What one contest is about. prompts: of the most sequences; about: stands in every row of the result.
+
+    seen: what somebody saw since it was asked last; asked before a turn's steps and after, it stands in the turn.
+    """
 
     arms: tuple[Arm, ...]
     batches: tuple[int, ...]
     prompts: Sequence[Tokens]
     sampling: Callable[[int], SamplingParams]
     about: Mapping[str, Any]
+    seen: Callable[[], Mapping[str, Any]] = dict
 
 
 def arms_of(sizes: Sizes) -> tuple[Arm, ...]:
@@ -153,16 +157,17 @@ def rows_of(turns: Sequence[Json]) -> list[Json]:
 
 def _turn(
     engine: Engine, loop: ClosedLoop, arm: Arm, turns: Turns, sequences: int, seconds: float
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """What was learned about acceptance stays, as in a server that has run for a while."""
     engine.use_policy(arm.policy, arm.gamma, forget=False, overlap=arm.overlap)
     loop.start(turns.prompts[:sequences], turns.sampling)
     loop.warm()
+    turns.seen()
     before = _speculation(engine)
     steps = loop.look(seconds=seconds)
-    after = _speculation(engine)
+    after, seen = _speculation(engine), turns.seen()
     loop.stop()
-    return {"tokens_per_s": round(steps.tokens_per_s, 1), **_drafted(before, after, steps, sequences)}
+    return {"tokens_per_s": round(steps.tokens_per_s, 1), **_drafted(before, after, steps, sequences), **seen}
 
 
 def _drafted(before: SpeculationStats, after: SpeculationStats, steps: Steps, sequences: int) -> dict[str, float]:

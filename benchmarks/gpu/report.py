@@ -50,7 +50,7 @@ def page(records: Sequence[Record], dry_run: bool) -> str:
         ("Lanes: a device in parts", lane_report.lanes(found.get("lanes", {}))),
         ("Drafting ahead: times drafting before the step", lane_report.overlap(found.get("overlap", {}))),
         ("Arrivals of a trace: against fixed:3", lane_report.arrivals(found.get("arrivals", {}))),
-        ("vLLM beside it: tokens/s", _vllm(found)),
+        ("vLLM beside it: tokens/s", vllm_beside(found)),
     ):
         lines += ["", f"## {title}", "", text or "Nothing was measured."]
     return "\n".join(lines) + "\n"
@@ -177,7 +177,7 @@ def _times(row: Json | None) -> str:
     return f"{row['times_off']:.2f}x (γ {row['gamma']:.1f})"
 
 
-def _vllm(found: dict[str, Json]) -> str:
+def vllm_beside(found: dict[str, Json]) -> str:
     """Beside FASER's own, of the same acceptance and length."""
     result = found.get("vllm", {})
     if "not there" in result:

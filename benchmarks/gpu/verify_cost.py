@@ -1,7 +1,7 @@
 """Phase `verify`: what a step costs that verifies, by sequences and by rows of each; the runner alone."""
 
 from benchmarks.gpu.bare import batch_of, steps_s
-from benchmarks.gpu.engines import Wanted, close, made_up, made_up_costs, open_engine, runner_of, target_of
+from benchmarks.gpu.engines import Wanted, close, made_up, made_up_costs, open_engine, target_of
 from benchmarks.gpu.plain import floors
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk
@@ -24,7 +24,7 @@ def run(plan: Plan, desk: Desk) -> None:
             costs=made_up_costs(),
         ),
     )
-    runner, info = runner_of(opened.engine), opened.info
+    runner, info = opened.runner, opened.info
     for rows_each in sizes.verify_rows:
         for sequences in sizes.verify_batches:
             if not desk.may_begin(f"{sequences} sequences, {rows_each} rows each"):

@@ -4,6 +4,7 @@ What is loaded is in loading.py, how large it may be in sizing.py.
 """
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,9 +17,9 @@ from faser.engine.compiling import check_kernels
 from faser.engine.cost_model import CostModel
 from faser.engine.device import place
 from faser.engine.engine import Engine
-from faser.engine.gpu_budget import Tenant, gpu_budget
+from faser.engine.gpu_budget import Tenant, gpu_budget, prepare_kernels
 from faser.engine.kv_cache import KvManager
-from faser.engine.lanes import Places, make_lanes, places_of, wants
+from faser.engine.lanes import Places, divide_gpu, make_lanes, places_of, wants
 from faser.engine.loading import LoadedModel, Report, Sources, load_draft_model, load_target
 from faser.engine.model_executor import Lanes, ModelExecutor, Speculation
 from faser.engine.models.source import resolve
@@ -44,8 +45,11 @@ from faser.kernels.factory import make_backend
 from faser.kernels.flashinfer_build import arch_of
 from faser.types import ModelInfo
 
-# Of an overlapped step that lanes are measured with. On a GPU a few sequences do not keep a lane busy.
-_CPU_SEQUENCES, _GPU_SEQUENCES = 2, 32
+# Steps that lanes are measured with, as far as there is time: rows, those first that matter most, and contexts.
+# A GPU's rows lie on both sides of where arithmetic takes longer than reading weights, up to those recorded.
+_CPU_ROWS, _GPU_ROWS = (8, 32, 2), (64, 256, 16, 128)
+_CPU_CONTEXTS, _GPU_CONTEXTS = (64, 1024), (64, 1024, 8192)
+_CPU_LANES_S, _GPU_LANES_S = 3.0, 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,20 @@ class _Parts:
         return self.config.speculation.policy != "off"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """An engine, and what of it may be run by itself while no request is there: measurements do that.
+
+    draft_runner: the draft model's; None where no second model drafts. lanes: None where nobody drafts ahead.
+    """
+
+    engine: Engine
+    info: ModelInfo
+    runner: Runner
+    draft_runner: Runner | None
+    lanes: Lanes | None
+
+
 class Watch(Protocol):
     """Somebody who looks over the shoulder of an engine that speculates: a recorder of acceptance traces."""
 
@@ -91,7 +109,21 @@ def build_engine(
     partition: Partition | None = None,
     sources: Sources | None = None,
 ) -> tuple[Engine, ModelInfo]:
-    """Load the model in directory, and the draft model that the config names, and make an engine of them.
+    """See build: the engine alone, which is all that serving takes."""
+    built = build(config, directory, report, watch, costs, partition, sources)
+    return built.engine, built.info
+
+
+def build(
+    config: EngineConfig,
+    directory: Path,
+    report: Report,
+    watch: Watch | None = None,
+    costs: CostModel | None = None,
+    partition: Partition | None = None,
+    sources: Sources | None = None,
+) -> Built:
+    """An engine over the model in directory and the draft model that the config names, with its parts.
 
     report: called with (stage, done, total) during everything that takes long. watch: is shown the engine's parts.
     costs: what steps take; None: measured here, or read where that was done before. partition: divides the
@@ -101,7 +133,7 @@ def build_engine(
     parts = _load(place(config), directory, report, partition, sources)
     engine = _assemble(parts, report, watch, costs)
     decoder = parts.target.decoder
-    return engine, ModelInfo(
+    info = ModelInfo(
         max_model_len=parts.target.max_positions,
         vocab_size=decoder.spec.vocab_size,
         eos_token_ids=parts.target.config.eos_token_ids,
@@ -114,6 +146,7 @@ def build_engine(
         weight_bytes=decoder.weight_bytes + (parts.draft.decoder.weight_bytes if parts.draft is not None else 0),
         num_parameters=decoder.num_parameters,
     )
+    return Built(engine=engine, info=info, runner=parts.runner, draft_runner=parts.draft_runner, lanes=parts.lanes)
 
 
 def _load(
@@ -143,7 +176,8 @@ def _load(
     cached = [_cached(config, each) for each in models]
     if backend.name == "flashinfer":
         _check_kernels(cached, backend, report)
-    lanes = make_lanes(config, backend, None if draft is None else draft_backend, partition)
+    divide = partial(divide_gpu, report=report)
+    lanes = make_lanes(config, backend, None if draft is None else draft_backend, partition, divide)
     places = Places() if lanes is None or memory is None else places_of(lanes.partition)
     budget = None
     if memory is not None:
@@ -151,6 +185,7 @@ def _load(
         if draft is not None:
             num_places = len(places.draft)
             tenants.append(Tenant(model=draft, backend=draft_backend, use=Use.DRAFTER, num_places=num_places))
+        prepare_kernels(config, tenants, report)
         report("measuring memory", 0, 0)
         budget = gpu_budget(config, tenants, memory, free_bytes)
     shapes = kv_shapes(config, cached, target.max_positions, budget)
@@ -313,6 +348,7 @@ def _costs(parts: _Parts, report: Report) -> CostModel:
         max_rows=config.max_num_batched_tokens,
         max_logit_rows=config.max_num_seqs,
     )
+    pair = _pair(config, parts.lanes)
     described = fingerprint(
         {
             "models": [
@@ -324,7 +360,9 @@ def _costs(parts: _Parts, report: Report) -> CostModel:
             "recorded": (config.records_steps, config.cudagraph_capture_sizes),
             "threads": config.threads,
             "draft_layers": num_layers,
-            "lanes": None if parts.lanes is None else parts.lanes.partition.name,
+            "lanes": None
+            if pair is None
+            else (pair.partition.name, pair.partition.shares(), pair.rows, pair.contexts),
             "rows": (room.max_rows, room.max_logit_rows, room.max_len),
         }
     )
@@ -336,7 +374,7 @@ def _costs(parts: _Parts, report: Report) -> CostModel:
             room,
             progress=report,
             draft_layers=num_layers,
-            pair=_pair(config, parts.lanes),
+            pair=pair,
         ),
     )
 
@@ -349,10 +387,13 @@ def _device_name(device: torch.device) -> str:
 def _pair(config: EngineConfig, lanes: Lanes | None) -> Pair | None:
     if lanes is None or lanes.draft is None:
         return None
-    typical = _GPU_SEQUENCES if config.on_gpu else _CPU_SEQUENCES
+    most = min(config.max_num_seqs * (1 + config.speculation.cap), config.max_num_batched_tokens)
     return Pair(
         partition=lanes.partition,
         target=lanes.target,
         draft=lanes.draft,
-        num_sequences=min(typical, config.max_num_seqs),
+        rows=tuple(dict.fromkeys(min(rows, most) for rows in (_GPU_ROWS if config.on_gpu else _CPU_ROWS))),
+        contexts=_GPU_CONTEXTS if config.on_gpu else _CPU_CONTEXTS,
+        num_sequences=config.max_num_seqs,
+        budget_s=_GPU_LANES_S if config.on_gpu else _CPU_LANES_S,
     )

@@ -134,8 +134,8 @@ class ModelExecutor:
         batch, naming = self._table.gather(plan.rows), self._naming(ahead)
         lanes.partition.resize(ahead.share)
         joined = lanes.partition.both(
-            lambda lane, until: _on(lanes.draft, lane, lambda: drafter.propose(naming, until)),
-            lambda lane: _on(lanes.target, lane, lambda: self._verify(plan.rows, batch)),
+            lambda lane, until: on_lane(lanes.draft, lane, lambda: drafter.propose(naming, until)),
+            lambda lane: on_lane(lanes.target, lane, lambda: self._verify(plan.rows, batch)),
         )
         rows, batch, verdicts = joined.verified
         self._go_on(verdicts)
@@ -402,7 +402,7 @@ def _drafted_rows(chosen: list[SequenceRows]) -> list[DraftedRows]:
     ]
 
 
-def _on(backend: Backend | None, lane: Lane, call: Callable[[], T]) -> T:
+def on_lane(backend: Backend | None, lane: Lane, call: Callable[[], T]) -> T:
     """Call with a backend that computes on the lane's processors only."""
     if backend is None:
         return call()

@@ -10,8 +10,8 @@ import torch
 from benchmarks.gpu.__main__ import failed_checks, main, parser, plan_of
 from benchmarks.gpu.phases import PHASES, Phase, phases_named, phases_of, run_all, run_beside, run_here
 from benchmarks.gpu.plan import Plan
-from benchmarks.gpu.record import Desk, Folder, Record
-from benchmarks.gpu.report import page, summary
+from benchmarks.gpu.record import Desk, Folder, Json, Record
+from benchmarks.gpu.report import page, summary, vllm_beside
 
 VLLM = '''
 """Says as many tokens as are asked for, and when it was asked."""
@@ -147,6 +147,57 @@ def test_the_report_has_a_table_for_every_phase_and_warns_of_dry_runs(
     json.dumps(kept)
 
 
+# What the report of each phase is made of: a JSON file without it would make a table without rows.
+TABLES = {
+    "environment": ("device", "versions", "copy_bytes_s", "product_flops_s"),
+    "checks": ("checks",),
+    "plain": ("target bare", "target"),
+    "verify": ("cells",),
+    "draft": ("draft bare", "draft"),
+    "cycle": ("cells",),
+    "policies": ("turns", "rows"),
+    "real_text": ("parameters", "says", "turns", "rows"),
+    "lanes": ("splits", "rates", "stays", "partitions", "company", "matrix"),
+    "overlap": ("lanes", "turns", "expected", "rows", "gaps", "promises"),
+    "arrivals": ("bearing", "rows"),
+    "vllm": ("plain", "draft_model:2"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [phase.name for phase in PHASES])
+def test_what_a_phase_leaves_on_the_disk_is_all_that_the_report_needs(
+    plan: Plan, records: dict[str, Record], name: str
+) -> None:
+    found = Folder(plan.out, dry_run=True).load(name)
+    assert found is not None
+    assert [each for each in TABLES[name] if not found.result.get(each)] == []
+    assert page([found], dry_run=True) == page([records[name]], dry_run=True)
+
+
+@pytest.mark.slow
+def test_a_second_run_does_nothing_again_and_writes_the_same_report(
+    plan: Plan, records: dict[str, Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Planted: a phase that is run again, a report of the phases of this run alone."""
+    given = {name: getattr(plan, name) for name in ("smollm2", "prompts", "trace", "vllm")}
+    files = {path: path.stat().st_mtime_ns for path in plan.out.rglob("*.json") if path.stem in records}
+    assert len(files) == len(PHASES)
+
+    flags = [text for name, value in given.items() for text in (f"--{name}", str(value))]
+    assert main([str(plan.out), "--dry-run", *flags]) == 0
+    said = capsys.readouterr().out
+    assert [line for line in said.splitlines() if line.endswith(": there already")] == [
+        f"{phase.name}: there already" for phase in PHASES
+    ]
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    whole = page(list(records.values()), dry_run=True)
+    assert (plan.out / "report.md").read_text() == whole
+
+    assert main([str(plan.out), "--dry-run", "--phases", "environment"]) == 0
+    assert (plan.out / "report.md").read_text() == whole
+
+
 @pytest.mark.slow
 def test_a_phase_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -185,6 +236,7 @@ def test_an_exception_ends_its_phase_only(tmp_path: Path) -> None:
     record = run_here(plan, Phase(name="broken", run=("nowhere", "run"), share=1.0, about=""), 1.0, lambda _: None)
     assert record.error is not None
     assert "benchmarks.gpu.nowhere" in record.error
+    assert not record.complete
     found = Folder(tmp_path, dry_run=True).load("broken")
     assert found == record
 
@@ -279,3 +331,50 @@ def test_shares_of_all_phases_are_a_whole() -> None:
 def test_a_run_without_flags_is_one_on_a_device(tmp_path: Path) -> None:
     plan = plan_of(parser().parse_args([str(tmp_path)]))
     assert (plan.device, plan.backend, plan.sizes.vocab) == ("cuda", "flashinfer", 128256)
+    assert plan.sizes.partitions == ("streams", "sm")
+
+
+@pytest.mark.parametrize("holds, status", [(True, 0), (None, 0), (False, 1)])
+def test_a_check_that_does_not_hold_ends_a_run_with_status_1(
+    tmp_path: Path, holds: bool | None, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Planted: a status by what is complete alone."""
+    checks = {"checks": [{"check": "c", "ok": holds}]}
+    Folder(tmp_path, dry_run=True).save(Record(phase="checks", dry_run=True, complete=True, result=checks))
+    assert main([str(tmp_path), "--dry-run", "--phases", "checks"]) == status
+    assert "checks: there already" in capsys.readouterr().out
+
+
+def test_the_report_says_what_failed_what_does_not_hold_and_what_was_left_out() -> None:
+    """Planted: a failed phase told as complete, a check that does not hold as one that does."""
+    text = page(
+        [
+            Record(phase="plain", dry_run=False, error="a\nValueError: b", left_out=("one", "two")),
+            Record(phase="checks", dry_run=False, complete=True, result={"checks": [{"check": "c", "ok": False}]}),
+        ],
+        dry_run=False,
+    )
+    assert "| plain | 0 | FAILED: ValueError: b | 2 |" in text
+    assert "| checks | 0 | complete | 0 |" in text
+    assert "| c | DOES NOT HOLD |" in text
+    assert "dry run" not in text
+
+
+def test_vllm_stands_beside_the_same_work_here() -> None:
+    """Planted: policies at another acceptance, sampled decoding for greedy, the ratio upside down."""
+    vllm = {
+        name: {"acceptance": acceptance, "error": None, "cells": [{"sequences": 8, "tokens_per_s": 100.0}]}
+        for name, acceptance in (("plain", None), ("draft_model:3", 0.8))
+    }
+    decoding = [{"sampling": name, "sequences": 8, "tokens_per_s": rate} for name, rate in RATES]
+    policies = [
+        {"policy": "fixed:3", "acceptance": acceptance, "sequences": 8, "tokens_per_s": rate}
+        for acceptance, rate in ((0.8, 300.0), (0.6, 30.0))
+    ]
+    found: dict[str, Json] = {"vllm": vllm, "plain": {"target": decoding}, "policies": {"rows": policies}}
+    text = vllm_beside(found)
+    assert "| plain | 8 | 100 | 200 | 2.00x |" in text
+    assert "| draft_model:3 | 8 | 100 | 300 | 3.00x |" in text
+
+
+RATES = (("greedy", 200.0), ("T 0.8, top_p 0.95", 20.0))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import lane_report
+from benchmarks.gpu import arrivals, lane_report
 from benchmarks.gpu.arrivals import wanted_of
 from benchmarks.gpu.closed_loop import answers
 from benchmarks.gpu.engines import Wanted, close, lane_costs, open_engine
@@ -17,6 +17,7 @@ from benchmarks.gpu.lanes import company, splits
 from benchmarks.gpu.overlap import ARMS, expected, pictures, promises, rows_of
 from benchmarks.gpu.phases import phases_named, run_here
 from benchmarks.gpu.plan import ON_CPU, Plan
+from benchmarks.gpu.record import Desk, Folder
 from benchmarks.gpu.shapes import write_shape
 from benchmarks.gpu.timing import HostClock
 from benchmarks.gpu.walks import Walk, Walking
@@ -62,9 +63,10 @@ def test_prompts_of_cycles_differ_in_their_last_tokens_alone() -> None:
     assert len({each[:5] for each in one}) == 3
 
 
-def test_an_acceptance_beyond_one_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"an acceptance is 1.5; it must lie between 0 and 1"):
-        Walk.drawn(10, (1.5,))
+@pytest.mark.parametrize("acceptance", [1.5, -0.1])
+def test_an_acceptance_that_is_no_share_is_refused(acceptance: float) -> None:
+    with pytest.raises(ValueError, match=f"an acceptance is {acceptance}; it must lie between 0 and 1"):
+        Walk.drawn(10, (acceptance,))
 
 
 def test_a_model_with_a_tied_head_cannot_walk(tmp_path: Path) -> None:
@@ -165,7 +167,9 @@ def test_what_is_expected_follows_what_lanes_cost() -> None:
     """Free lanes and a slow drafter: ahead pays. Lanes that cost half: it does not. Planted: lanes left out."""
 
     def costs(slowdown: float) -> CostModel:
-        lanes = CoRun(share=0.2, verify=slowdown, draft=slowdown, verify_alone=slowdown, draft_alone=slowdown)
+        lanes = CoRun.constant(
+            share=0.2, verify=slowdown, draft=slowdown, verify_alone=slowdown, draft_alone=slowdown
+        )
         return CostModel.proportional(step_s=5e-3, row_s=2e-5, pass_s=1.5e-3, lanes=(lanes,))
 
     free, dear = (expected(costs(slowdown), 0.9, 4, 4096, 7) for slowdown in (1.0, 1.5))
@@ -255,6 +259,17 @@ def test_lanes_that_take_turns_gain_nothing() -> None:
     assert 0.3 < found["speed_up"] < 3.0
 
 
+def test_arrivals_say_which_of_their_inputs_is_missing(tmp_path: Path) -> None:
+    """Planted: one for the other."""
+    for plan, missing in (
+        (Plan(out=tmp_path, smollm2=tmp_path), "no --trace was given"),
+        (Plan(out=tmp_path, trace=tmp_path), "no --smollm2 was given"),
+    ):
+        desk = Desk(Folder(tmp_path, dry_run=False), "arrivals", 1.0, lambda _: None)
+        arrivals.run(plan, desk)
+        assert desk.result == {"not there": missing}
+
+
 def test_runs_under_arrivals_fit_into_the_time(tmp_path: Path) -> None:
     """Planted: warming and capacity forgotten."""
     wanted = wanted_of(Plan(out=tmp_path), 300.0)
@@ -275,6 +290,11 @@ def test_lanes_are_measured_on_cores_in_a_dry_run(tmp_path: Path) -> None:
     assert [row["load"] for row in result["stays"]] == ["traffic", "product", "copy", "triton", "norm"]
     shares = {row["share"] for row in result["company"]}
     assert len(result["company"]) == 4 * len(shares)
+    assert [(row["asked"], row["came"], row["refusal"]) for row in result["partitions"]] == [
+        ("cores", "cores", None)
+    ]
+    assert all(row["a_second"] > 1e6 for row in result["rates"])
+    assert [(row["part"], row["left"]) for row in result["splits"]] == [(1, 1)]
     assert len(result["matrix"]) == len(ON_CPU.lane_rows) * len(shares)
     assert "speed_up" in lane_report.lanes(result)
 
@@ -286,7 +306,11 @@ def test_overlap_compares_all_ways_in_every_cell_of_a_dry_run(tmp_path: Path) ->
     record = run_here(Plan(out=tmp_path, dry_run=True), phase, 200.0, lambda _: None)
     assert record.error is None
     assert len(record.result["rows"]) == len(ON_CPU.overlap_acceptances) * len(ON_CPU.overlap_batches)
-    assert record.result["lanes"][0]["taken"] == "cores"
+    assert record.result["lanes"][0]["came"] == "cores"
+    assert len(record.result["gaps"]) == len(record.result["rows"])
+    assert all(row["expected_gain"] is not None for row in record.result["rows"])
+    serial = [turn for turn in record.result["turns"] if turn["policy"] in ("off", "serial")]
+    assert {(turn["ahead"], turn["pairs"]) for turn in serial} == {(0.0, 0)}
     forced = [turn for turn in record.result["turns"] if turn["policy"] == "ahead"]
     assert sum(turn["ahead"] for turn in forced) > 0
     assert (tmp_path / "overlap-expected.svg").is_file()

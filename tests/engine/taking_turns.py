@@ -22,6 +22,59 @@ V = TypeVar("V")
 _PATIENCE_S = 60.0
 
 
+class Baton:
+    """Held by one of two lanes at a time, verification's at first. pools: which lane replays from which."""
+
+    def __init__(self) -> None:
+        self._here = threading.local()
+        self._turn = threading.Condition()
+        self._running: set[str] = set()
+        self._whose = ""
+        self._pools: dict[int, str] = {}
+
+    def begin(self) -> None:
+        """A pair of calls comes, one as "draft" and one as "verify"."""
+        self._running, self._whose, self._pools = {"draft", "verify"}, "verify", {}
+
+    def run(self, name: str, lane: Lane, call: Callable[[], T]) -> T:
+        """On the lane's thread, while it has the baton."""
+        self._wait_for_turn(name)
+        self._here.lane = lane.place
+        try:
+            return call()
+        finally:
+            self._here.lane = None
+            with self._turn:
+                self._running.discard(name)
+                self._pass_on(name)
+
+    @property
+    def lane(self) -> DeviceLane | None:
+        """The calling thread's; None: it is on none."""
+        found: DeviceLane | None = getattr(self._here, "lane", None)
+        return found
+
+    def replays(self, recorder: FakeRecorder) -> None:
+        """The calling thread does so next, once the other lane has gone on."""
+        lane = self.lane
+        assert recorder.place == lane, f"recorded for {recorder.place}, replayed on {lane}"
+        if lane is None:
+            return
+        whose = self._pools.setdefault(id(recorder.pool), lane.name)
+        assert whose == lane.name, "both lanes replay recordings that share a pool"
+        with self._turn:
+            self._pass_on(lane.name)
+        self._wait_for_turn(lane.name)
+
+    def _pass_on(self, name: str) -> None:
+        self._whose = next(iter(self._running - {name}), name)
+        self._turn.notify_all()
+
+    def _wait_for_turn(self, name: str) -> None:
+        with self._turn:
+            assert self._turn.wait_for(lambda: self._whose == name, _PATIENCE_S), f"the {name} lane waits for ever"
+
+
 class TakingTurns:
     """See Partition. num_replays: on both lanes together."""
 
@@ -39,11 +92,7 @@ class TakingTurns:
         }
         self.share = shares[0]
         self.num_replays = 0
-        self._here = threading.local()
-        self._turn = threading.Condition()
-        self._running: set[str] = set()
-        self._whose = ""
-        self._pools: dict[int, str] = {}
+        self._baton = Baton()
 
     def shares(self) -> tuple[float, ...]:
         return tuple(self._pairs)
@@ -55,13 +104,13 @@ class TakingTurns:
 
     def both(self, draft: Draft[D], verify: Verify[V]) -> Joined[D, V]:
         draft_lane, verify_lane = self._pairs[self.share]
-        self._running, self._whose, self._pools = {"draft", "verify"}, "verify", {}
+        self._baton.begin()
         drafted: list[D] = []
         errors: list[BaseException] = []
 
         def drafting() -> None:
             try:
-                drafted.append(self._as("draft", draft_lane, lambda: draft(draft_lane, lambda: False)))
+                drafted.append(self._baton.run("draft", draft_lane, lambda: draft(draft_lane, lambda: False)))
             except BaseException as error:
                 errors.append(error)
 
@@ -69,7 +118,7 @@ class TakingTurns:
         began_s = time.perf_counter()
         thread.start()
         try:
-            verified = self._as("verify", verify_lane, lambda: verify(verify_lane))
+            verified = self._baton.run("verify", verify_lane, lambda: verify(verify_lane))
         finally:
             thread.join()
         if errors:
@@ -88,36 +137,9 @@ class TakingTurns:
     def close(self) -> None:
         pass
 
-    def _as(self, name: str, lane: Lane, call: Callable[[], T]) -> T:
-        self._wait_for_turn(name)
-        self._here.lane = lane.place
-        try:
-            return call()
-        finally:
-            self._here.lane = None
-            with self._turn:
-                self._running.discard(name)
-                self._pass_on(name)
-
     def _on_replay(self, recorder: FakeRecorder) -> None:
-        lane: DeviceLane | None = getattr(self._here, "lane", None)
-        assert recorder.place == lane, f"recorded for {recorder.place}, replayed on {lane}"
-        if lane is None:
-            return
-        self.num_replays += 1
-        whose = self._pools.setdefault(id(recorder.pool), lane.name)
-        assert whose == lane.name, "both lanes replay recordings that share a pool"
-        with self._turn:
-            self._pass_on(lane.name)
-        self._wait_for_turn(lane.name)
-
-    def _pass_on(self, name: str) -> None:
-        self._whose = next(iter(self._running - {name}), name)
-        self._turn.notify_all()
-
-    def _wait_for_turn(self, name: str) -> None:
-        with self._turn:
-            assert self._turn.wait_for(lambda: self._whose == name, _PATIENCE_S), f"the {name} lane waits for ever"
+        self.num_replays += self._baton.lane is not None
+        self._baton.replays(recorder)
 
 
 def _lane(name: str, share: float, num_processors: int) -> Lane:

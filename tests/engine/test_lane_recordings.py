@@ -27,7 +27,7 @@ from faser.engine.graphs import LANES_STAGE, STAGE, GraphRunner
 from faser.engine.kv_cache import KvManager
 from faser.engine.lanes import places_of
 from faser.engine.model_executor import Lanes, ModelExecutor, Speculation
-from faser.engine.partition import Lane
+from faser.engine.partition import Lane, Partition
 from faser.engine.runner import Runner
 from faser.engine.sampler import Sampler
 from faser.engine.scheduler import Scheduler
@@ -102,10 +102,14 @@ def recording_runner(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    partition: TakingTurns
     lanes: Lanes
     target: GraphRunner
     drafter: GraphRunner
+
+    @property
+    def turns(self) -> TakingTurns:
+        assert isinstance(self.lanes.partition, TakingTurns)
+        return self.lanes.partition
 
 
 def its_own(backend: FlashInferBackend, place: DeviceLane) -> Capture:
@@ -120,15 +124,25 @@ def make_world(
     shares: tuple[float, ...] = SHARES[:1],
     sizes: GraphSizes = FEW_SIZES,
 ) -> World:
+    """A pair of models whose lanes take turns."""
     backend = backend or fake_backend()
-    draft_backend = draft_backend or backend.beside()
     accelerator = backend._accelerator
     assert isinstance(accelerator, FakeAccelerator)
     partition = TakingTurns(accelerator, shares)
+    return world_on(partition, checkpoints, backend, draft_backend or backend.beside(), draft_capture, sizes)
+
+
+def world_on(
+    partition: Partition,
+    checkpoints: Pair,
+    backend: FlashInferBackend,
+    draft_backend: FlashInferBackend,
+    draft_capture: CaptureOf = its_own,
+    sizes: GraphSizes = FEW_SIZES,
+) -> World:
     places = places_of(partition)
     target, drafter = Side(checkpoints.target, backend), Side(checkpoints.drafter, draft_backend)
     return World(
-        partition=partition,
         lanes=Lanes(partition=partition, target=backend, draft=draft_backend),
         target=recording_runner(target, {each: backend.capture_on(each) for each in places.verify}, sizes=sizes),
         drafter=recording_runner(
@@ -164,7 +178,7 @@ def overlapping_engine(world: World, share: float) -> Engine:
         by_tokens=True,
         lanes=world.lanes,
     )
-    lanes = CoRun(share=share, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+    lanes = CoRun.constant(share=share, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
     control = SpeculationControl(
         config,
         CostModel.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7),
@@ -209,7 +223,7 @@ def plain(checkpoints: Pair) -> dict[str, list[int]]:
 def test_overlapped_steps_through_recordings_of_each_lane_bring_the_plain_tokens(
     world: World, plain: dict[str, list[int]], share: float
 ) -> None:
-    before, engine = world.partition.num_replays, overlapping_engine(world, share)
+    before, engine = world.turns.num_replays, overlapping_engine(world, share)
 
     found = few_answers(engine)
 
@@ -219,7 +233,7 @@ def test_overlapped_steps_through_recordings_of_each_lane_bring_the_plain_tokens
     assert stats is not None
     assert dict(stats.mode_steps)["streams"] > 5
     assert sum(each.accepted for each in stats.methods) > 10
-    assert world.partition.num_replays - before > 50
+    assert world.turns.num_replays - before > 50
 
 
 class _OnePool(FakeAccelerator):
@@ -288,14 +302,14 @@ def test_a_place_computes_what_an_eager_runner_does_and_goes_on_from_everything(
 ) -> None:
     """Steps in turns on everything and on a lane, each over what the others left in the cache."""
     eager, table = Side(checkpoints.target).eager(), filled_table()
-    world.partition.resize(share)
+    world.turns.resize(share)
     for step, counts in enumerate(((3, 3, 3), (1, 1, 1), (2, 1, 4), (1, 1, 1), (12, 2, 2))):
         starts = [(0, 3, 4, 6, 7)[step], (0, 3, 4, 5, 6)[step], (0, 3, 4, 8, 9)[step]]
         batch = rows_of(table, [0, 1, 2], starts, list(counts), seed=step)
         rows = np.arange(min(sum(counts), MAX_LOGIT_ROWS))
         call = partial(logits_of, world.target, batch, rows)
 
-        ours = on_lane(world.partition, world.lanes.target, call) if step % 2 else call()
+        ours = on_lane(world.turns, world.lanes.target, call) if step % 2 else call()
         assert_close(ours, logits_of(eager, batch, rows), rtol=NEAR, atol=NEAR)
 
 
