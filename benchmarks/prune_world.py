@@ -15,7 +15,7 @@ from faser.engine.engine import Engine
 from faser.engine.kv_cache import KvManager
 from faser.engine.loading import LoadedModel, load_draft_model, load_target
 from faser.engine.model_executor import ModelExecutor, Speculation
-from faser.engine.profile import Room, profile
+from faser.engine.profile import profile
 from faser.engine.runner import Runner
 from faser.engine.sampler import Sampler
 from faser.engine.scheduler import Scheduler
@@ -24,6 +24,7 @@ from faser.engine.spec.control import SpeculationControl
 from faser.engine.spec.factory import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.spec.pruning import NUM_TOP, EarlyPruning
 from faser.engine.spec.verifiers import make_verifier
+from faser.engine.stopwatch import Room
 from faser.kernels.backend import Backend, KvShape
 from faser.kernels.factory import make_backend
 from faser.types import Request, SamplingParams

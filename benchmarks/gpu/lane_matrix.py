@@ -30,8 +30,9 @@ from benchmarks.gpu.timed_partition import Divided, divide
 from benchmarks.gpu.timing import DeviceClock, clock_of
 from faser.engine.batch import RowBatch
 from faser.engine.choosing import Pending
-from faser.engine.model_executor import Lanes, on_lane
-from faser.engine.partition import Lane, Partition
+from faser.engine.lane_work import given_on_lane, on_lane
+from faser.engine.model_executor import Lanes
+from faser.engine.partition import Lane, Partition, Underway
 from faser.engine.requests import Requests
 from faser.engine.runner import Runner
 from faser.engine.spec.draft_choice import WINDOW
@@ -39,7 +40,7 @@ from faser.errors import ConfigError
 
 _ROUNDS = 5
 
-Work = Callable[[], None]
+Work = Callable[[], Underway[None]]  # gives it to the device
 Choose = Callable[[NDArray[np.int64], Requests], Pending]
 Divide = Callable[[Plan, str], Divided]
 
@@ -114,16 +115,16 @@ def beside(lanes: Lanes, clock: DeviceClock, draft: Work, verify: Work) -> Json:
     """Medians. slowdown: of the work on its lane over the same alone; speed_up: in turns over side by side."""
 
     def on_draft(lane: Lane, _done: Callable[[], bool]) -> None:
-        on_lane(lanes.draft, lane, draft)
+        on_lane(lanes.draft, lane, lambda: draft().wait())
 
-    def on_verify(lane: Lane) -> None:
-        on_lane(lanes.target, lane, verify)
+    def on_verify(lane: Lane) -> Underway[None]:
+        return given_on_lane(lanes.target, lane, verify)
 
     rounds = []
     for _ in range(_ROUNDS + 1):
         marks = [clock.mark()]
         for work in (draft, verify):
-            work()
+            work().wait()
             marks.append(clock.mark())
         draft_s, verify_s = clock.between_s(marks)
         joined = lanes.partition.both(on_draft, on_verify)
@@ -141,15 +142,19 @@ def beside(lanes: Lanes, clock: DeviceClock, draft: Work, verify: Work) -> Json:
 
 
 def steps_of(runner: Runner, choose: Choose, batch: RowBatch, count: int) -> Work:
-    """So many forwards, and the choice of a token a row behind each; the last one is waited for."""
+    """So many forwards, and the choice of a token a row behind each; waiting is for the last one."""
     rows = np.arange(len(batch.token_ids), dtype=np.int64)
     requests = greedy_requests(batch.layout.positions.numpy().astype(np.int64) + 1)
 
-    def work() -> None:
+    def work() -> Underway[None]:
         for _ in range(count):
             runner.forward(batch)
             pending = choose(rows, requests)
-        pending.wait()
+
+        def wait() -> None:
+            pending.wait()
+
+        return Underway(wait)
 
     return work
 

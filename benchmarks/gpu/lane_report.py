@@ -100,6 +100,7 @@ _GAPS = (
     "pairs",
     "draft_gap_ms",
     "verify_gap_ms",
+    "given_ms",
     "join_ms",
     "between_ms",
 )

@@ -23,7 +23,7 @@ from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Json
 from benchmarks.gpu.timed_partition import divide
 from benchmarks.gpu.timing import DeviceClock, clock_of
-from faser.engine.partition import Partition, core_numbers
+from faser.engine.partition import Partition, at_once, core_numbers
 from faser.errors import ConfigError
 from faser.kernels.green_contexts import GreenContextError, open_green_driver
 from faser.kernels.lane_device import CudaLaneDevice
@@ -182,7 +182,7 @@ def company(
             work()
             marks.append(clock.mark())
         draft_s, verify_s = clock.between_s(marks)
-        joined = partition.both(lambda _lane, _done: draft(), lambda _lane: verify())
+        joined = partition.both(lambda _lane, _done: draft(), at_once(lambda _lane: verify()))
         both_s = max(joined.draft_ended_s, joined.verify_ended_s) - min(
             joined.draft_began_s, joined.verify_began_s
         )

@@ -53,7 +53,7 @@ ARMS = (
 )
 PROMISED = 1.08  # a gain over the best other way that is worth lanes; whether it came is counted
 _CELL = ("drafter", "partition", "acceptance", "sequences")
-GAPS = ("draft_gap_ms", "verify_gap_ms", "join_ms", "between_ms")
+GAPS = ("draft_gap_ms", "verify_gap_ms", "given_ms", "join_ms", "between_ms")
 
 
 def run(plan: Plan, desk: Desk, divide: Divide = divide) -> None:

@@ -2,13 +2,12 @@
 
 Owns the moments of pairs. Knows nothing of what runs on the lanes.
 
-    host     called ─┬──────── draft's thread begins ─ gives work …          both returned
-                     └── verification begins ─ gives work …
-    device           ·········┊ draft began ……………… draft ended
-                     ·····┊ verify began ……………………………… verify ended
+    host     called ── gives verification ── given ── drafts: gives passes, waits for them … ── waits ── returned
+    device          ┊ verify began ……………………………………………………………………………………………… verify ended
+                                              ┊ draft began …………………………………… draft ended
 
 A lane has begun when the device comes to the event before the lane's first kernel. That is as early as the kernel
-can begin: if the host has not given it by then, the device waits on, which is not seen here.
+can begin: if the host has not given it by then, the device waits on. `given` says until when that may be.
 """
 
 import statistics
@@ -23,7 +22,7 @@ import torch
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Json
 from faser.engine.lanes import divide_gpu
-from faser.engine.partition import Draft, Joined, Partition, Verify, make_partition
+from faser.engine.partition import Draft, Joined, Lane, Partition, Underway, Verify, make_partition
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -58,9 +57,11 @@ def divide(plan: Plan, name: str) -> Divided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pair:
-    """When the pair was asked for, when each lane began, when the later one ended and when the caller had it."""
+    """When the pair was asked for, when verification had been given, when each lane began, when the later one
+    ended, and when the caller had it."""
 
     called_s: float
+    given_s: float
     draft_began_s: float
     verify_began_s: float
     ended_s: float
@@ -90,10 +91,19 @@ class TimedPartition:
         self._partition.resize(share)
 
     def both(self, draft: Draft[D], verify: Verify[V]) -> Joined[D, V]:
-        joined = self._partition.both(draft, verify)
+        given_s = 0.0
+
+        def giving(lane: Lane) -> Underway[V]:
+            nonlocal given_s
+            underway = verify(lane)
+            given_s = self._now()
+            return underway
+
+        joined = self._partition.both(draft, giving)
         self._pairs.append(
             _Pair(
                 called_s=joined.began_s,
+                given_s=given_s,
                 draft_began_s=joined.draft_began_s,
                 verify_began_s=joined.verify_began_s,
                 ended_s=max(joined.draft_ended_s, joined.verify_ended_s),
@@ -108,9 +118,9 @@ class TimedPartition:
     def taken(self) -> Json:
         """Of the pairs since this was asked last, medians in milliseconds; none of them: only their number.
 
-        draft_gap_ms, verify_gap_ms: from the call of `both` until the lane begins. join_ms: from the later end
-        until `both` has returned. between_ms: from a pair's later end until a lane of the next pair begins,
-        whatever happens in between; None for a single pair.
+        draft_gap_ms, verify_gap_ms: from the call of `both` until the lane begins. given_ms: until verification
+        has been given. join_ms: from the later end until `both` has returned. between_ms: from a pair's later end
+        until a lane of the next pair begins, whatever happens in between; None for a single pair.
         """
         pairs, self._pairs = self._pairs, []
         if not pairs:
@@ -122,6 +132,7 @@ class TimedPartition:
             "pairs": len(pairs),
             "draft_gap_ms": _median_ms([each.draft_began_s - each.called_s for each in pairs]),
             "verify_gap_ms": _median_ms([each.verify_began_s - each.called_s for each in pairs]),
+            "given_ms": _median_ms([each.given_s - each.called_s for each in pairs]),
             "join_ms": _median_ms([each.returned_s - each.ended_s for each in pairs]),
             "between_ms": _median_ms(between) if between else None,
         }

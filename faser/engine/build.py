@@ -19,12 +19,13 @@ from faser.engine.device import place
 from faser.engine.engine import Engine
 from faser.engine.gpu_budget import Tenant, gpu_budget, prepare_kernels
 from faser.engine.kv_cache import KvManager
+from faser.engine.lane_cells import Pair
 from faser.engine.lanes import Places, divide_gpu, make_lanes, places_of, wants
 from faser.engine.loading import LoadedModel, Report, Sources, load_draft_model, load_target
 from faser.engine.model_executor import Lanes, ModelExecutor, Speculation
 from faser.engine.models.source import resolve
 from faser.engine.partition import Partition
-from faser.engine.profile import Pair, Room, cached_profile, fingerprint, profile
+from faser.engine.profile import cached_profile, fingerprint, profile
 from faser.engine.runner import Runner
 from faser.engine.runners import Use, make_runner
 from faser.engine.sampler import Sampler
@@ -39,6 +40,7 @@ from faser.engine.spec.pruning import NUM_TOP, EarlyPruning, RankJudge
 from faser.engine.spec.verifiers import make_verifier
 from faser.engine.spec.verifiers.coupled import Coupled
 from faser.engine.step_trace import StepTrace
+from faser.engine.stopwatch import Room
 from faser.kernels.backend import Backend, KvShape
 from faser.kernels.device_memory import CudaMemory
 from faser.kernels.factory import make_backend

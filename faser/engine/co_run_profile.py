@@ -4,18 +4,20 @@ Runs the calls it is given, again and again. Knows nothing of what they do, and 
 of them there is time.
 """
 
+import math
 import statistics
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from faser.engine.co_run import CoRun
-from faser.engine.partition import EVERYTHING, Lane, Partition
+from faser.engine.partition import EVERYTHING, Joined, Lane, Partition, Underway, Verify, at_once
 
 _ROUNDS, _LEAST_ROUNDS = 15, 4
-_MEET_S = 10.0  # for the other lane to begin
+_COMPANY = 2.0  # drafts that a verification beside them has time for, at least
 
+D = TypeVar("D")
 Work = Callable[[Lane], object]
 Progress = Callable[[int, int], None]
 _Ratios = tuple[float, float, float, float]  # verify and draft beside each other, then alone on their lanes
@@ -25,13 +27,14 @@ _Ratios = tuple[float, float, float, float]  # verify and draft beside each othe
 class Cell:
     """One kind of step: rows of it, tokens of context of its sequences, and the two calls that are timed.
 
-    verify, draft: a forward of the target, a draft for as many sequences, on the processors of the lane they are
-    given; with EVERYTHING, alone on all. whole_s: that both should take in turns, in any unit common to all cells.
+    verify, draft: a forward of the target, a pass of the drafter for as many sequences, on the processors of the
+    lane they are given; with EVERYTHING, alone on all. A draft ends with tokens on the host.
+    whole_s: that both should take in turns, in any unit common to all cells.
     """
 
     rows: int
     context: int
-    verify: Work
+    verify: Verify[object]
     draft: Work
     whole_s: float
 
@@ -125,37 +128,45 @@ def _round(partition: Partition, cells: Sequence[Cell], keep: Callable[[float, C
     return time.perf_counter() - began_s
 
 
-def _ratios(partition: Partition, verify: Work, draft: Work) -> _Ratios:
-    whole = _seconds(verify, EVERYTHING), _seconds(draft, EVERYTHING)
-    beside = _beside(partition, verify, draft)
+def _ratios(partition: Partition, verify: Verify[object], draft: Work) -> _Ratios:
+    whole = _verify_seconds(verify, EVERYTHING), _seconds(draft, EVERYTHING)
+    times = math.ceil(_COMPANY * whole[1] / whole[0])  # so that the drafts are never alone
+    beside = _beside(partition, _repeated(verify, times), draft)
     alone = (
-        partition.both(lambda _lane, _done: None, lambda lane: _seconds(verify, lane)).verified,
-        partition.both(lambda lane, _done: _seconds(draft, lane), lambda _lane: None).drafted,
+        _verify_s(partition.both(lambda _lane, _over: None, verify)),
+        partition.both(lambda lane, _over: _seconds(draft, lane), at_once(lambda _lane: None)).drafted,
     )
-    return beside[0] / whole[0], beside[1] / whole[1], alone[0] / whole[0], alone[1] / whole[1]
+    return beside[0] / times / whole[0], beside[1] / whole[1], alone[0] / whole[0], alone[1] / whole[1]
 
 
-def _beside(partition: Partition, verify: Work, draft: Work) -> tuple[float, float]:
-    """Seconds of each while the other lane is busy: the quicker one is repeated until the slower one is done."""
-    meet = threading.Barrier(2)
-    verified, drafted = threading.Event(), threading.Event()
+def _beside(partition: Partition, verify: Verify[object], draft: Work) -> tuple[float, float]:
+    """Seconds of verification while drafts are made as long as it lasts, and of a draft among these.
 
-    def company(work: Work, lane: Lane, mine: threading.Event, other: threading.Event) -> float:
-        times: list[float] = []
-        try:
-            meet.wait(_MEET_S)
-            while not (times and other.is_set()):
-                times.append(_seconds(work, lane))
-                mine.set()
-        finally:
-            mine.set()
-        return statistics.median(times[:-1] or times)  # the last one may have been alone for a part
+    As in a real step the first draft comes a little after verification has begun.
+    """
+    times: list[float] = []
 
-    joined = partition.both(
-        lambda lane, _done: company(draft, lane, drafted, verified),
-        lambda lane: company(verify, lane, verified, drafted),
-    )
-    return joined.verified, joined.drafted
+    def drafts(lane: Lane, is_over: Callable[[], bool]) -> None:
+        while not (times and is_over()):
+            times.append(_seconds(draft, lane))
+
+    joined = partition.both(drafts, verify)
+    return _verify_s(joined), statistics.median(times[:-1] or times)  # the last may have been alone for a part
+
+
+def _repeated(verify: Verify[object], times: int) -> Verify[object]:
+    """One behind the other: the last is over when all are."""
+
+    def given(lane: Lane) -> Underway[object]:
+        for _ in range(times - 1):
+            verify(lane)
+        return verify(lane)
+
+    return given
+
+
+def _verify_s(joined: Joined[D, object]) -> float:
+    return joined.verify_ended_s - joined.verify_began_s
 
 
 def _medians(rounds: list[_Ratios]) -> _Ratios:
@@ -179,6 +190,10 @@ def _gathered(share: float, cells: Sequence[Cell], medians: dict[tuple[float, in
         verify_alone=verify_alone,
         draft_alone=draft_alone,
     )
+
+
+def _verify_seconds(verify: Verify[object], lane: Lane) -> float:
+    return _seconds(lambda lane: verify(lane).wait(), lane)
 
 
 def _seconds(work: Work, lane: Lane) -> float:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from faser.config import EngineConfig
 from faser.engine.loading import LoadedModel, Report
 from faser.engine.memory_budget import MemoryBudget, measure_budget
-from faser.engine.profile import Room, largest_step
+from faser.engine.profile import largest_step
 from faser.engine.rehearsal import Rehearsal
 from faser.engine.runner import Runner
 from faser.engine.runners import Use, max_logit_rows, recordings_bytes
 from faser.engine.sizing import kv_cache_dtype
+from faser.engine.stopwatch import Room
 from faser.kernels.backend import Backend, KvShape
 from faser.kernels.device_memory import DeviceMemory
 

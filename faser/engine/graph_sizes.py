@@ -58,10 +58,13 @@ class GraphSizes:
         return (*plain, *several)
 
     def for_lanes(self) -> "GraphSizes":
-        """Those of steps that share the device: few, as there is a set of recordings for every lane and share."""
+        """Those of steps that share the device: few, as there is a set of recordings for every lane and share.
+
+        One of them is that of a row for every sequence, or such steps of few sequences would fit nowhere.
+        """
         most = min(self.rows[-1], _LANE_SIZES[-1])
-        rows = (*(each for each in _LANE_SIZES if each < most), most)
-        return replace(self, rows=rows)
+        rows = {most, min(self.most_sequences, most), *(each for each in _LANE_SIZES if each < most)}
+        return replace(self, rows=tuple(sorted(rows)))
 
     def expected_bytes(self, num_kinds: int, num_depths: int = 1) -> int:
         """About what recordings of so many kinds of attention layers will take, beside what steps take anyway."""

@@ -14,7 +14,7 @@ from faser.config import EngineConfig
 from faser.engine.gpu_partition import make_gpu_partition
 from faser.engine.kept_rates import rates_on
 from faser.engine.model_executor import Lanes
-from faser.engine.partition import Lane, Partition, core_numbers, make_partition
+from faser.engine.partition import Lane, Partition, at_once, core_numbers, make_partition
 from faser.errors import ConfigError
 from faser.kernels.backend import Backend
 from faser.kernels.device_rates import Report
@@ -109,7 +109,7 @@ def places_of(partition: Partition) -> Places:
     share_before, drafting, verifying = partition.share, [], []
     for share in partition.shares():
         partition.resize(share)
-        joined = partition.both(_drafting, _verifying)
+        joined = partition.both(_drafting, at_once(_verifying))
         drafting.append(joined.drafted)
         verifying.append(joined.verified)
     if drafting:

@@ -7,7 +7,7 @@ was launched last. Decides nothing.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from torch import Tensor
 from faser.engine.batch import BlockTable, Feed, RowBatch
 from faser.engine.choosing import Pending
 from faser.engine.executor import Launched
-from faser.engine.partition import Lane, Partition
+from faser.engine.lane_work import given_on_lane, on_lane
+from faser.engine.partition import Partition, Underway
 from faser.engine.plan import (
     NEXT,
     DraftPlan,
@@ -37,7 +38,8 @@ from faser.engine.spec.verifiers.coupled import verdicts_of
 from faser.engine.spec.verify import DraftedRows, Verdict, Verifier
 from faser.kernels.backend import Backend
 
-T = TypeVar("T")
+# Rows and batch as pruning left them, drafts may have become shorter; and what became of the drafts, by slot.
+_Verified = tuple[tuple[SequenceRows, ...], RowBatch, dict[int, Verdict]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,7 @@ class ModelExecutor:
         began = time.perf_counter()
         self._apply(plan)
         batch = self._table.gather(plan.rows)
-        rows, batch, verdicts = self._verify(plan.rows, batch)
+        rows, batch, verdicts = self._verify(plan.rows, batch).wait()
         self._go_on(verdicts)
         self._proposals = None
         results = self._results(plan.rows, rows, batch, verdicts)
@@ -135,7 +137,7 @@ class ModelExecutor:
         lanes.partition.resize(ahead.share)
         joined = lanes.partition.both(
             lambda lane, until: on_lane(lanes.draft, lane, lambda: drafter.propose(naming, until)),
-            lambda lane: on_lane(lanes.target, lane, lambda: self._verify(plan.rows, batch)),
+            lambda lane: given_on_lane(lanes.target, lane, lambda: self._verify(plan.rows, batch)),
         )
         rows, batch, verdicts = joined.verified
         self._go_on(verdicts)
@@ -208,23 +210,23 @@ class ModelExecutor:
         pruning = self._pruning
         return replace(plan, names_likely=True) if pruning is not None and pruning.may_look() else plan
 
-    def _verify(
-        self, rows: tuple[SequenceRows, ...], batch: RowBatch
-    ) -> tuple[tuple[SequenceRows, ...], RowBatch, dict[int, Verdict]]:
-        """The forward, and what becomes of the drafts in it, by slot. Changes nothing but the KV cache.
-
-        Returns rows and batch as pruning left them: drafts may have become shorter.
-        """
+    def _verify(self, rows: tuple[SequenceRows, ...], batch: RowBatch) -> Underway[_Verified]:
+        """The forward, and what becomes of the drafts in it. Changes nothing but the KV cache."""
         pruning = self._pruning
         if pruning is None:
             self._runner.forward(batch)
         else:
             rows, batch = pruning.forward(self._runner, rows, batch, self._top_ids(rows))
-        verdicts = self._choose([each for each in rows if each.samples], rows, batch)
-        if pruning is not None:
-            nothing = Verdict()
-            pruning.learn([verdicts.get(each.slot, nothing).token_ids for each in rows])
-        return rows, batch, verdicts
+        choosing = self._choose([each for each in rows if each.samples], rows, batch)
+
+        def verified() -> _Verified:
+            verdicts = choosing.wait()
+            if pruning is not None:
+                nothing = Verdict()
+                pruning.learn([verdicts.get(each.slot, nothing).token_ids for each in rows])
+            return rows, batch, verdicts
+
+        return Underway(verified, gives_more=choosing.gives_more)
 
     def _results(
         self,
@@ -293,18 +295,21 @@ class ModelExecutor:
 
     def _choose(
         self, chosen: list[SequenceRows], plan_rows: tuple[SequenceRows, ...], batch: RowBatch
-    ) -> dict[int, Verdict]:
+    ) -> Underway[dict[int, Verdict]]:
         """The next tokens of every sequence whose rows reach the end of its known tokens, by slot."""
         if not chosen:
-            return {}
+            return Underway(dict)
         last_rows = batch.last_rows[[i for i, rows in enumerate(plan_rows) if rows.samples]]
         if self._chooses_in_runner and self._follow_from_tokens(chosen):
-            verdicts = self._take(chosen, last_rows)
+            judging, gives_more = self._take(chosen, last_rows), False
         elif any(rows.num_drafts for rows in chosen):
-            verdicts = self._judge(chosen, last_rows)
+            judging, gives_more = partial(self._judge, chosen, last_rows), True
         else:
-            verdicts = self._sample(chosen, self._runner.logits(last_rows))
-        return {rows.slot: verdict for rows, verdict in zip(chosen, verdicts, strict=True)}
+            judging, gives_more = partial(self._sample, chosen, last_rows), True
+        return Underway(
+            lambda: {rows.slot: verdict for rows, verdict in zip(chosen, judging(), strict=True)},
+            gives_more=gives_more,
+        )
 
     def _follow_from_tokens(self, chosen: list[SequenceRows]) -> bool:
         """Nobody's token takes more than its logits, and no verdict more than tokens."""
@@ -312,14 +317,18 @@ class ModelExecutor:
         by_tokens = not drafted or (self._speculation is not None and self._speculation.by_tokens)
         return by_tokens and self._sampler.needs_only_logits([rows.slot for rows in chosen])
 
-    def _take(self, chosen: list[SequenceRows], last_rows: NDArray[np.int64]) -> list[Verdict]:
-        """All tokens in one go, and the drafts as far as they are the same. last_rows: [len(chosen)]."""
+    def _take(self, chosen: list[SequenceRows], last_rows: NDArray[np.int64]) -> Callable[[], list[Verdict]]:
+        """All tokens in one go, given here, and then the drafts as far as they are the same.
+
+        last_rows: [len(chosen)].
+        """
         sequences = _drafted_rows(chosen)
         pending = self._runner.choose(_judging_rows(chosen, last_rows), self._requests(sequences))
-        return verdicts_of(sequences, pending.wait().token_ids)
+        return lambda: verdicts_of(sequences, pending.wait().token_ids)
 
-    def _sample(self, chosen: list[SequenceRows], logits: Tensor) -> list[Verdict]:
-        """The plain way: nobody drafted, one token each. logits: [len(chosen), V]."""
+    def _sample(self, chosen: list[SequenceRows], last_rows: NDArray[np.int64]) -> list[Verdict]:
+        """The plain way: nobody drafted, one token each. last_rows: [len(chosen)]."""
+        logits = self._runner.logits(last_rows)
         slots = [rows.slot for rows in chosen]
         sampled = self._sampler.sample(logits, slots, [rows.start + len(rows.token_ids) for rows in chosen])
         return [
@@ -400,14 +409,3 @@ def _drafted_rows(chosen: list[SequenceRows]) -> list[DraftedRows]:
         )
         for rows in chosen
     ]
-
-
-def on_lane(backend: Backend | None, lane: Lane, call: Callable[[], T]) -> T:
-    """Call with a backend that computes on the lane's processors only."""
-    if backend is None:
-        return call()
-    backend.use(lane.processors)
-    try:
-        return call()
-    finally:
-        backend.use(None)

@@ -19,6 +19,7 @@ from faser.machine import usable_cores
 
 D = TypeVar("D")
 V = TypeVar("V")
+V_co = TypeVar("V_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +41,30 @@ class Lane:
 
 EVERYTHING = Lane(cores=None)
 
+
+@dataclass(frozen=True, slots=True)
+class Underway(Generic[V_co]):
+    """Work that was given to a device. wait: until its result is on the host; may give more work before that.
+
+    gives_more: whether waiting may give more work.
+    """
+
+    wait: Callable[[], V_co]
+    gives_more: bool = False
+
+
 Draft = Callable[[Lane, Callable[[], bool]], D]  # the second argument: whether verification is over
-Verify = Callable[[Lane], V]
+Verify = Callable[[Lane], Underway[V]]
+
+
+def at_once(call: Callable[[Lane], V]) -> Verify[V]:
+    """Verification that has been done when it has been given: its result is what the call returns."""
+
+    def given(lane: Lane) -> Underway[V]:
+        value = call(lane)
+        return Underway(lambda: value)
+
+    return given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +111,9 @@ class Partition(Protocol):
     def both(self, draft: Draft[D], verify: Verify[V]) -> Joined[D, V]:
         """Run both, verify on the calling thread; return when both are done.
 
+        Where a device works beside the host, verification is given to it first, then the draft is made, and only
+        then is verification waited for.
+
         What either raises is raised here, but only then; where both do, verify's, with a note about the draft's.
         The calling thread is on the verify lane's cores meanwhile, and then where it was before.
         """
@@ -114,7 +140,7 @@ class Serial:
         began_s = time.perf_counter()
         drafting = LaneCall(None, lambda: draft(EVERYTHING, lambda: False))
         drafting.run()
-        verifying = LaneCall(None, lambda: verify(EVERYTHING))
+        verifying = LaneCall(None, lambda: verify(EVERYTHING).wait())
         verifying.run()
         return _join(drafting, verifying, began_s)
 
@@ -165,7 +191,7 @@ class Cores:
         verify_done = threading.Event()
         draft_lane, verify_lane = self._draft_lane, self._verify_lane
         drafting = LaneCall(draft_lane.cores, lambda: draft(draft_lane, verify_done.is_set))
-        verifying = LaneCall(verify_lane.cores, lambda: verify(verify_lane))
+        verifying = LaneCall(verify_lane.cores, lambda: verify(verify_lane).wait())
         before = os.sched_getaffinity(0)
         self._threads.start(drafting)
         try:

@@ -38,6 +38,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "_may_end_with",
         "eos_token_ids",
         "finish_reason",
         "first_scheduled_s",
@@ -80,6 +81,7 @@ class Sequence:
         self.eos_token_ids = eos_token_ids
         self.sampling = _sampling_of(request, index)
         self.is_plain = self.sampling.is_plain
+        self._may_end_with = eos_token_ids.union(self.sampling.stop_token_ids)
         self.prompt_len = len(request.prompt_token_ids)
         self.token_ids = list(request.prompt_token_ids)
         self.num_computed = 0
@@ -127,12 +129,11 @@ class Sequence:
         num_computed: where this step's rows ended. Sets finish_reason at the token that ends the sequence;
         those behind it are dropped.
         """
-        taken = 0
-        for token_id in token_ids:
-            self.token_ids.append(token_id)
-            taken += 1
-            if self._ends_with(token_id):
-                break
+        taken = len(token_ids)
+        if len(self.token_ids) + taken < self.max_total and self._may_end_with.isdisjoint(token_ids):
+            self.token_ids.extend(token_ids)
+        else:
+            taken = self._take_one_by_one(token_ids)
         last = len(self.token_ids) - 1 if self.generates else len(self.token_ids)
         self.num_computed = num_computed if num_computed < last else last
         if not self.generates and self.num_computed == self.prompt_len:
@@ -160,6 +161,14 @@ class Sequence:
         self.slot = None
         self.num_computed = 0
         self.prompt_logprobs = [None]
+
+    def _take_one_by_one(self, token_ids: tuple[int, ...]) -> int:
+        """Up to the one that ends the sequence; how many these are."""
+        for taken, token_id in enumerate(token_ids, start=1):
+            self.token_ids.append(token_id)
+            if self._ends_with(token_id):
+                return taken
+        return len(token_ids)
 
     def _ends_with(self, token_id: int) -> bool:
         """Judge the token just appended: end-of-sequence first, then stop ids, then length."""

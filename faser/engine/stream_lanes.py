@@ -1,7 +1,10 @@
-"""Two lanes of a GPU at the same time: each gives its work to its stream, from a thread of its own.
+"""Two lanes of a GPU at the same time: one thread gives work to the streams of both.
 
-Owns the events that put the lanes' work in order with everybody else's, and the thread that drafts. Knows nothing
-of where the streams run.
+Owns the events that put the lanes' work in order with everybody else's. Knows nothing of where the streams run.
+
+Giving work takes the host less time than the device, and two threads would take the interpreter from each other at
+every call of torch: with a thread each, steps of 64 sequences took half as long again (benchmarks/host_gap). So
+verification, the longer one, is given first, then the draft is made, then verification is waited for.
 
     caller's stream   … begun ┬─────────────────────────────┬┬ over …
     draft's stream            └ began … drafting … ended ───┘│
@@ -11,14 +14,13 @@ so a lane sees everything that was computed before, and what comes after sees bo
 memory that is given back then is used by neither lane.
 """
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from faser.engine.lane_thread import LaneCall, LaneThreads, raise_first
-from faser.engine.partition import Draft, Joined, Lane, Verify
+from faser.engine.lane_thread import LaneCall, raise_first
+from faser.engine.partition import Draft, Joined, Lane, Underway, Verify
 from faser.kernels.lane_device import LaneDevice, LaneEvent
 
 D = TypeVar("D")
@@ -50,37 +52,29 @@ class StreamLanes:
         self._begun, self._over = device.event(), device.event()
         self._drafting = _Span(device.event(), device.event())
         self._verifying = _Span(device.event(), device.event())
-        self._threads = LaneThreads()
         self._closed = False
 
     def both(self, pair: LanePair, draft: Draft[D], verify: Verify[V]) -> Joined[D, V]:
-        """See Partition.both. Verification is over when its call has returned and the device has done its work.
+        """See Partition.both. Verification is over when the device has done all that was given to it.
 
         Times of the lanes are the device's, counted back from when the host saw both end.
         """
         assert not self._closed, "lanes were closed"
         began_s = time.perf_counter()
-        returned = threading.Event()
-
-        def is_over() -> bool:
-            return returned.is_set() and self._verifying.ended.is_over()
-
+        giving = LaneCall(None, lambda: self._on(pair.verify, self._verifying, lambda: verify(pair.verify)))
+        is_over = self._verifying.ended.is_over
         drafting = LaneCall(None, lambda: self._on(pair.draft, self._drafting, lambda: draft(pair.draft, is_over)))
-        verifying = LaneCall(None, lambda: self._on(pair.verify, self._verifying, lambda: verify(pair.verify)))
+        verifying = LaneCall(None, lambda: self._finish(pair.verify, giving.value))
         joining = LaneCall(None, self._join)
         self._begun.mark()
-        self._threads.start(drafting)
-        try:
-            try:
-                verifying.run()
-            finally:
-                returned.set()
-                drafting.wait()
-        finally:
-            joining.run()
+        giving.run()
+        if giving.error is None:
+            drafting.run()
+            verifying.run()
+        joining.run()
         raise_first(
             {
-                "the verify lane": verifying.error,
+                "the verify lane": giving.error or verifying.error,
                 "the draft lane": drafting.error,
                 "what joins them": joining.error,
             }
@@ -88,13 +82,12 @@ class StreamLanes:
         return self._joined(drafting.value, verifying.value, began_s, joining.value)
 
     def close(self) -> None:
-        """End the thread, and wait for everything given to the device."""
+        """Wait for everything given to the device."""
         self._closed = True
-        self._threads.end()
         self._device.wait()
 
     def _on(self, lane: Lane, span: _Span, call: Callable[[], T]) -> T:
-        """On a lane's thread: with its stream as the current one, behind what the caller gave before."""
+        """With a lane's stream as the current one, behind what the caller gave before."""
         assert lane.place is not None, lane
         with self._device.on(lane.place.stream):
             self._begun.hold()
@@ -103,6 +96,16 @@ class StreamLanes:
                 return call()
             finally:
                 span.ended.mark()
+
+    def _finish(self, lane: Lane, underway: Underway[V]) -> V:
+        """Wait for a lane's result, on its stream again."""
+        assert lane.place is not None, lane
+        with self._device.on(lane.place.stream):
+            try:
+                return underway.wait()
+            finally:
+                if underway.gives_more:
+                    self._verifying.ended.mark()
 
     def _join(self) -> float:
         """Once both calls have returned: the caller's stream comes behind both lanes, and so does the host."""

@@ -21,7 +21,7 @@ from benchmarks.gpu.plan import ON_CPU, Plan, Sizes
 from benchmarks.gpu.record import Desk, Folder
 from benchmarks.gpu.timed_partition import Divided
 from faser.engine.model_executor import Lanes
-from faser.engine.partition import EVERYTHING, Draft, Joined, Serial, Verify
+from faser.engine.partition import EVERYTHING, Draft, Joined, Serial, Underway, Verify
 
 
 class Ticking:
@@ -63,7 +63,7 @@ class Beside:
     def both(self, draft: Draft[Any], verify: Verify[Any]) -> Joined[Any, Any]:
         self.pairs += 1
         self.used.add(self.share)
-        drafted, verified = draft(EVERYTHING, lambda: False), verify(EVERYTHING)
+        drafted, verified = draft(EVERYTHING, lambda: False), verify(EVERYTHING).wait()
         late = {1: 1000.0, 5: 100.0, 6: 100.0}.get(self.pairs, 0.0)
         return Joined(
             drafted=drafted,
@@ -163,10 +163,11 @@ def test_steps_beside_passes_are_told_alike_each_with_its_own_backend() -> None:
     lanes = Lanes(partition=Beside(), target=cast("Any", target), draft=cast("Any", draft))
     seen: list[tuple[str, int, int]] = []
 
-    def work(name: str, seconds: float) -> Callable[[], None]:
-        def run() -> None:
+    def work(name: str, seconds: float) -> Callable[[], Underway[None]]:
+        def run() -> Underway[None]:
             seen.append((name, len(target.told) % 2, len(draft.told) % 2))
             clock.seconds += seconds
+            return Underway(lambda: None)
 
         return run
 
@@ -201,8 +202,10 @@ def test_a_work_is_as_many_steps_as_it_is_said_to_be() -> None:
         rows.append((asked.tolist(), requests.positions.tolist()))
         return chosen
 
-    steps_of(cast("Any", runner), choose, batch, 4)()
-    assert (runner.forwards, chosen.waits) == (4, 1)
+    given = steps_of(cast("Any", runner), choose, batch, 4)()
+    assert (runner.forwards, chosen.waits) == (4, 0)
+    given.wait()
+    assert chosen.waits == 1
     assert rows == [([0, 1, 2, 3, 4, 5], [31, 32, 33] * 2)] * 4
 
 

@@ -30,7 +30,7 @@ from benchmarks.gpu.walks import Walk, Walking
 from faser.engine.co_run import CoRun
 from faser.engine.cost_model import CostModel
 from faser.engine.models import tensors
-from faser.engine.partition import EVERYTHING, Draft, Joined, Serial, Verify
+from faser.engine.partition import EVERYTHING, Draft, Joined, Serial, Verify, at_once
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -184,7 +184,7 @@ class Scripted:
         called_s, draft_s, verify_s, draft_ended_s, verify_ended_s = next(self._moments)
         return Joined(
             drafted=draft(EVERYTHING, lambda: False),
-            verified=verify(EVERYTHING),
+            verified=verify(EVERYTHING).wait(),
             began_s=called_s,
             draft_began_s=draft_s,
             draft_ended_s=draft_ended_s,
@@ -197,14 +197,14 @@ class Scripted:
 
 
 def pair_of(timed: TimedPartition) -> None:
-    timed.both(lambda _lane, _done: None, lambda _lane: None)
+    timed.both(lambda _lane, _done: None, at_once(lambda _lane: None))
 
 
 def test_the_hosts_part_in_a_pair_is_told_once() -> None:
     """Planted: lanes swapped; the earlier end for the later one; pairs that are told again."""
     inner = Scripted([(1.000, 1.002, 1.001, 1.5, 1.6), (1.610, 1.616, 1.613, 1.9, 1.8), (2.0, 2.1, 2.2, 2.3, 2.4)])
-    returned = iter((1.604, 1.902, 2.5))
-    timed = TimedPartition(inner, lambda: next(returned))
+    told = iter((1.003, 1.604, 1.611, 1.902, 2.2, 2.5))  # when verification was given, when both had returned
+    timed = TimedPartition(inner, lambda: next(told))
     assert timed.taken() == {"pairs": 0}
     pair_of(timed)
     pair_of(timed)
@@ -212,6 +212,7 @@ def test_the_hosts_part_in_a_pair_is_told_once() -> None:
         "pairs": 2,
         "draft_gap_ms": pytest.approx(4.0),
         "verify_gap_ms": pytest.approx(2.0),
+        "given_ms": pytest.approx(2.0),
         "join_ms": pytest.approx(3.0),
         "between_ms": pytest.approx(13.0),
     }
@@ -223,7 +224,7 @@ def test_the_hosts_part_in_a_pair_is_told_once() -> None:
 
 def test_gaps_are_those_of_turns_that_draft_ahead_by_cell() -> None:
     """Planted: turns of all policies; a cell's first turn for its median."""
-    noted = {"draft_gap_ms": 1.0, "verify_gap_ms": 2.0, "join_ms": 0.5, "between_ms": None}
+    noted = {"draft_gap_ms": 1.0, "verify_gap_ms": 2.0, "given_ms": 1.5, "join_ms": 0.5, "between_ms": None}
     turns = [
         turn(AHEAD, 1.0) | noted | {"pairs": 2},
         turn(AHEAD, 1.0, round_=1) | noted | {"pairs": 3, "draft_gap_ms": 3.0, "between_ms": 4.0},
@@ -236,6 +237,7 @@ def test_gaps_are_those_of_turns_that_draft_ahead_by_cell() -> None:
         "pairs": 5,
         "draft_gap_ms": 2.0,
         "verify_gap_ms": 2.0,
+        "given_ms": 1.5,
         "join_ms": 0.5,
         "between_ms": 4.0,
     }

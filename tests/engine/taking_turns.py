@@ -118,7 +118,7 @@ class TakingTurns:
         began_s = time.perf_counter()
         thread.start()
         try:
-            verified = self._baton.run("verify", verify_lane, lambda: verify(verify_lane))
+            verified = self._baton.run("verify", verify_lane, lambda: verify(verify_lane).wait())
         finally:
             thread.join()
         if errors:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from faser.engine.co_run_profile import Cell, Work, measure_slowdown
-from faser.engine.partition import EVERYTHING, Cores, Draft, Joined, Lane, Serial, Verify
+from faser.engine.partition import EVERYTHING, Cores, Draft, Joined, Lane, Serial, Verify, at_once
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -50,7 +50,7 @@ class Machine:
 
 
 def cell(verify: Work, draft: Work, *, rows: int = 8, context: int = 64, whole_s: float = 1.0) -> Cell:
-    return Cell(rows=rows, context=context, verify=verify, draft=draft, whole_s=whole_s)
+    return Cell(rows=rows, context=context, verify=at_once(verify), draft=draft, whole_s=whole_s)
 
 
 @pytest.mark.parametrize("quick", ["verify", "draft"])

@@ -15,7 +15,7 @@ import torch
 from faser.engine.gpu_partition import SmGroups, Streams, make_gpu_partition
 from faser.engine.gpu_shares import shares_for
 from faser.engine.kept_rates import RatesOf
-from faser.engine.partition import Lane, Partition
+from faser.engine.partition import Lane, Partition, Underway, at_once
 from faser.errors import ConfigError
 from faser.kernels.device_rates import DeviceRates, measure_rates
 from faser.kernels.green_contexts import GreenContextError, GreenDriver, open_green_driver
@@ -25,7 +25,7 @@ from tests.kernels.fake_green_driver import FakeGreenDriver
 from tests.kernels.fake_lane_device import FakeLaneDevice, FakeStream
 from tests.kernels.fake_rates import H200, L4, Curve, RatedDevice, linear
 
-MEET_S = 10.0
+PATIENCE_S = 10.0
 VERIFY_COUNTS = (120, 112, 96)  # of an H200
 
 
@@ -59,7 +59,9 @@ def lane_threads() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if each.name == "draft-lane"}
 
 
-def test_each_lanes_work_is_on_its_stream_and_thread(partition: Partition, device: FakeLaneDevice) -> None:
+def test_each_lanes_work_is_on_its_stream_and_on_the_callers_thread(
+    partition: Partition, device: FakeLaneDevice
+) -> None:
     """Caught: the draft on the caller's stream, lanes swapped, a caller that stays on its lane's stream."""
 
     def where(lane: Lane) -> tuple[Lane, FakeStream, int]:
@@ -67,14 +69,14 @@ def test_each_lanes_work_is_on_its_stream_and_thread(partition: Partition, devic
 
     for share in (*partition.shares(), *reversed(partition.shares())):
         partition.resize(share)
-        joined = partition.both(lambda lane, _done: where(lane), where)
+        joined = partition.both(lambda lane, _done: where(lane), at_once(where))
         (draft_lane, on_draft, draft_thread), (verify_lane, on_verify, verify_thread) = (
             joined.drafted,
             joined.verified,
         )
         assert (on_draft, on_verify) == (stream_of(draft_lane), stream_of(verify_lane))
         assert len({on_draft, on_verify, device.default}) == 3
-        assert verify_thread == threading.get_ident() != draft_thread
+        assert verify_thread == draft_thread == threading.get_ident()
         assert device.current is device.default
         assert draft_lane.place is not None
         assert verify_lane.place is not None
@@ -90,7 +92,7 @@ def test_a_share_always_has_the_same_streams(partition: Partition) -> None:
     for _ in range(3):
         for share in partition.shares():
             partition.resize(share)
-            joined = partition.both(lambda lane, _done: stream_of(lane), stream_of)
+            joined = partition.both(lambda lane, _done: stream_of(lane), at_once(stream_of))
             found.setdefault(share, set()).add((joined.drafted, joined.verified))
     assert all(len(each) == 1 for each in found.values())
     assert len({stream for each in found.values() for pair in each for stream in pair}) == 2 * len(found)
@@ -101,39 +103,9 @@ def test_lanes_come_behind_what_was_given_before_and_not_behind_each_other(
 ) -> None:
     """Caught: a lane that does not wait for the caller's stream; the lanes in a row."""
     device.work("inputs", 0.005)
-    joined = partition.both(lambda _lane, _done: device.work("draft"), lambda _lane: device.work("verify"))
+    verify = at_once(lambda _lane: device.work("verify"))
+    joined = partition.both(lambda _lane, _done: device.work("draft"), verify)
     assert joined.drafted == joined.verified == {"inputs"}
-
-
-def test_a_lane_that_is_quick_to_begin_comes_behind_what_was_given_before() -> None:
-    """Caught: the caller's place marked only when the draft is on its way."""
-
-    class Slow(FakeLaneDevice):
-        def check(self, what: str) -> None:
-            if what == "mark" and self.current is self.default:
-                time.sleep(0.02)
-
-    device = Slow()
-    device.work("inputs")
-    partition = Streams(device)
-    joined = partition.both(lambda _lane, _done: device.work("draft"), lambda _lane: device.work("verify"))
-    assert joined.drafted == joined.verified == {"inputs"}
-    partition.close()
-
-
-def test_a_lane_that_is_late_to_begin_does_not_come_behind_the_other() -> None:
-    """Drafting is all given when verification begins. Caught: a lane that waits for what the other has given."""
-
-    class Slow(FakeLaneDevice):
-        def check(self, what: str) -> None:
-            if what == "hold" and self.current in self.streams and self.current.priority == 0:
-                time.sleep(0.02)
-
-    device = Slow()
-    partition = Streams(device)
-    joined = partition.both(lambda _lane, _done: device.work("draft"), lambda _lane: device.work("verify"))
-    assert joined.drafted == joined.verified == set()
-    partition.close()
 
 
 def test_what_is_given_after_a_join_comes_behind_both_lanes(partition: Partition, device: FakeLaneDevice) -> None:
@@ -143,7 +115,7 @@ def test_what_is_given_after_a_join_comes_behind_both_lanes(partition: Partition
     for turn in range(5):
         seen = partition.both(
             lambda _lane, _done, turn=turn: device.work(f"draft {turn}", 0.001),  # type: ignore[misc]
-            lambda _lane, turn=turn: device.work(f"verify {turn}", 0.001),  # type: ignore[misc]
+            at_once(lambda _lane, turn=turn: device.work(f"verify {turn}", 0.001)),  # type: ignore[misc]
         )
         assert expected <= seen.drafted
         assert expected <= seen.verified
@@ -157,7 +129,8 @@ def test_what_a_lane_used_may_be_freed_after_the_join(
 ) -> None:
     """Calls that return while the device still works. Caught: a host that waits for no lane, or for one."""
     partition.both(
-        lambda _lane, _done: device.work("draft", draft_s), lambda _lane: device.work("verify", verify_s)
+        lambda _lane, _done: device.work("draft", draft_s),
+        at_once(lambda _lane: device.work("verify", verify_s)),
     )
     assert device.host >= {"draft", "verify"}
     assert all(stream.free_s <= time.perf_counter() for stream in device.streams)
@@ -167,16 +140,14 @@ def test_both_lanes_run_at_the_same_time_and_are_timed_by_the_device(
     partition: Partition, device: FakeLaneDevice
 ) -> None:
     """Calls that only give work, as launches do. Caught: the host's times, lanes that take turns."""
-    meet = threading.Barrier(2)
     before_s = time.perf_counter()
 
     def work(seconds: float) -> tuple[float, float]:
-        meet.wait(MEET_S)
         given_s = time.perf_counter()
         device.work(f"{seconds}", seconds)
         return given_s, given_s + seconds
 
-    joined = partition.both(lambda _lane, _done: work(0.05), lambda _lane: work(0.08))
+    joined = partition.both(lambda _lane, _done: work(0.05), at_once(lambda _lane: work(0.08)))
     after_s = time.perf_counter()
     assert before_s <= joined.began_s <= min(joined.draft_began_s, joined.verify_began_s)
     assert max(joined.draft_ended_s, joined.verify_ended_s) <= after_s
@@ -187,28 +158,79 @@ def test_both_lanes_run_at_the_same_time_and_are_timed_by_the_device(
     assert both_s > 0
 
 
+def test_verification_is_given_first_and_waited_for_when_the_draft_is_made(
+    partition: Partition, device: FakeLaneDevice
+) -> None:
+    """Caught: waiting before drafting, drafting first, waiting on the caller's stream."""
+    order: list[tuple[str, FakeStream]] = []
+
+    def verify(_lane: Lane) -> Underway[str]:
+        order.append(("given", device.current))
+        device.work("verify", 0.002)
+
+        def wait() -> str:
+            order.append(("waited for", device.current))
+            return "tokens"
+
+        return Underway(wait)
+
+    def draft(lane: Lane, _is_over: Callable[[], bool]) -> FakeStream:
+        order.append(("drafted", device.current))
+        return stream_of(lane)
+
+    joined = partition.both(draft, verify)
+    assert joined.verified == "tokens"
+    assert [what for what, _ in order] == ["given", "drafted", "waited for"]
+    assert order[0][1] is order[2][1]
+    assert order[1][1] is joined.drafted is not order[0][1]
+
+
+@pytest.mark.parametrize("gives_more", [False, True])
+def test_what_is_given_while_waiting_counts_for_verification(
+    partition: Partition, device: FakeLaneDevice, gives_more: bool
+) -> None:
+    """Its time, and the order of what comes behind. Caught: an end that stays where it was, or always moves."""
+
+    def verify(_lane: Lane) -> Underway[None]:
+        device.work("forward", 0.01)
+
+        def wait() -> None:
+            if gives_more:
+                device.work("choice", 0.04)
+
+        return Underway(wait, gives_more)
+
+    def draft(_lane: Lane, is_over: Callable[[], bool]) -> None:
+        ends_s = time.perf_counter() + PATIENCE_S
+        while not is_over() and time.perf_counter() < ends_s:
+            time.sleep(0.0005)
+        time.sleep(0.02)  # verification is over by then; only what is given later comes behind
+
+    joined = partition.both(draft, verify)
+    verify_s = joined.verify_ended_s - joined.verify_began_s
+    assert verify_s >= 0.0699 if gives_more else 0.0099 <= verify_s < 0.03
+    assert not gives_more or device.host >= {"forward", "choice"}
+    assert device.default.before >= {"forward"}
+
+
 def test_verification_is_over_when_the_device_has_done_it(partition: Partition, device: FakeLaneDevice) -> None:
-    """Caught: over as soon as the call has returned, or never."""
-    given = threading.Event()
+    """Caught: over as soon as it has been given, or never."""
 
     def verify(_lane: Lane) -> float:
         device.work("verify", 0.05)
-        given.set()
         return time.perf_counter() + 0.05
 
     def draft(_lane: Lane, is_over: Callable[[], bool]) -> tuple[bool, float]:
-        given.wait(MEET_S)
         first = is_over()
-        ends_s = time.perf_counter() + MEET_S
+        ends_s = time.perf_counter() + PATIENCE_S
         while not is_over() and time.perf_counter() < ends_s:
             time.sleep(0.0005)
         return first, time.perf_counter()
 
     for _ in range(2):  # the events are those of the pair before
-        given.clear()
-        joined = partition.both(draft, verify)
+        joined = partition.both(draft, at_once(verify))
         assert joined.drafted[0] is False
-        assert joined.verified - 0.01 <= joined.drafted[1] < joined.verified + MEET_S - 1
+        assert joined.verified - 0.01 <= joined.drafted[1] < joined.verified + PATIENCE_S - 1
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
@@ -221,21 +243,40 @@ def test_an_error_of_one_lane_waits_for_what_both_gave(
         device.work(name, 0.01)
         raise kind("this lane")
 
-    def works(name: str) -> None:
-        time.sleep(0.005)
+    def verifying(name: str, given: bool, waited: bool) -> Underway[None]:
         device.work(name, 0.01)
+        if not given:
+            raise kind("this lane")
+        return Underway(lambda: None if waited else fails(f"{name}, more"), gives_more=not waited)
 
-    for turn, (draft, verify) in enumerate(((fails, works), (works, fails), (fails, works))):
-        names = (f"draft {turn}", f"verify {turn}")
+    cases = ((False, True, True), (True, True, False), (True, False, True))
+    for turn, (drafts, given, waited) in enumerate(cases):
+        names = {f"verify {turn}"} | ({f"draft {turn}"} if given else set())
+        names |= {f"verify {turn}, more"} if not waited else set()
         with pytest.raises(kind, match="this lane"):
             partition.both(
-                lambda _lane, _done, draft=draft, names=names: draft(names[0]),  # type: ignore[misc]
-                lambda _lane, verify=verify, names=names: verify(names[1]),  # type: ignore[misc]
+                lambda _lane, _done, turn=turn, drafts=drafts: (  # type: ignore[misc]
+                    device.work(f"draft {turn}", 0.01) if drafts else fails(f"draft {turn}")
+                ),
+                lambda _lane, turn=turn, given=given, waited=waited: verifying(  # type: ignore[misc]
+                    f"verify {turn}", given, waited
+                ),
             )
-        assert device.host >= set(names)
-        assert device.default.before >= set(names)
+        assert device.host >= names
+        assert device.default.before >= names
         assert device.current is device.default
-    assert partition.both(lambda _lane, _done: 1, lambda _lane: 2).verified == 2
+    assert partition.both(lambda _lane, _done: 1, at_once(lambda _lane: 2)).verified == 2
+
+
+def test_where_verification_cannot_be_given_nothing_is_drafted(partition: Partition) -> None:
+    drafting: list[str] = []
+
+    def fail(_lane: Lane) -> Underway[None]:
+        raise ValueError("out of range")
+
+    with pytest.raises(ValueError, match="out of range"):
+        partition.both(lambda _lane, _done: drafting.append("began"), fail)
+    assert not drafting
 
 
 def test_of_two_errors_the_verifiers_is_raised_and_the_drafts_noted(partition: Partition) -> None:
@@ -243,7 +284,7 @@ def test_of_two_errors_the_verifiers_is_raised_and_the_drafts_noted(partition: P
         raise ValueError(name)
 
     with pytest.raises(ValueError, match="verify") as caught:
-        partition.both(lambda _lane, _done: fail("draft"), lambda _lane: fail("verify"))
+        partition.both(lambda _lane, _done: fail("draft"), lambda _lane: Underway(lambda: fail("verify")))
     assert "ValueError('draft')" in caught.value.__notes__[0]
 
 
@@ -261,10 +302,10 @@ def test_a_device_that_fails_says_so_and_no_lane_runs_on(
 
     device.refuses = refused
     with pytest.raises(RuntimeError, match=f"CUDA error: {refused}"):
-        partition.both(draft, lambda _lane: None)
+        partition.both(draft, at_once(lambda _lane: None))
     assert drafting in ([], ["began", "ended"])
     device.refuses = ""
-    assert partition.both(lambda _lane, _done: 1, lambda _lane: 2).drafted == 1
+    assert partition.both(lambda _lane, _done: 1, at_once(lambda _lane: 2)).drafted == 1
 
 
 def test_what_a_call_raised_is_told_even_if_the_join_fails_too(
@@ -277,30 +318,30 @@ def test_what_a_call_raised_is_told_even_if_the_join_fails_too(
         raise ValueError("out of range")
 
     with pytest.raises(ValueError, match="out of range") as caught:
-        partition.both(lambda _lane, _done: None, verify)
+        partition.both(lambda _lane, _done: None, at_once(verify))
     device.refuses = ""
     assert "CUDA error: wait" in caught.value.__notes__[0]
 
 
 def test_co_runs_make_no_events_streams_or_threads(partition: Partition, device: FakeLaneDevice) -> None:
-    partition.both(lambda _lane, _done: None, lambda _lane: None)
+    partition.both(lambda _lane, _done: None, at_once(lambda _lane: None))
     before = device.num_events, len(device.streams), lane_threads()
     for turn in range(300):
-        assert partition.both(lambda _lane, _done, turn=turn: turn, lambda _lane: None).drafted == turn  # type: ignore[misc]
+        assert partition.both(lambda _lane, _done, turn=turn: turn, at_once(lambda _lane: None)).drafted == turn  # type: ignore[misc]
     assert (device.num_events, len(device.streams), lane_threads()) == before
 
 
 def test_closed_lanes_leave_no_thread_and_run_nothing_more(partition: Partition, device: FakeLaneDevice) -> None:
     """Caught: streams destroyed while the device works."""
     before = lane_threads()
-    partition.both(lambda _lane, _done: None, lambda _lane: None)
+    partition.both(lambda _lane, _done: None, at_once(lambda _lane: None))
     device.work("late", 0.02)
     partition.close()
     partition.close()
     assert lane_threads() == before
     assert "late" in device.host
     with pytest.raises(AssertionError, match="closed"):
-        partition.both(lambda _lane, _done: None, lambda _lane: None)
+        partition.both(lambda _lane, _done: None, at_once(lambda _lane: None))
 
 
 def test_shares_that_are_not_offered_are_refused_with_those_that_are(partition: Partition) -> None:
@@ -320,7 +361,7 @@ def test_an_h200_is_divided_in_three_ways() -> None:
     found = []
     for share in partition.shares():
         partition.resize(share)
-        joined = partition.both(lambda lane, _done: lane.place, lambda lane: lane.place)
+        joined = partition.both(lambda lane, _done: lane.place, at_once(lambda lane: lane.place))
         assert joined.drafted is not None
         assert joined.verified is not None
         found.append((joined.verified.num_processors, joined.drafted.num_processors))
@@ -335,7 +376,7 @@ def test_verification_has_the_group_and_drafting_the_rest() -> None:
     groups = {f"at {address}": driver.contexts[context] for address, context in driver.streams.items()}
     for share in partition.shares():
         partition.resize(share)
-        joined = partition.both(lambda lane, _done: lane, lambda lane: lane)
+        joined = partition.both(lambda lane, _done: lane, at_once(lambda lane: lane))
         verify, draft = groups[stream_of(joined.verified).name], groups[stream_of(joined.drafted).name]
         assert verify.count % 8 == 0
         assert verify.resource == tuple(range(verify.count))
@@ -379,7 +420,7 @@ def test_contexts_and_streams_are_given_back_when_closed() -> None:
     driver, device = FakeGreenDriver(), FakeLaneDevice()
     partition = SmGroups(driver, device, VERIFY_COUNTS)
     assert (len(driver.contexts), len(driver.streams), set(driver.priorities)) == (6, 6, {0})
-    partition.both(lambda _lane, _done: None, lambda _lane: None)
+    partition.both(lambda _lane, _done: None, at_once(lambda _lane: None))
     partition.close()
     assert driver.contexts == driver.streams == {}
     partition.close()
@@ -481,7 +522,7 @@ def test_a_gpu_is_divided_by_what_was_measured_on_it_and_told_once(caplog: pytes
 
 def test_two_streams_both_have_everything_and_short_kernels_come_first() -> None:
     device = FakeLaneDevice()
-    joined = Streams(device).both(lambda lane, _done: lane, lambda lane: lane)
+    joined = Streams(device).both(lambda lane, _done: lane, at_once(lambda lane: lane))
     assert joined.drafted.place is not None
     assert joined.verified.place is not None
     assert joined.drafted.place.num_processors == joined.verified.place.num_processors == 132
@@ -531,8 +572,8 @@ def test_on_a_gpu_each_lane_stays_on_processors_of_its_own() -> None:
         for share in partition.shares():
             partition.resize(share)
             draft, verify = (  # one after the other: recordings wait for the device
-                partition.both(lambda lane, _done: probe(lane), lambda _lane: None).drafted,
-                partition.both(lambda _lane, _done: None, probe).verified,
+                partition.both(lambda lane, _done: probe(lane), at_once(lambda _lane: None)).drafted,
+                partition.both(lambda _lane, _done: None, at_once(probe)).verified,
             )
             for eager, recorded, num_processors in (draft, verify):
                 assert len(eager) == num_processors

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from faser.engine.partition import Lane
+from faser.engine.partition import Lane, at_once
 from faser.engine.stream_lanes import LanePair, StreamLanes
 from faser.kernels.lanes import DeviceLane
 from tests.kernels.fake_lane_device import FakeLaneDevice
@@ -50,7 +50,9 @@ class Steps:
             self._step(model)
 
     def on_lanes(self, pair: LanePair) -> None:
-        self._lanes.both(pair, lambda _lane, _until: self._step("draft"), lambda _lane: self._step("target"))
+        self._lanes.both(
+            pair, lambda _lane, _until: self._step("draft"), at_once(lambda _lane: self._step("target"))
+        )
 
     def failing_on_lanes(self, pair: LanePair) -> None:
         def drafting(_lane: Lane, _until: object) -> None:
@@ -58,7 +60,7 @@ class Steps:
             raise ValueError("no draft")
 
         with pytest.raises(ValueError, match="no draft"):
-            self._lanes.both(pair, drafting, lambda _lane: self._step("target"))
+            self._lanes.both(pair, drafting, at_once(lambda _lane: self._step("target")))
 
 
 @pytest.mark.parametrize("seed", range(5))

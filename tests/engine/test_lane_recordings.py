@@ -22,12 +22,12 @@ from faser.engine.clock import SimulatedClock
 from faser.engine.co_run import CoRun
 from faser.engine.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.graph_sizes import GraphSizes, Guessing
+from faser.engine.graph_sizes import GraphSizes, Guessing, Ladder
 from faser.engine.graphs import LANES_STAGE, STAGE, GraphRunner
 from faser.engine.kv_cache import KvManager
 from faser.engine.lanes import places_of
 from faser.engine.model_executor import Lanes, ModelExecutor, Speculation
-from faser.engine.partition import Lane, Partition
+from faser.engine.partition import Lane, Partition, at_once
 from faser.engine.runner import Runner
 from faser.engine.sampler import Sampler
 from faser.engine.scheduler import Scheduler
@@ -288,7 +288,7 @@ def on_lane(partition: TakingTurns, backend: Backend, call: Callable[[], T]) -> 
         finally:
             backend.use(None)
 
-    return partition.both(lambda _lane, _until: None, verify).verified
+    return partition.both(lambda _lane, _until: None, at_once(verify)).verified
 
 
 def logits_of(runner: Runner, batch: RowBatch, rows: NDArray[np.int64]) -> torch.Tensor:
@@ -350,10 +350,18 @@ def test_every_place_has_recordings_of_its_own_and_says_so(checkpoints: Pair) ->
 
 def test_lanes_record_few_sizes_and_the_largest_that_they_take() -> None:
     sizes = GraphSizes.usual(most_rows=8192, most_sequences=200, most_drafts=5, blocks_each=8)
-    assert sizes.for_lanes().rows == (4, 16, 32, 64, 128, 256)
+    assert sizes.for_lanes().rows == (4, 16, 32, 64, 128, 200, 256)
     assert SIZES.for_lanes().rows == (4, 8)
     assert GraphSizes(rows=(1, 2), most_sequences=2, blocks_each=1).for_lanes().rows == (2,)
     assert len(sizes.for_lanes().buckets) * 2 < len(sizes.buckets)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 5, 48, 64, 200])
+def test_on_a_lane_too_a_row_of_every_sequence_is_recorded(slots: int) -> None:
+    """Caught: slots between two sizes, and very few, where every such step was computed call by call."""
+    sizes = GraphSizes.usual(most_rows=8192, most_sequences=slots, most_drafts=4, blocks_each=8).for_lanes()
+    single = Ladder(sizes, one_row_each=True)
+    assert all(single.fitting(count, count) for count in range(1, slots + 1))
 
 
 def test_at_a_place_without_recordings_everything_is_computed_call_by_call(checkpoints: Pair) -> None:

@@ -1,24 +1,24 @@
-"""Recordings of each lane, replayed from two threads on streams of a divided device, in the order of its events.
+"""Recordings of each lane, replayed on streams of a divided device, in the order of its events.
 
 The lanes are those of `sm`, through StreamLanes; its device is a clock that knows what comes behind what
 (fake_lane_device), and its driver counts handles. What is recorded and computed is emulated on the CPU as in
-test_lane_recordings. Every replay, and every kernel that is given one by one, is a piece of work on the stream
-that is current in its thread. Oracle of the tokens: the same lanes and recordings, one lane after the other.
+test_lane_recordings. Every replay, and every kernel that is given one by one, is a piece of work on the current
+stream. Oracle of the tokens: the same lanes and recordings, one lane after the other.
 """
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import pytest
 
 from faser.engine.gpu_partition import SmGroups
 from faser.engine.graph_sizes import GraphSizes
-from faser.engine.partition import Draft, Joined, Verify
+from faser.engine.partition import Draft, Joined, Lane, Underway, Verify
 from faser.kernels.flashinfer_backend import FlashInferBackend
 from faser.kernels.lane_device import LaneEvent
-from tests.engine.taking_turns import Baton
+from faser.kernels.lanes import DeviceLane
 from tests.engine.test_graphs import WIDTH, write_heads_of_64
 from tests.engine.test_lane_recordings import NUM_TOKENS, SLOTS, Pair, few_answers, overlapping_engine, world_on
 from tests.kernels.fake_device import FakeAccelerator, FakeRecorder
@@ -27,6 +27,7 @@ from tests.kernels.fake_green_driver import FakeGreenDriver
 from tests.kernels.fake_lane_device import FakeLaneDevice, FakeLaneEvent
 
 D = TypeVar("D")
+T = TypeVar("T")
 V = TypeVar("V")
 
 SHARE = 20 / 132  # the only one that is offered here
@@ -47,18 +48,19 @@ class Streaming(FakeAccelerator):
 
 @dataclass(eq=False)
 class Witness:
-    """See Partition. Groups of a device, whose lanes hand over at every replay; holds what must hold of each.
+    """See Partition. Groups of a device; holds what must hold of each lane's replays.
 
-    one_by_one: the lanes' calls do not overlap: each holds the baton until it is done. before: names of all work
-    given before the present pair; of_lane: in the pair, by lane. replays: in all pairs, by
-    lane, and those outside of them as "everything".
+    one_by_one: verification is waited for before drafting begins. lane: whose call runs. before: names of all work
+    given before the present pair; of_lane: in the pair, by lane. pools: of memory, and which lane replays from
+    them in the pair. replays: in all pairs, by lane, and those outside of them as "everything".
     """
 
     accelerator: Streaming
     device: FakeLaneDevice
     one_by_one: bool = False
     inner: SmGroups = field(init=False)
-    baton: Baton = field(default_factory=Baton)
+    lane: DeviceLane | None = None
+    pools: dict[int, str] = field(default_factory=dict)
     is_asked: bool = False
     in_pair: bool = False
     number: int = 0
@@ -89,12 +91,12 @@ class Witness:
         assert self.device.default.before >= self.before
         self.is_asked = False
         self.of_lane = {"draft": set(), "verify": set()}
-        self.baton.begin()
+        self.pools = {}
         self.in_pair = True
         try:
             joined = self.inner.both(
-                lambda lane, _until: self.baton.run("draft", lane, lambda: draft(lane, lambda: False)),
-                lambda lane: self.baton.run("verify", lane, lambda: verify(lane)),
+                lambda lane, _until: self._as(lane, lambda: draft(lane, lambda: False)),
+                lambda lane: self._giving(lane, verify),
             )
         finally:
             self.in_pair = False
@@ -107,18 +109,34 @@ class Witness:
     def close(self) -> None:
         self.inner.close()
 
+    def _giving(self, lane: Lane, verify: Verify[V]) -> Underway[V]:
+        underway = self._as(lane, lambda: verify(lane))
+        if not self.one_by_one:
+            return replace(underway, wait=lambda: self._as(lane, underway.wait))
+        verified = self._as(lane, underway.wait)
+        return Underway(lambda: verified)
+
+    def _as(self, lane: Lane, call: Callable[[], T]) -> T:
+        assert self.lane is None, "one lane calls within the other's call"
+        self.lane = lane.place
+        try:
+            return call()
+        finally:
+            self.lane = None
+
     def _on_replay(self, recorder: FakeRecorder) -> None:
-        lane = self.baton.lane
+        lane = self.lane
         assert (lane is not None) == self.in_pair, "replayed beside the lanes"
         assert recorder.place == lane, f"recorded for {recorder.place}, replayed on {lane}"
-        if not self.one_by_one:
-            self.baton.replays(recorder)
+        if lane is not None:
+            whose = self.pools.setdefault(id(recorder.pool), lane.name)
+            assert whose == lane.name, "both lanes replay recordings that share a pool"
         self.replays["everything" if lane is None else lane.name] += 1
         self._work()
 
     def _work(self) -> None:
         """Give a piece of work to the current stream, and look at what it comes behind."""
-        lane, stream = self.baton.lane, self.device.current
+        lane, stream = self.lane, self.device.current
         self.number += 1
         name = f"work {self.number}"
         behind = self.device.work(name)

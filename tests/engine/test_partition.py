@@ -23,6 +23,7 @@ from faser.engine.partition import (
     Lane,
     Partition,
     Serial,
+    at_once,
     core_numbers,
     draft_widths,
     make_partition,
@@ -70,7 +71,7 @@ def lane_threads() -> set[threading.Thread]:
 def test_both_lanes_run_at_the_same_time(lanes: Cores) -> None:
     """Each waits for the other. Caught: lanes that take turns."""
     meet = threading.Barrier(2)
-    joined = lanes.both(lambda _lane, _done: meet.wait(10), lambda _lane: meet.wait(10))
+    joined = lanes.both(lambda _lane, _done: meet.wait(10), at_once(lambda _lane: meet.wait(10)))
     assert {joined.drafted, joined.verified} == {0, 1}
     assert joined.overlap_s > 0
 
@@ -84,7 +85,7 @@ def test_each_lanes_thread_is_on_the_first_of_its_cores_and_the_callers_goes_bac
 
     for share in (*lanes.shares(), *reversed(lanes.shares())):
         lanes.resize(share)
-        joined = lanes.both(lambda lane, _done: where(lane), where)
+        joined = lanes.both(lambda lane, _done: where(lane), at_once(where))
         (draft_lane, on_draft, draft_task), (verify_lane, on_verify, verify_task) = joined.drafted, joined.verified
         assert draft_lane.cores is not None
         assert verify_lane.cores is not None
@@ -108,7 +109,7 @@ def test_serial_lanes_take_turns_on_everything() -> None:
         assert lane == EVERYTHING
         return threading.get_ident()
 
-    joined = Serial().both(draft, verify)
+    joined = Serial().both(draft, at_once(verify))
     assert (joined.drafted, joined.verified) == (False, threading.get_ident())
     assert order == ["draft", "verify"]
     assert joined.overlap_s == 0
@@ -141,7 +142,9 @@ def timed_pair(
         busy[name] = (began, time.perf_counter())
         return turn, name
 
-    return partition.both(lambda _lane, _done: work("draft", pauses[0]), lambda _lane: work("verify", pauses[1]))
+    return partition.both(
+        lambda _lane, _done: work("draft", pauses[0]), at_once(lambda _lane: work("verify", pauses[1]))
+    )
 
 
 def check_times(joined: Joined[D, V], busy: dict[str, tuple[float, float]]) -> None:
@@ -169,8 +172,8 @@ def test_a_draft_sees_that_nobody_waits_for_more(lanes: Cores) -> None:
             time.sleep(0.0005)
         return first, verify_done()
 
-    assert lanes.both(draft, lambda _lane: began.wait(10)).drafted == (False, True)
-    assert lanes.both(lambda _lane, done: done(), lambda _lane: time.sleep(0.05)).drafted is False
+    assert lanes.both(draft, at_once(lambda _lane: began.wait(10))).drafted == (False, True)
+    assert lanes.both(lambda _lane, done: done(), at_once(lambda _lane: time.sleep(0.05))).drafted is False
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit])
@@ -189,10 +192,10 @@ def test_an_error_of_one_lane_waits_for_the_other(partition: Partition, kind: ty
         ended.clear()
         before = os.sched_getaffinity(0)
         with pytest.raises(kind, match="this lane"):
-            partition.both(draft, verify)
+            partition.both(draft, at_once(verify))
         assert ended == ["done"]
         assert os.sched_getaffinity(0) == before
-    assert partition.both(lambda _lane, _done: 1, lambda _lane: 2).verified == 2
+    assert partition.both(lambda _lane, _done: 1, at_once(lambda _lane: 2)).verified == 2
 
 
 def test_of_two_errors_the_verifiers_is_raised_and_the_drafts_noted(partition: Partition) -> None:
@@ -200,17 +203,17 @@ def test_of_two_errors_the_verifiers_is_raised_and_the_drafts_noted(partition: P
         raise ValueError(name)
 
     with pytest.raises(ValueError, match="verify") as caught:
-        partition.both(lambda _lane, _done: fail("draft"), lambda _lane: fail("verify"))
+        partition.both(lambda _lane, _done: fail("draft"), at_once(lambda _lane: fail("verify")))
     assert "ValueError('draft')" in caught.value.__notes__[0]
 
 
 @two_cores
 def test_a_thousand_co_runs_leave_nothing_behind(lanes: Cores) -> None:
     """Caught: a thread for every call."""
-    lanes.both(nothing, lambda _lane: None)
+    lanes.both(nothing, at_once(lambda _lane: None))
     threads, tasks = lane_threads(), set(os.listdir("/proc/self/task"))
     for turn in range(1000):
-        joined = lanes.both(echo(turn), lambda _lane: None)
+        joined = lanes.both(echo(turn), at_once(lambda _lane: None))
         assert joined.drafted == turn
     assert lane_threads() == threads
     assert set(os.listdir("/proc/self/task")) <= tasks
@@ -223,7 +226,7 @@ def test_a_lane_that_waits_keeps_nothing_alive(lanes: Cores) -> None:
     class Result:
         pass
 
-    drafted = lanes.both(lambda _lane, _done: Result(), lambda _lane: None).drafted
+    drafted = lanes.both(lambda _lane, _done: Result(), at_once(lambda _lane: None)).drafted
     result = weakref.ref(drafted)
     del drafted
     ends = time.monotonic() + 5
@@ -238,13 +241,13 @@ def test_lanes_end_when_closed_and_when_forgotten() -> None:
     before = lane_threads()
     lanes = Cores()
     assert lane_threads() == before, "a thread that nobody has used yet"
-    lanes.both(nothing, lambda _lane: None)
+    lanes.both(nothing, at_once(lambda _lane: None))
     assert len(lane_threads()) == len(before) + 1
     lanes.close()
     lanes.close()
     assert lane_threads() == before
     forgotten = Cores()
-    forgotten.both(nothing, lambda _lane: None)
+    forgotten.both(nothing, at_once(lambda _lane: None))
     del forgotten
     gc.collect()
     assert lane_threads() == before

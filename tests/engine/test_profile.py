@@ -9,19 +9,12 @@ import pytest
 import torch
 
 from faser.engine.cost_model import CostModel, CostTable, Role
+from faser.engine.lane_cells import Pair
 from faser.engine.models.loader import load_decoder
 from faser.engine.partition import Cores, Serial
-from faser.engine.profile import (
-    BUCKETS,
-    LANES_STAGE,
-    STAGE,
-    Pair,
-    Room,
-    cached_profile,
-    fingerprint,
-    profile,
-)
+from faser.engine.profile import LANES_STAGE, cached_profile, fingerprint, profile
 from faser.engine.runner import Runner
+from faser.engine.stopwatch import BUCKETS, STAGE, Room
 from faser.kernels.backend import KvShape
 from faser.kernels.torch_backend import TorchBackend
 from faser.machine import usable_cores

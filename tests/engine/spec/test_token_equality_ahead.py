@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from faser.engine.engine import Engine
-from faser.engine.partition import Cores, Draft, Joined, Lane, Partition, Verify
+from faser.engine.partition import Cores, Draft, Joined, Lane, Partition, Underway, Verify
 from tests.engine.spec.equality import CAP, FEATURES, Answer, answers, build, requests, write_pair
 
 DRAFTERS: dict[str, dict[str, Any]] = {
@@ -129,11 +129,11 @@ class Disordered:
             time.sleep(waits[1])
             return found
 
-        def verifying(lane: Lane) -> V:
+        def verifying(lane: Lane) -> Underway[V]:
             time.sleep(waits[2])
-            found = verify(lane)
+            found = verify(lane).wait()
             time.sleep(waits[3])
-            return found
+            return Underway(lambda: found)
 
         return self._lanes.both(drafting, verifying)
 

@@ -1,0 +1,251 @@
+"""A GPU that is a clock: work takes the time that it is said to take on its stream, and nobody computes.
+
+The host's side is real, but for the driver: a call of it costs the calling thread what it is said to cost, spun
+away in C without the interpreter's lock, as torch gives it up there. Planning attention keeps the lock, as
+FlashInfer's call does. The figures are guesses of the order that such calls are known to have.
+"""
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from faser.kernels.device_kernels import DeviceKernels
+from faser.kernels.flashinfer_backend import FlashInferBackend
+from faser.kernels.native_build import COMPILERS, find_compiler
+
+COPY_CALL_S, EVENT_CALL_S, QUERY_CALL_S, REPLAY_CALL_S, PLAN_CALL_S = 4e-6, 1.5e-6, 1e-6, 12e-6, 25e-6
+_COPY_S, _SMALL_S = 2e-6, 60e-6  # on the device: a copy; the head or the choice of a step
+_TOKEN, _LEAD = 7, 5.0  # that everybody chooses, so that every draft is right
+_SPIN = """
+#include <time.h>
+extern "C" void spin_until(double until_s) {
+    timespec now;
+    do clock_gettime(CLOCK_MONOTONIC, &now); while (now.tv_sec + 1e-9 * now.tv_nsec < until_s);
+}
+"""
+
+
+@cache
+def _spin_until() -> Callable[[float], None]:
+    """Wait in C until time.perf_counter says so."""
+    compiler = find_compiler(COMPILERS)
+    assert compiler is not None, f"this takes one of {', '.join(COMPILERS)}"
+    folder = Path(tempfile.mkdtemp())
+    source, library = folder / "spin.cpp", folder / "spin.so"
+    source.write_text(_SPIN, "utf-8")
+    subprocess.run([compiler, "-O2", "-fPIC", "-shared", "-o", library, source], check=True)
+    call = ctypes.CDLL(str(library)).spin_until
+    call.argtypes, call.restype = [ctypes.c_double], None
+    shutil.rmtree(folder)
+    return call
+
+
+def _driver_call(seconds: float) -> None:
+    _spin_until()(time.perf_counter() + seconds)
+
+
+@dataclass(eq=False)
+class ClockStream:
+    """free_s: when all that was given to it is done. busy_s: how long it worked. first_s: when work first came."""
+
+    free_s: float = 0.0
+    busy_s: float = 0.0
+
+
+@dataclass
+class ClockGpu:
+    """An Accelerator and a LaneDevice. trunk_s: seconds of a trunk, by how many query heads its model has."""
+
+    trunk_s: dict[int, float]
+    num_processors: int = 132
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    default: ClockStream = field(default_factory=ClockStream)
+    streams: list[ClockStream] = field(default_factory=list)
+    seen_heads: int = 0  # of the last attention that was run
+    _local: threading.local = field(default_factory=threading.local)
+
+    @property
+    def current(self) -> ClockStream:
+        """The calling thread's."""
+        found: ClockStream = getattr(self._local, "stream", self.default)
+        return found
+
+    def give(self, seconds: float) -> None:
+        """Work for the current stream."""
+        stream = self.current
+        stream.free_s = max(stream.free_s, time.perf_counter()) + seconds
+        stream.busy_s += seconds
+
+    def stream(self, priority: int) -> ClockStream:
+        self.streams.append(ClockStream())
+        return self.streams[-1]
+
+    def adopt(self, address: int) -> ClockStream:
+        return self.stream(address)
+
+    @contextmanager
+    def on(self, stream: object) -> Iterator[None]:
+        before = self.current
+        self._local.stream = stream
+        try:
+            yield
+        finally:
+            self._local.stream = before
+
+    def event(self) -> "ClockEvent":
+        return ClockEvent(self)
+
+    def fence(self) -> "ClockEvent":
+        return ClockEvent(self)
+
+    def elapsed_s(self, earlier: Any, later: Any) -> float:
+        found: float = later.at_s - earlier.at_s
+        return found
+
+    def wait(self) -> None:
+        for stream in (self.default, *self.streams):
+            _spin_until()(stream.free_s)
+
+    def host_numbers(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.zeros(count, dtype=dtype)
+
+    def upload(self, numbers: Tensor) -> Tensor:
+        _driver_call(COPY_CALL_S)
+        self.give(_COPY_S)
+        return numbers.clone()
+
+    def transfer(self, source: Tensor, target: Tensor) -> None:
+        _driver_call(COPY_CALL_S)
+        self.give(_COPY_S)
+        target.copy_(source)
+
+    def recorder(self, place: object = None) -> "ClockRecorder":
+        return ClockRecorder(self)
+
+    def wide_product(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        return out
+
+
+@dataclass
+class ClockEvent:
+    """A LaneEvent and a Fence."""
+
+    owner: ClockGpu
+    at_s: float = 0.0
+
+    def mark(self) -> None:
+        _driver_call(EVENT_CALL_S)
+        self.at_s = max(self.owner.current.free_s, time.perf_counter())
+
+    def hold(self) -> None:
+        _driver_call(EVENT_CALL_S)
+        stream = self.owner.current
+        stream.free_s = max(stream.free_s, self.at_s)
+
+    def is_over(self) -> bool:
+        _driver_call(QUERY_CALL_S)
+        return time.perf_counter() >= self.at_s
+
+    def wait(self) -> None:
+        _spin_until()(self.at_s)
+
+
+@dataclass
+class ClockRecorder:
+    """Runs what it records once, to see whether there is attention in it."""
+
+    owner: ClockGpu
+    recorded_bytes: int = 0
+
+    def record(self, work: Callable[[], None]) -> "ClockRecording":
+        self.owner.seen_heads = 0
+        work()
+        return ClockRecording(self.owner, self.owner.trunk_s.get(self.owner.seen_heads, _SMALL_S))
+
+
+@dataclass
+class ClockRecording:
+    owner: ClockGpu
+    seconds: float
+
+    def replay(self) -> None:
+        _driver_call(REPLAY_CALL_S)
+        self.owner.give(self.seconds)
+
+
+@dataclass
+class _Attention:
+    owner: ClockGpu
+
+    def plan(self, **options: Any) -> None:
+        ends_s = time.perf_counter() + PLAN_CALL_S
+        while time.perf_counter() < ends_s:
+            pass
+        _driver_call(COPY_CALL_S)
+        self.owner.give(_COPY_S)
+
+    def run(self, *, q: Tensor, out: Tensor, **options: Any) -> Tensor:
+        self.owner.seen_heads = q.shape[1]
+        return out
+
+
+@dataclass
+class _Library:
+    """See FlashInfer. Nothing is computed."""
+
+    owner: ClockGpu
+
+    def rmsnorm(self, *, out: Tensor, **options: Any) -> Tensor:
+        return out
+
+    def silu_and_mul(self, *, out: Tensor, **options: Any) -> Tensor:
+        return out
+
+    def planning_without(self, idle_processors: int) -> "_Library":
+        return self
+
+    def BatchPrefillWithPagedKVCacheWrapper(self, **options: Any) -> _Attention:
+        return _Attention(self.owner)
+
+    def BatchDecodeWithPagedKVCacheWrapper(self, **options: Any) -> _Attention:
+        return _Attention(self.owner)
+
+
+class _Choice:
+    """See DeviceChoice. Everybody chooses the same."""
+
+    def take(self, logits: Tensor, rows: object, chosen: Tensor, **options: bool) -> None:
+        chosen.fill_(_TOKEN)
+
+    def guess(
+        self, logits: Tensor, rows: object, window: float, chosen: Tensor, leads: Tensor, **options: bool
+    ) -> None:
+        chosen.fill_(_TOKEN)
+        leads.fill_(_LEAD)
+
+
+def clock_backend(gpu: ClockGpu) -> FlashInferBackend:
+    """The backend of a GPU, on a clock."""
+    nothing: Any = None
+    kernels = DeviceKernels(
+        rope_append=lambda qkv, _angles, _positions, _slots, _keys, _values, shape, _norms: qkv[
+            :, : shape.num_heads * shape.head_dim
+        ],
+        token_choice=lambda *_: nothing,
+        device_choice=lambda _rows, _width: _Choice(),
+        logit_edits=lambda _accelerator: nothing,
+        draft_verdicts=lambda _accelerator: nothing,
+    )
+    return FlashInferBackend(gpu, _Library(gpu), kernels)

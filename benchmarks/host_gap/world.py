@@ -1,0 +1,211 @@
+"""An engine with a draft model on a GPU that is a clock, and how long its steps take beyond the clock's work."""
+
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.shapes import TINY_DRAFT, TINY_TARGET, Config, write_shape
+from benchmarks.gpu.weights import MadeUp
+from benchmarks.host_gap.clock_gpu import ClockGpu, clock_backend
+from faser.engine.batch import BlockTable
+from faser.engine.choosing import DeviceChooser
+from faser.engine.clock import WallClock
+from faser.engine.co_run import CoRun
+from faser.engine.cost_model import CostModel
+from faser.engine.engine import Engine
+from faser.engine.gpu_partition import Streams
+from faser.engine.graph_sizes import GraphSizes, Guessing
+from faser.engine.graphs import GraphRunner
+from faser.engine.kv_cache import KvManager
+from faser.engine.lanes import places_of
+from faser.engine.model_executor import Lanes, ModelExecutor, Speculation
+from faser.engine.models.loader import load_decoder
+from faser.engine.sampler import Sampler
+from faser.engine.scheduler import Scheduler
+from faser.engine.spec.control import Overlap, SpeculationControl
+from faser.engine.spec.draft_choice import WINDOW
+from faser.engine.spec.factory import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.spec.verifiers import make_verifier
+from faser.engine.torch_choice import TorchChoice
+from faser.kernels.backend import KvShape
+from faser.kernels.flashinfer_backend import FlashInferBackend
+from faser.kernels.lanes import DeviceLane
+from faser.speculation import SpeculationConfig
+from faser.types import Request, SamplingParams
+
+PLAIN, SERIAL, BESIDE = "plain", "serial", "beside"
+MODES = (PLAIN, SERIAL, BESIDE)  # no drafts; drafts before the step; drafts beside it
+GAMMA = 4
+PROMPT_LEN = 200
+_BLOCK, _WIDTH = 16, 128
+_TARGET_HEADS, _DRAFT_HEADS = 4, 2  # tell the two models apart
+_TARGET: Config = TINY_TARGET | {"num_hidden_layers": 1, "hidden_size": 128, "head_dim": 64}
+_TARGET |= {"num_attention_heads": _TARGET_HEADS, "num_key_value_heads": 1}
+_DRAFT: Config = TINY_DRAFT | {"hidden_size": 128, "head_dim": 64}
+_DRAFT |= {"num_attention_heads": _DRAFT_HEADS, "num_key_value_heads": 1}
+_WARM, _BLOCK_STEPS = 40, 20  # tokens of a sequence before, steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """step_s, pass_s: that the target's trunk takes on the device, and the draft model's.
+
+    blocks: of _BLOCK_STEPS steps.
+    """
+
+    mode: str
+    sequences: int
+    step_s: float
+    pass_s: float
+    blocks: int
+
+
+def measure(wanted: Wanted) -> dict[str, float]:
+    """Milliseconds a step, and tokens; medians over blocks of steps.
+
+    period: from one step's end to the next one's. device: that the device worked, of two lanes the longer one.
+    gap: the difference: the host's doing. cpu: that the engine's thread computed, waits included, which spin.
+    """
+    gpu = ClockGpu(trunk_s={_TARGET_HEADS: wanted.step_s, _DRAFT_HEADS: wanted.pass_s})
+    engine = _engine(gpu, wanted)
+    for i in range(wanted.sequences):
+        prompt = tuple(20 + (i + j) % 400 for j in range(PROMPT_LEN))
+        sampling = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+        engine.add(Request(request_id=str(i), prompt_token_ids=prompt, sampling=sampling, arrival_s=float(i)))
+    while engine.stats().generation_tokens < _WARM * wanted.sequences:
+        engine.step()
+    blocks = [_block(gpu, engine, _BLOCK_STEPS) for _ in range(wanted.blocks)]
+    found = {name: statistics.median(each[name] for each in blocks) for name in blocks[0]}
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+def _block(gpu: ClockGpu, engine: Engine, steps: int) -> dict[str, float]:
+    began_s, began_cpu_s, before = time.perf_counter(), time.thread_time(), engine.stats().generation_tokens
+    worked_s = 0.0
+    for _ in range(steps):
+        busy_s = [stream.busy_s for stream in (gpu.default, *gpu.streams)]
+        engine.step()
+        everywhere, *lanes = (
+            stream.busy_s - each for stream, each in zip((gpu.default, *gpu.streams), busy_s, strict=True)
+        )
+        worked_s += everywhere + max(lanes, default=0.0)
+    period_ms = 1000 * (time.perf_counter() - began_s) / steps
+    device_ms = 1000 * worked_s / steps
+    return {
+        "period_ms": period_ms,
+        "device_ms": device_ms,
+        "gap_ms": period_ms - device_ms,
+        "cpu_ms": 1000 * (time.thread_time() - began_cpu_s) / steps,
+        "tokens": (engine.stats().generation_tokens - before) / steps,
+    }
+
+
+def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
+    slots, rows = wanted.sequences, max(wanted.sequences * (GAMMA + 2), 64)
+    partition = Streams(gpu)
+    places = places_of(partition)
+    target_backend = clock_backend(gpu)
+    draft_backend = target_backend.beside()
+    table, clock = BlockTable(slots, _WIDTH), WallClock()
+    with tempfile.TemporaryDirectory() as folder:
+        target = _runner(_TARGET, Path(folder) / "target", target_backend, places.verify, slots, rows, GAMMA)
+        draft = _runner(_DRAFT, Path(folder) / "draft", draft_backend, places.draft, slots, rows, None)
+    sampler = Sampler(slots, target.vocab_size, (2,), "cpu", TorchChoice())
+    control = speculation = None
+    if wanted.mode != PLAIN:
+        config = SpeculationConfig(
+            model="beside", method="draft_model", policy="fixed", num_speculative_tokens=GAMMA
+        )
+        model = DraftModelParts(
+            runner=draft, num_blocks=slots * _WIDTH, block_size=_BLOCK, max_positions=_BLOCK * _WIDTH
+        )
+        parts = DrafterParts(
+            target=target, table=table, num_slots=slots, max_rows=rows, model=model, chooses_in_runner=True
+        )
+        speculation = Speculation(
+            drafter=make_drafter(config, parts),
+            verifier=make_verifier(config, sampler),
+            by_tokens=True,
+            lanes=Lanes(partition=partition, target=target_backend, draft=draft_backend),
+        )
+        overlap = Overlap(
+            name="streams",
+            lanes=(_co_run(partition.share),),
+            mode="on" if wanted.mode == BESIDE else "off",
+        )
+        costs = CostModel.proportional(step_s=wanted.step_s, pass_s=wanted.pass_s, text_s=1e-7)
+        control = SpeculationControl(config, costs, num_slots=slots, clock=clock, overlap=overlap)
+    scheduler = Scheduler(
+        kv=KvManager(slots * _WIDTH, _BLOCK),
+        max_num_seqs=slots,
+        max_num_batched_tokens=rows,
+        max_model_len=_BLOCK * _WIDTH,
+        eos_token_ids=(2,),
+        clock=clock,
+        speculation=control,
+    )
+    executor = ModelExecutor(
+        target, sampler, table, max_logit_rows=rows, speculation=speculation, chooses_in_runner=True
+    )
+    return Engine(scheduler, executor, launches_ahead=True)
+
+
+def _co_run(share: float) -> CoRun:
+    """That costs nothing."""
+    factors = {"verify": 1.0, "draft": 1.0, "verify_alone": 1.0, "draft_alone": 1.0}
+    make: Any = getattr(CoRun, "constant", CoRun)  # versions before factors had a grid are measured too
+    found: CoRun = make(share=share, **factors)
+    return found
+
+
+def _runner(
+    config: Config,
+    folder: Path,
+    backend: FlashInferBackend,
+    places: tuple[DeviceLane, ...],
+    slots: int,
+    rows: int,
+    drafts: int | None,
+) -> GraphRunner:
+    """drafts: most of a sequence in a step; None: of the model that drafts itself."""
+    directory = write_shape(folder, config)
+    decoder = load_decoder(
+        directory,
+        backend,
+        torch.bfloat16,
+        max_model_len=_BLOCK * _WIDTH,
+        max_rows=rows,
+        max_logit_rows=rows,
+        source=MadeUp.of(directory, "cpu"),
+        progress=lambda *_: None,
+    )
+    spec = decoder.spec
+    kv = KvShape(
+        num_layers=spec.num_layers,
+        num_blocks=slots * _WIDTH,
+        block_size=_BLOCK,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=torch.bfloat16,
+    )
+    chooser = DeviceChooser(backend.device_choice(rows, spec.vocab_size), backend.capture, backend.device, rows)
+    sizes = GraphSizes.usual(
+        most_rows=rows, most_sequences=slots, most_drafts=1 if drafts is None else drafts, blocks_each=_WIDTH
+    )
+    return GraphRunner(
+        decoder,
+        backend,
+        kv,
+        chooser,
+        backend.capture,
+        sizes=sizes,
+        max_logit_rows=rows,
+        guessing=Guessing(windows=(WINDOW,)) if drafts is None else Guessing(),
+        on_lanes={each: backend.capture_on(each) for each in places},
+        report=lambda *_: None,
+    )
