@@ -80,9 +80,9 @@ class BlockTable:
         self._blocks[slot, count : count + len(blocks)] = blocks
         self._counts[slot] = count + len(blocks)
 
-    def blocks(self, slot: int) -> list[int]:
-        """Blocks of a slot, in order of position."""
-        found: list[int] = self._blocks[slot, : self._counts[slot]].tolist()
+    def blocks(self, slot: int, first: int = 0) -> list[int]:
+        """Blocks of a slot, in order of position, from number first on."""
+        found: list[int] = self._blocks[slot, first : self._counts[slot]].tolist()
         return found
 
     def gather(self, rows: tuple[SequenceRows, ...]) -> RowBatch:

@@ -110,8 +110,9 @@ class Sampler:
 
     def accept(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
         """Each sequence goes on with its token; a slot that stands here several times, in that order."""
-        for slot, token_id in zip(slots, token_ids, strict=True):
-            self._state.accept(slot, token_id)
+        if self._state.counts:
+            for slot, token_id in zip(slots, token_ids, strict=True):
+                self._state.accept(slot, token_id)
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> list[SampledRow]:

@@ -69,7 +69,7 @@ class DraftKv:
         num_known = len(line.token_ids)
         start = min(line.computed + _num_shared(line.fed, behind), num_known + len(behind) - 1)
         first = start // self._block_size
-        for block in self._table.blocks(slot)[first:]:
+        for block in self._table.blocks(slot, first):
             self._marks[block] = None
         line.num_marked = min(line.num_marked, first)
         missing = line.token_ids[start:]
@@ -116,9 +116,8 @@ class DraftKv:
         num_full = line.computed // self._block_size
         if line.num_marked >= num_full:
             return
-        blocks = self._table.blocks(slot)
-        for i in range(line.num_marked, num_full):
-            self._marks[blocks[i]] = self._digest(line, i)
+        for i, block in enumerate(self._table.blocks(slot, line.num_marked)[: num_full - line.num_marked]):
+            self._marks[block] = self._digest(line, line.num_marked + i)
         line.num_marked = num_full
 
     def _digest(self, line: _Line, i: int) -> bytes:
