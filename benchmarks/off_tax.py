@@ -17,6 +17,8 @@ from pathlib import Path
 
 from rich.progress import track
 
+from benchmarks.peers.machine import git_commit
+
 BAR = 0.01
 PROMPT_TOKENS = 64
 RUN = """
@@ -68,7 +70,7 @@ def main() -> None:
         pairs.append(runs)
     result = {
         "command": f"python -m benchmarks.off_tax BASE --pairs {options.pairs} --rows {options.rows}",
-        "base": _commit(options.base),
+        "base": git_commit(options.base),
         "bar": BAR,
         "rows": {rows: _summary(pairs, rows) for rows in options.rows.split(",")},
         "pairs_ms": pairs,
@@ -100,13 +102,6 @@ def _summary(pairs: list[dict[str, dict[str, float]]], rows: str) -> dict[str, f
         "slowest": round(max(ratios), 4),
         "fastest": round(min(ratios), 4),
     }
-
-
-def _commit(checkout: Path) -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=checkout, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":

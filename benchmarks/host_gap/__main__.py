@@ -18,6 +18,8 @@ from pathlib import Path
 
 from rich.progress import track
 
+from benchmarks.peers.machine import git_commit
+
 _CHILD = """
 import json, sys
 import benchmarks.host_gap
@@ -60,7 +62,7 @@ def main() -> None:
     result = {
         "command": f"python -m benchmarks.host_gap OUT{base} --modes {options.modes} "
         f"--sequences {options.sequences} --rounds {options.rounds} --blocks {options.blocks}",
-        "versions": {name: _commit(checkout) for name, checkout in checkouts.items()},
+        "versions": {name: git_commit(checkout) for name, checkout in checkouts.items()},
         "cells": [_summary(cell, i, rounds) for i, cell in enumerate(cells)],
     }
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
@@ -93,13 +95,6 @@ def _summary(
         ratios = [each["this"][at]["period_ms"] / each["base"][at]["period_ms"] for each in rounds]
         found["period_ratio"] = round(statistics.median(ratios), 3)
     return found
-
-
-def _commit(checkout: Path) -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=checkout, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -48,10 +48,10 @@ def portable(text: str) -> str:
     return text.replace(str(Path.cwd()), ".").replace(str(Path.home()), "~")
 
 
-def git_commit() -> str:
-    """The commit of the working tree, with -dirty if it differs; unknown outside a checkout."""
+def git_commit(checkout: Path | None = None) -> str:
+    """The commit of a checkout, the present one if None, with -dirty if it differs; unknown outside of any."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--match="]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
     return ended.stdout.strip() or "unknown"
 
 
