@@ -5,7 +5,7 @@ was launched last. Decides nothing.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -37,6 +37,7 @@ from faser.engine.spec.pruning import EarlyPruning, lines_of
 from faser.engine.spec.verifiers.coupled import verdicts_of
 from faser.engine.spec.verify import DraftedRows, Verdict, Verifier
 from faser.kernels.backend import Backend
+from faser.types import PositionLogprobs
 
 # Rows and batch as pruning left them, drafts may have become shorter; and what became of the drafts, by slot.
 _Verified = tuple[tuple[SequenceRows, ...], RowBatch, dict[int, Verdict]]
@@ -44,9 +45,9 @@ _Verified = tuple[tuple[SequenceRows, ...], RowBatch, dict[int, Verdict]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choosing(Launched):
-    """sequences: of the plan, those that get a token. pending: these tokens; None: nobody gets one."""
+    """chosen: rows of the plan that bring a token. pending: these tokens; None: there are none."""
 
-    sequences: list[DraftedRows]
+    chosen: list[SequenceRows]
     pending: Pending | None
 
 
@@ -123,7 +124,7 @@ class ModelExecutor:
         rows, batch, verdicts = self._verify(plan.rows, batch).wait()
         self._go_on(verdicts)
         self._proposals = None
-        results = self._results(plan.rows, rows, batch, verdicts)
+        results = _results(plan.rows, rows, verdicts, self._prompt_scores.of_step(rows, batch.last_rows))
         return self._report(plan, results, began, time.perf_counter())
 
     def run_beside(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
@@ -142,7 +143,7 @@ class ModelExecutor:
         rows, batch, verdicts = joined.verified
         self._go_on(verdicts)
         self._proposals, self._num_passed = joined.drafted, 1  # a chunk begins behind the border
-        results = self._results(plan.rows, rows, batch, verdicts)
+        results = _results(plan.rows, rows, verdicts, self._prompt_scores.of_step(rows, batch.last_rows))
         result = self._report(plan, results, joined.verify_began_s, joined.verify_ended_s)
         return result, _drafts(ahead, joined.drafted, joined.draft_began_s, joined.draft_ended_s)
 
@@ -152,12 +153,10 @@ class ModelExecutor:
         batch = self._table.gather(plan.rows)
         self._runner.forward(replace(batch, feed=self._feed(plan.rows)))
         chosen = [rows for rows in plan.rows if rows.samples]
-        sequences = _drafted_rows(chosen)
         pending = None
         if chosen:
-            last_rows = batch.last_rows[[i for i, rows in enumerate(plan.rows) if rows.samples]]
-            pending = self._runner.choose(last_rows, self._requests(sequences))
-        self._last = _Choosing(plan=plan, sequences=sequences, pending=pending, began_s=began_s)
+            pending = self._runner.choose(_last_rows(chosen, plan.rows, batch), self._requests(chosen))
+        self._last = _Choosing(plan=plan, chosen=chosen, pending=pending, began_s=began_s)
         return self._last
 
     def collect(self, launched: Launched) -> StepResult:
@@ -165,16 +164,11 @@ class ModelExecutor:
         began_s = max(launched.began_s, self._collected_s)
         verdicts: dict[int, Verdict] = {}
         if launched.pending is not None:
-            found = verdicts_of(launched.sequences, launched.pending.wait().token_ids)
-            verdicts = {each.slot: verdict for each, verdict in zip(launched.sequences, found, strict=True)}
+            found = verdicts_of(launched.chosen, launched.pending.wait().token_ids)
+            verdicts = {rows.slot: verdict for rows, verdict in zip(launched.chosen, found, strict=True)}
         self._collected_s = time.perf_counter()
         self._go_on(verdicts)
-        nothing = Verdict()
-        results = tuple(
-            SequenceResult(slot=rows.slot, token_ids=verdict.token_ids, error=verdict.error)
-            for rows in launched.plan.rows
-            for verdict in (verdicts.get(rows.slot, nothing),)
-        )
+        results = _results(launched.plan.rows, launched.plan.rows, verdicts, {})
         return replace(self._report(launched.plan, results, began_s, self._collected_s), pruned_after=1.0)
 
     def _feed(self, rows: tuple[SequenceRows, ...]) -> Feed | None:
@@ -183,18 +177,17 @@ class ModelExecutor:
             return None
         assert self._last is not None, "nothing was launched before"
         assert self._last.pending is not None, "nothing was chosen before"
-        source_of = {each.slot: i for i, each in enumerate(self._last.sequences)}
+        source_of = {each.slot: i for i, each in enumerate(self._last.chosen)}
         return Feed(
             pending=self._last.pending,
             rows=np.arange(len(rows)),
             sources=np.array([source_of[each.slot] for each in rows], dtype=np.int64),
         )
 
-    def _requests(self, sequences: Sequence[DraftedRows]) -> Requests:
-        """Of the rows of these sequences, in their order."""
-        slots = [each.slot for each in sequences for _ in range(len(each.draft) + 1)]
-        positions = [each.position + i for each in sequences for i in range(len(each.draft) + 1)]
-        return self._sampler.requests(slots, positions)
+    def _requests(self, chosen: list[SequenceRows]) -> Requests:
+        """Of the last row of each."""
+        ends = [rows.start + len(rows.token_ids) for rows in chosen]
+        return self._sampler.requests([rows.slot for rows in chosen], ends)
 
     def _extend(self, plan: DraftPlan) -> None:
         for wish in plan.wishes:
@@ -227,20 +220,6 @@ class ModelExecutor:
             return rows, batch, verdicts
 
         return Underway(verified, gives_more=choosing.gives_more)
-
-    def _results(
-        self,
-        planned: tuple[SequenceRows, ...],
-        run: tuple[SequenceRows, ...],
-        batch: RowBatch,
-        verdicts: Mapping[int, Verdict],
-    ) -> tuple[SequenceResult, ...]:
-        return tuple(
-            self._result(
-                rows, verdicts.get(rows.slot), int(batch.last_rows[i]), before.num_drafts - rows.num_drafts
-            )
-            for i, (before, rows) in enumerate(zip(planned, run, strict=True))
-        )
 
     def _report(
         self, plan: StepPlan, results: tuple[SequenceResult, ...], began_s: float, ended_s: float
@@ -275,8 +254,8 @@ class ModelExecutor:
         if not going_on:
             return
         self._sampler.accept(
-            [slot for slot, verdict in going_on for _ in verdict.token_ids],
-            [token_id for _, verdict in going_on for token_id in verdict.token_ids],
+            (slot for slot, verdict in going_on for _ in verdict.token_ids),
+            (token_id for _, verdict in going_on for token_id in verdict.token_ids),
         )
         if self._speculation is not None:
             self._speculation.drafter.commit(
@@ -299,10 +278,10 @@ class ModelExecutor:
         """The next tokens of every sequence whose rows reach the end of its known tokens, by slot."""
         if not chosen:
             return Underway(dict)
-        last_rows = batch.last_rows[[i for i, rows in enumerate(plan_rows) if rows.samples]]
-        if self._chooses_in_runner and self._follow_from_tokens(chosen):
+        last_rows, drafted = _last_rows(chosen, plan_rows, batch), any(rows.num_drafts for rows in chosen)
+        if self._chooses_in_runner and self._follow_from_tokens(chosen, drafted=drafted):
             judging, gives_more = self._take(chosen, last_rows), False
-        elif any(rows.num_drafts for rows in chosen):
+        elif drafted:
             judging, gives_more = partial(self._judge, chosen, last_rows), True
         else:
             judging, gives_more = partial(self._sample, chosen, last_rows), True
@@ -311,9 +290,8 @@ class ModelExecutor:
             gives_more=gives_more,
         )
 
-    def _follow_from_tokens(self, chosen: list[SequenceRows]) -> bool:
-        """Nobody's token takes more than its logits, and no verdict more than tokens."""
-        drafted = any(rows.num_drafts for rows in chosen)
+    def _follow_from_tokens(self, chosen: list[SequenceRows], *, drafted: bool) -> bool:
+        """Nobody's token takes more than its logits, and no verdict more than tokens. drafted: somebody has."""
         by_tokens = not drafted or (self._speculation is not None and self._speculation.by_tokens)
         return by_tokens and self._sampler.needs_only_logits([rows.slot for rows in chosen])
 
@@ -322,9 +300,12 @@ class ModelExecutor:
 
         last_rows: [len(chosen)].
         """
-        sequences = _drafted_rows(chosen)
-        pending = self._runner.choose(_judging_rows(chosen, last_rows), self._requests(sequences))
-        return lambda: verdicts_of(sequences, pending.wait().token_ids)
+        counts, behind = _judging(chosen)
+        slots = np.array([rows.slot for rows in chosen]).repeat(counts)
+        ends = np.array([rows.start + len(rows.token_ids) for rows in chosen]).repeat(counts)
+        requests = self._sampler.requests(slots, ends - behind)
+        pending = self._runner.choose(last_rows.repeat(counts) - behind, requests)
+        return lambda: verdicts_of(chosen, pending.wait().token_ids)
 
     def _sample(self, chosen: list[SequenceRows], last_rows: NDArray[np.int64]) -> list[Verdict]:
         """The plain way: nobody drafted, one token each. last_rows: [len(chosen)]."""
@@ -343,7 +324,8 @@ class ModelExecutor:
     def _judge(self, chosen: list[SequenceRows], last_rows: NDArray[np.int64]) -> list[Verdict]:
         """The drafted way: the last γ + 1 rows of each sequence at once. last_rows: [len(chosen)]."""
         assert self._speculation is not None, "drafts in an engine that has no drafter"
-        logits = self._runner.logits(_judging_rows(chosen, last_rows))
+        counts, behind = _judging(chosen)
+        logits = self._runner.logits(last_rows.repeat(counts) - behind)
         return self._speculation.verifier.judge(logits, _drafted_rows(chosen), self._draft_probs(chosen))
 
     def _draft_probs(self, chosen: list[SequenceRows]) -> Tensor | None:
@@ -365,20 +347,29 @@ class ModelExecutor:
         lines = lines_of(rows, self._proposals.drafts, skipped=self._num_passed)
         return self._proposals.top_ids[torch.from_numpy(lines)]
 
-    def _result(
-        self, rows: SequenceRows, verdict: Verdict | None, last_row: int, num_pruned: int
-    ) -> SequenceResult:
-        prompt = self._prompt_scores.of(rows, last_row)
-        if verdict is None:
-            return SequenceResult(slot=rows.slot, prompt_logprobs=prompt)
-        return SequenceResult(
-            slot=rows.slot,
+
+def _results(
+    planned: tuple[SequenceRows, ...],
+    run: tuple[SequenceRows, ...],
+    verdicts: Mapping[int, Verdict],
+    prompt_scores: Mapping[int, tuple[PositionLogprobs, ...]],
+) -> tuple[SequenceResult, ...]:
+    """verdicts, prompt_scores: by slot, of those that have any."""
+    nothing = Verdict()
+    results = []
+    for before, rows in zip(planned, run, strict=True):
+        slot = rows.slot
+        verdict = verdicts.get(slot, nothing)
+        result = SequenceResult(
+            slot=slot,
             token_ids=verdict.token_ids,
-            num_pruned=num_pruned,
+            num_pruned=before.num_drafts - rows.num_drafts,
             logprobs=verdict.logprobs,
-            prompt_logprobs=prompt,
+            prompt_logprobs=prompt_scores.get(slot),
             error=verdict.error,
         )
+        results.append(result)
+    return tuple(results)
 
 
 def _drafts(plan: DraftPlan, proposals: Proposals, began_s: float, ended_s: float) -> Drafts:
@@ -392,12 +383,25 @@ def _drafts(plan: DraftPlan, proposals: Proposals, began_s: float, ended_s: floa
     )
 
 
-def _judging_rows(chosen: list[SequenceRows], last_rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The last γ + 1 rows of each sequence. last_rows: [len(chosen)]."""
-    counts = np.fromiter((rows.num_drafts + 1 for rows in chosen), np.int64, len(chosen))
-    offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    judging: NDArray[np.int64] = np.repeat(last_rows - counts + 1, counts) + offsets
-    return judging
+def _last_rows(
+    chosen: list[SequenceRows], plan_rows: tuple[SequenceRows, ...], batch: RowBatch
+) -> NDArray[np.int64]:
+    """[len(chosen)]."""
+    if len(chosen) == len(plan_rows):
+        return batch.last_rows
+    return batch.last_rows[[i for i, rows in enumerate(plan_rows) if rows.samples]]
+
+
+def _judging(chosen: list[SequenceRows]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of the last γ + 1 rows of each sequence: how many these are, and how many of them are behind each, [R].
+
+    γ         |    2    | 0 | 1    |
+    counts    |    3    | 1 | 2    |
+    behind    | 2  1  0 | 0 | 1  0 |
+    """
+    counts = np.array([rows.num_drafts + 1 for rows in chosen])
+    ends = counts.cumsum()
+    return counts, ends.repeat(counts) - np.arange(1, ends[-1] + 1)
 
 
 def _drafted_rows(chosen: list[SequenceRows]) -> list[DraftedRows]:

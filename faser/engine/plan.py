@@ -10,6 +10,9 @@ says which of the drafted tokens are verified. A step that does not has neither.
 SequenceDelta is what a committed step says upwards. Plain values, no tensors. A slot is a sequence's line in
 the data plane's tables (block table, sampling state); it belongs to one sequence from the plan that starts it
 until a plan that releases it.
+
+Nobody writes to any of these. Those that every sequence has in every step are not frozen: that would triple the
+host's time for making them.
 """
 
 from dataclasses import dataclass
@@ -38,7 +41,7 @@ class SequenceStart:
     predicted_token_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SequenceRows:
     """The rows of one sequence in a step.
 
@@ -57,7 +60,7 @@ class SequenceRows:
     num_drafts: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class DraftWish:
     """A sequence that may draft, started in an earlier step and with exactly its last token not computed.
 
@@ -106,7 +109,7 @@ class DraftPlan:
     names_likely: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Draft:
     """Proposed continuation of one sequence; empty where there is nothing to propose.
 
@@ -150,10 +153,10 @@ class StepPlan:
 
     @property
     def num_rows(self) -> int:
-        return sum(len(each.token_ids) for each in self.rows)
+        return sum([len(each.token_ids) for each in self.rows])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SequenceResult:
     """What one sequence of the plan got: token_ids is empty where nothing was sampled.
 
@@ -189,7 +192,7 @@ class StepResult:
     pruning: PruneStats | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SequenceDelta:
     """What one committed step added to one sample of a request.
 

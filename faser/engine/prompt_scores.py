@@ -3,6 +3,9 @@
 Owns who is still owed any. Knows neither plans beyond a sequence's rows nor how a report is made.
 """
 
+import numpy as np
+from numpy.typing import NDArray
+
 from faser.engine.plan import SequenceRows, SequenceStart
 from faser.engine.runner import Runner
 from faser.engine.sampler import Sampler
@@ -26,19 +29,26 @@ class PromptScores:
     def release(self, slot: int) -> None:
         self._owed.pop(slot, None)
 
-    def of(self, rows: SequenceRows, last_row: int) -> tuple[PositionLogprobs, ...] | None:
-        """Of the prompt tokens that rows of the last forward predict, from start + 1 on; None: not wanted.
+    def of_step(
+        self, rows: tuple[SequenceRows, ...], last_rows: NDArray[np.int64]
+    ) -> dict[int, tuple[PositionLogprobs, ...]]:
+        """By slot: of the prompt tokens that rows of the last forward predict, from start + 1 on.
 
-        last_row: where the last of them stands in the forward.
+        Only of those who are owed any. last_rows: [S] where each sequence's last row stands in the forward.
         """
-        start = self._owed.get(rows.slot)
-        if start is None:
-            return None
+        if not self._owed:
+            return {}
+        found = {
+            each.slot: self._of(each, last_row, self._owed[each.slot])
+            for each, last_row in zip(rows, last_rows.tolist(), strict=True)
+            if each.slot in self._owed
+        }
+        return {slot: scores for slot, scores in found.items() if scores}
+
+    def _of(self, rows: SequenceRows, last_row: int, start: SequenceStart) -> tuple[PositionLogprobs, ...]:
         num_top = start.sampling.prompt_logprobs
         assert num_top is not None
         targets = start.token_ids[rows.start + 1 : min(rows.start + len(rows.token_ids) + 1, start.prompt_len)]
-        if not targets:
-            return None
         first_row = last_row + 1 - len(rows.token_ids)
         scored: list[PositionLogprobs] = []
         for at in range(0, len(targets), self._max_logit_rows):

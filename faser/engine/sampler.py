@@ -6,7 +6,7 @@ whatever the other rows. `sample` does it all for one row per sequence; whoever 
 between them, takes the stages one by one. Knows nothing of models, blocks, schedules and verdicts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -108,7 +108,7 @@ class Sampler:
         """The slot is free."""
         self._state.release(slot)
 
-    def accept(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
+    def accept(self, slots: Iterable[int], token_ids: Iterable[int]) -> None:
         """Each sequence goes on with its token; a slot that stands here several times, in that order."""
         if self._state.counts:
             for slot, token_id in zip(slots, token_ids, strict=True):

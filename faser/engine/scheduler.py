@@ -31,7 +31,7 @@ from faser.engine.sequence import Rank, Sequence, Status, sample_seed, total_tok
 from faser.engine.spec.control import Beside, SpeculationControl
 from faser.engine.step import Step
 from faser.errors import ConfigError, RequestError
-from faser.types import EngineStats, FinishReason, PositionLogprobs, Request, SpeculationSummary
+from faser.types import EngineStats, FinishReason, Request, SpeculationSummary
 
 
 class Scheduler:
@@ -146,14 +146,11 @@ class Scheduler:
         assert not self._in_flight, f"step {self._step} has not been committed"
         if self._speculation is None:
             return None
-        candidates = [each for each in self._running if each.num_uncomputed == 1 and each.may_draft]
+        candidates, beside = self._candidates()
         if not candidates:
             return None
         wish = self._speculation.wish(
-            candidates,
-            self._beside(candidates),
-            budget=self._max_num_batched_tokens,
-            room=self._room_to_draft,
+            candidates, beside, budget=self._max_num_batched_tokens, room=self._room_to_draft
         )
         if wish is None:
             return None
@@ -178,7 +175,7 @@ class Scheduler:
         kept = self._chunks() if drafts is None else self._kept(drafts)
         begun: list[Sequence] = []
         for sequence in tuple(self._running):
-            if sequence.num_uncomputed > 1:
+            if len(sequence.token_ids) - sequence.num_computed > 1:
                 begun.append(sequence)
             else:
                 self._serve(sequence, step, kept.get(sequence, ()))
@@ -202,10 +199,12 @@ class Scheduler:
         """
         assert len(self._in_flight) == 1, f"{len(self._in_flight)} steps are in flight"
         before = self._in_flight[0].sequences
-        going = [each for each in before if each.status is Status.RUNNING and each.may_draft]
-        if not going or not self._can_go_ahead(before):
+        running = [each for each in before if each.status is Status.RUNNING]
+        going = [each for each in running if each.may_draft]
+        if not going or len(running) < len(self._running) or not self._can_go_ahead(before):
             return None
-        missing = [self._kv.blocks_for(each.num_tokens + 1) - len(each.table.blocks) for each in going]
+        size = self._kv.block_size
+        missing = [len(each.token_ids) // size + 1 - len(each.table.blocks) for each in going]
         if sum(missing) > self._kv.num_available:
             return None
         if self._speculation is not None and not self._speculation.rests(len(going)):
@@ -217,11 +216,10 @@ class Scheduler:
         return self._launch(step)
 
     def _can_go_ahead(self, before: list[Sequence]) -> bool:
-        """Everybody who runs is in flight up to the last known token, and nobody could be admitted."""
+        """Who is in flight is so up to the last known token, and nobody could be admitted."""
         return (
             self._in_flight[0].is_plain
             and not (self._waiting and self._free_slots)
-            and sum(each.status is Status.RUNNING for each in before) == len(self._running)
             and all(each.is_plain for each in before)
         )
 
@@ -319,13 +317,21 @@ class Scheduler:
         self._num_added += 1
         return (request.priority if self._by_priority else 0, request.arrival_s, self._num_added)
 
-    def _beside(self, candidates: list[Sequence]) -> Beside:
-        """What the next step will have beside the candidates, as far as can be told."""
-        rows = self._num_uncomputed() - len(candidates)
+    def _candidates(self) -> tuple[list[Sequence], Beside]:
+        """Who may draft, and what the next step will have beside them, as far as can be told."""
+        found: list[Sequence] = []
+        rows = decoding = 0
+        for each in self._running:
+            known = len(each.token_ids)
+            wanted = known - each.num_computed
+            if wanted == 1 and each.max_total - known > 1:
+                found.append(each)
+            else:
+                rows += wanted
+                decoding += wanted == 1
         if self._waiting and self._free_slots:
             rows += self._waiting[0].num_tokens
-        decoding = sum(each.num_uncomputed == 1 for each in self._running) - len(candidates)
-        return Beside(rows=min(rows, self._max_num_batched_tokens - len(candidates)), sequences=decoding)
+        return found, Beside(rows=min(rows, self._max_num_batched_tokens - len(found)), sequences=decoding)
 
     def _num_uncomputed(self) -> int:
         return sum([len(each.token_ids) - each.num_computed for each in self._running])
@@ -348,17 +354,19 @@ class Scheduler:
         return given
 
     def _blocks_to_draft(self, sequence: Sequence, length: int) -> tuple[int, ...]:
-        missing = self._kv.blocks_for(sequence.num_tokens + length) - len(sequence.table.blocks)
-        return tuple(self._kv.allocate(sequence.table, missing)) if missing > 0 else ()
+        lacking = len(sequence.token_ids) + length - len(sequence.table.blocks) * self._kv.block_size
+        if lacking <= 0:
+            return ()
+        return tuple(self._kv.allocate(sequence.table, self._kv.blocks_for(lacking)))
 
     def _chunks(self) -> dict[Sequence, tuple[int, ...]]:
         """What was drafted beside the last step and is to be verified now."""
         if self._speculation is None or not self._speculation.drafts_ahead:
             return {}
-        sequences = [each for each in self._running if each.num_uncomputed == 1 and each.may_draft]
+        sequences, beside = self._candidates()
         if not sequences:
             return {}
-        chunks = self._speculation.chunks(sequences, self._beside(sequences), budget=self._max_num_batched_tokens)
+        chunks = self._speculation.chunks(sequences, beside, budget=self._max_num_batched_tokens)
         return dict(zip(sequences, chunks, strict=True))
 
     def _kept(self, drafts: Drafts) -> dict[Sequence, tuple[int, ...]]:
@@ -374,13 +382,14 @@ class Scheduler:
 
         Blocks for its draft are there since it was proposed.
         """
-        num_rows = min(sequence.num_uncomputed, step.budget)
+        num_rows, budget = len(sequence.token_ids) - sequence.num_computed, step.budget
+        num_rows = num_rows if num_rows < budget else budget
         if sequence.status is not Status.RUNNING or num_rows == 0:
             return
-        missing = self._kv.blocks_for(sequence.num_computed + num_rows) - len(sequence.table.blocks)
-        if missing <= 0:
+        lacking = sequence.num_computed + num_rows - len(sequence.table.blocks) * self._kv.block_size
+        if lacking <= 0:
             step.add(sequence, num_rows, (), draft)
-        elif self._make_room(sequence, missing, step):
+        elif self._make_room(sequence, missing := self._kv.blocks_for(lacking), step):
             step.add(sequence, num_rows, self._kv.allocate(sequence.table, missing))
 
     def _make_room(self, sequence: Sequence, num_blocks: int, step: Step) -> bool:
@@ -456,56 +465,62 @@ class Scheduler:
 
     def _launch(self, step: Step) -> StepPlan:
         self._step += 1
-        sequences = list(step.rows)
-        is_plain = all(rows.samples and not rows.num_drafts for rows in step.rows.values())
+        rows = tuple(step.rows.values())
+        is_plain = all(each.samples and not each.num_drafts for each in rows)
         released = self._take_released()
-        slots = frozenset(rows.slot for rows in step.rows.values())
-        self._in_flight.append(_Launched(step=self._step, sequences=sequences, slots=slots, is_plain=is_plain))
+        slots = frozenset([each.slot for each in rows])
+        self._in_flight.append(_Launched(step=self._step, sequences=[*step.rows], slots=slots, is_plain=is_plain))
         self._kv.begin_step()
-        plan = StepPlan(
-            step=self._step,
-            released=released,
-            started=tuple(step.started),
-            rows=tuple(step.rows.values()),
-        )
+        plan = StepPlan(step=self._step, released=released, started=tuple(step.started), rows=rows)
         if self._speculation is not None:
             self._speculation.launch(plan)
         return plan
 
     def _take_released(self) -> tuple[int, ...]:
         """But for slots that a step in flight still has rows of: what comes of these is not heard of yet."""
+        if not self._released:
+            return ()
         busy = frozenset().union(*(each.slots for each in self._in_flight))
         released = tuple(slot for slot in self._released if slot not in busy)
         self._released = [slot for slot in self._released if slot in busy]
         return released
 
     def _commit_one(self, sequence: Sequence, rows: SequenceRows, outcome: SequenceResult) -> SequenceDelta | None:
-        if outcome.error is not None:
+        taken, scores = 0, None
+        if outcome.error is None:
+            taken = self._advance(sequence, rows, outcome)
+            scores = None if sequence.is_plain else sequence.hand_over_prompt_logprobs()
+        else:
             sequence.finish_reason = FinishReason.ERROR
+        if sequence.finish_reason is not None:
             self._remove(sequence)
-            return _delta(sequence, error=outcome.error, speculated=sequence.speculated)
+        elif not taken and scores is None:
+            return None
+        return SequenceDelta(
+            request_id=sequence.request.request_id,
+            index=sequence.index,
+            token_ids=outcome.token_ids[:taken],
+            logprobs=None if outcome.logprobs is None else outcome.logprobs[:taken],
+            prompt_logprobs=scores,
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+            num_cached_tokens=sequence.num_cached,
+            first_scheduled_s=sequence.first_scheduled_s,
+            error=outcome.error,
+            speculation=self._speculated(sequence),
+        )
+
+    def _advance(self, sequence: Sequence, rows: SequenceRows, outcome: SequenceResult) -> int:
+        """Its rows are computed: how many of the new tokens it takes."""
         if outcome.prompt_logprobs is not None and sequence.scores_prompt:
             sequence.take_prompt_logprobs(outcome.prompt_logprobs)
-        only_prompt = sequence.num_tokens == sequence.prompt_len
+        only_prompt = len(sequence.token_ids) == sequence.prompt_len
         taken = sequence.advance(rows.start + len(rows.token_ids), outcome.token_ids)
         self._generation_tokens += taken
         self._kv.publish(sequence.table, sequence.token_ids, sequence.num_computed)
-        finished = sequence.finish_reason is not None
-        if only_prompt and (taken or finished):
+        if only_prompt and (taken or sequence.finish_reason is not None):
             self._note_prompt_done(sequence)
-        if finished:
-            self._remove(sequence)
-        scores = sequence.hand_over_prompt_logprobs() if sequence.scores_prompt else None
-        if not taken and not finished and scores is None:
-            return None
-        logprobs = None if outcome.logprobs is None else outcome.logprobs[:taken]
-        return _delta(
-            sequence,
-            outcome.token_ids[:taken],
-            logprobs=logprobs,
-            prompt_logprobs=scores,
-            speculated=self._speculated(sequence),
-        )
+        return taken
 
     def _speculated(self, sequence: Sequence) -> SpeculationSummary | None:
         """With its end; and all along where a stop string may end it, for those are found by whoever reads on."""
@@ -565,27 +580,3 @@ class _Launched:
 
 def _rank(sequence: Sequence) -> Rank:
     return sequence.rank
-
-
-def _delta(
-    sequence: Sequence,
-    token_ids: tuple[int, ...] = (),
-    *,
-    logprobs: tuple[PositionLogprobs, ...] | None = None,
-    prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None,
-    error: str | None = None,
-    speculated: SpeculationSummary | None = None,
-) -> SequenceDelta:
-    return SequenceDelta(
-        request_id=sequence.request.request_id,
-        index=sequence.index,
-        token_ids=token_ids,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        finish_reason=sequence.finish_reason,
-        stop_reason=sequence.stop_reason,
-        num_cached_tokens=sequence.num_cached,
-        first_scheduled_s=sequence.first_scheduled_s,
-        error=error,
-        speculation=speculated,
-    )

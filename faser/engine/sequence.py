@@ -34,7 +34,8 @@ class Sequence:
 
     The last known token of a sequence that still generates is never computed: its row yields the next one.
     rank: its place in every order. max_total: tokens, prompt included, at which it ends. seed: the effective one.
-    is_plain: as its sampling is. speculated: what speculation did for it, kept by the control of speculation.
+    generates: False for a request that only scores its prompt. is_plain: as its sampling is. speculated: what
+    speculation did for it, kept by the control of speculation.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class Sequence:
         "eos_token_ids",
         "finish_reason",
         "first_scheduled_s",
+        "generates",
         "index",
         "is_plain",
         "max_total",
@@ -83,6 +85,7 @@ class Sequence:
         self.is_plain = self.sampling.is_plain
         self._may_end_with = eos_token_ids.union(self.sampling.stop_token_ids)
         self.prompt_len = len(request.prompt_token_ids)
+        self.generates = max_total > self.prompt_len
         self.token_ids = list(request.prompt_token_ids)
         self.num_computed = 0
         self.slot: int | None = None
@@ -109,11 +112,6 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
-    def generates(self) -> bool:
-        """False for a request that only scores its prompt."""
-        return self.max_total > self.prompt_len
-
-    @property
     def may_draft(self) -> bool:
         """Generates, and not its last token: a step without a draft brings that one."""
         return self.max_total - len(self.token_ids) > 1
@@ -129,12 +127,12 @@ class Sequence:
         num_computed: where this step's rows ended. Sets finish_reason at the token that ends the sequence;
         those behind it are dropped.
         """
-        taken = len(token_ids)
-        if len(self.token_ids) + taken < self.max_total and self._may_end_with.isdisjoint(token_ids):
-            self.token_ids.extend(token_ids)
+        known, taken = self.token_ids, len(token_ids)
+        if len(known) + taken < self.max_total and self._may_end_with.isdisjoint(token_ids):
+            known.extend(token_ids)
         else:
             taken = self._take_one_by_one(token_ids)
-        last = len(self.token_ids) - 1 if self.generates else len(self.token_ids)
+        last = len(known) - 1 if self.generates else len(known)
         self.num_computed = num_computed if num_computed < last else last
         if not self.generates and self.num_computed == self.prompt_len:
             self.finish_reason = FinishReason.LENGTH

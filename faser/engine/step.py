@@ -35,18 +35,19 @@ class Step:
     ) -> None:
         """num_rows: of known tokens. draft: behind the last known one; empty unless they reach it."""
         assert sequence.slot is not None
-        start, known = sequence.num_computed, sequence.token_ids
+        start, known, num_drafts = sequence.num_computed, sequence.token_ids, len(draft)
         end = start + num_rows
-        assert not draft or end == len(known), "a draft follows the last known token"
+        samples = end == len(known)
+        assert samples or not draft, "a draft follows the last known token"
         self.rows[sequence] = SequenceRows(
             slot=sequence.slot,
             start=start,
             token_ids=((known[start],) if num_rows == 1 else tuple(known[start:end])) + draft,
             new_blocks=tuple(new_blocks),
-            samples=end == len(known) and sequence.generates,
-            num_drafts=len(draft),
+            samples=samples and sequence.generates,
+            num_drafts=num_drafts,
         )
-        self.budget -= num_rows + len(draft)
+        self.budget -= num_rows + num_drafts
 
     def add_next(self, sequence: Sequence, new_blocks: Collection[int]) -> None:
         """A row behind the last known token, for the one that the step in flight will bring."""

@@ -19,7 +19,7 @@ from faser.engine.cost_model import CostModel, Ledger
 from faser.engine.plan import Drafts, StepResult
 from faser.engine.spec.acceptance import Acceptance, Outcomes
 from faser.engine.spec.drafted import Drafted, DraftReader
-from faser.engine.spec.frontier import Ahead, Border, Frontiers
+from faser.engine.spec.frontier import Border, Frontiers
 from faser.engine.spec.overlap import AheadChoice, best_ahead, mean_context
 from faser.engine.spec.policies.draft_lengths import best_lengths
 from faser.engine.spec.policies.objective import Objective, best_prefixes
@@ -141,13 +141,13 @@ class AheadControl:
         drafts = self._frontiers.standing(candidates.slots.tolist())
         self._frontiers.clear()
         self._rows, self._context = len(drafts) + candidates.other_rows, mean_context(candidates)
-        there = [i for i, draft in enumerate(drafts) if draft is not None and len(draft.token_ids) > 1]
+        chunks = [(i, draft) for i, draft in enumerate(drafts) if draft is not None and len(draft.token_ids) > 1]
         found: list[tuple[int, ...]] = [()] * len(drafts)
-        if not there:
+        if not chunks:
             return found, None
-        ready = [draft for draft in drafts if draft is not None and len(draft.token_ids) > 1]
+        there, ready = zip(*chunks, strict=True)
         at = np.array(there, dtype=np.int64)
-        slots = np.array([each.slot for each in ready], dtype=np.int64)
+        slots = candidates.slots[at]
         methods, lengths, confidences = self._reader.read(ready)
         whole = self._acceptance.drafted_survival(slots, methods, lengths, confidences)
         survival = np.zeros_like(whole)
@@ -182,17 +182,17 @@ class AheadControl:
         assert self._sent is not None, "nobody drafted beside this step"
         sent, self._sent = self._sent, None
         self._note_time(result, drafts, verify_s)
-        slots = np.array([each.slot for each in drafts.drafts], dtype=np.int64)
+        slots = sent.slots
         methods, lengths, confidences = self._reader.read(drafts.drafts)
         self._acceptance.offered(slots, sent.lengths, lengths)
-        brought = {each.slot: each.token_ids for each in result.sequences}
-        borders = []
-        for behind, draft in zip(sent.behind, drafts.drafts, strict=True):
-            self._frontiers.note(draft.slot, Ahead(behind=behind, draft=draft))
-            border, _ = self._frontiers.judge(draft.slot, brought.get(draft.slot, ()))
-            borders.append(border)
-        passed = np.array([border is Border.PASSED for border in borders])
-        refused = np.array([border is Border.REFUSED for border in borders])
+        brought, judge = {each.slot: each.token_ids for each in result.sequences}, self._frontiers.judge
+        borders = [
+            judge(behind, draft, brought.get(draft.slot, ()))
+            for behind, draft in zip(sent.behind, drafts.drafts, strict=True)
+        ]
+        right, wrong = Border.PASSED, Border.REFUSED
+        passed = np.array([border is right for border in borders])
+        refused = np.array([border is wrong for border in borders])
         over = (refused | (passed & (lengths == 1))).nonzero()[0]  # the others' verdicts come with their chunks
         return Beside(
             slots=slots,

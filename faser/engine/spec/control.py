@@ -21,7 +21,7 @@ from faser.engine.plan import Drafts, StepPlan, StepResult, StopRule
 from faser.engine.sequence import Sequence, Status
 from faser.engine.spec.acceptance import Acceptance
 from faser.engine.spec.ahead import OFF, AheadControl
-from faser.engine.spec.drafted import FIRST_TEXT, METHOD_IDS, MODELS, NUM_MODELS, Drafted, DraftReader
+from faser.engine.spec.drafted import FIRST_TEXT, MODELS, Drafted, DraftReader
 from faser.engine.spec.journal import GAIN, LOAD, MEMORY, REQUEST, SERIAL, Journal
 from faser.engine.spec.policies import make_policy
 from faser.engine.spec.policy import Candidates, Ints, Policy
@@ -286,7 +286,7 @@ class SpeculationControl:
 
     def launch(self, plan: StepPlan) -> None:
         """The step is about to run."""
-        kv_tokens = sum(rows.start for rows in plan.rows)
+        kv_tokens = sum([rows.start for rows in plan.rows])
         predicted_s = float(self._costs.step_s(plan.num_rows, kv_tokens))
         self._journal.launched(predicted_s, drafts=any(rows.num_drafts for rows in plan.rows))
 
@@ -348,13 +348,13 @@ class SpeculationControl:
         self._tally.dropped(learned.slots, learned.methods, learned.dropped)
         if len(learned.verdicts.slots):
             self._standing.collect(learned.verdicts)
-        ends = {
-            rows.slot: rows.start + len(rows.token_ids) - rows.num_drafts + len(outcome.token_ids)
-            for rows, outcome in zip(plan.rows, result.sequences, strict=True)
-        }
-        for draft in beside.drafts:
-            if METHOD_IDS[draft.method] < NUM_MODELS:
-                self._roster.covers_upto(draft.slot, ends[draft.slot])
+        by_model = learned.slots[learned.methods < FIRST_TEXT]
+        if len(by_model):
+            ends = {
+                rows.slot: rows.start + len(rows.token_ids) - rows.num_drafts + len(outcome.token_ids)
+                for rows, outcome in zip(plan.rows, result.sequences, strict=True)
+            }
+            self._roster.covers_upto(by_model, [ends[slot] for slot in by_model.tolist()])
 
     def _wish(self, sequences: Many[Sequence], beside: Beside, budget: int, room: Room) -> Wish | None:
         count = len(sequences)

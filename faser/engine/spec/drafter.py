@@ -39,9 +39,12 @@ class Proposals:
     top_ids: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Continuation:
-    """token_ids: what the sequence in slot goes on with. num_accepted: so many leading ones it had drafted."""
+    """token_ids: what the sequence in slot goes on with. num_accepted: so many leading ones it had drafted.
+
+    Read only, and not frozen: see engine/plan.py.
+    """
 
     slot: int
     token_ids: tuple[int, ...]

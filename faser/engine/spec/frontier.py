@@ -7,7 +7,6 @@ values, no torch; which mode and how long is overlap's business.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 
 from faser.engine.plan import Draft
@@ -22,47 +21,32 @@ class Border(Enum):
     UNJUDGED = "unjudged"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ahead:
-    """A draft made beside a step. behind: the tokens that the step verified, which it continues."""
-
-    behind: tuple[int, ...]
-    draft: Draft
-
-
 class Frontiers:
     """By slot. A slot has a chunk from the step that passed the border until it is taken, or dropped."""
 
     def __init__(self) -> None:
-        self._ahead: dict[int, Ahead] = {}
         self._standing: dict[int, Draft] = {}
 
-    def note(self, slot: int, ahead: Ahead) -> None:
-        """Drafted beside the step in flight."""
-        self._ahead[slot] = ahead
+    def judge(self, behind: tuple[int, ...], draft: Draft, token_ids: tuple[int, ...]) -> Border:
+        """A step that verified `behind`, and beside which draft was made, brought token_ids.
 
-    def judge(self, slot: int, token_ids: tuple[int, ...]) -> tuple[Border, Draft | None]:
-        """The step brought token_ids: the accepted ones, and one of the target's own. Returns what was judged."""
-        ahead = self._ahead.pop(slot, None)
-        if ahead is None:
-            return Border.UNJUDGED, None
-        draft = ahead.draft
-        if not draft.token_ids or len(token_ids) != len(ahead.behind) + 1 or token_ids[:-1] != ahead.behind:
-            return Border.UNJUDGED, draft
+        These are the accepted ones, and one of the target's own; none where it brought nothing.
+        """
+        if not draft.token_ids or not token_ids or token_ids[:-1] != behind:
+            return Border.UNJUDGED
         if token_ids[-1] != draft.token_ids[0]:
-            return Border.REFUSED, draft
-        self._standing[slot] = draft
-        return Border.PASSED, draft
+            return Border.REFUSED
+        self._standing[draft.slot] = draft
+        return Border.PASSED
 
     def standing(self, slots: Iterable[int]) -> list[Draft | None]:
         """Drafts whose first token passed the border, so that the others are a chunk; None: not ready."""
         return [self._standing.get(slot) for slot in slots]
 
     def clear(self) -> None:
-        """Chunks were taken, or nobody wants them any more. What is being drafted stays."""
+        """Chunks were taken, or nobody wants them any more."""
         self._standing.clear()
 
     def drop(self, slot: int) -> None:
         """The sequence leaves its slot."""
-        self._ahead.pop(slot, None)
         self._standing.pop(slot, None)

@@ -130,9 +130,9 @@ class Roster:
         """A draft model has so many more tokens of each in its cache. [S]; no slot twice."""
         self._covered.put(slots, self._covered.take(slots) + more)
 
-    def covers_upto(self, slot: int, end: int) -> None:
-        """A draft model has all tokens before this position in its cache."""
-        self._covered[slot] = end
+    def covers_upto(self, slots: Ints, ends: Many[int]) -> None:
+        """A draft model has all tokens of each before these positions in its cache. [S]; no slot twice."""
+        self._covered[slots] = ends
 
     def _gathered(self, sequences: Many[Sequence]) -> _Members:
         slots = np.array([each.held_slot for each in sequences], dtype=np.int64)

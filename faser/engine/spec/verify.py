@@ -1,7 +1,8 @@
 """The Verifier seam: what becomes of drafted tokens, given the target's logits of their rows.
 
 Rows come sequence after sequence: the γ + 1 rows of a sequence judge its γ drafted tokens in order, and the row
-behind the last accepted one yields the target's own token. See the implementations for the rules.
+behind the last accepted one yields the target's own token. See the implementations for the rules. Nobody writes to
+the values; as in engine/plan.py they are not frozen, since every step makes many.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from torch import Tensor
 from faser.types import PositionLogprobs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class DraftedRows:
     """The rows of one sequence that are to be judged: len(draft) + 1 of them.
 
@@ -26,7 +27,7 @@ class DraftedRows:
     draft: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Verdict:
     """token_ids: accepted drafts, then one of the target's own. num_accepted: len(token_ids) - 1.
 

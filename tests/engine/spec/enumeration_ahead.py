@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from faser.engine.plan import Draft
-from faser.engine.spec.frontier import Ahead, Frontiers
+from faser.engine.spec.frontier import Frontiers
 from tests.engine.spec.enumeration import GAMMA, Cut, Judge, Law, Pair, Rule, Tokens
 
 REACH = 2 * GAMMA - 2  # a chunk, and a draft behind it, behind the output
@@ -110,7 +110,6 @@ def emitted_law_ahead(
 def standing(frontiers: Frontiers, chunk: Tokens, ahead: Tokens, tokens: Tokens) -> Tokens:
     """The chunk of the next step, after one that verified `chunk` and brought these tokens."""
     draft = Draft(slot=0, method="draft_model", token_ids=ahead, confidences=(0.0,) * len(ahead))
-    frontiers.note(0, Ahead(behind=chunk, draft=draft))
-    frontiers.judge(0, tokens)
+    frontiers.judge(chunk, draft, tokens)
     (draft_standing,) = frontiers.standing([0])
     return () if draft_standing is None else draft_standing.token_ids[1:]

@@ -113,6 +113,21 @@ def test_drafts_leave_every_sequence_its_row_and_prompts_half_of_the_rest() -> N
     driver.commit(plan)
 
 
+def test_a_policy_hears_of_rows_beside_the_candidates_and_which_of_them_bring_a_token() -> None:
+    policy = Greedy()
+    driver = driver_with(policy, max_num_batched_tokens=12, max_num_seqs=4, looks=False)
+    driver.add(asking("drafts", prompt=3), asking("ends", prompt=3, max_tokens=2))
+    driver.step()
+    driver.add(asking("long", prompt=30, max_tokens=9))
+    first = driver.step()
+    (prompt,) = (len(rows.token_ids) for rows in first.rows if rows.start == 0)
+    seen = policy.seen[-1]
+    assert (seen.num_sequences, seen.other_sequences, seen.other_rows) == (1, 1, 11)  # the budget ends there
+    driver.step()
+    seen = policy.seen[-1]
+    assert (seen.num_sequences, seen.other_sequences, seen.other_rows) == (1, 0, min(30 - prompt, 11))
+
+
 def test_where_blocks_are_short_drafts_are_given_up_and_nobody_is_preempted_for_them() -> None:
     policy = Greedy()
     driver = driver_with(policy, num_blocks=9, max_num_seqs=2)

@@ -5,8 +5,11 @@ for bit. Planted bugs that this test has caught: the tokens of who went on befor
 """
 
 import random
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from faser.engine.batch import BlockTable
 from faser.engine.graph_sizes import Guessing
@@ -27,6 +30,8 @@ from tests.engine.test_graphs import (
     Side,
     write_heads_of_64,
 )
+from tests.kernels.fake_device import FakeAccelerator
+from tests.kernels.fake_graph import fake_backend
 
 SLOTS, MOST_TOKENS = NUM_BLOCKS // WIDTH, 6
 
@@ -36,8 +41,23 @@ def side(tmp_path_factory: pytest.TempPathFactory) -> Side:
     return Side(write_heads_of_64(tmp_path_factory.mktemp("heads-of-64")))
 
 
+@dataclass
+class Counting(FakeAccelerator):
+    """sends: copies to the device, from pinned memory."""
+
+    sends: int = 0
+
+    def transfer(self, source: Tensor, target: Tensor) -> None:
+        self.sends += self.is_pinned(source)
+        super().transfer(source, target)
+
+
 @pytest.fixture(scope="module")
 def runner(side: Side) -> GraphRunner:
+    return recorded(side)
+
+
+def recorded(side: Side) -> GraphRunner:
     return GraphRunner(
         side.decoder,
         side.backend,
@@ -91,3 +111,18 @@ def test_recorded_passes_draft_what_passes_that_wait_draft(side: Side, runner: G
     alone = [Opening(slot=3, start=0, token_ids=tuple(texts[3][:5]), max_tokens=MOST_TOKENS)]
     (found,), (kept,) = (loop.draft(alone, rule).courses for loop in (fed, waiting))
     assert (found.token_ids, found.confidences) == (kept.token_ids, kept.confidences)
+
+
+def test_a_pass_like_the_one_before_sends_its_layout_only(tmp_path: Path) -> None:
+    """The first two passes send inputs and the rows of their logits as well. Greedy rows ask for nothing."""
+    accelerator = Counting()
+    side, table = Side(write_heads_of_64(tmp_path), fake_backend(accelerator)), BlockTable(SLOTS, WIDTH)
+    for slot in (0, 1):
+        table.append(slot, tuple(range(slot * WIDTH, (slot + 1) * WIDTH)))
+    choice, looping = GreedyChoice(side.backend.token_choice), recorded(side)
+    waiting = PassLoop(looping, table, choice, max_rows=MAX_ROWS)
+    fed = FedPassLoop(looping, table, choice, max_rows=MAX_ROWS, waiting=waiting)
+    openings = [Opening(slot=slot, start=0, token_ids=(1, 2, 3), max_tokens=MOST_TOKENS) for slot in (0, 1)]
+    sends = accelerator.sends
+    assert fed.draft(openings, None).passes == MOST_TOKENS
+    assert accelerator.sends - sends == 3 + 3 + (MOST_TOKENS - 2)

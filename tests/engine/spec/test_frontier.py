@@ -3,7 +3,7 @@
 import pytest
 
 from faser.engine.plan import Draft
-from faser.engine.spec.frontier import Ahead, Border, Frontiers
+from faser.engine.spec.frontier import Border, Frontiers
 
 SLOT = 3
 
@@ -14,9 +14,7 @@ def draft(*token_ids: int) -> Draft:
 
 def judged(behind: tuple[int, ...], ahead: Draft, token_ids: tuple[int, ...]) -> tuple[Border, Draft | None]:
     frontiers = Frontiers()
-    frontiers.note(SLOT, Ahead(behind=behind, draft=ahead))
-    border, found = frontiers.judge(SLOT, token_ids)
-    assert found is ahead
+    border = frontiers.judge(behind, ahead, token_ids)
     return border, frontiers.standing([SLOT])[0]
 
 
@@ -48,22 +46,16 @@ def test_a_step_that_brought_fewer_tokens_than_were_assumed_judges_nothing() -> 
     assert judged((7, 8), draft(9), ())[0] is Border.UNJUDGED
 
 
-def test_what_is_left_is_forgotten() -> None:
-    frontiers = Frontiers()
-    frontiers.note(SLOT, Ahead(behind=(), draft=draft(1, 2)))
-    frontiers.judge(SLOT, (1,))
+def test_a_slot_that_is_left_has_nothing_standing() -> None:
+    frontiers, kept = Frontiers(), Draft(slot=SLOT + 1, method="suffix", token_ids=(1, 2))
+    frontiers.judge((), draft(1, 2), (1,))
+    frontiers.judge((), kept, (1,))
     frontiers.drop(SLOT)
-    assert frontiers.standing([SLOT]) == [None]
-    frontiers.note(SLOT, Ahead(behind=(), draft=draft(1, 2)))
-    frontiers.drop(SLOT)
-    assert frontiers.judge(SLOT, (1,)) == (Border.UNJUDGED, None)
+    assert frontiers.standing([SLOT, SLOT + 1]) == [None, kept]
 
 
-def test_chunks_are_cleared_and_drafts_under_way_stay() -> None:
+def test_what_was_taken_stands_no_more() -> None:
     frontiers = Frontiers()
-    frontiers.note(SLOT, Ahead(behind=(), draft=draft(1, 2)))
-    frontiers.judge(SLOT, (1,))
-    frontiers.note(SLOT, Ahead(behind=(2,), draft=draft(5)))
+    frontiers.judge((), draft(1, 2), (1,))
     frontiers.clear()
     assert frontiers.standing([SLOT]) == [None]
-    assert frontiers.judge(SLOT, (2, 5))[0] is Border.PASSED

@@ -8,7 +8,7 @@ show here what they would not forgive.
 import pytest
 
 from faser.engine.plan import Draft
-from faser.engine.spec.frontier import Ahead, Border, Frontiers
+from faser.engine.spec.frontier import Border, Frontiers
 from tests.engine.spec.enumeration import (
     Cut,
     Judge,
@@ -92,21 +92,16 @@ WRONG_RULES: list[AheadRule] = [
 class Believing(Frontiers):
     """The draft stands whatever the last row said, as long as the chunk was accepted."""
 
-    def judge(self, slot: int, token_ids: tuple[int, ...]) -> tuple[Border, Draft | None]:
-        ahead = self._ahead[slot]
-        told = token_ids
-        if len(token_ids) == len(ahead.behind) + 1 and token_ids[:-1] == ahead.behind:
-            told = (*token_ids[:-1], ahead.draft.token_ids[0])
-        return super().judge(slot, told)
+    def judge(self, behind: Tokens, draft: Draft, token_ids: Tokens) -> Border:
+        told = (*behind, draft.token_ids[0]) if token_ids[:-1] == behind else token_ids
+        return super().judge(behind, draft, told)
 
 
 class Unpunctual(Frontiers):
     """A refusal inside the chunk goes unnoticed, if the last token that came happens to be the draft's first."""
 
-    def judge(self, slot: int, token_ids: tuple[int, ...]) -> tuple[Border, Draft | None]:
-        ahead = self._ahead[slot]
-        self._ahead[slot] = Ahead(behind=token_ids[:-1], draft=ahead.draft)
-        return super().judge(slot, token_ids)
+    def judge(self, behind: Tokens, draft: Draft, token_ids: Tokens) -> Border:  # noqa: ARG002
+        return super().judge(token_ids[:-1], draft, token_ids)
 
 
 WRONG_FRONTIERS = [Believing, Unpunctual]

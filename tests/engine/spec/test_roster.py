@@ -92,7 +92,7 @@ def test_lag_is_what_a_draft_model_has_not_seen() -> None:
     roster = roster_of(*sequences)
     roster.covers(np.array([0, 2]), np.array([4, 9]))
     assert roster.lag(roster.batch(sequences)).tolist() == [2, 0]
-    roster.covers_upto(0, 6)
+    roster.covers_upto(np.array([0]), [6])
     assert roster.lag(roster.batch(sequences)).tolist() == [0, 0]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from faser.engine.plan import SequenceRows
 from faser.engine.sampler import NO_TOKEN, PreparedRows, Sampler, not_finite
 from faser.engine.spec.verifiers.rows import Bools, Ints, JudgedRows, lay_out
 from faser.engine.spec.verify import DraftedRows, Verdict
@@ -47,18 +48,28 @@ class Coupled:
         return chosen
 
 
-def verdicts_of(sequences: Sequence[DraftedRows], chosen: Ints) -> list[Verdict]:
-    """One a sequence, where all its rows have chosen: [R] tokens, NO_TOKEN of logits that are no numbers."""
-    rows = lay_out(sequences)
-    last = rows.last_reached(accepted(chosen, rows.drafted, chosen != NO_TOKEN))
-    return [
-        Verdict(error=not_finite(each.position + end - begin))
-        if own == NO_TOKEN
-        else Verdict(token_ids=(*each.draft[: end - begin], own))
-        for each, begin, end, own in zip(
-            sequences, rows.first.tolist(), last.tolist(), chosen[last].tolist(), strict=True
-        )
-    ]
+def verdicts_of(sequences: Sequence[SequenceRows], chosen: Ints) -> list[Verdict]:
+    """One a sequence, where its γ + 1 last rows have chosen: [R] tokens, NO_TOKEN of logits that are no numbers.
+
+    chosen      x_1  x_2  y | z       the drafted tokens x_1, x_2, x_3 as far as they were chosen, and the
+                 first   last         first choice that is none of them: a slice of what was chosen
+    """
+    token_ids: list[int] = chosen.tolist()
+    verdicts, first = [], 0
+    for rows in sequences:
+        last, num_drafts = first, rows.num_drafts
+        if num_drafts:
+            for drafted in rows.token_ids[-num_drafts:]:
+                if token_ids[last] != drafted:
+                    break
+                last += 1
+        if token_ids[last] == NO_TOKEN:
+            position = rows.start + len(rows.token_ids) - num_drafts + last - first
+            verdicts.append(Verdict(error=not_finite(position)))
+        else:
+            verdicts.append(Verdict(token_ids=tuple(token_ids[first : last + 1])))
+        first += num_drafts + 1
+    return verdicts
 
 
 def accepted(chosen: Ints, drafted: Ints, sound: Bools) -> Bools:
