@@ -41,6 +41,10 @@ class RowBatch:
     last_rows: NDArray[np.int64]
     feed: Feed | None = None
 
+    @property
+    def num_rows(self) -> int:
+        return self.token_ids.shape[0]
+
     def narrowed(self, counts: NDArray[np.int32]) -> tuple["RowBatch", NDArray[np.int64]]:
         """The batch of each sequence's first counts[s] rows, [S], at least one; and which these are, ascending.
 
@@ -70,27 +74,29 @@ class BlockTable:
 
     def __init__(self, num_slots: int, max_blocks: int) -> None:
         self._blocks = np.zeros((num_slots, max_blocks), dtype=np.int32)
-        self._counts = [0] * num_slots
+        self._lists: list[list[int]] = [[] for _ in range(num_slots)]  # the same, where one is asked for at a time
 
     def clear(self, slot: int) -> None:
-        self._counts[slot] = 0
+        self._lists[slot] = []
 
     def append(self, slot: int, blocks: tuple[int, ...]) -> None:
-        count = self._counts[slot]
-        self._blocks[slot, count : count + len(blocks)] = blocks
-        self._counts[slot] = count + len(blocks)
+        held = self._lists[slot]
+        self._blocks[slot, len(held) : len(held) + len(blocks)] = blocks
+        held.extend(blocks)
 
     def blocks(self, slot: int, first: int = 0) -> list[int]:
         """Blocks of a slot, in order of position, from number first on."""
-        found: list[int] = self._blocks[slot, first : self._counts[slot]].tolist()
-        return found
+        return self._lists[slot][first:]
 
     def gather(self, rows: tuple[SequenceRows, ...]) -> RowBatch:
         """Lay the rows of one plan out as arrays; their new blocks must have been appended."""
-        counts = np.fromiter((len(each.token_ids) for each in rows), np.int32, len(rows))
-        starts = np.fromiter((each.start for each in rows), np.int32, len(rows))
-        token_ids = np.fromiter(chain.from_iterable(each.token_ids for each in rows), np.int64, counts.sum())
-        return self.lay_out([each.slot for each in rows], starts, counts, token_ids)
+        inputs = [each.token_ids for each in rows]
+        return self.lay_out(
+            [each.slot for each in rows],
+            np.array([each.start for each in rows], dtype=np.int32),
+            np.array([*map(len, inputs)], dtype=np.int32),
+            np.fromiter(chain.from_iterable(inputs), np.int64),
+        )
 
     def lay_out(
         self,
@@ -101,10 +107,10 @@ class BlockTable:
     ) -> RowBatch:
         """Rows at positions starts[s], starts[s] + 1, … of slot s, counts[s] of them; token_ids: of all."""
         query_start = np.zeros(len(slots) + 1, dtype=np.int32)
-        np.cumsum(counts, out=query_start[1:])
+        counts.cumsum(out=query_start[1:])
         positions = np.arange(len(token_ids), dtype=np.int32)
-        positions += np.repeat(starts - query_start[:-1], counts)
-        width = max(self._counts[slot] for slot in slots)
+        positions += (starts - query_start[:-1]).repeat(counts)
+        width = max([len(self._lists[slot]) for slot in slots])
         return RowBatch(
             token_ids=torch.from_numpy(token_ids),
             layout=RowLayout(

@@ -127,8 +127,7 @@ class RequestStage:
         seeds[:count] = requests.seeds.view(np.int64)
         top_p.view(np.float64)[:count] = requests.top_p
         narrow[:count], narrow[count:room] = requests.temperature, 0.0
-        # Rounded as engine/sampling.py does.
-        narrow[room : room + count] = torch.from_numpy(requests.min_p).log().float().numpy()
+        narrow[room : room + count] = _log(requests.min_p)
         self._stage.send()
 
     def rows(self, count: int) -> ChoiceRows:
@@ -146,17 +145,29 @@ class RequestStage:
         )
 
 
+def _log(min_p: NDArray[np.float64]) -> NDArray[np.float32] | float:
+    """Rounded as engine/sampling.py does."""
+    if not min_p.any():
+        return -np.inf
+    found: NDArray[np.float32] = torch.from_numpy(min_p).log().float().numpy()
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """A Pending whose values are on their way."""
+    """A Pending whose values are on their way. leads_at: words before the leads; None: none were asked for."""
 
     tokens: Tensor
+    count: int
     fetch: Fetch
+    leads_at: int | None = None
 
     def wait(self) -> Choices:
-        values = self.fetch.wait()
-        leads = values[1].astype(np.float64) if len(values) > 1 else None
-        return Choices(token_ids=values[0], leads=leads)
+        (words,) = self.fetch.wait()
+        if self.leads_at is None:
+            return Choices(token_ids=words)
+        leads: NDArray[np.float32] = words[self.leads_at :].view(np.float32)[: self.count]
+        return Choices(token_ids=words[: self.count], leads=leads.astype(np.float64))
 
 
 class DeviceChooser:
@@ -169,21 +180,30 @@ class DeviceChooser:
         self._choice = choice
         self._capture = capture
         self._requests = RequestStage(capture, max_rows)
-        self.tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self._leads = torch.zeros(max_rows, dtype=torch.float32, device=device)
+        # Tokens, then leads, in one piece of memory: one copy brings both.
+        self._leads_at = -(-max_rows // _LINE) * _LINE
+        self._words = torch.zeros(self._leads_at + -(-max_rows // 2), dtype=torch.int64, device=device)
+        self.tokens = self._words[:max_rows]
+        self._leads = self._words[self._leads_at :].view(torch.float32)
 
+    @torch.inference_mode()
     def take(self, logits: Tensor, requests: Requests) -> OnDevice:
-        self.send(requests)
-        self.run_take(logits, requests.cuts)
+        cuts = requests.cuts
+        self.send(requests, cuts)
+        self.run_take(logits, cuts)
         return self.taken(len(requests))
 
+    @torch.inference_mode()
     def guess(self, logits: Tensor, requests: Requests, window: float) -> OnDevice:
-        self.send(requests)
-        self.run_guess(logits, window, requests.cuts)
+        cuts = requests.cuts
+        self.send(requests, cuts)
+        self.run_guess(logits, window, cuts)
         return self.guessed(len(requests))
 
-    def send(self, requests: Requests) -> None:
-        self._requests.send(requests)
+    def send(self, requests: Requests, cuts: Cuts) -> None:
+        """What a choice looks at of its rows: nothing where all are greedy. cuts: of the requests."""
+        if cuts.random:
+            self._requests.send(requests)
 
     def run_take(self, logits: Tensor, cuts: Cuts) -> None:
         count = len(logits)
@@ -199,8 +219,8 @@ class DeviceChooser:
 
     def taken(self, count: int) -> OnDevice:
         tokens = self.tokens[:count]
-        return OnDevice(tokens, self._capture.fetch((tokens,)))
+        return OnDevice(tokens, count, self._capture.fetch((tokens,)))
 
     def guessed(self, count: int) -> OnDevice:
-        tokens = self.tokens[:count]
-        return OnDevice(tokens, self._capture.fetch((tokens, self._leads[:count])))
+        words = self._words[: self._leads_at + -(-count // 2)]
+        return OnDevice(self.tokens[:count], count, self._capture.fetch((words,)), self._leads_at)

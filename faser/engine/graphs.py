@@ -78,7 +78,6 @@ class GraphRunner(Runner):
     def num_recordings(self) -> int:
         return sum(each.num_recordings for each in self._sets.values())
 
-    @torch.inference_mode()
     def forward(self, batch: RowBatch, num_layers: int | None = None) -> None:
         depth = self.num_layers if num_layers is None else num_layers
         here = self._here
@@ -93,7 +92,7 @@ class GraphRunner(Runner):
         self._inputs.send(batch, self._device_chooser)
         here.run(trunk, batch.layout)
         self._batch, self._plan = batch, None
-        self._hidden = self._decoder.hidden[: len(batch.token_ids)]
+        self._hidden = self._decoder.hidden[: batch.num_rows]
 
     @torch.inference_mode()
     def advance(self, num_layers: int | None = None) -> None:
@@ -103,7 +102,6 @@ class GraphRunner(Runner):
             self._plan = self._backend.plan(self._batch.layout, self._block_size)
         super().advance(num_layers)
 
-    @torch.inference_mode()
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
         """See Runner. Valid until the next call."""
         assert self._hidden is not None, "logits before forward"
@@ -117,23 +115,23 @@ class GraphRunner(Runner):
         recording.replay()
         return self._decoder.logit_rows[: len(rows)]
 
-    @torch.inference_mode()
     def choose(self, rows: NDArray[np.int64], requests: Requests) -> Pending:
         logits, here = self.logits(rows), self._here
-        recording = None if here is None else here.take(len(rows), requests.cuts)
+        cuts = requests.cuts
+        recording = None if here is None else here.take(len(rows), cuts)
         if recording is None:
             return self._device_chooser.take(logits, requests)
-        self._device_chooser.send(requests)
+        self._device_chooser.send(requests, cuts)
         recording.replay()
         return self._device_chooser.taken(len(rows))
 
-    @torch.inference_mode()
     def guess(self, rows: NDArray[np.int64], requests: Requests, window: float) -> Pending:
         logits, here = self.logits(rows), self._here
-        recording = None if here is None else here.guess(len(rows), requests.cuts, window)
+        cuts = requests.cuts
+        recording = None if here is None else here.guess(len(rows), cuts, window)
         if recording is None:
             return self._device_chooser.guess(logits, requests, window)
-        self._device_chooser.send(requests)
+        self._device_chooser.send(requests, cuts)
         recording.replay()
         return self._device_chooser.guessed(len(rows))
 

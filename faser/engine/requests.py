@@ -24,6 +24,28 @@ class Requests:
     def __len__(self) -> int:
         return len(self.positions)
 
+    def among(self, rows: NDArray[np.int64]) -> "Requests":
+        """Those of these rows."""
+        return Requests(
+            temperature=self.temperature[rows],
+            min_p=self.min_p[rows],
+            top_k=self.top_k[rows],
+            top_p=self.top_p[rows],
+            seeds=self.seeds[rows],
+            positions=self.positions[rows],
+        )
+
+    def at(self, positions: NDArray[np.int64]) -> "Requests":
+        """The same, of tokens at these positions, [N]."""
+        return Requests(
+            temperature=self.temperature,
+            min_p=self.min_p,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seeds=self.seeds,
+            positions=positions,
+        )
+
     @property
     def is_random(self) -> NDArray[np.bool_]:
         """[N] whose tokens are drawn."""
@@ -33,8 +55,10 @@ class Requests:
     @property
     def cuts(self) -> "Cuts":
         random = self.is_random
+        if not random.any():
+            return GREEDY
         return Cuts(
-            random=bool(random.any()),
+            random=True,
             top_k=bool((random & (self.top_k > 0)).any()),
             top_p=bool((random & (self.top_p < 1)).any()),
         )
@@ -47,3 +71,6 @@ class Cuts:
     random: bool
     top_k: bool
     top_p: bool
+
+
+GREEDY = Cuts(random=False, top_k=False, top_p=False)

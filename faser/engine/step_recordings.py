@@ -38,7 +38,7 @@ class Inputs:
         self._stage: Stage = capture.stage(2 * max_rows, torch.int64)
 
     def send(self, batch: RowBatch, chooser: DeviceChooser) -> None:
-        numbers, count = self._stage.host(), len(batch.token_ids)
+        numbers, count = self._stage.host(), batch.num_rows
         token_ids, sources = numbers[: self._max_rows], numbers[self._max_rows :]
         token_ids[:count], token_ids[count:] = batch.token_ids.numpy(), 0
         sources[:] = -1
@@ -109,10 +109,10 @@ class StepRecordings:
     def trunk(self, batch: RowBatch, depth: int) -> Trunk | None:
         """The smallest that the batch fits into."""
         layout = batch.layout
-        num_rows, num_sequences = len(batch.token_ids), len(layout.seq_len)
+        num_rows, num_sequences = batch.num_rows, layout.seq_len.shape[0]
         bucket = self._buckets[num_rows == num_sequences].fitting(num_rows, num_sequences)
         trunk = None if bucket is None else self._trunks.get((bucket, depth))
-        if trunk is None or _num_blocks(layout, self._recorded.block_size) > trunk.max_blocks:
+        if trunk is None or not _has_room(trunk, layout, self._recorded.block_size):
             return None
         return trunk
 
@@ -178,6 +178,9 @@ def _run_head(decoder: Decoder, rows: torch.Tensor) -> None:
     decoder.logits(decoder.hidden.index_select(0, rows))
 
 
-def _num_blocks(layout: RowLayout, block_size: int) -> int:
+def _has_room(trunk: Trunk, layout: RowLayout, block_size: int) -> bool:
+    """For the blocks of all sequences. They are counted only where those of the table are too many."""
+    if layout.block_table.numel() <= trunk.max_blocks:
+        return True
     lengths: NDArray[np.int32] = layout.seq_len.numpy()
-    return int((-(-lengths // np.int32(block_size))).sum())
+    return int((-(-lengths // np.int32(block_size))).sum()) <= trunk.max_blocks

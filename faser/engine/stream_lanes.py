@@ -3,7 +3,7 @@
 Owns the events that put the lanes' work in order with everybody else's. Knows nothing of where the streams run.
 
 Giving work takes the host less time than the device, and two threads would take the interpreter from each other at
-every call of torch: with a thread each, steps of 64 sequences took half as long again (benchmarks/host_gap). So
+every call of torch: with a thread each, steps of 64 sequences took 1.18 times as long (benchmarks/host_gap). So
 verification, the longer one, is given first, then the draft is made, then verification is waited for.
 
     caller's stream   … begun ┬─────────────────────────────┬┬ over …

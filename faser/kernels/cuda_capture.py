@@ -23,7 +23,7 @@ from faser.kernels.paged_attention import (
     AttentionWrappers,
     plan_attention,
 )
-from faser.kernels.paged_layout import NO_SLOT, LayoutSizes, fill, layout_within
+from faser.kernels.paged_layout import NO_SLOT, LayoutSizes, LayoutWriter, layout_within
 from faser.kernels.staging import FetchedValues, Fetcher, StagedNumbers, Staging
 
 
@@ -54,14 +54,17 @@ class FixedPlan:
         self._staging = Staging(accelerator, sizes.numbers, torch.int32)
         self.device = layout_within(self._staging.device, sizes)
         self._hosts = tuple(layout_within(each, sizes) for each in self._staging.hosts)
+        self._writers = tuple(
+            LayoutWriter(each, block_size, one_row_each=bucket.one_row_each) for each in self._hosts
+        )
         self._no_pages = self.device.page_indices[:0]
         self._planned: dict[AttentionKind, PagedAttention] = {}
         self._splits: dict[AttentionKind, bool] = {}
         # Behind what planning gave to the device: copies of its own pinned memory, and of the host's arrays. These
         # are written to again in the layout after the next, and the next one has waited for the fence.
         self._copied: Fence = accelerator.fence()
-        self._host = self._hosts[self._staging.claim()]
-        fill(self._host, _blank(bucket, block_size), block_size, one_row_each=self.one_row_each)
+        self._host = self._hosts[0]
+        self._write(_blank(bucket, block_size))
         self._host.slots.fill_(NO_SLOT)
         self._staging.send()
         self._is_blank = True
@@ -73,11 +76,10 @@ class FixedPlan:
 
     def lay_out(self, layout: RowLayout) -> None:
         """See Capture."""
-        self._host = self._hosts[self._staging.claim()]
-        fill(self._host, layout, self.block_size, one_row_each=self.one_row_each)
+        num_read = self._write(layout)
         self._is_blank = False
         self._copied.wait()
-        self._staging.send(self._host.num_used)
+        self._staging.send(num_read)
         for kind, wrapper in self._planned.items():
             self._plan(wrapper, kind)
         self._copied.mark()
@@ -92,6 +94,12 @@ class FixedPlan:
             self._plan(wrapper, kind)
             self._copied.mark()
         return wrapper
+
+    def _write(self, layout: RowLayout) -> int:
+        """A layout into the host's arrays that are to be sent next; how much of them is to be sent."""
+        at = self._staging.claim()
+        self._host = self._hosts[at]
+        return self._writers[at].fill(layout)
 
     def _plan(self, wrapper: PagedAttention, kind: AttentionKind) -> None:
         splits = self._splits[kind]

@@ -73,11 +73,6 @@ class PagedLayout:
         return len(self.positions) == len(self.seq_len)
 
     @property
-    def num_used(self) -> int:
-        """How much of the beginning of `packed`, on the CPU, is read: all but pages of no sequence."""
-        return len(self.packed) - _aligned(len(self.page_indices)) + int(self.page_indptr[-1])
-
-    @property
     def sizes(self) -> LayoutSizes:
         return LayoutSizes(rows=len(self.positions), sequences=len(self.seq_len), pages=len(self.page_indices))
 
@@ -91,76 +86,112 @@ def paged_layout(layout: RowLayout, block_size: int, allocate: Callable[[int], T
 
     allocate: gives that many int32 on the CPU, for `packed`.
     """
-    num_pages = _num_pages(layout, block_size)
-    sizes = LayoutSizes(rows=len(layout.positions), sequences=len(num_pages), pages=int(num_pages.sum()))
+    sizes = LayoutSizes(
+        rows=len(layout.positions), sequences=len(layout.seq_len), pages=_num_pages(layout, block_size)
+    )
     found = layout_within(allocate(sizes.numbers), sizes)
     fill(found, layout, block_size, one_row_each=False)
     return found
 
 
-def fill(target: PagedLayout, layout: RowLayout, block_size: int, *, one_row_each: bool) -> None:
-    """Lay a step out in pages, in arrays that may be longer than it needs.
+def fill(target: PagedLayout, layout: RowLayout, block_size: int, *, one_row_each: bool) -> int:
+    """See LayoutWriter, of arrays that are written once."""
+    return LayoutWriter(target, block_size, one_row_each=one_row_each).fill(layout)
 
-    target: on the CPU. Rows behind the layout's have position 0 and NO_SLOT; sequences behind it have one
-    position, in PADDING_BLOCK, and no row, or one where one_row_each.
+
+class LayoutWriter:
+    """Lays steps out in pages, one after the other, in arrays that may be longer than they need.
+
+    target: on the CPU. Rows behind a layout's have position 0 and NO_SLOT; sequences behind it have one position,
+    in PADDING_BLOCK, and no row, or one where one_row_each.
     """
-    sizes, num_pages = target.sizes, _num_pages(layout, block_size)
-    num_rows, num_sequences = len(layout.positions), len(num_pages)
-    missing, used = sizes.sequences - num_sequences, int(num_pages.sum())
-    assert num_rows <= sizes.rows, f"{num_rows} rows do not fit into {sizes.rows}"
-    assert missing >= 0, f"{num_sequences} sequences do not fit into {sizes.sequences}"
-    assert used + missing <= sizes.pages, (
-        f"{used} blocks and {missing} for padding; there is room for {sizes.pages}"
-    )
-    steps = np.arange(1, missing + 1, dtype=np.int32)
-    query_indptr, page_indptr = target.query_indptr.numpy(), target.page_indptr.numpy()
-    query_indptr[: num_sequences + 1] = layout.query_start.numpy()
-    query_indptr[num_sequences + 1 :] = num_rows + steps if one_row_each else num_rows
-    page_indptr[0] = 0
-    np.cumsum(num_pages, out=page_indptr[1 : num_sequences + 1])
-    page_indptr[num_sequences + 1 :] = used + steps
-    pages = target.page_indices.numpy()
-    _fill_pages(pages[:used], layout.block_table.numpy(), num_pages, page_indptr)
-    pages[used : used + missing] = PADDING_BLOCK
-    seq_len, last_page_len = target.seq_len.numpy(), target.last_page_len.numpy()
-    seq_len[:num_sequences], seq_len[num_sequences:] = layout.seq_len.numpy(), 1
-    last_page_len[:num_sequences] = seq_len[:num_sequences] - (num_pages - 1) * block_size
-    last_page_len[num_sequences:] = 1
-    _fill_rows(target, layout, block_size)
+
+    def __init__(self, target: PagedLayout, block_size: int, *, one_row_each: bool) -> None:
+        self._block_size = block_size
+        self._one_row_each = one_row_each
+        self._sizes = target.sizes
+        self._query_indptr, self._page_indptr = target.query_indptr.numpy(), target.page_indptr.numpy()
+        self._pages, self._last_page_len = target.page_indices.numpy(), target.last_page_len.numpy()
+        self._seq_len = target.seq_len.numpy()
+        self._positions, self._slots = target.positions.numpy(), target.slots.numpy()
+        self._steps = np.arange(1, self._sizes.sequences + 1, dtype=np.int32)
+        self._num_before_pages = self._sizes.numbers - _aligned(self._sizes.pages)
+
+    def fill(self, layout: RowLayout) -> int:
+        """Returns how much of the beginning of `packed` is read: all but pages of no sequence."""
+        starts, lengths, table = layout.query_start.numpy(), layout.seq_len.numpy(), layout.block_table.numpy()
+        positions = layout.positions.numpy()
+        num_rows, count, sizes = len(positions), len(lengths), self._sizes
+        missing = sizes.sequences - count
+        assert num_rows <= sizes.rows, f"{num_rows} rows do not fit into {sizes.rows}"
+        assert missing >= 0, f"{count} sequences do not fit into {sizes.sequences}"
+        blocks, offsets = np.divmod(lengths - 1, self._block_size)  # of everybody's last position
+        _check(lengths, blocks, table.shape[1])
+        num_pages, ends = blocks + 1, self._page_indptr[1 : count + 1]
+        np.add.accumulate(num_pages, out=ends)
+        used = int(ends[-1]) if count else 0
+        assert used + missing <= sizes.pages, (
+            f"{used} blocks and {missing} for padding; there is room for {sizes.pages}"
+        )
+        self._page_indptr[0] = 0
+        self._query_indptr[: count + 1] = starts
+        self._seq_len[:count] = lengths
+        np.add(offsets, 1, out=self._last_page_len[:count])
+        self._positions[:num_rows], self._positions[num_rows:] = positions, 0
+        pages = self._pages[:used]
+        _fill_pages(pages, table, num_pages, self._page_indptr[:count])
+        self._slots[num_rows:] = NO_SLOT
+        if num_rows == count:
+            self._fill_slots(pages[ends - 1], offsets)
+        else:
+            owners = np.arange(count).repeat(starts[1:] - starts[:-1])
+            blocks, offsets = np.divmod(positions, self._block_size)
+            self._fill_slots(table[owners, blocks], offsets)
+        if missing:
+            self._pad(num_rows, count, used)
+        return self._num_before_pages + used + missing
+
+    def _fill_slots(self, blocks: NDArray[np.int32], offsets: NDArray[np.int32]) -> None:
+        """Of rows in these blocks."""
+        slots = self._slots[: len(blocks)]
+        np.multiply(blocks, self._block_size, out=slots, dtype=np.int64)
+        slots += offsets
+
+    def _pad(self, num_rows: int, count: int, used: int) -> None:
+        """Sequences behind the layout's."""
+        missing = self._sizes.sequences - count
+        steps = self._steps[:missing]
+        self._query_indptr[count + 1 :] = num_rows + steps if self._one_row_each else num_rows
+        self._page_indptr[count + 1 :] = used + steps
+        self._pages[used : used + missing] = PADDING_BLOCK
+        self._seq_len[count:] = 1
+        self._last_page_len[count:] = 1
 
 
 def _fill_pages(
     pages: NDArray[np.int32],
     table: NDArray[np.int32],
     num_pages: NDArray[np.int32],
-    page_indptr: NDArray[np.int32],
+    begins: NDArray[np.int32],
 ) -> None:
     """Each sequence's blocks, one after the other. No mask of the table: a single long sequence makes it wide."""
-    firsts = np.arange(len(num_pages)) * table.shape[1]  # in the table, all lines in one
-    places = np.arange(len(pages)) + np.repeat(firsts - page_indptr[: len(num_pages)], num_pages)
-    np.take(table.reshape(-1), places, out=pages, mode="clip")  # another mode would take a copy
+    firsts = np.arange(len(begins)) * table.shape[1]  # in the table, all lines in one
+    places = np.arange(len(pages))
+    places += (firsts - begins).repeat(num_pages)
+    table.reshape(-1).take(places, out=pages, mode="clip")  # another mode would take a copy
 
 
-def _fill_rows(target: PagedLayout, layout: RowLayout, block_size: int) -> None:
-    starts, table = layout.query_start.numpy(), layout.block_table.numpy()
-    positions, slots, num_rows = target.positions.numpy(), target.slots.numpy(), len(layout.positions)
-    positions[:num_rows], positions[num_rows:] = layout.positions.numpy(), 0
-    slots[num_rows:] = NO_SLOT
-    owners = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    blocks, offsets = np.divmod(positions[:num_rows], block_size)
-    slots[:num_rows] = table[owners, blocks]
-    slots[:num_rows] *= block_size
-    slots[:num_rows] += offsets
+def _check(lengths: NDArray[np.int32], blocks: NDArray[np.int32], width: int) -> None:
+    """blocks: numbers of the last ones, below 0 where there is none."""
+    if len(blocks):
+        assert np.minimum.reduce(blocks) >= 0, f"a sequence of {lengths.min()} positions has no row"
+        most = np.maximum.reduce(blocks) + 1
+        assert most <= width, f"{most} blocks are read of {width}"
 
 
-def _num_pages(layout: RowLayout, block_size: int) -> NDArray[np.int32]:
-    """[S] pages of each sequence."""
-    seq_len: NDArray[np.int32] = layout.seq_len.numpy()
-    found: NDArray[np.int32] = -(-seq_len // np.int32(block_size))
-    width, least = layout.block_table.shape[1], seq_len.min(initial=1)
-    assert least >= 1, f"a sequence of {least} positions has no row"
-    assert found.max(initial=0) <= width, f"{found.max()} blocks are read of {width}"
-    return found
+def _num_pages(layout: RowLayout, block_size: int) -> int:
+    """Of all sequences."""
+    return int(((layout.seq_len.numpy() + (block_size - 1)) // block_size).sum())
 
 
 def layout_within(packed: Tensor, sizes: LayoutSizes) -> PagedLayout:

@@ -6,7 +6,7 @@ of what the numbers mean.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,13 +38,16 @@ class Staging:
     def send(self, count: int | None = None) -> None:
         """Give the copy of the host that was claimed to the device: of its first count numbers; None: of all."""
         at = self._next
-        self._accelerator.transfer(self.hosts[at][:count], self.device[:count])
+        source, target = self.hosts[at], self.device
+        if count is not None:
+            source, target = source[:count], target[:count]
+        self._accelerator.transfer(source, target)
         self._copied[at].mark()
         self._next = 1 - at
 
 
 class StagedNumbers:
-    """See Stage."""
+    """See Stage. Numbers that are there already are not sent again: passes of a draft say much twice."""
 
     def __init__(self, accelerator: Accelerator, count: int, dtype: torch.dtype) -> None:
         self._staging = Staging(accelerator, count, dtype)
@@ -58,30 +61,62 @@ class StagedNumbers:
         return self._hosts[self._staging.claim()]
 
     def send(self) -> None:
-        self._staging.send()
+        """See Stage. The other host holds what was sent last, or zeros, as the device does before that."""
+        claimed, sent = self._hosts
+        if claimed.tobytes() != sent.tobytes():  # no slower than to compare them where they are
+            self._staging.send()
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Of one value in a buffer, as a copy's target and as what the host reads."""
+
+    target: Tensor
+    array: NDArray[Any]
+
+
+_Kind = tuple[tuple[torch.Size, torch.dtype], ...]  # shapes and types of values that are fetched together
 
 
 @dataclass(frozen=True, slots=True)
 class _Landing:
-    """Where fetched values arrive. buffer: [capacity] uint8, pinned."""
+    """Where fetched values arrive. buffer: [capacity] uint8, pinned. places: of all kinds that were here."""
 
     buffer: Tensor
     arrived: Fence
+    places: dict[_Kind, tuple[_Span, ...]] = field(default_factory=dict)
+
+    def of(self, values: Sequence[Tensor]) -> tuple[_Span, ...]:
+        """Places of such values, one behind the other."""
+        kind = tuple([(each.shape, each.dtype) for each in values])
+        found = self.places.get(kind)
+        if found is None:
+            found = self.places[kind] = self._cut(values)
+        return found
+
+    @torch.inference_mode(False)  # so that whoever waits may do it outside of that mode
+    def _cut(self, values: Sequence[Tensor]) -> tuple[_Span, ...]:
+        places, start = [], 0
+        for each in values:
+            target = self.buffer[start : start + each.numel() * each.itemsize].view(each.dtype).view(each.shape)
+            places.append(_Span(target, target.numpy()))
+            start += _lines(each)
+        return tuple(places)
 
 
 class FetchedValues:
     """See Fetch. Its buffer goes back when the values are first waited for."""
 
-    def __init__(self, landing: _Landing, views: tuple[Tensor, ...], free: list[_Landing]) -> None:
+    def __init__(self, landing: _Landing, places: tuple[_Span, ...], free: list[_Landing]) -> None:
         self._landing = landing
-        self._views = views
+        self._places = places
         self._free = free
         self._values: tuple[NDArray[Any], ...] | None = None
 
     def wait(self) -> tuple[NDArray[Any], ...]:
         if self._values is None:
             self._landing.arrived.wait()
-            self._values = tuple(each.numpy().copy() for each in self._views)
+            self._values = tuple([each.array.copy() for each in self._places])
             self._free.append(self._landing)
         return self._values
 
@@ -93,21 +128,16 @@ class Fetcher:
         self._accelerator = accelerator
         self._free: dict[int, list[_Landing]] = {}
 
-    @torch.inference_mode(False)  # so that whoever waits may do it outside of that mode
     def fetch(self, values: Sequence[Tensor]) -> FetchedValues:
         """See Capture.fetch. Values of types that numpy has."""
-        sizes = [_lines(each) for each in values]
-        capacity = max(_LEAST_BYTES, 1 << (sum(sizes) - 1).bit_length()) if values else _LEAST_BYTES
+        capacity = max(_LEAST_BYTES, 1 << (sum(map(_lines, values)) - 1).bit_length()) if values else _LEAST_BYTES
         free = self._free.setdefault(capacity, [])
         landing = free.pop() if free else self._new(capacity)
-        views, start = [], 0
-        for value, size in zip(values, sizes, strict=True):
-            place = landing.buffer[start : start + value.numel() * value.itemsize]
-            views.append(place.view(value.dtype).view(value.shape))
-            self._accelerator.transfer(value, views[-1])
-            start += size
+        places = landing.of(values)
+        for value, place in zip(values, places, strict=True):
+            self._accelerator.transfer(value, place.target)
         landing.arrived.mark()
-        return FetchedValues(landing, tuple(views), free)
+        return FetchedValues(landing, places, free)
 
     @torch.inference_mode(False)
     def _new(self, capacity: int) -> _Landing:

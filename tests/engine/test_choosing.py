@@ -1,14 +1,23 @@
-"""Tokens that are chosen for the host, and stay where the model runs."""
+"""Tokens that are chosen for the host, and stay where the model runs.
+
+Planted bugs that these tests have caught: requests of random rows not sent; those of greedy rows sent; leads read
+where the last ones of another number of rows were; min_p lost.
+"""
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.choosing import HostChooser
-from faser.engine.requests import Requests
+from faser.engine.choosing import DeviceChooser, HostChooser
+from faser.engine.requests import GREEDY, Requests
 from faser.engine.torch_choice import TorchChoice
 from faser.kernels.token_choice import Ints
+from tests.engine.test_graphs import WINDOW, asked
+from tests.kernels.fake_device import FakeAccelerator
+from tests.kernels.fake_graph import fake_backend
+
+MAX_ROWS, VOCABULARY = 9, 50
 
 
 class Told(TorchChoice):
@@ -38,3 +47,47 @@ def test_tokens_that_are_fed_to_the_next_step_lie_on_the_device_of_the_logits() 
     for pending in (chooser.take(logits, greedy(3)), chooser.guess(logits, greedy(3), 0.05)):
         assert pending.tokens.device == logits.device
         assert pending.wait().token_ids.tolist() == [0, 1, 2]
+
+
+def device_chooser(accelerator: FakeAccelerator) -> DeviceChooser:
+    backend = fake_backend(accelerator)
+    choice = backend.device_choice(MAX_ROWS, VOCABULARY)
+    return DeviceChooser(choice, backend.capture, backend.device, MAX_ROWS)
+
+
+def test_a_device_chooses_what_the_host_would_whoever_asked_before() -> None:
+    """Oracle: HostChooser. Greedy rows, of which nothing is sent, come between random ones, of any number."""
+    chooser, host = device_chooser(FakeAccelerator()), HostChooser(TorchChoice())
+    rng, generator = np.random.default_rng(2), torch.Generator().manual_seed(3)
+    for number in range(60):
+        count = int(rng.integers(1, MAX_ROWS + 1))
+        requests = asked(count, number, random_share=(0.0, 1.0, 0.5)[number % 3])
+        logits = 3 * torch.randn(count, VOCABULARY, generator=generator)
+        taken, guessed = host.take(logits.clone(), requests), host.guess(logits.clone(), requests, WINDOW)
+        assert chooser.take(logits.clone(), requests).wait().token_ids.tolist() == taken.tokens.tolist()
+        found = chooser.guess(logits.clone(), requests, WINDOW).wait()
+        assert found.token_ids.tolist() == guessed.tokens.tolist()
+        assert found.leads is not None
+        assert guessed.choices.leads is not None
+        assert np.array_equal(found.leads, guessed.choices.leads.astype(np.float32))
+
+
+def test_nothing_is_sent_of_greedy_rows() -> None:
+    accelerator = FakeAccelerator()
+    chooser = device_chooser(accelerator)
+    for share, sends in ((0.0, 0), (1.0, 1)):
+        requests, given = asked(4, 0, random_share=share), accelerator.given
+        chooser.send(requests, requests.cuts)
+        assert accelerator.given - given == sends
+
+
+def test_guesses_and_their_leads_come_in_one_copy() -> None:
+    accelerator = FakeAccelerator()
+    chooser = device_chooser(accelerator)
+    given = accelerator.given
+    chooser.guessed(3)
+    assert accelerator.given - given == 1
+
+
+def test_what_greedy_rows_ask_for_beside_a_temperature_counts_for_nothing() -> None:
+    assert asked(30, 1, random_share=0.0).cuts == GREEDY

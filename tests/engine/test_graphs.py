@@ -7,6 +7,7 @@ cache of its own.
 """
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from faser.kernels.backend import KvShape
 from faser.kernels.capture import Bucket
 from faser.kernels.flashinfer_backend import FlashInferBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.kernels.fake_device import FakeAccelerator
 from tests.kernels.fake_graph import fake_backend
 
 NUM_LAYERS, BLOCK_SIZE, NUM_BLOCKS, SLOTS, WIDTH = 2, 16, 24, 6, 4
@@ -183,6 +185,27 @@ def test_random_steps_give_what_eager_ones_give(
         wanted = np.sort(np.random.default_rng(number).permutation(sum(counts))[: rng.randint(1, 16)])
         ours, theirs = replayed.logits(wanted).clone(), eager.logits(wanted).clone()
         assert_close(ours, theirs, rtol=NEAR, atol=NEAR)
+
+
+def test_steps_of_more_blocks_than_recordings_have_room_for_are_not_replayed(checkpoint: Path) -> None:
+    """Four sequences that share three blocks: there is room for ten blocks, twice those there are and one each."""
+    accelerator = FakeAccelerator()
+    side, table, replays = Side(checkpoint, fake_backend(accelerator)), BlockTable(SLOTS, WIDTH), [0]
+    side.kv = replace(side.kv, num_blocks=3)
+    runner = side.recorded(SIZES)
+    accelerator.on_replay = lambda _: replays.append(replays.pop() + 1)
+    for slot in range(4):
+        table.append(slot, (0, 1, 2))
+    for starts, wanted in (
+        ([40, 41, 42, 43], 0),
+        ([40, 41, 42], 1),
+        ([17, 18, 19, 20], 2),
+        ([40, 41, 19, 20], 3),
+        ([40, 41, 42, 20], 3),
+    ):
+        count = len(starts)
+        runner.forward(rows_of(table, [*range(count)], starts, [1] * count, seed=1))
+        assert replays == [wanted], starts
 
 
 @pytest.mark.parametrize("random_share", [0.0, 0.5])

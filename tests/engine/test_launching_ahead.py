@@ -170,6 +170,21 @@ def test_where_blocks_are_short_nobody_goes_ahead_and_all_come_to_their_end() ->
     driver.check(*wanted)
 
 
+def test_nobody_goes_ahead_while_somebody_who_runs_has_no_row() -> None:
+    """One pauses for want of a block. A step ahead of the other one would put off its return."""
+    wanted = [request("a", [1] * 8, max_tokens=4), request("b", [50] * 7, max_tokens=4)]
+    driver = Driver(num_blocks=5, max_model_len=20)
+    driver.add(*wanted)
+    ahead = Ahead(driver)
+    while driver.scheduler.stats().num_running != 1:
+        ahead.step()
+        assert all(len(plan.rows) == 2 for plan in driver.executor.launched)
+
+    assert [len(plan.rows) for plan in driver.executor.steps][:4] == [2, 2, 1, 1]
+    ahead.run()
+    driver.check(*wanted)
+
+
 def test_an_error_in_flight_ends_one_sequence_and_no_other() -> None:
     driver = Driver()
     ahead = Ahead(driver)

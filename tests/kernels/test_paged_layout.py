@@ -1,7 +1,8 @@
 """Pages of a step, against a loop over sequences and positions.
 
 Bugs these tests have been seen to catch: the last page's length one short, a page more for a sequence that ends
-with its page, the index of pages shifted by one, a slot of another block, padding that stores.
+with its page, the index of pages shifted by one, a slot of another block, padding that stores, rows of the layout
+before that stay.
 """
 
 import pytest
@@ -11,7 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from faser.kernels.backend import RowLayout
-from faser.kernels.paged_layout import NO_SLOT, LayoutSizes, PagedLayout, fill, layout_within, paged_layout
+from faser.kernels.paged_layout import (
+    NO_SLOT,
+    LayoutSizes,
+    LayoutWriter,
+    PagedLayout,
+    fill,
+    layout_within,
+    paged_layout,
+)
 from tests.kernels.layouts import Span, layout_of, shuffled_table
 
 BLOCK_SIZES = (1, 4, 16)
@@ -134,6 +143,28 @@ def test_padding_stands_behind_what_is_there_and_stores_nothing(
     assert found.slots[tight.rows :].tolist() == [NO_SLOT] * rows
 
 
+@given(cases=st.lists(layouts(), min_size=2, max_size=4))
+def test_nothing_is_left_of_the_layout_before(cases: list[tuple[RowLayout, int]]) -> None:
+    """Oracle: arrays that nothing was written to. Pages that nobody reads may hold anything."""
+    sizes = LayoutSizes(rows=60, sequences=7, pages=300)
+    writers, used = {}, {size: layout_within(empty(sizes.numbers), sizes) for size in BLOCK_SIZES}
+    for size, target in used.items():
+        writers[size] = LayoutWriter(target, size, one_row_each=False)
+    for layout, block_size in cases:
+        num_read = writers[block_size].fill(layout)
+        fresh = padded(layout, block_size, sizes, one_row_each=False)
+        for name in ("query_indptr", "page_indptr", "last_page_len", "seq_len", "positions", "slots"):
+            assert torch.equal(getattr(used[block_size], name), getattr(fresh, name)), name
+        assert torch.equal(used[block_size].packed[:num_read], fresh.packed[:num_read])
+
+
+@given(starts=st.lists(st.integers(0, 60), min_size=1, max_size=6), block_size=st.sampled_from(BLOCK_SIZES))
+def test_one_row_each_is_laid_out_like_rows_of_any_number(starts: list[int], block_size: int) -> None:
+    spans = [Span(sequence=s, start=start, rows=1) for s, start in enumerate(starts)]
+    layout = layout_of(spans, shuffled_table(len(spans), 61))
+    check(paged_layout(layout, block_size, empty), layout, block_size)
+
+
 @given(case=layouts(), more=st.tuples(st.integers(0, 3), st.integers(0, 9)))
 def test_what_is_read_lies_at_the_beginning_of_the_buffer(
     case: tuple[RowLayout, int], more: tuple[int, int]
@@ -145,9 +176,10 @@ def test_what_is_read_lies_at_the_beginning_of_the_buffer(
     sizes = LayoutSizes(
         rows=tight.rows, sequences=tight.sequences + sequences, pages=tight.pages + sequences + pages
     )
-    found = padded(layout, block_size, sizes, one_row_each=False)
+    found = layout_within(empty(sizes.numbers), sizes)
+    num_read = fill(found, layout, block_size, one_row_each=False)
     sent = torch.full_like(found.packed, NOWHERE)
-    sent[: found.num_used] = found.packed[: found.num_used]
+    sent[:num_read] = found.packed[:num_read]
     arrived = found.within(sent)
     used = tight.pages + sequences
     assert arrived.page_indices[:used].tolist() == found.page_indices[:used].tolist()

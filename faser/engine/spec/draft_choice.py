@@ -91,7 +91,7 @@ def guessed(choices: Choices) -> Chosen:
     assert choices.leads is not None, "a guess has a lead"
     return Chosen(
         token_ids=np.maximum(choices.token_ids, _WITHOUT_NUMBERS),
-        margins=np.clip(choices.leads, -_CERTAIN, _CERTAIN),
+        margins=_within_certain(choices.leads),
     )
 
 
@@ -164,7 +164,7 @@ class CoupledChoice:
             token_ids[at], leads = self._choice.nearest(
                 logits, at, token_ids[at], self._shaping(slots), noise, self.window
             )
-            margins[at] = np.clip(leads, -_CERTAIN, _CERTAIN)
+            margins[at] = _within_certain(leads)
         return Chosen(token_ids=np.maximum(token_ids, _WITHOUT_NUMBERS), margins=margins)
 
     def requests(self, slots: Ints, positions: Ints) -> Requests:
@@ -260,3 +260,8 @@ def _first(choice: TokenChoice, logits: Tensor) -> tuple[Ints, Reals]:
     """The most likely tokens, NO_TOKEN where there is none, and their margins."""
     token_ids, leads = choice.best_and_lead(logits)
     return token_ids, np.minimum(leads, _CERTAIN)
+
+
+def _within_certain(leads: Reals) -> Reals:
+    found: Reals = np.minimum(np.maximum(leads, -_CERTAIN), _CERTAIN)
+    return found

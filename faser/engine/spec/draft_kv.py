@@ -72,8 +72,12 @@ class DraftKv:
         for block in self._table.blocks(slot, first):
             self._marks[block] = None
         line.num_marked = min(line.num_marked, first)
-        missing = line.token_ids[start:]
-        missing.extend(behind[max(0, start - num_known) :])
+        missing: Sequence[int]
+        if start >= num_known:
+            missing = behind[start - num_known :]
+        else:
+            missing = line.token_ids[start:]
+            missing.extend(behind)
         return Opening(slot=slot, start=start, token_ids=missing, max_tokens=max_tokens)
 
     def fill(self, slot: int, fed: tuple[int, ...]) -> None:
@@ -83,7 +87,7 @@ class DraftKv:
         line.fed = fed
         self._mark(slot, line)
 
-    def extend(self, slot: int, token_ids: Sequence[int]) -> None:
+    def extend(self, slot: int, token_ids: tuple[int, ...]) -> None:
         """The sequence goes on with these. Fed tokens that agree stay; those beyond, if all agree."""
         line = self._lines[slot]
         if line.fed:
@@ -130,11 +134,9 @@ class DraftKv:
         return line.digests[i]
 
 
-def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
+def _num_shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     """Length of the common beginning."""
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+    count = min(len(one), len(other))
+    if one[:count] == other[:count]:
+        return count
+    return next(i for i in range(count) if one[i] != other[i])

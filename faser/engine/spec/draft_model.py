@@ -11,7 +11,7 @@ from faser.engine.plan import Draft, DraftPlan, DraftWish, SequenceStart
 from faser.engine.spec.draft_choice import DraftChoice
 from faser.engine.spec.draft_kv import DraftKv
 from faser.engine.spec.drafter import Continuation, Proposals
-from faser.engine.spec.passes import DraftLoop
+from faser.engine.spec.passes import Course, DraftLoop
 
 METHOD = "draft_model"
 _USUAL_ROWS = 2  # after a whole draft was accepted: its last token, which was no row, and the target's own
@@ -40,30 +40,27 @@ class DraftModel:
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         assert self.drafts_ahead or not any(wish.behind for wish in plan.wishes), "drawn drafts cannot go ahead"
-        limits = [min(wish.max_tokens, self._room(wish)) for wish in plan.wishes]
-        openings = [
-            self._kv.open(wish.slot, limit, wish.behind)
-            for wish, limit in zip(plan.wishes, limits, strict=True)
-            if limit > 0
-        ]
+        openings = []
+        for wish in plan.wishes:
+            room = self._room(wish)
+            if room > 0:
+                openings.append(self._kv.open(wish.slot, min(wish.max_tokens, room), wish.behind))
         found = self._loop.draft(openings, plan.stop, until, names_likely=plan.names_likely)
-        behind = {wish.slot: wish.behind for wish in plan.wishes}
-        drafts = {slot: Draft(slot=slot, method=METHOD) for slot in behind}
-        for opening, course in zip(openings, found.courses, strict=True):
-            self._kv.fill(opening.slot, behind[opening.slot] + course.token_ids[: course.num_fed])
-            drafts[opening.slot] = Draft(
-                slot=opening.slot,
-                method=METHOD,
-                token_ids=course.token_ids,
-                confidences=course.confidences,
-            )
+        courses = {each.slot: course for each, course in zip(openings, found.courses, strict=True)}
         return Proposals(
-            drafts=tuple(drafts.values()),
+            drafts=tuple([self._drafted(wish, courses.get(wish.slot)) for wish in plan.wishes]),
             passes=found.passes,
-            catchup_tokens=sum(max(0, len(each.token_ids) - _USUAL_ROWS) for each in openings),
+            catchup_tokens=sum([max(0, len(each.token_ids) - _USUAL_ROWS) for each in openings]),
             probs=found.probs,
             top_ids=found.top_ids,
         )
+
+    def _drafted(self, wish: DraftWish, course: Course | None) -> Draft:
+        """course: None: the model has no positions left."""
+        if course is None:
+            return Draft(slot=wish.slot, method=METHOD)
+        self._kv.fill(wish.slot, wish.behind + course.token_ids[: course.num_fed])
+        return Draft(slot=wish.slot, method=METHOD, token_ids=course.token_ids, confidences=course.confidences)
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         for each in continuations:

@@ -59,6 +59,7 @@ class FedPassLoop:
         self._waiting = waiting
         self._num_layers = num_layers
 
+    @torch.inference_mode()
     def draft(
         self,
         openings: Sequence[Opening],
@@ -71,10 +72,12 @@ class FedPassLoop:
             return self._waiting.draft(openings, stop, until, names_likely=True)
         if not openings:
             return Round(courses=(), passes=0, probs=None)
-        running, passes = self._open(openings)
-        progress, willing = Progress(openings), running.going
-        limits = np.array([each.max_tokens for each in openings])
-        while len(going := willing[limits[willing] > running.depth]) and not (until is not None and until()):
+        progress = Progress(openings)
+        running, passes = self._open(openings, progress)
+        willing = running.going
+        while len(going := willing[progress.max_tokens[willing] > running.depth]) and not (
+            until is not None and until()
+        ):
             last, running = running, self._go_on(running, going)
             progress.count_fed(going)
             passes += 1
@@ -82,28 +85,27 @@ class FedPassLoop:
         _read(running, progress, stop)
         return Round(courses=progress.courses(), passes=passes, probs=None)
 
-    def _open(self, openings: Sequence[Opening]) -> tuple["_Pass", int]:
+    def _open(self, openings: Sequence[Opening], progress: Progress) -> tuple["_Pass", int]:
         """Launch what chooses the first token of every opening; and how many passes that is."""
         *before, last = spread(openings, self._max_rows)
         for pieces in before:
             self._runner.forward(rows_of(pieces, self._table), self._num_layers)
         batch = rows_of(last, self._table)
         self._runner.forward(batch, self._num_layers)
-        draft_starts = np.array([each.draft_start for each in openings], dtype=np.int64)
-        requests = self._choice.requests(np.array([each.slot for each in openings]), draft_starts)
+        requests = self._choice.requests(progress.slots, progress.draft_starts)
         pending = self._runner.guess(batch.last_rows, requests, self._choice.window)
-        lines = _Lines(draft_starts=draft_starts, block_table=batch.layout.block_table, requests=requests)
+        lines = _Lines(progress.draft_starts, batch.layout.block_table, requests)
         opened = _Pass(depth=1, going=np.arange(len(openings)), lines=lines, pending=pending)
         return opened, len(before) + 1
 
     def _go_on(self, last: "_Pass", going: Ints) -> "_Pass":
         """Launch a pass that is fed what the last one chooses, of those that still go on."""
         everybody = len(going) == len(last.going)
-        rows = np.arange(len(going))
-        sources = rows if everybody else np.searchsorted(last.going, going)
-        lines = last.lines if everybody else last.lines.of(sources)
-        batch = lines.batch(last.depth, Feed(pending=last.pending, rows=rows, sources=sources))
-        self._runner.forward(batch, self._num_layers)
+        sources = None if everybody else np.searchsorted(last.going, going)
+        lines = last.lines if sources is None else last.lines.of(sources)
+        rows = lines.rows
+        feed = Feed(pending=last.pending, rows=rows, sources=rows if sources is None else sources)
+        self._runner.forward(lines.batch(last.depth, feed), self._num_layers)
         pending = self._runner.guess(rows, lines.requests_behind(last.depth), self._choice.window)
         return _Pass(depth=last.depth + 1, going=going, lines=lines, pending=pending)
 
@@ -131,43 +133,34 @@ def spread(openings: Sequence[Opening], max_rows: int) -> list[Sequence[Opening 
     return [*chunks(early, max_rows), last]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Lines:
     """Sequences that have one row each in a pass, [S]: what of it is the same in every pass.
 
-    draft_starts: positions of their first drafted tokens. requests: of these tokens.
+    draft_starts: positions of their first drafted tokens. requests: of these tokens. rows: numbers of the rows.
     """
 
-    draft_starts: Ints
-    block_table: Tensor
-    requests: Requests
+    def __init__(self, draft_starts: Ints, block_table: Tensor, requests: Requests) -> None:
+        self._draft_starts = draft_starts
+        self._block_table = block_table
+        self._requests = requests
+        self.rows = np.arange(len(draft_starts))
+        self._token_ids = torch.from_numpy(np.zeros_like(draft_starts))  # all are fed
+        self._query_start = torch.from_numpy(np.arange(len(draft_starts) + 1, dtype=np.int32))
 
     def of(self, chosen: Ints) -> "_Lines":
-        asked = self.requests
-        return _Lines(
-            draft_starts=self.draft_starts[chosen],
-            block_table=self.block_table[torch.from_numpy(chosen)],
-            requests=Requests(
-                temperature=asked.temperature[chosen],
-                min_p=asked.min_p[chosen],
-                top_k=asked.top_k[chosen],
-                top_p=asked.top_p[chosen],
-                seeds=asked.seeds[chosen],
-                positions=asked.positions[chosen],
-            ),
-        )
+        table = self._block_table[torch.from_numpy(chosen)]
+        return _Lines(self._draft_starts[chosen], table, self._requests.among(chosen))
 
     def batch(self, depth: int, feed: Feed) -> RowBatch:
         """The rows of everybody's drafted token number depth, from 1 on."""
-        count = len(self.draft_starts)
-        seq_len = (self.draft_starts + depth).astype(np.int32)
+        seq_len = (self._draft_starts + depth).astype(np.int32)
         return RowBatch(
-            token_ids=torch.zeros(count, dtype=torch.int64),
+            token_ids=self._token_ids,
             layout=RowLayout(
-                query_start=torch.arange(count + 1, dtype=torch.int32),
+                query_start=self._query_start,
                 seq_len=torch.from_numpy(seq_len),
                 positions=torch.from_numpy(seq_len - 1),
-                block_table=self.block_table,
+                block_table=self._block_table,
             ),
             last_rows=feed.rows,
             feed=feed,
@@ -175,7 +168,7 @@ class _Lines:
 
     def requests_behind(self, depth: int) -> Requests:
         """Of the tokens that follow these rows."""
-        return replace(self.requests, positions=self.draft_starts + depth)
+        return self._requests.at(self._draft_starts + depth)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

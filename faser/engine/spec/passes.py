@@ -25,11 +25,12 @@ from faser.engine.runner import Runner
 from faser.engine.spec.draft_choice import ChoiceRows, Chosen, DraftChoice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Opening:
     """Where one sequence's draft begins. token_ids: of positions start …, up to the last token before the draft.
 
     max_tokens: most tokens to draft, at least 1; the slot's blocks hold their positions.
+    Read only, and not frozen: see engine/plan.py.
     """
 
     slot: int
@@ -37,16 +38,11 @@ class Opening:
     token_ids: Sequence[int]
     max_tokens: int
 
-    @property
-    def draft_start(self) -> int:
-        """Position of the first drafted token."""
-        return self.start + len(self.token_ids)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Course:
     """What became of one opening. num_fed: so many leading drafted tokens were rows themselves: the model's KV
-    holds them. confidences: margins in nats."""
+    holds them. confidences: margins in nats. Read only, as Opening is."""
 
     token_ids: tuple[int, ...]
     confidences: tuple[float, ...]
@@ -190,12 +186,12 @@ def chunks(openings: Sequence[Opening], max_rows: int) -> Iterator[list[Piece]]:
 
 def rows_of(pieces: Sequence[Opening | Piece], table: BlockTable) -> RowBatch:
     """The rows of a pass, a sequence of the batch for each piece."""
-    counts = np.array([len(piece.token_ids) for piece in pieces], dtype=np.int32)
+    inputs = [piece.token_ids for piece in pieces]
     return table.lay_out(
         [piece.slot for piece in pieces],
         np.array([piece.start for piece in pieces], dtype=np.int32),
-        counts,
-        np.fromiter(chain.from_iterable(piece.token_ids for piece in pieces), np.int64, counts.sum()),
+        np.array([*map(len, inputs)], dtype=np.int32),
+        np.fromiter(chain.from_iterable(inputs), np.int64),
     )
 
 
@@ -212,6 +208,9 @@ def _joined(parts: list[Chosen]) -> Chosen:
     )
 
 
+_ALL = slice(None)
+
+
 @dataclass(slots=True)
 class _Kept:
     """A line of a tensor for each kept token, pass after pass, and whose they are."""
@@ -219,9 +218,9 @@ class _Kept:
     lines: list[Tensor] = field(default_factory=list)
     owners: list[NDArray[np.int64]] = field(default_factory=list)
 
-    def add(self, lines: Tensor | None, kept: NDArray[np.bool_], owners: NDArray[np.int64]) -> None:
+    def add(self, lines: Tensor | None, kept: NDArray[np.bool_] | slice, owners: NDArray[np.int64]) -> None:
         if lines is not None:
-            self.lines.append(lines[torch.from_numpy(kept)])
+            self.lines.append(lines[kept if isinstance(kept, slice) else torch.from_numpy(kept)])
             self.owners.append(owners)
 
     def joined(self) -> Tensor | None:
@@ -233,14 +232,14 @@ class _Kept:
 
 
 class Progress:
-    """The drafts of one round, by opening."""
+    """The drafts of one round, by opening. slots, draft_starts, max_tokens: of the openings, [S] int64."""
 
     def __init__(self, openings: Sequence[Opening], names_likely: bool = False) -> None:
         self._names_likely = names_likely
-        self._slots = np.array([each.slot for each in openings])
-        self._draft_starts = np.array([each.draft_start for each in openings])
-        self._max_tokens = np.array([each.max_tokens for each in openings])
-        shape = (len(openings), int(self._max_tokens.max()))
+        self.slots = np.array([each.slot for each in openings])
+        self.draft_starts = np.array([each.start + len(each.token_ids) for each in openings])
+        self.max_tokens = np.array([each.max_tokens for each in openings])
+        shape = (len(openings), int(self.max_tokens.max()))
         self._token_ids = np.zeros(shape, dtype=np.int64)
         self._margins = np.zeros(shape)
         self._survival = np.ones(len(openings))
@@ -254,19 +253,21 @@ class Progress:
         A token is kept while survival, its own acceptance included, exceeds the price of its row. For a token
         that was drawn this looks at the margin only, which was there before it.
         """
-        if stop is None:
-            kept = np.ones(len(going), dtype=bool)
-        else:
-            self._survival[going] *= _sigmoid(stop.intercept + stop.slope * chosen.margins)
-            kept = self._survival[going] > stop.row_price
-        staying = going[kept]
+        kept: NDArray[np.bool_] | slice = _ALL
+        staying = going
+        if stop is not None:
+            survival = self._survival[going] * _sigmoid(stop.intercept + stop.slope * chosen.margins)
+            self._survival[going] = survival
+            kept = survival > stop.row_price
+            staying = going[kept]
         depth = self._counts[staying]
         self._token_ids[staying, depth] = chosen.token_ids[kept]
         self._margins[staying, depth] = chosen.margins[kept]
-        self._counts[staying] += 1
+        depth += 1
+        self._counts[staying] = depth
         self._probs.add(chosen.probs, kept, staying)
         self._top_ids.add(chosen.top_ids, kept, staying)
-        staying = staying[self._counts[staying] < self._max_tokens[staying]]
+        staying = staying[depth < self.max_tokens[staying]]
         if stop is None or not len(staying):
             return staying
         excess = (self._survival[staying] - stop.row_price).sum()
@@ -279,11 +280,11 @@ class Progress:
     def feed(self, going: NDArray[np.int64]) -> _Fed:
         """The last drafted token of each of going, for the next pass."""
         self.count_fed(going)
-        count, first = self._counts[going], self._draft_starts[going]
+        count, first = self._counts[going], self.draft_starts[going]
         return _Fed(
             token_ids=self._token_ids[going, count - 1],
             choice=ChoiceRows(
-                slots=self._slots[going],
+                slots=self.slots[going],
                 positions=first + count,
                 draft_starts=first,
                 names_likely=self._names_likely,
@@ -291,18 +292,19 @@ class Progress:
         )
 
     def courses(self) -> tuple[Course, ...]:
-        found = []
-        for token_ids, margins, count, num_fed in zip(
+        lines = zip(
             self._token_ids.tolist(),
             self._margins.tolist(),
             self._counts.tolist(),
             np.minimum(self._num_fed, self._counts).tolist(),
             strict=True,
-        ):
-            found.append(
+        )
+        return tuple(
+            [
                 Course(token_ids=tuple(token_ids[:count]), confidences=tuple(margins[:count]), num_fed=num_fed)
-            )
-        return tuple(found)
+                for token_ids, margins, count, num_fed in lines
+            ]
+        )
 
     def probs(self) -> Tensor | None:
         return self._probs.joined()
@@ -312,4 +314,4 @@ class Progress:
 
 
 def _sigmoid(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return 1.0 / (1.0 + np.exp(-np.clip(values, -500.0, 500.0)))
+    return 1.0 / (1.0 + np.exp(np.minimum(np.maximum(-values, -500.0), 500.0)))
