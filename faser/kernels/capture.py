@@ -51,7 +51,7 @@ class Stage(Protocol):
         ...
 
     def send(self) -> None:
-        """Give the copy to the device. Does not wait."""
+        """Give the copy to the device, unless it has these numbers already. Does not wait."""
         ...
 
 
