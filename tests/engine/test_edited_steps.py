@@ -69,18 +69,7 @@ class Device:
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
     side = Side(write_heads_of_64(tmp_path_factory.mktemp("heads-of-64")))
-    runner = GraphRunner(
-        side.decoder,
-        side.backend,
-        side.kv,
-        side.chooser,
-        side.backend.capture,
-        sizes=SIZES,
-        max_logit_rows=MAX_LOGIT_ROWS,
-        guessing=Guessing(depths=(1,)),
-        report=lambda *_: None,
-    )
-    return Device(side, runner)
+    return Device(side, side.recorded(SIZES, guessing=Guessing(depths=(1,))))
 
 
 def engine_on(

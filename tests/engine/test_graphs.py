@@ -7,6 +7,7 @@ cache of its own.
 """
 
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +25,9 @@ from faser.engine.models.loader import load_decoder
 from faser.engine.requests import Requests
 from faser.engine.runner import Runner
 from faser.kernels.backend import KvShape
-from faser.kernels.capture import Bucket
+from faser.kernels.capture import Bucket, Capture
 from faser.kernels.flashinfer_backend import FlashInferBackend
+from faser.kernels.lanes import DeviceLane
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.kernels.fake_device import FakeAccelerator
 from tests.kernels.fake_graph import fake_backend
@@ -34,6 +36,7 @@ NUM_LAYERS, BLOCK_SIZE, NUM_BLOCKS, SLOTS, WIDTH = 2, 16, 24, 6, 4
 MAX_ROWS, MAX_LOGIT_ROWS, WINDOW = 48, 16, 0.05
 NEAR = 2.0**-5  # products of another number of rows may round another way
 SIZES = GraphSizes(rows=(1, 2, 4, 8, 16), most_sequences=4, blocks_each=WIDTH)
+NO_GUESSES = Guessing()
 
 
 def write_heads_of_64(directory: Path, *, noise: float = 0.0) -> Path:
@@ -88,7 +91,14 @@ class Side:
     def eager(self) -> Runner:
         return Runner(self.decoder, self.backend, self.kv, self.chooser)
 
-    def recorded(self, sizes: GraphSizes) -> GraphRunner:
+    def recorded(
+        self,
+        sizes: GraphSizes,
+        *,
+        guessing: Guessing = NO_GUESSES,
+        on_lanes: Mapping[DeviceLane, Capture] | None = None,
+        report: Callable[[str, int, int], None] = lambda *_: None,
+    ) -> GraphRunner:
         return GraphRunner(
             self.decoder,
             self.backend,
@@ -97,24 +107,17 @@ class Side:
             self.backend.capture,
             sizes=sizes,
             max_logit_rows=MAX_LOGIT_ROWS,
-            report=lambda *_: None,
+            guessing=guessing,
+            on_lanes=on_lanes,
+            report=report,
         )
 
 
 @pytest.fixture(scope="module")
 def replaying(checkpoint: Path) -> tuple[GraphRunner, list[tuple[str, int, int]]]:
-    side, said = Side(checkpoint), []
-    runner = GraphRunner(
-        side.decoder,
-        side.backend,
-        side.kv,
-        side.chooser,
-        side.backend.capture,
-        sizes=SIZES,
-        max_logit_rows=MAX_LOGIT_ROWS,
-        guessing=Guessing(windows=(WINDOW,), depths=(1,)),
-        report=lambda *each: said.append(each),
-    )
+    said: list[tuple[str, int, int]] = []
+    guessing = Guessing(windows=(WINDOW,), depths=(1,))
+    runner = Side(checkpoint).recorded(SIZES, guessing=guessing, report=lambda *each: said.append(each))
     return runner, said
 
 

@@ -5,7 +5,7 @@ numbers of rows may round another way, so nearly all of the answers have to be t
 lanes take turns at every replay, and looks at whose recordings they replay; what it has to catch is planted below.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,23 +83,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     )
 
 
-def recording_runner(
-    side: Side, on_lanes: Mapping[DeviceLane, Capture], *, drafts: bool = False, sizes: GraphSizes = SIZES
-) -> GraphRunner:
-    return GraphRunner(
-        side.decoder,
-        side.backend,
-        side.kv,
-        side.chooser,
-        side.backend.capture,
-        sizes=sizes,
-        max_logit_rows=MAX_LOGIT_ROWS,
-        guessing=Guessing(windows=(WINDOW,)) if drafts else Guessing(),
-        on_lanes=on_lanes,
-        report=lambda *_: None,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     lanes: Lanes
@@ -144,9 +127,11 @@ def world_on(
     target, drafter = Side(checkpoints.target, backend), Side(checkpoints.drafter, draft_backend)
     return World(
         lanes=Lanes(partition=partition, target=backend, draft=draft_backend),
-        target=recording_runner(target, {each: backend.capture_on(each) for each in places.verify}, sizes=sizes),
-        drafter=recording_runner(
-            drafter, {each: draft_capture(draft_backend, each) for each in places.draft}, drafts=True, sizes=sizes
+        target=target.recorded(sizes, on_lanes={each: backend.capture_on(each) for each in places.verify}),
+        drafter=drafter.recorded(
+            sizes,
+            guessing=Guessing(windows=(WINDOW,)),
+            on_lanes={each: draft_capture(draft_backend, each) for each in places.draft},
         ),
     )
 
@@ -325,17 +310,8 @@ def test_every_place_has_recordings_of_its_own_and_says_so(checkpoints: Pair) ->
     accelerator = side.backend._accelerator
     assert isinstance(accelerator, FakeAccelerator)
     places = places_of(TakingTurns(accelerator, SHARES)).verify
-    runner = GraphRunner(
-        side.decoder,
-        side.backend,
-        side.kv,
-        side.chooser,
-        side.backend.capture,
-        sizes=SIZES,
-        max_logit_rows=MAX_LOGIT_ROWS,
-        on_lanes={each: side.backend.capture_on(each) for each in places},
-        report=lambda *each: said.append(each),
-    )
+    on_lanes = {each: side.backend.capture_on(each) for each in places}
+    runner = side.recorded(SIZES, on_lanes=on_lanes, report=lambda *each: said.append(each))
     assert [stage for stage, _, _ in said] == sorted(
         (stage for stage, _, _ in said), key=[STAGE, LANES_STAGE].index
     )
@@ -366,7 +342,7 @@ def test_on_a_lane_too_a_row_of_every_sequence_is_recorded(slots: int) -> None:
 
 def test_at_a_place_without_recordings_everything_is_computed_call_by_call(checkpoints: Pair) -> None:
     side = Side(checkpoints.target)
-    runner, table = recording_runner(side, {}), filled_table()
+    runner, table = side.recorded(SIZES), filled_table()
     accelerator = side.backend._accelerator
     assert isinstance(accelerator, FakeAccelerator)
     partition = TakingTurns(accelerator, SHARES)

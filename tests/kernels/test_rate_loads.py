@@ -78,7 +78,9 @@ def test_a_torch_without_such_bindings_measures_all_the_same() -> None:
     loads = loads_of(object())
     loads.product(8)
     loads.forget()
+    assert torch.equal(loads._out, loads._one @ loads._other)
     loads.close()
+    assert bytes_of(loads._out) == 0
 
 
 def test_torch_can_clear_workspaces() -> None:

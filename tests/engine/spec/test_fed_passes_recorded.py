@@ -22,7 +22,6 @@ from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.test_graphs import (
     BLOCK_SIZE,
-    MAX_LOGIT_ROWS,
     MAX_ROWS,
     NUM_BLOCKS,
     SIZES,
@@ -58,17 +57,7 @@ def runner(side: Side) -> GraphRunner:
 
 
 def recorded(side: Side) -> GraphRunner:
-    return GraphRunner(
-        side.decoder,
-        side.backend,
-        side.kv,
-        side.chooser,
-        side.backend.capture,
-        sizes=SIZES,
-        max_logit_rows=MAX_LOGIT_ROWS,
-        guessing=Guessing(windows=(WINDOW,)),
-        report=lambda *_: None,
-    )
+    return side.recorded(SIZES, guessing=Guessing(windows=(WINDOW,)))
 
 
 def random_openings(rng: random.Random, texts: list[list[int]], computed: list[int]) -> list[Opening]:
