@@ -29,7 +29,7 @@ class Candidates:
     bring yet; None: enough for whatever that costs.
     other_rows: rows that the step has besides one per candidate and the drafts (prompts, sequences that cannot
     draft). other_sequences: so many of those rows bring a token each: decodes that cannot draft.
-    kv_tokens: tokens in the cache that all its sequences read. since: steps since the policy was last asked.
+    kv_tokens: tokens in the cache of all who could draft. since: steps since the policy was last asked.
     Read only; not frozen, as several are made in every step and freezing costs more than all the rest of it.
     """
 
