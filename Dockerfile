@@ -17,7 +17,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY faser faser
 RUN /opt/faser/bin/pip install -c constraints.txt .
 WORKDIR /
-RUN /opt/faser/bin/python -m faser.kernels.native_build --prebuild && chmod -R a+rX /opt/faser
+RUN /opt/faser/bin/python -m faser.kernels.cpu.build --prebuild && chmod -R a+rX /opt/faser
 # PRELOAD=0 leaves the default model out; it is then fetched at the first start.
 ARG PRELOAD=1
 RUN mkdir -p /data && if [ "${PRELOAD}" = 1 ]; then FASER_CACHE_DIR=/data /opt/faser/bin/faser pull; fi

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from benchmarks.prompts import load_prompts
 from faser.bench.questions import QUESTIONS
-from faser.engine.sampling import token_masses
-from faser.engine.torch_choice import nearest
+from faser.engine.execution.sampling.distribution import token_masses
+from faser.engine.execution.sampling.torch_kernels import nearest
 
 _SEED = 7
 _WINDOWS = (0.0, 0.02, 0.05, 0.1)

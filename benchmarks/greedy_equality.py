@@ -19,8 +19,8 @@ from rich.progress import track
 
 from benchmarks.prompts import load_prompts
 from faser import LLM, SamplingParams
-from faser.config import cache_dir
-from faser.engine.models.source import resolve
+from faser.config.environment import cache_dir
+from faser.engine.checkpoints.source import resolve
 from faser.offline import Generation
 
 CONCURRENCY, CHUNK = 16, 32

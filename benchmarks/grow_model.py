@@ -29,13 +29,13 @@ from rich.progress import track
 from safetensors.torch import save_file
 from torch import Tensor
 
-from faser.config import cache_dir
-from faser.engine.models import tensors
-from faser.engine.models.config_json import read_model_config
-from faser.engine.models.safetensors_source import SafetensorsSource
-from faser.engine.models.source import resolve
-from faser.engine.models.spec import DecoderSpec
-from faser.engine.models.weights import WeightSource
+from faser.config.environment import cache_dir
+from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.source import resolve
+from faser.engine.execution.models import tensors
+from faser.engine.execution.models.safetensors_source import SafetensorsSource
+from faser.engine.execution.models.weights import WeightSource
 
 _SEED = 20260423
 _ALONGSIDE = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")

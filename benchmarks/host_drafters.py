@@ -19,14 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from faser.config import cache_dir
-from faser.engine.plan import DraftPlan, DraftWish, SequenceStart
-from faser.engine.spec.chooser import Chooser
-from faser.engine.spec.drafter import Continuation, Drafter
-from faser.engine.spec.factory import make_lookup
-from faser.engine.spec.text_lookup import LookupDrafter, TextLookup
-from faser.kernels.text_index import text_library
-from faser.speculation import SpeculationConfig
+from faser.config.environment import cache_dir
+from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
+from faser.engine.execution.drafter_registry import make_lookup
+from faser.engine.execution.drafters.drafter import Continuation, Drafter
+from faser.engine.execution.drafters.selector import DrafterSelector
+from faser.engine.execution.text_lookup.lookup import LookupDrafter, TextLookup
+from faser.kernels.cpu.text_index import text_library
 from faser.types import SamplingParams
 
 CAP = 16
@@ -62,7 +62,7 @@ def _lookup(methods: tuple[str, ...], *, native: bool) -> TextLookup:
 DRAFTERS: dict[str, Callable[[bool], Drafter]] = {
     "ngram": lambda native: LookupDrafter(_lookup(("ngram",), native=native)),
     "suffix": lambda native: LookupDrafter(_lookup(("suffix",), native=native)),
-    "chooser of both": lambda native: Chooser(_lookup(("suffix", "ngram"), native=native), model_cap=CAP),
+    "chooser of both": lambda native: DrafterSelector(_lookup(("suffix", "ngram"), native=native), model_cap=CAP),
 }
 
 
@@ -121,7 +121,7 @@ def _measure(
     plan = DraftPlan(
         step=0,
         released=(),
-        wishes=tuple(DraftWish(slot=slot, max_tokens=CAP, new_blocks=()) for slot in range(sequences)),
+        requests=tuple(DraftRequest(slot=slot, max_tokens=CAP, new_blocks=()) for slot in range(sequences)),
     )
     gc.collect()
     gc.disable()

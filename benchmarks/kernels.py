@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from faser.kernels.backend import AttentionShape, Backend, KvShape, RowLayout
-from faser.kernels.native_backend import NativeBackend
-from faser.kernels.native_build import detect_isa, library_path
-from faser.kernels.torch_backend import TorchBackend
+from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.cpu.build import detect_isa, library_path
+from faser.kernels.interface.backend import AttentionShape, Backend, KvShape, RowLayout
+from faser.kernels.torch.backend import TorchBackend
 
 HIDDEN, INNER, LAYERS, VOCAB = 576, 1536, 30, 49152
 SHAPE = AttentionShape(num_heads=9, num_kv_heads=3, head_dim=64, scale=64**-0.5)

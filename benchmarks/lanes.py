@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from faser.engine.co_run import FACTORS, CoRun
-from faser.engine.co_run_profile import Cell, measure_slowdown
-from faser.engine.partition import EVERYTHING, Cores, Lane, Serial, at_once, core_numbers
-from faser.kernels.native_backend import NativeBackend
-from faser.kernels.native_build import detect_isa, library_path
+from faser.engine.contract.interference import FACTORS, InterferenceTable
+from faser.engine.execution.overlap.partition import EVERYTHING, Cores, Lane, Serial, at_once, core_numbers
+from faser.engine.execution.startup.interference_profile import Cell, measure_slowdown
+from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.cpu.build import detect_isa, library_path
 
 DTYPE = torch.bfloat16
 
@@ -135,7 +135,7 @@ def measure_pair(lanes: Cores, draft: Load, verify: Load, seconds: float) -> Rec
     }
 
 
-def _rounded(slowdown: CoRun) -> Record:
+def _rounded(slowdown: InterferenceTable) -> Record:
     """Of the only cell."""
     cells = {name: getattr(slowdown, name)[0][0] for name in FACTORS}
     return {name: round(value, 3) for name, value in {"share": slowdown.share, **cells}.items()}

@@ -14,8 +14,8 @@ drafted token is right, a; one that has one keeps one if all of it and the borde
 
 from dataclasses import dataclass
 
-from faser.engine.co_run import CoRun
-from faser.engine.cost_model import CostModel
+from faser.engine.contract.interference import InterferenceTable
+from faser.engine.control.timing.cost_model import CostModel
 
 PLAIN, BEFORE, BESIDE = "plain", "before", "beside"
 
@@ -51,13 +51,13 @@ class Forms:
         seconds = self._step_s(self.load * (length + 1)) + self._draft_s(length)
         return self.load * tokens_before(self.acceptance, length) / seconds
 
-    def beside(self, length: int, lanes: CoRun) -> float:
+    def beside(self, length: int, lanes: InterferenceTable) -> float:
         ready = ready_share(self.acceptance, length)
         rows = self.load * (1 - ready + ready * length)
         seconds = lanes.one(self._step_s(rows), self._draft_s(length), rows=round(rows), context=1)
         return self.load * tokens_beside(self.acceptance, length) / seconds
 
-    def best(self, cap: int, lanes: CoRun) -> dict[str, float]:
+    def best(self, cap: int, lanes: InterferenceTable) -> dict[str, float]:
         """Each way at the best of the lengths 1 … cap."""
         lengths = range(1, cap + 1)
         return {

@@ -30,13 +30,14 @@ from rich.progress import track
 
 from benchmarks.overlap_chart import Panel, chart
 from benchmarks.overlap_forms import BEFORE, BESIDE, PLAIN, Forms
-from faser.engine.co_run import CoRun
-from faser.engine.cost_model import CostModel, CostTable, Role
-from faser.sim.contest import Contest
-from faser.sim.policy_spec import parse_policy
-from faser.sim.simulation import Machine
-from faser.sim.synthetic import iid_trace
-from faser.sim.workload import Workload
+from benchmarks.simulator.contest import Contest
+from benchmarks.simulator.simulation import Machine
+from benchmarks.simulator.synthetic import iid_trace
+from benchmarks.simulator.workload import Workload
+from faser.bench.policy_spec import parse_policy
+from faser.engine.contract.interference import InterferenceTable
+from faser.engine.contract.step_times import CostTable, Role
+from faser.engine.control.timing.cost_model import CostModel
 
 CAP = 8
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -101,9 +102,9 @@ class Check:
         return self.simulated / self.closed - 1
 
 
-def lanes_of(slowdown: float) -> CoRun:
+def lanes_of(slowdown: float) -> InterferenceTable:
     """A fixed division: what it costs, it costs also while the other lane is idle."""
-    return CoRun.constant(
+    return InterferenceTable.constant(
         share=_SHARE, verify=slowdown, draft=slowdown, verify_alone=slowdown, draft_alone=slowdown
     )
 
@@ -113,7 +114,7 @@ def costs_of(target: str, draft_cost: float) -> CostModel:
     return CostModel({Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(draft_cost * step.seconds[0],))})
 
 
-def contest(costs: CostModel, load: int, acceptance: float, lanes: CoRun, turns: int) -> Contest:
+def contest(costs: CostModel, load: int, acceptance: float, lanes: InterferenceTable, turns: int) -> Contest:
     """`load` requests at any time, for as long as plain steps would bring each of them `turns` tokens."""
     machine = Machine(
         costs=costs,

@@ -4,7 +4,7 @@
 
 The real scheduler, control, estimates and policy `faser` on a simulated clock, as `faser bench simulate` has them,
 with a draft model whose tokens are accepted at a rate of .8 and step times flat enough that everybody drafts.
-Counted is what the control reports as spent on deciding: wishes, cuts, and learning from verdicts. Means over all
+Counted is what the control reports as spent on deciding: requests, cuts, and learning from verdicts. Means over all
 steps, since some decisions are kept for several steps; the median of five runs.
 """
 
@@ -13,14 +13,15 @@ import json
 import statistics
 from pathlib import Path
 
-from faser.engine.clock import SimulatedClock
-from faser.engine.cost_model import CostModel, CostTable, Role
-from faser.engine.spec.control import SpeculationControl
-from faser.sim.simulation import Machine, Simulation
-from faser.sim.synthetic import iid_trace
-from faser.sim.trace import Trace
-from faser.sim.workload import parse_workload
-from faser.speculation import SpeculationConfig
+from benchmarks.simulator.simulation import Machine, Simulation
+from benchmarks.simulator.synthetic import iid_trace
+from benchmarks.simulator.trace import Trace
+from benchmarks.simulator.workload import parse_workload
+from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.step_times import CostTable, Role
+from faser.engine.control.speculation.control import SpeculationControl
+from faser.engine.control.timing.clock import SimulatedClock
+from faser.engine.control.timing.cost_model import CostModel
 from faser.types import SpeculationStats
 
 BAR_MS = 0.3  # up to 64 sequences

@@ -33,11 +33,12 @@ from benchmarks.prune_world import (
     pair_of,
     requests_of,
 )
-from faser.engine.cost_model import CostModel
+from faser.bench.prompts import read_prompts
+from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.runner import Runner
-from faser.engine.spec.prune_calibration import MOST_FALSE
-from faser.engine.spec.prune_gate import (
+from faser.engine.execution.pruning.calibration import MOST_FALSE
+from faser.engine.execution.pruning.early_pruning import NUM_TOP, DraftedTokens, EarlyPruning, RankJudge
+from faser.engine.execution.pruning.gate import (
     AUTO,
     OFF,
     ON,
@@ -48,9 +49,8 @@ from faser.engine.spec.prune_gate import (
     Split,
     candidate_layers,
 )
-from faser.engine.spec.pruning import NUM_TOP, DraftedTokens, EarlyPruning, RankJudge
-from faser.engine.tokenizer import load_tokenizer
-from faser.sim.real import read_prompts
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.text.tokenizer import load_tokenizer
 from faser.types import PruneStats, Request
 
 Ints = NDArray[np.int64]

@@ -7,26 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from faser.config import EngineConfig, cache_dir
-from faser.engine.batch import BlockTable
-from faser.engine.clock import WallClock
-from faser.engine.cost_model import CostModel
+from faser.config.engine import EngineConfig
+from faser.config.environment import cache_dir
+from faser.engine.control.scheduler import Scheduler
+from faser.engine.control.sequences.kv_cache import KvManager
+from faser.engine.control.speculation.control import SpeculationControl
+from faser.engine.control.timing.clock import WallClock
+from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.kv_cache import KvManager
-from faser.engine.loading import LoadedModel, load_draft_model, load_target
-from faser.engine.model_executor import ModelExecutor, Speculation
-from faser.engine.profile import profile
-from faser.engine.runner import Runner
-from faser.engine.sampler import Sampler
-from faser.engine.scheduler import Scheduler
-from faser.engine.sizing import CachedModel, kv_shapes
-from faser.engine.spec.control import SpeculationControl
-from faser.engine.spec.factory import DrafterParts, DraftModelParts, make_drafter
-from faser.engine.spec.pruning import NUM_TOP, EarlyPruning
-from faser.engine.spec.verifiers import make_verifier
-from faser.engine.stopwatch import Room
-from faser.kernels.backend import Backend, KvShape
+from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
+from faser.engine.execution.pruning.early_pruning import NUM_TOP, EarlyPruning
+from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.startup.model_loading import LoadedModel, load_draft_model, load_target
+from faser.engine.execution.startup.profile import profile
+from faser.engine.execution.startup.sizing import CachedModel, kv_shapes
+from faser.engine.execution.startup.step_profiler import DummyBatchLimits
+from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.factory import make_backend
+from faser.kernels.interface.backend import Backend, KvShape
 from faser.types import Request, SamplingParams
 
 MAX_LEN = 1024
@@ -93,7 +94,7 @@ def pair_of(config: EngineConfig, target: Target, drafter: Path) -> PrunePair:
 
 
 def measured_costs(pair: PrunePair, *, budget_s: float) -> CostModel:
-    room = Room(
+    room = DummyBatchLimits(
         num_blocks=pair.kv.num_blocks,
         block_size=pair.kv.block_size,
         max_len=MAX_LEN,
@@ -112,7 +113,7 @@ def engine_of(pair: PrunePair, pruning: EarlyPruning | None, costs: CostModel) -
         decoder.spec.vocab_size,
         (),
         pair.target.backend.device,
-        pair.target.backend.token_choice,
+        pair.target.backend.sampling_kernels,
     )
     table = BlockTable(config.max_num_seqs, -(-MAX_LEN // kv.block_size))
     parts = DrafterParts(
@@ -128,7 +129,7 @@ def engine_of(pair: PrunePair, pruning: EarlyPruning | None, costs: CostModel) -
         ),
         num_top=0 if pruning is None else NUM_TOP,
     )
-    speculation = Speculation(
+    speculation = SpeculativeExecution(
         drafter=make_drafter(config.speculation, parts),
         verifier=make_verifier(config.speculation, sampler),
         pruning=pruning,

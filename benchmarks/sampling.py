@@ -36,7 +36,7 @@ torch.set_num_threads(1)
 choice = None
 if threads:
     from faser.kernels.factory import make_backend
-    choice = make_backend("native", "cpu", num_threads=threads, cache_dir=cache_dir() / "kernels").token_choice
+    choice = make_backend("native", "cpu", num_threads=threads, cache_dir=cache_dir() / "kernels").sampling_kernels
 
 
 def sampler(count):

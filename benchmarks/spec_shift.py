@@ -21,14 +21,15 @@ from typing import Any
 
 from benchmarks.prompts import load_prompts
 from faser.bench.chart import Chart
-from faser.config import EngineConfig, cache_dir
+from faser.config.engine import EngineConfig
+from faser.config.environment import cache_dir
 from faser.engine.build import build_engine
-from faser.engine.cost_model import CostModel
+from faser.engine.checkpoints.source import resolve
+from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
+from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.models.source import resolve
-from faser.engine.plan import Draft, DraftPlan, SequenceStart
-from faser.engine.spec.drafter import Continuation, Drafter, Proposals
-from faser.engine.tokenizer import Tokenizer, load_tokenizer
+from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
+from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.types import Request, SamplingParams
 
 WINDOW = 8
@@ -45,8 +46,8 @@ class Breakable:
         self.broken = False
 
     @property
-    def drafts_ahead(self) -> bool:
-        return self._drafter.drafts_ahead
+    def drafts_overlapped(self) -> bool:
+        return self._drafter.drafts_overlapped
 
     def start(self, start: SequenceStart) -> None:
         self._drafter.start(start)

@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 
-from faser.config import EngineConfig, cache_dir
+from faser.config.engine import EngineConfig
+from faser.config.environment import cache_dir
 from faser.engine.build import build_engine
+from faser.engine.checkpoints.source import resolve
 from faser.engine.engine import Engine
-from faser.engine.models.source import resolve
-from faser.kernels.native_backend import NativeBackend
-from faser.kernels.native_build import library_path
+from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.cpu.build import library_path
 from faser.types import Request, SamplingParams
 
 PROMPT_TOKENS = 64

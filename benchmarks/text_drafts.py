@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import faser
-from faser.engine.plan import Draft, DraftPlan, DraftWish, SequenceStart
-from faser.engine.spec.drafter import Continuation, Drafter
-from faser.engine.spec.ngram import NgramDrafter
-from faser.engine.spec.suffix import SuffixDrafter
+from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
+from faser.engine.execution.drafters.drafter import Continuation, Drafter
+from faser.engine.execution.text_lookup.ngram import NgramDrafter
+from faser.engine.execution.text_lookup.suffix import SuffixDrafter
 from faser.types import SamplingParams
 
 CAP = 16
-PLAN = DraftPlan(step=0, released=(), wishes=(DraftWish(slot=0, max_tokens=CAP, new_blocks=()),))
+PLAN = DraftPlan(step=0, released=(), requests=(DraftRequest(slot=0, max_tokens=CAP, new_blocks=()),))
 WORDS = re.compile(r"\w{1,6}|\s+|[^\w\s]")
 
 Verdict = tuple[float, bool]  # confidence, was it right
@@ -48,7 +48,7 @@ def main() -> None:
 
 def _texts(most: int) -> Iterator[tuple[int, ...]]:
     numbers: dict[str, int] = {}
-    for path in sorted((Path(faser.__file__).parent / "engine").glob("*.py")):
+    for path in sorted((Path(faser.__file__).parent / "engine").rglob("*.py")):
         words = WORDS.findall(path.read_text())[:most]
         yield tuple(numbers.setdefault(word, len(numbers)) for word in words)
 

@@ -15,14 +15,15 @@ from typing import Any, Self, TypeVar
 
 from rich.progress import Progress
 
-from faser.api.chat_template import ChatTemplate
-from faser.config import EngineConfig, cache_dir
-from faser.engine.async_engine import AsyncEngine
-from faser.engine.models.source import resolve
-from faser.engine.tokenizer import Tokenizer, load_tokenizer
+from faser.api.templates.chat_template import ChatTemplate
+from faser.config.engine import EngineConfig
+from faser.config.environment import cache_dir
+from faser.engine.checkpoints.source import resolve
+from faser.engine.client.async_engine import AsyncEngine
+from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError, RequestError
-from faser.speculation import DEFAULT_CLASS
 from faser.types import (
+    DEFAULT_CLASS,
     FinishReason,
     ModelInfo,
     OutputDelta,

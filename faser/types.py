@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from faser.errors import RequestError
-from faser.speculation import NO_WISHES, SpeculationParams
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
@@ -138,6 +137,39 @@ def _within(name: str, value: float, low: float, high: float | None, *, above: b
     raise RequestError(f"{name} is {value}; it must be {limit}", param=name)
 
 
+DEFAULT_CLASS = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """Targets of one request, in milliseconds; None: no target. Raises RequestError for what is not above 0."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("ttft_ms", self.ttft_ms), ("tpot_ms", self.tpot_ms)):
+            if value is not None and not 0 < value < math.inf:
+                param = f"speculative.slo.{name}"
+                raise RequestError(f"{param} is {value}; it must be a number of milliseconds above 0", param=param)
+
+
+NO_TARGETS = Slo()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationParams:
+    """One request's effective wishes. max_tokens: most drafted tokens a step, None: the server's cap; 0 is off."""
+
+    enabled: bool = True
+    max_tokens: int | None = None
+    class_name: str = DEFAULT_CLASS
+    slo: Slo = NO_TARGETS
+
+
+DEFAULT_SPECULATION = SpeculationParams()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One accepted request, tokenised. arrival_s: when it came in, on time.monotonic().
@@ -154,7 +186,7 @@ class Request:
     priority: int = 0
     arrival_s: float = 0.0
     cache_salt: str | None = None
-    speculation: SpeculationParams = NO_WISHES
+    speculation: SpeculationParams = DEFAULT_SPECULATION
     predicted_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from faser.config import cache_dir
+from faser.config.environment import cache_dir
 from tests.checkpoints import write_tiny_checkpoint
 
 # The same examples every time, however slow the machine is at the moment.

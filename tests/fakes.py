@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from faser.engine.executor import Launched
-from faser.engine.plan import (
-    NEXT,
+from faser.engine.contract.executor import LaunchedStep
+from faser.engine.contract.plan import (
+    PLACEHOLDER,
     Draft,
     DraftPlan,
+    DraftRequest,
     Drafts,
-    DraftWish,
     SequenceResult,
     SequenceRows,
     SequenceStart,
@@ -19,7 +19,7 @@ from faser.engine.plan import (
     StepResult,
     StopRule,
 )
-from faser.engine.spec.policy import Candidates, Ints
+from faser.engine.control.speculation.policies.policy import Candidates, Ints
 from faser.types import PositionLogprobs
 
 VOCAB_SIZE = 50
@@ -51,7 +51,7 @@ class _Line:
     start: SequenceStart
     histories: list[int]
     blocks: list[int]
-    last: int = NEXT
+    last: int = PLACEHOLDER
 
 
 class ScriptedExecutor:
@@ -74,10 +74,10 @@ class ScriptedExecutor:
         self._cells: dict[tuple[int, int], Cell] = {}
 
     def draft(self, plan: DraftPlan) -> Drafts:
-        assert plan.wishes, "a plan without wishes is not sent"
+        assert plan.requests, "a plan without requests is not sent"
         for slot in plan.released:
             del self._lines[slot]
-        drafts = tuple(self._draft(wish) for wish in plan.wishes)
+        drafts = tuple(self._draft(wish) for wish in plan.requests)
         return Drafts(step=plan.step, drafts=drafts, run_s=0.001)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -93,19 +93,19 @@ class ScriptedExecutor:
         sequences = tuple(self._result(self._prune(rows), rows.num_drafts) for rows in plan.rows)
         return StepResult(step=plan.step, sequences=sequences, run_s=0.001 * plan.num_rows)
 
-    def run_beside(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
+    def run_overlapped(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
         """The draft lane is the slower one: what it writes to must still be its own when the step has run."""
-        assert ahead.wishes, "a plan without wishes is not sent"
+        assert ahead.requests, "a plan without requests is not sent"
         assert ahead.share is not None
         verified = {rows.slot: rows.token_ids[len(rows.token_ids) - rows.num_drafts :] for rows in plan.rows}
-        for wish in ahead.wishes:
-            assert wish.behind == verified[wish.slot], "a draft continues what is being verified"
+        for wish in ahead.requests:
+            assert wish.unverified == verified[wish.slot], "a draft continues what is being verified"
         known = {slot: line.histories[-1] for slot, line in self._lines.items()}
         result = self.run(plan)
-        drafts = tuple(self._draft_behind(wish, known[wish.slot]) for wish in ahead.wishes)
+        drafts = tuple(self._draft_behind(wish, known[wish.slot]) for wish in ahead.requests)
         return result, Drafts(step=ahead.step, drafts=drafts, run_s=0.002)
 
-    def launch(self, plan: StepPlan) -> Launched:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """A device that is slow: it does nothing before it is asked what came of it."""
         assert len(self.launched) < 2, "three steps in flight"
         assert not any(rows.num_drafts for rows in plan.rows), "only plain steps are launched"
@@ -113,17 +113,17 @@ class ScriptedExecutor:
         assert not (self.launched and plan.started), "newcomers wait until nothing is in flight"
         assert busy.isdisjoint(plan.released), "a slot is released before what comes of it was heard"
         self.launched.append(plan)
-        return Launched(plan=plan, began_s=0.0)
+        return LaunchedStep(plan=plan, began_s=0.0)
 
-    def collect(self, launched: Launched) -> StepResult:
+    def collect(self, launched: LaunchedStep) -> StepResult:
         assert self.launched.pop(0) is launched.plan, "collected out of order"
         rows = tuple(self._fed(each) for each in launched.plan.rows)
         return self.run(replace(launched.plan, rows=rows))
 
     def _fed(self, rows: SequenceRows) -> SequenceRows:
         """With the token that the step before chose, if that is what it waits for."""
-        if rows.token_ids != (NEXT,):
-            assert NEXT not in rows.token_ids
+        if rows.token_ids != (PLACEHOLDER,):
+            assert PLACEHOLDER not in rows.token_ids
             return rows
         return replace(rows, token_ids=(self._lines[rows.slot].last,))
 
@@ -135,17 +135,17 @@ class ScriptedExecutor:
         """Blocks of the sequence in slot, in order of position."""
         return list(self._lines[slot].blocks)
 
-    def _draft(self, wish: DraftWish) -> Draft:
+    def _draft(self, wish: DraftRequest) -> Draft:
         return self._draft_behind(wish, self._lines[wish.slot].histories[-1])
 
-    def _draft_behind(self, wish: DraftWish, known: int) -> Draft:
+    def _draft_behind(self, wish: DraftRequest, known: int) -> Draft:
         """known: hash of the tokens that were known when the draft was wished for."""
         line = self._lines[wish.slot]
         line.blocks += wish.new_blocks
         begin = known
-        for token_id in wish.behind:
+        for token_id in wish.unverified:
             begin = extend(begin, token_id)
-        num_known = line.histories.index(known) + len(wish.behind)
+        num_known = line.histories.index(known) + len(wish.unverified)
         assert wish.max_tokens >= 1
         assert len(line.blocks) * self.block_size >= num_known + wish.max_tokens, "no room for the draft"
         self._check_own({self._place(line, num_known - 1 + i)[0] for i in range(wish.max_tokens + 1)})

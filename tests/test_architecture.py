@@ -1,7 +1,6 @@
-"""Imports point down, the control plane is free of torch, and two things are done in one place only.
+"""The folder says the layer, imports point down, no two modules or folders import each other, and torch stays in its plane.
 
-Every module of the package belongs to a layer, by name; a new one must be given its place here. The checks
-read syntax trees, imports inside functions included, and are themselves tried on small trees with a fault.
+The checks read syntax trees, imports inside functions included, and are themselves tried on small trees with a fault.
 """
 
 import ast
@@ -19,171 +18,43 @@ PACKAGE = Path(__file__).parent.parent / "faser"
 
 
 class Layer(Enum):
-    FOUNDATION = "types, errors, config: values without torch"
-    COMMON = "what both planes and the front-end know: plans, messages, tokenizer, a model's description"
-    CONTROL = "who runs, in which blocks"
-    KERNELS = "arithmetic"
-    DATA = "models and sampling on tensors"
-    ENGINE = "the step loop, and what puts it together"
-    FACE = "the asyncio face of the engine"
-    API = "HTTP"
-    CLI = "command line and offline use"
+    """Folders and modules of each layer. The longest prefix that fits a module's name decides."""
+
+    VALUES = ("types", "errors", "machine")
+    CONFIG = ("config",)
+    METRICS = ("metrics",)
+    CONTRACT = ("engine.contract",)
+    TEXT = ("engine.text", "engine.checkpoints")
+    CONTROL = ("engine.control",)
+    KERNELS = ("kernels",)
+    EXECUTION = ("engine.execution",)
+    ENGINE = ("engine.engine", "engine.build", "engine.worker", "engine.step_trace")
+    CLIENT = ("engine.client",)
+    API = ("api",)
+    COMMANDS = ("cli", "bench", "offline", "__main__")
 
 
-LAYERS: dict[Layer, tuple[str, ...]] = {
-    Layer.FOUNDATION: (
-        "",
-        "types",
-        "errors",
-        "config",
-        "setting",
-        "machine",
-        "metrics",
-        "speculation",
-        "speculation_keys",
-        "speculation_metrics",
-        "speculation_parser",
-    ),
-    Layer.COMMON: (
-        "engine",
-        "engine.plan",
-        "engine.spec",
-        "engine.cost_model",
-        "engine.spec.prune_calibration",
-        "engine.spec.prune_gate",
-        "engine.co_run",
-        "engine.executor",
-        "engine.step_trace",
-        "engine.transport",
-        "engine.tokenizer",
-        "engine.token_spelling",
-        "engine.length_bound",
-        "engine.detokenizer",
-        "engine.models",
-        "engine.models.spec",
-        "engine.models.families.*",
-        "engine.models.config_json",
-        "engine.models.quantization",
-        "engine.models.source",
-        "engine.models.embedded",
-        "engine.models.gguf",
-        "engine.models.gguf_config",
-        "engine.models.gguf_tokenizer",
-    ),
-    Layer.CONTROL: (
-        "engine.scheduler",
-        "engine.sequence",
-        "engine.kv_cache",
-        "engine.step",
-        "engine.clock",
-        "engine.spec.policy",
-        "engine.spec.policies.*",
-        "engine.spec.acceptance",
-        "engine.spec.drift",
-        "engine.spec.calibration",
-        "engine.spec.control",
-        "engine.spec.drafted",
-        "engine.spec.journal",
-        "engine.spec.pruned",
-        "engine.spec.roster",
-        "engine.spec.standing",
-        "engine.spec.ahead",
-        "engine.spec.overlap",
-        "engine.spec.frontier",
-        "engine.spec.tally",
-    ),
-    Layer.KERNELS: ("kernels.*",),
-    Layer.DATA: (
-        "engine.model_executor",
-        "engine.prompt_scores",
-        "engine.choosing",
-        "engine.requests",
-        "engine.graph_sizes",
-        "engine.graphs",
-        "engine.step_recordings",
-        "engine.runner",
-        "engine.batch",
-        "engine.sampler",
-        "engine.torch_choice",
-        "engine.sampling",
-        "engine.ranking",
-        "engine.noise",
-        "engine.logprobs",
-        "engine.processors",
-        "engine.sampling_state",
-        "engine.token_counts",
-        "engine.profile",
-        "engine.stopwatch",
-        "engine.lane_cells",
-        "engine.lane_work",
-        "engine.rehearsal",
-        "engine.partition",
-        "engine.lane_thread",
-        "engine.stream_lanes",
-        "engine.lanes",
-        "engine.gpu_partition",
-        "engine.gpu_shares",
-        "engine.kept_rates",
-        "engine.co_run_profile",
-        "engine.spec.drafter",
-        "engine.spec.draft_model",
-        "engine.spec.draft_choice",
-        "engine.spec.draft_kv",
-        "engine.spec.passes",
-        "engine.spec.fed_passes",
-        "engine.spec.pruning",
-        "engine.spec.layer_skip",
-        "engine.spec.ngram",
-        "engine.spec.suffix",
-        "engine.spec.text_lookup",
-        "engine.spec.native_lookup",
-        "engine.spec.prediction",
-        "engine.spec.corpus",
-        "engine.spec.chooser",
-        "engine.spec.evidence",
-        "engine.spec.recorder",
-        "engine.spec.verify",
-        "engine.spec.verifiers.*",
-        "engine.spec.factory",
-        "engine.models.decoder",
-        "engine.models.loader",
-        "engine.models.rope",
-        "engine.models.tensors",
-        "engine.models.weights",
-        "engine.models.safetensors_source",
-        "engine.models.stored_fp8",
-    ),
-    Layer.ENGINE: (
-        "engine.engine",
-        "engine.build",
-        "engine.compiling",
-        "engine.device",
-        "engine.loading",
-        "engine.memory_budget",
-        "engine.runners",
-        "engine.gpu_budget",
-        "engine.sizing",
-        "engine.worker",
-    ),
-    Layer.FACE: ("engine.async_engine", "engine.engine_host", "engine.output_stream"),
-    Layer.API: ("api.*",),
-    Layer.CLI: ("cli.*", "bench.*", "sim.*", "offline", "__main__"),
-}
+# Packages that hold several layers; what they say themselves is a docstring, and the front door of the whole.
+PACKAGES = {"": Layer.VALUES, "engine": Layer.CONTRACT}
 
-_UP_TO_COMMON = {Layer.FOUNDATION, Layer.COMMON}
-_UP_TO_ENGINE = _UP_TO_COMMON | {Layer.CONTROL, Layer.KERNELS, Layer.DATA, Layer.ENGINE}
+_BELOW = {Layer.VALUES, Layer.CONFIG}
+_CONTRACT = _BELOW | {Layer.CONTRACT, Layer.TEXT}
+_ALL_OF_THE_ENGINE = _CONTRACT | {Layer.CONTROL, Layer.KERNELS, Layer.EXECUTION, Layer.ENGINE}
 MAY_IMPORT: dict[Layer, set[Layer]] = {
-    Layer.FOUNDATION: {Layer.FOUNDATION},
-    Layer.COMMON: _UP_TO_COMMON,
-    Layer.CONTROL: _UP_TO_COMMON | {Layer.CONTROL},
-    Layer.KERNELS: {Layer.FOUNDATION, Layer.KERNELS},
-    Layer.DATA: _UP_TO_COMMON | {Layer.KERNELS, Layer.DATA},
-    Layer.ENGINE: _UP_TO_ENGINE,
-    Layer.FACE: _UP_TO_ENGINE | {Layer.FACE},
-    Layer.API: _UP_TO_COMMON | {Layer.FACE, Layer.API},
-    Layer.CLI: _UP_TO_ENGINE | {Layer.FACE, Layer.API, Layer.CLI},
+    Layer.VALUES: {Layer.VALUES},
+    Layer.CONFIG: _BELOW,
+    Layer.METRICS: _BELOW | {Layer.METRICS},
+    Layer.CONTRACT: _CONTRACT,
+    Layer.TEXT: _BELOW | {Layer.TEXT},
+    Layer.CONTROL: _CONTRACT | {Layer.CONTROL},
+    Layer.KERNELS: _BELOW | {Layer.KERNELS},
+    Layer.EXECUTION: _CONTRACT | {Layer.KERNELS, Layer.EXECUTION},
+    Layer.ENGINE: _ALL_OF_THE_ENGINE,
+    Layer.CLIENT: _CONTRACT | {Layer.METRICS, Layer.ENGINE, Layer.CLIENT},
+    Layer.API: _CONTRACT | {Layer.METRICS, Layer.CLIENT, Layer.API},
+    Layer.COMMANDS: _ALL_OF_THE_ENGINE | {Layer.METRICS, Layer.CLIENT, Layer.API, Layer.COMMANDS},
 }
-WITHOUT_TORCH = set(Layer) - {Layer.KERNELS, Layer.DATA, Layer.ENGINE}
+WITHOUT_TORCH = set(Layer) - {Layer.KERNELS, Layer.EXECUTION, Layer.ENGINE}
 
 # The package's front door hands out LLM on demand; the layers below never ask it to.
 FRONT_DOOR = ("", "offline")
@@ -200,13 +71,14 @@ def modules(package: Path) -> dict[str, ast.Module]:
 
 
 def layer_of(module: str) -> Layer | None:
-    """None: the table has no place for it."""
-    for layer, names in LAYERS.items():
-        for name in names:
-            base = name.removesuffix(".*")
-            if module == base or (name.endswith(".*") and module.startswith(base + ".")):
-                return layer
-    return None
+    """None: no layer has a prefix that fits. A package is of the layer of its modules."""
+    fitting = {
+        prefix: layer
+        for layer in Layer
+        for prefix in layer.value
+        if module == prefix or module.startswith(prefix + ".")
+    }
+    return fitting[max(fitting, key=len)] if fitting else PACKAGES.get(module)
 
 
 def imported(tree: ast.AST, known: dict[str, ast.Module], *, package: str) -> Iterator[str]:
@@ -233,12 +105,59 @@ def upward_imports(package: Path) -> list[str]:
     for module, tree in trees.items():
         layer = layer_of(module)
         if layer is None:
-            found.append(f"{module}: has no layer; give it one in this file")
+            found.append(f"{module}: its folder has no layer; give it one in this file")
             continue
         for target in imported(tree, trees, package=package.name):
             target_layer = layer_of(target)
             if target_layer not in MAY_IMPORT[layer] and (module, target) != FRONT_DOOR:
                 found.append(f"{module} ({layer.name}) imports {target} ({target_layer and target_layer.name})")
+    return found
+
+
+def module_imports(package: Path) -> dict[str, set[str]]:
+    """What each module imports when it is loaded, or later; but for the front door."""
+    trees = modules(package)
+    return {
+        module: {target for target in imported(tree, trees, package=package.name) if target in trees}
+        for module, tree in trees.items()
+        if module != FRONT_DOOR[0]
+    }
+
+
+def folder_imports(package: Path) -> dict[str, set[str]]:
+    """The same between folders below the package. A module that lies in the package itself stands for itself."""
+    packages = {
+        path.parent.relative_to(package).as_posix().replace("/", ".") for path in package.rglob("*/__init__.py")
+    }
+
+    def folder(module: str) -> str:
+        return module if module in packages else module.rpartition(".")[0] or module
+
+    found: dict[str, set[str]] = {}
+    for module, targets in module_imports(package).items():
+        found.setdefault(folder(module), set()).update(folder(target) for target in targets)
+    return {each: targets - {each} for each, targets in found.items()}
+
+
+def circles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """Groups in which each can be reached from each other, sorted."""
+    reached = {each: _reached(each, imports) for each in imports}
+    groups = {
+        tuple(sorted({each, *(other for other in reached[each] if each in reached.get(other, ()))}))
+        for each in imports
+        if each in reached[each]
+    }
+    return sorted(map(list, groups))
+
+
+def _reached(start: str, imports: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for target in imports.get(waiting.pop(), ()):
+            if target not in found:
+                found.add(target)
+                waiting.append(target)
     return found
 
 
@@ -316,14 +235,20 @@ def test_flashinfer_is_imported_by_kernels_only() -> None:
 
 
 def test_the_environment_is_read_in_config_only() -> None:
-    assert environment_readers(PACKAGE) <= {"config"}
+    assert environment_readers(PACKAGE) <= {"config.environment"}
 
 
-def test_nobody_names_a_module_that_is_gone() -> None:
-    """The table of layers stays true: every entry is a module."""
+def test_every_prefix_of_a_layer_names_a_module_or_a_folder() -> None:
     present = set(modules(PACKAGE))
-    listed = {name.removesuffix(".*") for names in LAYERS.values() for name in names}
-    assert listed - present == set()
+    assert {prefix for layer in Layer for prefix in layer.value} - present == set()
+
+
+def test_no_two_modules_import_each_other() -> None:
+    assert circles(module_imports(PACKAGE)) == []
+
+
+def test_no_two_folders_import_each_other() -> None:
+    assert circles(folder_imports(PACKAGE)) == []
 
 
 def plant(root: Path, files: dict[str, str]) -> Path:
@@ -338,41 +263,72 @@ def plant(root: Path, files: dict[str, str]) -> Path:
     return package
 
 
+BELOW = (
+    "types",
+    "engine.contract.plan",
+    "engine.control.scheduler",
+    "engine.execution.runner",
+    "engine.build",
+    "kernels.backend",
+    "api.app",
+    "cli.main",
+)
+
+
 @pytest.mark.parametrize(
     "module, text",
     [
-        ("engine.scheduler", "from faser.engine.runner import Runner"),
-        ("engine.scheduler", "def plan():\n    from faser.engine import runner"),
-        ("engine.runner", "import faser.engine.scheduler"),
+        ("engine.control.scheduler", "from faser.engine.execution.runner import Runner"),
+        ("engine.control.scheduler", "def plan():\n    from faser.engine.execution import runner"),
+        ("engine.execution.runner", "import faser.engine.control.scheduler"),
         ("types", "from faser.api.app import App"),
-        ("kernels.backend", "from faser.engine.plan import StepPlan"),
+        ("kernels.backend", "from faser.engine.contract.plan import StepPlan"),
         ("api.app", "from faser.engine.build import build"),
         ("engine.engine", "if True:\n    import faser.cli.main as main"),
     ],
 )
 def test_an_import_that_points_up_or_across_is_found(tmp_path: Path, module: str, text: str) -> None:
-    below = ["engine.runner", "engine.scheduler", "engine.plan", "engine.build", "api.app", "cli.main"]
-    package = plant(tmp_path, dict.fromkeys(below, "") | {module: text})
+    package = plant(tmp_path, dict.fromkeys(BELOW, "") | {module: text})
     (fault,) = upward_imports(package)
     assert fault.startswith(f"{module} (")
 
 
 def test_an_import_that_points_down_is_fine(tmp_path: Path) -> None:
-    below = {"types": "", "engine.plan": "from faser.types import Request"}
-    assert upward_imports(plant(tmp_path, below | {"engine.scheduler": "from faser.engine import plan"})) == []
+    below = {"types": "", "engine.contract.plan": "from faser.types import Request"}
+    scheduler = {"engine.control.scheduler": "from faser.engine.contract import plan"}
+    assert upward_imports(plant(tmp_path, below | scheduler)) == []
+
+
+def test_a_circle_of_modules_is_found(tmp_path: Path) -> None:
+    circle = {"api.one": "import faser.api.two", "api.two": "def f():\n    from faser.api import three"}
+    package = plant(
+        tmp_path, circle | {"api.three": "from faser.api.one import x", "api.four": "import faser.api.one"}
+    )
+    assert circles(module_imports(package)) == [["api.one", "api.three", "api.two"]]
+
+
+def test_a_circle_of_folders_is_found_where_no_two_modules_form_one(tmp_path: Path) -> None:
+    there = {
+        "api.routes.chat": "import faser.api.errors",
+        "api.errors": "",
+        "api.app": "import faser.api.routes.chat",
+    }
+    package = plant(tmp_path, there)
+    assert circles(module_imports(package)) == []
+    assert circles(folder_imports(package)) == [["api", "api.routes"]]
 
 
 def test_a_module_without_a_layer_is_found(tmp_path: Path) -> None:
     assert upward_imports(plant(tmp_path, {"engine.misc": ""})) == [
-        "engine.misc: has no layer; give it one in this file"
+        "engine.misc: its folder has no layer; give it one in this file"
     ]
 
 
 def test_a_heavy_library_is_found_behind_a_detour(tmp_path: Path) -> None:
-    plant(tmp_path, {"engine.scheduler": "import faser.engine.detour", "engine.detour": "import heavy"})
+    plant(tmp_path, {"engine.control.scheduler": "import faser.engine.detour", "engine.detour": "import heavy"})
     (tmp_path / "heavy.py").touch()
-    names = ["faser.engine", "faser.engine.scheduler"]
-    assert loads_heavy(names, ("heavy",), tmp_path) == ["faser.engine.scheduler loads heavy"]
+    names = ["faser.engine", "faser.engine.control.scheduler"]
+    assert loads_heavy(names, ("heavy",), tmp_path) == ["faser.engine.control.scheduler loads heavy"]
 
 
 @pytest.mark.parametrize(

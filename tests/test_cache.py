@@ -5,7 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from faser.config import EngineConfig, cache_dir
+from faser.config.engine import EngineConfig
+from faser.config.environment import cache_dir
 from faser.engine.build import build_engine
 
 # Few rows: there is little to measure.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from faser.cli.sources import SETTINGS
+from faser.cli.flags.sources import SETTINGS
 
 DOCKERFILE = (Path(__file__).parent.parent / "Dockerfile").read_text()
 

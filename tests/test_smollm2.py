@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from faser.engine.models.source import resolve
+from faser.engine.checkpoints.source import resolve
 from faser.offline import LLM, Generation
 from faser.types import SamplingParams
 from tests.prompts import PROMPTS

@@ -27,16 +27,17 @@ from benchmarks.ablation.arms import ARMS, arms_named
 from benchmarks.ablation.campaign import Bearing, Campaign, Wanted
 from benchmarks.ablation.report import write
 from benchmarks.ablation.summary import Run
+from benchmarks.simulator.workload import read_azure
+from faser.bench.prompts import read_prompts
 from faser.bench.workload import choose
-from faser.cli.env import facts
-from faser.cli.progress import ProgressReporter, runs_bar
-from faser.config import EngineConfig, cache_dir
+from faser.cli.console.progress import ProgressReporter, runs_bar
+from faser.cli.tools.env import facts
+from faser.config.engine import EngineConfig
+from faser.config.environment import cache_dir
 from faser.engine.build import build_engine
-from faser.engine.models.source import resolve
-from faser.engine.tokenizer import load_tokenizer
+from faser.engine.checkpoints.source import resolve
+from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError, RequestError
-from faser.sim.real import read_prompts
-from faser.sim.workload import read_azure
 
 PROMPTS_VARIABLE = "SPEC_BENCH_QUESTIONS"
 _FACTS = ("faser", "cpu", "cores", "memory", "backend", "torch")

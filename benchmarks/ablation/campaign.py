@@ -13,9 +13,9 @@ from benchmarks.ablation.arms import ARMS, FLOOR, Arm, orders
 from benchmarks.ablation.arrivals import Stretch, Trace, firsts, requests_of, stretch
 from benchmarks.ablation.drive import WALL, Clock, Driven, Load, LoadedEngine, Tokens, closed_loop, open_loop, use
 from benchmarks.ablation.summary import Run
-from faser.sim.contest import summarise
-from faser.sim.simulation import Served
-from faser.speculation import Slo
+from benchmarks.simulator.contest import summarise
+from benchmarks.simulator.simulation import Served
+from faser.types import Slo
 
 _SLACK = 2.0  # target of time per token: so many times that of a request that is alone
 _SEED = 1

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from benchmarks.ablation.arms import Arm
 from benchmarks.ablation.arrivals import Ask
-from faser.engine.plan import SequenceDelta
+from benchmarks.simulator.simulation import Outcome, Served
+from faser.engine.contract.plan import SequenceDelta
 from faser.errors import EngineError
-from faser.sim.simulation import Outcome, Served
 from faser.types import EngineStats, Request, SamplingParams, SpeculationStats
 
 Tokens = tuple[int, ...]

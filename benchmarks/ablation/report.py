@@ -8,9 +8,9 @@ from typing import Any
 
 from benchmarks.ablation.arms import ARMS, BASE
 from benchmarks.ablation.summary import Row, Run, Spread, rows_of, sorted_runs
+from benchmarks.simulator.contest import Times
+from benchmarks.simulator.report import markdown
 from faser.bench.chart import line_chart
-from faser.sim.contest import Times
-from faser.sim.report import markdown
 
 _COLUMNS = (
     "arm",

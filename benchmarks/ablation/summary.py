@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from faser.sim.contest import Cell, Times
+from benchmarks.simulator.contest import Cell, Times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

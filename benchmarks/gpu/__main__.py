@@ -13,7 +13,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from benchmarks.gpu.phases import PHASES, Phase, phases_named, phases_of, run_all, run_beside, run_here
+from benchmarks.gpu.phases import PHASES, Phase, phases_named, phases_of, run_all, run_here, run_overlapped
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Folder, Record
 from benchmarks.gpu.report import page, summary
@@ -59,7 +59,7 @@ def plan_of(asked: argparse.Namespace) -> Plan:
 
 
 def _launch(plan: Plan, arguments: list[str], phase: Phase, budget_s: float) -> Record:
-    return run_beside(plan, phase, budget_s, arguments)
+    return run_overlapped(plan, phase, budget_s, arguments)
 
 
 def _say(text: str) -> None:

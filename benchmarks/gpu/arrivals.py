@@ -17,7 +17,7 @@ from benchmarks.gpu.engines import close, lane_costs
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.real_text import open_pair
 from benchmarks.gpu.record import Desk
-from faser.sim.workload import read_azure
+from benchmarks.simulator.workload import read_azure
 
 ARMS = ("off", "fixed:3", "+lengths", "+pruning", "+overlap")
 FOLDER = "arrivals"  # of the tables and pictures of benchmarks.ablation

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.timing import DeviceClock
-from faser.engine.batch import RowBatch
-from faser.engine.choosing import Pending
-from faser.engine.requests import Requests
-from faser.engine.runner import Runner
-from faser.kernels.backend import RowLayout
+from faser.engine.execution.runner.batch import RowBatch
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.metadata import SamplingMetadata
+from faser.engine.execution.sampling.token_samplers import PendingTokens
+from faser.kernels.interface.backend import RowLayout
 
 _WARM = 3
 
@@ -43,9 +43,9 @@ def batch_of(
     )
 
 
-def greedy_requests(positions: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Requests:
+def greedy_requests(positions: np.ndarray[tuple[int], np.dtype[np.int64]]) -> SamplingMetadata:
     count = len(positions)
-    return Requests(
+    return SamplingMetadata(
         temperature=np.zeros(count, np.float32),
         min_p=np.zeros(count),
         top_k=np.zeros(count, np.int64),
@@ -60,7 +60,7 @@ def steps_s(runner: Runner, batch: RowBatch, clock: DeviceClock, repeats: int) -
     rows = np.arange(len(batch.token_ids), dtype=np.int64)
     requests = greedy_requests(batch.layout.positions.numpy().astype(np.int64) + 1)
     marks = []
-    pending: Pending | None = None
+    pending: PendingTokens | None = None
     for _ in range(_WARM + repeats):
         marks.append(clock.mark())
         runner.forward(batch)

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from faser.config import cache_dir
-from faser.kernels.flashinfer_build import ARCH, VERSION, modules_dir
+from faser.config.environment import cache_dir
+from faser.kernels.cuda.flashinfer.build import ARCH, VERSION, modules_dir
 
 FLASHINFER = f"flashinfer-python=={VERSION}"
 TVM_FFI = "apache-tvm-ffi==0.1.15.post2"  # what FlashInfer's modules are loaded by; of one version with them

@@ -16,17 +16,18 @@ from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Json
 from benchmarks.gpu.shapes import write_shape
 from benchmarks.gpu.weights import MadeUp
-from faser.config import EngineConfig, cache_dir
-from faser.engine.batch import BlockTable, RowBatch
-from faser.engine.device import place
-from faser.engine.models.config_json import read_model_config
-from faser.engine.models.loader import load_decoder
-from faser.engine.models.rope import rotary_angles
-from faser.engine.models.spec import DecoderSpec
-from faser.engine.runner import Runner
-from faser.kernels.backend import AttentionShape, Backend, KvShape
+from faser.config.engine import EngineConfig
+from faser.config.environment import cache_dir
+from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.models.rope import rotary_angles
+from faser.engine.execution.runner.batch import BlockTable, RowBatch
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.startup.device import place
 from faser.kernels.factory import make_backend
-from faser.kernels.torch_backend import TorchBackend
+from faser.kernels.interface.backend import AttentionShape, Backend, KvShape
+from faser.kernels.torch.backend import TorchBackend
 
 _SEQUENCES, _BLOCKS_EACH = 6, 24
 _MOST_ERROR = 1.25  # times what the reference backend loses by computing in bfloat16

@@ -15,16 +15,16 @@ from benchmarks.gpu.check_models import backend_of
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Json
 from benchmarks.losslessness.law import p_value
-from faser.engine.choosing import HostChooser
-from faser.engine.plan import SequenceStart
-from faser.engine.requests import Requests
-from faser.engine.sampler import Sampler
-from faser.engine.spec.draft_choice import WINDOW
-from faser.engine.spec.verifiers.coupled import Coupled
-from faser.engine.spec.verifiers.rejection import Rejection
-from faser.engine.spec.verify import DraftedRows, Verdict, Verifier
-from faser.engine.torch_choice import TorchChoice
-from faser.kernels.device_choice import ChoiceRows
+from faser.engine.contract.plan import SequenceStart
+from faser.engine.execution.drafters.draft_samplers import WINDOW
+from faser.engine.execution.sampling.metadata import SamplingMetadata
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.token_samplers import HostTokenSampler
+from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.verifiers.rejection import Rejection
+from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
+from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
+from faser.kernels.interface.device_sampling_kernels import DeviceSamplingMetadata
 from faser.types import SamplingParams
 
 Floats = NDArray[np.float64]
@@ -49,7 +49,7 @@ def chosen(plan: Plan) -> Json:
     rows = plan.sizes.choice_rows
     for name, case in _cases(plan):
         logits, requests = _logits(plan.sizes.vocab, rows), _requests(rows, case)
-        wanted = HostChooser(TorchChoice()).take(logits.clone(), requests).wait().token_ids
+        wanted = HostTokenSampler(TorchSamplingKernels()).take(logits.clone(), requests).wait().token_ids
         out = torch.empty(rows, dtype=torch.int64, device=plan.device)
         cuts = requests.cuts
         choice = _device_choice(plan, rows, plan.sizes.vocab)
@@ -70,7 +70,7 @@ def guessed(plan: Plan) -> Json:
     rows = plan.sizes.choice_rows
     for name, case in _cases(plan):
         logits, requests = _logits(plan.sizes.vocab, rows), _requests(rows, case)
-        wanted = HostChooser(TorchChoice()).guess(logits.clone(), requests, WINDOW).wait()
+        wanted = HostTokenSampler(TorchSamplingKernels()).guess(logits.clone(), requests, WINDOW).wait()
         assert wanted.leads is not None, "a guess comes with its lead"
         out = torch.empty(rows, dtype=torch.int64, device=plan.device)
         leads = torch.empty(rows, dtype=torch.float32, device=plan.device)
@@ -96,10 +96,10 @@ def guessed(plan: Plan) -> Json:
 def verdicts(plan: Plan) -> Json:
     """The verifiers over logits on the device and over the same logits on the CPU."""
     found, count = {}, plan.sizes.choice_rows
-    for name, verifier, probs in (("coupled", Coupled, False), ("rejection", Rejection, True)):
+    for name, verifier, probs in (("coupled", SampleAndMatch, False), ("rejection", Rejection, True)):
         sequences, draft_probs = _drafts(count, plan.sizes.vocab)
         logits = _logits(plan.sizes.vocab, rows=sum(len(each.draft) + 1 for each in sequences))
-        said: list[list[Verdict]] = []
+        said: list[list[AcceptanceResult]] = []
         for sampler in (_sampler_on(plan, plan.sizes.vocab, count), Sampler(count, plan.sizes.vocab, (), "cpu")):
             _start(sampler, count, _TEMPERATURE)
             judge: Verifier = verifier(sampler)
@@ -146,7 +146,7 @@ def verified(plan: Plan, sequences: int, temperature: float = _TEMPERATURE) -> J
     asked = [DraftedRows(slot=slot, position=10, draft=(token,)) for slot, token in enumerate(drafted.tolist())]
     found = {}
     for name, verifier, laws in (
-        ("coupled", Coupled, None),
+        ("coupled", SampleAndMatch, None),
         ("rejection", Rejection, torch.from_numpy(draft).repeat(sequences, 1).to(plan.device)),
     ):
         sampler = _sampler_on(plan, _LAW_VOCAB, sequences)
@@ -178,9 +178,9 @@ def law_of(logits: Floats, temperature: float, min_p: float, top_k: int, top_p: 
     return law
 
 
-def rows_of(requests: Requests, device: str) -> ChoiceRows:
+def rows_of(requests: SamplingMetadata, device: str) -> DeviceSamplingMetadata:
     """Requests as kernels read them."""
-    return ChoiceRows(
+    return DeviceSamplingMetadata(
         temperature=torch.from_numpy(requests.temperature).to(device),
         log_min_p=torch.from_numpy(requests.min_p).log().float().to(device),
         top_k=torch.from_numpy(requests.top_k).to(device),
@@ -194,9 +194,9 @@ def _cases(plan: Plan) -> list[tuple[str, tuple[float, float, int, float]]]:
     return [(name, _CASES[name]) for name in plan.sizes.cases]
 
 
-def _requests(rows: int, case: tuple[float, float, int, float]) -> Requests:
+def _requests(rows: int, case: tuple[float, float, int, float]) -> SamplingMetadata:
     temperature, min_p, top_k, top_p = case
-    return Requests(
+    return SamplingMetadata(
         temperature=np.full(rows, temperature, np.float32),
         min_p=np.full(rows, min_p),
         top_k=np.full(rows, top_k, np.int64),
@@ -245,14 +245,14 @@ def _start(sampler: Sampler, count: int, temperature: float) -> None:
 
 
 def _sampler_on(plan: Plan, vocab: int, slots: int) -> Sampler:
-    return Sampler(slots, vocab, (), plan.device, backend_of(plan).token_choice)
+    return Sampler(slots, vocab, (), plan.device, backend_of(plan).sampling_kernels)
 
 
 def _device_choice(plan: Plan, rows: int, vocab: int) -> Any:
     """Of the device's backend. A CPU has none: Triton's interpreter runs the kernels there."""
-    choice = backend_of(plan).device_choice(rows, vocab)
+    choice = backend_of(plan).device_sampling_kernels(rows, vocab)
     if choice is None:
-        from faser.kernels.triton.device_choice import TritonDeviceChoice
+        from faser.kernels.cuda.triton.sampling.device_choice import TritonDeviceSamplingKernels
 
-        choice = TritonDeviceChoice(rows, vocab, plan.device)
+        choice = TritonDeviceSamplingKernels(rows, vocab, plan.device)
     return choice

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.gpu import check_answers, check_models, check_tokens
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Json
-from faser.config import child_environment
+from faser.config.environment import child_environment
 
 Check = Callable[[Plan], Json]
 

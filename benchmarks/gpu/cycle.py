@@ -17,10 +17,10 @@ from benchmarks.gpu.policies import synthetic
 from benchmarks.gpu.record import Desk
 from benchmarks.gpu.shapes import floor_s
 from benchmarks.gpu.timing import clock_of, spread_ms
-from faser.engine.cost_model import CostModel
-from faser.engine.models.config_json import read_model_config
-from faser.engine.plan import DraftPlan, SequenceStart
-from faser.engine.spec.drafter import Continuation, Drafter, Proposals
+from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.contract.plan import DraftPlan, SequenceStart
+from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
 
 _ACCEPTANCE = 0.8
 
@@ -109,8 +109,8 @@ class _Timed:
         self._times = times
 
     @property
-    def drafts_ahead(self) -> bool:
-        return self._drafter.drafts_ahead
+    def drafts_overlapped(self) -> bool:
+        return self._drafter.drafts_overlapped
 
     def start(self, start: SequenceStart) -> None:
         self._drafter.start(start)

@@ -14,17 +14,17 @@ import torch
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.shapes import write_shape
 from benchmarks.gpu.weights import MadeUp
-from faser.config import EngineConfig
+from faser.config.engine import EngineConfig
 from faser.engine.build import Watch, build
-from faser.engine.co_run import CoRun
-from faser.engine.cost_model import CostModel
+from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.contract.interference import InterferenceTable
+from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.loading import Sources
-from faser.engine.model_executor import Lanes
-from faser.engine.models.config_json import read_model_config
-from faser.engine.models.spec import DecoderSpec
-from faser.engine.partition import Cores, Partition, core_numbers
-from faser.engine.runner import Runner
+from faser.engine.execution.model_executor import Lanes
+from faser.engine.execution.overlap.partition import Cores, Partition, core_numbers
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.startup.model_loading import Sources
 from faser.types import ModelInfo
 
 BLOCK_SIZE = 16
@@ -96,7 +96,8 @@ def lane_costs() -> CostModel:
     cores = core_numbers()
     shares = Cores(cores).shares()[:1] if len(cores) > 1 else ()
     lanes = tuple(
-        CoRun.constant(share=each, verify=1.1, draft=1.1, verify_alone=1.0, draft_alone=1.0) for each in shares
+        InterferenceTable.constant(share=each, verify=1.1, draft=1.1, verify_alone=1.0, draft_alone=1.0)
+        for each in shares
     )
     return CostModel(made_up_costs().tables, lanes)
 

@@ -15,11 +15,11 @@ import torch
 
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.timing import DeviceClock
-from faser.config import cache_dir
+from faser.config.environment import cache_dir
 from faser.errors import ConfigError
-from faser.kernels.flashinfer_build import arch_of, modules_dir
-from faser.kernels.flashinfer_library import load_flashinfer
-from faser.kernels.triton.quantise import quantise_rows
+from faser.kernels.cuda.flashinfer.build import arch_of, modules_dir
+from faser.kernels.cuda.flashinfer.library import load_flashinfer
+from faser.kernels.cuda.triton.quantise import quantise_rows
 
 _REPEATS = 7
 _ROW = 4096

@@ -28,20 +28,20 @@ from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Json
 from benchmarks.gpu.timed_partition import Divided, divide
 from benchmarks.gpu.timing import DeviceClock, clock_of
-from faser.engine.batch import RowBatch
-from faser.engine.choosing import Pending
-from faser.engine.lane_work import given_on_lane, on_lane
-from faser.engine.model_executor import Lanes
-from faser.engine.partition import Lane, Partition, Underway
-from faser.engine.requests import Requests
-from faser.engine.runner import Runner
-from faser.engine.spec.draft_choice import WINDOW
+from faser.engine.execution.drafters.draft_samplers import WINDOW
+from faser.engine.execution.model_executor import Lanes
+from faser.engine.execution.overlap.lane_work import given_on_lane, on_lane
+from faser.engine.execution.overlap.partition import Lane, Partition, PendingResult
+from faser.engine.execution.runner.batch import RowBatch
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.metadata import SamplingMetadata
+from faser.engine.execution.sampling.token_samplers import PendingTokens
 from faser.errors import ConfigError
 
 _ROUNDS = 5
 
-Work = Callable[[], Underway[None]]  # gives it to the device
-Choose = Callable[[NDArray[np.int64], Requests], Pending]
+Work = Callable[[], PendingResult[None]]  # gives it to the device
+Choose = Callable[[NDArray[np.int64], SamplingMetadata], PendingTokens]
 Divide = Callable[[Plan, str], Divided]
 
 
@@ -117,7 +117,7 @@ def beside(lanes: Lanes, clock: DeviceClock, draft: Work, verify: Work) -> Json:
     def on_draft(lane: Lane, _done: Callable[[], bool]) -> None:
         on_lane(lanes.draft, lane, lambda: draft().wait())
 
-    def on_verify(lane: Lane) -> Underway[None]:
+    def on_verify(lane: Lane) -> PendingResult[None]:
         return given_on_lane(lanes.target, lane, verify)
 
     rounds = []
@@ -146,7 +146,7 @@ def steps_of(runner: Runner, choose: Choose, batch: RowBatch, count: int) -> Wor
     rows = np.arange(len(batch.token_ids), dtype=np.int64)
     requests = greedy_requests(batch.layout.positions.numpy().astype(np.int64) + 1)
 
-    def work() -> Underway[None]:
+    def work() -> PendingResult[None]:
         for _ in range(count):
             runner.forward(batch)
             pending = choose(rows, requests)
@@ -154,12 +154,12 @@ def steps_of(runner: Runner, choose: Choose, batch: RowBatch, count: int) -> Wor
         def wait() -> None:
             pending.wait()
 
-        return Underway(wait)
+        return PendingResult(wait)
 
     return work
 
 
-def _guess(runner: Runner, rows: NDArray[np.int64], requests: Requests) -> Pending:
+def _guess(runner: Runner, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
     return runner.guess(rows, requests, WINDOW)
 
 

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import torch
 
-from faser.kernels.green_contexts import GROUP_UNIT, GreenDriver
-from faser.kernels.lane_device import LaneDevice
+from faser.kernels.cuda.green_contexts import GROUP_UNIT, GreenDriver
+from faser.kernels.cuda.streams import LaneDevice
 
 
 class Places(Protocol):

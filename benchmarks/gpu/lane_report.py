@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from benchmarks.gpu.record import Json
-from faser.sim.report import markdown
+from benchmarks.simulator.report import markdown
 
 
 def lanes(result: Json) -> str:

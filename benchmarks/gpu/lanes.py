@@ -1,6 +1,6 @@
 """Phase `lanes`: whether the device can be divided, what a part of it can do, and what two parts cost each other.
 
-splits     what the driver makes of wishes for 8, 16 … processors
+splits     what the driver makes of requests for 8, 16 … processors
 rates      bytes and operations a second of a part, by its processors
 stays      whether kernels of every kind stay on the part whose stream they were given to or recorded on: they then
            take longer on a small part than on everything; and the processors that the probe saw
@@ -23,11 +23,11 @@ from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Json
 from benchmarks.gpu.timed_partition import divide
 from benchmarks.gpu.timing import DeviceClock, clock_of
-from faser.engine.partition import Partition, at_once, core_numbers
+from faser.engine.execution.overlap.partition import Partition, at_once, core_numbers
 from faser.errors import ConfigError
-from faser.kernels.green_contexts import GreenContextError, open_green_driver
-from faser.kernels.lane_device import CudaLaneDevice
-from faser.kernels.triton.whereabouts import MOST_PROCESSORS, count_blocks, whereabouts
+from faser.kernels.cuda.green_contexts import GreenContextError, open_green_driver
+from faser.kernels.cuda.streams import CudaLaneDevice
+from faser.kernels.cuda.triton.processor_probe import MOST_PROCESSORS, count_blocks, whereabouts
 
 # Makes a recording of work on the current stream, and returns what replays it.
 Record = Callable[[Callable[[], object]], Callable[[], None]]

@@ -33,15 +33,15 @@ from benchmarks.gpu.shapes import Config, write_shape
 from benchmarks.gpu.timed_partition import Divided, TimedPartition, divide
 from benchmarks.gpu.walks import Walk, Walking
 from faser.bench.chart import Chart, line_chart
-from faser.engine.co_run import FACTORS
-from faser.engine.cost_model import CostModel
-from faser.engine.loading import Sources
-from faser.engine.models.weights import WeightSource
-from faser.engine.partition import Partition
-from faser.engine.spec.overlap import best_ahead
-from faser.engine.spec.policies.draft_lengths import best_lengths
-from faser.engine.spec.policies.objective import Objective
-from faser.engine.spec.policy import Candidates
+from faser.engine.contract.interference import FACTORS
+from faser.engine.control.speculation.overlap.objective import best_overlap
+from faser.engine.control.speculation.policies.draft_lengths import best_lengths
+from faser.engine.control.speculation.policies.objective import Objective
+from faser.engine.control.speculation.policies.policy import Candidates
+from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.execution.models.weights import WeightSource
+from faser.engine.execution.overlap.partition import Partition
+from faser.engine.execution.startup.model_loading import Sources
 from faser.errors import ConfigError
 
 OFF, SERIAL, AHEAD, AUTO = "off", "serial", "ahead", "auto"
@@ -174,7 +174,7 @@ def expected(costs: CostModel, acceptance: float, sequences: int, kv_tokens: int
     )
     objective = Objective(costs, candidates)
     before = best_lengths(candidates, objective, costs).rate
-    ahead = best_ahead(candidates, objective, costs, costs.lanes).rate
+    ahead = best_overlap(candidates, objective, costs, costs.lanes).rate
     return {
         "off": round(objective.plain_rate, 1),
         "before": round(before, 1),

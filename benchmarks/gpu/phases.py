@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Folder, Record, Say
-from faser.config import child_environment, cuda_environment
+from faser.config.environment import child_environment, cuda_environment
 
 _ROOT = Path(__file__).parents[2]
 _GRACE = 1.3  # times its share, and a little, is what a phase gets before it is stopped from outside
@@ -125,7 +125,7 @@ def run_all(
     return records
 
 
-def run_beside(plan: Plan, phase: Phase, budget_s: float, arguments: Sequence[str]) -> Record:
+def run_overlapped(plan: Plan, phase: Phase, budget_s: float, arguments: Sequence[str]) -> Record:
     """In a process of its own, which is stopped with all that it started when it takes much too long.
 
     arguments: of this run's command line.

@@ -20,14 +20,14 @@ from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.policies import Turns, arms_of, contest, rows_of
 from benchmarks.gpu.record import Desk
 from benchmarks.grow_model import Growth, NoisySource, grown_spec
-from faser.engine.cost_model import CostModel
-from faser.engine.models import tensors
-from faser.engine.models.config_json import read_model_config
-from faser.engine.models.safetensors_source import SafetensorsSource
-from faser.engine.models.spec import DecoderSpec
-from faser.engine.models.weights import WeightSource
-from faser.engine.tokenizer import Tokenizer, load_tokenizer
-from faser.sim.real import read_prompts
+from faser.bench.prompts import read_prompts
+from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.execution.models import tensors
+from faser.engine.execution.models.safetensors_source import SafetensorsSource
+from faser.engine.execution.models.weights import WeightSource
+from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.types import SamplingParams
 
 _NOISE = 0.05  # of the drafter's weights; about 0.85 of its tokens are then accepted at temperature 0.8

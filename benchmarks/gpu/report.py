@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.gpu import lane_report
 from benchmarks.gpu.record import Json, Record
-from faser.sim.report import markdown
+from benchmarks.simulator.report import markdown
 
 _DRY = "**A dry run on a CPU with tiny models: no figure here says anything of a device.**"
 

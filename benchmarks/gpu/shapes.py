@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from faser.engine.models import tensors
-from faser.engine.models.spec import DecoderSpec
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.execution.models import tensors
 
 Config = dict[str, Any]
 

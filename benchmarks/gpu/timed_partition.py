@@ -21,8 +21,16 @@ import torch
 
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Json
-from faser.engine.lanes import divide_gpu
-from faser.engine.partition import Draft, Joined, Lane, Partition, Underway, Verify, make_partition
+from faser.engine.execution.overlap.factory import divide_gpu
+from faser.engine.execution.overlap.partition import (
+    Draft,
+    Lane,
+    OverlapResult,
+    Partition,
+    PendingResult,
+    Verify,
+    make_partition,
+)
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -90,10 +98,10 @@ class TimedPartition:
     def resize(self, share: float) -> None:
         self._partition.resize(share)
 
-    def both(self, draft: Draft[D], verify: Verify[V]) -> Joined[D, V]:
+    def both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
         given_s = 0.0
 
-        def giving(lane: Lane) -> Underway[V]:
+        def giving(lane: Lane) -> PendingResult[V]:
             nonlocal given_s
             underway = verify(lane)
             given_s = self._now()

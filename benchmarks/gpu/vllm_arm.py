@@ -15,7 +15,7 @@ from benchmarks.gpu.closed_loop import made_up_prompts
 from benchmarks.gpu.engines import draft_of, target_of
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Json
-from faser.config import child_environment
+from faser.config.environment import child_environment
 
 _ACCEPTANCE = 0.8
 _START_S = 45.0  # less time than that is not worth a start

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.gpu.weights import MadeUp
-from faser.engine.models import tensors
-from faser.engine.models.config_json import read_model_config
-from faser.engine.models.weights import WeightSource
+from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.execution.models import tensors
+from faser.engine.execution.models.weights import WeightSource
 
 Ints = NDArray[np.int64]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from faser.engine.models import tensors
-from faser.engine.models.config_json import read_model_config
-from faser.engine.models.spec import DecoderSpec
+from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.execution.models import tensors
 
 LOGIT_STD = 4.0
 _STD = 0.02

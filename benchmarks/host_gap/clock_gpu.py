@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from faser.kernels.device_kernels import DeviceKernels
-from faser.kernels.flashinfer_backend import FlashInferBackend
-from faser.kernels.native_build import COMPILERS, find_compiler
+from faser.kernels.cpu.build import COMPILERS, find_compiler
+from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
+from faser.kernels.cuda.triton.own_kernels import DeviceKernels
 
 COPY_CALL_S, EVENT_CALL_S, QUERY_CALL_S, REPLAY_CALL_S, PLAN_CALL_S = 4e-6, 1.5e-6, 1e-6, 12e-6, 25e-6
 _COPY_S, _SMALL_S = 2e-6, 60e-6  # on the device: a copy; the head or the choice of a step
@@ -243,9 +243,9 @@ def clock_backend(gpu: ClockGpu) -> FlashInferBackend:
         rope_append=lambda qkv, _angles, _positions, _slots, _keys, _values, shape, _norms: qkv[
             :, : shape.num_heads * shape.head_dim
         ],
-        token_choice=lambda *_: nothing,
-        device_choice=lambda _rows, _width: _Choice(),
-        logit_edits=lambda _accelerator: nothing,
-        draft_verdicts=lambda _accelerator: nothing,
+        sampling_kernels=lambda *_: nothing,
+        device_sampling_kernels=lambda _rows, _width: _Choice(),
+        logits_processor_kernels=lambda _accelerator: nothing,
+        rejection_kernels=lambda _accelerator: nothing,
     )
     return FlashInferBackend(gpu, _Library(gpu), kernels)

@@ -12,30 +12,30 @@ import torch
 from benchmarks.gpu.shapes import TINY_DRAFT, TINY_TARGET, Config, write_shape
 from benchmarks.gpu.weights import MadeUp
 from benchmarks.host_gap.clock_gpu import ClockGpu, clock_backend
-from faser.engine.batch import BlockTable
-from faser.engine.choosing import DeviceChooser
-from faser.engine.clock import WallClock
-from faser.engine.co_run import CoRun
-from faser.engine.cost_model import CostModel
+from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.interference import InterferenceTable
+from faser.engine.control.scheduler import Scheduler
+from faser.engine.control.sequences.kv_cache import KvManager
+from faser.engine.control.speculation.control import OverlapOptions, SpeculationControl
+from faser.engine.control.timing.clock import WallClock
+from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.gpu_partition import Streams
-from faser.engine.graph_sizes import GraphSizes, Guessing
-from faser.engine.graphs import GraphRunner
-from faser.engine.kv_cache import KvManager
-from faser.engine.lanes import places_of
-from faser.engine.model_executor import Lanes, ModelExecutor, Speculation
-from faser.engine.models.loader import load_decoder
-from faser.engine.sampler import Sampler
-from faser.engine.scheduler import Scheduler
-from faser.engine.spec.control import Overlap, SpeculationControl
-from faser.engine.spec.draft_choice import WINDOW
-from faser.engine.spec.factory import DrafterParts, DraftModelParts, make_drafter
-from faser.engine.spec.verifiers import make_verifier
-from faser.engine.torch_choice import TorchChoice
-from faser.kernels.backend import KvShape
-from faser.kernels.flashinfer_backend import FlashInferBackend
-from faser.kernels.lanes import DeviceLane
-from faser.speculation import SpeculationConfig
+from faser.engine.execution.cuda_graphs.batch_sizes import DraftGraphs, GraphSizes
+from faser.engine.execution.cuda_graphs.graph_runner import GraphRunner
+from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafters.draft_samplers import WINDOW
+from faser.engine.execution.model_executor import Lanes, ModelExecutor, SpeculativeExecution
+from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.overlap.factory import places_of
+from faser.engine.execution.overlap.gpu_partition import Streams
+from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
+from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.verifiers.factory import make_verifier
+from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
+from faser.kernels.interface.backend import KvShape
+from faser.kernels.interface.processors import DeviceLane
 from faser.types import Request, SamplingParams
 
 PLAIN, SERIAL, BESIDE = "plain", "serial", "beside"
@@ -115,7 +115,7 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
         target = _runner(_TARGET, Path(folder) / "target", target_backend, places.verify, slots, rows, GAMMA)
         draft = _runner(_DRAFT, Path(folder) / "draft", draft_backend, places.draft, slots, rows, None)
-    sampler = Sampler(slots, target.vocab_size, (2,), "cpu", TorchChoice())
+    sampler = Sampler(slots, target.vocab_size, (2,), "cpu", TorchSamplingKernels())
     control = speculation = None
     if wanted.mode != PLAIN:
         config = SpeculationConfig(
@@ -125,15 +125,15 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
             runner=draft, num_blocks=slots * _WIDTH, block_size=_BLOCK, max_positions=_BLOCK * _WIDTH
         )
         parts = DrafterParts(
-            target=target, table=table, num_slots=slots, max_rows=rows, model=model, chooses_in_runner=True
+            target=target, table=table, num_slots=slots, max_rows=rows, model=model, samples_in_runner=True
         )
-        speculation = Speculation(
+        speculation = SpeculativeExecution(
             drafter=make_drafter(config, parts),
             verifier=make_verifier(config, sampler),
             by_tokens=True,
             lanes=Lanes(partition=partition, target=target_backend, draft=draft_backend),
         )
-        overlap = Overlap(
+        overlap = OverlapOptions(
             name="streams",
             lanes=(_co_run(partition.share),),
             mode="on" if wanted.mode == BESIDE else "off",
@@ -150,16 +150,18 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
         speculation=control,
     )
     executor = ModelExecutor(
-        target, sampler, table, max_logit_rows=rows, speculation=speculation, chooses_in_runner=True
+        target, sampler, table, max_logit_rows=rows, speculation=speculation, samples_in_runner=True
     )
-    return Engine(scheduler, executor, launches_ahead=True)
+    return Engine(scheduler, executor, schedules_async=True)
 
 
-def _co_run(share: float) -> CoRun:
+def _co_run(share: float) -> InterferenceTable:
     """That costs nothing."""
     factors = {"verify": 1.0, "draft": 1.0, "verify_alone": 1.0, "draft_alone": 1.0}
-    make: Any = getattr(CoRun, "constant", CoRun)  # versions before factors had a grid are measured too
-    found: CoRun = make(share=share, **factors)
+    make: Any = getattr(
+        InterferenceTable, "constant", InterferenceTable
+    )  # versions before factors had a grid are measured too
+    found: InterferenceTable = make(share=share, **factors)
     return found
 
 
@@ -193,7 +195,9 @@ def _runner(
         head_dim=spec.head_dim,
         dtype=torch.bfloat16,
     )
-    chooser = DeviceChooser(backend.device_choice(rows, spec.vocab_size), backend.capture, backend.device, rows)
+    chooser = DeviceTokenSampler(
+        backend.device_sampling_kernels(rows, spec.vocab_size), backend.capture, backend.device, rows
+    )
     sizes = GraphSizes.usual(
         most_rows=rows, most_sequences=slots, most_drafts=1 if drafts is None else drafts, blocks_each=_WIDTH
     )
@@ -205,7 +209,7 @@ def _runner(
         backend.capture,
         sizes=sizes,
         max_logit_rows=rows,
-        guessing=Guessing(windows=(WINDOW,)) if drafts is None else Guessing(),
+        guessing=DraftGraphs(windows=(WINDOW,)) if drafts is None else DraftGraphs(),
         on_lanes={each: backend.capture_on(each) for each in places},
         report=lambda *_: None,
     )

@@ -21,8 +21,8 @@ from typing import Any
 from rich.progress import Progress
 
 from benchmarks.losslessness import tokens
-from faser.config import cache_dir
-from faser.engine.models.source import resolve
+from faser.config.environment import cache_dir
+from faser.engine.checkpoints.source import resolve
 from tests.prompts import PROMPTS
 
 SECTIONS = ("laws", "tokens")

@@ -30,20 +30,20 @@ from benchmarks.losslessness.scenarios import (
     stale,
     text,
 )
-from faser.engine.noise import Purpose
-from faser.engine.sampler import Sampler
-from faser.engine.spec.drafter import Drafter
-from faser.engine.spec.verifiers.block import Block
-from faser.engine.spec.verifiers.coupled import Coupled
-from faser.engine.spec.verifiers.rejection import Rejection
-from faser.engine.spec.verify import Verifier
+from faser.engine.execution.drafters.drafter import Drafter
+from faser.engine.execution.sampling.noise import Purpose
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.verifiers.block import Block
+from faser.engine.execution.verifiers.rejection import Rejection
+from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
+from faser.engine.execution.verifiers.verifier import Verifier
 
 FAMILY_ALPHA = 0.01  # chance that any right combination is flagged, over all of them
 SEEN = 1e-6  # p-value below which a mistake counts as seen
 PAIRS: tuple[tuple[Callable[[Sampler], Verifier], Callable[[World], Drafter]], ...] = (
-    (Coupled, text),
-    (Coupled, greedy),
-    (Coupled, coupled),
+    (SampleAndMatch, text),
+    (SampleAndMatch, greedy),
+    (SampleAndMatch, coupled),
     (Rejection, text),
     (Rejection, sampled),
     (Rejection, mixed),
@@ -165,7 +165,7 @@ WRONG = (
     ),
     Case(
         name="penalties blind to the draft",
-        verifier=Coupled,
+        verifier=SampleAndMatch,
         drafter=greedy,
         pattern="3",
         sampling="penalties",
@@ -173,7 +173,7 @@ WRONG = (
     ),
     Case(
         name="one number for all rows of a step",
-        verifier=Coupled,
+        verifier=SampleAndMatch,
         drafter=greedy,
         pattern="changing by step",
         sampling="T 1",

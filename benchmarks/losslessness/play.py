@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.losslessness.law import Ints, World
-from faser.engine.batch import BlockTable, RowBatch
-from faser.engine.plan import Draft, DraftPlan, DraftWish, SequenceStart, StopRule
-from faser.engine.runner import Runner
-from faser.engine.sampler import Sampler
-from faser.engine.spec.draft_choice import DraftChoice
-from faser.engine.spec.drafter import Continuation, Drafter, Proposals
-from faser.engine.spec.passes import Opening, PassLoop
-from faser.engine.spec.verify import DraftedRows, Verdict, Verifier
+from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
+from faser.engine.execution.drafters.draft_samplers import DraftSampler
+from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafters.passes import DraftInput, PassLoop
+from faser.engine.execution.runner.batch import BlockTable, RowBatch
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
 from faser.types import SamplingParams
 
 NUM_SLOTS = 2048
@@ -74,9 +74,9 @@ class TableRunner:
 class TableModel:
     """A Drafter: a world's draft model in the engine's drafting loop."""
 
-    drafts_ahead = False
+    drafts_overlapped = False
 
-    def __init__(self, world: World, choice: DraftChoice) -> None:
+    def __init__(self, world: World, choice: DraftSampler) -> None:
         table = BlockTable(NUM_SLOTS, 1)
         runner = cast(Runner, TableRunner(world.draft_logits))
         self._loop = PassLoop(runner, table, choice, max_rows=4 * NUM_SLOTS)
@@ -90,13 +90,13 @@ class TableModel:
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         openings = [
-            Opening(
+            DraftInput(
                 slot=wish.slot,
                 start=self._num_known[wish.slot] - 1,
                 token_ids=(self._last[wish.slot],),
                 max_tokens=wish.max_tokens,
             )
-            for wish in plan.wishes
+            for wish in plan.requests
         ]
         found = self._loop.draft(openings, plan.stop, until)
         drafts = tuple(
@@ -168,17 +168,19 @@ class _Batch:
         """A draft for each of going, some of them empty."""
         lengths = self._scenario.lengths(np.array(going), step).tolist()
         asked = {slot: length for slot, length in zip(going, lengths, strict=True) if length}
-        wishes = tuple(DraftWish(slot=slot, max_tokens=length, new_blocks=()) for slot, length in asked.items())
+        requests = tuple(
+            DraftRequest(slot=slot, max_tokens=length, new_blocks=()) for slot, length in asked.items()
+        )
         found = Proposals(drafts=())
-        if wishes:
-            found = self._drafter.propose(DraftPlan(step=step, wishes=wishes, stop=self._scenario.stop))
+        if requests:
+            found = self._drafter.propose(DraftPlan(step=step, requests=requests, stop=self._scenario.stop))
         if self._scenario.cut is not None:
             found = self._scenario.cut(found)
         drafts = {draft.slot: draft for draft in found.drafts}
         each = tuple(drafts.get(slot, Draft(slot=slot, method="draft_model")) for slot in going)
         return Proposals(drafts=each, probs=found.probs)
 
-    def _judge(self, going: list[int], proposals: Proposals) -> list[Verdict]:
+    def _judge(self, going: list[int], proposals: Proposals) -> list[AcceptanceResult]:
         sequences = [
             DraftedRows(slot=slot, position=len(self._tokens[slot]), draft=draft.token_ids)
             for slot, draft in zip(going, proposals.drafts, strict=True)
@@ -199,7 +201,7 @@ class _Batch:
         rows = (before[:, :-1] * vocab + before[:, 1:])[np.arange(deepest + 1) <= lengths[:, None]]
         return self._scenario.world.target_logits[rows]
 
-    def _commit(self, going: list[int], verdicts: list[Verdict]) -> None:
+    def _commit(self, going: list[int], verdicts: list[AcceptanceResult]) -> None:
         slots = [slot for slot, verdict in zip(going, verdicts, strict=True) for _ in verdict.token_ids]
         self._sampler.accept(slots, [token_id for verdict in verdicts for token_id in verdict.token_ids])
         came = []

@@ -15,17 +15,21 @@ from numpy.typing import NDArray
 from benchmarks.losslessness import wrong
 from benchmarks.losslessness.law import DEEP, WIDE, Ints, World, samplings
 from benchmarks.losslessness.play import NUM_SLOTS, Cut, Lengths, Scenario, TableModel
-from faser.engine.cost_model import CostModel
-from faser.engine.plan import StopRule
-from faser.engine.sampler import Sampler
-from faser.engine.spec.chooser import Chooser
-from faser.engine.spec.draft_choice import CoupledChoice, GreedyChoice, SampledChoice
-from faser.engine.spec.drafter import Drafter, Proposals
-from faser.engine.spec.ngram import NgramDrafter
-from faser.engine.spec.policies.survival import Survival
-from faser.engine.spec.policy import Candidates
-from faser.engine.spec.text_lookup import SeparateLookups
-from faser.engine.spec.verify import Verifier
+from faser.engine.contract.plan import StopRule
+from faser.engine.control.speculation.policies.policy import Candidates
+from faser.engine.control.speculation.policies.survival import Survival
+from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.execution.drafters.draft_samplers import (
+    GreedyDraftSampler,
+    ProbabilisticDraftSampler,
+    SampleAndMatchDraftSampler,
+)
+from faser.engine.execution.drafters.drafter import Drafter, Proposals
+from faser.engine.execution.drafters.selector import DrafterSelector
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.text_lookup.lookup import SeparateLookups
+from faser.engine.execution.text_lookup.ngram import NgramDrafter
+from faser.engine.execution.verifiers.verifier import Verifier
 
 CAP = 8
 
@@ -99,20 +103,20 @@ def text(_world: World) -> Drafter:
 
 
 def greedy(world: World) -> Drafter:
-    return TableModel(world, GreedyChoice())
+    return TableModel(world, GreedyDraftSampler())
 
 
 def coupled(world: World) -> Drafter:
-    return TableModel(world, CoupledChoice(NUM_SLOTS))
+    return TableModel(world, SampleAndMatchDraftSampler(NUM_SLOTS))
 
 
 def sampled(world: World) -> Drafter:
-    return TableModel(world, SampledChoice(NUM_SLOTS))
+    return TableModel(world, ProbabilisticDraftSampler(NUM_SLOTS))
 
 
 def mixed(world: World) -> Drafter:
     """Text or sampled drafts, by what did better before."""
-    return Chooser(SeparateLookups([text(world)]), sampled(world), model_cap=CAP)
+    return DrafterSelector(SeparateLookups([text(world)]), sampled(world), model_cap=CAP)
 
 
 def stale(world: World) -> Drafter:

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from benchmarks.grow_model import NoisySource, copy_model
-from faser.config import EngineConfig
+from faser.config.engine import EngineConfig
+from faser.config.speculation import POLICIES
 from faser.engine.build import build_engine
-from faser.engine.co_run import CoRun
-from faser.engine.cost_model import CostModel
+from faser.engine.contract.interference import InterferenceTable
+from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.models.safetensors_source import SafetensorsSource
-from faser.engine.tokenizer import load_tokenizer
-from faser.speculation import POLICIES
+from faser.engine.execution.models.safetensors_source import SafetensorsSource
+from faser.engine.text.tokenizer import load_tokenizer
 from faser.types import Request, SamplingParams
 
 CAP = 5
@@ -32,7 +32,7 @@ NUM_BLOCKS = 24  # of 16 tokens; sixteen sequences need two to six each
 NOISE = 0.05  # on the weights of the draft model, in their own standard deviations
 GREEDY, WARM = 0.0, 0.8
 AHEAD_AND_PRUNED = "draft_model, coupled, ahead and pruned"
-LANES = CoRun.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+LANES = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
 DRAFTERS: Mapping[str, Mapping[str, Any]] = {
     "suffix": {"method": "suffix"},
     "ngram": {"method": "ngram"},
@@ -133,7 +133,7 @@ class Setup:
 
 def block_bytes(directory: Path) -> int:
     """Bytes of one KV block of 16 tokens in float32."""
-    from faser.engine.models.config_json import read_model_config
+    from faser.engine.checkpoints.config_json import read_model_config
 
     spec = read_model_config(directory).spec
     return 16 * 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * 4

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from faser.engine.noise import Purpose
-from faser.engine.sampler import PreparedRows, Sampler
-from faser.engine.sampling import MASS_ONE, draw
-from faser.engine.spec.draft_choice import ChoiceRows, Chosen, SampledChoice
-from faser.engine.spec.drafter import Proposals
-from faser.engine.spec.verifiers.draft_law import DraftLaw
-from faser.engine.spec.verifiers.rejection import (
+from faser.engine.execution.drafters.draft_samplers import DraftRows, DraftTokens, ProbabilisticDraftSampler
+from faser.engine.execution.drafters.drafter import Proposals
+from faser.engine.execution.sampling.distribution import MASS_ONE, draw
+from faser.engine.execution.sampling.noise import Purpose
+from faser.engine.execution.sampling.sampler import PreparedRows, Sampler
+from faser.engine.execution.verifiers.draft_distribution import DraftDistribution
+from faser.engine.execution.verifiers.judged_rows import lay_out
+from faser.engine.execution.verifiers.rejection import (
     accept_noise,
     accept_probs,
     drafted_target_probs,
@@ -24,8 +25,7 @@ from faser.engine.spec.verifiers.rejection import (
     residual_masses,
     row_totals,
 )
-from faser.engine.spec.verifiers.rows import lay_out
-from faser.engine.spec.verify import DraftedRows, Verdict
+from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows
 
 LOW = 0.3  # a probability that a rule calls low
 STAIRS = (1.0, 1.8, 1.85, 1.9)  # cost of a step by γ: once the edge is crossed, more tokens cost next to nothing
@@ -47,11 +47,13 @@ class Tokenwise:
     replace_purpose: Purpose = Purpose.REPLACE
 
     @torch.inference_mode()
-    def judge(self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None) -> list[Verdict]:
+    def judge(
+        self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None
+    ) -> list[AcceptanceResult]:
         rows = lay_out(sequences)
         prepared = rows.prepare(self.sampler, logits)
         masses = self.sampler.masses(prepared)
-        law = DraftLaw(rows, draft_probs, masses)
+        law = DraftDistribution(rows, draft_probs, masses)
         accept = self.accept(drafted_target_probs(rows, masses), law.of_drafted())
         last = rows.last_reached((accept_noise(self.sampler, rows, prepared) < accept).numpy())
         whole = torch.from_numpy(last == rows.first + rows.num_drafts)
@@ -85,17 +87,17 @@ def accept_too_often(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     return torch.where(target_probs > 0, accept_probs(target_probs, draft_probs) + 0.01, 0.0)
 
 
-class StaleChoice(SampledChoice):
+class StaleChoice(ProbabilisticDraftSampler):
     """A position that is drafted again gets the same noise again."""
 
-    def choose(self, logits: Tensor, rows: ChoiceRows) -> Chosen:
+    def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
         return super().choose(logits, replace(rows, draft_starts=rows.positions))
 
 
-class MisstatedChoice(SampledChoice):
+class MisstatedChoice(ProbabilisticDraftSampler):
     """What the token was drawn from is told a little flatter than it was."""
 
-    def choose(self, logits: Tensor, rows: ChoiceRows) -> Chosen:
+    def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
         chosen = super().choose(logits, rows)
         assert chosen.probs is not None
         flatter = chosen.probs.sqrt()

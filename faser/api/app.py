@@ -2,19 +2,19 @@
 
 from fastapi import FastAPI
 
-from faser.api.auth import KeyCheck
-from faser.api.engine_client import EngineClient
-from faser.api.errors import add_error_handlers
-from faser.api.frame import Frame
+from faser.api.middleware.auth import KeyCheck
+from faser.api.middleware.request_id import RequestIdMiddleware
+from faser.api.protocol.errors import add_error_handlers
 from faser.api.routes.chat import chat_router
 from faser.api.routes.completions import completions_router
 from faser.api.routes.health import health_router
 from faser.api.routes.metrics import metrics_router
 from faser.api.routes.models import models_router
 from faser.api.routes.tokenize import tokenize_router
-from faser.api.service import Service
-from faser.api.settings import ApiSettings
-from faser.metrics import Metrics
+from faser.api.serving.engine_client import EngineClient
+from faser.api.serving.service import Service
+from faser.api.serving.settings import ApiSettings
+from faser.metrics.server import Metrics
 
 __all__ = ["ApiSettings", "create_app"]
 
@@ -29,5 +29,5 @@ def create_app(engine: EngineClient, *, settings: ApiSettings, metrics: Metrics)
         app.include_router(router(service))
     add_error_handlers(app)
     app.add_middleware(KeyCheck, keys=settings.api_keys, open_metrics=not settings.enable_metrics_auth)
-    app.add_middleware(Frame)  # added last, so outermost
+    app.add_middleware(RequestIdMiddleware)  # added last, so outermost
     return app

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from faser.bench.policy_spec import PolicySpec
 from faser.bench.runner import Conditions, Outcome, SteppedEngine, StepPoint, Tokens, run
 from faser.bench.workload import Prompts, jobs_of
-from faser.sim.policy_spec import PolicySpec
 
 _FEWEST_JOBS = 4
 _MOST_POINTS = 60  # of a run's steps are kept, evenly over it

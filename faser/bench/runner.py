@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
-from faser.bench.workload import Job
-from faser.engine.plan import SequenceDelta
+from faser.bench.workload import BenchRequest
+from faser.engine.contract.plan import SequenceDelta
 from faser.errors import EngineError
 from faser.types import EngineStats, FinishReason, Request, SpeculationStats
 
@@ -107,7 +107,7 @@ class _Window:
 
 def run(
     engine: SteppedEngine,
-    jobs: Sequence[Job],
+    jobs: Sequence[BenchRequest],
     conditions: Conditions,
     *,
     name: str,

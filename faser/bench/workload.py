@@ -14,7 +14,7 @@ Prompts = Sequence[tuple[str, tuple[int, ...]]]  # (category, token ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class BenchRequest:
     """One prompt to be answered. category: kind of its text, empty if nobody said. seed: of its sampling."""
 
     token_ids: tuple[int, ...]
@@ -55,9 +55,9 @@ def choose(
     return left
 
 
-def jobs_of(prompts: Prompts, count: int) -> list[Job]:
+def jobs_of(prompts: Prompts, count: int) -> list[BenchRequest]:
     """count jobs; beyond the last prompt the first follows, with another seed."""
     return [
-        Job(category=prompts[i % len(prompts)][0], token_ids=prompts[i % len(prompts)][1], seed=i)
+        BenchRequest(category=prompts[i % len(prompts)][0], token_ids=prompts[i % len(prompts)][1], seed=i)
         for i in range(count)
     ]

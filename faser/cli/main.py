@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from faser import __version__
-from faser.cli.sources import UsageError
+from faser.cli.flags.sources import UsageError
+from faser.config.declaration import did_you_mean
 from faser.errors import ConfigError, FaserError
-from faser.setting import did_you_mean
 
 Command = Callable[[Sequence[str]], int]
 
@@ -52,15 +52,15 @@ def _command(name: str) -> Command:
     """The command's function. Imported when asked for, so that `faser --help` starts at once."""
     match name:
         case "serve":
-            from faser.cli.serve import serve
+            from faser.cli.serve.command import serve
 
             return serve
         case "chat":
-            from faser.cli.chat import chat
+            from faser.cli.chat.command import chat
 
             return chat
         case "pull":
-            from faser.cli.pull import pull
+            from faser.cli.tools.pull import pull
 
             return pull
         case "bench":
@@ -68,7 +68,7 @@ def _command(name: str) -> Command:
 
             return bench
         case "env":
-            from faser.cli.env import env
+            from faser.cli.tools.env import env
 
             return env
     if name in _VLLM_COMMANDS:

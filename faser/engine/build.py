@@ -10,41 +10,48 @@ from typing import Protocol
 
 import torch
 
-from faser.config import EngineConfig, cache_dir, flashinfer_workspace, may_compile_kernels
-from faser.engine.batch import BlockTable
-from faser.engine.clock import Clock, WallClock
-from faser.engine.compiling import check_kernels
-from faser.engine.cost_model import CostModel
-from faser.engine.device import place
+from faser.config.engine import EngineConfig
+from faser.config.environment import cache_dir, flashinfer_workspace, may_compile_kernels
+from faser.engine.checkpoints.source import resolve
+from faser.engine.control.scheduler import Scheduler
+from faser.engine.control.sequences.kv_cache import KvManager
+from faser.engine.control.speculation.control import OverlapOptions, SpeculationControl
+from faser.engine.control.timing.clock import Clock, WallClock
+from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.gpu_budget import Tenant, gpu_budget, prepare_kernels
-from faser.engine.kv_cache import KvManager
-from faser.engine.lane_cells import Pair
-from faser.engine.lanes import Places, divide_gpu, make_lanes, places_of, wants
-from faser.engine.loading import LoadedModel, Report, Sources, load_draft_model, load_target
-from faser.engine.model_executor import Lanes, ModelExecutor, Speculation
-from faser.engine.models.source import resolve
-from faser.engine.partition import Partition
-from faser.engine.profile import cached_profile, fingerprint, profile
-from faser.engine.runner import Runner
-from faser.engine.runners import Use, make_runner
-from faser.engine.sampler import Sampler
-from faser.engine.scheduler import Scheduler
-from faser.engine.sizing import CachedModel, kv_cache_dtype, kv_shapes
-from faser.engine.spec.control import Overlap, SpeculationControl
-from faser.engine.spec.drafter import Drafter
-from faser.engine.spec.factory import DrafterParts, DraftModelParts, make_drafter, names_model
-from faser.engine.spec.layer_skip import draft_layers
-from faser.engine.spec.prune_gate import PruneGate, prunes
-from faser.engine.spec.pruning import NUM_TOP, EarlyPruning, RankJudge
-from faser.engine.spec.verifiers import make_verifier
-from faser.engine.spec.verifiers.coupled import Coupled
+from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter, names_model
+from faser.engine.execution.drafters.drafter import Drafter
+from faser.engine.execution.drafters.layer_skip import draft_layers
+from faser.engine.execution.model_executor import Lanes, ModelExecutor, SpeculativeExecution
+from faser.engine.execution.overlap.factory import LanePlaces, divide_gpu, make_lanes, places_of, wants
+from faser.engine.execution.overlap.partition import Partition
+from faser.engine.execution.pruning.early_pruning import NUM_TOP, EarlyPruning, RankJudge
+from faser.engine.execution.pruning.gate import PruneGate, prunes
+from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.startup.device import place
+from faser.engine.execution.startup.gpu_budget import ResidentModel, gpu_budget, prepare_kernels
+from faser.engine.execution.startup.kernel_check import check_kernels
+from faser.engine.execution.startup.lane_cells import Pair
+from faser.engine.execution.startup.model_loading import (
+    LoadedModel,
+    Report,
+    Sources,
+    load_draft_model,
+    load_target,
+)
+from faser.engine.execution.startup.profile import cached_profile, fingerprint, profile
+from faser.engine.execution.startup.runner_factory import Use, make_runner
+from faser.engine.execution.startup.sizing import CachedModel, kv_cache_dtype, kv_shapes
+from faser.engine.execution.startup.step_profiler import DummyBatchLimits
+from faser.engine.execution.verifiers.factory import make_verifier
+from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
 from faser.engine.step_trace import StepTrace
-from faser.engine.stopwatch import Room
-from faser.kernels.backend import Backend, KvShape
-from faser.kernels.device_memory import CudaMemory
+from faser.kernels.cuda.flashinfer.build import arch_of
+from faser.kernels.cuda.memory import CudaMemory
 from faser.kernels.factory import make_backend
-from faser.kernels.flashinfer_build import arch_of
+from faser.kernels.interface.backend import Backend, KvShape
 from faser.types import ModelInfo
 
 # Steps that lanes are measured with, as far as there is time: rows, those first that matter most, and contexts.
@@ -180,13 +187,15 @@ def _load(
         _check_kernels(cached, backend, report)
     divide = partial(divide_gpu, report=report)
     lanes = make_lanes(config, backend, None if draft is None else draft_backend, partition, divide)
-    places = Places() if lanes is None or memory is None else places_of(lanes.partition)
+    places = LanePlaces() if lanes is None or memory is None else places_of(lanes.partition)
     budget = None
     if memory is not None:
-        tenants = [Tenant(model=target, backend=backend, use=Use.TARGET, num_places=len(places.verify))]
+        tenants = [ResidentModel(model=target, backend=backend, use=Use.TARGET, num_places=len(places.verify))]
         if draft is not None:
             num_places = len(places.draft)
-            tenants.append(Tenant(model=draft, backend=draft_backend, use=Use.DRAFTER, num_places=num_places))
+            tenants.append(
+                ResidentModel(model=draft, backend=draft_backend, use=Use.DRAFTER, num_places=num_places)
+            )
         prepare_kernels(config, tenants, report)
         report("measuring memory", 0, 0)
         budget = gpu_budget(config, tenants, memory, free_bytes)
@@ -233,8 +242,8 @@ def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostMod
         target.decoder.spec.vocab_size,
         target.config.eos_token_ids,
         parts.backend.device,
-        parts.backend.token_choice,
-        parts.backend.logit_edits,
+        parts.backend.sampling_kernels,
+        parts.backend.logits_processor_kernels,
     )
     table = BlockTable(config.max_num_seqs, -(-target.max_positions // kv.block_size))
     speculation = gate = None
@@ -248,7 +257,7 @@ def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostMod
         table,
         max_logit_rows=config.max_num_seqs,
         speculation=speculation,
-        chooses_in_runner=config.launches_ahead,
+        samples_in_runner=config.schedules_async,
     )
     clock = WallClock()
     control = None
@@ -267,12 +276,12 @@ def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostMod
         speculation=control,
     )
     trace = None if config.trace_steps is None else StepTrace(Path(config.trace_steps))
-    return Engine(scheduler, executor, trace, gate, launches_ahead=config.launches_ahead)
+    return Engine(scheduler, executor, trace, gate, schedules_async=config.schedules_async)
 
 
 def _speculation(
     parts: _Parts, sampler: Sampler, table: BlockTable, gate: PruneGate | None, watch: Watch | None
-) -> Speculation:
+) -> SpeculativeExecution:
     """Who drafts, and who judges."""
     config, model = parts.config, None
     if parts.draft is not None and parts.draft_runner is not None:
@@ -289,18 +298,18 @@ def _speculation(
         max_rows=config.max_num_batched_tokens,
         model=model,
         num_top=0 if gate is None else NUM_TOP,
-        chooses_in_runner=config.launches_ahead,
+        samples_in_runner=config.schedules_async,
     )
     drafter = make_drafter(config.speculation, drafter_parts)
     drafter = drafter if watch is None else watch.drafter(drafter)
-    verifier = make_verifier(config.speculation, sampler, parts.backend.draft_verdicts)
+    verifier = make_verifier(config.speculation, sampler, parts.backend.rejection_kernels)
     pruning = None if gate is None else EarlyPruning(gate, RankJudge(), num_slots=config.max_num_seqs)
-    return Speculation(
+    return SpeculativeExecution(
         drafter=drafter,
         verifier=verifier,
-        by_tokens=isinstance(verifier, Coupled),
+        by_tokens=isinstance(verifier, SampleAndMatch),
         pruning=pruning,
-        lanes=parts.lanes if drafter.drafts_ahead else None,
+        lanes=parts.lanes if drafter.drafts_overlapped else None,
     )
 
 
@@ -312,7 +321,7 @@ def _prune_gate(parts: _Parts, costs: CostModel) -> PruneGate | None:
 
 
 def _control(
-    parts: _Parts, costs: CostModel, clock: Clock, watch: Watch | None, overlap: Overlap | None
+    parts: _Parts, costs: CostModel, clock: Clock, watch: Watch | None, overlap: OverlapOptions | None
 ) -> SpeculationControl:
     """Who decides, by what steps take on this machine."""
     config = parts.config
@@ -328,12 +337,14 @@ def _control(
     )
 
 
-def _overlap(config: EngineConfig, lanes: Lanes, costs: CostModel) -> Overlap | None:
+def _overlap(config: EngineConfig, lanes: Lanes, costs: CostModel) -> OverlapOptions | None:
     """Whether drafts may be made ahead, by what the measured lanes cost."""
     measured = tuple(each for each in costs.lanes if wants(config, each.share))
     if not measured:
         return None
-    return Overlap(name=lanes.partition.name, lanes=measured, mode=config.spec_overlap, fallback=lanes.fallback)
+    return OverlapOptions(
+        name=lanes.partition.name, lanes=measured, mode=config.spec_overlap, fallback=lanes.fallback
+    )
 
 
 def _costs(parts: _Parts, report: Report) -> CostModel:
@@ -343,7 +354,7 @@ def _costs(parts: _Parts, report: Report) -> CostModel:
     if config.speculation.method == "layer_skip":
         num_layers = draft_layers(config.speculation.draft_layers, parts.runner.num_layers)
     models = [parts.target] if draft is None else [parts.target, draft]
-    room = Room(
+    room = DummyBatchLimits(
         num_blocks=parts.kv.num_blocks,
         block_size=parts.kv.block_size,
         max_len=min(model.max_positions for model in models),

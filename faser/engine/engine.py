@@ -7,10 +7,10 @@ on its own, plain steps are launched one ahead: the next one is under way before
 import time
 from dataclasses import replace
 
-from faser.engine.executor import Executor, Launched
-from faser.engine.plan import DraftPlan, Drafts, SequenceDelta, StepPlan, StepResult
-from faser.engine.scheduler import Scheduler
-from faser.engine.spec.prune_gate import OFF, PruneGate
+from faser.engine.contract.executor import Executor, LaunchedStep
+from faser.engine.contract.plan import DraftPlan, Drafts, SequenceDelta, StepPlan, StepResult
+from faser.engine.control.scheduler import Scheduler
+from faser.engine.execution.pruning.gate import OFF, PruneGate
 from faser.engine.step_trace import StepTrace
 from faser.errors import ConfigError
 from faser.types import EngineStats, Request
@@ -19,7 +19,7 @@ from faser.types import EngineStats, Request
 class Engine:
     """One scheduler, one executor, one thread. See AsyncEngine for the face that others use.
 
-    trace: is told of every step. prune_gate: the executor's; None where it prunes nothing early. launches_ahead:
+    trace: is told of every step. prune_gate: the executor's; None where it prunes nothing early. schedules_async:
     plain steps are launched one ahead.
     """
 
@@ -30,14 +30,14 @@ class Engine:
         trace: StepTrace | None = None,
         prune_gate: PruneGate | None = None,
         *,
-        launches_ahead: bool = False,
+        schedules_async: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._trace = trace
         self._prune_gate = prune_gate
-        self._launches_ahead = launches_ahead
-        self._launched: Launched | None = None
+        self._launches_ahead = schedules_async
+        self._launched: LaunchedStep | None = None
         self._num_steps = 0
         self._last_step_rows = 0
         self._last_step_s = 0.0
@@ -47,25 +47,25 @@ class Engine:
         began_s = time.perf_counter()
         if self._launched is not None:
             return self._go_on(self._launched, began_s)
-        wishes = self._scheduler.propose()
-        drafts = None if wishes is None else self._executor.draft(wishes)
+        requests = self._scheduler.propose()
+        drafts = None if requests is None else self._executor.draft(requests)
         plan = self._scheduler.plan(drafts)
         if plan is None:
             return ()
-        if self._launches_ahead and self._scheduler.may_launch():
+        if self._launches_ahead and self._scheduler.can_schedule_async():
             return self._go_on(self._executor.launch(plan), began_s)
-        ahead, beside = self._scheduler.propose_ahead(plan), None
+        ahead, beside = self._scheduler.propose_overlapped(plan), None
         if ahead is None:
             result = self._executor.run(plan)
         else:
-            result, beside = self._executor.run_beside(plan, ahead)
+            result, beside = self._executor.run_overlapped(plan, ahead)
         deltas = tuple(self._scheduler.commit(plan, result, beside))
         self._note(began_s, plan, result, before=drafts, ahead=ahead, beside=beside)
         return deltas
 
-    def _go_on(self, launched: Launched, began_s: float) -> tuple[SequenceDelta, ...]:
+    def _go_on(self, launched: LaunchedStep, began_s: float) -> tuple[SequenceDelta, ...]:
         """Launch the step behind it, if there can be one, and only then ask what this one brought."""
-        behind = self._scheduler.plan_ahead()
+        behind = self._scheduler.plan_async()
         self._launched = None if behind is None else self._executor.launch(behind)
         result = self._executor.collect(launched)
         deltas = tuple(self._scheduler.commit(launched.plan, result))

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from faser.engine.plan import DraftPlan, Drafts, StepPlan, StepResult
+from faser.engine.contract.plan import DraftPlan, Drafts, StepPlan, StepResult
 from faser.errors import ConfigError
 
 _HOST, _VERIFY, _DRAFT = 1, 2, 3  # numbers of the lines
@@ -132,10 +132,12 @@ def _verified(plan: StepPlan, result: StepResult) -> dict[str, Any]:
 def _border(ahead: DraftPlan, beside: Drafts, result: StepResult) -> dict[str, list[int] | list[bool]]:
     """behind: length of the chunk that each draft continues. stands: the step brought it and the draft's first."""
     brought = {each.slot: each.token_ids for each in result.sequences}
-    pairs = list(zip(ahead.wishes, beside.drafts, strict=True))
+    pairs = list(zip(ahead.requests, beside.drafts, strict=True))
     return {
-        "behind": [len(wish.behind) for wish, _ in pairs],
-        "stands": [brought.get(draft.slot) == wish.behind + draft.token_ids[:1] for wish, draft in pairs],
+        "behind": [len(request.unverified) for request, _ in pairs],
+        "stands": [
+            brought.get(draft.slot) == request.unverified + draft.token_ids[:1] for request, draft in pairs
+        ],
     }
 
 

@@ -16,8 +16,7 @@ import threading
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from faser.engine.engine import Engine
-from faser.engine.transport import (
+from faser.engine.contract.messages import (
     Abort,
     Configure,
     Deltas,
@@ -33,6 +32,7 @@ from faser.engine.transport import (
     frame,
     receive,
 )
+from faser.engine.engine import Engine
 from faser.errors import ConfigError, RequestError
 from faser.types import EngineState
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from faser.errors import ConfigError
-from faser.kernels.backend import Backend
+from faser.kernels.interface.backend import Backend
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ def make_backend(name: str, device: str, *, num_threads: int, cache_dir: Path) -
 
 
 def _native_works() -> bool:
-    from faser.kernels.native_build import COMPILERS, can_build
+    from faser.kernels.cpu.build import COMPILERS, can_build
 
     if can_build():
         return True
@@ -54,24 +54,24 @@ def _native_works() -> bool:
 
 
 def _torch(device: str) -> Backend:
-    from faser.kernels.torch_backend import TorchBackend
+    from faser.kernels.torch.backend import TorchBackend
 
     return TorchBackend(device)
 
 
 def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
-    from faser.kernels.cuda_device import CudaDevice, cuda_facts, open_cuda
+    from faser.kernels.cuda.device import CudaDevice, cuda_facts, open_cuda
 
     facts = cuda_facts()
     opened = open_cuda(device, facts)
     if name == "torch":
         return _torch(str(opened))
     _make_current(opened)
-    from faser.kernels.device_kernels import triton_kernels
-    from faser.kernels.flashinfer_backend import FlashInferBackend
-    from faser.kernels.flashinfer_build import arch_of, modules_dir
-    from faser.kernels.flashinfer_library import load_flashinfer
-    from faser.kernels.scaled_fp8 import scaled_fp8
+    from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
+    from faser.kernels.cuda.flashinfer.build import arch_of, modules_dir
+    from faser.kernels.cuda.flashinfer.library import load_flashinfer
+    from faser.kernels.cuda.triton.own_kernels import triton_kernels
+    from faser.kernels.cuda.triton.scaled_fp8 import scaled_fp8
 
     arch = arch_of(facts.capabilities[opened.index])
     modules = modules_dir(cache_dir, arch)
@@ -88,7 +88,7 @@ def _make_current(device: "torch.device") -> None:
 
 
 def _native(num_threads: int, cache_dir: Path) -> Backend:
-    from faser.kernels.native_backend import NativeBackend
-    from faser.kernels.native_build import library_path
+    from faser.kernels.cpu.backend import NativeBackend
+    from faser.kernels.cpu.build import library_path
 
     return NativeBackend(library_path(cache_dir=cache_dir), num_threads=num_threads)

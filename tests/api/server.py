@@ -10,9 +10,9 @@ import openai
 import uvicorn
 
 from faser.api.app import ApiSettings, create_app
-from faser.api.engine_client import EngineClient
-from faser.metrics import Metrics
-from faser.speculation import SpeculationConfig
+from faser.api.serving.engine_client import EngineClient
+from faser.config.speculation import SpeculationConfig
+from faser.metrics.server import Metrics
 
 MODEL = "tiny"
 

@@ -12,10 +12,10 @@ import httpx
 import uvicorn
 
 from faser.api.app import create_app
-from faser.config import EngineConfig
-from faser.engine.async_engine import AsyncEngine
-from faser.engine.tokenizer import load_tokenizer
-from faser.metrics import Metrics
+from faser.config.engine import EngineConfig
+from faser.engine.client.async_engine import AsyncEngine
+from faser.engine.text.tokenizer import load_tokenizer
+from faser.metrics.server import Metrics
 from tests.api.server import MODEL, settings
 
 CONFIG = EngineConfig(dtype="float32", backend="torch", max_model_len=512, max_num_seqs=4, kv_cache_memory=1 << 20)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from faser.engine.plan import SequenceDelta
+from faser.engine.contract.plan import SequenceDelta
 from faser.types import EngineStats, FinishReason, MethodStats, Request, RoleStats, SpeculationStats
 
 CAP = 8

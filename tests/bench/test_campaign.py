@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from faser.bench.campaign import Campaign, Run, Wanted
+from faser.bench.policy_spec import parse_policy
 from faser.bench.report import load, save
 from faser.errors import ConfigError
-from faser.sim.policy_spec import parse_policy
 from tests.bench.stepped_engine import CAP, SteppedEngine
 
 PROMPTS = [("code", (1, 2, 3)), ("chat", (4, 5))]

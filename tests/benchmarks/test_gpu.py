@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.__main__ import failed_checks, main, parser, plan_of
-from benchmarks.gpu.phases import PHASES, Phase, phases_named, phases_of, run_all, run_beside, run_here
+from benchmarks.gpu.phases import PHASES, Phase, phases_named, phases_of, run_all, run_here, run_overlapped
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Folder, Json, Record
 from benchmarks.gpu.report import page, summary, vllm_beside
@@ -225,7 +225,7 @@ def test_a_phase_whose_process_ends_too_early_is_noted(tmp_path: Path) -> None:
     plan = Plan(out=tmp_path, dry_run=True)
     Folder(tmp_path, dry_run=True).save(Record(phase="broken", dry_run=True, error="of yesterday"))
     broken = Phase(name="broken", run=("nowhere", "run"), share=1.0, about="")
-    record = run_beside(plan, broken, 20.0, [str(tmp_path), "--dry-run"])
+    record = run_overlapped(plan, broken, 20.0, [str(tmp_path), "--dry-run"])
     assert record.error is not None
     assert "process ended with status" in record.error
     assert not record.complete

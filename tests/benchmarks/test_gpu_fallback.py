@@ -10,9 +10,9 @@ from benchmarks.gpu.lane_places import Places
 from benchmarks.gpu.plan import ON_CPU, Plan, Sizes
 from benchmarks.gpu.record import Desk, Folder
 from benchmarks.gpu.timed_partition import Divided, TimedPartition
-from faser.engine.partition import Cores, core_numbers
+from faser.engine.execution.overlap.partition import Cores, core_numbers
 from faser.errors import ConfigError
-from faser.kernels.green_contexts import GreenContextError
+from faser.kernels.cuda.green_contexts import GreenContextError
 
 WORDS = "cuGreenCtxCreate: CUDA_ERROR_NOT_SUPPORTED, operation not supported"
 

@@ -20,8 +20,15 @@ from benchmarks.gpu.lanes import busy, company, confined, pairs, run
 from benchmarks.gpu.plan import ON_CPU, Plan, Sizes
 from benchmarks.gpu.record import Desk, Folder
 from benchmarks.gpu.timed_partition import Divided
-from faser.engine.model_executor import Lanes
-from faser.engine.partition import EVERYTHING, Draft, Joined, Serial, Underway, Verify
+from faser.engine.execution.model_executor import Lanes
+from faser.engine.execution.overlap.partition import (
+    EVERYTHING,
+    Draft,
+    OverlapResult,
+    PendingResult,
+    Serial,
+    Verify,
+)
 
 
 class Ticking:
@@ -60,12 +67,12 @@ class Beside:
     def resize(self, share: float) -> None:
         self.share = share
 
-    def both(self, draft: Draft[Any], verify: Verify[Any]) -> Joined[Any, Any]:
+    def both(self, draft: Draft[Any], verify: Verify[Any]) -> OverlapResult[Any, Any]:
         self.pairs += 1
         self.used.add(self.share)
         drafted, verified = draft(EVERYTHING, lambda: False), verify(EVERYTHING).wait()
         late = {1: 1000.0, 5: 100.0, 6: 100.0}.get(self.pairs, 0.0)
-        return Joined(
+        return OverlapResult(
             drafted=drafted,
             verified=verified,
             began_s=0.0,
@@ -163,11 +170,11 @@ def test_steps_beside_passes_are_told_alike_each_with_its_own_backend() -> None:
     lanes = Lanes(partition=Beside(), target=cast("Any", target), draft=cast("Any", draft))
     seen: list[tuple[str, int, int]] = []
 
-    def work(name: str, seconds: float) -> Callable[[], Underway[None]]:
-        def run() -> Underway[None]:
+    def work(name: str, seconds: float) -> Callable[[], PendingResult[None]]:
+        def run() -> PendingResult[None]:
             seen.append((name, len(target.told) % 2, len(draft.told) % 2))
             clock.seconds += seconds
-            return Underway(lambda: None)
+            return PendingResult(lambda: None)
 
         return run
 

@@ -21,11 +21,11 @@ from benchmarks.gpu.record import Desk, Folder
 from benchmarks.gpu.shapes import write_shape
 from benchmarks.gpu.timing import HostClock
 from benchmarks.gpu.walks import Walk, Walking
-from faser.engine.co_run import CoRun
-from faser.engine.cost_model import CostModel
-from faser.engine.partition import Serial, core_numbers
-from faser.kernels.green_contexts import Group
-from faser.kernels.lane_device import LaneEvent
+from faser.engine.contract.interference import InterferenceTable
+from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.execution.overlap.partition import Serial, core_numbers
+from faser.kernels.cuda.green_contexts import Group
+from faser.kernels.cuda.streams import LaneEvent
 from faser.types import SamplingParams
 
 
@@ -167,7 +167,7 @@ def test_what_is_expected_follows_what_lanes_cost() -> None:
     """Free lanes and a slow drafter: ahead pays. Lanes that cost half: it does not. Planted: lanes left out."""
 
     def costs(slowdown: float) -> CostModel:
-        lanes = CoRun.constant(
+        lanes = InterferenceTable.constant(
             share=0.2, verify=slowdown, draft=slowdown, verify_alone=slowdown, draft_alone=slowdown
         )
         return CostModel.proportional(step_s=5e-3, row_s=2e-5, pass_s=1.5e-3, lanes=(lanes,))

@@ -27,10 +27,10 @@ from benchmarks.gpu.record import Json
 from benchmarks.gpu.shapes import write_shape
 from benchmarks.gpu.timed_partition import TimedPartition
 from benchmarks.gpu.walks import Walk, Walking
-from faser.engine.co_run import CoRun
-from faser.engine.cost_model import CostModel
-from faser.engine.models import tensors
-from faser.engine.partition import EVERYTHING, Draft, Joined, Serial, Verify, at_once
+from faser.engine.contract.interference import InterferenceTable
+from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.execution.models import tensors
+from faser.engine.execution.overlap.partition import EVERYTHING, Draft, OverlapResult, Serial, Verify, at_once
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -84,9 +84,11 @@ def test_promises_are_counted_by_what_came_of_them() -> None:
     assert list(found.values()) == [1.08, 5, 3, 2, 1, 1, 2]
 
 
-def lanes_at(slowdown: float) -> tuple[CoRun, ...]:
+def lanes_at(slowdown: float) -> tuple[InterferenceTable, ...]:
     return (
-        CoRun.constant(share=0.2, verify=slowdown, draft=slowdown, verify_alone=slowdown, draft_alone=slowdown),
+        InterferenceTable.constant(
+            share=0.2, verify=slowdown, draft=slowdown, verify_alone=slowdown, draft_alone=slowdown
+        ),
     )
 
 
@@ -180,9 +182,9 @@ class Scripted:
     def resize(self, share: float) -> None:
         assert share == 0.25
 
-    def both(self, draft: Draft[D], verify: Verify[V]) -> Joined[D, V]:
+    def both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
         called_s, draft_s, verify_s, draft_ended_s, verify_ended_s = next(self._moments)
-        return Joined(
+        return OverlapResult(
             drafted=draft(EVERYTHING, lambda: False),
             verified=verify(EVERYTHING).wait(),
             began_s=called_s,

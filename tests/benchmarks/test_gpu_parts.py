@@ -19,11 +19,11 @@ from benchmarks.gpu.timing import HostClock, spread_ms
 from benchmarks.gpu.vllm_arm import asked
 from benchmarks.gpu.weights import LOGIT_STD, MadeUp
 from benchmarks.grow_model import Growth
-from faser.engine.models import tensors
-from faser.engine.models.config_json import read_model_config
-from faser.engine.models.safetensors_source import SafetensorsSource
-from faser.engine.models.spec import DecoderSpec
-from faser.engine.plan import SequenceDelta
+from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.contract.plan import SequenceDelta
+from faser.engine.execution.models import tensors
+from faser.engine.execution.models.safetensors_source import SafetensorsSource
 from faser.errors import EngineError
 from faser.types import FinishReason, Request
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from benchmarks.lanes import Load, Size, measure_pair, ratios, spread
-from faser.engine.partition import EVERYTHING, Cores
-from faser.kernels.native_backend import NativeBackend
-from faser.kernels.native_build import library_path
+from faser.engine.execution.overlap.partition import EVERYTHING, Cores
+from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.cpu.build import library_path
 
 TINY = Size(num_layers=2, hidden=32, inner=64, rows=2)
 

@@ -19,9 +19,9 @@ from benchmarks.losslessness.law import (
 )
 from benchmarks.losslessness.scenarios import PATTERNS, SAMPLINGS
 from benchmarks.losslessness.tokens import DRAFTERS, plan
-from faser.speculation import DRAFT_SAMPLE_METHODS, METHODS, POLICIES
+from faser.config.speculation import DRAFT_SAMPLE_METHODS, METHODS, POLICIES
 from faser.types import SamplingParams
-from tests.engine.test_sampler import PROMPT, exact_distribution, plain_logits
+from tests.engine.execution.sampling.test_sampler import PROMPT, exact_distribution, plain_logits
 
 WORLD = make_world(10, 2, PROMPT, 3, 0.7)
 

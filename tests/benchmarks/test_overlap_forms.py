@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from benchmarks.overlap_forms import BEFORE, BESIDE, PLAIN, Forms, ready_share, tokens_before, tokens_beside
-from faser.engine.co_run import CoRun
-from faser.engine.cost_model import CostModel
+from faser.engine.contract.interference import InterferenceTable
+from faser.engine.control.timing.cost_model import CostModel
 
-FREE = CoRun.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+FREE = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
 COSTS = CostModel.proportional(step_s=0.0055, row_s=0.000027, pass_s=0.001)
 
 
@@ -53,7 +53,7 @@ def test_what_is_never_right_brings_plain_tokens_and_costs_its_drafts() -> None:
 
 def test_lanes_that_slow_each_other_down_divide_the_speed_beside() -> None:
     forms = Forms(costs=COSTS, load=8, acceptance=0.8)
-    slow = CoRun.constant(share=0.5, verify=1.3, draft=1.3, verify_alone=1.3, draft_alone=1.3)
+    slow = InterferenceTable.constant(share=0.5, verify=1.3, draft=1.3, verify_alone=1.3, draft_alone=1.3)
     assert forms.beside(4, slow) == pytest.approx(forms.beside(4, FREE) / 1.3)
 
 

@@ -6,14 +6,7 @@ import pytest
 
 from benchmarks.peers import report
 from benchmarks.peers.load import Exchange
-from benchmarks.peers.summary import (
-    Measurement,
-    check_same_work,
-    measure,
-    ratios,
-    speeds,
-    verdicts,
-)
+from benchmarks.peers.summary import Measurement, check_same_work, measure, ratios, speeds, verdicts
 
 
 def _exchange(sent_s: float, *token_times_s: float) -> Exchange:

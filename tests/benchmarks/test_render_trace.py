@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.render_trace import Panel, drawn, panel_of, read_steps
-from faser.engine.plan import (
+from faser.engine.contract.plan import (
     Draft,
     DraftPlan,
+    DraftRequest,
     Drafts,
-    DraftWish,
     SequenceResult,
     SequenceRows,
     StepPlan,
@@ -46,7 +46,7 @@ def written(path: Path) -> Path:
     """A step with a draft before it: of three one accepted. A step beside which a draft is made that stands."""
     trace = StepTrace(path)
     trace.step(1.0, 1.1, plan(0, 6, 7, 8), result(0, 1.045, 6, 9), before=drafts(0, 1.005, 0.035, 6, 7, 8))
-    ahead = DraftPlan(step=1, wishes=(DraftWish(slot=2, max_tokens=3, new_blocks=()),), share=0.5)
+    ahead = DraftPlan(step=1, requests=(DraftRequest(slot=2, max_tokens=3, new_blocks=()),), share=0.5)
     beside = drafts(1, 1.103, 0.040, 4, 3, 2)
     trace.step(1.1, 1.2, plan(1), result(1, 1.102, 4), ahead=ahead, beside=beside)
     trace.close()

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from faser.cli.bench.spec import engine_config, policies_of, spec_parser
+from faser.cli.flags.sources import UsageError
 from faser.cli.main import main
-from faser.cli.sources import UsageError
-from faser.engine.clock import SimulatedClock
-from faser.engine.cost_model import CostModel
-from faser.engine.spec.control import SpeculationControl
+from faser.config.speculation import SpeculationConfig
+from faser.engine.control.speculation.control import SpeculationControl
+from faser.engine.control.timing.clock import SimulatedClock
+from faser.engine.control.timing.cost_model import CostModel
 from faser.errors import ConfigError
-from faser.speculation import SpeculationConfig
 
 
 def asked(*arguments: str) -> argparse.Namespace:

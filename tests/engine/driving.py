@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass, field
 
-from faser.engine.clock import SimulatedClock
-from faser.engine.co_run import CoRun
-from faser.engine.cost_model import CostModel
-from faser.engine.kv_cache import KvManager
-from faser.engine.plan import DraftPlan, SequenceDelta, StepPlan
-from faser.engine.scheduler import Scheduler
-from faser.engine.sequence import sample_seed
-from faser.engine.spec.control import Overlap, SpeculationControl
-from faser.engine.spec.policy import Policy
-from faser.speculation import SpeculationConfig
+from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.interference import InterferenceTable
+from faser.engine.contract.plan import DraftPlan, SequenceDelta, StepPlan
+from faser.engine.control.scheduler import Scheduler
+from faser.engine.control.sequences.kv_cache import KvManager
+from faser.engine.control.sequences.sequence import sample_seed
+from faser.engine.control.speculation.control import OverlapOptions, SpeculationControl
+from faser.engine.control.speculation.policies.policy import Policy
+from faser.engine.control.timing.clock import SimulatedClock
+from faser.engine.control.timing.cost_model import CostModel
 from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams
 from tests.fakes import ScriptedExecutor, extend, next_token, scripted_logprobs
 
@@ -103,7 +103,7 @@ def _speculation(
 
     looks: drafts cost a look-up, and no passes.
     """
-    lanes = CoRun.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+    lanes = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
     config = SpeculationConfig(num_speculative_tokens=DRAFT_CAP)
     return SpeculationControl(
         config,
@@ -111,7 +111,7 @@ def _speculation(
         num_slots=num_slots,
         clock=clock,
         policy=policy,
-        overlap=Overlap(name="lanes", lanes=(lanes,), mode="on", every=3) if ahead else None,
+        overlap=OverlapOptions(name="lanes", lanes=(lanes,), mode="on", every=3) if ahead else None,
     )
 
 
@@ -167,11 +167,11 @@ class Driver:
         self.scheduler.check_invariants()
 
     def plan(self) -> StepPlan | None:
-        wishes = self.scheduler.propose()
+        requests = self.scheduler.propose()
         self.scheduler.check_invariants()
-        plan = self.scheduler.plan(None if wishes is None else self.executor.draft(wishes))
+        plan = self.scheduler.plan(None if requests is None else self.executor.draft(requests))
         self.scheduler.check_invariants()
-        self._ahead = None if plan is None else self.scheduler.propose_ahead(plan)
+        self._ahead = None if plan is None else self.scheduler.propose_overlapped(plan)
         self.scheduler.check_invariants()
         return plan
 
@@ -179,7 +179,7 @@ class Driver:
         if self._ahead is None:
             result, beside = self.executor.run(plan), None
         else:
-            result, beside = self.executor.run_beside(plan, self._ahead)
+            result, beside = self.executor.run_overlapped(plan, self._ahead)
         deltas = self.scheduler.commit(plan, result, beside)
         self.scheduler.check_invariants()
         for delta in deltas:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from faser.types import Request
-from tests.engine.spec.equality import FEATURES, Answer, answers, build, requests, write_pair
+from tests.engine.losslessness.equality import FEATURES, Answer, answers, build, requests, write_pair
 
 STOPS: dict[str, Any] = {"temperature": 1.0, "ignore_eos": False, "stop_token_ids": tuple(range(3, 40))}
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from faser.config import EngineConfig
+from faser.config.engine import EngineConfig
 from faser.engine.build import build_engine
-from faser.engine.cost_model import CostModel
+from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
 from faser.errors import ConfigError
 from faser.kernels.factory import make_backend
-from faser.kernels.fp8 import FP8
+from faser.kernels.interface.fp8 import FP8
 from faser.types import Request, SamplingParams
-from tests.engine.test_graphs import Side, write_heads_of_64
-from tests.engine.test_graphs_engine import NUM_TOKENS, SIZES, answers, engine_over
+from tests.engine.execution.cuda_graphs.test_engine import NUM_TOKENS, SIZES, answers, engine_over
+from tests.engine.execution.cuda_graphs.test_graph_runner import Side, write_heads_of_64
 from tests.kernels.layouts import attention_shape, kv_shape
 
 MEMORY = 1 << 20

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from faser.engine.plan import (
+from faser.engine.contract.plan import (
     Draft,
     DraftPlan,
+    DraftRequest,
     Drafts,
-    DraftWish,
     SequenceResult,
     SequenceRows,
     StepPlan,
@@ -93,7 +93,9 @@ def test_verdicts_and_rows_are_in_the_span(tmp_path: Path) -> None:
 def test_lanes_that_ran_together_overlap_and_the_step_ends_with_the_longer(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     trace = StepTrace(path)
-    ahead = DraftPlan(step=7, wishes=(DraftWish(slot=2, max_tokens=3, new_blocks=(), behind=(6, 7)),), share=0.5)
+    ahead = DraftPlan(
+        step=7, requests=(DraftRequest(slot=2, max_tokens=3, new_blocks=(), unverified=(6, 7)),), share=0.5
+    )
     trace.step(1.0, 1.080, PLAN, RESULT, ahead=ahead, beside=drafts(1.011, 0.060, 8, 9, 1))
     trace.close()
     found = spans(path)
@@ -113,7 +115,9 @@ def test_a_draft_made_ahead_stands_if_its_chunk_and_its_first_token_came_true(
 ) -> None:
     path = tmp_path / "trace.json"
     trace = StepTrace(path)
-    ahead = DraftPlan(step=7, wishes=(DraftWish(slot=2, max_tokens=3, new_blocks=(), behind=(6, 7)),), share=0.5)
+    ahead = DraftPlan(
+        step=7, requests=(DraftRequest(slot=2, max_tokens=3, new_blocks=(), unverified=(6, 7)),), share=0.5
+    )
     result = replace(RESULT, sequences=(SequenceResult(slot=2, token_ids=brought), SequenceResult(slot=4)))
     trace.step(1.0, 1.080, PLAN, result, ahead=ahead, beside=drafts(1.011, 0.060, 8, 9, 1))
     trace.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.spec.equality import CAP, answers, build, requests, write_pair
+from tests.engine.losslessness.equality import CAP, answers, build, requests, write_pair
 from tests.engine.trace_events import CLOCK_US, checked
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two lanes take two cores")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from faser.kernels.native_backend import NativeBackend
-from faser.kernels.native_build import Isa, detect_isa, library_path
+from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.cpu.build import Isa, detect_isa, library_path
 
 
 def runnable_isas() -> list[Isa]:

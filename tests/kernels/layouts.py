@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from faser.kernels.backend import AttentionShape, Backend, KvCache, KvShape, RowLayout
+from faser.kernels.interface.backend import AttentionShape, Backend, KvCache, KvShape, RowLayout
 
 BLOCK_SIZE = 16
 MAX_POSITIONS = 2048

@@ -6,18 +6,18 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from faser.api.body import read_body
-from faser.api.chat_shape import ChatShape
-from faser.api.fields import REFUSED_IN_CHAT
-from faser.api.intake import build_job, check_shared, prompt_rules, read_streaming
-from faser.api.logprobs import TokenNames
-from faser.api.prediction import read_prediction
-from faser.api.prompts import Prompt, in_background, read_prompts_tokens
-from faser.api.respond import respond
+from faser.api.protocol.body import read_body
+from faser.api.protocol.chat import ChatBody
+from faser.api.protocol.fields import REFUSED_IN_CHAT
 from faser.api.routes.openapi import json_body
-from faser.api.sampling import chat_sampling
-from faser.api.schemas.chat import ChatBody
-from faser.api.service import Service
+from faser.api.serving.accept import build_job, check_shared, prompt_rules, read_streaming
+from faser.api.serving.chat_formatter import ChatFormatter
+from faser.api.serving.handler import respond
+from faser.api.serving.logprobs import TokenNames
+from faser.api.serving.prediction import read_prediction
+from faser.api.serving.prompts import Prompt, in_background, read_prompts_tokens
+from faser.api.serving.sampling_params import chat_sampling
+from faser.api.serving.service import Service
 from faser.types import ModelInfo
 
 
@@ -32,7 +32,7 @@ def chat_router(service: Service) -> APIRouter:
         read_streaming(body, force_usage=False)
         sampling = chat_sampling(body, service.settings)
         prompt = await _prompt(service, body, info)
-        shape = ChatShape(
+        shape = ChatFormatter(
             names=TokenNames(tokenizer=service.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
             return_token_ids=bool(body.return_token_ids),
             asks_prompt_logprobs=body.prompt_logprobs is not None,
@@ -57,7 +57,7 @@ async def _prompt(service: Service, body: ChatBody, info: ModelInfo) -> Prompt:
             named={"reasoning_effort": body.reasoning_effort, "documents": body.documents},
         ),
     )
-    rules = prompt_rules(body, info, field=ChatShape.prompt_field, add_special_tokens=False)
+    rules = prompt_rules(body, info, field=ChatFormatter.prompt_field, add_special_tokens=False)
     (prompt,) = await read_prompts_tokens([text], service.engine.tokenizer, rules)
     return prompt
 

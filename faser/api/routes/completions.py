@@ -5,18 +5,18 @@ import time
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from faser.api.body import read_body
-from faser.api.fields import REFUSED_IN_TEXT
-from faser.api.intake import build_job, check_room, check_shared, prompt_rules, read_streaming
-from faser.api.logprobs import TokenNames
-from faser.api.prediction import read_prediction
-from faser.api.prompts import read_prompts_tokens
-from faser.api.respond import respond
+from faser.api.protocol.body import read_body
+from faser.api.protocol.completions import CompletionBody, read_prompts
+from faser.api.protocol.fields import REFUSED_IN_TEXT
 from faser.api.routes.openapi import json_body
-from faser.api.sampling import text_sampling
-from faser.api.schemas.completions import CompletionBody, read_prompts
-from faser.api.service import Service
-from faser.api.text_shape import TextShape
+from faser.api.serving.accept import build_job, check_room, check_shared, prompt_rules, read_streaming
+from faser.api.serving.completion_formatter import CompletionFormatter
+from faser.api.serving.handler import respond
+from faser.api.serving.logprobs import TokenNames
+from faser.api.serving.prediction import read_prediction
+from faser.api.serving.prompts import read_prompts_tokens
+from faser.api.serving.sampling_params import text_sampling
+from faser.api.serving.service import Service
 
 
 def completions_router(service: Service) -> APIRouter:
@@ -29,11 +29,11 @@ def completions_router(service: Service) -> APIRouter:
         info = check_shared(service, body, http, REFUSED_IN_TEXT)
         read_streaming(body, force_usage=False)
         sampling = text_sampling(body, service.settings)
-        rules = prompt_rules(body, info, field=TextShape.prompt_field, add_special_tokens=True)
+        rules = prompt_rules(body, info, field=CompletionFormatter.prompt_field, add_special_tokens=True)
         sources = read_prompts(body.prompt)
         check_room(service, len(sources), sampling)
         prompts = await read_prompts_tokens(sources, service.engine.tokenizer, rules)
-        shape = TextShape(
+        shape = CompletionFormatter(
             names=TokenNames(tokenizer=service.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
             echo=bool(body.echo),
             logprobs=body.logprobs is not None,

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from faser.api.service import Service
+from faser.api.serving.service import Service
 from faser.types import EngineState
 
 # A draining server is healthy: it must not be restarted before its last answers are out.

@@ -3,8 +3,8 @@
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from faser.api.service import Service
-from faser.metrics import CONTENT_TYPE
+from faser.api.serving.service import Service
+from faser.metrics.server import CONTENT_TYPE
 
 
 def metrics_router(service: Service) -> APIRouter:

@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from faser.api.service import Service
+from faser.api.serving.service import Service
 
 
 def models_router(service: Service) -> APIRouter:

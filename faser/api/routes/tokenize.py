@@ -6,11 +6,11 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from faser.api.body import read_body
-from faser.api.prompts import in_background
+from faser.api.protocol.body import read_body
+from faser.api.protocol.tokenize import DetokenizeBody, TokenizeBody
 from faser.api.routes.openapi import json_body
-from faser.api.schemas.tokenize import DetokenizeBody, TokenizeBody
-from faser.api.service import Service
+from faser.api.serving.prompts import in_background
+from faser.api.serving.service import Service
 from faser.errors import RequestError
 
 

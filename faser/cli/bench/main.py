@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from faser import __version__
-from faser.cli.sources import UsageError
-from faser.setting import did_you_mean
+from faser.cli.flags.sources import UsageError
+from faser.config.declaration import did_you_mean
 
 _KINDS = {
     "spec": "a model and its drafter over concurrency and policies, on real prompts",
@@ -25,7 +25,7 @@ def bench(arguments: Sequence[str]) -> int:
 
             return spec(rest)
         case "simulate":
-            from faser.cli.bench.simulate import simulate
+            from benchmarks.simulator.command import simulate
 
             return simulate(rest)
     if kind in _VLLM_KINDS:

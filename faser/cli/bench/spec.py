@@ -17,20 +17,21 @@ from typing import Any
 
 from faser.bench.campaign import Campaign, Wanted
 from faser.bench.plots import pictures
+from faser.bench.policy_spec import PolicySpec, parse_policy
+from faser.bench.prompts import read_prompts
 from faser.bench.report import FASER, RESULT, load, markdown, save, summaries
 from faser.bench.rivals import against_rivals
 from faser.bench.workload import Prompts, choose
-from faser.cli.env import facts
-from faser.cli.flags import CommandParser
-from faser.cli.progress import ProgressReporter, runs_bar
-from faser.cli.sources import UsageError
-from faser.config import EngineConfig, cache_dir
-from faser.engine.models.source import resolve
-from faser.engine.tokenizer import load_tokenizer
+from faser.cli.console.progress import ProgressReporter, runs_bar
+from faser.cli.flags.parser import CommandParser
+from faser.cli.flags.sources import UsageError
+from faser.cli.tools.env import facts
+from faser.config.engine import EngineConfig
+from faser.config.environment import cache_dir
+from faser.config.speculation import SpeculationConfig
+from faser.engine.checkpoints.source import resolve
+from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError
-from faser.sim.policy_spec import PolicySpec, parse_policy
-from faser.sim.real import read_prompts
-from faser.speculation import SpeculationConfig
 
 PROG = "faser bench spec"
 _POLICIES = "off,fixed:1,fixed:3,fixed:5,fixed:7,goodput,survival,faser"

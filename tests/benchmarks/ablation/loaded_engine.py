@@ -6,16 +6,8 @@ Requests beyond `places` wait. Under policy fixed a step brings two tokens, of w
 from dataclasses import dataclass, field
 
 from benchmarks.ablation.drive import Clock
-from faser.engine.plan import SequenceDelta
-from faser.types import (
-    EngineStats,
-    FinishReason,
-    MethodStats,
-    PrunedLayer,
-    PruneStats,
-    Request,
-    SpeculationStats,
-)
+from faser.engine.contract.plan import SequenceDelta
+from faser.types import EngineStats, FinishReason, MethodStats, PrunedLayer, PruneStats, Request, SpeculationStats
 
 STEP_S = 0.1
 _PRUNED_A_STEP = 3

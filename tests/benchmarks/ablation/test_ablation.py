@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.ablation.__main__ import main
 from benchmarks.ablation.arms import ARMS
-from tests.engine.spec.equality import write_pair
+from tests.engine.losslessness.equality import write_pair
 
 QUESTION = '{{"question_id": {0}, "category": "any", "turns": ["What is the capital {0}?"]}}'
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from benchmarks.ablation.summary import Run, rows_of, sorted_runs
-from faser.sim.contest import Cell, summarise
-from faser.sim.simulation import Outcome, Served
-from faser.speculation import Slo
+from benchmarks.simulator.contest import Cell, summarise
+from benchmarks.simulator.simulation import Outcome, Served
+from faser.types import Slo
 
 RATES = {"off": [10.0, 20.0, 30.0], "fixed:3": [20.0, 10.0, 60.0], "+lengths": [30.0, 30.0, 30.0]}
 RNG = np.random.default_rng(4)

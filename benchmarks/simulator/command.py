@@ -1,0 +1,73 @@
+"""`faser bench simulate`: policies against each other on recorded acceptance and measured step times.
+
+Three verbs: simulate a workload (needs --cost and --trace), --record a trace with a real engine, --check-live that
+simulated and real times agree. Owns the command line and what is shown; the work is in benchmarks.simulator.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.simulator.arguments import machine_of, simulate_parser, trace_of
+from benchmarks.simulator.command_report import report_cells
+from benchmarks.simulator.contest import Cell, Contest
+from benchmarks.simulator.live_command import check_against_live, record_trace
+from benchmarks.simulator.workload import parse_workload
+from faser.bench.policy_spec import PolicySpec, parse_policy
+from faser.cli.console.progress import ProgressReporter
+from faser.cli.flags.sources import UsageError
+from faser.engine.control.timing.cost_model import CostModel
+from faser.types import Slo
+
+
+def simulate(arguments: Sequence[str]) -> int:
+    """Run one verb; returns the exit status. Raises ConfigError for what cannot be."""
+    parser = simulate_parser(__doc__)
+    asked = parser.parse_args(list(arguments))
+    if asked.help:
+        print(parser.format_help())
+        return 0
+    if asked.record is not None:
+        return record_trace(asked)
+    return check_against_live(asked) if asked.check_live else _simulate(asked)
+
+
+def _simulate(asked: argparse.Namespace) -> int:
+    if asked.trace is None or asked.cost is None:
+        raise UsageError(
+            ["--trace and --cost are needed (or --record TRACE, which makes a trace, and costs with --save-cost)"]
+        )
+    trace = trace_of(asked.trace)
+    specs = [parse_policy(each, cap=trace.max_tokens) for each in asked.policies]
+    workload = parse_workload(asked.arrivals, scale=asked.scale_tokens)
+    if asked.duration is None and asked.num_requests is None and workload.azure is None:
+        raise UsageError([f"--arrivals is {asked.arrivals}; it never ends: give --duration or --num-requests"])
+    contest = Contest(
+        trace=trace,
+        machine=machine_of(asked, CostModel.load(Path(asked.cost))),
+        workload=workload,
+        duration_s=asked.duration,
+        limit=asked.num_requests,
+        slo=Slo(ttft_ms=asked.slo_ttft_ms, tpot_ms=asked.slo_tpot_ms),
+        seed=asked.seed,
+    )
+    cells = _run_all(contest, specs, asked.speed_up)
+    report_cells(cells, asked, trace)
+    return 0
+
+
+def _run_all(contest: Contest, specs: list[PolicySpec], loads: list[float]) -> list[Cell]:
+    """Every policy at every load, with a bar of the simulated time or of the answers."""
+    cells = []
+    with ProgressReporter() as report:
+        for spec, load in contest.runs(specs, loads):
+            stage = f"{spec.text} at {load:g}"
+
+            def progress(now_s: float, served: int, stage: str = stage) -> None:
+                if contest.duration_s is not None:
+                    report(stage, min(round(now_s), round(contest.duration_s)), round(contest.duration_s))
+                else:
+                    report(stage, served, contest.limit or 0)
+
+            cells.append(contest.run(spec, load, progress))
+    return cells

@@ -1,0 +1,220 @@
+"""The executor seam, played back: times come from a cost model, drafts and verdicts from acceptance traces.
+
+Owns what it must know of a slot: whose trace it follows and how far it is. A request's first prompt token is its
+number; its output is 1, 2, 3, … whatever is drafted, and a wrong draft is a 0. So the scheduler's own checks hold.
+
+    output position p        0   1   2   3   4
+    output token             1   2   3   4   5
+    draft at p = 1, run 2        2   3   0   0       two accepted and the target's own: 2, 3, 4
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.simulator.trace import RequestTrace, Trace
+from faser.engine.contract.interference import InterferenceTable
+from faser.engine.contract.plan import (
+    Draft,
+    DraftPlan,
+    Drafts,
+    SequenceResult,
+    SequenceRows,
+    StepPlan,
+    StepResult,
+    StopRule,
+)
+from faser.engine.control.timing.cost_model import CostModel
+
+WRONG = 0
+PASS_METHODS = ("draft_model", "layer_skip")  # they need a pass a token; the others know their draft at once
+_CATCHES_UP = "draft_model"  # the only one with a KV cache of its own
+
+
+@dataclass(slots=True)
+class _Playback:
+    """A slot's request. num_tokens: known ones. covered: known tokens that the draft model has in its cache.
+
+    seen: tokens it has there with those it drafted for the step to come; 0: it drafted nothing.
+    """
+
+    trace: RequestTrace
+    prompt_len: int
+    num_tokens: int
+    covered: int = 0
+    seen: int = 0
+
+    @property
+    def position(self) -> int:
+        """Of the trace: output tokens so far. Once the recording ends, again from 1: 0 comes with the prompt."""
+        done, recorded = self.num_tokens - self.prompt_len, self.trace.output_len
+        return done if done < recorded else min(1, recorded - 1) + (done - recorded) % max(recorded - 1, 1)
+
+    def ahead(self, num_behind: int) -> "_Playback":
+        """As if it knew so many more tokens. What the draft model drafted of them it has in its cache."""
+        if not num_behind:
+            return self
+        known = self.num_tokens + num_behind
+        return replace(self, num_tokens=known, covered=min(max(self.seen, self.covered), known - 1))
+
+
+class SimulatedExecutor:
+    """See the module. costs: what really takes how long; noise: sigma of the logarithm of every time's factor.
+
+    lanes: how steps and drafts beside them disturb each other, by share.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        costs: CostModel,
+        *,
+        lanes: tuple[InterferenceTable, ...] = (),
+        noise: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self._lanes = {each.share: each for each in lanes}
+        self._methods = trace.methods
+        self._costs = costs
+        self._noise = noise
+        self._random = np.random.default_rng(seed)
+        self._expected: dict[int, RequestTrace] = {}
+        self._slots: dict[int, _Playback] = {}
+
+    def expect(self, number: int, trace: RequestTrace) -> None:
+        """The request whose first prompt token is `number` behaves like this one."""
+        self._expected[number] = trace
+
+    def forget(self, number: int) -> None:
+        """That request is over."""
+        del self._expected[number]
+
+    def draft(self, plan: DraftPlan) -> Drafts:
+        """Drafts behind tokens that are being verified go on as the trace does there, if those are right."""
+        slots = [self._slots[wish.slot] for wish in plan.requests]
+        states = [slot.ahead(len(wish.unverified)) for slot, wish in zip(slots, plan.requests, strict=True)]
+        methods = [self._methods[each.trace.methods[each.position]] for each in states]
+        lengths = [
+            min(wish.max_tokens, state.trace.lengths[state.position])
+            for wish, state in zip(plan.requests, states, strict=True)
+        ]
+        by_passes = [i for i, method in enumerate(methods) if method in PASS_METHODS and lengths[i] > 0]
+        run_s = self._costs.text_s(sum(method not in PASS_METHODS for method in methods))
+        passes, caught_up = 0, 0
+        if by_passes:
+            rows = sum(_opening_rows(states[i], methods[i]) for i in by_passes)
+            caught_up = rows - len(by_passes)
+            most = np.array([lengths[i] for i in by_passes])
+            course = _course(plan.stop, [states[i] for i in by_passes], most)
+            for i, length, fed in zip(by_passes, course.lengths.tolist(), course.fed.tolist(), strict=True):
+                lengths[i] = length
+                slots[i].seen = states[i].num_tokens + fed
+            passes = len(course.rows) + 1
+            run_s += sum(self._costs.pass_s(count) for count in (rows, *course.rows))
+        drafts = tuple(
+            _draft(wish.slot, state, method, length, wish.unverified)
+            for wish, state, method, length in zip(plan.requests, states, methods, lengths, strict=True)
+        )
+        return Drafts(
+            step=plan.step,
+            drafts=drafts,
+            run_s=self._noisy(run_s),
+            passes=passes,
+            catchup_tokens=caught_up,
+        )
+
+    def run_overlapped(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
+        """Both begin at 0 and are over when the slower one is."""
+        assert ahead.share is not None, "who drafts ahead has a share of the processors"
+        drafts = self.draft(ahead)
+        result = self.run(plan)
+        context = sum(rows.start for rows in plan.rows) / max(len(plan.rows), 1)
+        both_s = self._lanes[ahead.share].one(result.run_s, drafts.run_s, rows=plan.num_rows, context=context)
+        return replace(result, run_s=both_s), replace(drafts, run_s=min(drafts.run_s, both_s))
+
+    def run(self, plan: StepPlan) -> StepResult:
+        for slot in plan.released:
+            self._slots.pop(slot, None)
+        for start in plan.started:
+            self._slots[start.slot] = _Playback(
+                trace=self._expected[start.token_ids[0]],
+                prompt_len=start.prompt_len,
+                num_tokens=len(start.token_ids),
+            )
+        run_s = self._costs.step_s(plan.num_rows, sum(rows.start for rows in plan.rows))
+        return StepResult(step=plan.step, sequences=tuple(map(self._judge, plan.rows)), run_s=self._noisy(run_s))
+
+    def _judge(self, rows: SequenceRows) -> SequenceResult:
+        if not rows.samples:
+            return SequenceResult(slot=rows.slot)
+        slot = self._slots[rows.slot]
+        first = slot.num_tokens - slot.prompt_len + 1
+        draft = rows.token_ids[len(rows.token_ids) - rows.num_drafts :]
+        accepted = 0
+        while accepted < len(draft) and draft[accepted] == first + accepted:
+            accepted += 1
+        slot.num_tokens += accepted + 1
+        if slot.seen:
+            slot.covered = min(slot.seen, slot.num_tokens - 1)
+            slot.seen = slot.seen if slot.seen > slot.num_tokens and accepted == len(draft) else 0
+        return SequenceResult(slot=rows.slot, token_ids=tuple(range(first, first + accepted + 1)))
+
+    def _noisy(self, seconds: float) -> float:
+        if not self._noise or not seconds:
+            return seconds
+        return seconds * float(self._random.lognormal(0.0, self._noise))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Course:
+    """lengths: [S] tokens drafted. fed: [S] of them that were rows of a pass. rows: of each pass but the first."""
+
+    lengths: NDArray[np.int64]
+    fed: NDArray[np.int64]
+    rows: list[int]
+
+
+def _course(stop: StopRule | None, slots: list[_Playback], most: NDArray[np.int64]) -> _Course:
+    """How far each gets, pass after pass. most: [S] tokens it may draft at most, from 1 on."""
+    if stop is None:
+        rows = [int((most > depth).sum()) for depth in range(1, int(most.max()))]
+        return _Course(lengths=most, fed=most - 1, rows=rows)
+    survivals = _survivals(stop, [slot.trace.confidences[slot.position] for slot in slots], int(most.max()))
+    lengths, fed = np.zeros((2, len(slots)), dtype=np.int64)
+    going = np.arange(len(slots))
+    rows = []
+    for depth in range(int(most.max())):
+        going = going[survivals[going, depth] > stop.row_price]
+        lengths[going] = depth + 1
+        going = going[most[going] > depth + 1]
+        excess = (survivals[going, depth] - stop.row_price).sum()
+        if not len(going) or excess <= stop.pass_prices[len(going) - 1]:
+            break
+        fed[going] += 1
+        rows.append(len(going))
+    return _Course(lengths=lengths, fed=fed, rows=rows)
+
+
+def _survivals(stop: StopRule, confidences: Iterable[tuple[float, ...]], depth: int) -> NDArray[np.float64]:
+    """[S, depth] probability that so many drafted tokens are all accepted; depths beyond a draft repeat 0."""
+    padded = np.array([[*row[:depth], *[-np.inf] * (depth - len(row))] for row in confidences])
+    return (1 / (1 + np.exp(-np.clip(stop.intercept + stop.slope * padded, -500, 500)))).cumprod(axis=1)
+
+
+def _opening_rows(slot: _Playback, method: str) -> int:
+    """Rows of its first pass: what the draft model has not seen, at least the last known token."""
+    return slot.num_tokens - slot.covered if method == _CATCHES_UP else 1
+
+
+def _draft(number: int, slot: _Playback, method: str, length: int, behind: tuple[int, ...]) -> Draft:
+    position = slot.position
+    right = 0 if WRONG in behind else min(slot.trace.runs[position], length)
+    first = slot.num_tokens - slot.prompt_len + 1
+    return Draft(
+        slot=number,
+        method=method,
+        token_ids=(*range(first, first + right), *[WRONG] * (length - right)),
+        confidences=slot.trace.confidences[position][:length],
+    )

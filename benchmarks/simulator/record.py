@@ -1,0 +1,154 @@
+"""Recording: a real engine answers prompts while its drafter proposes at every position, and a Trace comes of it.
+
+Owns how raw recordings become runs. Loads the model, and torch with it, only when called.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from benchmarks.simulator.trace import RequestTrace, Trace
+from faser.bench.prompts import Prompt
+from faser.engine.contract.plan import Draft, SequenceDelta
+from faser.engine.control.sequences.sequence import sample_seed
+from faser.errors import ConfigError
+from faser.types import Request, SamplingParams
+
+_NO_DRAFT = Draft(slot=0, method="")
+_SPARE = 2  # tokens behind the last draft: so the engine's own limit at the end of a request cuts none
+
+
+class StepEngine(Protocol):
+    """What of an Engine is needed here."""
+
+    def add(self, request: Request) -> None: ...
+    def step(self) -> tuple[SequenceDelta, ...]: ...
+    def has_work(self) -> bool: ...
+    def use_policy(self, name: str, gamma: int | None = None, *, overlap: str | None = None) -> None: ...
+
+
+class Recording(Protocol):
+    """What of a DraftRecorder's recording is needed here; see there."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def output_token_ids(self) -> list[int]: ...
+    @property
+    def drafts(self) -> dict[int, Draft]: ...
+    @property
+    def max_tokens(self) -> dict[int, int]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """How prompts are answered while recording. max_tokens: K; output_tokens: positions to record of each."""
+
+    model: str
+    drafter: str
+    max_tokens: int
+    output_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+    clients: int = 4
+
+
+def record(
+    engine: StepEngine,
+    recordings: Callable[[], Sequence[Recording]],
+    prompts: Sequence[Prompt],
+    session: Session,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Trace:
+    """Answer every prompt with the engine, whose drafter is recorded, and make a trace of it.
+
+    progress: called with (answered, all). Raises ConfigError if no output has a position to show.
+    """
+    engine.use_policy("fixed", session.max_tokens)
+    requests = [
+        Request(
+            request_id=str(number),
+            prompt_token_ids=prompt.token_ids,
+            sampling=SamplingParams(
+                temperature=session.temperature,
+                seed=session.seed + number,
+                max_tokens=session.output_tokens + session.max_tokens + _SPARE,
+            ),
+            arrival_s=float(number),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    for done, _ in enumerate(closed_loop(engine, requests, session.clients), start=1):
+        progress(done, len(requests))
+    by_seed = {each.seed: each for each in recordings()}
+    methods: dict[str, int] = {}
+    found = []
+    for number, prompt in enumerate(prompts):
+        recording = by_seed[sample_seed(session.seed + number, 0)]
+        traced = _traced(recording, session, methods)
+        if traced is not None:
+            found.append(replace(traced, category=prompt.category, seed=session.seed + number))
+    if not found:
+        raise ConfigError(f"none of {len(prompts)} outputs is long enough to record; use longer --output-tokens")
+    return Trace(
+        model=session.model,
+        drafter=session.drafter,
+        max_tokens=session.max_tokens,
+        temperature=session.temperature,
+        methods=tuple(methods),
+        requests=tuple(found),
+    )
+
+
+def closed_loop(engine: StepEngine, requests: Iterable[Request], clients: int) -> Iterable[tuple[str, list[int]]]:
+    """Answers as they come, (request id, tokens): so many at a time. Raises ConfigError for a failure."""
+    waiting = iter(requests)
+    open_ones: dict[str, list[int]] = {}
+    while True:
+        for request in itertools.islice(waiting, clients - len(open_ones)):
+            engine.add(request)
+            open_ones[request.request_id] = []
+        if not open_ones:
+            return
+        for delta in engine.step():
+            if delta.error is not None:
+                raise ConfigError(f"request {delta.request_id} failed: {delta.error}")
+            open_ones[delta.request_id] += delta.token_ids
+            if delta.finish_reason is not None:
+                yield delta.request_id, open_ones.pop(delta.request_id)
+
+
+def _traced(recording: Recording, session: Session, methods: dict[str, int]) -> RequestTrace | None:
+    """Runs of one output; None if it has no position. methods: grows by those that are met first here.
+
+    A position counts if its draft was asked for in full and can be judged: the output goes on for K more tokens,
+    or it ended by itself, and what was drafted beyond its end is wrong. There may be no draft at position 0, whose
+    token comes with the prompt.
+    """
+    output = recording.output_token_ids
+    drafts = [recording.drafts.get(0) or _NO_DRAFT]
+    for position in range(1, min(len(output), session.output_tokens)):
+        if recording.max_tokens.get(position) != session.max_tokens:
+            break
+        drafts.append(recording.drafts[position])
+    if len(drafts) < 2:
+        return None
+    names = [each.method or drafts[1].method for each in drafts]
+    return RequestTrace(
+        prompt_len=len(recording.prompt_token_ids),
+        runs=tuple(_run(draft, output[position:]) for position, draft in enumerate(drafts)),
+        lengths=tuple(len(draft.token_ids) for draft in drafts),
+        confidences=tuple(draft.confidences for draft in drafts),
+        methods=tuple(methods.setdefault(name, len(methods)) for name in names),
+        prompt_token_ids=recording.prompt_token_ids,
+        output_token_ids=tuple(output[: len(drafts)]),
+    )
+
+
+def _run(draft: Draft, output: Sequence[int]) -> int:
+    """Leading tokens of a draft that the output goes on with."""
+    pairs = zip(draft.token_ids, output, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

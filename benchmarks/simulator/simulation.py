@@ -1,0 +1,221 @@
+"""One simulated run: the real scheduler and policy serve a workload, and a simulated clock passes.
+
+Owns the loop, the clock and what is counted on the way. The order of a step is the engine's: propose, draft,
+plan, run, commit; or plan, propose, run both, commit. What a policy believes of costs and acceptance is its own to
+learn; what is true, the executor knows.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from benchmarks.simulator.executor import SimulatedExecutor
+from benchmarks.simulator.trace import Trace
+from benchmarks.simulator.workload import Arrival
+from faser.engine.contract.interference import InterferenceTable
+from faser.engine.contract.plan import SequenceDelta, StepPlan, StepResult
+from faser.engine.control.scheduler import Scheduler
+from faser.engine.control.sequences.kv_cache import KvManager
+from faser.engine.control.speculation.control import SpeculationControl
+from faser.engine.control.timing.clock import SimulatedClock
+from faser.engine.control.timing.cost_model import CostModel
+from faser.errors import ConfigError
+from faser.types import Request, SamplingParams, Slo, SpeculationParams, SpeculationStats
+
+MakeControl = Callable[[CostModel, SimulatedClock], SpeculationControl | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What serves. costs: the truth; kv_tokens: room of the KV cache, None: enough for every slot.
+
+    step_overhead_s: between any two steps. draft_overhead_s: more, in a step before which drafts were asked for.
+    noise: sigma of the logarithm of every step's time. lanes: what drafting beside a step costs, by share; none:
+    nobody drafts ahead.
+    """
+
+    costs: CostModel
+    lanes: tuple[InterferenceTable, ...] = ()
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 256
+    block_size: int = 16
+    max_model_len: int = 8192
+    kv_tokens: int | None = None
+    step_overhead_s: float = 0.0002
+    draft_overhead_s: float = 0.0002
+    noise: float = 0.0
+
+    @property
+    def num_blocks(self) -> int:
+        whole = -(-self.max_model_len // self.block_size)
+        return whole * self.max_num_seqs if self.kv_tokens is None else self.kv_tokens // self.block_size
+
+
+@dataclass(slots=True, kw_only=True)
+class Served:
+    """One request. Seconds of the simulated clock; number: its place in the order of arrival."""
+
+    number: int
+    arrival_s: float
+    prompt_len: int
+    first_s: float = 0.0
+    finished_s: float = 0.0
+    num_tokens: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What came of a run. Seconds are simulated.
+
+    window_tokens: output tokens that came within the duration, all of them where none was given. busy_s: drafting,
+    steps and overheads. turns: sequences that decoded, summed over steps; drafted, verified, accepted: tokens.
+    """
+
+    served: list[Served] = field(default_factory=list)
+    elapsed_s: float = 0.0
+    busy_s: float = 0.0
+    draft_s: float = 0.0
+    num_steps: int = 0
+    window_tokens: int = 0
+    turns: int = 0
+    drafted: int = 0
+    verified: int = 0
+    accepted: int = 0
+    num_preemptions: int = 0
+    speculation: SpeculationStats | None = None
+
+
+class Simulation:
+    """One machine and one policy, from an empty engine to the last answer.
+
+    make_control: the policy with its own estimates; gets a copy of the costs, so that it follows them by itself.
+    Used for one run.
+    """
+
+    def __init__(
+        self, trace: Trace, machine: Machine, make_control: MakeControl, *, slo: Slo | None = None, seed: int = 0
+    ) -> None:
+        self._trace = trace
+        self._machine = machine
+        self._wishes = SpeculationParams() if slo is None else SpeculationParams(slo=slo)
+        self.clock = SimulatedClock()
+        self.executor = SimulatedExecutor(
+            trace, machine.costs, lanes=machine.lanes, noise=machine.noise, seed=seed
+        )
+        self.scheduler = Scheduler(
+            kv=KvManager(machine.num_blocks, machine.block_size, enable_prefix_caching=False),
+            max_num_seqs=machine.max_num_seqs,
+            max_num_batched_tokens=machine.max_num_batched_tokens,
+            max_model_len=machine.max_model_len,
+            eos_token_ids=(),
+            seed=seed,
+            clock=self.clock,
+            speculation=make_control(copy.deepcopy(machine.costs), self.clock),
+        )
+        self._open: dict[str, Served] = {}
+        self._outcome = Outcome()
+
+    def run(
+        self,
+        arrivals: Iterator[Arrival],
+        *,
+        clients: int | None,
+        duration_s: float | None,
+        progress: Callable[[float, int], None] = lambda _now_s, _served: None,
+    ) -> Outcome:
+        """Serve all arrivals. clients: of a closed workload, whose requests come until duration_s is over.
+
+        progress: called with the simulated time and the number of answers, after every answer.
+        """
+        waiting = next(arrivals, None)
+        while waiting is not None or self.scheduler.has_work():
+            while waiting is not None and self._is_due(waiting, clients, duration_s):
+                self._add(waiting)
+                waiting = next(arrivals, None)
+            if self.scheduler.has_work():
+                answered = len(self._outcome.served)
+                self.step(duration_s)
+                if len(self._outcome.served) > answered:
+                    progress(self.clock.now(), len(self._outcome.served))
+            elif waiting is not None and waiting.at_s is not None:
+                self.clock.advance(max(waiting.at_s - self.clock.now(), 0.0))
+            else:
+                break  # a closed workload whose time is over
+        outcome, stats = self._outcome, self.scheduler.stats()
+        outcome.elapsed_s = self.clock.now()
+        outcome.num_preemptions = stats.num_preemptions
+        outcome.speculation = stats.speculation
+        return outcome
+
+    def step(self, duration_s: float | None = None) -> None:
+        """One step of the engine; there must be work."""
+        before_s = self.clock.now()
+        draft_plan = self.scheduler.propose()
+        drafts = None if draft_plan is None else self.executor.draft(draft_plan)
+        if drafts is not None:
+            self._outcome.draft_s += drafts.run_s
+            self._outcome.drafted += sum(len(each.token_ids) for each in drafts.drafts)
+            self.clock.advance(drafts.run_s + self._machine.draft_overhead_s)
+        plan = self.scheduler.plan(drafts)
+        assert plan is not None, "work, but nothing to compute"
+        ahead, beside = self.scheduler.propose_overlapped(plan), None
+        if ahead is None:
+            result = self.executor.run(plan)
+        else:
+            result, beside = self.executor.run_overlapped(plan, ahead)
+            self._outcome.drafted += sum(len(each.token_ids) for each in beside.drafts)
+            self.clock.advance(self._machine.draft_overhead_s)
+        self.clock.advance(result.run_s + self._machine.step_overhead_s)
+        self._count(plan, result)
+        for delta in self.scheduler.commit(plan, result, beside):
+            self._hear(delta, duration_s)
+        self._outcome.busy_s += self.clock.now() - before_s
+
+    def _is_due(self, arrival: Arrival, clients: int | None, duration_s: float | None) -> bool:
+        if arrival.at_s is not None:
+            return arrival.at_s <= self.clock.now()
+        assert clients is not None, "arrivals without a time need clients"
+        return len(self._open) < clients and (duration_s is None or self.clock.now() < duration_s)
+
+    def _add(self, arrival: Arrival) -> None:
+        number = len(self._outcome.served) + len(self._open)
+        longest = min(self._machine.max_model_len, self._machine.num_blocks * self._machine.block_size)
+        if arrival.prompt_len + arrival.output_len > longest:
+            raise ConfigError(
+                f"request {number} has {arrival.prompt_len} + {arrival.output_len} tokens; the longest that this "
+                f"machine can serve is {longest} (--max-model-len, --kv-tokens, or --scale-tokens below 1)"
+            )
+        arrival_s = self.clock.now() if arrival.at_s is None else arrival.at_s
+        self.executor.expect(number, self._trace.requests[arrival.trace])
+        self._open[str(number)] = Served(number=number, arrival_s=arrival_s, prompt_len=arrival.prompt_len)
+        self.scheduler.add(
+            Request(
+                request_id=str(number),
+                prompt_token_ids=(number, *(0,) * (arrival.prompt_len - 1)),
+                sampling=SamplingParams(max_tokens=arrival.output_len, ignore_eos=True),
+                arrival_s=arrival_s,
+                speculation=self._wishes,
+            )
+        )
+
+    def _count(self, plan: StepPlan, result: StepResult) -> None:
+        outcome = self._outcome
+        outcome.num_steps += 1
+        for rows, each in zip(plan.rows, result.sequences, strict=True):
+            if rows.samples and len(rows.token_ids) == rows.num_drafts + 1:
+                outcome.turns += 1
+                outcome.verified += rows.num_drafts
+                outcome.accepted += len(each.token_ids) - 1
+
+    def _hear(self, delta: SequenceDelta, duration_s: float | None) -> None:
+        now_s, served = self.clock.now(), self._open[delta.request_id]
+        if not served.num_tokens:
+            served.first_s = now_s
+        served.num_tokens += len(delta.token_ids)
+        if duration_s is None or now_s <= duration_s:
+            self._outcome.window_tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            assert delta.error is None, delta.error
+            served.finished_s = now_s
+            self._outcome.served.append(self._open.pop(delta.request_id))
+            self.executor.forget(served.number)

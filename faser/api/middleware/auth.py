@@ -1,0 +1,50 @@
+"""API keys: who may call which route. Knows paths and keys; nothing of what the routes do."""
+
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from faser.api.protocol.errors import HttpError, error_response
+
+# Asked by orchestrators and scrapers, which bring no key.
+_OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
+_METRICS_PATH = "/metrics"
+
+
+class KeyCheck:
+    """ASGI middleware: every route asks for one of the keys, but for health checks and preflights.
+
+    keys: empty lets everybody in. open_metrics: /metrics asks for none either.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: Sequence[str], open_metrics: bool) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+        self._open = _OPEN_PATHS | {_METRICS_PATH} if open_metrics else _OPEN_PATHS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._keys and scope["type"] == "http" and not self._is_open(scope):
+            refusal = self._refusal(Headers(scope=scope).get("authorization"))
+            if refusal is not None:
+                error = HttpError(401, refusal, headers={"WWW-Authenticate": "Bearer"})
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        return scope["method"] == "OPTIONS" or path in self._open
+
+    def _refusal(self, header: str | None) -> str | None:
+        """Why this Authorization header lets nobody in; None if it does. Never repeats what it holds."""
+        if header is None:
+            return "no API key; send the header Authorization: Bearer <key>"
+        scheme, _, given = header.partition(" ")
+        if scheme.lower() != "bearer":
+            return "the Authorization header does not begin with Bearer; send Authorization: Bearer <key>"
+        presented = given.strip().encode("latin-1")  # the bytes as they came
+        # Every key is compared, in constant time, so that timing tells neither which nor how much matched.
+        matches = [hmac.compare_digest(key, presented) for key in self._keys]
+        return None if any(matches) else "the API key is not one of this server's"

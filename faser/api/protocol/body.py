@@ -1,0 +1,92 @@
+"""From the bytes of a request to a checked body, and the words for everything that can be wrong with them.
+
+Size and content type are looked at before anything is parsed, and large bodies are parsed in a thread.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from faser.api.protocol.body_size import check_size
+from faser.api.protocol.errors import HttpError
+from faser.errors import RequestError
+
+_Body = TypeVar("_Body", bound=BaseModel)
+
+_MAX_SHOWN = 80
+_INLINE_BYTES = 1 << 15  # parsed in about a millisecond, whatever they say
+
+
+async def read_body(request: Request, schema: type[_Body], *, max_bytes: int) -> _Body:
+    """The request's JSON body.
+
+    Raises HttpError (415, 413) and RequestError that names the field, its value and what is allowed.
+    """
+    _check_headers(request, max_bytes)
+    raw = bytearray()
+    async for piece in request.stream():
+        raw += piece
+        if len(raw) > max_bytes:
+            raise _too_large("more than that", max_bytes)
+    if len(raw) <= _INLINE_BYTES:
+        return _parse(bytes(raw), schema)
+    return await asyncio.to_thread(_parse_large, bytes(raw), schema)
+
+
+def shown(value: Any) -> str:
+    """A value as JSON, shortened, to stand in a message."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}… ({len(text)} characters)"
+
+
+def _parse_large(raw: bytes, schema: type[_Body]) -> _Body:
+    check_size(raw)
+    return _parse(raw, schema)
+
+
+def _parse(raw: bytes, schema: type[_Body]) -> _Body:
+    try:
+        return schema.model_validate_json(raw)
+    except ValidationError as error:
+        first: Mapping[str, Any] = error.errors(include_url=False)[0]
+        raise _as_request_error(first) from None
+
+
+def _check_headers(request: Request, max_bytes: int) -> None:
+    content_type = request.headers.get("content-type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    ):
+        given = f"Content-Type is {content_type}" if content_type else "Content-Type is missing"
+        raise HttpError(415, f"{given}; it must be application/json")
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise HttpError(415, f"Content-Encoding is {encoding}; the body must be sent without one")
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise _too_large(announced, max_bytes)
+
+
+def _too_large(size: str, max_bytes: int) -> HttpError:
+    return HttpError(413, f"the body has {size} bytes; at most {max_bytes} are allowed")
+
+
+def _as_request_error(error: Mapping[str, Any]) -> RequestError:
+    """One of pydantic's errors in our words. Its own are kept for what was expected."""
+    path = ".".join(str(part) for part in error["loc"])
+    match error["type"]:
+        case "json_invalid":
+            return RequestError(f"the body is not JSON: {error['ctx']['error']}")
+        case "model_type" | "model_attributes_type" if not path:
+            return RequestError(f"the body is {shown(error['input'])}; it must be a JSON object")
+        case "missing":
+            return RequestError(f"{path} is missing; it is required", param=path)
+        case "extra_forbidden":
+            return RequestError(f"{path} is not a field that is known here", param=path)
+    expected = error["msg"].replace("Input should be", "it must be").replace("String should", "it should")
+    return RequestError(f"{path} is {shown(error['input'])}; {expected}", param=path)

@@ -1,0 +1,31 @@
+"""The bodies of POST /tokenize and /detokenize."""
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from faser.api.protocol.common import LIST, OPEN
+
+
+class TokenizeBody(BaseModel):
+    """Either a prompt or messages. add_special_tokens: true for a prompt, false for messages, if not given."""
+
+    model_config = OPEN
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = LIST
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(BaseModel):
+    """Token ids to be read as text, special tokens included."""
+
+    model_config = OPEN
+
+    model: str | None = None
+    tokens: list[int] = Field(fail_fast=True)

@@ -1,0 +1,35 @@
+"""What an operator chose for the HTTP front-end, as plain values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from faser.config.speculation import SpeculationConfig
+from faser.types import MAX_LOGPROBS
+
+DEFAULT_MAX_REQUEST_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    """Settings of one front-end.
+
+    served_model_names: at least one; the first stands in for a request that names none.
+    api_keys: empty asks for no key. enable_metrics_auth: ask for one on /metrics too.
+    chat_template: Jinja text that replaces the model's; None keeps the model's.
+    generation_defaults: by SamplingParams' names, for fields that a request leaves out.
+    speculation: what bounds a request's wishes. spec_decode_metrics: none, summary or detailed.
+    """
+
+    served_model_names: tuple[str, ...]
+    api_keys: tuple[str, ...] = ()
+    max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES
+    strict_request_fields: bool = False
+    chat_template: str | None = None
+    generation_defaults: Mapping[str, float] = field(default_factory=dict)
+    version: str = "0"
+    force_include_usage: bool = False
+    max_logprobs: int = MAX_LOGPROBS
+    enable_metrics_auth: bool = False
+    priority_scheduling: bool = False
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    spec_decode_metrics: str = "none"

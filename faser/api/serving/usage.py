@@ -1,0 +1,40 @@
+"""The tokens a request used, counted while they come."""
+
+from typing import Any
+
+from faser.api.serving.prediction import Fate
+from faser.types import RequestOutput
+
+
+class Usage:
+    """num_prompt_tokens: of each prompt; a prompt counts once, however many samples it has.
+
+    predicted: the prediction that the request sent, whose fate is then reported; None: it sent none.
+    """
+
+    def __init__(self, num_prompt_tokens: list[int], *, predicted: tuple[int, ...] | None = None) -> None:
+        self._prompt_tokens = sum(num_prompt_tokens)
+        self._cached_tokens = [0] * len(num_prompt_tokens)
+        self._completion_tokens = 0
+        self._fate = None if predicted is None else Fate(predicted)
+
+    def count(self, prompt_index: int, output: RequestOutput) -> None:
+        self._completion_tokens += sum(len(delta.token_ids) for delta in output.deltas)
+        if self._fate is not None:
+            for delta in output.deltas:
+                self._fate.take((prompt_index, delta.index), delta.token_ids)
+        if output.num_cached_tokens:
+            self._cached_tokens[prompt_index] = max(self._cached_tokens[prompt_index], output.num_cached_tokens)
+
+    def as_json(self) -> dict[str, Any]:
+        details = {"reasoning_tokens": 0}
+        if self._fate is not None:
+            details["accepted_prediction_tokens"] = self._fate.accepted
+            details["rejected_prediction_tokens"] = self._fate.rejected
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": self._prompt_tokens + self._completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens)},
+            "completion_tokens_details": details,
+        }

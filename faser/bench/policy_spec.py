@@ -1,0 +1,91 @@
+"""A policy as the command line spells it, and the control of speculation that becomes of it."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from faser.config.speculation import MAX_DRAFT_TOKENS, POLICIES, SpeculationConfig
+from faser.engine.contract.interference import InterferenceTable
+from faser.engine.control.speculation.control import OverlapOptions, SpeculationControl
+from faser.engine.control.speculation.overlap.control import AUTO, OFF, ON
+from faser.engine.control.timing.clock import Clock
+from faser.engine.control.timing.cost_model import CostModel
+from faser.errors import ConfigError
+
+LANES = "lanes"  # the partition of a simulated machine
+_OVERLAPS = {"serial": OFF, "overlap": ON, "auto": AUTO}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySpec:
+    """A policy as it was asked for. gamma: of fixed. table: (first, last, gamma) by number of sequences.
+
+    overlap: auto, on or off; None: as the engine has it.
+    """
+
+    text: str
+    name: str
+    gamma: int | None = None
+    table: tuple[tuple[int, int, int], ...] = ()
+    overlap: str | None = None
+
+    def make_control(
+        self,
+        costs: CostModel,
+        clock: Clock,
+        *,
+        drafter: str,
+        cap: int,
+        num_slots: int,
+        lanes: tuple[InterferenceTable, ...] = (),
+    ) -> SpeculationControl:
+        """The engine's own control of speculation, as a live engine with this drafter and lanes would have it."""
+        config = SpeculationConfig(method=drafter, policy=self.name, num_speculative_tokens=cap, table=self.table)
+        overlap = OverlapOptions(name=LANES, lanes=lanes, mode=self.overlap or OFF) if lanes else None
+        control = SpeculationControl(
+            config, costs, num_slots=num_slots, clock=clock, overlap=overlap, times_itself=False
+        )
+        if self.gamma is not None:
+            control.use_policy(self.name, self.gamma)
+        return control
+
+
+def parse_policy(text: str, *, cap: int) -> PolicySpec:
+    """off, fixed:3, goodput, survival, faser, or table:4=5/16=2/64=0 (up to 4 sequences 5 tokens, …).
+
+    Behind it may stand +serial, +overlap or +auto: whether drafts are made ahead. cap: longest draft of the trace.
+    Raises ConfigError naming what is wrong.
+    """
+    bare, _, ahead = text.partition("+")
+    if ahead:
+        if ahead not in _OVERLAPS:
+            raise ConfigError(f"--policies names {text!r}; behind the + goes one of {', '.join(_OVERLAPS)}")
+        return replace(parse_policy(bare, cap=cap), text=text, overlap=_OVERLAPS[ahead])
+    name, _, value = text.partition(":")
+    if name not in POLICIES:
+        raise ConfigError(f"--policies names {text!r}; it must be of {', '.join(POLICIES)}")
+    if name == "fixed":
+        if not value.isdecimal() or not 1 <= int(value) <= min(cap, MAX_DRAFT_TOKENS):
+            raise ConfigError(
+                f"--policies names {text!r}; fixed:N needs an N of 1 … {cap}, the trace's longest draft"
+            )
+        return PolicySpec(text=text, name=name, gamma=int(value))
+    if name == "table":
+        return PolicySpec(text=text, name=name, table=_table(text, value, cap))
+    if value:
+        raise ConfigError(f"--policies names {text!r}; {name} takes no number")
+    return PolicySpec(text=text, name=name)
+
+
+def _table(text: str, value: str, cap: int) -> tuple[tuple[int, int, int], ...]:
+    try:
+        bounds = [(int(last), int(gamma)) for last, gamma in (each.split("=") for each in value.split("/"))]
+    except ValueError:
+        bounds = []
+    ascending = all(a < b for (a, _), (b, _) in pairwise([(0, 0), *bounds]))
+    if not bounds or not ascending or any(not 0 <= gamma <= cap for _, gamma in bounds):
+        raise ConfigError(
+            f"--policies names {text!r}; table:LAST=GAMMA/… needs ascending numbers of sequences "
+            f"and gammas of 0 … {cap}"
+        )
+    firsts = [1, *(last + 1 for last, _ in bounds)]
+    return tuple((first, last, gamma) for first, (last, gamma) in zip(firsts, bounds, strict=False))

@@ -1,0 +1,166 @@
+"""Where settings come from: flags, then FASER_* variables, then a config file, then defaults.
+
+Owns the merging and the collecting of problems. Every source hands over texts with a label, so that a
+problem names the very flag, variable or key that brought the value. Builds configs; loads no model.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from faser.config.checks import find_problems
+from faser.config.declaration import Setting, did_you_mean, read, settings_of
+from faser.config.engine import EngineConfig
+from faser.config.environment import flag_environment
+from faser.config.server import ServerConfig
+from faser.config.vllm_flags import FOREIGN_FLAGS, ForeignFlag, judge
+from faser.errors import ConfigError
+
+SETTINGS = settings_of(EngineConfig) + settings_of(ServerConfig)
+
+ReadEnvironment = Callable[[Sequence[Setting]], tuple[dict[str, tuple[str, str]], list[str]]]
+
+_KUBERNETES_VARIABLE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
+_KUBERNETES_VALUE = re.compile(r"(tcp|udp|sctp)://")
+
+
+class UsageError(ConfigError):
+    """A command line that cannot be served. problems: one line each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a source says about one setting. label: what the source calls it."""
+
+    texts: tuple[str, ...]
+    label: str
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the sources said so far: one source's settings, and everybody's problems and warnings."""
+
+    given: dict[str, Given] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def add_foreign(self, foreign: ForeignFlag, label: str, text: str) -> None:
+        problem, warning = judge(foreign, label, text)
+        self.problems += [problem] if problem else []
+        self.warnings += [warning] if warning else []
+
+    def fill(self, source: Mapping[str, Given]) -> None:
+        """Add what an earlier source has not said."""
+        self.given = {**source, **self.given}
+
+
+def settle(findings: Findings, config_types: Sequence[Any]) -> list[Any]:
+    """Build one config of each type. Raises UsageError with every problem of every source."""
+    values, unreadable = _read_all(findings, [each for kind in config_types for each in settings_of(kind)])
+    problems = [*findings.problems, *unreadable.values()]
+
+    def label(name: str) -> str:
+        return findings.given[name].label if name in findings.given else "--" + name.replace("_", "-")
+
+    def own(config_type: type) -> dict[str, Any]:
+        return {each.name: values[each.name] for each in settings_of(config_type) if each.name in values}
+
+    for config_type in config_types:
+        names = [each.name for each in settings_of(config_type)]
+        problems += find_problems(config_type, own(config_type), label, [n for n in names if n in unreadable])
+    if problems:
+        raise UsageError(problems)
+    return [config_type(**own(config_type)) for config_type in config_types]
+
+
+def _read_all(findings: Findings, settings: Iterable[Setting]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values by setting's name, and what is wrong with those that cannot be read."""
+    values: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    for each in settings:
+        if each.name in findings.given:
+            given = findings.given[each.name]
+            try:
+                values[each.name] = read(each, given.texts)
+            except ValueError as reason:
+                text = "***" if each.secret else " ".join(given.texts)
+                problems[each.name] = f"{given.label} is {text}; {reason}"
+    return values, problems
+
+
+def add_environment(
+    findings: Findings, settings: Sequence[Setting], read_environment: ReadEnvironment = flag_environment
+) -> None:
+    """Take FASER_* variables. What Kubernetes sets for a service that is called faser is not meant for us."""
+    several = {each.name for each in settings if each.one_flag_many}
+    found, unknown = read_environment(settings)
+    source = {}
+    for name, (variable, text) in found.items():
+        if _KUBERNETES_VALUE.match(text) and _KUBERNETES_VARIABLE.search(variable):
+            findings.warnings.append(
+                f"{variable} is {text}: set by Kubernetes for a service, not read as a setting"
+            )
+            continue
+        texts = tuple(part.strip() for part in text.split(",")) if name in several else (text,)
+        source[name] = Given(texts=texts, label=variable)
+    known = [each.variable for each in settings]
+    for variable in unknown:
+        if not _KUBERNETES_VARIABLE.search(variable):
+            findings.problems.append(f"{variable}: unknown variable.{did_you_mean(variable, known)}")
+    findings.fill(source)
+
+
+def add_file(findings: Findings, path: str, settings: Sequence[Setting]) -> None:
+    """Take the keys of a YAML file: the flags' names, with dashes or underscores."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        findings.problems.append(f"--config is {path}; it cannot be read: {_reason(error)}")
+        return
+    except yaml.YAMLError as error:
+        findings.problems.append(f"--config is {path}; it is not YAML: {' '.join(str(error).split())}")
+        return
+    if content is None:
+        return
+    if not isinstance(content, dict):
+        findings.problems.append(f"--config is {path}; it must hold keys and values, like port: 8000")
+        return
+    names = {alias.lstrip("-"): each.name for each in settings for alias in (each.flag, *each.aliases)}
+    foreign = {each.key: each for each in FOREIGN_FLAGS}
+    source = {}
+    for key, value in content.items():
+        plain = str(key).replace("_", "-")
+        if plain in names:
+            if value is not None:
+                source[names[plain]] = Given(texts=_texts(value), label=f"{path}: {key}")
+        elif plain in foreign:
+            findings.add_foreign(foreign[plain], f"{path}: {key}", _texts(value)[0])
+        else:
+            findings.problems.append(f"{path}: unknown key '{key}'.{did_you_mean(plain, [*names, *foreign])}")
+    findings.fill(source)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """A YAML value as a flag would have brought it."""
+    if isinstance(value, list):
+        return tuple(_text(each) for each in value) or ("",)
+    return (_text(value),)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,138 @@
+"""A server's life: HTTP opens while the engine loads, and closes once the last request is drained.
+
+Owns signals and exit statuses. The first SIGTERM or SIGINT drains, a second SIGINT quits at once. Knows
+nothing of settings, routes or models.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import uvicorn
+import uvloop
+
+from faser.config.server import ServerConfig
+from faser.types import ModelInfo
+
+_CLOSE_TIMEOUT_S = 5
+_INTERRUPTED = 130
+
+
+class Engine(Protocol):
+    """What a server needs of an engine to live and to end."""
+
+    async def start(self) -> None: ...
+
+    async def wait_ready(self) -> ModelInfo: ...
+
+    async def drain(self, timeout_s: float) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handling: requests are drained before the server is told to end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def http_server(app: Any, config: ServerConfig) -> HttpServer:
+    """app: any ASGI application."""
+    return HttpServer(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=not config.disable_uvicorn_access_log,
+            root_path=config.root_path or "",
+            ssl_keyfile=config.ssl_keyfile,
+            ssl_certfile=config.ssl_certfile,
+            timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+            server_header=False,
+        )
+    )
+
+
+def run_until_stopped(
+    server: HttpServer,
+    engine: Engine,
+    listener: socket.socket,
+    shutdown_timeout_s: float,
+    on_ready: Callable[[ModelInfo], None],
+) -> int:
+    """Serve on listener until a signal comes; returns exit status 0.
+
+    on_ready: told of the model once it answers. Raises what keeps the engine from ever answering.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_live(server, engine, listener, shutdown_timeout_s, on_ready))
+
+
+async def _live(
+    server: HttpServer,
+    engine: Engine,
+    listener: socket.socket,
+    shutdown_timeout_s: float,
+    on_ready: Callable[[ModelInfo], None],
+) -> int:
+    told_to_stop = _signalled()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    loading = asyncio.create_task(engine.wait_ready())
+    stopping = asyncio.create_task(told_to_stop.wait())
+    try:
+        await engine.start()
+        await asyncio.wait({serving, loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            on_ready(loading.result())
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await engine.drain(shutdown_timeout_s)
+    finally:
+        server.should_exit = True
+        await serving
+        await engine.stop()
+        for task in (loading, stopping):
+            task.cancel()
+    return 0
+
+
+def _signalled() -> asyncio.Event:
+    """An event that is set by the first SIGTERM or SIGINT."""
+    told = asyncio.Event()
+
+    def on_signal(number: signal.Signals) -> None:
+        if told.is_set() and number is signal.SIGINT:
+            os._exit(_INTERRUPTED)
+        if not told.is_set():
+            print(
+                "faser serve: finishing running requests; Ctrl-C again quits at once", file=sys.stderr, flush=True
+            )
+        told.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    return told
+
+
+@contextlib.contextmanager
+def stop_on_sigterm() -> Iterator[None]:
+    """Until the server listens to signals, SIGTERM ends the program.
+
+    Left alone, the first process of a container would ignore it.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        del number, frame
+        sys.exit(0)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,93 @@
+"""From checked settings to a server that answers: fetch the model, start the engine, open HTTP.
+
+The HTTP side answers 503 until the engine is ready. What happens while the server lives is in lifetime.py.
+"""
+
+import socket
+import time
+from pathlib import Path
+
+from faser import __version__
+from faser.api.app import create_app
+from faser.api.serving.settings import ApiSettings
+from faser.cli.console.progress import ProgressReporter
+from faser.cli.serve.generation import sampling_defaults
+from faser.cli.serve.lifetime import http_server, run_until_stopped, stop_on_sigterm
+from faser.config.engine import EngineConfig
+from faser.config.environment import cache_dir
+from faser.config.server import ServerConfig
+from faser.engine.checkpoints.source import resolve
+from faser.engine.client.async_engine import AsyncEngine
+from faser.engine.text.tokenizer import load_tokenizer
+from faser.metrics.server import Metrics
+from faser.types import ModelInfo
+
+_EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+
+
+def serve_on(
+    listener: socket.socket,
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    keys: tuple[str, ...],
+    began_s: float,
+) -> int:
+    """Serve until told to stop; returns the exit status.
+
+    listener: bound. keys: those that requests may bring. began_s: when the program began, by time.monotonic().
+    Raises ConfigError or EngineError if the model can never answer.
+    """
+    with stop_on_sigterm(), ProgressReporter() as report:
+        directory = resolve(engine_config.model, cache_dir(), revision=engine_config.revision, progress=report)
+        names = server_config.served_model_name or (engine_config.model or _EMBEDDED_NAME,)
+        tokenizer = load_tokenizer(Path(engine_config.tokenizer or directory))
+        speculation = engine_config.speculation
+        metrics = Metrics(
+            model_name=names[0], max_model_len=engine_config.max_model_len or 0, speculation=speculation
+        )
+        engine = AsyncEngine(engine_config, directory, tokenizer, metrics=metrics, on_progress=report)
+        settings = ApiSettings(
+            served_model_names=names,
+            api_keys=keys,
+            max_request_bytes=server_config.max_request_bytes,
+            strict_request_fields=server_config.strict_request_fields,
+            chat_template=_text_of(server_config.chat_template),
+            generation_defaults=sampling_defaults(directory, server_config),
+            version=__version__,
+            force_include_usage=server_config.enable_force_include_usage,
+            max_logprobs=engine_config.max_logprobs,
+            enable_metrics_auth=server_config.metrics_require_key,
+            priority_scheduling=engine_config.scheduling_policy == "priority",
+            speculation=speculation,
+            spec_decode_metrics=engine_config.per_request_spec_decode_metrics,
+        )
+
+        def announce(info: ModelInfo) -> None:
+            report.stop()
+            print(
+                ready_line(url_of(listener, server_config), names[0], info, engine_config.threads, began_s),
+                flush=True,
+            )
+
+        report("starting the engine", 0, 0)
+        server = http_server(create_app(engine, settings=settings, metrics=metrics), server_config)
+        return run_until_stopped(server, engine, listener, server_config.shutdown_timeout, announce)
+
+
+def ready_line(url: str, model: str, info: ModelInfo, threads: int, began_s: float) -> str:
+    """What the operator reads when requests are answered."""
+    tokens = info.num_blocks * info.block_size
+    return (
+        f"faser serve: ready at {url} · {model} · {info.dtype} · {tokens} KV tokens · "
+        f"{threads} thread{'s' if threads > 1 else ''} ({info.backend}) · {time.monotonic() - began_s:.1f} s"
+    )
+
+
+def url_of(listener: socket.socket, config: ServerConfig) -> str:
+    scheme = "https" if config.ssl_certfile else "http"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+
+def _text_of(path: str | None) -> str | None:
+    return None if path is None else Path(path).read_text(encoding="utf-8")

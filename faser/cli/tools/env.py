@@ -1,0 +1,151 @@
+"""`faser env [--json]`: what somebody who reads a bug report needs to know of this machine.
+
+`faser env --build-kernels` compiles CUDA kernels before they are needed, here or for a machine without a compiler.
+"""
+
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from faser import __version__
+from faser.cli.flags.parser import CommandParser
+from faser.cli.flags.sources import UsageError
+from faser.config.declaration import show_bytes
+from faser.config.environment import cache_dir, child_environment, flashinfer_workspace
+from faser.kernels.cpu.build import can_build
+from faser.kernels.cuda.flashinfer.build import (
+    ARCH,
+    FP8_MODULES,
+    MODULES,
+    WINDOW_MODULES,
+    build_modules,
+    modules_dir,
+)
+from faser.machine import available_memory, usable_cores, usable_memory
+
+_HELP = f"""usage: faser env [--json]
+       faser env --build-kernels [--arch {ARCH}] [--out DIR] [--only NAME,NAME]
+
+Show versions, device and backend, or compile CUDA kernels ahead of time.
+
+  --json            as a JSON object
+  --build-kernels   compile FlashInfer's modules, a minute each; no GPU is needed, what is there already is kept
+  --arch            compute capability they are for: {ARCH} is an H100 or H200
+  --out             where to; the cache folder if not given
+  --only            some of {", ".join(MODULES)};
+                    and for models with sliding windows
+                    {", ".join(WINDOW_MODULES)};
+                    for --kv-cache-dtype fp8
+                    {", ".join(FP8_MODULES[:4])},
+                    {", ".join(FP8_MODULES[4:])}"""
+
+_NAME_ENDS = "<>=!~;[ ("
+
+
+def env(arguments: Sequence[str]) -> int:
+    """Print the facts, or compile; returns 0."""
+    parser = CommandParser("faser env")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--build-kernels", action="store_true")
+    for name in ("--arch", "--out", "--only"):
+        parser.add_argument(name)
+    parser.add_argument("--help", "-h", action="store_true")
+    given = parser.parse_args(arguments)
+    if given.help:
+        print(_HELP)
+        return 0
+    if given.build_kernels:
+        return _build_kernels(given.arch or ARCH, given.out, given.only)
+    for name in ("arch", "out", "only"):
+        if getattr(given, name) is not None:
+            raise UsageError([f"--{name} goes with --build-kernels"])
+    found = facts()
+    if given.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    width = max(len(name) for name in found)
+    print("\n".join(f"{name:<{width}}  {value}" for name, value in found.items()))
+    return 0
+
+
+def _build_kernels(arch: str, out: str | None, only: str | None) -> int:
+    names = MODULES if only is None else tuple(only.split(","))
+    folder = modules_dir(cache_dir() / "kernels", arch) if out is None else Path(out)
+    print(f"compiling {', '.join(names)} for {arch} into {folder}", flush=True)
+    build_modules(
+        names,
+        arch=arch,
+        out=folder,
+        environment=child_environment(),
+        announce=lambda text: print(text, flush=True),
+    )
+    return 0
+
+
+def facts() -> dict[str, str]:
+    """Name and value of everything worth reporting. Loads torch, which knows the GPUs, and no model; no secret."""
+    return {
+        "faser": __version__,
+        "python": sys.version.split()[0],
+        "system": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": f"{usable_cores()} usable of {os.cpu_count()}",
+        "cpu features": " ".join(_cpu_features()) or "none of those that matter",
+        "memory": f"{show_bytes(usable_memory())} usable, {show_bytes(available_memory())} free",
+        **_cuda(),
+        "compiler": shutil.which("g++") or shutil.which("clang++") or "none",
+        "cache": str(cache_dir()),
+        **_packages(),
+    }
+
+
+def _cuda() -> dict[str, str]:
+    """What is known of GPUs, and what auto would choose."""
+    from faser.engine.execution.startup.device import auto_device, flashinfer_installed
+    from faser.kernels.cuda.device import cuda_facts
+    from faser.kernels.report import cuda_report
+
+    found = cuda_facts()
+    device, missing = auto_device("auto", found, flashinfer_installed())
+    on_cpu = "native" if can_build() else "torch (no compiler, no prebuilt kernels)"
+    return {
+        **cuda_report(found, cache_dir() / "kernels", flashinfer_workspace()),
+        "device": device if missing is None else f"{device}; {missing}",
+        "backend": on_cpu if device == "cpu" else "flashinfer",
+    }
+
+
+def _packages() -> dict[str, str]:
+    """Versions of what FASER depends on, by the names of its own metadata."""
+    found = {}
+    for requirement in requires("faser") or ():
+        if "extra ==" in requirement:
+            continue
+        name = next((requirement[:i] for i, char in enumerate(requirement) if char in _NAME_ENDS), requirement)
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def _cpu_name() -> str:
+    names = [line for line in _cpu_lines() if line.startswith("model name")]
+    return names[0].partition(":")[2].strip() if names else platform.machine()
+
+
+def _cpu_features() -> list[str]:
+    flags = next((line for line in _cpu_lines() if line.startswith("flags")), "").split()
+    return [each for each in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if each in flags]
+
+
+def _cpu_lines() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,69 @@
+"""What is wrong with the values of settings, one line a problem. Knows no setting by name."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
+from typing import Any
+
+from faser.config.declaration import complaint, settings_of, shown
+from faser.errors import ConfigError, RequestError
+from faser.types import SamplingParams
+
+Label = Callable[[str], str]
+
+GENERATION_KEYS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "max_tokens",
+)
+_WHOLE_GENERATION_KEYS = ("top_k", "max_tokens")
+
+
+def sampling_problems(values: Mapping[str, Any], label: str) -> list[str]:
+    """Sampling defaults are held to the limits of requests. max_new_tokens is max_tokens by its file's name."""
+    found = []
+    for key, value in values.items():
+        name = "max_tokens" if key == "max_new_tokens" else key
+        if name not in GENERATION_KEYS:
+            found.append(f"{label}: unknown key '{key}'. Known keys: {', '.join(GENERATION_KEYS)}")
+            continue
+        whole = name in _WHOLE_GENERATION_KEYS
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            found.append(f"{label}: {key} is {value!r}; it must be a {'whole ' if whole else ''}number")
+            continue
+        sampling: dict[str, Any] = {name: value}
+        try:
+            SamplingParams(**sampling)
+        except RequestError as error:
+            found.append(f"{label}: {error}")
+    return found
+
+
+def find_problems(
+    config_type: Any, values: Mapping[str, Any], label: Label, unreadable: Collection[str] = ()
+) -> list[str]:
+    """Everything that keeps values from becoming a config, one line each.
+
+    values: by field name; what is missing takes its default. label: what to call a field in a message.
+    unreadable: fields that have a value of their own which could not be read.
+    """
+    found = []
+    sound = {each.name: values.get(each.name, each.default) for each in settings_of(config_type)}
+    sound |= dict.fromkeys(unreadable)
+    for each in settings_of(config_type):
+        value = sound[each.name]
+        if each.name not in unreadable and (reason := complaint(each, value)) is not None:
+            found.append(f"{label(each.name)} is {shown(each, value)}; {reason}")
+            sound[each.name] = None
+    conflicts: list[str] = config_type.conflicts(sound, label)
+    return found + conflicts
+
+
+def raise_problems(config: Any) -> None:
+    values = {each.name: getattr(config, each.name) for each in fields(config)}
+    if problems := find_problems(type(config), values, lambda name: name):
+        raise ConfigError("; ".join(problems))

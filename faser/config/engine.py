@@ -1,0 +1,403 @@
+"""What an engine needs to know before it loads a model: EngineConfig, whose fields declare the settings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from faser.config.checks import Label, raise_problems
+from faser.config.declaration import Kind, setting, settings_of, show_bytes
+from faser.config.groups import ENGINE, MODEL, OUTPUT, SPECULATION
+from faser.config.speculation import POLICIES, SpeculationConfig
+from faser.config.speculation_parser import Parsed, parse_speculation
+from faser.machine import usable_cores, usable_memory
+from faser.types import MAX_LOGPROBS, Slo
+
+_HALF = "it is not computed on a CPU; use bfloat16 or float32"
+_NO_FLOAT32 = "flashinfer computes in 16 bits; use bfloat16, float16 or the torch backend"
+_OTHER_QUANTIZATION = "only fp8 is implemented; use fp8 or an unquantized checkpoint"
+_OF_CHECKPOINT = "what a checkpoint is quantized to is read from its files; leave it out"
+
+_OTHER_FP8 = "of 8-bit types only e4m3 is implemented; use fp8 or auto"
+_OTHER_KV = "keys and values are stored as they are computed, in --dtype, or in 8 bits; use auto or fp8"
+_NO_FP8_KV = "no kernels for CPUs read 8-bit keys and values; use auto, or the torch backend, which is slow"
+
+# Where a backend computes, if not everywhere.
+_HOME = {"native": "cpu", "flashinfer": "cuda"}
+# Which devices a partition divides, if not all.
+_DIVIDED = {"cores": "cpu", "sm": "cuda", "streams": "cuda"}
+# Settings that only a GPU knows; on a CPU they are accepted without effect.
+_GPU_ONLY = ("gpu_memory_utilization", "enforce_eager", "cudagraph_capture_sizes", "compile_kernels")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine needs to know before it loads a model. Raises ConfigError with every problem in one line."""
+
+    model: str | None = setting(
+        None,
+        "Model directory, .gguf file or hub id. None: the embedded SmolLM2-135M-Instruct.",
+        group=MODEL,
+        kind=Kind.TEXT,
+        metavar="model",
+        common=True,
+    )
+    tokenizer: str | None = setting(
+        None, "Directory of another tokenizer. None: the model's own.", group=MODEL, kind=Kind.TEXT, metavar="path"
+    )
+    revision: str | None = setting(
+        None, "Branch, tag or commit of a hub model. None: the main branch.", group=MODEL, kind=Kind.TEXT
+    )
+    dtype: str = setting(
+        "auto",
+        "Type of weights and activations. auto: the checkpoint's, or the nearest the device computes.",
+        group=MODEL,
+        kind=Kind.TEXT,
+        choices=("auto", "bfloat16", "float16", "float32"),
+        synonyms=(("float", "float32"), ("half", "float16")),
+        common=True,
+    )
+    quantization: str | None = setting(
+        None,
+        "Round the weights of the layers to this type as they are loaded. None: as the checkpoint has them.",
+        group=MODEL,
+        kind=Kind.TEXT,
+        aliases=("-q",),
+        choices=("fp8",),
+        synonyms=(("none", None), ("None", None), ("null", None)),
+        refused=(
+            *((name, _OTHER_QUANTIZATION) for name in ("awq", "bitsandbytes", "gptq", "modelopt", "nvfp4")),
+            *((name, _OF_CHECKPOINT) for name in ("compressed-tensors", "gguf")),
+        ),
+    )
+    max_model_len: int | None = setting(
+        None,
+        "Longest context, prompt and answer together, in tokens. None or auto: the model's own.",
+        group=MODEL,
+        kind=Kind.COUNT,
+        low=1,
+        high=1 << 24,
+        common=True,
+    )
+    seed: int = setting(
+        0,
+        "Seeds the requests that bring no seed of their own.",
+        group=MODEL,
+        kind=Kind.INTEGER,
+        low=-(2**63),
+        high=2**63 - 1,
+    )
+    device: str = setting(
+        "auto",
+        "Where the model runs. auto: the first GPU that can be used, else the CPU.",
+        group=ENGINE,
+        kind=Kind.TEXT,
+        choices=("auto", "cpu", "cuda"),
+        numbered=("cuda",),
+        common=True,
+    )
+    backend: str = setting(
+        "auto",
+        "Arithmetic. auto: flashinfer on a GPU; on a CPU native, compiled for it, where a compiler is at hand, "
+        "else torch.",
+        group=ENGINE,
+        kind=Kind.TEXT,
+        choices=("auto", "torch", "native", "flashinfer"),
+    )
+    num_threads: int | None = setting(
+        None,
+        "Threads that compute. None: the cores this process may use.",
+        group=ENGINE,
+        kind=Kind.INTEGER,
+        low=1,
+        high=1024,
+        common=True,
+    )
+    max_num_seqs: int = setting(
+        64, "Sequences that run together.", group=ENGINE, kind=Kind.COUNT, low=1, high=4096, common=True
+    )
+    max_num_batched_tokens: int = setting(
+        256,
+        "Tokens one step computes at most. Longer prompts are computed in pieces.",
+        group=ENGINE,
+        kind=Kind.COUNT,
+        low=1,
+        high=1 << 20,
+        common=True,
+    )
+    max_num_queued_reqs: int = setting(
+        1024,
+        "Sequences that wait at most; beyond them a request gets 503.",
+        group=ENGINE,
+        kind=Kind.COUNT,
+        low=0,
+        high=1 << 20,
+    )
+    block_size: int = setting(
+        16, "Tokens in a KV block.", group=ENGINE, kind=Kind.COUNT, low=16, high=256, multiple_of=16
+    )
+    kv_cache_memory: int | None = setting(
+        None,
+        "Memory of the KV cache. None: chosen from the memory that is free once the model is loaded.",
+        group=ENGINE,
+        kind=Kind.BYTES,
+        aliases=("--kv-cache-memory-bytes",),
+        low=1 << 20,
+        common=True,
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "Type of keys and values in the KV cache. auto: the activations' own; fp8: 8-bit floats, half the memory.",
+        group=ENGINE,
+        kind=Kind.TEXT,
+        choices=("auto", "fp8"),
+        synonyms=(("fp8_e4m3", "fp8"),),
+        refused=(
+            *((name, _OTHER_FP8) for name in ("fp8_e5m2", "fp8_inc", "fp8_ds_mla", "nvfp4")),
+            *((name, _OTHER_KV) for name in ("bfloat16", "float16", "half", "float32")),
+        ),
+    )
+    gpu_memory_utilization: float = setting(
+        0.9,
+        "Share of a GPU's memory that weights, steps and KV cache may take together. No effect on a CPU.",
+        group=ENGINE,
+        kind=Kind.NUMBER,
+        low=0,
+        above=True,
+        high=1,
+    )
+    enforce_eager: bool = setting(
+        False,
+        "Start every kernel of a step one by one instead of replaying CUDA graphs. No effect on a CPU.",
+        group=ENGINE,
+        kind=Kind.SWITCH,
+    )
+    cudagraph_capture_sizes: tuple[int, ...] | None = setting(
+        None,
+        "Rows of the steps that are recorded as CUDA graphs. None: chosen by --max-num-seqs. No effect on a CPU.",
+        group=ENGINE,
+        kind=Kind.COUNTS,
+        one_flag_many=True,
+        low=1,
+        high=8192,
+    )
+    async_scheduling: bool | None = setting(
+        None,
+        "Start a step before the tokens of the last one are known to the host. None or auto: on a GPU.",
+        group=ENGINE,
+        kind=Kind.SWITCH,
+    )
+    compile_kernels: bool = setting(
+        True,
+        "Compile CUDA kernels that are missing; takes minutes. Off: they must be there. No effect on a CPU.",
+        group=ENGINE,
+        kind=Kind.SWITCH,
+    )
+    enable_prefix_caching: bool = setting(
+        True, "Reuse the KV blocks of prompts that begin alike.", group=ENGINE, kind=Kind.SWITCH
+    )
+    scheduling_policy: str = setting(
+        "fcfs",
+        "Who runs first: first come, or the lower number in a request's priority field.",
+        group=ENGINE,
+        kind=Kind.TEXT,
+        choices=("fcfs", "priority"),
+    )
+    speculative_config: Mapping[str, Any] | None = setting(
+        None,
+        "How to draft and verify, with vLLM's keys. None: drafts from text, as many as pay.",
+        group=SPECULATION,
+        kind=Kind.JSON,
+        aliases=("-sc",),
+        common=True,
+    )
+    speculative_policy: str | None = setting(
+        None,
+        "Who decides how many tokens are drafted; off: nobody drafts. None: faser.",
+        group=SPECULATION,
+        kind=Kind.TEXT,
+        aliases=("--spec-policy",),
+        choices=POLICIES,
+        common=True,
+    )
+    spec_overlap: str = setting(
+        "auto",
+        "Draft the next tokens while the target verifies the last ones. auto: where that is faster.",
+        group=SPECULATION,
+        kind=Kind.TEXT,
+        choices=("auto", "on", "off"),
+    )
+    spec_partition: str = setting(
+        "auto",
+        "What divides the processors while drafting overlaps. auto: cores of a CPU; on a GPU sm, or streams.",
+        group=SPECULATION,
+        kind=Kind.TEXT,
+        choices=("auto", "sm", "streams", "cores", "serial"),
+    )
+    draft_share: float | None = setting(
+        None,
+        "Share of the processors that drafting has while it overlaps. None: the best of those measured.",
+        group=SPECULATION,
+        kind=Kind.NUMBER,
+        low=0,
+        above=True,
+        high=0.5,
+    )
+    early_prune: str = setting(
+        "off",
+        "Let rows that the target will clearly refuse leave its forward pass early. auto: where that is faster.",
+        group=SPECULATION,
+        kind=Kind.TEXT,
+        choices=("auto", "on", "off"),
+    )
+    trace_steps: str | None = setting(
+        None,
+        "File for what every step did and when, as Perfetto and chrome://tracing open it.",
+        group=ENGINE,
+        kind=Kind.TEXT,
+        metavar="path",
+    )
+    slo_ttft_ms: float | None = setting(
+        None,
+        "Target for the time to the first token, of requests that bring none, in milliseconds.",
+        group=SPECULATION,
+        kind=Kind.NUMBER,
+        metavar="ms",
+        low=0,
+        above=True,
+    )
+    slo_tpot_ms: float | None = setting(
+        None,
+        "Target for the time per further token, of requests that bring none, in milliseconds.",
+        group=SPECULATION,
+        kind=Kind.NUMBER,
+        metavar="ms",
+        low=0,
+        above=True,
+    )
+    per_request_spec_decode_metrics: str = setting(
+        "none",
+        "Whether answers have vLLM's metrics.speculative_decoding, beside metrics.faser.",
+        group=OUTPUT,
+        kind=Kind.TEXT,
+        choices=("none", "summary", "detailed"),
+    )
+    max_logprobs: int = setting(
+        MAX_LOGPROBS,
+        "Alternatives a request may ask for at each position.",
+        group=OUTPUT,
+        kind=Kind.INTEGER,
+        low=0,
+        high=MAX_LOGPROBS,
+    )
+
+    def __post_init__(self) -> None:
+        raise_problems(self)
+
+    @property
+    def threads(self) -> int:
+        """num_threads, or the cores this process may use."""
+        return self.num_threads or usable_cores()
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the device is a GPU. Not while it is auto: engine/execution/startup/device.py puts a name in its place."""
+        return _kind_of(self.device) == "cuda"
+
+    @property
+    def records_steps(self) -> bool:
+        """Whether steps are recorded and replayed."""
+        return self.on_gpu and not self.enforce_eager
+
+    @property
+    def schedules_async(self) -> bool:
+        """Whether a step is started before the tokens of the last one are known to the host."""
+        return self.on_gpu if self.async_scheduling is None else self.async_scheduling
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """Settings that were changed and that this device does not know."""
+        if self.device != "cpu":
+            return ()
+        defaults = {each.name: each.default for each in settings_of(EngineConfig)}
+        return tuple(name for name in _GPU_ONLY if getattr(self, name) != defaults[name])
+
+    @property
+    def speculation(self) -> SpeculationConfig:
+        """How the engine speculates. Policy off: it needs no drafter."""
+        config = self._parsed.config
+        assert config is not None, "problems were raised when this was built"
+        return config
+
+    @property
+    def speculation_warnings(self) -> tuple[str, ...]:
+        """What of speculative_config is accepted without effect."""
+        return self._parsed.warnings
+
+    @property
+    def _parsed(self) -> Parsed:
+        return _parse_speculation({each.name: getattr(self, each.name) for each in fields(self)})
+
+    @staticmethod
+    def conflicts(values: Mapping[str, Any], label: Label) -> list[str]:
+        """Problems that no single setting has. A value that is a problem by itself is None here."""
+        found = []
+        tokens, seqs = values["max_num_batched_tokens"], values["max_num_seqs"]
+        if tokens is not None and seqs is not None and tokens < seqs:
+            found.append(
+                f"{label('max_num_batched_tokens')} is {tokens}; it must be at least "
+                f"{label('max_num_seqs')}, which is {seqs}"
+            )
+        sizes = values["cudagraph_capture_sizes"]
+        if sizes is not None and tokens is not None and max(sizes) > tokens:
+            found.append(
+                f"{label('cudagraph_capture_sizes')} has {max(sizes)}; no step has more rows than "
+                f"{label('max_num_batched_tokens')}, which is {tokens}"
+            )
+        found += _device_problems(values, label)
+        named = label("speculative_config")
+        parsed = _parse_speculation(values, label("speculative_policy"))
+        return found + [f"{named}: {problem}" for problem in parsed.problems]
+
+
+def _device_problems(values: Mapping[str, Any], label: Label) -> list[str]:
+    """What the device that is named cannot do. Of auto nothing is known yet."""
+    device, backend, dtype = values["device"], values["backend"], values["dtype"]
+    if device in (None, "auto"):
+        return []
+    found = []
+    kind, home = _kind_of(device), _HOME.get(backend)
+    if home not in (None, kind):
+        found.append(f"{label('backend')} is {backend}; it computes on {home}, and {label('device')} is {device}")
+    if kind == "cpu" and dtype == "float16":
+        found.append(f"{label('dtype')} is {dtype}; {_HALF}")
+    if kind == "cuda" and dtype == "float32" and backend in ("auto", "flashinfer"):
+        found.append(f"{label('dtype')} is {dtype}; {_NO_FLOAT32}")
+    if kind == "cpu" and values["kv_cache_dtype"] == "fp8" and backend in ("auto", "native"):
+        found.append(f"{label('kv_cache_dtype')} is fp8; {_NO_FP8_KV}")
+    home = _DIVIDED.get(values["spec_partition"])
+    if home not in (None, kind):
+        found.append(
+            f"{label('spec_partition')} is {values['spec_partition']}, which divides a {home} device; "
+            f"{label('device')} is {device}"
+        )
+    memory, limit = values["kv_cache_memory"], usable_memory()
+    if kind == "cpu" and memory is not None and memory > limit:
+        found.append(
+            f"{label('kv_cache_memory')} is {show_bytes(memory)}; it must be at most {show_bytes(limit)}, "
+            f"the memory this process may use"
+        )
+    return found
+
+
+def _kind_of(device: str) -> str:
+    return device.partition(":")[0]
+
+
+def _parse_speculation(values: Mapping[str, Any], policy_label: str = "speculative_policy") -> Parsed:
+    """values: of EngineConfig's settings, by name."""
+    return parse_speculation(
+        values["speculative_config"],
+        policy=values["speculative_policy"],
+        policy_label=policy_label,
+        slo=Slo(ttft_ms=values["slo_ttft_ms"], tpot_ms=values["slo_tpot_ms"]),
+    )

@@ -1,0 +1,124 @@
+"""What the HTTP server needs to know: ServerConfig, whose fields declare the settings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from faser.config.checks import Label, raise_problems, sampling_problems
+from faser.config.declaration import Kind, setting
+from faser.config.groups import MODEL, OUTPUT, SERVER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """What the HTTP side needs to know. Raises ConfigError with every problem in one line."""
+
+    host: str = setting(
+        "127.0.0.1", "Address to listen on.", group=SERVER, kind=Kind.TEXT, metavar="address", common=True
+    )
+    port: int = setting(
+        8000,
+        "Port to listen on. 0: any free one.",
+        group=SERVER,
+        kind=Kind.INTEGER,
+        low=0,
+        high=65535,
+        common=True,
+    )
+    served_model_name: tuple[str, ...] = setting(
+        (),
+        "Names that requests may use; the first one stands in answers. Empty: the model's own name.",
+        group=MODEL,
+        kind=Kind.TEXTS,
+        one_flag_many=True,
+        common=True,
+    )
+    api_key: tuple[str, ...] = setting(
+        (),
+        "Key that requests must bring. May be repeated.",
+        group=SERVER,
+        kind=Kind.TEXTS,
+        metavar="key",
+        secret=True,
+        common=True,
+    )
+    api_key_file: str | None = setting(
+        None, "File with further keys, one a line.", group=SERVER, kind=Kind.FILE, metavar="file"
+    )
+    metrics_require_key: bool = setting(
+        False, "Ask for the key on /metrics as well.", group=SERVER, kind=Kind.SWITCH
+    )
+    root_path: str | None = setting(
+        None, "Path under which a proxy serves FASER.", group=SERVER, kind=Kind.TEXT, metavar="path"
+    )
+    ssl_keyfile: str | None = setting(None, "Private key for HTTPS.", group=SERVER, kind=Kind.FILE, metavar="file")
+    ssl_certfile: str | None = setting(
+        None, "Certificate for HTTPS.", group=SERVER, kind=Kind.FILE, metavar="file"
+    )
+    max_request_bytes: int = setting(
+        32 << 20,
+        "Size of a request's body at most.",
+        group=SERVER,
+        kind=Kind.BYTES,
+        low=1 << 10,
+        high=1 << 32,
+    )
+    strict_request_fields: bool = setting(
+        False,
+        "Refuse requests with unknown fields instead of naming them in the log.",
+        group=SERVER,
+        kind=Kind.SWITCH,
+    )
+    shutdown_timeout: float = setting(
+        25.0,
+        "Seconds that running requests get to finish after SIGTERM. 0: they are aborted.",
+        group=SERVER,
+        kind=Kind.NUMBER,
+        metavar="seconds",
+        low=0,
+        high=3600,
+    )
+    log_level: str = setting(
+        "info",
+        "How much is logged.",
+        group=SERVER,
+        kind=Kind.TEXT,
+        aliases=("--uvicorn-log-level",),
+        choices=("debug", "info", "warning", "error", "critical"),
+        common=True,
+    )
+    disable_uvicorn_access_log: bool = setting(
+        False, "Do not log a line a request.", group=SERVER, kind=Kind.SWITCH
+    )
+    chat_template: str | None = setting(
+        None, "Jinja file that turns messages into a prompt. None: the model's.", group=OUTPUT, kind=Kind.FILE
+    )
+    generation_config: str = setting(
+        "auto",
+        "Sampling defaults: auto takes them from the model's generation_config.json, none from the API's rules.",
+        group=OUTPUT,
+        kind=Kind.TEXT,
+        choices=("auto", "none"),
+        synonyms=(("vllm", "none"),),
+    )
+    override_generation_config: Mapping[str, float] | None = setting(
+        None, "Sampling defaults that win over the model's.", group=OUTPUT, kind=Kind.JSON
+    )
+    enable_force_include_usage: bool = setting(
+        False, "End every stream with its usage, asked for or not.", group=OUTPUT, kind=Kind.SWITCH
+    )
+
+    def __post_init__(self) -> None:
+        raise_problems(self)
+
+    @staticmethod
+    def conflicts(values: Mapping[str, Any], label: Label) -> list[str]:
+        """Problems that no single setting has, or that need more than limits to be seen."""
+        found = []
+        for one, other in (("ssl_keyfile", "ssl_certfile"), ("ssl_certfile", "ssl_keyfile")):
+            if values[one] is not None and values[other] is None:
+                found.append(f"{label(one)} is {values[one]}; it needs {label(other)}, which is not set")
+        if values["root_path"] is not None and not values["root_path"].startswith("/"):
+            found.append(f"{label('root_path')} is {values['root_path']}; it must begin with /")
+        found += sampling_problems(values["override_generation_config"] or {}, label("override_generation_config"))
+        return found

@@ -1,0 +1,79 @@
+"""What an operator and a request may say about speculation. Frozen values; speculation never changes tokens.
+
+SpeculationConfig is what `--speculative-config` becomes, SpeculationParams what one request asks for, once
+classes, headers and server defaults have been applied. Knows no drafter and no policy by class.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from faser.types import DEFAULT_CLASS, NO_TARGETS, Slo, SpeculationParams
+
+AUTO = "auto"
+METHODS = (AUTO, "draft_model", "ngram", "suffix", "layer_skip")
+DRAFT_METHODS = ("draft_model", "layer_skip", "suffix", "ngram")  # who may have proposed a draft
+POLICIES = ("off", "fixed", "table", "goodput", "survival", "faser")
+REJECTION_METHODS = ("standard", "block", "synthetic")
+DRAFT_SAMPLE_METHODS = ("greedy", "coupled", "probabilistic")
+MAX_DRAFT_TOKENS = 32  # gamma never exceeds it: the arrays of the policies are this wide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """How the engine speculates.
+
+    method: auto is suffix and n-gram, beside them the draft model if one is named; which of them drafts is then
+    chosen per request. num_speculative_tokens: gamma under `fixed`, its cap under every other policy; None: 16
+    for drafts from text, 8 for a model's. draft_layers: of layer_skip; None: a quarter of the target's.
+    table: (first, last, gamma) by number of sequences, ascending without gaps. classes: by name, what a request
+    of that class gets.
+    """
+
+    method: str = AUTO
+    policy: str = "faser"
+    num_speculative_tokens: int | None = None
+    model: str | None = None
+    revision: str | None = None
+    draft_max_model_len: int | None = None
+    draft_layers: int | None = None
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 5
+    suffix_max_tree_depth: int = 24
+    suffix_max_cached_requests: int = 10_000
+    suffix_max_spec_factor: float = 1.0
+    suffix_min_token_prob: float = 0.1
+    table: tuple[tuple[int, int, int], ...] = ()
+    rejection_sample_method: str = "standard"
+    draft_sample_method: str = "coupled"
+    synthetic_acceptance_rates: tuple[float, ...] = ()
+    slo: Slo = NO_TARGETS
+    classes: Mapping[str, SpeculationParams] = field(default_factory=dict)
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether drafts are accepted by given rates: the answers are then not the model's."""
+        return self.rejection_sample_method == "synthetic" and self.policy != "off"
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The default class, then the operator's."""
+        return tuple(dict.fromkeys((DEFAULT_CLASS, *self.classes)))
+
+    def params_of(self, class_name: str) -> SpeculationParams:
+        """What a request of that class gets if it says no more. class_name: one of class_names."""
+        if class_name in self.classes:
+            return self.classes[class_name]
+        assert class_name == DEFAULT_CLASS, f"there is no class {class_name}"
+        return SpeculationParams(max_tokens=self.cap, slo=self.slo)
+
+    @property
+    def cap(self) -> int:
+        """The largest gamma any sequence may get."""
+        if self.num_speculative_tokens is not None:
+            return self.num_speculative_tokens
+        return self.model_cap if self.method in ("draft_model", "layer_skip") else 16
+
+    @property
+    def model_cap(self) -> int:
+        """The most tokens that a model drafts, each of them a pass."""
+        return 8 if self.num_speculative_tokens is None else self.num_speculative_tokens

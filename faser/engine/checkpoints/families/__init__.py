@@ -1,0 +1,41 @@
+"""The model families: from a checkpoint's config, as on the hub, to a DecoderSpec.
+
+A family is one module, named like the config's model_type, with a function `spec(config)`. To add one,
+write its module and one line here. Only the module that is needed is imported.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.errors import ModelError
+
+_MODULE_OF = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "SmolLM3ForCausalLM": "smollm3",
+}
+
+
+def decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
+    """The decoder that a config.json describes; its architecture decides, or its model_type if it has none.
+
+    Raises ModelError that names the unknown architecture, or the field that cannot be served.
+    """
+    module = import_module(f"{__name__}.{_module_name(config)}")
+    to_spec: Callable[[Mapping[str, Any]], DecoderSpec] = module.spec
+    return to_spec(config)
+
+
+def _module_name(config: Mapping[str, Any]) -> str:
+    architectures = config.get("architectures") or []
+    if not architectures and config.get("model_type") in _MODULE_OF.values():
+        return str(config["model_type"])
+    for architecture in architectures:
+        if architecture in _MODULE_OF:
+            return _MODULE_OF[architecture]
+    unknown = ", ".join(map(str, architectures)) or f"model_type {config.get('model_type')}"
+    raise ModelError(f"architecture {unknown} is not supported; supported are {', '.join(_MODULE_OF)}")

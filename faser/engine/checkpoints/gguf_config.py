@@ -1,0 +1,162 @@
+"""What a GGUF file's metadata says, as the config dict that a Hugging Face checkpoint would carry.
+
+Knows the metadata keys of the architectures that are served. Whether the config can be run is for the
+model families to judge; what has no counterpart in such a config is refused here.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from faser.engine.checkpoints.gguf import FloatArray, GgufFile
+from faser.errors import ModelError
+
+_FAMILIES = {
+    "llama": ("LlamaForCausalLM", "llama"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "smollm3": ("SmolLM3ForCausalLM", "smollm3"),
+}
+_ENDS = ("eos", "eot", "eom")
+_SMOLLM3_ROPE_INTERVAL = 4
+
+# llama.cpp stores Llama 3's rope as finished factors. Every published checkpoint made them from these.
+_LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
+
+
+def gguf_config(path: Path) -> dict[str, Any]:
+    """Config dict of a GGUF file. eos_token_id is a list: end of sequence, of turn, of message.
+
+    Raises ModelError that names the key and the value for what cannot be expressed or is not supported.
+    """
+    return config_of(GgufFile(path))
+
+
+def config_of(file: GgufFile) -> dict[str, Any]:
+    """Config dict of an open GGUF file; see gguf_config."""
+    architecture = file.require("general.architecture")
+    if architecture not in _FAMILIES:
+        raise ModelError(f"{file.path} is of architecture {architecture}; supported are {', '.join(_FAMILIES)}")
+    if experts := file.get(f"{architecture}.expert_count", 0):
+        raise ModelError(f"{file.path} is a mixture of {experts} experts; only dense models are supported")
+    class_name, model_type = _FAMILIES[architecture]
+    config = {
+        "architectures": [class_name],
+        "model_type": model_type,
+        "hidden_act": "silu",
+        "vocab_size": _vocab_size(file),
+        "tie_word_embeddings": not file.has_tensor("output.weight"),
+        "attention_bias": file.has_tensor("blk.0.attn_q.bias"),
+        "mlp_bias": file.has_tensor("blk.0.ffn_gate.bias"),
+        "torch_dtype": "bfloat16",
+        "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": eos_token_ids(file),
+    }
+    config |= _sizes(file, architecture) | _rope(file, architecture)
+    if window := file.get(f"{architecture}.attention.sliding_window"):
+        config |= _window(file, architecture, window)
+    if architecture == "smollm3":
+        layers = range(1, config["num_hidden_layers"] + 1)
+        config["no_rope_layers"] = [int(layer % _SMOLLM3_ROPE_INTERVAL != 0) for layer in layers]
+    return config
+
+
+def eos_token_ids(file: GgufFile) -> list[int]:
+    """The tokens that end generation, without repetition, the end of sequence first."""
+    ids = [file.get(f"tokenizer.ggml.{end}_token_id") for end in _ENDS]
+    return list(dict.fromkeys(each for each in ids if each is not None))
+
+
+def _vocab_size(file: GgufFile) -> int:
+    if not file.has_tensor("token_embd.weight"):
+        raise ModelError(f"{file.path} has no tensor token_embd.weight")
+    return file.shape("token_embd.weight")[0]
+
+
+def _sizes(file: GgufFile, architecture: str) -> dict[str, Any]:
+    num_heads = file.require(f"{architecture}.attention.head_count")
+    num_kv_heads = file.get(f"{architecture}.attention.head_count_kv", num_heads)
+    hidden_size = file.require(f"{architecture}.embedding_length")
+    intermediate_size = file.require(f"{architecture}.feed_forward_length")
+    for name, value in (("head_count", num_heads), ("head_count_kv", num_kv_heads), ("ffn", intermediate_size)):
+        if not isinstance(value, int):
+            raise ModelError(f"{file.path}: {name} differs between layers; that is not supported")
+    head_dim = file.get(f"{architecture}.attention.key_length", hidden_size // num_heads)
+    value_dim = file.get(f"{architecture}.attention.value_length", head_dim)
+    rotated = file.get(f"{architecture}.rope.dimension_count", head_dim)
+    if value_dim != head_dim or rotated != head_dim:
+        raise ModelError(
+            f"{file.path}: a head has {head_dim} key channels, rotates {rotated}, and has {value_dim} for values; "
+            "all three must be equal"
+        )
+    return {
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": file.require(f"{architecture}.block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+        # stored as float32; 7 digits give back the decimal number that was meant
+        "rms_norm_eps": float(f"{file.require(f'{architecture}.attention.layer_norm_rms_epsilon'):.7g}"),
+        "max_position_embeddings": file.require(f"{architecture}.context_length"),
+    }
+
+
+def _window(file: GgufFile, architecture: str, window: int) -> dict[str, Any]:
+    """Sliding window attention. A llama file with a window came from a Mistral checkpoint."""
+    if architecture == "llama":
+        return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+    raise ModelError(
+        f"{file.path}: {architecture}.attention.sliding_window is {window}; only llama files may have one"
+    )
+
+
+def _rope(file: GgufFile, architecture: str) -> dict[str, Any]:
+    """rope_theta and rope_scaling, in the words of transformers 4."""
+    theta = float(f"{file.get(f'{architecture}.rope.freq_base', 10000.0):.7g}")
+    prefix = f"{architecture}.rope.scaling"
+    kind = file.get(f"{prefix}.type", "none")
+    factor = file.get(f"{prefix}.factor", 1.0)
+    scaling: dict[str, Any] | None = None
+    if file.has_tensor("rope_freqs.weight"):
+        scaling = _llama3_scaling(file, theta)
+    elif kind == "linear":
+        scaling = {"rope_type": "linear", "factor": factor}
+    elif kind == "yarn":
+        scaling = {"rope_type": "yarn", "factor": factor}
+        scaling["original_max_position_embeddings"] = file.require(f"{prefix}.original_context_length")
+    elif kind != "none":
+        raise ModelError(f"{file.path}: {prefix}.type is {kind}; supported are none, linear and yarn")
+    return {"rope_theta": theta, "rope_scaling": scaling}
+
+
+def _llama3_scaling(file: GgufFile, theta: float) -> dict[str, Any]:
+    """The parameters behind stored rope factors. Raises ModelError if Llama 3's rule does not give these."""
+    factors = file.array("rope_freqs.weight")
+    factor = float(f"{factors.max():.7g}")
+    if not np.allclose(_llama3_factors(len(factors), theta, factor), factors, rtol=1e-4):
+        raise ModelError(
+            f"{file.path}: rope_freqs.weight is not Llama 3's scaling by {factor:g}; it is not supported"
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": _LLAMA3_LOW,
+        "high_freq_factor": _LLAMA3_HIGH,
+        "original_max_position_embeddings": _LLAMA3_CONTEXT,
+    }
+
+
+def _llama3_factors(num_pairs: int, theta: float, factor: float) -> FloatArray:
+    """[num_pairs] float32: by how much each rotary frequency is divided.
+
+    Waves that fit the original context high times or more stay, those that fit it low times or less are
+    stretched by the whole factor, those between are blended. Source: Llama 3.1's reference code,
+    meta-llama/llama-models, apply_scaling.
+    """
+    wavelengths = 2 * math.pi * theta ** (np.arange(num_pairs) / num_pairs)
+    fits = _LLAMA3_CONTEXT / wavelengths
+    keep = np.clip((fits - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW), 0.0, 1.0)
+    return np.asarray(1 / ((1 - keep) / factor + keep), np.float32)

@@ -1,0 +1,396 @@
+"""The asyncio face of the engine: submit, abort, health, drain.
+
+Owns the connection to the engine, the streams that wait for it, and the way from token ids to text. The
+engine itself is a child process or a thread; nobody above this module can tell which. Whatever happens to
+the engine, every accepted request ends in a finish reason or in an error.
+"""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from faser.config.engine import EngineConfig
+from faser.engine.client.engine_host import EngineHost, Transport, start_host
+from faser.engine.client.output_stream import OutputStream
+from faser.engine.contract.messages import (
+    Abort,
+    Configure,
+    Deltas,
+    Failed,
+    FromEngine,
+    Loaded,
+    Progress,
+    Rejected,
+    Shutdown,
+    StateChange,
+    Submit,
+    ToEngine,
+    frame,
+    receive_async,
+)
+from faser.engine.contract.plan import SequenceDelta
+from faser.engine.text.tokenizer import Tokenizer
+from faser.errors import ConfigError, EngineError, FaserError, NotReadyError, OverloadError, RequestError
+from faser.metrics.server import Metrics
+from faser.types import EngineState, EngineStats, FinishReason, ModelInfo, Request, RequestOutput, SamplingParams
+
+ProgressCallback = Callable[[str, int, int], None]
+
+
+class AsyncEngine:
+    """One engine. directory: a resolved model. on_progress: told of long stages while it loads.
+
+    metrics: what requests did is counted there. Use from one event loop only.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        directory: Path,
+        tokenizer: Tokenizer,
+        *,
+        transport: Transport = "process",
+        metrics: Metrics | None = None,
+        on_progress: ProgressCallback | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._config = config
+        self._directory = directory
+        self._transport = transport
+        self._metrics = metrics
+        self._on_progress = on_progress
+        self._state = EngineState.LOADING
+        self._reason = "the model is being loaded"
+        self._failure: FaserError | None = None
+        self._info: ModelInfo | None = None
+        self._stats = EngineStats()
+        self._streams: dict[str, OutputStream] = {}
+        self._num_samples = 0
+        self._settled = asyncio.Event()  # ready, or dead
+        self._heard_s = time.monotonic()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._finish_gap_s = 1.0  # smoothed time between two requests that end
+        self._last_finish_s = time.monotonic()
+        self._host: EngineHost | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def state_reason(self) -> str:
+        """Why the state is what it is, in words."""
+        return self._reason
+
+    @property
+    def info(self) -> ModelInfo:
+        """Raises NotReadyError before the model is loaded."""
+        if self._info is None:
+            raise NotReadyError(self._reason)
+        return self._info
+
+    @property
+    def max_samples(self) -> int:
+        """The engine holds max_num_seqs running and max_num_queued_reqs waiting samples, and no more."""
+        return self._config.max_num_seqs + self._config.max_num_queued_reqs
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the engine last gave a sign of life. Longer than a step can take: it hangs."""
+        return time.monotonic() - self._heard_s
+
+    async def start(self) -> None:
+        """Start the engine's process or thread; returns before the model is loaded."""
+        ours, theirs = socket.socketpair()
+        self._host = start_host(self._transport, theirs)
+        ours.setblocking(False)
+        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._send(Configure(self._config, str(self._directory)))
+        self._reading = asyncio.create_task(self._read(reader), name="faser-engine-reader")
+
+    async def wait_ready(self) -> ModelInfo:
+        """Wait until the model answers. Raises ConfigError or EngineError with the reason if it never will."""
+        await self._settled.wait()
+        if self._failure is not None:
+            raise self._failure
+        return self.info
+
+    def submit(self, request: Request) -> OutputStream:
+        """Accept a request.
+
+        Raises RequestError (the request cannot be served), OverloadError (the queue is full) or NotReadyError.
+        """
+        if self._state is not EngineState.READY:
+            raise NotReadyError(f"the engine is {self._state}: {self._reason}")
+        request = self._fitted(request)
+        self._check_queue(request)
+        stream = OutputStream(request, self.tokenizer, lambda index: self._abort(request.request_id, index))
+        self._send(Submit(request))
+        self._streams[request.request_id] = stream
+        self._num_samples += request.sampling.n
+        self._idle.clear()
+        if self._metrics is not None:
+            self._metrics.admitted(
+                n=request.sampling.n,
+                max_tokens=request.sampling.max_tokens or 0,
+                prompt_tokens=len(request.prompt_token_ids),
+            )
+        return stream
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new, let what runs finish for at most timeout_s, then abort the rest."""
+        if self._state is EngineState.DEAD:
+            return
+        self._become(EngineState.DRAINING, "the server is shutting down")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        for stream in list(self._streams.values()):
+            self._end(stream, FinishReason.ABORT)
+            stream.fail(NotReadyError("the server shut down before the request was finished"))
+            self._send(Abort(stream.request.request_id))
+
+    async def stop(self) -> None:
+        """End the engine now. Idempotent; whoever still waits gets an error."""
+        if self._writer is None:
+            return
+        self._send(Shutdown())
+        self._die("the engine was stopped", EngineError("the engine was stopped"))
+        if self._host is not None:
+            await asyncio.to_thread(self._host.wait)
+        if self._reading is not None:
+            self._reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reading
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+        self._writer = None
+
+    def _fitted(self, request: Request) -> Request:
+        """The request with its token limit resolved, if it fits the context."""
+        limit, prompt = self.info.max_model_len, len(request.prompt_token_ids)
+        sampling = request.sampling
+        if not prompt:
+            raise RequestError("the prompt is empty: it has 0 tokens; it must have at least 1", param="prompt")
+        _check_token_ids(request, self.info.vocab_size)
+        _check_choice(request.sampling, self.info)
+        if prompt > limit or (prompt == limit and sampling.max_tokens != 0):
+            raise RequestError(
+                f"This model's maximum context length is {limit} tokens. The prompt has {prompt} tokens and "
+                f"leaves no room for an answer.",
+                param="prompt",
+            )
+        if sampling.max_tokens is None:
+            return replace(request, sampling=replace(sampling, max_tokens=limit - prompt))
+        if prompt + sampling.max_tokens > limit:
+            raise RequestError(
+                f"This model's maximum context length is {limit} tokens. The prompt has {prompt} tokens and "
+                f"max_tokens is {sampling.max_tokens}: together {prompt + sampling.max_tokens}.",
+                param="max_tokens",
+            )
+        return request
+
+    def _check_queue(self, request: Request) -> None:
+        room = self.max_samples
+        if request.sampling.n > room:
+            raise RequestError(f"n is {request.sampling.n}; this server holds at most {room} samples", param="n")
+        if self._num_samples + request.sampling.n > room:
+            retry_after_s = min(60, max(1, round(self._finish_gap_s)))
+            raise OverloadError(
+                f"the queue is full: {self._num_samples} samples are in flight and {request.sampling.n} more were "
+                f"asked for; the limit is {room}",
+                retry_after_s=retry_after_s,
+            )
+
+    def _abort(self, request_id: str, index: int | None) -> None:
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return
+        self._send(Abort(request_id, index))
+        if index is None:
+            self._end(stream, FinishReason.ABORT)
+
+    def _send(self, message: ToEngine) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(frame(message))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while (message := await receive_async(reader)) is not None:
+            self._heard_s = time.monotonic()
+            self._handle(message)
+        if self._state is not EngineState.DEAD:
+            assert self._host is not None
+            status = await asyncio.to_thread(self._host.exit_status)
+            self._die(f"the engine ended without a word{status}", EngineError(f"the engine died{status}"))
+
+    def _handle(self, message: FromEngine) -> None:
+        match message:
+            case Deltas(deltas, stats):
+                self._distribute(deltas, stats)
+            case Progress(stage, done, total):
+                if self._on_progress is not None:
+                    self._on_progress(stage, done, total)
+            case Loaded(info):
+                self._meet(info)
+            case StateChange(state):
+                self._become(state, "")
+            case Rejected(request_id, text, param):
+                self._fail_one(request_id, RequestError(text, param=param))
+            case Failed(text, operator_error):
+                self._die(text, ConfigError(text) if operator_error else EngineError(f"the engine died: {text}"))
+
+    def _meet(self, info: ModelInfo) -> None:
+        """The model is loaded; the tokenizer must not know tokens that it does not.
+
+        Fine-tuned models often add special tokens beyond the embedding: such a token is refused where it is used.
+        """
+        known = self.tokenizer.base_vocab_size
+        if known > info.vocab_size:
+            text = (
+                f"the tokenizer has {known} tokens and the model's vocabulary {info.vocab_size}; they do not fit"
+            )
+            self._die(text, ConfigError(text))
+            return
+        self._info = info
+        if self._metrics is not None:
+            self._metrics.cache_config(block_size=info.block_size, num_gpu_blocks=info.num_blocks)
+
+    def _become(self, state: EngineState, reason: str) -> None:
+        if self._state is EngineState.DEAD or (self._state is EngineState.DRAINING and state is EngineState.READY):
+            return
+        self._state, self._reason = state, reason
+        if state is EngineState.READY:
+            self._settled.set()
+
+    def _distribute(self, deltas: tuple[SequenceDelta, ...], stats: EngineStats) -> None:
+        now = time.monotonic()
+        self._stats = stats
+        if self._metrics is not None:
+            self._metrics.engine(stats)
+        for request_id, own in _by_request(deltas).items():
+            stream = self._streams.get(request_id)
+            if stream is None:
+                continue  # aborted; the engine had not heard of it yet
+            failed = next((delta for delta in own if delta.error is not None), None)
+            if failed is not None:
+                self._send(Abort(request_id))
+                self._fail_one(request_id, EngineError(f"request {request_id} failed: {failed.error}"))
+                continue
+            stream.timing.scheduled_s = stream.timing.scheduled_s or own[0].first_scheduled_s
+            output = stream.take(own)
+            if output is not None:
+                self._observe(stream, output, now)
+
+    def _observe(self, stream: OutputStream, output: RequestOutput, now: float) -> None:
+        """Count what the step brought. TTFT counts from arrival, the queue included."""
+        timing = stream.timing
+        for delta in output.deltas:
+            if not delta.token_ids:
+                continue
+            timing.num_tokens[delta.index] += len(delta.token_ids)
+            if self._metrics is not None:
+                if timing.first_token_s is None:
+                    self._metrics.first_token(now - timing.arrival_s)
+                before = timing.last_token_s.get(delta.index)
+                self._metrics.tokens(len(delta.token_ids), None if before is None else now - before)
+            timing.first_token_s = timing.first_token_s or now
+            timing.last_token_s[delta.index] = now
+        if stream.finished:
+            reasons = {delta.finish_reason for delta in output.deltas}
+            self._end(stream, FinishReason.STOP if FinishReason.STOP in reasons else FinishReason.LENGTH)
+
+    def _end(self, stream: OutputStream, reason: FinishReason) -> None:
+        """Forget a stream, and count how it ended."""
+        if self._streams.pop(stream.request.request_id, None) is None:
+            return
+        now = time.monotonic()
+        self._num_samples -= stream.request.sampling.n
+        self._finish_gap_s += 0.1 * (now - self._last_finish_s - self._finish_gap_s)
+        self._last_finish_s = now
+        if not self._streams:
+            self._idle.set()
+        if self._metrics is None:
+            return
+        timing = stream.timing
+        scheduled_s = timing.scheduled_s or now
+        first_token_s = timing.first_token_s or now
+        self._metrics.finished(
+            reason,
+            e2e_s=now - timing.arrival_s,
+            queue_s=max(0.0, scheduled_s - timing.arrival_s),
+            prefill_s=max(0.0, first_token_s - scheduled_s),
+            decode_s=now - first_token_s,
+            prompt_tokens=len(stream.request.prompt_token_ids),
+            generation_tokens=timing.num_tokens.total(),
+        )
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and timing.first_token_s is not None:
+            self._metrics.speculation.finished(
+                stream.request.speculation,
+                stream.speculation,
+                ttft_s=timing.first_token_s - timing.arrival_s,
+                tpot_s=timing.tpot_s,
+            )
+
+    def _fail_one(self, request_id: str, error: FaserError) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            self._end(stream, FinishReason.ERROR)
+            stream.fail(error)
+
+    def _die(self, reason: str, failure: FaserError) -> None:
+        if self._state is EngineState.DEAD:
+            return
+        self._state, self._reason, self._failure = EngineState.DEAD, reason, failure
+        for stream in list(self._streams.values()):
+            self._end(stream, FinishReason.ERROR)
+            stream.fail(EngineError(f"request {stream.request.request_id}: {reason}"))
+        self._settled.set()
+
+
+def _check_token_ids(request: Request, vocab_size: int) -> None:
+    """Ids come from callers too (token-id prompts, biases): none may lie outside the vocabulary."""
+    sampling = request.sampling
+    for param, token_ids in (
+        ("prompt", request.prompt_token_ids),
+        ("prediction", request.predicted_token_ids),
+        ("logit_bias", tuple(token_id for token_id, _ in sampling.logit_bias)),
+        ("allowed_token_ids", sampling.allowed_token_ids or ()),
+        ("stop_token_ids", sampling.stop_token_ids),
+    ):
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+            raise RequestError(
+                f"{param} has token id {wrong}; ids must be at least 0 and at most {vocab_size - 1}", param=param
+            )
+
+
+def _check_choice(sampling: SamplingParams, info: ModelInfo) -> None:
+    """Until min_tokens are there, no token that ends a sample may be chosen: some other must be allowed."""
+    if not sampling.min_tokens:
+        return
+    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else info.eos_token_ids)}
+    allowed = sampling.allowed_token_ids
+    if len(ends) >= info.vocab_size if allowed is None else ends.issuperset(allowed):
+        raise RequestError(
+            f"min_tokens is {sampling.min_tokens}, and every allowed token would end the answer before; "
+            f"at least one other must be allowed",
+            param="min_tokens",
+        )
+
+
+def _by_request(deltas: tuple[SequenceDelta, ...]) -> dict[str, list[SequenceDelta]]:
+    grouped: dict[str, list[SequenceDelta]] = {}
+    for delta in deltas:
+        grouped.setdefault(delta.request_id, []).append(delta)
+    return grouped

@@ -1,0 +1,140 @@
+"""The outputs of one request on their way to its reader: token ids come in, text goes out.
+
+Owns the detokenizers and the queue between the engine's messages and whoever reads. Stop strings are found
+here, since only text has them; the engine is told to end the sample.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Self
+
+from faser.engine.contract.plan import SequenceDelta
+from faser.engine.text.detokenizer import Detokenizer
+from faser.engine.text.tokenizer import Tokenizer
+from faser.errors import FaserError
+from faser.types import FinishReason, OutputDelta, PositionLogprobs, Request, RequestOutput, SpeculationSummary
+
+
+class Timing:
+    """When things happened to one request, in seconds of time.monotonic()."""
+
+    def __init__(self, *, arrival_s: float) -> None:
+        self.arrival_s = arrival_s
+        self.scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: dict[int, float] = {}
+        self.num_tokens: Counter[int] = Counter()  # by sample
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per token but the first, of the slowest sample; None: no sample has two tokens."""
+        first_s = self.first_token_s
+        if first_s is None:
+            return None
+        means = [
+            (self.last_token_s[index] - first_s) / (count - 1)
+            for index, count in self.num_tokens.items()
+            if count > 1
+        ]
+        return max(means, default=None)
+
+
+class OutputStream:
+    """Outputs of one request, one per engine step that touched it. Leaving it unfinished aborts the request."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, abort: Callable[[int | None], None]) -> None:
+        sampling = request.sampling
+        self.request = request
+        self.finished = False
+        self._abort = abort
+        self._outputs: asyncio.Queue[RequestOutput | FaserError] = asyncio.Queue()
+        self._detokenizers = {
+            index: Detokenizer(
+                tokenizer,
+                stop=sampling.stop,
+                include_stop=sampling.include_stop_str_in_output,
+                skip_special_tokens=sampling.skip_special_tokens,
+                prompt_token_ids=request.prompt_token_ids,
+                min_tokens=sampling.min_tokens,
+            )
+            for index in range(sampling.n)
+        }
+        self.timing = Timing(arrival_s=request.arrival_s)
+        self.speculation: list[SpeculationSummary] = []  # of the samples that have ended
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """Raises RequestError, EngineError or NotReadyError if the request ends that way."""
+        if self.finished and self._outputs.empty():
+            raise StopAsyncIteration
+        output = await self._outputs.get()
+        if isinstance(output, FaserError):
+            raise output
+        return output
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up whatever has not finished. Idempotent."""
+        if not self.finished:
+            self.finished = True
+            self._abort(None)
+
+    def take(self, deltas: list[SequenceDelta]) -> RequestOutput | None:
+        """Turn one step's deltas into text and queue them. None: nothing of it is new to the reader."""
+        pieces = tuple(piece for delta in deltas if (piece := self._text(delta)) is not None)
+        if not pieces:
+            return None
+        output = RequestOutput(
+            request_id=self.request.request_id,
+            deltas=pieces,
+            num_cached_tokens=deltas[0].num_cached_tokens,
+            prompt_logprobs=deltas[0].prompt_logprobs,
+        )
+        self.speculation += [piece.speculation for piece in pieces if piece.speculation is not None]
+        self.finished = not self._detokenizers
+        self._outputs.put_nowait(output)
+        return output
+
+    def fail(self, error: FaserError) -> None:
+        self.finished = True
+        self._outputs.put_nowait(error)
+
+    def _text(self, delta: SequenceDelta) -> OutputDelta | None:
+        detokenizer = self._detokenizers.get(delta.index)
+        if detokenizer is None:
+            return None  # ended by a stop string; the engine had not heard of it yet
+        piece = detokenizer.push(self._shown(delta), finished=delta.finish_reason is not None)
+        num_tokens = len(delta.token_ids) if piece.stop is None else piece.num_tokens
+        finish_reason = delta.finish_reason
+        stop_reason: int | str | None = delta.stop_reason
+        logprobs: tuple[PositionLogprobs, ...] | None = delta.logprobs
+        if piece.stop is not None:
+            if finish_reason is None:
+                self._abort(delta.index)
+            finish_reason, stop_reason = FinishReason.STOP, piece.stop
+            logprobs = None if logprobs is None else logprobs[:num_tokens]
+        if finish_reason is not None:
+            del self._detokenizers[delta.index]
+        return OutputDelta(
+            index=delta.index,
+            text=piece.text,
+            token_ids=delta.token_ids[:num_tokens],
+            logprobs=logprobs,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            speculation=None if finish_reason is None else delta.speculation,
+        )
+
+    def _shown(self, delta: SequenceDelta) -> tuple[int, ...]:
+        """The tokens whose text is shown. The one that ended the sample is a stop like a stop string."""
+        ended_by_token = delta.finish_reason is FinishReason.STOP
+        hides_last = ended_by_token and not self.request.sampling.include_stop_str_in_output
+        return delta.token_ids[:-1] if hides_last else delta.token_ids

@@ -1,0 +1,127 @@
+"""What front-end and engine say to each other, and how it is framed on the socket between them.
+
+One message per engine step carries all deltas of that step. A frame is a length (4 bytes, little endian)
+and a msgpack value. The same frames run whether the engine is a child process or a thread.
+"""
+
+import socket
+import struct
+from asyncio import IncompleteReadError, StreamReader
+
+import msgspec
+
+from faser.config.engine import EngineConfig
+from faser.engine.contract.plan import SequenceDelta
+from faser.types import EngineState, EngineStats, ModelInfo, Request
+
+_LENGTH = struct.Struct("<I")
+
+
+class Configure(msgspec.Struct, frozen=True, tag=True):
+    """First message to an engine: what to load. directory: where the resolved model lies."""
+
+    config: EngineConfig
+    directory: str
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """End a request, or one of its samples. index: None means all samples."""
+
+    request_id: str
+    index: int | None = None
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """The engine ends after the step it is in; whatever still runs is dropped."""
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """A long stage of loading. done and total share a unit of the stage's own choice."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class StateChange(msgspec.Struct, frozen=True, tag=True):
+    state: EngineState
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    info: ModelInfo
+
+
+class Deltas(msgspec.Struct, frozen=True, tag=True):
+    """All that one step did."""
+
+    deltas: tuple[SequenceDelta, ...]
+    stats: EngineStats
+
+
+class Rejected(msgspec.Struct, frozen=True, tag=True):
+    """The engine refused a request that the front-end had let through."""
+
+    request_id: str
+    message: str
+    param: str | None
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Last message of an engine. operator_error: the configuration or the checkpoint is at fault."""
+
+    message: str
+    operator_error: bool
+
+
+ToEngine = Configure | Submit | Abort | Shutdown
+FromEngine = Progress | StateChange | Loaded | Deltas | Rejected | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(FromEngine)
+
+
+def frame(message: ToEngine | FromEngine) -> bytes:
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def receive(connection: socket.socket) -> ToEngine | None:
+    """Next message of the front-end; None when it has closed the connection. Blocks."""
+    head = _read(connection, _LENGTH.size)
+    if head is None:
+        return None
+    body = _read(connection, _LENGTH.unpack(head)[0])
+    if body is None:
+        return None
+    message: ToEngine = _to_engine.decode(body)
+    return message
+
+
+async def receive_async(reader: StreamReader) -> FromEngine | None:
+    """Next message of the engine; None when it is gone."""
+    try:
+        head = await reader.readexactly(_LENGTH.size)
+        body = await reader.readexactly(_LENGTH.unpack(head)[0])
+    except (IncompleteReadError, ConnectionError):
+        return None
+    message: FromEngine = _from_engine.decode(body)
+    return message
+
+
+def _read(connection: socket.socket, size: int) -> bytes | None:
+    parts: list[bytes] = []
+    while size:
+        try:
+            part = connection.recv(min(size, 1 << 20))
+        except OSError:  # reset by the peer, or closed by this side
+            return None
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,586 @@
+"""Who runs: the Scheduler turns requests into StepPlans and StepResults into SequenceDeltas.
+
+Owns the sequences, their slots and the order in which they are served. Sees token ids, block numbers and
+seconds; has never heard of tensors. Propose, plan, then commit; a plain step may also be planned ahead, behind one
+that is in flight, as each sequence will have one token more then, whichever it is.
+
+Everything follows one total order, the rank: (priority,) arrival. The best running sequence always gets its
+rows, if need be with the blocks of the worst; so every step brings some sequence nearer to its end.
+"""
+
+import random
+from bisect import bisect_left, insort
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from faser.engine.contract.plan import (
+    DraftPlan,
+    DraftRequest,
+    Drafts,
+    SequenceDelta,
+    SequenceResult,
+    SequenceRows,
+    StepPlan,
+    StepResult,
+)
+from faser.engine.control.sequences.kv_cache import KvManager
+from faser.engine.control.sequences.sequence import Rank, Sequence, Status, sample_seed, total_tokens
+from faser.engine.control.speculation.control import OtherRows, SpeculationControl
+from faser.engine.control.step_builder import StepBuilder
+from faser.engine.control.timing.clock import Clock
+from faser.errors import ConfigError, RequestError
+from faser.types import EngineStats, FinishReason, Request, SpeculationSummary
+
+
+class Scheduler:
+    """See the module. Raises ConfigError for limits that cannot work together.
+
+    max_num_seqs: slots. max_num_batched_tokens: rows of a step; at least one for every slot, so that no
+    running sequence is left out. seed: seeds the requests that bring no seed. speculation: None never drafts.
+    """
+
+    def __init__(
+        self,
+        *,
+        kv: KvManager,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        eos_token_ids: Iterable[int],
+        policy: str = "fcfs",
+        seed: int = 0,
+        clock: Clock,
+        speculation: SpeculationControl | None = None,
+    ) -> None:
+        if policy not in ("fcfs", "priority"):
+            raise ConfigError(f"scheduling policy is {policy!r}; it must be fcfs or priority")
+        if not 1 <= max_num_seqs <= max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_batched_tokens is {max_num_batched_tokens} and max_num_seqs is {max_num_seqs}; "
+                "a step must have room for a token of each of at least one sequence"
+            )
+        self._kv = kv
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_model_len = max_model_len
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._by_priority = policy == "priority"
+        self._random = random.Random(seed)
+        self._clock = clock
+        self._speculation = speculation
+        self._drafting: list[Sequence] = []  # in the order of the requests of the step that is being made
+        self._requests: dict[str, list[Sequence]] = {}  # what has not finished, by request id
+        self._parked: dict[str, list[Sequence]] = {}  # samples that wait for their first one to compute the prompt
+        self._waiting: list[Sequence] = []  # best first
+        self._running: list[Sequence] = []  # best first
+        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._released: list[int] = []  # slots the data plane has not been told to release
+        self._in_flight: deque[_Launched] = deque()  # at most two
+        self._step = 0
+        self._num_added = 0
+        self._num_preemptions = 0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+
+    def add(self, request: Request) -> None:
+        """Accept a request: sampling.n sequences, ranked by arrival. Raises RequestError if it never fits."""
+        if request.request_id in self._requests:
+            raise RequestError(f"request_id is {request.request_id!r}; it is in use", param="request_id")
+        room = self._kv.num_blocks * self._kv.block_size
+        max_total = total_tokens(request, max_model_len=self._max_model_len, room=room)
+        given = request.sampling.seed
+        seed = self._random.getrandbits(63) if given is None else given
+        sequences = [
+            Sequence(
+                request,
+                index,
+                rank=self._rank(request),
+                seed=sample_seed(seed, index),
+                table=self._kv.new_table(request.cache_salt),
+                max_total=max_total,
+                eos_token_ids=self._eos_token_ids,
+            )
+            for index in range(request.sampling.n)
+        ]
+        self._requests[request.request_id] = sequences
+        insort(self._waiting, sequences[0], key=_rank)
+        if len(sequences) > 1:
+            self._parked[request.request_id] = sequences[1:]
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Drop a request, or one of its samples, in any state; what is unknown or over stays so.
+
+        Blocks become available at once, or when the step in flight is committed.
+        """
+        for sequence in list(self._requests.get(request_id, ())):
+            if index in (None, sequence.index):
+                sequence.finish_reason = FinishReason.ABORT
+                self._remove(sequence)
+
+    def abort_all(self) -> tuple[str, ...]:
+        """Drop everything, the step in flight included, which must not run any more; who was dropped."""
+        request_ids = tuple(self._requests)
+        for request_id in request_ids:
+            self.abort(request_id)
+        self._drafting = []
+        while self._in_flight:
+            self._in_flight.popleft()
+            self._kv.end_step()
+        return request_ids
+
+    def use_policy(
+        self, name: str, gamma: int | None = None, *, forget: bool = True, overlap: str | None = None
+    ) -> None:
+        """See Engine.use_policy."""
+        if self._speculation is None:
+            raise ConfigError(f"policy is {name!r}; this engine was built without a drafter")
+        self._speculation.use_policy(name, gamma, forget=forget, overlap=overlap)
+
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def propose(self) -> DraftPlan | None:
+        """Who is to draft before the next step, and how many tokens; None: the step is the plain one."""
+        assert not self._in_flight, f"step {self._step} has not been committed"
+        if self._speculation is None:
+            return None
+        candidates, beside = self._candidates()
+        if not candidates:
+            return None
+        decision = self._speculation.decide(
+            candidates, beside, budget=self._max_num_batched_tokens, room=self._room_to_draft
+        )
+        if decision is None:
+            return None
+        self._drafting = [candidates[i] for i in decision.chosen]
+        requests = [
+            DraftRequest(
+                slot=sequence.held_slot, max_tokens=length, new_blocks=self._blocks_to_draft(sequence, length)
+            )
+            for sequence, length in zip(self._drafting, decision.lengths, strict=True)
+        ]
+        return DraftPlan(
+            step=self._step + 1, released=self._take_released(), requests=tuple(requests), stop=decision.stop
+        )
+
+    def plan(self, drafts: Drafts | None = None) -> StepPlan | None:
+        """Decide the next step; None when there is nothing to compute. Every plan must be committed.
+
+        Decoding comes first, one row each and its draft's; then prompts that have begun, best first; then
+        newcomers. drafts: what propose asked for.
+        """
+        assert not self._in_flight, f"step {self._step} has not been committed"
+        step = StepBuilder(budget=self._max_num_batched_tokens)
+        assert drafts is not None or not self._drafting, "drafts come exactly when they were asked for"
+        kept = self._chunks() if drafts is None else self._kept(drafts)
+        begun: list[Sequence] = []
+        for sequence in tuple(self._running):
+            if len(sequence.token_ids) - sequence.num_computed > 1:
+                begun.append(sequence)
+            else:
+                self._serve(sequence, step, kept.get(sequence, ()))
+        for sequence in begun:
+            self._serve(sequence, step)
+        if not step.preempted:
+            self._admit_waiting(step)
+        return self._launch(step) if step.rows else None
+
+    def can_schedule_async(self) -> bool:
+        """Whether the step just planned brings tokens only: without drafts, and all its sequences are plain."""
+        first = self._in_flight[0]
+        drafts = self._speculation is not None and self._speculation.is_judging
+        return not drafts and all(each.is_plain for each in first.sequences)
+
+    def plan_async(self) -> StepPlan | None:
+        """Another token for every sequence of the step in flight, which must be a plain one; None: not now.
+
+        What ends with the step in flight for other reasons than its length is computed in vain. Nobody is
+        admitted and nobody preempted: that waits for a step with nothing in flight.
+        """
+        assert len(self._in_flight) == 1, f"{len(self._in_flight)} steps are in flight"
+        before = self._in_flight[0].sequences
+        running = [each for each in before if each.status is Status.RUNNING]
+        going = [each for each in running if each.may_draft]
+        if not going or len(running) < len(self._running) or not self._can_go_ahead(before):
+            return None
+        size = self._kv.block_size
+        missing = [len(each.token_ids) // size + 1 - len(each.table.blocks) for each in going]
+        if sum(missing) > self._kv.num_available:
+            return None
+        if self._speculation is not None and not self._speculation.rests(len(going)):
+            return None
+        step = StepBuilder(budget=self._max_num_batched_tokens)
+        for sequence, num_blocks in zip(going, missing, strict=True):
+            new_blocks = self._kv.allocate(sequence.table, num_blocks) if num_blocks else ()
+            step.add_next(sequence, new_blocks)
+        return self._launch(step)
+
+    def _can_go_ahead(self, before: list[Sequence]) -> bool:
+        """Who is in flight is so up to the last known token, and nobody could be admitted."""
+        return (
+            self._in_flight[0].is_plain
+            and not (self._waiting and self._free_slots)
+            and all(each.is_plain for each in before)
+        )
+
+    def propose_overlapped(self, plan: StepPlan) -> DraftPlan | None:
+        """Who is to draft beside the step just planned, behind its own drafts; None: nobody."""
+        assert len(self._in_flight) == 1, "nothing is planned"
+        if self._speculation is None or not self._speculation.drafts_overlapped:
+            return None
+        started = {start.slot for start in plan.started}
+        pairs = [
+            (sequence, rows)
+            for sequence, rows in zip(self._in_flight[0].sequences, plan.rows, strict=True)
+            if rows.samples
+            and len(rows.token_ids) == rows.num_drafts + 1
+            and sequence.may_draft
+            and rows.slot not in started
+        ]
+        if not pairs:
+            return None
+        decision = self._speculation.decide_overlapped(
+            [sequence for sequence, _ in pairs],
+            [rows.num_drafts for _, rows in pairs],
+            budget=self._max_num_batched_tokens,
+            room=self._room_to_draft,
+        )
+        if decision is None:
+            return None
+        requests = []
+        for i, length in zip(decision.chosen, decision.lengths.tolist(), strict=True):
+            sequence, rows = pairs[i]
+            behind = rows.token_ids[1:]
+            new_blocks = self._blocks_to_draft(sequence, len(behind) + length)
+            requests.append(
+                DraftRequest(slot=rows.slot, max_tokens=length, new_blocks=new_blocks, unverified=behind)
+            )
+        self._speculation.overlap_sent(decision, tuple(each.unverified for each in requests))
+        return DraftPlan(step=plan.step, requests=tuple(requests), share=decision.share)
+
+    def commit(self, plan: StepPlan, result: StepResult, beside: Drafts | None = None) -> list[SequenceDelta]:
+        """Take in what a step computed; deltas in the order of plan.rows, of those that have news.
+
+        beside: what propose_overlapped asked for.
+        """
+        assert self._in_flight, f"no step is in flight; step {plan.step} cannot be committed"
+        first = self._in_flight[0]
+        assert plan.step == first.step == result.step, f"step {result.step} is not step {first.step}"
+        if self._speculation is not None:
+            self._speculation.learn(plan, result, first.sequences, beside)
+        deltas = []
+        for sequence, rows, outcome in zip(first.sequences, plan.rows, result.sequences, strict=True):
+            assert outcome.slot == rows.slot, f"slot {outcome.slot} answers for slot {rows.slot}"
+            if sequence.status is Status.RUNNING:
+                delta = self._commit_one(sequence, rows, outcome)
+                if delta is not None:
+                    deltas.append(delta)
+        self._in_flight.popleft()
+        self._kv.end_step()
+        return deltas
+
+    def stats(self) -> EngineStats:
+        """What is known here: the queue, the KV pool, tokens. Steps and their times are the engine's to count."""
+        return EngineStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting) + sum(map(len, self._parked.values())),
+            kv_usage=self._kv.usage,
+            num_preemptions=self._num_preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            prefix_cache_queries=self._kv.num_query_tokens,
+            prefix_cache_hits=self._kv.num_hit_tokens,
+            speculation=None if self._speculation is None else self._speculation.stats(),
+        )
+
+    def check_invariants(self) -> None:
+        """AssertionError where the books disagree. Slow: for tests."""
+        self._kv.check_invariants()
+        parked = [sequence for group in self._parked.values() for sequence in group]
+        known = [sequence for group in self._requests.values() for sequence in group]
+        places = [*self._running, *self._waiting, *parked]
+        assert len(places) == len(set(places)) == len(known)
+        assert set(places) == set(known)
+        for ordered in (self._running, self._waiting):
+            assert all(a.rank < b.rank for a, b in pairwise(ordered))
+        slots = [sequence.slot for sequence in self._running]
+        assert Counter([*slots, *self._free_slots]) == Counter(range(self._max_num_seqs))
+        for sequence in self._running:
+            assert sequence.status is Status.RUNNING
+            assert 0 <= sequence.num_computed < sequence.num_tokens
+            assert len(sequence.table.blocks) >= self._kv.blocks_for(sequence.num_computed)
+        for sequence in (*self._waiting, *parked):
+            assert sequence.status is Status.WAITING
+            assert sequence.slot is None
+            assert not sequence.table.blocks
+            assert sequence.num_computed == 0
+
+    def _rank(self, request: Request) -> Rank:
+        self._num_added += 1
+        return (request.priority if self._by_priority else 0, request.arrival_s, self._num_added)
+
+    def _candidates(self) -> tuple[list[Sequence], OtherRows]:
+        """Who may draft, and what the next step will have beside them, as far as can be told."""
+        found: list[Sequence] = []
+        rows = decoding = 0
+        for each in self._running:
+            known = len(each.token_ids)
+            wanted = known - each.num_computed
+            if wanted == 1 and each.max_total - known > 1:
+                found.append(each)
+            else:
+                rows += wanted
+                decoding += wanted == 1
+        if self._waiting and self._free_slots:
+            rows += self._waiting[0].num_tokens
+        return found, OtherRows(rows=min(rows, self._max_num_batched_tokens - len(found)), sequences=decoding)
+
+    def _num_uncomputed(self) -> int:
+        return sum([len(each.token_ids) - each.num_computed for each in self._running])
+
+    def _room_to_draft(self, sequences: list[Sequence], lengths: list[int]) -> list[int]:
+        """How much of each length there are blocks for, beside what the running sequences will soon want."""
+        kv, count = self._kv, len(self._running)
+        wanted = self._num_uncomputed() + count * max(lengths, default=0)
+        if kv.num_available > kv.blocks_for(wanted) + 3 * count:
+            return lengths
+        left = kv.num_available - self._soon_wanted()
+        given = []
+        for sequence, length in zip(sequences, lengths, strict=True):
+            missing = kv.blocks_for(sequence.num_tokens + length) - len(sequence.table.blocks)
+            if missing > max(left, 0):
+                length = max(len(sequence.table.blocks) * kv.block_size - sequence.num_tokens, 0)
+            elif missing > 0:
+                left -= missing
+            given.append(length)
+        return given
+
+    def _blocks_to_draft(self, sequence: Sequence, length: int) -> tuple[int, ...]:
+        lacking = len(sequence.token_ids) + length - len(sequence.table.blocks) * self._kv.block_size
+        if lacking <= 0:
+            return ()
+        return tuple(self._kv.allocate(sequence.table, self._kv.blocks_for(lacking)))
+
+    def _chunks(self) -> dict[Sequence, tuple[int, ...]]:
+        """What was drafted beside the last step and is to be verified now."""
+        if self._speculation is None or not self._speculation.drafts_overlapped:
+            return {}
+        sequences, beside = self._candidates()
+        if not sequences:
+            return {}
+        chunks = self._speculation.chunks(sequences, beside, budget=self._max_num_batched_tokens)
+        return dict(zip(sequences, chunks, strict=True))
+
+    def _kept(self, drafts: Drafts) -> dict[Sequence, tuple[int, ...]]:
+        """The drafted tokens that are to be verified."""
+        drafting, self._drafting = self._drafting, []
+        assert drafting, "drafts come exactly when they were asked for"
+        assert self._speculation is not None
+        assert drafts.step == self._step + 1, f"drafts for step {drafts.step} are not for step {self._step + 1}"
+        return dict(zip(drafting, self._speculation.keep(drafts), strict=True))
+
+    def _serve(self, sequence: Sequence, step: StepBuilder, draft: tuple[int, ...] = ()) -> None:
+        """Give a running sequence the rows it wants, as far as the budget goes and blocks can be had.
+
+        Blocks for its draft are there since it was proposed.
+        """
+        num_rows, budget = len(sequence.token_ids) - sequence.num_computed, step.budget
+        num_rows = num_rows if num_rows < budget else budget
+        if sequence.status is not Status.RUNNING or num_rows == 0:
+            return
+        lacking = sequence.num_computed + num_rows - len(sequence.table.blocks) * self._kv.block_size
+        if lacking <= 0:
+            step.add(sequence, num_rows, (), draft)
+        elif self._make_room(sequence, missing := self._kv.blocks_for(lacking), step):
+            step.add(sequence, num_rows, self._kv.allocate(sequence.table, missing))
+
+    def _make_room(self, sequence: Sequence, num_blocks: int, step: StepBuilder) -> bool:
+        """Take blocks from the worst running sequences until num_blocks are available for this one.
+
+        False when it is itself the worst: it pauses and keeps what it has, until a better one ends or takes it.
+        """
+        while not self._kv.can_allocate(num_blocks):
+            worst = self._running[-1]
+            if worst is sequence:
+                assert len(self._running) > 1, "a sequence alone does not fit, though its request was accepted"
+                return False
+            self._preempt(worst, step)
+        return True
+
+    def _preempt(self, sequence: Sequence, step: StepBuilder) -> None:
+        """Back to its place among the waiting. What it generated stays, what it computed is lost."""
+        step.drop(sequence)
+        self._stop_running(sequence)
+        sequence.start_over()
+        insort(self._waiting, sequence, key=_rank)
+        self._num_preemptions += 1
+
+    def _admit_waiting(self, step: StepBuilder) -> None:
+        """Start waiting sequences, best first and none out of order, while slots, rows and blocks last.
+
+        All known tokens of a newcomer must find room beside what the running ones will soon want; so it is
+        not preempted at once. Where nothing runs, everything is available, and it fits.
+        """
+        while self._waiting and self._free_slots and step.budget > 0:
+            sequence = self._waiting[0]
+            prefix = self._shared_prefix(sequence)
+            num_own = self._kv.blocks_for(sequence.num_tokens) - len(prefix)
+            if not self._kv.can_allocate(num_own, adopting=prefix, spare=self._soon_wanted()):
+                return
+            del self._waiting[0]
+            self._admit(sequence, prefix, step)
+
+    def _admit(self, sequence: Sequence, prefix: list[int], step: StepBuilder) -> None:
+        num_cached = len(prefix) * self._kv.block_size
+        self._kv.adopt(sequence.table, prefix, num_queried=0 if sequence.scores_prompt else sequence.num_tokens)
+        if sequence.first_scheduled_s is None:
+            sequence.first_scheduled_s = self._clock.now()
+            sequence.num_cached = num_cached
+        sequence.status = Status.RUNNING
+        sequence.slot = self._free_slots.pop()
+        sequence.num_computed = num_cached
+        insort(self._running, sequence, key=_rank)
+        num_rows = min(sequence.num_uncomputed, step.budget)
+        missing = self._kv.blocks_for(num_cached + num_rows) - len(prefix)
+        if self._speculation is not None:
+            self._speculation.start(sequence)
+        step.start(sequence)
+        step.add(sequence, num_rows, [*prefix, *self._kv.allocate(sequence.table, missing)])
+
+    def _shared_prefix(self, sequence: Sequence) -> list[int]:
+        """Blocks that already hold the beginning of its tokens: in the prefix cache, or of a running sibling."""
+        if sequence.scores_prompt:
+            return []
+        shared = self._kv.cached_prefix(sequence.table, sequence.token_ids)
+        num_prompt = (sequence.prompt_len - 1) // self._kv.block_size
+        for sibling in self._requests[sequence.request.request_id]:
+            if len(shared) >= num_prompt:
+                break
+            if sibling.num_computed >= num_prompt * self._kv.block_size:
+                shared = sibling.table.blocks[:num_prompt]
+        return shared
+
+    def _soon_wanted(self) -> int:
+        """Blocks the running sequences lack for the tokens they know, and one more for each."""
+        kv = self._kv
+        return sum(kv.blocks_for(each.num_tokens) - len(each.table.blocks) + 1 for each in self._running)
+
+    def _launch(self, step: StepBuilder) -> StepPlan:
+        self._step += 1
+        rows = tuple(step.rows.values())
+        is_plain = all(each.samples and not each.num_drafts for each in rows)
+        released = self._take_released()
+        slots = frozenset([each.slot for each in rows])
+        self._in_flight.append(_Launched(step=self._step, sequences=[*step.rows], slots=slots, is_plain=is_plain))
+        self._kv.begin_step()
+        plan = StepPlan(step=self._step, released=released, started=tuple(step.started), rows=rows)
+        if self._speculation is not None:
+            self._speculation.launch(plan)
+        return plan
+
+    def _take_released(self) -> tuple[int, ...]:
+        """But for slots that a step in flight still has rows of: what comes of these is not heard of yet."""
+        if not self._released:
+            return ()
+        busy = frozenset().union(*(each.slots for each in self._in_flight))
+        released = tuple(slot for slot in self._released if slot not in busy)
+        self._released = [slot for slot in self._released if slot in busy]
+        return released
+
+    def _commit_one(self, sequence: Sequence, rows: SequenceRows, outcome: SequenceResult) -> SequenceDelta | None:
+        taken, scores = 0, None
+        if outcome.error is None:
+            taken = self._advance(sequence, rows, outcome)
+            scores = None if sequence.is_plain else sequence.hand_over_prompt_logprobs()
+        else:
+            sequence.finish_reason = FinishReason.ERROR
+        if sequence.finish_reason is not None:
+            self._remove(sequence)
+        elif not taken and scores is None:
+            return None
+        return SequenceDelta(
+            request_id=sequence.request.request_id,
+            index=sequence.index,
+            token_ids=outcome.token_ids[:taken],
+            logprobs=None if outcome.logprobs is None else outcome.logprobs[:taken],
+            prompt_logprobs=scores,
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+            num_cached_tokens=sequence.num_cached,
+            first_scheduled_s=sequence.first_scheduled_s,
+            error=outcome.error,
+            speculation=self._speculated(sequence),
+        )
+
+    def _advance(self, sequence: Sequence, rows: SequenceRows, outcome: SequenceResult) -> int:
+        """Its rows are computed: how many of the new tokens it takes."""
+        if outcome.prompt_logprobs is not None and sequence.scores_prompt:
+            sequence.take_prompt_logprobs(outcome.prompt_logprobs)
+        only_prompt = len(sequence.token_ids) == sequence.prompt_len
+        taken = sequence.advance(rows.start + len(rows.token_ids), outcome.token_ids)
+        self._generation_tokens += taken
+        self._kv.publish(sequence.table, sequence.token_ids, sequence.num_computed)
+        if only_prompt and (taken or sequence.finish_reason is not None):
+            self._note_prompt_done(sequence)
+        return taken
+
+    def _speculated(self, sequence: Sequence) -> SpeculationSummary | None:
+        """With its end; and all along where a stop string may end it, for those are found by whoever reads on."""
+        if sequence.finish_reason is not None or self._speculation is None:
+            return sequence.speculated
+        return self._speculation.summary(sequence) if sequence.sampling.stop else None
+
+    def _note_prompt_done(self, sequence: Sequence) -> None:
+        """Its first sample has computed a request's prompt: count it, and let the other samples share it."""
+        if sequence.index == 0:
+            self._prompt_tokens += sequence.prompt_len
+            self._unpark(sequence.request.request_id)
+
+    def _unpark(self, request_id: str) -> None:
+        for sequence in self._parked.pop(request_id, ()):
+            insort(self._waiting, sequence, key=_rank)
+
+    def _remove(self, sequence: Sequence) -> None:
+        """Forget a sequence whose finish_reason is set, wherever it is."""
+        request_id = sequence.request.request_id
+        parked = self._parked.get(request_id, [])
+        if sequence.status is Status.RUNNING:
+            self._stop_running(sequence)
+        elif sequence in parked:
+            parked.remove(sequence)
+        else:
+            del self._waiting[bisect_left(self._waiting, sequence.rank, key=_rank)]
+        sequence.status = Status.FINISHED
+        samples = self._requests[request_id]
+        samples.remove(sequence)
+        if not samples:
+            del self._requests[request_id]
+        if sequence.index == 0 or not parked:
+            self._unpark(request_id)
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        """Take blocks and slot away. The slot may be given on at once: plans release before they start."""
+        assert sequence.slot is not None
+        self._kv.release(sequence.table)
+        if self._speculation is not None:
+            self._speculation.release(sequence)
+        self._released.append(sequence.slot)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = None
+        del self._running[bisect_left(self._running, sequence.rank, key=_rank)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launched:
+    """A step in flight. sequences: in the order of the plan's rows. is_plain: each of them gets one token."""
+
+    step: int
+    sequences: list[Sequence]
+    slots: frozenset[int]
+    is_plain: bool
+
+
+def _rank(sequence: Sequence) -> Rank:
+    return sequence.rank

@@ -1,0 +1,221 @@
+"""KV blocks: which sequence holds which block, what is known of its content, when it may be used again.
+
+Owns the free list, the reference counts and the prefix index. Sees block numbers and token ids only; has
+never heard of tensors, devices or requests. A block is in exactly one state:
+
+    free ──allocate──▶ referenced ──last release──▶ free            content unknown or unpublished
+                           ▲      └──────────────▶ evictable        content published, least recently used first
+                           └─────────adopt────────────┘ └─allocate─▶ referenced, content forgotten
+
+Between begin_step and end_step a release leads to a fourth state first, deferred: work already launched may
+still read or write the block, so it stays closed until every step that had begun by then has ended.
+"""
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Collection
+from hashlib import blake2b
+
+from faser.errors import ConfigError
+
+# Wide enough that nobody can find two prefixes of one digest, on purpose or by accident.
+_DIGEST_BYTES = 32
+
+
+class SequenceBlocks:
+    """The blocks of one sequence, in order of position. Written by KvManager alone, read by anyone.
+
+    blocks[p // block_size] holds position p. Digests belong to the tokens, not to the blocks, so they
+    survive a release: a sequence's block is hashed once in its life.
+    """
+
+    __slots__ = ("blocks", "digests", "num_published", "root")
+
+    def __init__(self, root: bytes) -> None:
+        self.blocks: list[int] = []
+        self.digests: list[bytes] = []  # digests[i] identifies all tokens up to the end of block i
+        self.num_published = 0  # leading blocks that need no publishing any more
+        self.root = root
+
+
+class KvManager:
+    """A pool of num_blocks blocks of block_size tokens. Raises ConfigError when either is below 1."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
+        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
+            if value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_query_tokens = 0
+        self.num_hit_tokens = 0
+        self._caching = enable_prefix_caching
+        self._references = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self._deferred: OrderedDict[int, int] = OrderedDict()  # block: the step whose end opens it, ascending
+        self._block_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+        self._holders: set[SequenceBlocks] = set()
+        self._num_begun = self._num_ended = 0  # steps
+
+    def new_table(self, salt: str | None = None) -> SequenceBlocks:
+        """An empty table. Tables with different salts never share content through the prefix index."""
+        root = b"" if salt is None else b"salt" + salt.encode("utf-8", "surrogatepass")
+        return SequenceBlocks(_digest(root))
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be allocated now."""
+        return len(self._free) + len(self._evictable)
+
+    @property
+    def usage(self) -> float:
+        """Share of the pool that is referenced or deferred, 0 to 1. Evictable content counts as free."""
+        return 1.0 - self.num_available / self.num_blocks
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """How many blocks hold num_tokens tokens: 0 for 0, 1 for 1."""
+        return -(-num_tokens // self.block_size)
+
+    def cached_prefix(self, table: SequenceBlocks, token_ids: list[int]) -> list[int]:
+        """Published blocks that hold the beginning of token_ids, which are table's tokens.
+
+        The last token is never among them, since it must be computed to learn what follows. Nothing is
+        reserved: adopt the blocks before anything else is allocated.
+        """
+        found: list[int] = []
+        if not self._caching:
+            return found
+        for i in range((len(token_ids) - 1) // self.block_size):
+            block = self._block_of.get(self._digest_at(table, token_ids, i))
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def can_allocate(self, num_blocks: int, *, adopting: Collection[int] = (), spare: int = 0) -> bool:
+        """Whether num_blocks can be allocated after adopting those blocks, and spare ones would be left."""
+        if num_blocks + spare + len(adopting) <= self.num_available:
+            return True
+        revived = sum(block in self._evictable for block in adopting)
+        return num_blocks + spare + revived <= self.num_available
+
+    def adopt(self, table: SequenceBlocks, blocks: list[int], *, num_queried: int = 0) -> None:
+        """Begin an empty table with blocks whose content its tokens share: a cached prefix, or a sibling's.
+
+        num_queried: tokens to count as asked for in the prefix cache's statistics.
+        """
+        assert not table.blocks, f"only an empty table can adopt; this one has {len(table.blocks)} blocks"
+        for block in blocks:
+            if self._references[block] == 0:
+                del (self._evictable if block in self._evictable else self._deferred)[block]
+            self._references[block] += 1
+        table.blocks.extend(blocks)
+        table.num_published = len(blocks)
+        self._note_holder(table)
+        if self._caching:
+            self.num_query_tokens += num_queried
+            self.num_hit_tokens += min(num_queried, len(blocks) * self.block_size)
+
+    def allocate(self, table: SequenceBlocks, num_blocks: int) -> list[int]:
+        """Append num_blocks blocks of unknown content and return them. can_allocate must have agreed."""
+        assert num_blocks <= self.num_available, f"{num_blocks} blocks wanted, {self.num_available} available"
+        taken = [self._take() for _ in range(num_blocks)]
+        table.blocks.extend(taken)
+        self._note_holder(table)
+        return taken
+
+    def publish(self, table: SequenceBlocks, token_ids: list[int], num_computed: int) -> None:
+        """Let others find the blocks that the first num_computed tokens fill; these are final and computed.
+
+        Content that is already published in another block stays there; this one remains private.
+        """
+        num_full = num_computed // self.block_size
+        if num_full <= table.num_published or not self._caching:
+            return
+        for i in range(table.num_published, num_full):
+            digest = self._digest_at(table, token_ids, i)
+            if digest not in self._block_of:
+                self._block_of[digest] = table.blocks[i]
+                self._digest_of[table.blocks[i]] = digest
+        table.num_published = num_full
+
+    def release(self, table: SequenceBlocks) -> None:
+        """Drop all references of table. Blocks nobody else holds go back, the last one first.
+
+        So of an abandoned sequence the beginning, which others are likelier to share, is evicted last.
+        """
+        for block in reversed(table.blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                if self._num_begun > self._num_ended:
+                    self._deferred[block] = self._num_begun
+                else:
+                    self._reopen(block)
+        table.blocks.clear()
+        table.num_published = 0
+        self._holders.discard(table)
+
+    def begin_step(self) -> None:
+        """From now on released blocks stay closed until the end of this step."""
+        self._num_begun += 1
+
+    def end_step(self) -> None:
+        """The step that began first of those that have not ended has: open what waited for it alone."""
+        assert self._num_ended < self._num_begun, "no step has begun"
+        self._num_ended += 1
+        while self._deferred and next(iter(self._deferred.values())) <= self._num_ended:
+            block, _ = self._deferred.popitem(last=False)
+            self._reopen(block)
+
+    def check_invariants(self) -> None:
+        """Restate everything above; AssertionError where it does not hold. Slow: for tests."""
+        held = Counter(block for table in self._holders for block in table.blocks)
+        assert [held[block] for block in range(self.num_blocks)] == self._references
+        states = Counter([*self._free, *self._evictable, *self._deferred, *held.keys()])
+        assert states == Counter(range(self.num_blocks)), "every block has exactly one state"
+        waiting = list(self._deferred.values())
+        assert waiting == sorted(waiting)
+        assert all(self._num_ended < step <= self._num_begun for step in waiting)
+        assert self._digest_of == {block: digest for digest, block in self._block_of.items()}
+        assert all(block in self._digest_of for block in self._evictable)
+        assert not any(block in self._digest_of for block in self._free)
+        assert self._caching or not self._digest_of
+        for table in self._holders:
+            assert len(set(table.blocks)) == len(table.blocks)
+            assert table.num_published <= len(table.blocks)
+        assert 0 <= self.num_hit_tokens <= self.num_query_tokens
+
+    def _digest_at(self, table: SequenceBlocks, token_ids: list[int], i: int) -> bytes:
+        """Digest of block i of a sequence: of its tokens, chained to everything before it."""
+        digests = table.digests
+        while len(digests) <= i:
+            at = len(digests) * self.block_size
+            packed = array("q", token_ids[at : at + self.block_size]).tobytes()
+            digests.append(_digest((digests[-1] if digests else table.root) + packed))
+        return digests[i]
+
+    def _note_holder(self, table: SequenceBlocks) -> None:
+        if table.blocks:
+            self._holders.add(table)
+
+    def _take(self) -> int:
+        """A free block, or else the evictable one that was used the longest time ago, forgotten."""
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, _ = self._evictable.popitem(last=False)
+            del self._block_of[self._digest_of.pop(block)]
+        self._references[block] = 1
+        return block
+
+    def _reopen(self, block: int) -> None:
+        if block in self._digest_of:
+            self._evictable[block] = None
+        else:
+            self._free.append(block)
+
+
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=_DIGEST_BYTES).digest()

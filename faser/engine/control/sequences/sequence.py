@@ -1,0 +1,218 @@
+"""A Sequence: the changing state of one sample of a request, and the rule that says when it has ended.
+
+Written by the scheduler alone. Knows no other sequence and no policy.
+"""
+
+import struct
+from dataclasses import replace
+from enum import Enum
+from hashlib import blake2b
+
+from faser.engine.control.sequences.kv_cache import SequenceBlocks
+from faser.errors import RequestError
+from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams, SpeculationSummary
+
+
+class Status(Enum):
+    """WAITING has no blocks and no slot; RUNNING has both; FINISHED has been reported, or aborted."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+# (priority, arrival in seconds, order of arrival): smaller is served sooner; no two sequences are equal.
+Rank = tuple[int, float, int]
+
+
+class Sequence:
+    """One sample. Computed tokens catch up with known ones; the difference is what it wants rows for.
+
+        token_ids   |──────── prompt ────────|──── output ────|
+        position    0 ..... num_computed ........ num_tokens
+                    | in the cache  | uncomputed |
+
+    The last known token of a sequence that still generates is never computed: its row yields the next one.
+    rank: its place in every order. max_total: tokens, prompt included, at which it ends. seed: the effective one.
+    generates: False for a request that only scores its prompt. is_plain: as its sampling is. speculated: what
+    speculation did for it, kept by the control of speculation.
+    """
+
+    __slots__ = (
+        "_may_end_with",
+        "eos_token_ids",
+        "finish_reason",
+        "first_scheduled_s",
+        "generates",
+        "index",
+        "is_plain",
+        "max_total",
+        "num_cached",
+        "num_computed",
+        "prompt_len",
+        "prompt_logprobs",
+        "rank",
+        "request",
+        "sampling",
+        "seed",
+        "slot",
+        "speculated",
+        "status",
+        "stop_reason",
+        "table",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        index: int,
+        *,
+        rank: Rank,
+        seed: int,
+        table: SequenceBlocks,
+        max_total: int,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.rank = rank
+        self.seed = seed
+        self.table = table
+        self.max_total = max_total
+        self.eos_token_ids = eos_token_ids
+        self.sampling = _sampling_of(request, index)
+        self.is_plain = self.sampling.is_plain
+        self._may_end_with = eos_token_ids.union(self.sampling.stop_token_ids)
+        self.prompt_len = len(request.prompt_token_ids)
+        self.generates = max_total > self.prompt_len
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_computed = 0
+        self.slot: int | None = None
+        self.status = Status.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | None = None
+        self.first_scheduled_s: float | None = None
+        self.num_cached = 0
+        self.prompt_logprobs: list[PositionLogprobs | None] = [None]
+        self.speculated: SpeculationSummary | None = None
+
+    @property
+    def held_slot(self) -> int:
+        """Its slot; only a running sequence has one."""
+        assert self.slot is not None
+        return self.slot
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def may_draft(self) -> bool:
+        """Generates, and not its last token: a step without a draft brings that one."""
+        return self.max_total - len(self.token_ids) > 1
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Prompt log probabilities are still owed, so every prompt token must be computed."""
+        return self.sampling.prompt_logprobs is not None
+
+    def advance(self, num_computed: int, token_ids: tuple[int, ...]) -> int:
+        """Take a step's tokens as far as they go, and return how many were taken.
+
+        num_computed: where this step's rows ended. Sets finish_reason at the token that ends the sequence;
+        those behind it are dropped.
+        """
+        known, taken = self.token_ids, len(token_ids)
+        if len(known) + taken < self.max_total and self._may_end_with.isdisjoint(token_ids):
+            known.extend(token_ids)
+        else:
+            taken = self._take_one_by_one(token_ids)
+        last = len(known) - 1 if self.generates else len(known)
+        self.num_computed = num_computed if num_computed < last else last
+        if not self.generates and self.num_computed == self.prompt_len:
+            self.finish_reason = FinishReason.LENGTH
+        return taken
+
+    def take_prompt_logprobs(self, scored: tuple[PositionLogprobs, ...]) -> None:
+        """Collect a chunk's scores; positions that are already scored are not scored again."""
+        self.prompt_logprobs.extend(scored)
+        assert len(self.prompt_logprobs) <= self.prompt_len, "more scores than prompt tokens"
+
+    def hand_over_prompt_logprobs(self) -> tuple[PositionLogprobs | None, ...] | None:
+        """The whole prompt's scores, once; None while they are incomplete, or were not asked for."""
+        if not self.scores_prompt or len(self.prompt_logprobs) < self.prompt_len:
+            return None
+        scores = tuple(self.prompt_logprobs)
+        self.prompt_logprobs = [None]
+        self.sampling = replace(self.sampling, prompt_logprobs=None)
+        self.is_plain = self.sampling.is_plain
+        return scores
+
+    def start_over(self) -> None:
+        """Forget what was computed, keep what was generated."""
+        self.status = Status.WAITING
+        self.slot = None
+        self.num_computed = 0
+        self.prompt_logprobs = [None]
+
+    def _take_one_by_one(self, token_ids: tuple[int, ...]) -> int:
+        """Up to the one that ends the sequence; how many these are."""
+        for taken, token_id in enumerate(token_ids, start=1):
+            self.token_ids.append(token_id)
+            if self._ends_with(token_id):
+                return taken
+        return len(token_ids)
+
+    def _ends_with(self, token_id: int) -> bool:
+        """Judge the token just appended: end-of-sequence first, then stop ids, then length."""
+        sampling = self.sampling
+        num_before = len(self.token_ids) - 1 - self.prompt_len
+        if num_before >= sampling.min_tokens:
+            if token_id in self.eos_token_ids and not sampling.ignore_eos:
+                self.finish_reason = FinishReason.STOP
+            elif token_id in sampling.stop_token_ids:
+                self.finish_reason, self.stop_reason = FinishReason.STOP, token_id
+        if self.finish_reason is None and len(self.token_ids) >= self.max_total:
+            self.finish_reason = FinishReason.LENGTH
+        return self.finish_reason is not None
+
+
+def total_tokens(request: Request, *, max_model_len: int, room: int) -> int:
+    """Tokens, prompt included, at which each sequence of request ends. room: tokens that fit into all blocks.
+
+    Without max_tokens a sequence goes on while there is context and room. The last token of a sequence is
+    never computed, so it needs no room.
+
+    Raises RequestError when the prompt and what was asked for cannot fit: with the numbers.
+    """
+    sampling, prompt_len = request.sampling, len(request.prompt_token_ids)
+    if prompt_len == 0:
+        raise RequestError("the prompt is empty; it must have at least 1 token", param="prompt")
+    if sampling.max_tokens is None:
+        param, wanted = "min_tokens", max(1, sampling.min_tokens)
+    else:
+        param, wanted = "max_tokens", sampling.max_tokens
+    asked = f"the prompt has {prompt_len} tokens and at least {wanted} more are asked for"
+    if prompt_len + wanted > max_model_len:
+        raise RequestError(f"{asked}; the context is {max_model_len} tokens", param=param)
+    if prompt_len + max(wanted - 1, 0) > room:
+        raise RequestError(f"{asked}; the KV cache has room for {room} tokens", param=param)
+    return min(max_model_len, room + 1) if sampling.max_tokens is None else prompt_len + wanted
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of sample index of a request, in 63 bits. seed: any signed 64-bit number."""
+    digest = blake2b(struct.pack("<qI", seed, index), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _sampling_of(request: Request, index: int) -> SamplingParams:
+    """Only the first sample reports the prompt."""
+    if index == 0 or request.sampling.prompt_logprobs is None:
+        return request.sampling
+    return replace(request.sampling, prompt_logprobs=None)

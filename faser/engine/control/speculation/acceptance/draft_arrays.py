@@ -1,0 +1,91 @@
+"""The drafts of one step, as arrays: from the moment they come until they are judged.
+
+Owns how drafts become arrays, and arrays with verdicts become Outcomes. Decides and estimates nothing.
+"""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from faser.config.speculation import DRAFT_METHODS
+from faser.engine.contract.plan import Draft
+from faser.engine.control.speculation.acceptance.estimator import Outcomes
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+MODELS = ("draft_model", "layer_skip")
+METHOD_IDS = {method: i for i, method in enumerate(DRAFT_METHODS)}
+NUM_MODELS = len(MODELS)  # the models' ids come first
+FIRST_TEXT = np.array(NUM_MODELS)
+assert DRAFT_METHODS[:NUM_MODELS] == MODELS
+
+
+@dataclass(slots=True, kw_only=True)
+class DraftArrays:
+    """What a step verifies of its drafts. [S] each; confidences: [S, K], survival: [S, K + 1].
+
+    lengths, kept: tokens that came, and that are verified. border: 1 for chunks of drafts that were made ahead:
+    their first tokens were accepted a step ago. Those are in the confidences, but not in lengths, kept and
+    survival.
+    """
+
+    slots: Ints
+    methods: Ints
+    lengths: Ints
+    kept: Ints
+    confidences: Floats
+    survival: Floats
+    border: int = 0
+
+    def among(self, chosen: Ints) -> "DraftArrays":
+        """Those at these positions."""
+        return DraftArrays(
+            slots=self.slots[chosen],
+            methods=self.methods[chosen],
+            lengths=self.lengths[chosen],
+            kept=self.kept[chosen],
+            confidences=self.confidences[chosen],
+            survival=self.survival[chosen],
+            border=self.border,
+        )
+
+    def outcomes(self, accepted: Ints, *, border: int = 0) -> Outcomes:
+        """accepted: [S], of the kept tokens. border: 1: of the whole drafts, their first tokens included."""
+        if border:
+            accepted = accepted + border
+        return Outcomes(
+            slots=self.slots,
+            methods=self.methods,
+            drafted=self.lengths + border if border else self.lengths,
+            verified=self.kept + border if border else self.kept,
+            accepted=accepted,
+            confidences=self.confidences,
+        )
+
+
+class DraftReader:
+    """Reads drafts of at most cap tokens, K."""
+
+    def __init__(self, cap: int) -> None:
+        self._upto = np.tri(cap + 1, cap, -1, dtype=np.bool_)  # line n: the first n depths
+
+    def read(self, drafts: Many[Draft]) -> tuple[Ints, Ints, Floats]:
+        """Methods and lengths, [S]; confidences, [S, K], 0 beyond lengths."""
+        lengths = np.array([len(each.token_ids) for each in drafts], dtype=np.int64)
+        mask = self._upto.take(lengths, axis=0)
+        confidences = np.zeros(mask.shape)
+        if np.count_nonzero(lengths):
+            values = chain.from_iterable([each.confidences for each in drafts])
+            confidences[mask] = np.fromiter(values, np.float64)
+        return _methods([each.method for each in drafts]), lengths, confidences
+
+
+def _methods(names: list[str]) -> Ints:
+    """[S] ids; mostly there is but one."""
+    if names and names.count(names[0]) == len(names):
+        return np.full(len(names), METHOD_IDS[names[0]], dtype=np.int64)
+    return np.array([METHOD_IDS[name] for name in names], dtype=np.int64)

@@ -1,0 +1,418 @@
+"""How likely drafted tokens are to be accepted, learnt from what became of earlier ones. No torch.
+
+Owns the counts of every slot and of all together, by depth, and one logistic curve per method over the drafter's
+confidence. Decides nothing. Tokens behind the first rejection were not judged and teach nothing (arXiv 2406.14066
+counts them as rejected); tokens that were cut before verification count with their predicted acceptance, or the
+estimate would only know the drafts that looked good.
+
+    depth        1      2      3      4      5
+    draft        x1     x2     x3     x4     x5        confidences of all five are known
+    verified     x1     x2     x3                      x4, x5 were cut
+    accepted     yes    no                             x3 was never judged
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from faser.config.speculation import DRAFT_METHODS
+from faser.engine.control.speculation.acceptance.calibration import LogisticCurve
+from faser.engine.control.speculation.acceptance.drift import Drift
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_MODEL_METHODS = ("draft_model", "layer_skip")
+_PRIOR = {"draft_model": 0.7, "layer_skip": 0.7, "suffix": 0.6, "ngram": 0.5}
+
+# Numbers that meet arrays in every step are arrays themselves: numpy takes half as long over them.
+_SHRINK = np.array(20.0)  # a slot's own evidence weighs as much as everybody's once it has so many judged tokens
+_PRIOR_MASS = 8.0  # judged tokens that the prior is worth
+_SLOT_KEPT = np.array(0.5 ** (1 / 60))  # of a slot's evidence after one more judged token of the same depth
+_SLOT_LOST = 1 - _SLOT_KEPT
+_ALL_KEPT = np.array(0.5 ** (1 / 600))
+_DRIFT_LEAVES = 8.0  # judged tokens' worth of the evidence, once it is seen to be out of date
+_SEQUENCES_A_READING = 16  # of so many every two steps together teach what holds for all, of 32 every three
+_LEAST, _MOST = 0.005, 0.995
+_LOWEST, _HIGHEST = np.array(_LEAST), np.array(_MOST)
+_OFFSET_SHRINK = np.array(6.0)
+_LARGEST_OFFSET = np.array(3.0)
+_SMALLEST_OFFSET = -_LARGEST_OFFSET
+_ONE = np.array(1.0)
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcomes:
+    """What became of one step's drafts. S sequences, no slot twice.
+
+    slots, methods: [S]; methods index DRAFT_METHODS. drafted, verified, accepted: [S] tokens, in falling order of
+    size. confidences: [S, K], as in Draft; what lies beyond drafted is ignored.
+    """
+
+    slots: Ints
+    methods: Ints
+    drafted: Ints
+    verified: Ints
+    accepted: Ints
+    confidences: Floats
+
+    def without(self, slot: int) -> "Outcomes":
+        """The others'."""
+        others = self.slots != slot
+        return Outcomes(
+            slots=self.slots[others],
+            methods=self.methods[others],
+            drafted=self.drafted[others],
+            verified=self.verified[others],
+            accepted=self.accepted[others],
+            confidences=self.confidences[others],
+        )
+
+
+class Acceptance:
+    """Estimates for num_slots slots and drafts of up to cap tokens, K.
+
+    always_drafts: a draft is there whenever it is asked for (models), so it has no part in the expectation.
+    method: whose prior a slot has before its first draft.
+    """
+
+    def __init__(self, num_slots: int, cap: int, *, method: str, always_drafts: bool) -> None:
+        assert cap >= 1, "a draft has at least one token"
+        self._num_slots = num_slots
+        self._cap = cap
+        self._first_method = DRAFT_METHODS.index(method)
+        self._always_drafts = always_drafts
+        self._ones = np.ones(cap)
+        self._upto: Floats = np.tri(cap + 1, cap, -1)  # line n: 1 for the first n depths, 0 for the others
+        self._is_upto = self._upto > 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Start over, for running sequences too."""
+        slots, methods, cap = self._num_slots, len(DRAFT_METHODS), self._cap
+        prior = np.array([_PRIOR[name] for name in DRAFT_METHODS])[:, None]
+        self._method = np.full(slots, self._first_method, dtype=np.int64)
+        self._evidence = np.zeros((slots, 2, cap))  # tokens judged, tokens accepted
+        self._all_evidence = np.full((methods, 2, cap), _PRIOR_MASS)
+        self._all_evidence[:, 1] *= prior
+        self._asked = np.zeros((slots, 2, cap))  # tokens asked for, tokens that came
+        self._all_asked = np.full((2, cap), _PRIOR_MASS)
+        self._all_asked[1] /= 2
+        self._drift = Drift(slots, methods)
+        self._offset = np.zeros((2, slots + 1))  # decayed surprise of the curve and its weight
+        self._leaning = np.zeros(slots + 1)  # logits by which a slot's tokens do better than the curve says
+        self._curves = tuple(LogisticCurve(name, _PRIOR[name]) for name in DRAFT_METHODS)
+        self._unread: list[Outcomes] = []  # the newest steps, which have not yet taught what holds for all
+        self._unread_ends: list[Ints] = []  # theirs, see _judged_and_passed
+        self._num_read = 0  # steps before them
+        self._since = np.zeros(slots, dtype=np.int64)  # number of the first step of a slot's sequence
+        self._newest = 0  # the latest of them
+        self._usual = np.empty((methods, 2 * cap + 1))  # of all slots, see _sum_up
+        self._sum_up(range(methods))
+        self._shown: tuple[Ints, Floats] | None = None  # slots and what _by_depth last said of them
+
+    @property
+    def cap(self) -> int:
+        return self._cap
+
+    def start(self, slot: int) -> None:
+        """A new sequence: nothing is known of it but what holds for all."""
+        self._since[slot] = self._newest = self._num_read + len(self._unread)
+        self._shown = None
+        self._method[slot] = self._first_method
+        self._drift.start(slot)
+        for table in (self._evidence, self._asked, self._leaning):
+            table[slot] = 0.0
+        self._offset[:, slot] = 0.0
+
+    def release(self, slot: int) -> None:
+        """The slot is free; what it taught about all stays."""
+        self.start(slot)
+
+    def survival(self, slots: Ints, cap: int | None = None) -> Floats:
+        """[S, cap + 1]; column k: the chance that a draft has k tokens or more and the first k are accepted."""
+        cap = self._cap if cap is None else cap
+        found = np.empty((len(slots), cap + 1))
+        found[:, 0] = 1.0
+        np.multiply.accumulate(self._by_depth(slots)[:, :cap], axis=1, out=found[:, 1:])
+        if not self._always_drafts:
+            found[:, 1:] *= self._available(slots)[:, :cap]
+        return found
+
+    def drafted_survival(self, slots: Ints, methods: Ints, lengths: Ints, confidences: Floats) -> Floats:
+        """[S, K + 1], of drafts that are there, from their tokens' own confidences; 0 beyond lengths.
+
+        Arguments as in Outcomes.
+        """
+        chances = self._by_confidence(slots, methods, confidences)
+        chances *= self._upto.take(lengths, axis=0)
+        found = np.empty((len(slots), self._cap + 1))
+        found[:, 0] = 1.0
+        np.multiply.accumulate(chances, axis=1, out=found[:, 1:])
+        return found
+
+    def calibration(self, method: str, slots: Ints | None = None) -> tuple[float, float]:
+        """Acceptance of a token is about sigmoid(intercept + slope * confidence), for StopRule. Models only.
+
+        slots: whose mean leaning enters the intercept.
+        """
+        assert method in _MODEL_METHODS, f"{method} has no passes to stop"
+        intercept, slope = self._curves[DRAFT_METHODS.index(method)].line()
+        if slots is not None and len(slots):
+            intercept += float(np.add.reduce(self._leaning.take(slots))) / len(slots)
+        return intercept, slope
+
+    def offered(self, slots: Ints, wished: Ints, drafted: Ints) -> None:
+        """Of `wished` tokens asked for, `drafted` came: [S] each, wished >= drafted."""
+        if self._always_drafts or not len(slots):
+            return
+        came = self._upto.take(_pairs(wished, drafted), axis=0)
+        _decay(self._asked, slots, came)
+        of_all = np.add.reduce(came, axis=0)
+        self._all_asked *= _ALL_KEPT ** of_all[0]
+        self._all_asked += of_all
+
+    def learn(self, *steps: Outcomes) -> None:
+        """Take verdicts in: of a step, or of several in their order, in which a slot had one sequence only.
+
+        Several at once forget less within them and see a change later by so much. Sequences without a draft may
+        be among them.
+        """
+        outcomes = joined(steps)
+        accepted, verified = outcomes.accepted, outcomes.verified
+        if not len(accepted):
+            return
+        ends = _judged_and_passed(outcomes)
+        counts = self._upto.take(ends, axis=0)  # [S, 2, K]
+        cut = ((accepted == verified) & (verified < outcomes.drafted)).nonzero()[0]
+        if len(cut):
+            self._impute(outcomes, cut, counts)
+        slots, methods, of_slots = outcomes.slots, outcomes.methods, counts
+        present = _present(methods)
+        if len(steps) > 1:
+            slots, methods, of_slots = self._by_slot(steps, counts)
+        expected = self._by_depth(slots)
+        self._learn_counts(slots, outcomes.methods, present, counts, of_slots)
+        stale = self._drift.watch(slots, methods, expected, of_slots)
+        if stale is not None:
+            self._drop(*stale)
+        self._unread.extend(steps)
+        self._unread_ends.append(ends)
+        if len(self._unread) > len(slots) // _SEQUENCES_A_READING:
+            self._read()
+        self._note_methods(outcomes, present)
+        self._shown = None
+
+    def _note_methods(self, outcomes: Outcomes, present: list[int]) -> None:
+        """Which method a slot's drafts come from. Looked up is only what may have changed."""
+        if len(present) == 1 and not np.count_nonzero(self._method.take(outcomes.slots) != present[0]):
+            return
+        with_draft = outcomes.drafted > 0
+        self._method[outcomes.slots[with_draft]] = outcomes.methods[with_draft]
+
+    def _by_depth(self, slots: Ints) -> Floats:
+        """[S, K] acceptance by depth: own counts, shrunk to everybody's moved by how the slot leans. Read only."""
+        if self._shown is not None and self._shown[0] is slots:
+            return self._shown[1]
+        cap, usual_of_all = self._cap, self._usual.take(self._method.take(slots), axis=0)
+        everybody, against, mean = usual_of_all[:, :cap], usual_of_all[:, cap:-1], usual_of_all[:, -1]
+        evidence = self._evidence.take(slots, axis=0)
+        judged, accepted = evidence[:, 0], evidence[:, 1]
+        mass, own = evidence.reshape(-1, cap).dot(self._ones).reshape(-1, 2).T
+        mass += _SHRINK
+        own += mean
+        usual = (judged * everybody).dot(self._ones)
+        usual += mean
+        odds = (own * (mass - usual) / (usual * (mass - own)))[:, None]
+        total = against + odds
+        found: Floats = np.divide(odds * _SHRINK, total, out=total)
+        found += accepted
+        found /= judged + _SHRINK
+        self._shown = slots, _within(found)
+        return found
+
+    def _sum_up(self, methods: Iterable[int]) -> None:
+        """What the slots of these methods have taught together: a line of _usual, [2 K + 1], of each.
+
+        Acceptance by depth, shrunk to its mean; the odds against it; what _SHRINK tokens spread over all depths
+        would bring.
+        """
+        for method in methods:
+            evidence = self._all_evidence[method]
+            num_judged, num_accepted = np.add.reduce(evidence, axis=1).tolist()
+            usual = _PRIOR_MASS * num_accepted / num_judged
+            judged, accepted = evidence.tolist()
+            chances = [
+                min(max((good + usual) / (count + _PRIOR_MASS), _LEAST), _MOST)
+                for good, count in zip(accepted, judged, strict=True)
+            ]
+            line = self._usual[method]
+            line[:-1] = chances + [(1 - chance) / chance for chance in chances]
+            line[-1] = np.add.reduce(line[: self._cap]) * (_SHRINK / self._cap)
+
+    def _available(self, slots: Ints) -> Floats:
+        """[S, K] chance that a draft has at least 1, 2, … tokens; never rises with depth."""
+        everybody = self._all_asked[1] / self._all_asked[0]
+        found = self._asked.take(slots, axis=0)
+        chances = (found[:, 1] + _SHRINK * everybody) / (found[:, 0] + _SHRINK)
+        return np.minimum.accumulate(chances, axis=1)
+
+    def _by_confidence(self, slots: Ints, methods: Ints, confidences: Floats) -> Floats:
+        """[S, K] acceptance given confidence and depth, moved by how the slot leans."""
+        present = _present(methods)
+        if len(present) == 1:
+            logits = self._curves[present[0]].logits(confidences)
+        else:
+            logits = np.empty_like(confidences)
+            for method in present:
+                chosen = methods == method
+                logits[chosen] = self._curves[method].logits(confidences[chosen])
+        logits += self._leaning.take(slots)[:, None]
+        np.negative(logits, out=logits)
+        np.exp(logits, out=logits)
+        logits += _ONE
+        np.reciprocal(logits, out=logits)
+        return _within(logits)
+
+    def _impute(self, outcomes: Outcomes, cut: Ints, counts: Floats) -> None:
+        """Add to counts what the tokens that were cut would have brought. cut: lines that lost tokens so."""
+        drafted, verified = outcomes.drafted[cut], outcomes.verified[cut]
+        missing = self._upto.take(drafted, axis=0) - self._upto.take(verified, axis=0)
+        chances = self._by_confidence(outcomes.slots[cut], outcomes.methods[cut], outcomes.confidences[cut])
+        reached = np.multiply.accumulate(np.where(missing, chances, 1.0), axis=1)
+        reached *= missing
+        counts[cut, 1] += reached
+        missing[:, 1:] *= np.where(missing[:, :-1], reached[:, :-1], 1.0)
+        counts[cut, 0] += missing
+
+    def _read(self) -> None:
+        """Every method's curve by its judged tokens, and what the curve leaves unexplained by slot.
+
+        What sequences that have left did counts for nobody's slot: it is the last line's, which is nobody's.
+        """
+        outcomes, ends = joined(self._unread), _stacked(self._unread_ends)
+        slots = self._still_there(outcomes.slots)
+        self._num_read += len(self._unread)
+        self._unread.clear()
+        self._unread_ends.clear()
+        present = _present(outcomes.methods)
+        for method in present:
+            judged = self._is_upto.take(ends[:, 0], axis=0)
+            if len(present) > 1:
+                judged &= (outcomes.methods == method)[:, None]
+            rows, depths = judged.nonzero()
+            if not len(rows):
+                continue
+            curve, lines = self._curves[method], slots.take(rows)
+            features = curve.features(outcomes.confidences[judged], depths)
+            good = depths < ends[:, 1].take(rows)
+            surprise, weight = curve.learn(features, good, self._leaning.take(lines))
+            num_lines = len(self._leaning)
+            self._offset *= _SLOT_KEPT ** np.bincount(lines, minlength=num_lines)
+            self._offset[0] += np.bincount(lines, surprise, num_lines)
+            self._offset[1] += np.bincount(lines, weight, num_lines)
+        if slots is not outcomes.slots:
+            self._offset[:, -1] = 0.0
+        leaning = self._offset[0] / (self._offset[1] + _OFFSET_SHRINK)
+        np.maximum(leaning, _SMALLEST_OFFSET, out=leaning)
+        self._leaning = np.minimum(leaning, _LARGEST_OFFSET, out=leaning)
+        self._sum_up(present)
+
+    def _still_there(self, slots: Ints) -> Ints:
+        """The slots of the unread tokens; nobody's for those of sequences that have left."""
+        if self._newest <= self._num_read:
+            return slots
+        step = self._num_read + np.repeat(np.arange(len(self._unread)), [len(each.slots) for each in self._unread])
+        return np.where(step < self._since[slots], self._num_slots, slots)
+
+    def _by_slot(self, steps: Many[Outcomes], counts: Floats) -> tuple[Ints, Ints, Floats]:
+        """Slots that occur, [S], no slot twice; their newest methods, [S]; and their counts in all, [S, 2, K]."""
+        occurs = np.zeros(self._num_slots, dtype=np.bool_)
+        methods = np.zeros(self._num_slots, dtype=np.int64)
+        totals = np.zeros((self._num_slots, 2, self._cap))
+        first = 0
+        for each in steps:
+            last = first + len(each.slots)
+            occurs[each.slots] = True
+            methods[each.slots] = each.methods
+            totals[each.slots] += counts[first:last]
+            first = last
+        slots = occurs.nonzero()[0]
+        return slots, methods[slots], totals[slots]
+
+    def _learn_counts(
+        self, slots: Ints, methods: Ints, present: list[int], counts: Floats, of_slots: Floats
+    ) -> None:
+        """counts: [N, 2, K] of methods, [N], of which these are present. of_slots: [S, 2, K] of slots."""
+        _decay(self._evidence, slots, of_slots)
+        for method in present:
+            of_method = np.add.reduce(counts if len(present) == 1 else counts[methods == method], axis=0)
+            evidence = self._all_evidence[method]
+            evidence *= _ALL_KEPT ** of_method[0]
+            evidence += of_method
+
+    def _drop(self, slots: Ints, methods: Ints) -> None:
+        """Leave _DRIFT_LEAVES judged tokens of what slots and methods taught: it is out of date."""
+        for evidence, chosen in ((self._evidence, slots), (self._all_evidence, methods)):
+            mass = evidence[chosen, 0].sum(axis=1)
+            evidence[chosen] *= (_DRIFT_LEAVES / np.maximum(mass, _DRIFT_LEAVES))[:, None, None]
+        self._offset[:, slots] = 0.0
+        self._leaning[slots] = 0.0
+        for method in methods:
+            self._curves[method].forget()
+        if len(methods):
+            self._sum_up(range(len(self._curves)))
+
+
+def joined(steps: Many[Outcomes]) -> Outcomes:
+    """Of several steps one, whose slots recur."""
+    if len(steps) == 1:
+        return steps[0]
+    return Outcomes(
+        slots=np.concatenate([each.slots for each in steps]),
+        methods=np.concatenate([each.methods for each in steps]),
+        drafted=np.concatenate([each.drafted for each in steps]),
+        verified=np.concatenate([each.verified for each in steps]),
+        accepted=np.concatenate([each.accepted for each in steps]),
+        confidences=np.concatenate([each.confidences for each in steps]),
+    )
+
+
+def _decay(table: Floats, slots: Ints, counts: Floats) -> None:
+    """Add counts, [S, 2, K], to the slots' lines of table, which lose as much as the newly judged tokens weigh."""
+    lines = table.take(slots, axis=0)
+    lines *= _ONE - _SLOT_LOST * counts[:, :1]
+    lines += counts
+    table[slots] = lines
+
+
+def _judged_and_passed(outcomes: Outcomes) -> Ints:
+    """[S, 2] how many tokens of each draft were judged, and accepted."""
+    return _pairs(outcomes.accepted + (outcomes.accepted < outcomes.verified), outcomes.accepted)
+
+
+def _pairs(first: Ints, second: Ints) -> Ints:
+    """[S, 2] of two [S]."""
+    found = np.empty((len(first), 2), dtype=np.int64)
+    found[:, 0] = first
+    found[:, 1] = second
+    return found
+
+
+def _stacked(parts: Many[Ints]) -> Ints:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _present(methods: Ints) -> list[int]:
+    """Which methods occur."""
+    return methods.tolist() if len(methods) == 1 else np.bincount(methods).nonzero()[0].tolist()
+
+
+def _within(chances: Floats) -> Floats:
+    """Neither certain nor impossible; in place."""
+    np.maximum(chances, _LOWEST, out=chances)
+    np.minimum(chances, _HIGHEST, out=chances)
+    return chances

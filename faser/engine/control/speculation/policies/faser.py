@@ -1,0 +1,141 @@
+"""The policy `faser`: every sequence drafts as far as it pays for the whole step, and nobody where it does not.
+
+G, expected tokens a second of the whole step with drafting inside (see objective), is maximised twice: over draft
+lengths before drafting, over verified tokens once the drafts' confidences are known. In between a draft model is
+told at which survival another pass stops paying: the prices of Dinkelbach's method, seconds times G. Where plain
+steps are better nobody drafts, but for probes, which are paid from a fixed share of the time.
+"""
+
+import functools
+
+import numpy as np
+
+from faser.engine.contract.plan import StopRule
+from faser.engine.control.speculation.acceptance.estimator import Acceptance
+from faser.engine.control.speculation.policies.draft_lengths import best_lengths
+from faser.engine.control.speculation.policies.objective import Choice, Objective, best_prefixes
+from faser.engine.control.speculation.policies.policy import Candidates, Ints
+from faser.engine.control.speculation.policies.probes import Probes
+from faser.engine.control.timing.cost_model import CostModel
+
+_SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with drafts over G without
+_DWELL_STEPS = 2  # between two switches: load noise must not flap
+_DEEPER = 2  # tokens beyond the expected optimum that a confident draft may go
+_BEND = 1.5  # a row so many times dearer than those before it lies behind a bend
+_FOLLOW = 0.05  # weight of the newest step in what look-ups in text have brought
+_ONE = np.array(1)
+
+
+class Faser:
+    """See Policy. method: the drafter that needs a pass per token, where there is one."""
+
+    name = "faser"
+
+    def __init__(self, costs: CostModel, acceptance: Acceptance, *, method: str) -> None:
+        self._costs = costs
+        self._acceptance = acceptance
+        self._method = method
+        self._probes = Probes()
+        self._on = False
+        self._since_switch = _DWELL_STEPS
+        self._rate = 0.0  # G that the last lengths were chosen for
+        self._row_price = 0.0  # that G in the time of a row of theirs, before they were deepened
+        self._brought = 2 * _SWITCH_ON  # G with drafts from text over G without, as keep() saw it lately
+
+    def lengths(self, candidates: Candidates) -> Ints:
+        if not np.count_nonzero(candidates.limit):
+            return np.zeros_like(candidates.limit)
+        objective = Objective(self._costs, candidates)
+        if self._costs.has_passes:
+            choice = best_lengths(candidates, objective, self._costs)
+            self._switch(choice.rate / objective.plain_rate, candidates.since)
+            wanted = self._deepened(candidates, choice, objective)
+        else:
+            looking_s = self._costs.asking_s(candidates.num_sequences)
+            worth = candidates.survival[:, 1:] * candidates.weight[:, None]
+            choice = best_prefixes(objective, worth, candidates.limit, looking_s)
+            self._switch(self._text_gain(candidates, choice, objective), candidates.since)
+            wanted = candidates.limit
+        num_chosen = sum(choice.lengths.tolist())
+        self._rate, self._row_price = choice.rate, choice.rate * objective.row_s(0, max(num_chosen, 1))
+        lengths = wanted if self._on else np.zeros_like(candidates.limit)
+        return self._probes.add(candidates, lengths, objective, self._costs)
+
+    def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:
+        """Prices are in expected tokens: what the time would bring elsewhere, at the rate that lengths() found.
+
+        A token is kept while it is worth a row. The next one will be worth the survival so far times its own
+        acceptance, unknown yet, so the usual one; it costs a pass and a row.
+        """
+        if not self._costs.has_passes or not self._on:
+            return None
+        count, row_price = len(lengths), self._row_price
+        usual = float(np.add.reduce(candidates.survival[:, 1])) / count
+        going = np.arange(1, count + 1)
+        pass_prices = self._costs.pass_s(going) * (self._rate / usual)
+        pass_prices += going * (row_price / usual - row_price)
+        intercept, slope = self._acceptance.calibration(self._method, candidates.slots)
+        return StopRule(
+            row_price=row_price, pass_prices=tuple(pass_prices.tolist()), intercept=intercept, slope=slope
+        )
+
+    def keep(self, candidates: Candidates, lengths: Ints) -> Ints:
+        """The time of drafting is spent: only what verification adds counts, and none may be best."""
+        if not np.count_nonzero(lengths):
+            self._brought += _FOLLOW * (1.0 - self._brought)
+            return lengths
+        objective = Objective(self._costs, candidates)
+        values = candidates.survival[:, 1:] * candidates.weight[:, None]
+        choice = best_prefixes(objective, values, lengths)
+        self._brought += _FOLLOW * (choice.rate / objective.plain_rate - self._brought)
+        return choice.lengths
+
+    def _switch(self, gain: float, since: int) -> None:
+        """On or off for everybody, with hysteresis and a dwell. since: steps since the last time."""
+        self._since_switch += since
+        wanted = gain > (_STAY_ON if self._on else _SWITCH_ON)
+        if wanted != self._on and self._since_switch >= _DWELL_STEPS:
+            self._on, self._since_switch = wanted, 0
+
+    def _deepened(self, candidates: Candidates, choice: Choice, objective: Objective) -> Ints:
+        """Upper bounds beyond the expected optimum, so that confident drafts may go on; see stop_rule.
+
+        Only where one more token each would pay if it were half way from its expected survival to certain, and
+        not before a bend of the step time: the rule has one price for all rows.
+        """
+        drafting = choice.lengths.nonzero()[0]
+        count = len(drafting)
+        if not count:
+            return choice.lengths
+        chosen = sum(choice.lengths.tolist())
+        row_s = objective.row_s(chosen, chosen + count)
+        if row_s > _BEND * objective.row_s(0, chosen):
+            return choice.lengths
+        lengths, limit = choice.lengths.take(drafting), candidates.limit.take(drafting)
+        next_survival = candidates.survival[drafting, np.minimum(lengths + _ONE, limit)]
+        hoped = (1 + float(np.add.reduce(next_survival)) / count) / 2
+        if choice.rate * (row_s + self._costs.pass_s(count) / count) > hoped:
+            return choice.lengths
+        deeper: Ints = _deeper(candidates.survival.shape[1]).take(choice.lengths)
+        return np.minimum(deeper, candidates.limit, out=deeper)
+
+    def _text_gain(self, candidates: Candidates, choice: Choice, objective: Objective) -> float:
+        """G with look-ups over G without: expected, or brought lately if that is more.
+
+        Text costs little to look up and keep() cuts what is not worth its rows, so everybody looks up all of it or
+        nobody. Lately counts because drafts differ: where the average one does not pay, the best may; but no more
+        than certain tokens would bring.
+        """
+        drafting_s = self._costs.asking_s(candidates.num_sequences)
+        lately = self._brought * objective.plain_s / (objective.plain_s + drafting_s)
+        most = sum(candidates.limit.tolist())
+        certain = objective.worth + float(candidates.weight.max()) * np.arange(most + 1)
+        possible = float((certain / (objective.verify_upto_s(most) + drafting_s)).max())
+        return max(choice.rate, min(lately * objective.plain_rate, possible)) / objective.plain_rate
+
+
+@functools.lru_cache(maxsize=8)
+def _deeper(num_lengths: int) -> Ints:
+    """Of every length the upper bound beyond it; who does not draft goes no deeper. Read only."""
+    lengths = np.arange(num_lengths)
+    return np.where(lengths > 0, lengths + np.maximum(lengths // 2, _DEEPER), 0)

@@ -1,0 +1,94 @@
+"""Probes: small drafts of sequences that do not draft, to see whether it would pay again.
+
+Owns when each slot is due next, and an account of time. Every step pays a fixed share of its time into the
+account and a probe is taken only when it can be paid from there, so probing never costs more than that share.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from faser.engine.control.speculation.policies.objective import Objective
+from faser.engine.control.speculation.policies.policy import Candidates, Ints
+from faser.engine.control.timing.cost_model import CostModel
+
+_SHARE = 0.004  # of the time, at most
+_FIRST_WAIT, _LONGEST_WAIT = 16, 256  # steps
+_LENGTH = 2  # tokens of a probe
+_SAVED_STEPS = 400.0  # plain steps' worth of time that the account holds at most
+_NO_WAIT = 0
+
+
+class Probes:
+    """One for a policy."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._due = np.zeros(0, dtype=np.int64)  # by slot: step of the next probe; 0: none is planned
+        self._wait = np.zeros(0, dtype=np.int64)  # by slot: steps from the last probe to the next one
+        self._hope = np.zeros(0)  # by slot: expected first acceptance at the last probe
+        self._saved_s = 0.0
+        self._closed_until = 0
+
+    def add(self, candidates: Candidates, lengths: Ints, objective: Objective, costs: CostModel) -> Ints:
+        """lengths with probes for those that are due, cheapest first, as far as the account allows."""
+        self._step += candidates.since
+        share_s = _SHARE * objective.plain_s
+        self._saved_s = min(self._saved_s + candidates.since * share_s, _SAVED_STEPS * share_s)
+        if np.count_nonzero(lengths) == np.count_nonzero(candidates.limit):
+            if np.count_nonzero(self._due):
+                self._cover(candidates.slots)
+                self._due[candidates.slots] = _NO_WAIT
+            return lengths
+        idle = (lengths == 0) & (candidates.limit > 0)
+        self._cover(candidates.slots)
+        due = self._plan(candidates, idle)
+        if not len(due) or self._step < self._closed_until:
+            return lengths
+        return self._pay(candidates, lengths, due, objective, costs)
+
+    def _cover(self, slots: Ints) -> None:
+        missing = int(slots.max()) + 1 - len(self._due)
+        if missing > 0:
+            self._due = np.concatenate((self._due, np.zeros(missing, dtype=np.int64)))
+            self._wait = np.concatenate((self._wait, np.zeros(missing, dtype=np.int64)))
+            self._hope = np.concatenate((self._hope, np.zeros(missing)))
+
+    def _plan(self, candidates: Candidates, idle: NDArray[np.bool_]) -> Ints:
+        """Positions of the sequences whose probe is due; whoever fell idle is given a date."""
+        slots = candidates.slots
+        self._due[slots[~idle]] = _NO_WAIT
+        fresh = slots[idle & (self._due[slots] == _NO_WAIT)]
+        self._wait[fresh] = _FIRST_WAIT
+        self._due[fresh] = self._step + _FIRST_WAIT
+        return np.flatnonzero(idle & (self._due[slots] <= self._step))
+
+    def _pay(
+        self, candidates: Candidates, lengths: Ints, due: Ints, objective: Objective, costs: CostModel
+    ) -> Ints:
+        """As many of the due as the account holds; if it holds none, it is not asked again for a few steps."""
+        due = due[np.argsort(candidates.lag[due], kind="stable")]
+        unprobed_s = self._cost_s(candidates, lengths, objective, costs)
+        while len(due):
+            probed = lengths.copy()
+            probed[due] = np.minimum(candidates.limit[due], _LENGTH)
+            cost_s = self._cost_s(candidates, probed, objective, costs) - unprobed_s
+            if cost_s <= self._saved_s:
+                self._saved_s -= max(cost_s, 0.0)
+                self._settle(candidates, due)
+                return probed
+            due = due[: len(due) // 4]
+        self._closed_until = self._step + _FIRST_WAIT // 2
+        return lengths
+
+    def _cost_s(self, candidates: Candidates, lengths: Ints, objective: Objective, costs: CostModel) -> float:
+        drafted = lengths.sum(keepdims=True)
+        return costs.draft_s(lengths, candidates.lag) + float(objective.verify_s(drafted)[0])
+
+    def _settle(self, candidates: Candidates, due: Ints) -> None:
+        slots = candidates.slots[due]
+        hope = candidates.survival[due, 1]
+        rising = hope > self._hope[slots]
+        wait = np.where(rising, self._wait[slots] // 2, self._wait[slots] * 2)
+        self._wait[slots] = np.clip(wait, _FIRST_WAIT // 4, _LONGEST_WAIT)
+        self._due[slots] = self._step + self._wait[slots]
+        self._hope[slots] = hope

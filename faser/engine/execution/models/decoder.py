@@ -1,0 +1,148 @@
+"""The decoder: from token ids to logits, over the rows of one step, on one backend.
+
+Owns the packed weights and the buffers that activations pass through. Allocates nothing in a step and calls
+nothing but the backend. Knows neither files nor families, neither sequences nor sampling.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.execution.models import tensors
+from faser.engine.execution.models.weights import DecoderWeights
+from faser.kernels.interface.backend import AttentionPlan, AttentionShape, Backend, KvCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffers:
+    """Where activations live during a step; every step overwrites them. All on the backend's device.
+
+    hidden, normed: [R, H]; qkv: [R, (Hq + 2 Hkv) * D]; mixed: [R, Hq * D]; gate_up: [R, 2 F]; inner: [R, F];
+    logits: [max_logit_rows, V] float32. R is the most rows that one step may have.
+    """
+
+    hidden: Tensor
+    normed: Tensor
+    qkv: Tensor
+    mixed: Tensor
+    gate_up: Tensor
+    inner: Tensor
+    logits: Tensor
+
+    @classmethod
+    def allocate(
+        cls, spec: DecoderSpec, dtype: torch.dtype, device: torch.device, *, max_rows: int, max_logit_rows: int
+    ) -> "Buffers":
+        def rows(width: int) -> Tensor:
+            return torch.empty((max_rows, width), dtype=dtype, device=device)
+
+        return cls(
+            hidden=rows(spec.hidden_size),
+            normed=rows(spec.hidden_size),
+            qkv=rows(spec.q_size + 2 * spec.kv_size),
+            mixed=rows(spec.q_size),
+            gate_up=rows(2 * spec.intermediate_size),
+            inner=rows(spec.intermediate_size),
+            logits=torch.empty((max_logit_rows, spec.vocab_size), dtype=torch.float32, device=device),
+        )
+
+
+class Decoder:
+    """A model that is ready to run. One step at a time: two lanes need a Decoder each, over the same weights.
+
+    angles: [P, D] float32, cosines then sines, on the backend's device; P bounds the positions.
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, backend: Backend, weights: DecoderWeights, angles: Tensor, buffers: Buffers
+    ) -> None:
+        self.spec = spec
+        self.dtype = buffers.hidden.dtype
+        self._backend = backend
+        self._weights = weights
+        self._buffers = buffers
+        self._angles = tuple(angles if rotates else None for rotates in spec.rotary)
+        self._shapes = tuple(
+            AttentionShape(
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                scale=spec.head_dim**-0.5,
+                window=window,
+            )
+            for window in spec.windows
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        return tensors.num_parameters(self.spec)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights in the types they are computed in."""
+        return self._weights.num_bytes
+
+    @property
+    def hidden(self) -> Tensor:
+        """[max_rows, H], the place whose first rows embed returns."""
+        return self._buffers.hidden
+
+    @property
+    def logit_rows(self) -> Tensor:
+        """[max_logit_rows, V] float32, the place whose first rows logits returns."""
+        return self._buffers.logits
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Start a step. token_ids: [R] int64. Returns hidden [R, H], valid until the next embed."""
+        assert len(token_ids) <= len(self._buffers.hidden), "more rows than the buffers hold"
+        return self._backend.embed(token_ids, self._weights.embedding, self._buffers.hidden[: len(token_ids)])
+
+    def run_layers(self, hidden: Tensor, first: int, last: int, cache: KvCache, plan: AttentionPlan) -> Tensor:
+        """Layers first … last - 1 over hidden [R, H], in place; their keys and values enter the cache.
+
+        plan: of the layout whose rows hidden holds. Returns hidden.
+        """
+        backend, buffers, eps = self._backend, self._buffers, self.spec.rms_norm_eps
+        rows = len(hidden)
+        normed, qkv, mixed = buffers.normed[:rows], buffers.qkv[:rows], buffers.mixed[:rows]
+        gate_up, inner = buffers.gate_up[:rows], buffers.inner[:rows]
+        for layer in range(first, last):
+            weights, shape, angles = self._weights.layers[layer], self._shapes[layer], self._angles[layer]
+            backend.rms_norm(hidden, weights.input_norm, eps, normed)
+            backend.linear(normed, weights.qkv, qkv)
+            queries = backend.rope_append(
+                qkv, angles, cache, layer, shape, plan, q_norm=weights.q_norm, k_norm=weights.k_norm, eps=eps
+            )
+            backend.attend(queries, cache, layer, shape, plan, mixed)
+            backend.linear(mixed, weights.attention_out, hidden, residual=hidden)
+            backend.rms_norm(hidden, weights.post_norm, eps, normed)
+            backend.linear(normed, weights.gate_up, gate_up)
+            backend.silu_mul(gate_up, inner)
+            backend.linear(inner, weights.down, hidden, residual=hidden)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, V] float32 for any N rows of hidden, [N, H], unchanged; valid until the next call."""
+        rows = len(hidden)
+        assert rows <= len(self._buffers.logits), "more rows than the logits buffer holds"
+        normed = self._backend.rms_norm(
+            hidden, self._weights.final_norm, self.spec.rms_norm_eps, self._buffers.normed[:rows]
+        )
+        return self._backend.linear(normed, self._weights.head, self._buffers.logits[:rows])
+
+    def scores(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """Logits of a few tokens a row, [N, M] float32, rounded to the weights' type.
+
+        hidden: [N, H], after any layer, unchanged. token_ids: [N, M] int64, every row's own. Takes N M H products
+        where all logits take N V H; costs N M rows of the head in memory.
+        """
+        (rows, width), tokens = hidden.shape, token_ids.shape[1]
+        assert rows <= len(self._buffers.normed), "more rows than the buffers hold"
+        normed = self._backend.rms_norm(
+            hidden, self._weights.final_norm, self.spec.rms_norm_eps, self._buffers.normed[:rows]
+        )
+        wanted = torch.empty((rows * tokens, width), dtype=hidden.dtype, device=hidden.device)
+        self._backend.embed(token_ids.reshape(-1), self._weights.head, wanted)
+        return (wanted.view(rows, tokens, width) @ normed[:, :, None])[:, :, 0].float()

@@ -1,0 +1,115 @@
+"""Makes a Decoder of a checkpoint: configuration, weights, rotary table, buffers.
+
+Decides which products are computed in 8 bits: those of a checkpoint that stores them so, or all of the layers'
+where that is asked for.
+"""
+
+import logging
+from pathlib import Path
+
+import torch
+
+from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
+from faser.engine.execution.models.decoder import Buffers, Decoder
+from faser.engine.execution.models.rope import rotary_angles
+from faser.engine.execution.models.stored_fp8 import Fp8Source
+from faser.engine.execution.models.weights import DecoderWeights, Progress, WeightSource, pack_weights
+from faser.errors import ConfigError
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.fp8 import quantise_weight
+
+_log = logging.getLogger("faser")
+_QUANTIZATIONS = (None, "fp8")
+
+
+def load_decoder(
+    directory: Path,
+    backend: Backend,
+    dtype: torch.dtype,
+    *,
+    max_model_len: int,
+    max_rows: int,
+    max_logit_rows: int | None = None,
+    quantization: str | None = None,
+    source: WeightSource | None = None,
+    progress: Progress,
+) -> Decoder:
+    """Load a checkpoint directory, or a GGUF file.
+
+    dtype: what weights, activations and products have, but for products in 8 bits. max_model_len: positions
+    that will be asked for. max_rows: most rows of a step. max_logit_rows: most rows of one logits call; None: as
+    many as max_rows. quantization: fp8 quantises the layers' products; None: they are as the checkpoint has them.
+    source: where tensors come from instead of the directory, which then only says how large they are.
+    progress: called with (bytes done, bytes in all) after every tensor.
+
+    Raises ModelError that names the file, the field or the tensor that cannot be used; ConfigError for a
+    quantization that is not known, or that the backend has no products for.
+    """
+    _check_quantization(quantization, backend)
+    config = read_model_config(directory)
+    spec = config.spec
+    source = source or _open_source(directory)
+    weights = _pack(directory, source, config, backend, dtype, quantization, progress)
+    angles = rotary_angles(spec.rope, head_dim=spec.head_dim, num_positions=max_model_len)
+    buffers = Buffers.allocate(
+        spec,
+        dtype,
+        backend.device,
+        max_rows=max_rows,
+        max_logit_rows=max_rows if max_logit_rows is None else max_logit_rows,
+    )
+    return Decoder(spec, backend, weights, angles.to(backend.device), buffers)
+
+
+def _check_quantization(quantization: str | None, backend: Backend) -> None:
+    if quantization not in _QUANTIZATIONS:
+        raise ConfigError(f"quantization is {quantization}; only fp8 is known")
+    if quantization is not None and not backend.has_fp8:
+        raise ConfigError(
+            f"quantization is {quantization}; the {backend.name} backend has no fp8 products on {backend.device}"
+        )
+
+
+def _pack(
+    directory: Path,
+    source: WeightSource,
+    config: ModelConfig,
+    backend: Backend,
+    dtype: torch.dtype,
+    quantization: str | None,
+    progress: Progress,
+) -> DecoderWeights:
+    """A checkpoint that is quantised stays as it is where the backend has products for it."""
+    stored = config.quantization
+    if stored is None:
+        quantise = None if quantization is None else quantise_weight
+        return pack_weights(source, config.spec, backend, dtype, progress, quantise=quantise)
+    quantised = Fp8Source(source)
+    if quantised.has_cache_scales:
+        _log.info(
+            "%s has scales of keys and values; they are not used, --kv-cache-dtype fp8 stores with one", directory
+        )
+    if not backend.has_fp8:
+        _log.warning(
+            "%s is quantised (%s) and the %s backend has no fp8 products on %s: weights are dequantised to %s, "
+            "which takes the memory and the time of a checkpoint in that type",
+            directory,
+            stored.method,
+            backend.name,
+            backend.device,
+            str(dtype).removeprefix("torch."),
+        )
+        return pack_weights(quantised, config.spec, backend, dtype, progress)
+    if stored.static_inputs:
+        _log.info("%s fixes the scales of inputs; they are not used, each row gets its own", directory)
+    return pack_weights(quantised, config.spec, backend, dtype, progress, stored=quantised.fp8)
+
+
+def _open_source(path: Path) -> WeightSource:
+    if path.suffix == ".gguf":
+        from faser.engine.checkpoints.gguf import open_gguf
+
+        return open_gguf(path)
+    from faser.engine.execution.models.safetensors_source import SafetensorsSource
+
+    return SafetensorsSource(path)

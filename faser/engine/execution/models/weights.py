@@ -1,0 +1,229 @@
+"""The weights of a decoder, packed for one backend, and the way they get there from a checkpoint.
+
+Products that read the same input are fused into one. Tensors are read one at a time and dropped once they
+are packed, so that memory peaks at the packed weights and one fused product. Where tensors come from is
+the business of a WeightSource.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.execution.models import tensors
+from faser.errors import ModelError
+from faser.kernels.interface.backend import Backend, PackedLinear
+from faser.kernels.interface.fp8 import FP8, Fp8Rows, stack_rows
+
+Progress = Callable[[int, int], None]  # (bytes done, bytes in all), counted in the type of the activations
+StoredRows = Callable[[str], Fp8Rows | None]  # a tensor as it is stored, if that is quantised
+Quantise = Callable[[Tensor], Fp8Rows]
+
+_MOST_NAMED = 3  # names of tensors in one error
+
+
+class WeightSource(Protocol):
+    """The tensors of a checkpoint, under the names of the hub's checkpoints."""
+
+    def names(self) -> Sequence[str]: ...
+
+    def get(self, name: str) -> Tensor:
+        """One of the named tensors: any float type, not to be written to; on the CPU, or where it is packed for.
+
+        Raises ModelError if it cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """qkv: queries, keys, values stacked; gate_up: gate, then up. Norms: [H], q_norm and k_norm [D] or None."""
+
+    input_norm: Tensor
+    qkv: PackedLinear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    attention_out: PackedLinear
+    post_norm: Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderWeights:
+    """embedding and head are one object when the model ties them. num_bytes: of all weights as they are packed."""
+
+    embedding: PackedLinear
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    head: PackedLinear
+    num_bytes: int
+
+
+def pack_weights(
+    source: WeightSource,
+    spec: DecoderSpec,
+    backend: Backend,
+    dtype: torch.dtype,
+    progress: Progress,
+    *,
+    stored: StoredRows | None = None,
+    quantise: Quantise | None = None,
+) -> DecoderWeights:
+    """Read every tensor of the spec, cast it to dtype and pack it.
+
+    stored: what it gives of the layers' products is packed as it is. quantise: makes a quantised weight of each
+    other one, given on the backend's device. Embedding and head always have the dtype: their rows are looked up,
+    and nothing behind the head repairs what an error in it does to the tokens.
+
+    Raises ModelError that names tensors that are missing, unexpected or of another shape; nothing has been
+    packed yet when names are wrong.
+    """
+    _check_names(source, spec)
+    packer = _Packer(source, spec, backend, dtype, progress, stored, quantise)
+    embedding = packer.product(tensors.EMBEDDING)
+    layers = tuple(packer.layer(tensors.layer_prefix(layer)) for layer in range(spec.num_layers))
+    final_norm = packer.vector(tensors.FINAL_NORM)
+    head = embedding if spec.tie_word_embeddings else packer.product(tensors.HEAD)
+    return DecoderWeights(
+        embedding=embedding, layers=layers, final_norm=final_norm, head=head, num_bytes=packer.packed_bytes
+    )
+
+
+class _Packer:
+    """Reads and packs in the order it is asked; counts the bytes done.
+
+    packed_bytes: of what has been packed so far, in the types it was packed in.
+    """
+
+    def __init__(
+        self,
+        source: WeightSource,
+        spec: DecoderSpec,
+        backend: Backend,
+        dtype: torch.dtype,
+        progress: Progress,
+        stored: StoredRows | None,
+        quantise: Quantise | None,
+    ) -> None:
+        self.packed_bytes = 0
+        self._source = source
+        self._shapes = tensors.tensor_shapes(spec)
+        self._backend = backend
+        self._dtype = dtype
+        self._progress = progress
+        self._stored = stored
+        self._quantise = quantise
+        self._done_bytes = 0
+        self._total_bytes = tensors.num_parameters(spec) * dtype.itemsize
+
+    def layer(self, prefix: str) -> LayerWeights:
+        def stack(*names: str) -> PackedLinear:
+            return self.layer_product(*(f"{prefix}{name}.weight" for name in names))
+
+        def norm(name: str) -> Tensor | None:
+            return self.vector(prefix + name) if prefix + name in self._shapes else None
+
+        return LayerWeights(
+            input_norm=self.vector(f"{prefix}input_layernorm.weight"),
+            qkv=stack("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            q_norm=norm("self_attn.q_norm.weight"),
+            k_norm=norm("self_attn.k_norm.weight"),
+            attention_out=stack("self_attn.o_proj"),
+            post_norm=self.vector(f"{prefix}post_attention_layernorm.weight"),
+            gate_up=stack("mlp.gate_proj", "mlp.up_proj"),
+            down=stack("mlp.down_proj"),
+        )
+
+    def product(self, name: str) -> PackedLinear:
+        """The product of a weight outside the layers: it has no bias and is never quantised."""
+        return self._pack(self._stacked((name,)), None)
+
+    def layer_product(self, *names: str) -> PackedLinear:
+        """One product of the named weights stacked, with their biases if the spec has them."""
+        biases = tuple(f"{name.removesuffix('.weight')}.bias" for name in names)
+        bias = self._stacked(biases) if biases[0] in self._shapes else None
+        quantised = self._stored_rows(names)
+        if quantised is not None:
+            return self._pack(quantised, bias)
+        weight = self._stacked(names)
+        if self._quantise is not None:
+            return self._pack(self._quantise(weight.to(self._backend.device)), bias)
+        return self._pack(weight, bias)
+
+    def vector(self, name: str) -> Tensor:
+        vector = self._stacked((name,)).to(self._backend.device)
+        self.packed_bytes += vector.nbytes
+        return vector
+
+    def _pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None) -> PackedLinear:
+        self.packed_bytes += weight.num_bytes if isinstance(weight, Fp8Rows) else weight.nbytes
+        self.packed_bytes += 0 if bias is None else bias.nbytes
+        return self._backend.pack(weight, bias)
+
+    def _stored_rows(self, names: Sequence[str]) -> Fp8Rows | None:
+        """The named weights as they are stored, one below the other; None: they are not quantised.
+
+        Raises ModelError for a product of which a part is quantised and another is not.
+        """
+        if self._stored is None:
+            return None
+        found = {name: self._stored(name) for name in names}
+        parts = [part for part in found.values() if part is not None]
+        if not parts:
+            return None
+        for name, part in found.items():
+            if part is None:
+                others = ", ".join(other for other in names if other != name)
+                raise ModelError(
+                    f"tensor {name} is not quantised, and of one product with {others}; it must be too"
+                )
+            self._read(name, part.values)
+        return stack_rows(parts)
+
+    def _stacked(self, names: Sequence[str]) -> Tensor:
+        """A fresh tensor in the target type, where the first one lies, of the named ones one below the other."""
+        shapes = [self._shapes[name] for name in names]
+        size = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        stacked: Tensor | None = None
+        first = 0
+        for name, shape in zip(names, shapes, strict=True):
+            found = self._source.get(name)
+            if found.dtype is FP8:
+                raise ModelError(
+                    f"tensor {name} is float8_e4m3fn; it has no scales, or the config does not say so"
+                )
+            self._read(name, found)
+            if stacked is None:
+                stacked = torch.empty(size, dtype=self._dtype, device=found.device)
+            stacked[first : first + shape[0]].copy_(found)
+            first += shape[0]
+        assert stacked is not None, "nothing to be stacked"
+        return stacked
+
+    def _read(self, name: str, found: Tensor) -> None:
+        """Count a tensor as done. Raises ModelError if its shape is not the spec's."""
+        shape = self._shapes[name]
+        if tuple(found.shape) != shape:
+            raise ModelError(f"tensor {name} has shape {list(found.shape)}; the config asks for {list(shape)}")
+        self._done_bytes += found.numel() * self._dtype.itemsize
+        self._progress(self._done_bytes, self._total_bytes)
+
+
+def _check_names(source: WeightSource, spec: DecoderSpec) -> None:
+    """The checkpoint has the tensors of the spec, no fewer and no others."""
+    expected, found = tensors.tensor_shapes(spec), set(source.names())
+    if missing := [name for name in expected if name not in found]:
+        raise ModelError(f"the checkpoint lacks {_listed('tensor', missing)}")
+    unexpected = sorted(name for name in found if name not in expected and not tensors.ignorable(name, spec))
+    if unexpected:
+        raise ModelError(f"the checkpoint has {_listed('tensor', unexpected)}, which its config does not describe")
+
+
+def _listed(noun: str, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMED])
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{noun}{'s' if len(names) > 1 else ''} {shown}{more}"

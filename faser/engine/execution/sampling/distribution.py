@@ -1,0 +1,244 @@
+"""From processed logits to a token: temperature, min_p, top_k, top_p, and the draw. Pure functions of rows.
+
+Each function takes rows [R, V] and parameters [R], all on one device; a row's result depends on that row only,
+bit for bit. Two choices make that so. Probabilities become *masses*, whole numbers of units of 2**-52: their
+sums stay below 2**53, hence are exact in float64, and the order of summation cannot matter. Every truncation
+keeps a prefix of one order (`ranking`), so ties are settled: among equal logits the lower ids stay.
+
+    order        | 0 ........ n - 1 | n ............ V - 1 |
+    masses       |      kept        |         zero         |     n >= 1: the most likely token always stays
+
+Knows nothing of slots, requests and penalties.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from faser.engine.execution.sampling.ranking import leading
+
+MASS_ONE = 2.0**52
+_LOWEST = -60.0  # nats; a token that far below the most likely one has a mass of 0
+_LOG2_E = 1.44269504
+_LN2_HIGH = 0.693145751953125  # ln 2 in two parts of 16 bits: their products with an exponent are exact
+_LN2_LOW = 49087 * 2.0**-35
+_WEIGHT_TERMS = (8.312521e-3, 4.189016e-2, 0.16667114, 0.4999923, 1.0, 1.0)  # least relative error, 1.1e-7
+_WEIGHT_ONE = 2.0**32  # units in which weights are summed: whole numbers, so this sum is exact too
+_NUM_LEADING = 64  # a typical nucleus fits; taking them costs less than two passes over the vocabulary
+_BUCKETS_PER_NAT = 64.0
+_NUM_BUCKETS = 2048  # the last one takes all that is more than 32 nats below the most likely token
+_BLOCK = 256  # columns that are summed at once before one of them is sought
+_CACHED_ELEMENTS = 2**18  # 1 MiB of float32; beyond, temporaries are mapped afresh each time: 4 times as slow
+_DEVICE_ELEMENTS = 2**25  # 128 MiB of float32, of which there may be a dozen, half of them float64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """Which tokens may be drawn, per row. They apply in this order; each works on what the last one left.
+
+    min_p: [R] float64, keep what is at least min_p times as likely as the most likely token; 0 is off.
+    top_k: [R] int64, keep the first top_k; 0 is off.
+    top_p: [R] float64, keep the fewest first tokens that have top_p of the remaining mass; 1 is off.
+    """
+
+    min_p: Tensor
+    top_k: Tensor
+    top_p: Tensor
+
+    def rows(self, chosen: Tensor | slice) -> "Truncation":
+        return Truncation(min_p=self.min_p[chosen], top_k=self.top_k[chosen], top_p=self.top_p[chosen])
+
+
+def scale(logits: Tensor, temperature: Tensor) -> Tensor:
+    """(logits - their maximum) / temperature, in place: 0 at the most likely token, below elsewhere.
+
+    logits: [R, V] float32, finite maximum, overwritten. temperature: [R] float32 above 0.
+    """
+    return logits.sub_(logits.amax(-1, keepdim=True)).div_(temperature[:, None])
+
+
+def draw(masses: Tensor, uniforms: Tensor) -> Tensor:
+    """Column [R] int64 at which the running sum first exceeds uniform * total; its mass is above 0.
+
+    masses: [R, W] whole numbers of any float type, a positive total below 2**53. uniforms: [R] float64 in [0, 1).
+    """
+    num_rows, width = masses.shape
+    if width <= _BLOCK:
+        return _exceeding(masses, _threshold(masses.sum(-1, dtype=torch.float64), uniforms))[0]
+    blocks = pad(masses, (0, -width % _BLOCK)).view(num_rows, -1, _BLOCK)
+    sums = blocks.sum(-1, dtype=torch.float64)
+    block, rest = _exceeding(sums, _threshold(sums.sum(-1), uniforms))
+    inside = blocks[torch.arange(num_rows, device=masses.device), block]
+    return block * _BLOCK + _exceeding(inside, rest)[0]
+
+
+def _threshold(total: Tensor, uniforms: Tensor) -> Tensor:
+    """floor(uniform * total), below the total even where the product rounds up."""
+    return torch.minimum((uniforms * total).floor_(), total - 1)
+
+
+def _exceeding(masses: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """Column [R] at which the running sum first exceeds the threshold, and what it lacked before that column."""
+    running = masses.cumsum(-1, dtype=torch.float64)
+    column = torch.searchsorted(running, threshold[:, None], right=True)
+    before = torch.where(column > 0, running.gather(-1, (column - 1).clamp(min=0)), 0.0)
+    return column[:, 0], threshold - before[:, 0]
+
+
+def token_masses(scaled: Tensor) -> Tensor:
+    """Probabilities [R, V] float32 in units of 2**-52, rounded down to whole numbers. scaled: from `scale`."""
+    weights = _weights(scaled)
+    total = (weights * _WEIGHT_ONE).floor_().sum(-1, dtype=torch.float64)
+    return weights.mul_((MASS_ONE * _WEIGHT_ONE / total).float()[:, None]).floor_()
+
+
+def _weights(scaled: Tensor) -> Tensor:
+    """exp(scaled) [R, V] float32, the same bits on every machine and in the native kernels (kernels/native).
+
+    Multiplications and additions that are rounded one by one, in this order: libraries' exponentials differ.
+    """
+    nats = scaled.clamp(min=_LOWEST)
+    exponent = (nats * _LOG2_E).round_()
+    nats.sub_(exponent, alpha=_LN2_HIGH).sub_(exponent, alpha=_LN2_LOW)
+    first, *others = _WEIGHT_TERMS
+    powers = nats * first
+    for term in others[:-1]:
+        powers.add_(term).mul_(nats)
+    powers.add_(others[-1])
+    bits = powers.view(torch.int32)
+    bits.add_(exponent.int(), alpha=1 << 23)
+    return powers
+
+
+def kept_masses(scaled: Tensor, cut: Truncation) -> Tensor:
+    """The final distribution: `token_masses` where the truncation keeps a token, else 0. Not normalised."""
+    masses = token_masses(scaled)
+    if (cut.min_p > 0).any():
+        masses = masses * _likely_enough(scaled, cut)
+    if (cut.top_k > 0).any():
+        masses = masses * _shortest_prefix(scaled, torch.ones_like(masses), _num_wanted(cut, scaled.shape[-1]))
+    if (cut.top_p < 1).any():
+        nucleus = _shortest_prefix(scaled, masses, cut.top_p * masses.sum(-1, dtype=torch.float64))
+        masses = masses * (nucleus | (cut.top_p >= 1)[:, None])
+    return masses
+
+
+def choose(scaled: Tensor, cut: Truncation, uniforms: Tensor) -> Tensor:
+    """draw(kept_masses(scaled, cut), uniforms), the same tokens, quicker where few tokens are kept."""
+    token_ids = torch.empty(len(scaled), dtype=torch.int64, device=scaled.device)
+    rest = torch.ones(len(scaled), dtype=torch.bool, device=scaled.device)
+    short = _shortened(cut)
+    if len(short):
+        kept = _keep_leading(_pick(scaled, short), cut.rows(short))
+        in_order, order = kept.token_ids.sort(-1)
+        column = draw(kept.masses.gather(-1, order), uniforms[short])
+        token_ids[short] = in_order.gather(-1, column[:, None])[:, 0]
+        rest[short] = ~kept.settled
+    left = rest.nonzero()[:, 0]
+    if len(left):
+        token_ids[left] = draw(kept_masses(_pick(scaled, left), cut.rows(left)), uniforms[left])
+    return token_ids
+
+
+def final_masses(scaled: Tensor, cut: Truncation) -> Tensor:
+    """kept_masses(scaled, cut), the same numbers, quicker where few tokens are kept."""
+    masses = torch.zeros_like(scaled)
+    rest = torch.ones(len(scaled), dtype=torch.bool, device=scaled.device)
+    short = _shortened(cut)
+    if len(short):
+        kept = _keep_leading(_pick(scaled, short), cut.rows(short))
+        masses[short] = masses[short].scatter_(-1, kept.token_ids, kept.masses)
+        rest[short] = ~kept.settled
+    left = rest.nonzero()[:, 0]
+    if len(left):
+        masses[left] = kept_masses(_pick(scaled, left), cut.rows(left))
+    return masses
+
+
+def rows_at_once(values: Tensor) -> int:
+    """As many rows as keep a pass over the vocabulary within the CPU's caches; elsewhere, as bound memory."""
+    if values.device.type != "cpu":
+        return max(1, _DEVICE_ELEMENTS // values.shape[-1])
+    return max(1, _CACHED_ELEMENTS // max(values.shape[-1], 2 * _NUM_BUCKETS))
+
+
+def parts(num_rows: int, step: int) -> list[slice]:
+    """Rows 0 … num_rows - 1 in pieces of `step`."""
+    return [slice(at, min(at + step, num_rows)) for at in range(0, num_rows, step)]
+
+
+def _pick(values: Tensor, rows: Tensor) -> Tensor:
+    """values[rows], without a copy where that is all of them. rows: ascending, distinct."""
+    return values if len(rows) == len(values) else values[rows]
+
+
+def _shortened(cut: Truncation) -> Tensor:
+    """Rows in which few tokens may be left."""
+    return ((cut.top_k > 0) | (cut.top_p < 1)).nonzero()[:, 0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KeptLeading:
+    """token_ids: [R, W] int64, the most likely first. masses: [R, W] float32, 0 where cut off.
+
+    settled: [R] bool, nothing beyond them is kept; else masses mean nothing.
+    """
+
+    token_ids: Tensor
+    masses: Tensor
+    settled: Tensor
+
+
+def _keep_leading(scaled: Tensor, cut: Truncation) -> _KeptLeading:
+    """The truncation, seen from the most likely tokens alone."""
+    masses = token_masses(scaled)
+    found = leading(scaled, _NUM_LEADING)
+    ordered = masses.gather(-1, found.token_ids)
+    running = ordered.cumsum(-1, dtype=torch.float64)
+    width = running.shape[-1]
+
+    everything = (cut.min_p == 0) & (cut.top_k == 0)
+    num_likely = _likely_enough(found.values, cut).sum(-1)
+    num_before_top_p = torch.minimum(num_likely, _num_wanted(cut, width + 1).long())
+    mass_before_top_p = running.gather(-1, num_before_top_p.clamp(max=width)[:, None] - 1)[:, 0]
+    target = cut.top_p * torch.where(everything, masses.sum(-1, dtype=torch.float64), mass_before_top_p)
+    num_kept = (running < target[:, None]).sum(-1) + 1
+    num_kept = torch.where(cut.top_p < 1, torch.minimum(num_kept, num_before_top_p), num_before_top_p)
+
+    whole = found.num_sure == scaled.shape[-1]
+    settled = whole | ((num_kept <= found.num_sure) & (everything | (num_before_top_p <= found.num_sure)))
+    beyond = torch.arange(width, device=scaled.device) >= num_kept[:, None]
+    return _KeptLeading(token_ids=found.token_ids, masses=ordered.masked_fill(beyond, 0.0), settled=settled)
+
+
+def _likely_enough(scaled: Tensor, cut: Truncation) -> Tensor:
+    """Where min_p keeps a token. Compared as logits: the exponential might bend the order of near neighbours."""
+    return scaled >= cut.min_p.log().float()[:, None]
+
+
+def _num_wanted(cut: Truncation, num_all: int) -> Tensor:
+    """top_k as float64, `num_all` where it is off or larger."""
+    return torch.where(cut.top_k > 0, cut.top_k.clamp(max=num_all), num_all).double()
+
+
+def _shortest_prefix(scaled: Tensor, weights: Tensor, target: Tensor) -> Tensor:
+    """Mask [R, V] of the fewest first tokens of the order whose weights add up to at least `target`.
+
+    weights: [R, V] float64 whole numbers whose sums are exact. target: [R] float64, above 0, at most the sum.
+    No sort of the vocabulary: bucket sums find the bucket of the last kept token, and only that one is sorted.
+    """
+    bucket = scaled.mul(-_BUCKETS_PER_NAT).clamp_(max=_NUM_BUCKETS - 1).long()  # grows along the order
+    sums = torch.zeros(len(scaled), _NUM_BUCKETS, dtype=torch.float64, device=scaled.device)
+    sums = sums.scatter_add_(-1, bucket, weights.double()).cumsum(-1)
+    edge = torch.searchsorted(sums, target[:, None])
+    before = torch.where(edge > 0, sums.gather(-1, (edge - 1).clamp(min=0)), 0.0)
+
+    inside = bucket == edge
+    found = leading(torch.where(inside, scaled, -torch.inf), int(inside.sum(-1).max()))
+    entry = weights.gather(-1, found.token_ids) * inside.gather(-1, found.token_ids)
+    num_short = ((before + entry.cumsum(-1, dtype=torch.float64)) < target[:, None]).sum(-1, keepdim=True)
+    kept = bucket < edge
+    wanted = torch.arange(entry.shape[-1], device=scaled.device) <= num_short
+    return kept.scatter_(-1, found.token_ids, wanted | kept.gather(-1, found.token_ids))

@@ -1,0 +1,89 @@
+"""Kernels that have to be compiled before models can run on a GPU: said before it happens, or refused."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.execution.startup.model_loading import Report
+from faser.engine.execution.startup.sizing import CachedModel
+from faser.errors import ConfigError
+from faser.kernels.cuda.flashinfer.modules import (
+    Attention,
+    Module,
+    compile_time,
+    folder_of_compiled,
+    folders_ahead,
+    needed_modules,
+    package_of_modules,
+)
+from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind
+from faser.kernels.interface.backend import AttentionShape
+from faser.kernels.interface.fp8 import FP8
+
+
+def check_kernels(
+    models: Sequence[CachedModel],
+    arch: str,
+    report: Report,
+    *,
+    kernels: Path,
+    workspace: Path,
+    may_compile: bool,
+) -> None:
+    """Report what FlashInfer will compile when first called, and how long that takes; nothing where all is there.
+
+    To be called before the first step. arch: as flashinfer_build.arch_of has it. kernels, workspace: folders of
+    what was compiled ahead of time, and of what FlashInfer compiles; see flashinfer_modules. Where a package of
+    compiled modules is installed, everything is taken to be there.
+
+    Raises ConfigError naming what is missing where nothing may be compiled.
+    """
+    if package_of_modules():
+        return
+    folders = folders_ahead(kernels, arch)
+    if may_compile:
+        folders = (*folders, folder_of_compiled(workspace, arch))
+    needed = needed_modules(each for model in models for each in _attention(model))
+    missing = [each for each in needed if not each.is_in(folders)]
+    if not missing:
+        return
+    listed = ", ".join(each.label for each in missing)
+    if not may_compile:
+        places = " and ".join(str(folder) for folder in folders)
+        raise ConfigError(
+            f"no kernels may be compiled, and these are missing: {listed}; looked in {places}; "
+            f"{_remedy(missing, arch)}"
+        )
+    report(f"compiling kernels for {arch}, {compile_time(missing)} on one core: {listed}", 0, 0)
+
+
+def _remedy(missing: Sequence[Module], arch: str) -> str:
+    if any(each.dtype != "bfloat16" for each in missing):
+        return "only those of bfloat16 can be compiled ahead of time: use --dtype bfloat16 or --compile-kernels"
+    return f"faser env --build-kernels --arch {arch} --only {','.join(each.name for each in missing)}"
+
+
+def _attention(model: CachedModel) -> set[Attention]:
+    """The kinds of attention that a model's layers have."""
+    return {_kind(model, window) for window in set(model.spec.windows)}
+
+
+def _kind(model: CachedModel, window: int | None) -> Attention:
+    single = AttentionKind(_shape(model.spec, window), model.dtype, model.kv_dtype, one_row_each=True)
+    return Attention(
+        head_dim=model.spec.head_dim,
+        window=window is not None,
+        dtype=str(model.dtype).removeprefix("torch."),
+        fp8=model.kv_dtype is FP8,
+        decodes=not single.uses_tensor_cores,
+    )
+
+
+def _shape(spec: DecoderSpec, window: int | None) -> AttentionShape:
+    return AttentionShape(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        scale=1.0,
+        window=window,
+    )

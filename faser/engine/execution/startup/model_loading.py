@@ -1,0 +1,88 @@
+"""Loads the models of an engine: the target and, where one drafts, a draft model, both on one backend.
+
+They run one after the other, so they share the backend and its threads. What does not fit together is refused
+here. Knows neither caches nor schedules.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from faser.config.engine import EngineConfig
+from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
+from faser.engine.execution.models.decoder import Decoder
+from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.models.weights import WeightSource
+from faser.engine.execution.startup.sizing import compute_dtype, context_len, most_logit_rows
+from faser.errors import ConfigError
+from faser.kernels.interface.backend import Backend
+
+Report = Callable[[str, int, int], None]
+Sources = Callable[[Path], WeightSource]  # by the directory of a model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """config: what its files say. max_positions: positions it will be asked for, at most."""
+
+    config: ModelConfig
+    decoder: Decoder
+    max_positions: int
+
+
+def load_target(
+    config: EngineConfig, directory: Path, backend: Backend, report: Report, sources: Sources | None = None
+) -> LoadedModel:
+    """The model that is served. sources: who has its tensors; None: its directory.
+
+    Raises ConfigError (or ModelError) naming what does not fit.
+    """
+    model = read_model_config(directory)
+    max_positions = context_len(config, model)
+    decoder = load_decoder(
+        directory,
+        backend,
+        compute_dtype(config, model),
+        max_model_len=max_positions,
+        max_rows=config.max_num_batched_tokens,
+        max_logit_rows=most_logit_rows(config),
+        quantization=config.quantization,
+        source=None if sources is None else sources(directory),
+        progress=lambda done, total: report("loading weights", done, total),
+    )
+    return LoadedModel(config=model, decoder=decoder, max_positions=max_positions)
+
+
+def load_draft_model(
+    config: EngineConfig,
+    directory: Path,
+    target: LoadedModel,
+    backend: Backend,
+    report: Report,
+    sources: Sources | None = None,
+) -> LoadedModel:
+    """The model that drafts for target. A shorter context is fine: it drafts as far as that goes.
+
+    sources: as in load_target.
+    Raises ConfigError where its vocabulary is not the target's size, ModelError naming what cannot be loaded.
+    """
+    model = read_model_config(directory)
+    ours, theirs = model.spec.vocab_size, target.config.spec.vocab_size
+    if ours != theirs:
+        raise ConfigError(
+            f"the draft model {directory} has {ours} tokens and the target {theirs}; a draft model needs the "
+            "target's vocabulary"
+        )
+    limits = (model.spec.max_position_embeddings, target.max_positions, config.speculation.draft_max_model_len)
+    max_positions = min(limit for limit in limits if limit is not None)
+    decoder = load_decoder(
+        directory,
+        backend,
+        compute_dtype(config, model),
+        max_model_len=max_positions,
+        max_rows=config.max_num_batched_tokens,
+        max_logit_rows=config.max_num_seqs,
+        source=None if sources is None else sources(directory),
+        progress=lambda done, total: report("loading draft model", done, total),
+    )
+    return LoadedModel(config=model, decoder=decoder, max_positions=max_positions)

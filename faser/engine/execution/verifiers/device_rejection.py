@@ -1,0 +1,51 @@
+"""Rejection sampling where the logits are: the rule, the noise and the tokens of rejection.py, and one wait."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from faser.engine.execution.sampling.sampler import EditedRows, Sampler
+from faser.engine.execution.verifiers.judged_rows import JudgedRows, lay_out
+from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
+from faser.kernels.interface.rejection_kernels import RejectionInputs, RejectionKernels
+from faser.kernels.interface.sampling_kernels import TruncationParams
+
+
+class DeviceRejection:
+    """See Verifier. Waits once more only where a row has no token, to say why.
+
+    kernels: give the verdicts. point_masses: judges drafts that come without probabilities.
+    """
+
+    def __init__(self, sampler: Sampler, kernels: RejectionKernels, point_masses: Verifier) -> None:
+        self._sampler = sampler
+        self._kernels = kernels
+        self._point_masses = point_masses
+
+    @torch.inference_mode()
+    def judge(
+        self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None
+    ) -> list[AcceptanceResult]:
+        if draft_probs is None:
+            return self._point_masses.judge(logits, sequences, None)
+        rows = lay_out(sequences)
+        edited = rows.edit(self._sampler, logits)
+        num_accepted, own = self._kernels.judge(logits, self._drafts(rows, edited), draft_probs)
+        last = rows.first + num_accepted
+        best = np.zeros(len(rows.drafted), dtype=np.int64)  # only NO_TOKEN in the rows reached matters
+        best[last] = own
+        return rows.verdicts(self._sampler, self._sampler.settle(edited, best), last, own)
+
+    def _drafts(self, rows: JudgedRows, edited: EditedRows) -> RejectionInputs:
+        asked = self._sampler.requests(edited.slots, edited.positions)
+        return RejectionInputs(
+            first_row=np.append(rows.first, len(rows.drafted)),
+            drafted=rows.drafted,
+            shaping=TruncationParams(
+                temperature=asked.temperature, min_p=asked.min_p, top_k=asked.top_k, top_p=asked.top_p
+            ),
+            seeds=asked.seeds,
+            positions=asked.positions,
+        )

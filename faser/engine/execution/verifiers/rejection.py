@@ -1,0 +1,163 @@
+"""Rejection sampling of drafted tokens: each is judged by its own two probabilities.
+
+Leviathan et al., arXiv:2211.17192, algorithm 1. p there is target_probs here, the distribution that is left after
+bias, penalties, temperature and truncation; q is draft_probs, what the token was drawn from. The functions of
+probabilities are the rule; they are float64 and exact to rounding, so that their law can be enumerated.
+
+Ragged drafts need no branch: the row behind a draft judges a token that the drafter cannot have drawn. It is
+refused, and with draft_probs of zero its replacement has the law of the target itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from faser.engine.execution.sampling.distribution import MASS_ONE, draw, rows_at_once
+from faser.engine.execution.sampling.noise import Purpose
+from faser.engine.execution.sampling.sampler import PreparedRows, Sampler
+from faser.engine.execution.verifiers.draft_distribution import DraftDistribution
+from faser.engine.execution.verifiers.judged_rows import Ints, JudgedRows, lay_out
+from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows
+
+Floats = NDArray[np.float64]
+
+
+def accept_probs(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """Probability that a drafted token is accepted; 0 where the drafter cannot have drawn it.
+
+    target_probs, draft_probs: of the tokens, float64, of one shape; not written to.
+    """
+    return torch.where(draft_probs > 0, target_probs / draft_probs, 0.0).clamp_(max=1.0)
+
+
+def residual_masses(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """(target_probs - draft_probs)+ in units of 2**-52, rounded down to whole numbers, so that sums are exact.
+
+    target_probs, draft_probs: [N, V] float64, not written to. Returns [N, V] float64, each sum below 2**53.
+    """
+    return (target_probs - draft_probs).clamp_(min=0.0).mul_(MASS_ONE).floor_()
+
+
+def replacement_masses(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """`residual_masses`, what a token is drawn from after a refusal.
+
+    A row in which nothing is left, because the two differ by rounding only, has the target's own: it is reached
+    with a probability of that order.
+    """
+    masses = residual_masses(target_probs, draft_probs)
+    empty = masses.sum(-1, keepdim=True) == 0
+    return torch.where(empty, (target_probs * MASS_ONE).floor_(), masses) if empty.any() else masses
+
+
+class Rejection:
+    """Token-wise rejection sampling, for drafts that were sampled; None as draft_probs: for point masses."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    @torch.inference_mode()
+    def judge(
+        self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None
+    ) -> list[AcceptanceResult]:
+        trial = Trial.of(self._sampler, logits, sequences, draft_probs)
+        accepted = trial.noise < accept_probs(trial.target_probs, trial.draft_probs)
+        last = trial.rows.last_reached(accepted.numpy(force=True))
+        return trial.verdicts(last, np.ones(len(last)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A step whose drafts were sampled, with all that verdicts are made of; block.py judges by it as well.
+
+    prepared.logits: the masses. target_probs, draft_probs, noise: [R] float64, of each row's drafted token: what
+    the target and the drafter give it, and the number that decides; anything in a row that judges nothing.
+    """
+
+    sampler: Sampler
+    rows: JudgedRows
+    prepared: PreparedRows
+    law: DraftDistribution
+    target_probs: Tensor
+    draft_probs: Tensor
+    noise: Tensor
+
+    @classmethod
+    def of(
+        cls, sampler: Sampler, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None
+    ) -> "Trial":
+        """Overwrites logits with the masses. draft_probs: as in Verifier."""
+        rows = lay_out(sequences)
+        prepared = rows.prepare(sampler, logits)
+        masses = sampler.masses(prepared)
+        law = DraftDistribution(rows, draft_probs, masses)
+        return cls(
+            sampler=sampler,
+            rows=rows,
+            prepared=prepared,
+            law=law,
+            target_probs=drafted_target_probs(rows, masses),
+            draft_probs=law.of_drafted(),
+            noise=accept_noise(sampler, rows, prepared),
+        )
+
+    def verdicts(self, last: Ints, survival: Floats) -> list[AcceptanceResult]:
+        """last: [S] the last row reached of each sequence. survival: as in own_tokens."""
+        own = own_tokens(self.sampler, self.rows, self.prepared, last, self.law, survival)
+        return self.rows.verdicts(self.sampler, self.prepared, last, own)
+
+
+def row_totals(masses: Tensor) -> Tensor:
+    """[R] float64, exact; 1 for a row without masses, so that it can be divided by."""
+    return masses.sum(-1, dtype=torch.float64).clamp_(min=1.0)
+
+
+def drafted_target_probs(rows: JudgedRows, masses: Tensor) -> Tensor:
+    """[R] float64, the target's probability of each row's drafted token; anything where there is none."""
+    drafted = torch.from_numpy(rows.drafted).to(masses.device).clamp(min=0)
+    return masses.gather(-1, drafted[:, None])[:, 0].double() / row_totals(masses)
+
+
+def accept_noise(sampler: Sampler, rows: JudgedRows, prepared: PreparedRows) -> Tensor:
+    """[R] float64, of the verdicts on the rows' drafted tokens."""
+    starts = prepared.positions[rows.first][rows.sequence]
+    return sampler.noise(prepared.slots, prepared.positions, Purpose.ACCEPT, starts)
+
+
+def own_tokens(
+    sampler: Sampler,
+    rows: JudgedRows,
+    prepared: PreparedRows,
+    last: Ints,
+    law: DraftDistribution,
+    survival: Floats,
+) -> Ints:
+    """[S] the target's own token at the last row reached of each sequence.
+
+    Behind a whole draft it is drawn as without speculation, bit for bit; elsewhere from what the drafted token
+    has left: (survival * target_probs - draft_probs)+, survival [S] being 1 where tokens are judged one by one.
+    prepared.logits: the masses.
+    """
+    device = prepared.logits.device
+    whole = last == rows.first + rows.num_drafts
+    slots, positions = prepared.slots[last], prepared.positions[last]
+    noise = torch.where(
+        torch.from_numpy(whole).to(device),
+        sampler.noise(slots, positions, Purpose.TOKEN),
+        sampler.noise(slots, positions, Purpose.REPLACE),
+    )
+    own = torch.zeros(len(last), dtype=torch.int64, device=device)
+    step = rows_at_once(prepared.logits)
+    for ended, each in ((True, np.flatnonzero(whole)), (False, np.flatnonzero(~whole))):
+        for part in (torch.from_numpy(each[at : at + step]).to(device) for at in range(0, len(each), step)):
+            at_rows = torch.from_numpy(last).to(device)[part]
+            masses = prepared.logits[at_rows]
+            if not ended:
+                target_probs = masses.double() / row_totals(masses)[:, None]
+                target_probs *= torch.from_numpy(survival).to(device)[part, None]
+                masses = replacement_masses(target_probs, law.of_rows(at_rows))
+            own[part] = draw(masses, noise[part])
+    return own.numpy(force=True)

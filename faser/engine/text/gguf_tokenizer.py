@@ -1,0 +1,202 @@
+"""The tokenizer inside a GGUF file, rebuilt as the tokenizers library has it.
+
+Owns the two vocabularies that the served architectures come with: GPT-2's byte-level BPE, whose way of
+splitting text goes by the name in tokenizer.ggml.pre, and sentencepiece BPE with byte fallback.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from faser.engine.checkpoints.gguf import GgufFile
+from faser.engine.text.tokenizer import TokenizerSettings
+from faser.errors import ModelError
+
+_SPACE = "\u2581"
+
+
+class TokenType(IntEnum):
+    """tokenizer.ggml.token_type."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Splitting:
+    """How byte-level text is cut before merging.
+
+    pattern: its own regular expression, or None for GPT-2's. single_digits: every digit alone.
+    ignore_merges: a piece that is a token as a whole is taken as it is.
+    """
+
+    pattern: str | None = None
+    single_digits: bool = False
+    ignore_merges: bool = False
+    compose: bool = False
+    add_bos: bool = False
+
+
+def _words_and_digits(most_digits: str) -> str:
+    """The pattern that Llama 3 and Qwen share but for how many digits stay together."""
+    return (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + most_digits
+        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )  # fmt: skip
+
+
+_GPT2 = _Splitting()
+_LLAMA3 = _Splitting(pattern=_words_and_digits("{1,3}"), ignore_merges=True, add_bos=True)
+_SPLITTINGS = {
+    "default": _GPT2,
+    "gpt-2": _GPT2,
+    "smollm": _Splitting(single_digits=True),
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama-bpe": _LLAMA3,
+    "smaug-bpe": _Splitting(pattern=_words_and_digits("{1,3}")),
+    "qwen2": _Splitting(pattern=_words_and_digits(""), compose=True),
+}
+
+
+def read_gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerSettings]:
+    """The tokenizer of a GGUF file; see tokenizer_of."""
+    return tokenizer_of(GgufFile(path))
+
+
+def tokenizer_of(file: GgufFile) -> tuple[tokenizers.Tokenizer, TokenizerSettings]:
+    """The tokenizer of an open GGUF file and what goes with it: special tokens, chat template.
+
+    Raises ModelError that names a kind of vocabulary or of splitting that is not supported.
+    """
+    tokens: list[str] = file.require("tokenizer.ggml.tokens")
+    types: list[int] = file.get("tokenizer.ggml.token_type", [TokenType.NORMAL] * len(tokens))
+    if len(types) != len(tokens):
+        raise ModelError(f"{file.path} has {len(tokens)} tokens but {len(types)} token types")
+    core, add_bos = _builder(file)(file, tokens, types)
+    core.add_tokens(
+        [
+            AddedToken(token, special=kind == TokenType.CONTROL, normalized=False)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
+        ]
+    )
+    bos, eos = _named_token(file, tokens, "bos"), _named_token(file, tokens, "eos")
+    before = [bos] if bos is not None and file.get("tokenizer.ggml.add_bos_token", add_bos) else []
+    after = [eos] if eos is not None and file.get("tokenizer.ggml.add_eos_token", False) else []
+    if before or after:
+        core.post_processor = processors.TemplateProcessing(
+            single=[*before, "$A", *after],
+            special_tokens=[(token, core.token_to_id(token)) for token in dict.fromkeys(before + after)],
+        )
+    return core, TokenizerSettings(bos_token=bos, eos_token=eos, chat_template=_chat_template(file))
+
+
+_Builder = Callable[[GgufFile, list[str], list[int]], tuple[tokenizers.Tokenizer, bool]]
+
+
+def _builder(file: GgufFile) -> _Builder:
+    """What builds this kind of vocabulary, and says whether a BOS is added by default."""
+    match file.require("tokenizer.ggml.model"):
+        case "gpt2":
+            return _byte_level
+        case "llama":
+            return _sentencepiece
+        case other:
+            raise ModelError(f"{file.path} has a tokenizer of kind {other}; supported are gpt2 and llama")
+
+
+def _core(file: GgufFile, build: Callable[[], models.BPE]) -> tokenizers.Tokenizer:
+    """A tokenizer around the merges. Raises ModelError when these do not fit the tokens."""
+    try:
+        return tokenizers.Tokenizer(build())
+    except Exception as error:  # the library raises bare Exception
+        raise ModelError(f"{file.path} has a tokenizer whose merges do not fit its tokens: {error}") from None
+
+
+def _byte_level(file: GgufFile, tokens: list[str], _types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
+    name = file.get("tokenizer.ggml.pre", "default")
+    splitting = _SPLITTINGS.get(name)
+    if splitting is None:
+        raise ModelError(f"{file.path} splits text the {name} way; supported are {', '.join(_SPLITTINGS)}")
+    merges = [tuple(merge.split(" ", 1)) for merge in file.require("tokenizer.ggml.merges")]
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    core = _core(file, lambda: models.BPE(vocabulary, merges, ignore_merges=splitting.ignore_merges))
+    if splitting.compose:
+        core.normalizer = normalizers.NFC()
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=splitting.pattern is None)
+    steps: list[pre_tokenizers.PreTokenizer] = [byte_level]
+    if splitting.pattern is not None:
+        steps.insert(0, pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
+    if splitting.single_digits:
+        steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    core.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    core.decoder = decoders.ByteLevel()
+    return core, splitting.add_bos
+
+
+def _sentencepiece(file: GgufFile, tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
+    if file.get("tokenizer.ggml.remove_extra_whitespaces", False):
+        raise ModelError(f"{file.path} has a tokenizer that removes extra white space; that is not supported")
+    scores: list[float] = file.require("tokenizer.ggml.scores")
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    pieces = {
+        token: score for token, kind, score in zip(tokens, types, scores, strict=True) if kind == TokenType.NORMAL
+    }
+    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == TokenType.UNKNOWN), None)
+    core = _core(
+        file,
+        lambda: models.BPE(
+            vocabulary, _merges_by_score(pieces), unk_token=unknown, fuse_unk=True, byte_fallback=True
+        ),
+    )
+    prefixed = file.get("tokenizer.ggml.add_space_prefix", True)
+    before: list[normalizers.Normalizer] = [normalizers.Prepend(_SPACE)] if prefixed else []
+    core.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", _SPACE)])
+    after: list[decoders.Decoder] = [decoders.Strip(" ", 1, 0)] if prefixed else []
+    core.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *after]
+    )
+    return core, True
+
+
+def _merges_by_score(pieces: dict[str, float]) -> list[tuple[str, str]]:
+    """Sentencepiece's scores as the ranked merges that BPE wants: the better the joined piece, the earlier.
+
+    Source: Kudo and Richardson, arXiv:1808.06226; its BPE joins the neighbours whose piece scores best.
+    """
+    ranked = [
+        (-score, piece[:cut], piece[cut:])
+        for piece, score in pieces.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in pieces and piece[cut:] in pieces
+    ]
+    ranked.sort(key=lambda merge: merge[0])
+    return [(left, right) for _, left, right in ranked]
+
+
+def _named_token(file: GgufFile, tokens: list[str], role: str) -> str | None:
+    token_id = file.get(f"tokenizer.ggml.{role}_token_id")
+    if token_id is None:
+        return None
+    if not 0 <= token_id < len(tokens):
+        raise ModelError(f"{file.path}: {role}_token_id is {token_id}, of {len(tokens)} tokens")
+    token: str = tokens[token_id]
+    return token
+
+
+def _chat_template(file: GgufFile) -> str | dict[str, str] | None:
+    default: str | None = file.get("tokenizer.chat_template")
+    names: list[str] = file.get("tokenizer.chat_templates", [])
+    if not names:
+        return default
+    named: dict[str, str] = {name: file.require(f"tokenizer.chat_template.{name}") for name in names}
+    return named if default is None else {**named, "default": default}

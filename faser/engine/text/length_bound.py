@@ -1,0 +1,83 @@
+"""How short a text can come out in tokens, without tokenising it.
+
+Reads off a tokenizer what one token covers at most and what costs no token at all, so that a prompt far
+too long is refused in the time it takes to count its bytes.
+"""
+
+from dataclasses import dataclass
+
+import tokenizers
+from tokenizers import models
+
+from faser.engine.text.token_spelling import BYTE_OF_CHAR, TokenSpelling, component_steps
+
+# The most that composing (Unicode NFC) can shrink UTF-8: the Kelvin sign, 3 bytes, becomes the letter K;
+# three Hangul jamo, 9 bytes, one syllable of 3.
+_NFC_SHRINKS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthBound:
+    """bytes_per_token: the most UTF-8 that one token covers; None if there is no limit.
+
+    free_bytes: bytes that cost no token, because the vocabulary lacks them and they are dropped.
+    free_spaces: white space costs nothing, because some added token swallows what stands beside it.
+    """
+
+    bytes_per_token: int | None
+    free_bytes: bytes = b""
+    free_spaces: bool = False
+
+    @classmethod
+    def of(cls, core: tokenizers.Tokenizer, spelling: TokenSpelling) -> "LengthBound":
+        vocabulary = core.get_vocab(with_added_tokens=True)
+        added = core.get_added_tokens_decoder().values()
+        shrinks = _most_shrinking(core)
+        if shrinks is None or not isinstance(core.model, models.BPE) or not _spells_or_drops(core, spelling):
+            return cls(bytes_per_token=None)
+        # Matched as written: all of sentencepiece (U+2581 in a text is 3 bytes, and one space), and added tokens.
+        as_written = {token.content for token in added} | (set() if spelling.byte_level else vocabulary.keys())
+        longest = max((len(spelling.token_bytes(token)) for token in vocabulary), default=1)
+        longest = max([longest, *(len(token.encode("utf-8")) for token in as_written)])
+        missing = [byte for char, byte in BYTE_OF_CHAR.items() if char not in vocabulary]
+        return cls(
+            bytes_per_token=longest * shrinks,
+            free_bytes=bytes(missing) if spelling.byte_level else b"",
+            free_spaces=any(token.lstrip or token.rstrip for token in added),
+        )
+
+    def min_tokens(self, text: str) -> int:
+        """A number of tokens that the text cannot fall below; 0 where that is not known."""
+        if self.bytes_per_token is None:
+            return 0
+        kept = "".join(text.split()) if self.free_spaces else text
+        counted = kept.encode("utf-8", "surrogatepass").translate(None, self.free_bytes)
+        return -(-len(counted) // self.bytes_per_token)
+
+
+def _spells_or_drops(core: tokenizers.Tokenizer, spelling: TokenSpelling) -> bool:
+    """Whether no run of characters melts into one unknown token."""
+    if spelling.byte_level:
+        return core.model.unk_token is None
+    vocabulary = core.get_vocab(with_added_tokens=True)
+    return core.model.byte_fallback and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+
+
+def _most_shrinking(core: tokenizers.Tokenizer) -> int | None:
+    """By what factor text can lose bytes before it is split into tokens; None for without limit."""
+    factor = 1
+    for step in component_steps(core.normalizer, "normalizers"):
+        match step:
+            case {"type": "NFC"}:
+                factor *= _NFC_SHRINKS
+            case {"type": "Prepend"}:
+                pass
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+                if len(new.encode("utf-8")) < len(old.encode("utf-8")):
+                    return None
+            case _:
+                return None
+    for step in component_steps(core.pre_tokenizer, "pretokenizers"):
+        if step["type"] not in ("ByteLevel", "Digits", "Metaspace", "Split") or step.get("behavior") == "Removed":
+            return None
+    return factor

@@ -1,0 +1,349 @@
+"""The native CPU backend: packed weights, a paged cache in the layout the kernels read, threads of its own.
+
+Translates tensors into addresses; the arithmetic is in native/*.cpp. A row gets the same bits whatever other rows
+are in the step and however many threads there are. bfloat16 and float32; products accumulate in float32.
+"""
+
+import ctypes
+import mmap
+import os
+import weakref
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from faser.errors import ConfigError
+from faser.kernels.cpu import library as native_library
+from faser.kernels.cpu.sampling import CpuSamplingKernels
+from faser.kernels.cpu.thread_pools import LanePools, NativePool, full_pool
+from faser.kernels.interface.backend import AttentionShape, KvShape, RowLayout
+from faser.kernels.interface.fp8 import Fp8Rows
+from faser.kernels.interface.graph_capture import GraphCapture
+from faser.kernels.interface.processors import DeviceLane, Processors
+
+_DTYPES = {torch.float32: native_library.FLOAT32, torch.bfloat16: native_library.BFLOAT16}
+_MULTIPLE = 16  # tokens of a block and channels of a head come in groups of this many
+_HUGE_PAGE_BYTES = 2 << 20
+_SLAB_BYTES = 64 << 20  # weights are laid one after another, so that huge pages cover small ones too
+
+
+class _Linear:
+    """A packed weight. address: of its FaserLinear."""
+
+    __slots__ = ("_kept", "address", "columns", "depth", "dtype")
+
+    def __init__(self, panels: Tensor, bias: Tensor | None, columns: int, depth: int, dtype: torch.dtype) -> None:
+        self.columns, self.depth, self.dtype = columns, depth, dtype
+        struct = native_library.LinearStruct(
+            panels.data_ptr(), None if bias is None else bias.data_ptr(), columns, depth, _DTYPES[dtype]
+        )
+        self.address = ctypes.addressof(struct)
+        self._kept = (struct, panels, bias)
+
+
+class _Cache:
+    """A paged cache. address: of its FaserCache."""
+
+    __slots__ = ("_kept", "address", "shape")
+
+    def __init__(self, data: Tensor, shape: KvShape) -> None:
+        self.shape = shape
+        struct = native_library.CacheStruct(
+            data.data_ptr(),
+            shape.num_layers,
+            shape.num_blocks,
+            shape.block_size,
+            shape.num_kv_heads,
+            shape.head_dim,
+            _DTYPES[shape.dtype],
+        )
+        self.address = ctypes.addressof(struct)
+        self._kept = (struct, data)
+
+
+class _Plan:
+    """A digested layout. address: of its FaserPlan, freed with this object."""
+
+    __slots__ = ("__weakref__", "address", "num_rows")
+
+    def __init__(self, address: int, num_rows: int, library: ctypes.CDLL) -> None:
+        self.address, self.num_rows = address, num_rows
+        weakref.finalize(self, library.faser_plan_free, address)
+
+
+class NativeBackend:
+    """See Backend. library: what native_build.library_path returned. num_threads: the caller's included.
+
+    full: threads of the full width to share; None: new ones.
+    """
+
+    def __init__(self, library: Path, *, num_threads: int, full: NativePool | None = None) -> None:
+        if num_threads < 1:
+            raise ConfigError(f"the native backend needs at least 1 thread, not {num_threads}")
+        self.device = torch.device("cpu")
+        self.name = "native"
+        self.has_fp8 = False
+        self.num_threads = num_threads
+        self._path = library
+        self._library = native_library.load(library)
+        self._full = full_pool(self._library, num_threads) if full is None else full
+        self._pools = LanePools(self._library, self._full, frozenset(os.sched_getaffinity(0)))
+        self._pool = self._pools.use(None)  # address of the pool that calls run on
+        self._slab = torch.empty(0, dtype=torch.uint8)  # what is left of the newest slab of weights
+        self._heads: dict[AttentionShape, native_library.HeadsStruct] = {}
+        self.sampling_kernels = CpuSamplingKernels(self._library, self._pools, self._pool)
+        self.logits_processor_kernels = None
+        self.rejection_kernels = None
+        self.capture: GraphCapture | None = None
+        self.place: DeviceLane | None = None
+        self._bind()
+
+    def _bind(self) -> None:
+        """Look up once what every call needs."""
+        library = self._library
+        self._linear_call = library.faser_linear
+        self._rms_norm_call = library.faser_rms_norm
+        self._silu_mul_call = library.faser_silu_mul
+        self._rope_append_call = library.faser_rope_append
+        self._attend_call = library.faser_attend
+
+    def use(self, processors: Processors | None) -> None:
+        """See Backend. Bits do not depend on it. A set of cores that was used before costs microseconds."""
+        if isinstance(processors, DeviceLane):
+            raise ConfigError(
+                f"the native backend computes on cpu; it cannot use the {processors.name} lane of a GPU"
+            )
+        self._pool = self._pools.use(processors)
+        self.sampling_kernels.use(self._pool)
+
+    def beside(self) -> "NativeBackend":
+        """See Backend. At full width both have the same threads: idle ones of one never disturb the other."""
+        return NativeBackend(self._path, num_threads=self.num_threads, full=self._full)
+
+    def capture_on(self, _place: DeviceLane) -> None:
+        """See Backend. There is none."""
+        return
+
+    def device_sampling_kernels(self, _max_rows: int, _width: int) -> None:
+        """See Backend. There is none."""
+        return
+
+    def wait(self) -> None:
+        """See Backend. Every call has waited."""
+
+    def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> _Linear:
+        """See Backend. Raises ConfigError for dtypes but bfloat16 and float32, and for odd K in bfloat16."""
+        if isinstance(weight, Fp8Rows):
+            raise ConfigError("the native backend has no fp8 products; the backends torch and flashinfer have")
+        dtype = _checked_dtype("weight", weight.dtype)
+        columns, depth = weight.shape
+        if weight.dtype is torch.bfloat16 and depth % 2:
+            raise ConfigError(
+                f"the native backend multiplies bfloat16 in pairs: a weight's inputs, {depth}, are odd"
+            )
+        panels = self._take(self._library.faser_packed_bytes(columns, depth, dtype))
+        wide = None
+        if bias is not None:
+            wide = torch.zeros(-(-columns // _MULTIPLE) * _MULTIPLE)
+            wide[:columns] = bias
+        linear = _Linear(panels, wide, columns, depth, weight.dtype)
+        source = weight.contiguous()
+        self._library.faser_pack(self._pool, linear.address, source.data_ptr())
+        return linear
+
+    def linear(self, x: Tensor, packed: _Linear, out: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        assert x.dtype is packed.dtype, (x.dtype, packed.dtype)
+        rows, stride = _rows(x, packed.depth)
+        out_rows, out_stride = _rows(out, packed.columns)
+        assert rows == out_rows, (rows, out_rows)
+        if residual is None:
+            address, residual_stride = None, 0
+        else:
+            assert residual.dtype is out.dtype, (residual.dtype, out.dtype)
+            address, residual_stride = residual.data_ptr(), residual.stride(0)
+        self._linear_call(
+            self._pool,
+            packed.address,
+            x.data_ptr(),
+            stride,
+            rows,
+            out.data_ptr(),
+            out_stride,
+            _DTYPES[out.dtype],
+            address,
+            residual_stride,
+        )
+        return out
+
+    def embed(self, token_ids: Tensor, packed: _Linear, out: Tensor) -> Tensor:
+        assert token_ids.dtype is torch.int64, token_ids.dtype
+        assert token_ids.is_contiguous()
+        assert out.is_contiguous()
+        assert out.dtype is packed.dtype, (out.dtype, packed.dtype)
+        assert out.shape == (len(token_ids), packed.depth), out.shape
+        self._library.faser_embed(self._pool, packed.address, token_ids.data_ptr(), len(token_ids), out.data_ptr())
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
+        assert x.dtype is weight.dtype is out.dtype, (x.dtype, weight.dtype, out.dtype)
+        width = weight.shape[0]
+        rows, stride = _rows(x, width)
+        out_rows, out_stride = _rows(out, width)
+        assert rows == out_rows, (rows, out_rows)
+        self._rms_norm_call(
+            self._pool,
+            x.data_ptr(),
+            stride,
+            rows,
+            width,
+            weight.data_ptr(),
+            eps,
+            out.data_ptr(),
+            out_stride,
+            _DTYPES[x.dtype],
+        )
+        return out
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
+        assert gate_up.dtype is out.dtype, (gate_up.dtype, out.dtype)
+        width = out.shape[1]
+        rows, stride = _rows(gate_up, 2 * width)
+        out_rows, out_stride = _rows(out, width)
+        assert rows == out_rows, (rows, out_rows)
+        self._silu_mul_call(
+            self._pool, gate_up.data_ptr(), stride, rows, width, out.data_ptr(), out_stride, _DTYPES[out.dtype]
+        )
+        return out
+
+    def allocate_kv(self, shape: KvShape) -> _Cache:
+        """See Backend. Raises ConfigError when block_size or head_dim is no multiple of 16, or for a dtype."""
+        _checked_dtype("KV cache", shape.dtype)
+        for name, value in (("block_size", shape.block_size), ("head_dim", shape.head_dim)):
+            if value < 1 or value % _MULTIPLE:
+                raise ConfigError(
+                    f"the native backend needs a {name} that is a multiple of {_MULTIPLE}, not {value}"
+                )
+        return _Cache(_allocate(shape.total_bytes), shape)
+
+    def plan(self, layout: RowLayout, block_size: int) -> _Plan:
+        starts, positions, table = (
+            np.ascontiguousarray(part.numpy(), dtype=np.int32)
+            for part in (layout.query_start, layout.positions, layout.block_table)
+        )
+        num_sequences, width = table.shape
+        address = self._library.faser_plan_new(
+            starts.ctypes.data,
+            positions.ctypes.data,
+            table.ctypes.data,
+            num_sequences,
+            len(positions),
+            width,
+            block_size,
+        )
+        return _Plan(address, len(positions), self._library)
+
+    def rope_append(
+        self,
+        qkv: Tensor,
+        angles: Tensor | None,
+        cache: _Cache,
+        layer: int,
+        shape: AttentionShape,
+        plan: _Plan,
+        *,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        assert qkv.dtype is cache.shape.dtype, (qkv.dtype, cache.shape.dtype)
+        rows, stride = _rows(qkv, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
+        assert rows == plan.num_rows, (rows, plan.num_rows)
+        self._rope_append_call(
+            self._pool,
+            cache.address,
+            plan.address,
+            layer,
+            shape.num_heads,
+            qkv.data_ptr(),
+            stride,
+            None if angles is None else angles.data_ptr(),
+            None if q_norm is None else q_norm.data_ptr(),
+            None if k_norm is None else k_norm.data_ptr(),
+            eps,
+        )
+        return qkv[:, : shape.num_heads * shape.head_dim]
+
+    def attend(
+        self, q: Tensor, cache: _Cache, layer: int, shape: AttentionShape, plan: _Plan, out: Tensor
+    ) -> Tensor:
+        width = shape.num_heads * shape.head_dim
+        rows, stride = _rows(q, width)
+        out_rows, out_stride = _rows(out, width)
+        assert rows == out_rows == plan.num_rows, (rows, out_rows, plan.num_rows)
+        assert q.dtype is out.dtype is cache.shape.dtype, (q.dtype, out.dtype, cache.shape.dtype)
+        self._attend_call(
+            self._pool,
+            cache.address,
+            plan.address,
+            self._heads_address(shape),
+            layer,
+            q.data_ptr(),
+            stride,
+            out.data_ptr(),
+            out_stride,
+        )
+        return out
+
+    def copy_blocks(self, cache: _Cache, pairs: list[tuple[int, int]]) -> None:
+        flat = np.asarray(pairs, dtype=np.int32).reshape(-1, 2)
+        self._library.faser_copy_blocks(cache.address, flat.ctypes.data, len(flat))
+
+    def read_bandwidth(self, memory: Tensor) -> None:
+        """Read every byte of memory once; for measuring. Its bytes are a multiple of 1 MiB."""
+        self._library.faser_read(self._pool, memory.data_ptr(), memory.numel() * memory.itemsize)
+
+    def _heads_address(self, shape: AttentionShape) -> int:
+        """Address of the FaserHeads of a shape; a model has few."""
+        struct = self._heads.get(shape)
+        if struct is None:
+            assert shape.scale > 0, shape.scale
+            struct = native_library.HeadsStruct(shape.num_heads, shape.scale, shape.window or 0)
+            self._heads[shape] = struct
+        return ctypes.addressof(struct)
+
+    def _take(self, num_bytes: int) -> Tensor:
+        """A piece of a slab; a slab lives as long as any of its pieces."""
+        rounded = -(-num_bytes // 64) * 64
+        if len(self._slab) < rounded:
+            self._slab = _allocate(max(rounded, _SLAB_BYTES))
+        piece, self._slab = self._slab[:num_bytes], self._slab[rounded:]
+        return piece
+
+
+def _allocate(num_bytes: int) -> Tensor:
+    """Zeroed bytes on a huge page's boundary, in huge pages where the system has them; used pages cost memory."""
+    # Private: shared memory, the default, gets no huge pages.
+    memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -whole.data_ptr() % _HUGE_PAGE_BYTES
+    return whole[start : start + num_bytes]
+
+
+def _rows(x: Tensor, width: int) -> tuple[int, int]:
+    """Rows of x, and how many values lie from one to the next; asserts that each row is `width` values in line."""
+    (rows, columns), (stride, step) = x.shape, x.stride()
+    assert columns == width, (columns, width)
+    assert step == 1, step
+    return rows, stride
+
+
+def _checked_dtype(what: str, dtype: torch.dtype) -> int:
+    code = _DTYPES.get(dtype)
+    if code is None:
+        names = " and ".join(str(each).removeprefix("torch.") for each in (torch.bfloat16, torch.float32))
+        raise ConfigError(f"the native backend computes in {names}; the {what} is {dtype}".replace("torch.", ""))
+    return code

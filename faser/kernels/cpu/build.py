@@ -1,0 +1,173 @@
+"""Compiles the native kernels and finds the compiled library. Owns compiler flags, file names and the cache.
+
+Knows nothing of torch or of what the kernels compute. `python -m faser.kernels.cpu.build --prebuild` puts the
+libraries into the package itself, so that an image needs no compiler when it runs.
+"""
+
+import argparse
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from faser.errors import ConfigError
+
+SOURCE_DIR = Path(__file__).parent / "native"
+PREBUILT_DIR = SOURCE_DIR / "prebuilt"
+COMPILERS = ("g++", "clang++", "c++")
+_ERROR_LINES = 8  # of the compiler's output: the first error names the cause, the rest follow from it
+
+
+class Isa(StrEnum):
+    """Instruction sets the kernels are compiled for, best first."""
+
+    AVX512_BF16 = "avx512bf16"
+    AVX512 = "avx512"
+    AVX2 = "avx2"
+    GENERIC = "generic"
+
+
+_X86_64 = ("x86_64", "AMD64")
+_CPU_FEATURES = {
+    Isa.AVX512_BF16: ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "fma"),
+    Isa.AVX512: ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"),
+    Isa.AVX2: ("avx2", "fma"),
+}
+_ISA_FLAGS = {
+    Isa.AVX512_BF16: ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mfma"),
+    Isa.AVX512: ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
+    Isa.AVX2: ("-mavx2", "-mfma"),
+    Isa.GENERIC: (),
+}
+# No contraction: a multiply-add is fused where the source says so, hence alike in every kernel that inlines it.
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wall")
+
+
+def library_path(
+    isa: Isa | None = None,
+    *,
+    cache_dir: Path,
+    compilers: Sequence[str] = COMPILERS,
+    prebuilt_dir: Path = PREBUILT_DIR,
+) -> Path:
+    """The compiled library for this CPU (or for isa), built now unless it is in the package or the cache.
+
+    Several processes may ask at once: each compiles into a file of its own, and the last one to finish wins.
+    Raises ConfigError when there is no compiler, or with the compiler's first words when it fails.
+    """
+    isa = detect_isa() if isa is None else isa
+    prebuilt = prebuilt_dir / prebuilt_name(isa)
+    if prebuilt.exists():
+        return prebuilt
+    compiler = find_compiler(compilers)
+    if compiler is None:
+        raise ConfigError(
+            f"no C++ compiler found (looked for {', '.join(compilers)}) and {prebuilt} does not exist; "
+            "install g++, or choose the torch backend"
+        )
+    target = cache_dir / f"{isa}-{_digest(_read_sources(), *_flags(isa), _version(compiler))}.so"
+    if not target.exists():
+        _compile(compiler, isa, target)
+    return target
+
+
+def can_build(*, compilers: Sequence[str] = COMPILERS, prebuilt_dir: Path = PREBUILT_DIR) -> bool:
+    """Whether library_path has something to work with on this machine."""
+    return (prebuilt_dir / prebuilt_name(detect_isa())).exists() or find_compiler(compilers) is not None
+
+
+def detect_isa(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = None) -> Isa:
+    """The best instruction set of this CPU; generic where that cannot be told."""
+    if (machine or platform.machine()) not in _X86_64 or not cpuinfo.exists():
+        return Isa.GENERIC
+    flags: set[str] = set()
+    for line in cpuinfo.read_text().splitlines():
+        if line.startswith("flags"):
+            flags.update(line.partition(":")[2].split())
+            break
+    return next((isa for isa, needed in _CPU_FEATURES.items() if flags.issuperset(needed)), Isa.GENERIC)
+
+
+def find_compiler(compilers: Sequence[str] = COMPILERS) -> str | None:
+    return next((path for name in compilers if (path := shutil.which(name))), None)
+
+
+def prebuilt_name(isa: Isa) -> str:
+    return f"{isa}-{_digest(_read_sources())}.so"
+
+
+def prebuild(directory: Path, isas: Sequence[Isa]) -> list[Path]:
+    """Compile for every isa into directory, under the names library_path looks for."""
+    compiler = find_compiler()
+    if compiler is None:
+        raise ConfigError(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
+    directory.mkdir(parents=True, exist_ok=True)  # readable to all, unlike a cache
+    targets = [directory / prebuilt_name(isa) for isa in isas]
+    for isa, target in zip(isas, targets, strict=True):
+        _compile(compiler, isa, target)
+    return targets
+
+
+def _compile(compiler: str, isa: Isa, target: Path) -> None:
+    """Compile into a temporary file beside target, then rename: nobody ever sees half a library."""
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
+    except OSError as error:
+        raise ConfigError(f"cannot write compiled kernels to {target.parent}: {error.strerror}") from error
+    os.close(descriptor)
+    try:
+        sources = [str(path) for path in _source_files() if path.suffix == ".cpp"]
+        done = subprocess.run(
+            [compiler, *_flags(isa), *sources, "-o", name], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            said = "\n".join(done.stderr.splitlines()[:_ERROR_LINES])
+            raise ConfigError(f"{compiler} could not compile the native kernels for {isa}:\n{said}")
+        Path(name).chmod(0o755)
+        os.replace(name, target)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _flags(isa: Isa) -> tuple[str, ...]:
+    return _FLAGS + _ISA_FLAGS[isa]
+
+
+def _version(compiler: str) -> str:
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.partition("\n")[0]
+
+
+def _source_files() -> list[Path]:
+    return sorted(path for path in SOURCE_DIR.iterdir() if path.suffix in (".cpp", ".h"))
+
+
+def _read_sources() -> str:
+    return "\0".join(f"{path.name}\0{path.read_text()}" for path in _source_files())
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Build for every CPU of this machine's kind."""
+    parser = argparse.ArgumentParser(prog="python -m faser.kernels.cpu.build", description=__doc__)
+    parser.add_argument(
+        "--prebuild", type=Path, nargs="?", const=PREBUILT_DIR, required=True, metavar="DIR", help="where to"
+    )
+    directory: Path = parser.parse_args(arguments).prebuild
+    isas = tuple(Isa) if platform.machine() in _X86_64 else (Isa.GENERIC,)
+    for path in prebuild(directory, isas):
+        sys.stdout.write(f"{path}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+// Drafts copied from text: what most often followed the longest context, here and in past outputs (suffix), and what
+// followed the last few tokens the last time (n-gram). Many texts at once, all in the caller's thread.
+//
+// Oracles: faser/engine/execution/text_lookup/suffix.py and ngram.py, which name the sources. Confidences are the same doubles: the
+// same operations in the same order, none of them fused.
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "text.h"
+
+using namespace faser;
+
+namespace {
+
+constexpr double kDoubt = 3.0;            // tokens of context that make one occurrence an even bet
+constexpr int64_t kShortestOutput = 8;    // what is shorter teaches nothing that a request would repeat
+
+enum Status : int32_t { kFine = 0, kNoText = 1, kNoToken = 2 };
+
+}  // namespace
+
+extern "C" {
+
+// What to draft, and how much to remember. depth 0: no suffix drafts. max_n 0: no n-gram drafts. seed: of the keys.
+struct FaserTextRules {
+    int64_t cap, depth, max_outputs, max_tokens, min_n, max_n;
+    double factor, min_share;
+    uint64_t seed;
+};
+}
+
+namespace {
+
+// Tokens expected to be accepted, the sum of the running products of probs, is the score.
+struct Path {
+    std::vector<int32_t> tokens;
+    std::vector<double> probs;
+    double score;
+};
+
+// unsaid: index into the tokens of what the corpus does not have yet.
+struct Spoken {
+    Text text;
+    int64_t unsaid;
+    uint64_t salt;
+};
+
+struct Output {
+    int64_t num_tokens;
+    uint64_t salt;
+};
+
+// Outputs of finished texts, the oldest forgotten first.
+struct Corpus {
+    Lengths lengths{true, 0, 0};
+    Text text;
+    std::deque<Output> outputs;
+    int64_t num_tokens = 0;
+
+    void add(const FaserTextRules& rules, const int32_t* tokens, int64_t count, uint64_t salt) {
+        const int64_t kept = std::min(count, rules.max_tokens);
+        if (kept < kShortestOutput || rules.max_outputs == 0) return;
+        while (num_tokens + kept > rules.max_tokens || int64_t(outputs.size()) == rules.max_outputs) {
+            text.forget(lengths, outputs.front().num_tokens, outputs.front().salt);
+            num_tokens -= outputs.front().num_tokens;
+            outputs.pop_front();
+        }
+        const int64_t begin = text.end();
+        text.tokens.insert(text.tokens.end(), tokens + count - kept, tokens + count);
+        text.index(lengths, begin, salt);
+        text.close();
+        outputs.push_back({kept, salt});
+        num_tokens += kept;
+    }
+};
+
+// From the occurrences of a context on, always to the token that follows most often; of equally frequent ones to the
+// one seen latest. An occurrence where the text ends says nothing. drafted: grows by the draft.
+void follow(const FaserTextRules& rules, const std::vector<int32_t>& tokens, Match& match, int64_t limit,
+            std::vector<int32_t>& drafted, Path& path) {
+    const double most = rules.factor * double(match.length);
+    const int64_t last = match.length + (most < double(limit) ? int64_t(most) : limit);
+    double survival = 1.0;
+    for (int64_t context = match.length; context < last; context++) {
+        int num_starts = 0;
+        for (int i = 0; i < match.count; i++) {
+            if (tokens[match.starts[i]] != kEnd) match.starts[num_starts++] = match.starts[i];
+        }
+        if (num_starts == 0) break;
+        int32_t token = 0;
+        int count = 0;
+        for (int i = 0; i < num_starts && count < num_starts - i; i++) {
+            const int32_t candidate = tokens[match.starts[i]];
+            int seen = 0;
+            for (int j = i; j < num_starts; j++) seen += tokens[match.starts[j]] == candidate;
+            if (seen > count) {
+                token = candidate;
+                count = seen;
+            }
+        }
+        if (count < rules.min_share * num_starts) break;
+        match.count = 0;
+        for (int i = 0; i < num_starts; i++) {
+            if (tokens[match.starts[i]] == token) match.starts[match.count++] = match.starts[i] + 1;
+        }
+        const double prob = count / (num_starts + kDoubt / double(context));
+        drafted.push_back(token);
+        path.tokens.push_back(token);
+        path.probs.push_back(prob);
+        survival *= prob;
+        path.score += survival;
+    }
+}
+
+bool names_tokens(const int32_t* tokens, int64_t count) {
+    return std::all_of(tokens, tokens + count, [](int32_t token) { return token >= 0; });
+}
+
+}  // namespace
+
+// All texts of an engine, by number, and what the ended ones said.
+struct FaserTexts {
+    FaserTextRules rules;
+    Lengths lengths;
+    std::vector<std::unique_ptr<Spoken>> spoken;
+    Corpus corpus;
+    std::vector<uint64_t> keys;
+    std::vector<int32_t> tail;
+    std::vector<int32_t> unseen;  // where drafts from the corpus go that nobody copies from
+    Path own, other;
+
+    explicit FaserTexts(const FaserTextRules& given)
+        : rules(given),
+          lengths(given.depth > 0, int(given.min_n), int(given.max_n)),
+          keys(lengths.of.size() + kNumAnchors) {}
+
+    Spoken* at(int64_t number) {
+        return number >= 0 && number < int64_t(spoken.size()) ? spoken[number].get() : nullptr;
+    }
+
+    // The better of the text's own continuation and the corpus'; its own when they are equal.
+    const Path& suffix(Spoken& each, int64_t limit) {
+        Text& text = each.text;
+        const int64_t size = int64_t(text.tokens.size());
+        tail.assign(text.tokens.end() - std::min(size, rules.depth), text.tokens.end());
+        const int64_t tail_length = int64_t(tail.size());
+        clear(own);
+        clear(other);
+        Match match;
+        if (text.find(lengths, tail.data(), tail_length, keys.data(), match)) {
+            follow(rules, text.tokens, match, limit, text.tokens, own);
+            text.tokens.resize(size);
+        }
+        if (corpus.outputs.empty()) return own;
+        context_keys(corpus.lengths, tail.data() + tail_length, tail_length, each.salt, keys.data());
+        if (corpus.text.find(corpus.lengths, tail.data(), tail_length, keys.data(), match)) {
+            unseen.clear();
+            follow(rules, corpus.text.tokens, match, limit, unseen, other);
+        }
+        return other.score > own.score ? other : own;
+    }
+
+    // Tokens that followed the longest match, again and again where it reaches the end. Returns its length, 0: none.
+    int ngram(const Text& text, int64_t limit, int32_t* out) {
+        const int64_t size = int64_t(text.tokens.size());
+        for (int n = int(rules.max_n); n >= rules.min_n; n--) {
+            const int64_t begin = text.find_last(lengths, n, keys.data());
+            if (begin < 0) continue;
+            for (int64_t i = 0; i < limit; i++) out[i] = text.tokens[begin + i % (size - begin)];
+            return n;
+        }
+        return 0;
+    }
+
+    void own_keys(const Text& text) {
+        const int64_t size = int64_t(text.tokens.size());
+        context_keys(lengths, text.tokens.data() + size, size, rules.seed, keys.data());
+    }
+
+    static void clear(Path& path) {
+        path.tokens.clear();
+        path.probs.clear();
+        path.score = 0.0;
+    }
+};
+
+extern "C" {
+
+FaserTexts* faser_texts_new(const FaserTextRules* rules) { return new FaserTexts(*rules); }
+
+void faser_texts_free(FaserTexts* texts) { delete texts; }
+
+// A new text under a number that has none.
+int32_t faser_texts_open(FaserTexts* texts, int64_t number, const int32_t* tokens, int64_t count, int64_t unsaid,
+                         uint64_t salt) {
+    if (number < 0 || texts->at(number) != nullptr) return kNoText;
+    if (!names_tokens(tokens, count)) return kNoToken;
+    if (number >= int64_t(texts->spoken.size())) texts->spoken.resize(number + 1);
+    auto spoken = std::make_unique<Spoken>();
+    spoken->text.tokens.assign(tokens, tokens + count);
+    spoken->unsaid = unsaid;
+    spoken->salt = salt ^ texts->rules.seed;
+    texts->spoken[number] = std::move(spoken);
+    return kFine;
+}
+
+// Texts go on: counts[i] of the tokens, one after the other, to numbers[i]. All of them or, unless kFine, none.
+int32_t faser_texts_extend(FaserTexts* texts, const int64_t* numbers, const int64_t* counts, int64_t num_texts,
+                           const int32_t* tokens) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < num_texts; i++) {
+        if (texts->at(numbers[i]) == nullptr) return kNoText;
+        total += counts[i];
+    }
+    if (!names_tokens(tokens, total)) return kNoToken;
+    for (int64_t i = 0; i < num_texts; i++) {
+        auto& text = texts->at(numbers[i])->text;
+        text.tokens.insert(text.tokens.end(), tokens, tokens + counts[i]);
+        tokens += counts[i];
+    }
+    return kFine;
+}
+
+// The text is freed; what it said is remembered where there are suffix drafts.
+int32_t faser_texts_close(FaserTexts* texts, int64_t number) {
+    Spoken* spoken = texts->at(number);
+    if (spoken == nullptr) return kNoText;
+    const auto& tokens = spoken->text.tokens;
+    if (texts->rules.depth > 0) {
+        texts->corpus.add(texts->rules, tokens.data() + spoken->unsaid, int64_t(tokens.size()) - spoken->unsaid,
+                          spoken->salt);
+    }
+    texts->spoken[number].reset();
+    return kFine;
+}
+
+// Drafts of at most most[i] tokens and the cap behind numbers[i] and num_behind[i] of the tokens in behind, which are
+// part of the text for the time of this call; they are scanned, never indexed.
+// counts: [methods, num_texts], suffix first; tokens, confidences: [methods, num_texts, cap]. drafted: their sum.
+int32_t faser_texts_look(FaserTexts* texts, const int64_t* numbers, const int64_t* most, const int64_t* num_behind,
+                         int64_t num_texts, const int32_t* behind, int32_t* counts, int32_t* tokens,
+                         double* confidences, int64_t* drafted) {
+    const FaserTextRules& rules = texts->rules;
+    int64_t total = 0;
+    for (int64_t i = 0; i < num_texts; i++) {
+        if (texts->at(numbers[i]) == nullptr) return kNoText;
+        total += num_behind[i];
+    }
+    if (!names_tokens(behind, total)) return kNoToken;
+    *drafted = 0;
+    for (int64_t i = 0; i < num_texts; i++) {
+        Spoken& spoken = *texts->at(numbers[i]);
+        Text& text = spoken.text;
+        text.index(texts->lengths, 0, rules.seed);
+        const size_t num_known = text.tokens.size();
+        text.tokens.insert(text.tokens.end(), behind, behind + num_behind[i]);
+        behind += num_behind[i];
+        const int64_t limit = std::min(rules.cap, most[i]);
+        texts->own_keys(text);
+        if (rules.max_n > 0) {  // first: the other one needs the keys for itself
+            const int64_t line = rules.depth > 0 ? num_texts + i : i;
+            int32_t* out = tokens + line * rules.cap;
+            const int n = texts->ngram(text, limit, out);
+            counts[line] = n > 0 ? int32_t(limit) : 0;
+            std::fill_n(confidences + line * rules.cap, counts[line], double(n));
+            *drafted += counts[line];
+        }
+        if (rules.depth > 0) {
+            const Path& best = texts->suffix(spoken, limit);
+            counts[i] = int32_t(best.tokens.size());
+            std::copy(best.tokens.begin(), best.tokens.end(), tokens + i * rules.cap);
+            std::copy(best.probs.begin(), best.probs.end(), confidences + i * rules.cap);
+            *drafted += counts[i];
+        }
+        text.tokens.resize(num_known);
+    }
+    return kFine;
+}
+
+// Tokens in the corpus.
+int64_t faser_texts_remembered(const FaserTexts* texts) { return texts->corpus.num_tokens; }
+
+// Memory held.
+int64_t faser_texts_bytes(const FaserTexts* texts) {
+    size_t sum = sizeof(FaserTexts) + texts->corpus.text.bytes() + texts->corpus.outputs.size() * sizeof(Output);
+    for (const auto& spoken : texts->spoken) sum += spoken == nullptr ? 0 : sizeof(Spoken) + spoken->text.bytes();
+    return int64_t(sum);
+}
+}

@@ -1,0 +1,189 @@
+"""Texts in native memory, and drafts copied from them: numbers into addresses. The lookup: native/lookup.cpp.
+
+Knows no sequence. One caller at a time, from any thread; calls release the interpreter lock.
+"""
+
+import ctypes
+import logging
+import secrets
+import weakref
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from faser.errors import ConfigError
+from faser.kernels.cpu import library as native_library
+from faser.kernels.cpu.build import COMPILERS, PREBUILT_DIR, library_path
+
+_log = logging.getLogger("faser")
+
+MAX_TOKEN_ID = 2**31 - 1
+_NO_TEXT, _NO_TOKEN = 1, 2  # what calls return, beside 0
+
+
+def text_library(
+    cache_dir: Path, *, compilers: Sequence[str] = COMPILERS, prebuilt_dir: Path = PREBUILT_DIR
+) -> ctypes.CDLL | None:
+    """The library with the lookup; None, and a warning that says why, where it cannot be had."""
+    try:
+        return native_library.load(
+            library_path(cache_dir=cache_dir, compilers=compilers, prebuilt_dir=prebuilt_dir)
+        )
+    except ConfigError as error:
+        _log.warning(
+            "drafts from text are looked up in Python, which takes some 30 µs more for each sequence and step: %s",
+            error,
+        )
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRules:
+    """cap: longest draft. Both kinds of drafts, or one of them.
+
+    depth: longest context that suffix drafts compare, 0 for no such drafts; max_spec_factor, min_token_prob,
+    max_outputs, max_tokens: what SuffixDrafter makes of them. min_n, max_n: of n-gram drafts, 0 for none.
+    """
+
+    cap: int
+    depth: int = 0
+    max_spec_factor: float = 1.0
+    min_token_prob: float = 0.0
+    max_outputs: int = 0
+    max_tokens: int = 0
+    min_n: int = 0
+    max_n: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Drafts by kind, suffix first, then by text: draft d of all has counts[d] tokens from index d * cap on.
+
+    Valid until the next call.
+    """
+
+    counts: list[int]
+    token_ids: "array[int]"
+    confidences: "array[float]"
+
+
+class TextIndex:
+    """Many texts by number, growing at their ends, and a bounded corpus of what the closed ones said.
+
+    seed: of the keys that contexts are found by, 64 bits; None: nobody can know it, nor choose tokens whose keys
+    are the same. No draft depends on it.
+    Raises KeyError for a number without a text, or with one where it opens; ValueError for a token id that is
+    negative or above MAX_TOKEN_ID. Then nothing has changed.
+    """
+
+    def __init__(self, library: ctypes.CDLL, rules: TextRules, *, seed: int | None = None) -> None:
+        assert rules.max_n == 0 or 1 <= rules.min_n <= rules.max_n, rules
+        self.rules = rules
+        struct = native_library.TextRulesStruct(
+            cap=rules.cap,
+            depth=rules.depth,
+            max_outputs=rules.max_outputs,
+            max_tokens=rules.max_tokens,
+            min_n=rules.min_n,
+            max_n=rules.max_n,
+            factor=rules.max_spec_factor,
+            min_share=rules.min_token_prob,
+            seed=secrets.randbits(64) if seed is None else seed,
+        )
+        self._num_kinds = (rules.depth > 0) + (rules.max_n > 0)
+        self._library = library
+        self._extend_call, self._look_call = library.faser_texts_extend, library.faser_texts_look
+        self._address: int = library.faser_texts_new(ctypes.addressof(struct))
+        weakref.finalize(self, library.faser_texts_free, self._address)
+        self._drafted = ctypes.c_int64()
+        self._drafted_address = ctypes.addressof(self._drafted)
+        self._room = 0  # texts that the results of a call have room for
+        self._make_room(1)
+
+    @property
+    def num_remembered(self) -> int:
+        """Tokens in the corpus."""
+        return int(self._library.faser_texts_remembered(self._address))
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self._library.faser_texts_bytes(self._address))
+
+    def open(self, number: int, token_ids: Sequence[int], *, unsaid: int = 0, salt: int = 0) -> None:
+        """A text begins. unsaid: index of the first token to remember once it is closed.
+
+        salt: what is remembered is found by texts with the same one.
+        """
+        assert 0 <= unsaid <= len(token_ids), (unsaid, len(token_ids))
+        tokens = _packed(token_ids)
+        done = self._library.faser_texts_open(
+            self._address, number, tokens.buffer_info()[0], len(tokens), unsaid, salt % 2**64
+        )
+        _check(done, (number,), token_ids)
+
+    def extend(self, numbers: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
+        """Texts go on, each with its tokens."""
+        tokens = _packed(chain.from_iterable(token_ids))
+        which, counts = array("q", numbers), array("q", map(len, token_ids))
+        done = self._extend_call(
+            self._address,
+            which.buffer_info()[0],
+            counts.buffer_info()[0],
+            len(which),
+            tokens.buffer_info()[0],
+        )
+        if done:
+            _check(done, numbers, tokens)
+
+    def close(self, number: int) -> None:
+        """A text ends and is freed; with suffix drafts, what was unsaid is remembered."""
+        _check(self._library.faser_texts_close(self._address, number), (number,), ())
+
+    def look(self, numbers: Sequence[int], most: Sequence[int], behind: Sequence[Sequence[int]]) -> Found | None:
+        """Drafts for texts, of at most so many tokens, as if those behind were known. None: nothing was found."""
+        count = len(numbers)
+        if count > self._room:
+            self._make_room(count)
+        tokens = _packed(chain.from_iterable(behind))
+        which, limits, num_behind = array("q", numbers), array("q", most), array("q", map(len, behind))
+        done = self._look_call(
+            self._address,
+            which.buffer_info()[0],
+            limits.buffer_info()[0],
+            num_behind.buffer_info()[0],
+            count,
+            tokens.buffer_info()[0],
+            *self._results,
+            self._drafted_address,
+        )
+        if done:
+            _check(done, numbers, tokens)
+        if not self._drafted.value:
+            return None
+        counts = self._counts[: self._num_kinds * count].tolist()
+        return Found(counts=counts, token_ids=self._token_ids, confidences=self._confidences)
+
+    def _make_room(self, num_texts: int) -> None:
+        lines = self._num_kinds * num_texts
+        self._room = num_texts
+        self._counts = array("i", bytes(4 * lines))
+        self._token_ids = array("i", bytes(4 * lines * self.rules.cap))
+        self._confidences = array("d", bytes(8 * lines * self.rules.cap))
+        results = (self._counts, self._token_ids, self._confidences)
+        self._results = tuple(each.buffer_info()[0] for each in results)
+
+
+def _packed(token_ids: Iterable[int]) -> "array[int]":
+    try:
+        return array("i", token_ids)
+    except OverflowError as error:
+        raise ValueError(f"a token id does not fit; it must be at most {MAX_TOKEN_ID}: {error}") from error
+
+
+def _check(done: int, numbers: Sequence[int], token_ids: Iterable[int]) -> None:
+    if done == _NO_TOKEN:
+        raise ValueError(f"a token id is {min(token_ids)}; it must be at least 0 and at most {MAX_TOKEN_ID}")
+    if done == _NO_TEXT:
+        raise KeyError(f"one of the numbers {list(numbers)} names no text, or one that is open already")

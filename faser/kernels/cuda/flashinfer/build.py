@@ -1,0 +1,217 @@
+"""Compiles FlashInfer's CUDA modules ahead of time, with or without a GPU in this machine.
+
+Owns the list of modules that the flashinfer backend loads, how the compiler is called, and where results lie:
+DIR/NAME/NAME.so, the form in which FlashInfer looks for modules before it compiles any. A module that is there is
+kept, so an interrupted build goes on where it stopped. `python -m faser.kernels.cuda.flashinfer.build` is the child
+process that compiles, since FlashInfer takes its settings from the environment when it is imported.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from faser.errors import ConfigError
+from faser.kernels.cpu.build import find_compiler
+
+VERSION = "0.7.2.post1"  # modules of one version do not load into another
+ARCH = "9.0a"
+_PLAIN = ("silu_and_mul", "norm")
+_HEAD_DIMS = (64, 128)
+# Attention is compiled for each size of a head. Models with sliding windows need modules of their own.
+MODULES = (*_PLAIN, *(f"{kind}_{size}" for kind in ("decode", "prefill") for size in _HEAD_DIMS))
+WINDOW_MODULES = tuple(f"{name}_window" for name in MODULES if name not in _PLAIN)
+# And so do 8-bit keys and values.
+FP8_MODULES = tuple(f"{name}_fp8" for name in MODULES + WINDOW_MODULES if name not in _PLAIN)
+_KNOWN = MODULES + WINDOW_MODULES + FP8_MODULES
+_ERROR_LINES = 12
+_NO_PACKAGE = 3  # exit status of the child process
+
+Announce = Callable[[str], None]
+
+
+def arch_of(capability: tuple[int, int]) -> str:
+    """How compilers call a compute capability; from Hopper on with the instructions of just this one."""
+    major, minor = capability
+    return f"{major}.{minor}" + ("a" if major >= 9 else "")
+
+
+def modules_dir(kernels: Path, arch: str) -> Path:
+    """Where modules for arch are kept under the folder of compiled kernels."""
+    return kernels / f"flashinfer-{VERSION}-sm{arch.replace('.', '')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltModule:
+    """What became of a module. error: the compiler's first words, None where there is a file."""
+
+    name: str
+    kept: bool
+    seconds: float
+    bytes: int
+    error: str | None
+
+
+def build_modules(
+    names: Sequence[str], *, arch: str, out: Path, environment: Mapping[str, str], announce: Announce
+) -> list[BuiltModule]:
+    """Compile modules (of MODULES, WINDOW_MODULES, FP8_MODULES) for bfloat16 into out; announce each that is done.
+
+    environment: of the child process; CUDA_HOME in it says where nvcc is, else /usr/local/cuda.
+
+    Raises ConfigError for a name that is not known, without nvcc or a C compiler, and when modules failed.
+    """
+    for name in names:
+        if name not in _KNOWN:
+            raise ConfigError(f"--only names {name}; there are {', '.join(_KNOWN)}")
+    cuda_home = Path(environment.get("CUDA_HOME", "/usr/local/cuda"))
+    if not (cuda_home / "bin" / "nvcc").exists():
+        raise ConfigError(f"no CUDA compiler at {cuda_home / 'bin' / 'nvcc'}; set CUDA_HOME")
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="faser-cuda-") as work:
+        request = {"names": list(names), "out": str(out.resolve())}
+        settings = _settings(environment, cuda_home, arch, Path(work))
+        found = []
+        for module in _child(request, settings):
+            announce(_told(module))
+            found.append(module)
+    failed = [each for each in found if each.error is not None]
+    if failed:
+        raise ConfigError(f"{', '.join(each.name for each in failed)} could not be compiled")
+    return found
+
+
+def _settings(environment: Mapping[str, str], cuda_home: Path, arch: str, work: Path) -> dict[str, str]:
+    """The environment in which FlashInfer compiles."""
+    # Toolkits from wheels come in pieces; the headers of torch's own CUDA libraries fill the gaps.
+    include = " ".join(f"-I{found}" for entry in sys.path for found in Path(entry).glob("nvidia/*/include"))
+    libraries = _driver_stub(cuda_home, work)
+    settings = {name: value for name, value in environment.items() if name != "FLASHINFER_DISABLE_JIT"}
+    return settings | {
+        "CUDA_HOME": str(cuda_home),
+        "FLASHINFER_CUDA_ARCH_LIST": arch,  # there may be no GPU to ask
+        "FLASHINFER_WORKSPACE_BASE": str(work),
+        "FLASHINFER_EXTRA_LDFLAGS": f"-L{libraries}",
+        "FLASHINFER_EXTRA_CUDAFLAGS": include,
+        "FLASHINFER_EXTRA_CFLAGS": include,
+        "FLASHINFER_LOGGING_LEVEL": "error",
+        "MAX_JOBS": environment.get("MAX_JOBS", "1"),  # a compiler takes some GB of memory
+    }
+
+
+def _driver_stub(cuda_home: Path, work: Path) -> Path:
+    """Where the linker finds a libcuda: the link line names it, though no module uses a symbol of it."""
+    stubs = cuda_home / "lib64" / "stubs"
+    if (stubs / "libcuda.so").exists():
+        return stubs
+    compiler = find_compiler()
+    if compiler is None:
+        raise ConfigError("no C++ compiler found; install g++")
+    source = work / "stub.cpp"
+    source.write_text("")
+    flags = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
+    subprocess.run([compiler, *flags, "-o", str(work / "libcuda.so"), str(source)], check=True)
+    return work
+
+
+def _child(request: dict[str, Any], environment: dict[str, str]) -> Iterator[BuiltModule]:
+    """What the child process says, line by line. It ends when nobody listens any more."""
+    command = [sys.executable, "-m", "faser.kernels.cuda.flashinfer.build", json.dumps(request)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                if line.startswith("{"):  # compilers may talk too
+                    yield BuiltModule(**json.loads(line))
+        except BaseException:
+            child.terminate()
+            raise
+    if child.returncode == _NO_PACKAGE:
+        raise ConfigError(
+            "flashinfer is not installed; install FASER with its extra cuda: pip install 'faser[cuda]'"
+        )
+    if child.returncode != 0:
+        raise ConfigError(f"the compiling process ended with status {child.returncode}")
+
+
+def _told(module: BuiltModule) -> str:
+    if module.error is not None:
+        return f"{module.name:<20} failed\n{module.error}"
+    if module.kept:
+        return f"{module.name:<20} is there already"
+    return f"{module.name:<20} {module.seconds:6.1f} s {module.bytes / 1e6:6.2f} MB"
+
+
+def _build(name: str, out: Path) -> BuiltModule:
+    """Compile one module, in the child process."""
+    start = time.monotonic()
+    target = None
+    try:
+        spec = _spec(name)
+        target = out / spec.name / f"{spec.name}.so"
+        kept = target.exists()
+        if not kept:
+            spec.build(verbose=False)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = target.with_suffix(".partial")
+            shutil.copyfile(spec.jit_library_path, partial)
+            partial.replace(target)
+    except Exception as error:  # whatever a compiler may bring: the other modules are still wanted
+        lines = f"{type(error).__name__}: {error}".splitlines()
+        words = [line for line in lines if "error: " in line] or lines
+        return BuiltModule(name=name, kept=False, seconds=0.0, bytes=0, error="\n".join(words[:_ERROR_LINES]))
+    seconds = time.monotonic() - start
+    return BuiltModule(name=name, kept=kept, seconds=seconds, bytes=target.stat().st_size, error=None)
+
+
+def _spec(name: str) -> Any:
+    """FlashInfer's description of a module."""
+    from flashinfer.jit.activation import gen_act_and_mul_module
+    from flashinfer.jit.norm import gen_norm_module
+
+    match name:
+        case "silu_and_mul":
+            return gen_act_and_mul_module("silu")
+        case "norm":
+            return gen_norm_module()
+        case _:
+            return _attention_spec(name)
+
+
+def _attention_spec(name: str) -> Any:
+    """Of decode_64, prefill_128_window_fp8 and the like, where keys and values alone are 8-bit."""
+    import torch
+    from flashinfer.jit.attention import gen_batch_decode_module
+    from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module
+
+    kind, size, *options = name.split("_")
+    stored = torch.float8_e4m3fn if "fp8" in options else torch.bfloat16
+    types = (torch.bfloat16, stored, torch.bfloat16, torch.int32)
+    # head size of keys and of values, no position encoding, sliding window, no cap on logits
+    shape = (*types, int(size), int(size), 0, "window" in options, False)
+    if kind == "decode":
+        return gen_batch_decode_module(*shape)
+    # The wrapper loads this variant, for equal strides of keys and values; the one with a public name it does not.
+    return _gen_batch_prefill_primary_module("fa2", *shape, False)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The child process: one line of JSON for every module that is done."""
+    if find_spec("flashinfer") is None:
+        return _NO_PACKAGE
+    request = json.loads(arguments[0])
+    for name in request["names"]:
+        sys.stdout.write(json.dumps(asdict(_build(name, Path(request["out"])))) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,118 @@
+"""Which of FlashInfer's compiled modules a model needs, which of them are there, and how long the others take.
+
+Knows how FlashInfer calls its modules and where it looks for them, both read in its sources. Loads neither it nor
+torch. Compiling ahead of time is flashinfer_build's.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from faser.kernels.cuda.flashinfer.build import FP8_MODULES, MODULES, VERSION, WINDOW_MODULES, modules_dir
+
+_PLAIN = ("silu_and_mul", "norm")
+_TYPES = {"bfloat16": "bf16", "float16": "f16"}
+_FP8 = "e4m3"
+# About how many seconds compiling takes, for one arch on one core; docs/gpu.md has what was measured.
+_SECONDS = {"silu_and_mul": 5, "norm": 44, "decode": 29, "prefill": 123}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Attention:
+    """Attention as modules are compiled for it. dtype: of queries and results, without "torch.".
+
+    fp8: keys and values are 8-bit floats; else they have the type of queries.
+    decodes: single rows have a kernel of their own, the one without tensor cores.
+    """
+
+    head_dim: int
+    window: bool
+    dtype: str
+    fp8: bool
+    decodes: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """name: as flashinfer_build has it, such as norm, decode_64_window or decode_64_fp8. dtype: see Attention."""
+
+    name: str
+    dtype: str = "bfloat16"
+
+    @property
+    def is_attention(self) -> bool:
+        return self.name.startswith(("decode_", "prefill_"))
+
+    @property
+    def own_name(self) -> str:
+        """FlashInfer's name, of its folder and of the file in it."""
+        if not self.is_attention:
+            return self.name
+        kind, size, *options = self.name.split("_")
+        letters = _TYPES[self.dtype]
+        stored = _FP8 if "fp8" in options else letters
+        window = "window" in options
+        types = f"dtype_q_{letters}_dtype_kv_{stored}_dtype_o_{letters}_dtype_idx_i32"
+        shape = f"head_dim_qk_{size}_head_dim_vo_{size}_posenc_0_use_swa_{window}_use_logits_cap_False"
+        name = f"batch_{kind}_with_kv_cache_{types}_{shape}"
+        return f"{name}_f16qk_False_kv_stride_equal" if kind == "prefill" else name
+
+    @property
+    def label(self) -> str:
+        return self.name if self.dtype == "bfloat16" else f"{self.name} of {self.dtype}"
+
+    @property
+    def seconds(self) -> int:
+        """About what compiling it takes on one core."""
+        return _SECONDS[self.name.partition("_")[0] if self.is_attention else self.name]
+
+    def is_in(self, folders: Sequence[Path]) -> bool:
+        return any((folder / self.own_name / f"{self.own_name}.so").exists() for folder in folders)
+
+
+def needed_modules(attention: Iterable[Attention]) -> tuple[Module, ...]:
+    """What models with these kinds of attention call."""
+    found = {name: Module(name=name) for name in _PLAIN}
+    for each in sorted(set(attention)):
+        suffix = ("_window" if each.window else "") + ("_fp8" if each.fp8 else "")
+        kinds = ("prefill", "decode") if each.decodes else ("prefill",)
+        for name in (f"{kind}_{each.head_dim}{suffix}" for kind in kinds):
+            found[f"{name} {each.dtype}"] = Module(name=name, dtype=each.dtype)
+    return tuple(found.values())
+
+
+def known_modules() -> tuple[Module, ...]:
+    """All that models which are served here can need."""
+    names = [Module(name=name) for name in MODULES + WINDOW_MODULES + FP8_MODULES]
+    return (*names, *(Module(name=each.name, dtype="float16") for each in names if each.is_attention))
+
+
+def folders_ahead(kernels: Path, arch: str) -> tuple[Path, ...]:
+    """Where FlashInfer looks for what was compiled ahead of time, whether there is such a folder or not.
+
+    kernels: the folder of compiled kernels; what is in there takes the place of what came with FlashInfer.
+    """
+    ahead = modules_dir(kernels, arch)
+    spec = None if ahead.exists() else find_spec("flashinfer")
+    packaged = () if spec is None else spec.submodule_search_locations or ()
+    return (ahead, *(Path(place) / "data" / "aot" for place in packaged))
+
+
+def folder_of_compiled(workspace: Path, arch: str) -> Path:
+    """Where FlashInfer keeps what it compiles when it is called. Where it may not compile, it does not look there.
+
+    workspace: the folder that FLASHINFER_WORKSPACE_BASE names.
+    """
+    return workspace / ".cache" / "flashinfer" / VERSION / arch.replace(".", "") / "cached_ops"
+
+
+def package_of_modules() -> bool:
+    """Whether a package of compiled modules is installed. What is in it is known to FlashInfer only."""
+    return find_spec("flashinfer_jit_cache") is not None
+
+
+def compile_time(modules: Sequence[Module]) -> str:
+    """About how long they take one after the other, in words."""
+    minutes = round(sum(each.seconds for each in modules) / 60)
+    return f"about {minutes} minutes" if minutes > 1 else "about a minute"

@@ -1,0 +1,42 @@
+"""Bits of 8-bit floats, by integer arithmetic.
+
+And not by the device's conversion, because Triton's interpreter has a conversion that rounds otherwise: so the
+tests without a GPU are about the bits that a GPU writes.
+"""
+
+import triton.language as tl
+
+from faser.kernels.cuda.triton.common.tensors import jit
+from faser.kernels.interface.fp8 import FP8_MAX
+
+_LIMIT = tl.constexpr(FP8_MAX)
+_SIZE_BITS = tl.constexpr(0x7FFFFFFF)
+_NORMAL_FROM = tl.constexpr(0x3C800000)  # 2**-6, the least normal float8
+_INFINITY = tl.constexpr(0x7F800000)
+_BIAS_STEP = tl.constexpr((127 - 7) << 3)  # between the exponents of float32 and float8, above 3 bits of mantissa
+_SUBNORMAL_UNIT = tl.constexpr(2.0**14)  # float32 numbers from here on are 2**-9 apart, as float8's subnormals
+_SUBNORMAL_BITS = tl.constexpr(0x46800000)  # the same number's bits
+_NOT_A_NUMBER = tl.constexpr(0x7F)
+
+
+@jit
+def code(value):
+    """The bits of float8_e4m3fn nearest to float32 values of at most 448, ties to even, as int32.
+
+    Of a normal number 20 bits of the mantissa are rounded off, and a carry may run into the exponent. A subnormal
+    one is added to a number so large that the sum is rounded to the right multiple.
+    """
+    bits = value.to(tl.int32, bitcast=True)
+    size = bits & _SIZE_BITS
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - _BIAS_STEP
+    subnormal = (tl.abs(value) + _SUBNORMAL_UNIT).to(tl.int32, bitcast=True) - _SUBNORMAL_BITS
+    found = tl.where(size < _NORMAL_FROM, subnormal, normal)
+    found = tl.where(size > _INFINITY, _NOT_A_NUMBER, found)
+    return found | ((bits >> 24) & 0x80)
+
+
+@jit
+def saturated_code(value):
+    """As `code`, of any values: beyond 448, infinities too, they become 448. What is no number stays none."""
+    value = tl.where(value > _LIMIT, _LIMIT, value)
+    return code(tl.where(value < -_LIMIT, -_LIMIT, value))

@@ -1,0 +1,55 @@
+"""Quantising rows to 8-bit floats in one launch: the largest magnitude of each, its scale, and its values.
+
+The same bits as kernels/fp8.quantise_rows gives, which is the definition.
+"""
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from faser.errors import EngineError
+from faser.kernels.cuda.triton.common.float8 import code
+from faser.kernels.cuda.triton.common.tensors import EXACT, expect, expect_lines, jit, next_power_of_2
+from faser.kernels.interface.fp8 import FP8, FP8_MAX, LEAST_LARGEST
+
+WIDEST = 1 << 16  # a row stays in the registers of one program
+_ELEMENTS_A_WARP = 512
+_MOST_WARPS = 16
+
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_LIMIT = tl.constexpr(FP8_MAX)
+_LEAST = tl.constexpr(LEAST_LARGEST)
+
+
+@jit
+def _quantise(x, stride, codes, scales, width, BLOCK: tl.constexpr):
+    """One row, read once."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    value = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(value)), _LEAST)
+    limit = tl.full(largest.shape, _LIMIT, tl.float32)
+    tl.store(scales + row, tl.div_rn(largest, limit))
+    bits = code(value * tl.div_rn(limit, largest))
+    tl.store(codes + row * width + column, bits.to(tl.uint8), mask=inside)
+
+
+def quantise_rows(x: Tensor, values: Tensor, scales: Tensor) -> None:
+    """values [R, K] float8_e4m3fn, scales [R] float32: see kernels/fp8.Fp8Rows.
+
+    x: [R, K] float32, bfloat16 or float16, rows in line. In a row with an infinity or without a number, some value
+    is not a number. Raises EngineError, also for rows wider than WIDEST.
+    """
+    rows, width = x.shape
+    if width > WIDEST:
+        raise EngineError(f"rows have {width} values; the kernel takes at most {WIDEST}")
+    expect_lines("x", x, (rows, width), *_TYPES, like=x)
+    expect("values", values, (rows, width), FP8, like=x)
+    expect("scales", scales, (rows,), torch.float32, like=x)
+    if rows:
+        block = next_power_of_2(width)
+        warps = max(1, min(_MOST_WARPS, block // _ELEMENTS_A_WARP))
+        _quantise[(rows,)](
+            x, x.stride(0), values.view(torch.uint8), scales, width, BLOCK=block, num_warps=warps, **EXACT
+        )

@@ -1,0 +1,141 @@
+"""The choice of tokens by Triton for callers on the host: arrays in, arrays out, one copy each way.
+
+For what must see each step's tokens before it goes on: penalties, log probabilities, verifiers that draw. Steps
+that are recorded use device_sampling_kernels. Kernels are compiled, or read from Triton's cache, when they are first called;
+engine/execution/startup/warm_up.py calls them before the first request. Both copies are between the device and pinned memory.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from faser.kernels.cuda.device import Accelerator
+from faser.kernels.cuda.staging import Fetcher
+from faser.kernels.cuda.triton.common.host_arrays import upload_words
+from faser.kernels.cuda.triton.common.tensors import next_power_of_2
+from faser.kernels.cuda.triton.sampling.token_choice import TokenKernels
+from faser.kernels.cuda.triton.sampling.workspace import BLOCK, NumberedRows, SamplingWorkspace, ShapedLogits
+from faser.kernels.interface.philox import philox
+from faser.kernels.interface.sampling_kernels import Ints, Reals, TruncationParams, Words
+
+
+class TritonSamplingKernels:
+    """See TokenChoice, for logits on the accelerator's device. One lane. block: columns a program, a power of 2.
+
+    Workspaces are made when a vocabulary is first seen, and again when more rows come. Every method that returns
+    something waits for the device, once.
+    """
+
+    def __init__(self, accelerator: Accelerator, *, block: int = BLOCK) -> None:
+        self._accelerator = accelerator
+        self._fetcher = Fetcher(accelerator)
+        self._block = block
+        self._kernels: dict[int, TokenKernels] = {}  # by width of the vocabulary
+
+    def best(self, logits: Tensor) -> Ints:
+        return self.best_and_lead(logits)[0]
+
+    @torch.inference_mode()
+    def best_and_lead(self, logits: Tensor) -> tuple[Ints, Reals]:
+        results = _Results(len(logits), logits.device)
+        self._for(logits).best(logits, results.token_ids, results.leads)
+        return results.fetch(self._fetcher)
+
+    def take(self, logits: Tensor, shaping: TruncationParams, uniforms: Reals) -> Ints:
+        rows = np.arange(len(logits))
+        return self.draw(logits, rows, rows, shaping, uniforms)  # its kernels find the most likely ones themselves
+
+    @torch.inference_mode()
+    def draw(self, logits: Tensor, rows: Ints, _best: Ints, shaping: TruncationParams, uniforms: Reals) -> Ints:
+        asked = _Asked(self._accelerator, logits, rows, shaping, uniforms)
+        results = _Results(len(rows), logits.device)
+        self._for(asked.shaped.logits).choose(
+            asked.shaped, results.token_ids, top_k=asked.top_k, top_p=asked.top_p
+        )
+        return results.fetch(self._fetcher)[0]
+
+    @torch.inference_mode()
+    def nearest(
+        self, logits: Tensor, rows: Ints, _best: Ints, shaping: TruncationParams, uniforms: Reals, window: float
+    ) -> tuple[Ints, Reals]:
+        asked = _Asked(self._accelerator, logits, rows, shaping, uniforms)
+        results = _Results(len(rows), logits.device)
+        self._for(asked.shaped.logits).guess(
+            asked.shaped, window, results.token_ids, results.leads, top_k=asked.top_k, top_p=asked.top_p
+        )
+        return results.fetch(self._fetcher)
+
+    @torch.inference_mode()
+    def masses(self, logits: Tensor, rows: Ints, _best: Ints, shaping: TruncationParams) -> None:
+        asked = _Asked(self._accelerator, logits, rows, shaping, np.zeros(len(rows)))
+        picked = asked.shaped.logits
+        self._for(picked).masses(asked.shaped, top_k=asked.top_k, top_p=asked.top_p)
+        if picked is not logits:
+            logits.index_copy_(0, asked.rows, picked)
+
+    def philox(self, counters: Words, keys: Words) -> Words:
+        return philox(counters, keys)
+
+    def _for(self, logits: Tensor) -> TokenKernels:
+        num_rows, width = logits.shape
+        kernels = self._kernels.get(width)
+        if kernels is None or kernels.space.max_rows < num_rows:
+            room = next_power_of_2(max(num_rows, 1))
+            kernels = TokenKernels(SamplingWorkspace(room, width, logits.device, block=self._block))
+            self._kernels[width] = kernels
+        return kernels
+
+
+class _Asked:
+    """Rows and what is asked of them, sent in one copy that nobody waits for. rows: [N] int64, on the device.
+
+    All parts begin at multiples of 16 bytes, so that kernels need be compiled for such addresses only.
+    """
+
+    __slots__ = ("rows", "shaped", "top_k", "top_p")
+
+    def __init__(
+        self, accelerator: Accelerator, logits: Tensor, rows: Ints, shaping: TruncationParams, uniforms: Reals
+    ) -> None:
+        count = len(rows)
+        room = -(-count // 4) * 4  # so that both halves of the last part begin at a multiple of 16 bytes
+        narrow = np.zeros(2 * room, dtype=np.float32)
+        narrow[:count] = shaping.temperature
+        # Rounded as engine/execution/sampling/distribution.py does.
+        narrow[room : room + count] = torch.from_numpy(shaping.min_p).log().float().numpy()
+        self.rows, top_k, top_p, numbers, floats = upload_words(
+            accelerator, [rows, shaping.top_k, shaping.top_p, uniforms, narrow.view(np.int64)]
+        )
+        sent_narrow = floats.view(torch.float32)
+        is_all = count == len(logits) and bool((rows == np.arange(count)).all())
+        self.shaped = ShapedLogits(
+            logits=logits if is_all else logits.index_select(0, self.rows),
+            rows=NumberedRows(
+                temperature=sent_narrow[:count],
+                log_min_p=sent_narrow[room : room + count],
+                top_k=top_k,
+                top_p=top_p.view(torch.float64),
+                uniforms=numbers.view(torch.float64),
+            ),
+        )
+        random = shaping.temperature > 0
+        self.top_k = bool((random & (shaping.top_k > 0)).any())
+        self.top_p = bool((random & (shaping.top_p < 1)).any())
+
+
+class _Results:
+    """token_ids: [N] int64, leads: [N] float32, both in one piece of the device's memory."""
+
+    __slots__ = ("_count", "_room", "_words", "leads", "token_ids")
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self._count, self._room = count, count + count % 2
+        self._words = torch.zeros(2 * self._room, dtype=torch.int64, device=device)
+        self.token_ids = self._words[:count]
+        self.leads = self._words[self._room :].view(torch.float32)[:count]
+
+    def fetch(self, fetcher: Fetcher) -> tuple[Ints, Reals]:
+        """Waits until they are there."""
+        (words,) = fetcher.fetch((self._words,)).wait()
+        leads: Reals = words[self._room :].view(np.float32)[: self._count].astype(np.float64)
+        return words[: self._count], leads

@@ -1,0 +1,220 @@
+"""Rows and blocks as index arrays: the layout of a step the way paged attention kernels read it.
+
+Owns the arithmetic from block tables to lists of pages and slots, and what stands for rows and sequences that are
+not there. Knows neither a device nor the library that reads the arrays: everything here is on the CPU, in one
+buffer, so that one transfer takes all of it to wherever it is read.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from faser.kernels.interface.backend import RowLayout
+
+NO_SLOT = -1  # where a row stores nothing
+PADDING_BLOCK = 0  # read by sequences that are not there: any block will do, nobody looks at what they yield
+_ALIGNMENT = 4  # numbers; arrays begin at multiples of 16 bytes, as arrays of their own would
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutSizes:
+    """Room that index arrays have. pages: of all sequences together."""
+
+    rows: int
+    sequences: int
+    pages: int
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of the arrays, in the order of `packed`, in int32."""
+        indptr = self.sequences + 1
+        return (indptr, indptr, self.sequences, self.sequences, 2 * self.rows, 2 * self.rows, self.pages)
+
+    @property
+    def numbers(self) -> int:
+        """How many int32 hold all arrays."""
+        return sum(map(_aligned, self.lengths))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedLayout:
+    """Index arrays of one step, int32 unless something else is said, all views of `packed`.
+
+    query_indptr: [S + 1]; sequence s owns rows query_indptr[s] : query_indptr[s + 1].
+    page_indptr: [S + 1]; its pages are page_indices[page_indptr[s] : page_indptr[s + 1]], in order of position.
+    page_indices: [pages of all sequences]; numbers of blocks. Last in `packed`, so that pages which are not used
+        need not be sent.
+    last_page_len: [S]; positions in each sequence's last page, 1 … block_size.
+    seq_len: [S]; (pages - 1) * block_size + last_page_len.
+    positions: [R] int64; each row's position in its sequence.
+    slots: [R] int64; where it is stored, block * block_size + offset, or NO_SLOT.
+
+        block_size 4, seq_len 6    page_indices | 7 . . . | 2 . |    last_page_len 2
+        positions                                 0 1 2 3   4 5
+        slots                                    28 … 31    8 9
+    """
+
+    packed: Tensor
+    query_indptr: Tensor
+    page_indptr: Tensor
+    page_indices: Tensor
+    last_page_len: Tensor
+    seq_len: Tensor
+    positions: Tensor
+    slots: Tensor
+
+    @property
+    def one_row_each(self) -> bool:
+        """Of a layout without padding: every sequence has exactly one row, as in plain decoding."""
+        return len(self.positions) == len(self.seq_len)
+
+    @property
+    def sizes(self) -> LayoutSizes:
+        return LayoutSizes(rows=len(self.positions), sequences=len(self.seq_len), pages=len(self.page_indices))
+
+    def within(self, packed: Tensor) -> "PagedLayout":
+        """The same arrays as views of a copy of `packed`, on any device."""
+        return layout_within(packed, self.sizes)
+
+
+def paged_layout(layout: RowLayout, block_size: int, allocate: Callable[[int], Tensor]) -> PagedLayout:
+    """Lay a step out in pages, without padding.
+
+    allocate: gives that many int32 on the CPU, for `packed`.
+    """
+    sizes = LayoutSizes(
+        rows=len(layout.positions), sequences=len(layout.seq_len), pages=_num_pages(layout, block_size)
+    )
+    found = layout_within(allocate(sizes.numbers), sizes)
+    fill(found, layout, block_size, one_row_each=False)
+    return found
+
+
+def fill(target: PagedLayout, layout: RowLayout, block_size: int, *, one_row_each: bool) -> int:
+    """See LayoutWriter, of arrays that are written once."""
+    return LayoutWriter(target, block_size, one_row_each=one_row_each).fill(layout)
+
+
+class LayoutWriter:
+    """Lays steps out in pages, one after the other, in arrays that may be longer than they need.
+
+    target: on the CPU. Rows behind a layout's have position 0 and NO_SLOT; sequences behind it have one position,
+    in PADDING_BLOCK, and no row, or one where one_row_each.
+    """
+
+    def __init__(self, target: PagedLayout, block_size: int, *, one_row_each: bool) -> None:
+        self._block_size = block_size
+        self._one_row_each = one_row_each
+        self._sizes = target.sizes
+        self._query_indptr, self._page_indptr = target.query_indptr.numpy(), target.page_indptr.numpy()
+        self._pages, self._last_page_len = target.page_indices.numpy(), target.last_page_len.numpy()
+        self._seq_len = target.seq_len.numpy()
+        self._positions, self._slots = target.positions.numpy(), target.slots.numpy()
+        self._steps = np.arange(1, self._sizes.sequences + 1, dtype=np.int32)
+        self._num_before_pages = self._sizes.numbers - _aligned(self._sizes.pages)
+
+    def fill(self, layout: RowLayout) -> int:
+        """Returns how much of the beginning of `packed` is read: all but pages of no sequence."""
+        starts, lengths, table = layout.query_start.numpy(), layout.seq_len.numpy(), layout.block_table.numpy()
+        positions = layout.positions.numpy()
+        num_rows, count, sizes = len(positions), len(lengths), self._sizes
+        missing = sizes.sequences - count
+        assert num_rows <= sizes.rows, f"{num_rows} rows do not fit into {sizes.rows}"
+        assert missing >= 0, f"{count} sequences do not fit into {sizes.sequences}"
+        blocks, offsets = np.divmod(lengths - 1, self._block_size)  # of everybody's last position
+        _check(lengths, blocks, table.shape[1])
+        num_pages, ends = blocks + 1, self._page_indptr[1 : count + 1]
+        np.add.accumulate(num_pages, out=ends)
+        used = int(ends[-1]) if count else 0
+        assert used + missing <= sizes.pages, (
+            f"{used} blocks and {missing} for padding; there is room for {sizes.pages}"
+        )
+        self._page_indptr[0] = 0
+        self._query_indptr[: count + 1] = starts
+        self._seq_len[:count] = lengths
+        np.add(offsets, 1, out=self._last_page_len[:count])
+        self._positions[:num_rows], self._positions[num_rows:] = positions, 0
+        pages = self._pages[:used]
+        _fill_pages(pages, table, num_pages, self._page_indptr[:count])
+        self._slots[num_rows:] = NO_SLOT
+        if num_rows == count:
+            self._fill_slots(pages[ends - 1], offsets)
+        else:
+            owners = np.arange(count).repeat(starts[1:] - starts[:-1])
+            blocks, offsets = np.divmod(positions, self._block_size)
+            self._fill_slots(table[owners, blocks], offsets)
+        if missing:
+            self._pad(num_rows, count, used)
+        return self._num_before_pages + used + missing
+
+    def _fill_slots(self, blocks: NDArray[np.int32], offsets: NDArray[np.int32]) -> None:
+        """Of rows in these blocks."""
+        slots = self._slots[: len(blocks)]
+        np.multiply(blocks, self._block_size, out=slots, dtype=np.int64)
+        slots += offsets
+
+    def _pad(self, num_rows: int, count: int, used: int) -> None:
+        """Sequences behind the layout's."""
+        missing = self._sizes.sequences - count
+        steps = self._steps[:missing]
+        self._query_indptr[count + 1 :] = num_rows + steps if self._one_row_each else num_rows
+        self._page_indptr[count + 1 :] = used + steps
+        self._pages[used : used + missing] = PADDING_BLOCK
+        self._seq_len[count:] = 1
+        self._last_page_len[count:] = 1
+
+
+def _fill_pages(
+    pages: NDArray[np.int32],
+    table: NDArray[np.int32],
+    num_pages: NDArray[np.int32],
+    begins: NDArray[np.int32],
+) -> None:
+    """Each sequence's blocks, one after the other. No mask of the table: a single long sequence makes it wide."""
+    firsts = np.arange(len(begins)) * table.shape[1]  # in the table, all lines in one
+    places = np.arange(len(pages))
+    places += (firsts - begins).repeat(num_pages)
+    table.reshape(-1).take(places, out=pages, mode="clip")  # another mode would take a copy
+
+
+def _check(lengths: NDArray[np.int32], blocks: NDArray[np.int32], width: int) -> None:
+    """blocks: numbers of the last ones, below 0 where there is none."""
+    if len(blocks):
+        assert np.minimum.reduce(blocks) >= 0, f"a sequence of {lengths.min()} positions has no row"
+        most = np.maximum.reduce(blocks) + 1
+        assert most <= width, f"{most} blocks are read of {width}"
+
+
+def _num_pages(layout: RowLayout, block_size: int) -> int:
+    """Of all sequences."""
+    return int(((layout.seq_len.numpy() + (block_size - 1)) // block_size).sum())
+
+
+def layout_within(packed: Tensor, sizes: LayoutSizes) -> PagedLayout:
+    """The arrays as views of a buffer, [sizes.numbers] int32, on any device."""
+    assert packed.dtype is torch.int32, packed.dtype
+    assert len(packed) == sizes.numbers, (len(packed), sizes)
+    arrays = []
+    start = 0
+    for length in sizes.lengths:
+        arrays.append(packed[start : start + length])
+        start += _aligned(length)
+    query_indptr, page_indptr, last_page_len, seq_len, positions, slots, page_indices = arrays
+    return PagedLayout(
+        packed=packed,
+        query_indptr=query_indptr,
+        page_indptr=page_indptr,
+        page_indices=page_indices,
+        last_page_len=last_page_len,
+        seq_len=seq_len,
+        positions=positions.view(torch.int64),
+        slots=slots.view(torch.int64),
+    )
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT

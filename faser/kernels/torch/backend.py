@@ -1,0 +1,205 @@
+"""The reference backend: stock torch operators, any device torch has. The oracle of every other backend.
+
+Readable before fast. Its matrix products may give a row other bits in another batch, as torch's do.
+"""
+
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from faser.kernels.interface.backend import AttentionShape, KvShape, RowLayout
+from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
+from faser.kernels.interface.fp8_cache import as_bytes, stored
+from faser.kernels.interface.graph_capture import GraphCapture
+from faser.kernels.interface.processors import DeviceLane, Processors
+from faser.kernels.interface.sampling_kernels import SamplingKernels
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    weight: Tensor  # [N, K]
+    bias: Tensor | None  # [N]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    keys: Tensor  # [L, blocks, block_size, Hkv, D]
+    values: Tensor
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    positions: Tensor  # [R] int64
+    slots: Tensor  # [R] int64: block * block_size + offset
+    spans: tuple[tuple[int, int, int], ...]  # (first row, end row, seq_len) of each sequence
+    block_tables: tuple[Tensor, ...]  # per sequence, the blocks that hold seq_len positions
+
+
+class TorchBackend:
+    """See Backend. device: where all tensors live."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.name = "torch"
+        self.sampling_kernels: SamplingKernels | None = None
+        self.logits_processor_kernels = None
+        self.rejection_kernels = None
+        self.capture: GraphCapture | None = None
+        self.place: DeviceLane | None = None
+        self.has_fp8 = True
+        self._fp8 = ReferenceFp8()
+        self._width = torch.get_num_threads()
+
+    def use(self, processors: Processors | None) -> None:
+        """See Backend. torch keeps this number per thread, and starts its threads where the calling one may run.
+
+        So the caller of several cores is let onto all of them. Results may differ in the last bits, as between
+        batches: torch cuts its products differently for another number of threads. On a part of a GPU the current
+        stream is all that there is to say.
+        """
+        self.place = processors if isinstance(processors, DeviceLane) else None
+        cores = processors if isinstance(processors, tuple) else None
+        torch.set_num_threads(self._width if cores is None else len(cores))
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
+
+    def beside(self) -> "TorchBackend":
+        return TorchBackend(self.device)
+
+    def capture_on(self, _place: DeviceLane) -> None:
+        """See Backend. There is none."""
+        return
+
+    def device_sampling_kernels(self, _max_rows: int, _width: int) -> None:
+        """See Backend. There is none."""
+        return
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> _Linear | Fp8Linear:
+        if isinstance(weight, Fp8Rows):
+            return pack_fp8(weight, bias, self.device)
+        return _Linear(
+            weight.to(self.device, copy=True).contiguous(),
+            None if bias is None else bias.to(self.device, copy=True),
+        )
+
+    def linear(
+        self, x: Tensor, packed: _Linear | Fp8Linear, out: Tensor, *, residual: Tensor | None = None
+    ) -> Tensor:
+        if isinstance(packed, Fp8Linear):
+            return self._fp8.linear(x, packed, out, residual)
+        product = functional.linear(x, packed.weight, packed.bias)
+        return out.copy_(product if residual is None else product.to(out.dtype) + residual)
+
+    def embed(self, token_ids: Tensor, packed: _Linear, out: Tensor) -> Tensor:
+        return torch.index_select(packed.weight, 0, token_ids.to(self.device), out=out)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
+        return out.copy_(_rms_norm(x, weight, eps))
+
+    def allocate_kv(self, shape: KvShape) -> _Cache:
+        size = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        keys, values = (torch.zeros(size, dtype=shape.dtype, device=self.device) for _ in range(2))
+        return _Cache(keys, values, shape.block_size)
+
+    def plan(self, layout: RowLayout, block_size: int) -> _Plan:
+        positions = layout.positions.long()
+        counts = layout.query_start.diff().long()
+        owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        blocks = layout.block_table[owners, positions // block_size].long()
+        starts = layout.query_start.tolist()
+        lengths = layout.seq_len.tolist()
+        tables = tuple(
+            layout.block_table[s, : -(-length // block_size)].long().to(self.device)
+            for s, length in enumerate(lengths)
+        )
+        return _Plan(
+            positions.to(self.device),
+            (blocks * block_size + positions % block_size).to(self.device),
+            tuple(zip(starts, starts[1:], lengths, strict=False)),
+            tables,
+        )
+
+    def rope_append(
+        self,
+        qkv: Tensor,
+        angles: Tensor | None,
+        cache: _Cache,
+        layer: int,
+        shape: AttentionShape,
+        plan: _Plan,
+        *,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        rows = qkv.shape[0]
+        heads = qkv.view(rows, -1, shape.head_dim)
+        q = heads[:, : shape.num_heads]
+        k = heads[:, shape.num_heads : shape.num_heads + shape.num_kv_heads]
+        v = heads[:, shape.num_heads + shape.num_kv_heads :]
+        for part, weight in ((q, q_norm), (k, k_norm)):
+            if weight is not None:
+                part.copy_(_rms_norm(part, weight, eps))
+            if angles is not None:
+                part.copy_(_rotate(part, angles[plan.positions]))
+        for part, heads in ((cache.keys, k), (cache.values, v)):
+            lines = as_bytes(part[layer]).flatten(0, 1)
+            lines[plan.slots] = as_bytes(stored(heads, part.dtype))
+        return qkv[:, : shape.num_heads * shape.head_dim]
+
+    def attend(
+        self, q: Tensor, cache: _Cache, layer: int, shape: AttentionShape, plan: _Plan, out: Tensor
+    ) -> Tensor:
+        group = shape.num_heads // shape.num_kv_heads
+        for (start, end, length), table in zip(plan.spans, plan.block_tables, strict=True):
+            keys, values = (
+                _read(part[layer], table, length).to(q.dtype).transpose(0, 1).repeat_interleave(group, 0)
+                for part in (cache.keys, cache.values)
+            )  # [Hq, length, D]
+            queries = q[start:end].view(end - start, shape.num_heads, shape.head_dim).transpose(0, 1)
+            rows = torch.arange(length - (end - start), length, device=self.device)[:, None]
+            columns = torch.arange(length, device=self.device)[None, :]
+            seen = columns <= rows
+            if shape.window is not None:
+                seen &= columns > rows - shape.window
+            mixed = functional.scaled_dot_product_attention(
+                queries[None], keys[None], values[None], attn_mask=seen, scale=shape.scale
+            )
+            out[start:end] = mixed[0].transpose(0, 1).reshape(end - start, -1)
+        return out
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.mul(functional.silu(gate), up, out=out)
+
+    def copy_blocks(self, cache: _Cache, pairs: list[tuple[int, int]]) -> None:
+        if not pairs:
+            return
+        sources, targets = torch.tensor(pairs, device=self.device).unbind(1)
+        for part in (cache.keys, cache.values):
+            as_bytes(part)[:, targets] = as_bytes(part)[:, sources]
+
+
+def _read(part: Tensor, blocks: Tensor, length: int) -> Tensor:
+    """[length, Hkv, D], the first positions in these blocks of [blocks, block_size, Hkv, D]."""
+    return as_bytes(part)[blocks].flatten(0, 1)[:length].view(part.dtype)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def _rotate(heads: Tensor, angles: Tensor) -> Tensor:
+    """heads: [R, H, D]; angles: [R, D] float32. Channel i turns with channel i + D/2 (arXiv 2104.09864)."""
+    cos, sin = angles[:, None].chunk(2, dim=-1)  # [R, 1, D/2]
+    first, second = heads.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(heads.dtype)

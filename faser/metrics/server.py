@@ -1,0 +1,275 @@
+"""What Prometheus scrapes: the series that vLLM's dashboards, autoscalers and endpoint pickers query.
+
+Owns one registry, the names, the labels and the buckets. Is told what happened and asks nobody; knows
+neither HTTP nor the engine. Every series exists at zero from the first scrape.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from faser.config.speculation import SpeculationConfig
+from faser.metrics.speculation import SpeculationMetrics
+from faser.types import EngineState, EngineStats, FinishReason
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+QUEUE_FULL = "queue_full"
+REJECTION_REASONS = (
+    QUEUE_FULL,
+    EngineState.LOADING.value,
+    EngineState.WARMING.value,
+    EngineState.DRAINING.value,
+    EngineState.DEAD.value,
+)
+
+_TTFT_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+# vLLM's edges begin at 10 ms, too coarse for a fast engine; a superset of them still adds up with its series.
+_TOKEN_S = (
+    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_SAMPLES = (1, 2, 5, 10, 20)
+_STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
+_UNKNOWN_MODEL_LEN = 131_072
+
+# Exported because dashboards and load generators ask for them; nothing in this build makes them move.
+_IDLE_COUNTERS = (
+    "corrupted_requests",
+    "external_prefix_cache_queries",
+    "external_prefix_cache_hits",
+    "mm_cache_queries",
+    "mm_cache_hits",
+)
+
+_LABELS = ("model_name", "engine")
+
+
+class Metrics:
+    """One model's series. Use from one thread; rendering may happen at any time.
+
+    max_model_len: where the buckets of token counts end; 0 when it is not known yet. speculation: says which
+    classes, positions and policy there are. What is told of speculation goes to `speculation`.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_name: str,
+        max_model_len: int,
+        engine: str = "0",
+        speculation: SpeculationConfig | None = None,
+    ) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry(auto_describe=True)
+        self._seen = EngineStats()
+        make = _Maker(self._registry, (model_name, engine))
+        self._make_gauges(make)
+        self._make_counters(make)
+        self._make_histograms(make, tuple(_steps_of_1_2_5(max_model_len or _UNKNOWN_MODEL_LEN)))
+        self.speculation = SpeculationMetrics(
+            self._registry, _LABELS, (model_name, engine), speculation or SpeculationConfig()
+        )
+
+    def _make_gauges(self, make: "_Maker") -> None:
+        self._running = make.gauge("num_requests_running", "Samples in the running batch.")
+        self._waiting = make.gauge("num_requests_waiting", "Samples that wait to run.")
+        waiting_by_reason = make.gauges(
+            "num_requests_waiting_by_reason", "Samples that wait, by what for.", reason=("capacity", "deferred")
+        )
+        self._waiting_for_room = waiting_by_reason["capacity"]
+        self._kv_usage = make.gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
+        sleep_state = make.gauges(
+            "engine_sleep_state",
+            "1 for the state the engine is in.",
+            sleep_state=("awake", "weights_offloaded", "discard_all"),
+        )
+        sleep_state["awake"].set(1)
+        self._cache_config = make.info(
+            "cache_config_info",
+            "Constant 1; the labels are the KV cache's shape.",
+            ("block_size", "num_gpu_blocks"),
+        )
+        self._cache_config("0", "0")
+
+    def _make_counters(self, make: "_Maker") -> None:
+        self._prompt_tokens = make.counter("prompt_tokens", "Prompt tokens computed or taken from the cache.")
+        self._by_source = make.counters(
+            "prompt_tokens_by_source",
+            "Prompt tokens, by where their KV came from.",
+            source=("local_compute", "local_cache_hit"),
+        )
+        self._prompt_tokens_cached = make.counter("prompt_tokens_cached", "Prompt tokens from the prefix cache.")
+        self._generation_tokens = make.counter("generation_tokens", "Tokens generated.")
+        self._cache_queries = make.counter("prefix_cache_queries", "Prompt tokens looked up.")
+        self._cache_hits = make.counter("prefix_cache_hits", "Prompt tokens found.")
+        self._preemptions = make.counter("num_preemptions", "Samples set back to make room.")
+        self._success = make.counters(
+            "request_success", "Requests that ended, by how.", finished_reason=tuple(FinishReason)
+        )
+        self._rejections = make.counters(
+            "admission_rejections", "Requests turned away by load or state, by why.", reason=REJECTION_REASONS
+        )
+        for idle in _IDLE_COUNTERS:
+            make.counter(idle, "Stays at zero: this build has nothing to count here.")
+
+    def _make_histograms(self, make: "_Maker", tokens: Sequence[float]) -> None:
+        self._ttft = make.histogram("time_to_first_token_seconds", "Arrival to first token.", _TTFT_S)
+        self._itl = make.histogram("inter_token_latency_seconds", "Between two chunks of a sample.", _TOKEN_S)
+        self._tpot = make.histogram(
+            "request_time_per_output_token_seconds", "Mean time of a request's tokens but the first.", _TOKEN_S
+        )
+        self._e2e = make.histogram("e2e_request_latency_seconds", "Arrival to last token.", _REQUEST_S)
+        self._queue = make.histogram("request_queue_time_seconds", "Arrival to first step.", _REQUEST_S)
+        self._inference = make.histogram("request_inference_time_seconds", "First step to last token.", _REQUEST_S)
+        self._prefill = make.histogram("request_prefill_time_seconds", "First step to first token.", _REQUEST_S)
+        self._decode = make.histogram("request_decode_time_seconds", "First to last token.", _REQUEST_S)
+        self._request_prompt = make.histogram("request_prompt_tokens", "Prompt tokens of a request.", tokens)
+        self._request_generation = make.histogram(
+            "request_generation_tokens", "Tokens of all samples of a request.", tokens
+        )
+        self._params_max_tokens = make.histogram("request_params_max_tokens", "max_tokens asked for.", tokens)
+        self._params_n = make.histogram("request_params_n", "Samples asked for.", _SAMPLES)
+        # The name ends in _total although it is a histogram: vLLM's.
+        self._step_tokens = make.histogram("iteration_tokens_total", "Tokens in one engine step.", _STEP_TOKENS)
+
+    def admitted(self, *, n: int, max_tokens: int, prompt_tokens: int) -> None:
+        """A request was accepted. max_tokens: resolved, of each sample."""
+        del prompt_tokens  # observed when the request ends, beside its answer
+        self._params_n.observe(n)
+        self._params_max_tokens.observe(max_tokens)
+
+    def rejected(self, reason: str) -> None:
+        """A request was turned away for no fault of its own. reason: one of REJECTION_REASONS."""
+        self._rejections[reason].inc()
+
+    def first_token(self, ttft_s: float) -> None:
+        """A request got its first token, so long after it came in."""
+        self._ttft.observe(ttft_s)
+
+    def tokens(self, count: int, gap_s: float | None) -> None:
+        """A sample got count tokens at once. gap_s: since its last ones; None for its first."""
+        if count and gap_s is not None:
+            self._itl.observe(gap_s)
+
+    def finished(
+        self,
+        reason: FinishReason,
+        *,
+        e2e_s: float,
+        queue_s: float,
+        prefill_s: float,
+        decode_s: float,
+        prompt_tokens: int,
+        generation_tokens: int,
+    ) -> None:
+        """A request ended. Times of aborted and failed ones are not those of answers and are left out."""
+        self._success[reason].inc()
+        self._request_prompt.observe(prompt_tokens)
+        self._request_generation.observe(generation_tokens)
+        if reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            return
+        self._e2e.observe(e2e_s)
+        self._queue.observe(queue_s)
+        self._inference.observe(prefill_s + decode_s)
+        self._prefill.observe(prefill_s)
+        self._decode.observe(decode_s)
+        if generation_tokens > 1:
+            self._tpot.observe(decode_s / (generation_tokens - 1))
+
+    def engine(self, stats: EngineStats) -> None:
+        """Take over the engine's latest snapshot. Its counters never fall; what they rose by is counted."""
+        seen, self._seen = self._seen, stats
+        self._running.set(stats.num_running)
+        self._waiting.set(stats.num_waiting)
+        self._waiting_for_room.set(stats.num_waiting)
+        self._kv_usage.set(stats.kv_usage)
+        cached = stats.prefix_cache_hits - seen.prefix_cache_hits
+        prompt = stats.prompt_tokens - seen.prompt_tokens
+        self._prompt_tokens.inc(prompt)
+        self._by_source["local_cache_hit"].inc(cached)
+        self._by_source["local_compute"].inc(max(0, prompt - cached))
+        self._prompt_tokens_cached.inc(cached)
+        self._generation_tokens.inc(stats.generation_tokens - seen.generation_tokens)
+        self._cache_queries.inc(stats.prefix_cache_queries - seen.prefix_cache_queries)
+        self._cache_hits.inc(cached)
+        self._preemptions.inc(stats.num_preemptions - seen.num_preemptions)
+        if stats.num_steps > seen.num_steps:
+            self._step_tokens.observe(stats.last_step_rows)
+        if stats.speculation is not None:
+            self.speculation.engine(stats.speculation)
+
+    def cache_config(self, *, block_size: int, num_gpu_blocks: int) -> None:
+        """The KV cache's shape is known now. num_gpu_blocks: blocks, wherever they lie; the name is vLLM's."""
+        self._cache_config(str(block_size), str(num_gpu_blocks))
+
+    def render(self) -> bytes:
+        """All series in Prometheus' text format; see CONTENT_TYPE."""
+        return generate_latest(self._registry)
+
+
+class _Maker:
+    """Makes series under vLLM's prefix and resolves their labels, so that counting looks nothing up.
+
+    labels: the values of _LABELS. Methods in the plural take one more label and all its values, and return
+    the series by value.
+    """
+
+    def __init__(self, registry: CollectorRegistry, labels: tuple[str, str]) -> None:
+        self._registry = registry
+        self._labels = labels
+
+    def gauge(self, name: str, help_text: str) -> Gauge:
+        return Gauge(f"vllm:{name}", help_text, _LABELS, registry=self._registry).labels(*self._labels)
+
+    def gauges(self, name: str, help_text: str, **values: Sequence[str]) -> dict[str, Gauge]:
+        ((label, each_value),) = values.items()
+        family = Gauge(f"vllm:{name}", help_text, (*_LABELS, label), registry=self._registry)
+        return {value: family.labels(*self._labels, value) for value in each_value}
+
+    def info(self, name: str, help_text: str, labels: Sequence[str]) -> Callable[..., None]:
+        """A constant 1 that speaks through its labels. Returns how to set their values."""
+        family = Gauge(f"vllm:{name}", help_text, (*_LABELS, *labels), registry=self._registry)
+
+        def set_to(*values: str) -> None:
+            family.clear()
+            family.labels(*self._labels, *values).set(1)
+
+        return set_to
+
+    def counter(self, name: str, help_text: str) -> Counter:
+        return Counter(f"vllm:{name}", help_text, _LABELS, registry=self._registry).labels(*self._labels)
+
+    def counters(self, name: str, help_text: str, **values: Sequence[str]) -> dict[str, Counter]:
+        ((label, each_value),) = values.items()
+        family = Counter(f"vllm:{name}", help_text, (*_LABELS, label), registry=self._registry)
+        return {value: family.labels(*self._labels, value) for value in each_value}
+
+    def histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
+        family = Histogram(f"vllm:{name}", help_text, _LABELS, registry=self._registry, buckets=buckets)
+        return family.labels(*self._labels)
+
+
+def _steps_of_1_2_5(highest: int) -> Iterator[int]:
+    """1, 2, 5, 10, 20, 50, ... up to highest."""
+    scale = 1
+    while True:
+        for step in (1, 2, 5):
+            if step * scale > highest:
+                return
+            yield step * scale
+        scale *= 10

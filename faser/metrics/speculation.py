@@ -1,0 +1,282 @@
+"""What Prometheus scrapes about speculation: vLLM's four counters, and FASER's own series.
+
+The engine counts from its start, so its latest snapshot is all that a scrape needs: nothing is added up here,
+and a step costs one assignment. What a finished request says (targets, acceptance) is counted here. Every
+series exists at zero from the first scrape.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
+from faser.types import (
+    STEP_ERROR_EDGES,
+    MethodStats,
+    PrunedLayer,
+    PruneStats,
+    RoleStats,
+    SpeculationParams,
+    SpeculationStats,
+    SpeculationSummary,
+)
+
+MODES = ("plain", "serial", "streams", "sm", "cores")
+BYPASS_REASONS = ("load", "gain", "memory", "request")
+PRUNE_STAGES = ("trim", "layer", "frontier")
+TARGETS = ("ttft", "tpot", "both")
+
+_GAMMAS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32)
+_RATES = tuple(step / 10 for step in range(1, 11))
+_PARTS = {"draft": ("draft", "pass", "text"), "verify": ("verify",), "step": ("step",)}
+_SWITCHES = (("plain", "serial"), ("serial", "plain"))
+
+Labels = tuple[str, ...]
+Values = Iterable[tuple[Labels, float]]
+
+
+class SpeculationMetrics:
+    """The series of one model. labels, names: of the labels that all its series carry."""
+
+    def __init__(
+        self, registry: CollectorRegistry, names: Labels, labels: Labels, config: SpeculationConfig
+    ) -> None:
+        self._classes = config.class_names
+        self._engine = _EngineSeries(names, labels, config)
+        registry.register(self._engine)
+        rates = Histogram(
+            "faser_request_spec_acceptance_rate",
+            "Accepted among verified draft tokens, of a finished request that had any.",
+            (*names, "class"),
+            registry=registry,
+            buckets=_RATES,
+        )
+        kept = Counter(
+            "faser_slo_requests",
+            "Finished requests with a target, by whether they met it.",
+            (*names, "class", "target", "result"),
+            registry=registry,
+        )
+        self._rates = {name: rates.labels(*labels, name) for name in self._classes}
+        self._slo = {
+            (name, target, met): kept.labels(*labels, name, target, "met" if met else "missed")
+            for name in self._classes
+            for target in TARGETS
+            for met in (True, False)
+        }
+
+    def engine(self, stats: SpeculationStats) -> None:
+        """The engine's latest snapshot."""
+        self._engine.stats = stats
+
+    def finished(
+        self,
+        params: SpeculationParams,
+        summaries: Sequence[SpeculationSummary],
+        *,
+        ttft_s: float,
+        tpot_s: float | None,
+    ) -> None:
+        """A request ended with an answer. tpot_s: of its slowest sample; None: no sample had two tokens."""
+        verified = sum(each.verified for each in summaries)
+        if verified:
+            self._rates[params.class_name].observe(sum(each.accepted for each in summaries) / verified)
+        met = {}
+        if params.slo.ttft_ms is not None:
+            met["ttft"] = 1000 * ttft_s <= params.slo.ttft_ms
+        if params.slo.tpot_ms is not None:
+            met["tpot"] = tpot_s is None or 1000 * tpot_s <= params.slo.tpot_ms
+        if len(met) == 2:
+            met["both"] = all(met.values())
+        for target, result in met.items():
+            self._slo[params.class_name, target, result].inc()
+
+
+class _EngineSeries(Collector):
+    """The series that follow from the engine's snapshot alone."""
+
+    def __init__(self, names: Labels, labels: Labels, config: SpeculationConfig) -> None:
+        self.stats = SpeculationStats(policy=config.policy, method=config.method)
+        self._names = names
+        self._labels = labels
+        self._classes = config.class_names
+        self._cap = config.cap
+
+    def describe(self) -> Iterator[Metric]:
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self.stats
+        methods = {each.method: each for each in stats.methods}
+        yield from self._of_vllm(stats)
+        yield from self._tokens({name: methods.get(name, MethodStats(method=name)) for name in DRAFT_METHODS})
+        yield self._gammas(dict(stats.gammas))
+        yield from self._times(stats, {name: _role(name, stats.roles) for name in _PARTS})
+        yield from self._modes(stats)
+        yield from self._pruning(stats.pruning or PruneStats())
+        yield from self._rest(stats)
+
+    def _of_vllm(self, stats: SpeculationStats) -> Iterator[Metric]:
+        """A draft is a sequence in a step with at least one draft token sent to the target."""
+        sent = sum(each.verified for each in stats.methods)
+        accepted = sum(each.accepted for each in stats.methods)
+        yield self._counter("vllm:spec_decode_num_drafts", "Drafts sent to the model.", stats.num_drafts)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens sent to the model.", sent)
+        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.", accepted)
+        by_position = dict(enumerate(stats.accepted_per_position))
+        yield self._counters(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by their position in the draft.",
+            ("position",),
+            [((str(at),), by_position.get(at, 0)) for at in range(max(self._cap, len(by_position)))],
+        )
+
+    def _tokens(self, methods: Mapping[str, MethodStats]) -> Iterator[Metric]:
+        """drafted = pruned + verified, verified = accepted + wasted."""
+        counts: Mapping[str, tuple[str, Callable[[MethodStats], float]]] = {
+            "drafted": ("Draft tokens proposed.", lambda each: each.drafted),
+            "verified": ("Draft tokens that the model judged.", lambda each: each.verified),
+            "accepted": ("Draft tokens accepted.", lambda each: each.accepted),
+            "wasted": ("Draft tokens judged and not accepted.", lambda each: each.verified - each.accepted),
+            "expected_accepted": ("Predicted survival of verified draft tokens.", lambda each: each.expected),
+        }
+        for name, (text, count) in counts.items():
+            values = [((method,), count(each)) for method, each in methods.items()]
+            yield self._counters(f"faser_spec_{name}_tokens", text, ("method",), values)
+        pruned = {(name, stage): 0 for name in methods for stage in PRUNE_STAGES}
+        pruned |= {(name, "trim"): each.pruned - each.dropped - each.left for name, each in methods.items()}
+        pruned |= {(name, "frontier"): each.dropped for name, each in methods.items()}
+        pruned |= {(name, "layer"): each.left for name, each in methods.items()}
+        text = "Draft tokens given up: never sent, left between layers, or dropped after a mismatch."
+        yield self._counters("faser_spec_pruned_tokens", text, ("method", "stage"), pruned.items())
+
+    def _gammas(self, counts: Mapping[str, Sequence[int]]) -> Metric:
+        family = HistogramMetricFamily(
+            "faser_spec_gamma",
+            "Draft tokens verified, of each sequence in each step.",
+            labels=(*self._names, "class"),
+        )
+        for name in self._classes:
+            own = counts.get(name, ())
+            buckets = [0] * (len(_GAMMAS) + 1)
+            for gamma, times in enumerate(own):
+                buckets[bisect_left(_GAMMAS, gamma)] += times
+            total = sum(gamma * times for gamma, times in enumerate(own))
+            family.add_metric((*self._labels, name), _cumulative(_GAMMAS, buckets), total)
+        return family
+
+    def _times(self, stats: SpeculationStats, roles: Mapping[str, RoleStats]) -> Iterator[Metric]:
+        """All target passes are the verify lane's, also where the engine reports them as whole steps only."""
+        verify_s = roles["verify"].measured_s or roles["step"].measured_s
+        for name, text, seconds in (
+            ("draft", "Time of drafting.", roles["draft"].measured_s),
+            ("verify", "Time of the model's own passes.", verify_s),
+            ("overlap", "Time in which drafting and verifying ran at once.", stats.overlap_s),
+            ("decide", "Time of the policy and its bookkeeping.", stats.decide_s),
+        ):
+            yield self._counter(f"faser_spec_{name}_seconds", text, seconds)
+        predicted = {(name,): each.predicted_s for name, each in roles.items()}
+        measured = {(name,): each.measured_s for name, each in roles.items()}
+        yield self._counters("faser_step_predicted_seconds", "Time as predicted.", ("role",), predicted.items())
+        yield self._counters("faser_step_measured_seconds", "Time as measured.", ("role",), measured.items())
+        errors = Metric("faser_step_time_error_ratio", "|predicted - measured| / measured.", "histogram")
+        for name, each in roles.items():
+            own = {**dict(zip(self._names, self._labels, strict=True)), "role": name}
+            for edge, count in _cumulative(STEP_ERROR_EDGES, each.errors):
+                errors.add_sample("faser_step_time_error_ratio_bucket", {**own, "le": edge}, count)
+            errors.add_sample("faser_step_time_error_ratio_count", own, sum(each.errors))
+        yield errors
+
+    def _modes(self, stats: SpeculationStats) -> Iterator[Metric]:
+        in_force = {(mode,): float(mode == stats.mode) for mode in MODES}
+        yield self._gauges("faser_spec_mode", "1 for the mode of the last step.", ("mode",), in_force.items())
+        steps = {(mode,): 0 for mode in MODES} | {(mode,): count for mode, count in stats.mode_steps}
+        yield self._counters("faser_spec_mode_steps", "Steps, by mode.", ("mode",), steps.items())
+        switches = dict.fromkeys(_SWITCHES, 0) | {(one, other): times for one, other, times in stats.switches}
+        yield self._counters("faser_spec_mode_switches", "Changes of mode.", ("from", "to"), switches.items())
+        bypasses = {(reason,): 0 for reason in BYPASS_REASONS} | {(why,): count for why, count in stats.bypasses}
+        text = "Times a sequence went through a step without a draft, by why."
+        yield self._counters("faser_spec_bypass_steps", text, ("reason",), bypasses.items())
+
+    def _pruning(self, stats: PruneStats) -> Iterator[Metric]:
+        """Early pruning. A layer has its series once it was looked at."""
+        steps = {("shadow",): stats.shadow_steps, ("pruning",): stats.pruned_steps}
+        text = "Steps whose drafts were looked at between layers: to learn, or to let rows leave."
+        yield self._counters("faser_prune_steps", text, ("kind",), steps.items())
+        yield self._counter("faser_prune_drafted_rows", "Drafted rows of those steps.", stats.drafted_rows)
+        yield self._counter("faser_prune_seconds", "Time of looks, and of letting rows leave.", stats.seconds)
+        counts: Mapping[str, tuple[str, Callable[[PrunedLayer], float]]] = {
+            "rows": ("Drafted rows that left after this layer.", lambda each: each.rows),
+            "wasted_rows": ("Drafted rows that stayed then, and were refused.", lambda each: each.wasted),
+            "judged_tokens": ("Drafted tokens looked at that got a verdict.", lambda each: each.judged),
+            "flagged_tokens": ("Of those, so many looked bad.", lambda each: each.flagged),
+            "false_tokens": ("Flagged tokens that were right.", lambda each: each.false_prunes),
+        }
+        for name, (text, count) in counts.items():
+            values = [((str(each.layer),), count(each)) for each in stats.layers]
+            yield self._counters(f"faser_prune_{name}", text, ("layer",), values)
+
+    def _rest(self, stats: SpeculationStats) -> Iterator[Metric]:
+        yield self._gauges(
+            "faser_spec_policy_info",
+            "Constant 1; the labels are the policy and the method.",
+            ("policy", "method"),
+            [((stats.policy, stats.method), 1.0)],
+        )
+        yield self._gauges(
+            "faser_spec_partition_info",
+            "Constant 1; what divides the processors, and why not what was asked for.",
+            ("partition", "fallback"),
+            [((stats.partition, stats.partition_fallback), 1.0)],
+        )
+        share = stats.draft_share
+        shares = {("draft",): share or 1.0, ("verify",): 1.0 - share}
+        yield self._gauges("faser_sm_share", "Share of the processors.", ("lane",), shares.items())
+        text = "Tokens whose draft KV was refilled."
+        yield self._counter("faser_spec_catchup_tokens", text, stats.catchup_tokens)
+        yield self._counter("faser_audit_checks", "Stays at zero: there are no shadow checks yet.", 0)
+        yield self._counter("faser_audit_divergences", "Stays at zero: there are no shadow checks yet.", 0)
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        return self._counters(name, text, (), [((), value)])
+
+    def _counters(self, name: str, text: str, extra: Labels, values: Values) -> Metric:
+        family = CounterMetricFamily(name, text, labels=(*self._names, *extra))
+        for more, value in values:
+            family.add_metric((*self._labels, *more), value)
+        return family
+
+    def _gauges(self, name: str, text: str, extra: Labels, values: Values) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=(*self._names, *extra))
+        for more, value in values:
+            family.add_metric((*self._labels, *more), value)
+        return family
+
+
+def _role(name: str, roles: Sequence[RoleStats]) -> RoleStats:
+    """All that the engine says of one role. A draft model's passes and look-ups in text are both drafting."""
+    parts = [each for each in roles if each.role in _PARTS[name]]
+    errors = zip(*(each.errors for each in parts if each.errors), strict=True)
+    return RoleStats(
+        role=name,
+        predicted_s=sum(each.predicted_s for each in parts),
+        measured_s=sum(each.measured_s for each in parts),
+        errors=tuple(map(sum, errors)) or (0,) * (len(STEP_ERROR_EDGES) + 1),
+    )
+
+
+def _cumulative(edges: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Counts up to each edge, then beyond the last, as buckets that include those before."""
+    total, buckets = 0, []
+    for edge, count in zip((*map(float, edges), "+Inf"), counts, strict=True):
+        total += count
+        buckets.append((str(edge), float(total)))
+    return buckets

@@ -1,0 +1,263 @@
+"""Recording and checking with the real scheduler and a scripted executor: what is recorded is what a drafter did.
+
+The target's token at output position p of request n is 100 * n + p + 1; the drafter knows it and errs by a rule.
+"""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from benchmarks.simulator.draft_recorder import DraftRecorder
+from benchmarks.simulator.live import check_live, run_live
+from benchmarks.simulator.record import Session, record
+from benchmarks.simulator.synthetic import iid_trace
+from benchmarks.simulator.trace import Trace
+from faser.bench.policy_spec import parse_policy
+from faser.bench.prompts import Prompt
+from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.executor import LaunchedStep
+from faser.engine.contract.plan import (
+    Draft,
+    DraftPlan,
+    DraftRequest,
+    Drafts,
+    SequenceResult,
+    SequenceRows,
+    SequenceStart,
+    StepPlan,
+    StepResult,
+)
+from faser.engine.control.scheduler import Scheduler
+from faser.engine.control.sequences.kv_cache import KvManager
+from faser.engine.control.speculation.control import SpeculationControl
+from faser.engine.control.timing.clock import SimulatedClock
+from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.engine import Engine
+from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
+from faser.errors import ConfigError
+from faser.types import SamplingParams
+from tests.benchmarks.simulator.running import machine
+
+CAP = 4
+EOS = 7
+
+
+def right_tokens(position: int) -> int:
+    """Leading tokens of the draft at an output position that are right."""
+    return position % (CAP + 1)
+
+
+class KnowingDrafter:
+    """Knows the output, and errs where right_tokens says. judged: verdicts it was told, by position."""
+
+    drafts_overlapped = True
+
+    def __init__(self) -> None:
+        self.known: dict[int, list[int]] = {}
+        self.prompt_len: dict[int, int] = {}
+        self.judged: dict[int, int] = {}
+
+    def start(self, start: SequenceStart) -> None:
+        self.known[start.slot] = list(start.token_ids)
+        self.prompt_len[start.slot] = start.prompt_len
+
+    def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
+        return Proposals(drafts=tuple(self.draft(wish.slot, wish.max_tokens) for wish in plan.requests))
+
+    def draft(self, slot: int, max_tokens: int) -> Draft:
+        number, position = self.known[slot][0], self.position(slot)
+        tokens = [target(number, position + i) for i in range(max_tokens)]
+        right = right_tokens(position)
+        return Draft(
+            slot=slot,
+            method="ngram",
+            token_ids=(*tokens[:right], *(-token for token in tokens[right:])),
+            confidences=(2.0,) * max_tokens,
+        )
+
+    def position(self, slot: int) -> int:
+        return len(self.known[slot]) - self.prompt_len[slot]
+
+    def commit(self, continuations: Sequence[Continuation]) -> None:
+        for each in continuations:
+            self.judged[self.position(each.slot)] = each.num_accepted
+            self.known[each.slot] += each.token_ids
+
+    def release(self, slot: int) -> None:
+        del self.known[slot], self.prompt_len[slot]
+
+
+def target(number: int, position: int) -> int:
+    return 100 * number + position + 1
+
+
+class ScriptedTarget:
+    """An executor without a model; calls its drafter as the real one does."""
+
+    def __init__(self, drafter: Drafter, *, eos_at: int | None = None) -> None:
+        self.drafter = drafter
+        self.eos_at = eos_at
+        self.prompts: dict[int, tuple[int, int]] = {}
+
+    def draft(self, plan: DraftPlan) -> Drafts:
+        return Drafts(step=plan.step, drafts=self.drafter.propose(plan).drafts, run_s=0.0)
+
+    def run_overlapped(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
+        raise AssertionError(f"nobody drafts ahead of step {plan.step}: {ahead.requests}")
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        raise AssertionError(f"step {plan.step} need not be launched ahead")
+
+    def collect(self, launched: LaunchedStep) -> StepResult:
+        raise AssertionError(f"step {launched.plan.step} was not launched")
+
+    def run(self, plan: StepPlan) -> StepResult:
+        for slot in plan.released:
+            self.drafter.release(slot)
+        for start in plan.started:
+            self.prompts[start.slot] = (start.token_ids[0], start.prompt_len)
+            self.drafter.start(start)
+        results = tuple(map(self.judge, plan.rows))
+        self.drafter.commit(
+            [
+                Continuation(slot=each.slot, token_ids=each.token_ids, num_accepted=len(each.token_ids) - 1)
+                for each in results
+                if each.token_ids
+            ]
+        )
+        return StepResult(step=plan.step, sequences=results, run_s=0.001)
+
+    def judge(self, rows: SequenceRows) -> SequenceResult:
+        if not rows.samples:
+            return SequenceResult(slot=rows.slot)
+        number, prompt_len = self.prompts[rows.slot]
+        draft = rows.token_ids[len(rows.token_ids) - rows.num_drafts :]
+        position = rows.start + len(rows.token_ids) - rows.num_drafts - prompt_len
+        tokens = [self.token(number, position)]
+        for drafted in draft:
+            if drafted != tokens[-1]:
+                break
+            position += 1
+            tokens.append(self.token(number, position))
+        return SequenceResult(slot=rows.slot, token_ids=tuple(tokens))
+
+    def token(self, number: int, position: int) -> int:
+        return EOS if position == self.eos_at else target(number, position)
+
+
+def engine_of(drafter: Drafter, *, eos_at: int | None = None, num_blocks: int = 64) -> Engine:
+    clock = SimulatedClock()
+    config = SpeculationConfig(method="ngram", policy="fixed", num_speculative_tokens=CAP)
+    costs = CostModel.proportional(step_s=0.001, text_s=0.0)
+    scheduler = Scheduler(
+        kv=KvManager(num_blocks, 4, enable_prefix_caching=False),
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        max_model_len=128,
+        eos_token_ids=(EOS,),
+        clock=clock,
+        speculation=SpeculationControl(config, costs, num_slots=4, clock=clock),
+    )
+    return Engine(scheduler, ScriptedTarget(drafter, eos_at=eos_at))
+
+
+PROMPTS = [Prompt(token_ids=(number, 0, 0), category=f"kind {number}") for number in range(1, 7)]
+SESSION = Session(model="m", drafter="ngram", max_tokens=CAP, output_tokens=20, seed=3)
+
+
+def recorded(*, eos_at: int | None = None) -> tuple[Trace, KnowingDrafter]:
+    drafter = KnowingDrafter()
+    recorder = DraftRecorder(drafter)
+    return record(engine_of(recorder, eos_at=eos_at), lambda: recorder.recordings, PROMPTS, SESSION), drafter
+
+
+def test_every_position_has_its_draft_and_its_run() -> None:
+    """Oracle: the drafter's own rule. There is no draft at position 0, whose token comes with the prompt."""
+    trace, _ = recorded()
+    assert len(trace.requests) == len(PROMPTS)
+    for each, prompt in zip(trace.requests, PROMPTS, strict=True):
+        assert each.runs == (0, *(right_tokens(position) for position in range(1, 20)))
+        assert each.lengths == (0, *[CAP] * 19)
+        assert each.confidences[1] == (2.0,) * CAP
+        assert (each.category, each.prompt_token_ids) == (prompt.category, prompt.token_ids)
+        assert each.output_token_ids == tuple(target(prompt.token_ids[0], position) for position in range(20))
+    assert [each.seed for each in trace.requests] == [3, 4, 5, 6, 7, 8]
+    assert trace.methods == ("ngram",)
+
+
+def test_an_output_that_ends_by_itself_is_recorded_to_its_end() -> None:
+    """What was drafted beyond the end counts as wrong."""
+    trace, _ = recorded(eos_at=9)
+    (first, *_) = trace.requests
+    assert first.output_len == 10
+    assert first.output_token_ids[-1] == EOS
+    assert first.runs[6:] == (1, 2, 1, 0)  # right_tokens would be 1, 2, 3, 4, but 9 is the end's own
+
+
+def test_the_drafter_behind_is_told_whether_its_first_token_came() -> None:
+    _, drafter = recorded()
+    assert all(drafter.judged[position] == (right_tokens(position) > 0) for position in range(1, 20))
+
+
+def test_while_drafts_are_recorded_none_is_made_ahead() -> None:
+    recorder = DraftRecorder(KnowingDrafter())
+    recorder.start(SequenceStart(slot=0, sampling=SamplingParams(), seed=0, prompt_len=1, token_ids=(1,)))
+    wish = DraftRequest(slot=0, max_tokens=2, new_blocks=(), unverified=(5,))
+
+    assert not recorder.drafts_overlapped
+    with pytest.raises(AssertionError, match="slot 0: a recorder drafts nothing ahead"):
+        recorder.propose(DraftPlan(step=1, requests=(wish,)))
+
+
+def test_what_was_recorded_in_a_crowded_cache_is_true_as_far_as_it_goes() -> None:
+    """20 blocks of 4 tokens hold two of four sequences. Where no room was left to draft, a recording ends."""
+    recorder = DraftRecorder(KnowingDrafter())
+    engine = engine_of(recorder, num_blocks=20)
+    trace = record(engine, lambda: recorder.recordings, PROMPTS, SESSION)
+    assert engine.stats().num_preemptions > 0
+    assert 0 < len(trace.requests) <= len(PROMPTS)
+    for each in trace.requests:
+        assert each.output_token_ids == tuple(target(each.prompt_token_ids[0], p) for p in range(each.output_len))
+        assert each.runs == (0, *(right_tokens(position) for position in range(1, each.output_len)))
+
+
+def test_outputs_that_are_too_short_make_no_trace() -> None:
+    drafter = KnowingDrafter()
+    recorder = DraftRecorder(drafter)
+    with pytest.raises(ConfigError, match="long enough"):
+        record(engine_of(recorder, eos_at=0), lambda: recorder.recordings, PROMPTS, SESSION)
+
+
+@pytest.mark.parametrize("policy", ["off", "fixed:1", "fixed:4", "goodput", "faser"])
+def test_a_live_run_and_its_simulation_take_the_same_steps(policy: str) -> None:
+    """One client, so that no time decides who shares a step with whom. An exact trace holds for any policy."""
+    trace, _ = recorded()
+    live = engine_of(KnowingDrafter())
+    serving = machine(step_s=0.001, row_s=0.0, pass_s=None, text_s=0.0)
+    (check,) = check_live(live, trace, serving, [parse_policy(policy, cap=CAP)], clients=1, rounds=1)
+    assert check.different == 0
+    if policy in ("off", "fixed:1", "fixed:4"):
+        assert check.simulated_steps == check.live_steps
+    assert check.simulated_steps == pytest.approx(check.live_steps, rel=0.1)
+
+
+def test_speed_ups_are_over_the_first_policy() -> None:
+    """Oracle: the trace's own steps, which all take 1 ms here."""
+    trace, _ = recorded()
+    specs = [parse_policy(each, cap=CAP) for each in ("off", "fixed:4")]
+    serving = machine(step_s=0.001, row_s=0.0, pass_s=None, text_s=0.0)
+    off, fixed = check_live(engine_of(KnowingDrafter()), trace, serving, specs, clients=1, rounds=1)
+    assert (off.live_speedup, off.simulated_speedup) == (1.0, 1.0)
+    assert fixed.simulated_speedup == pytest.approx(off.simulated_steps / fixed.simulated_steps)
+    assert fixed.live_speedup == pytest.approx(fixed.live_tokens_per_s / off.live_tokens_per_s)
+
+
+def test_a_live_run_that_says_something_else_is_noticed() -> None:
+    trace, _ = recorded()
+    live = engine_of(KnowingDrafter(), eos_at=5)
+    assert run_live(live, trace, 2, label="x").different == len(PROMPTS)
+
+
+def test_a_made_up_trace_cannot_be_run_live() -> None:
+    with pytest.raises(ConfigError, match="no prompts"):
+        check_live(engine_of(KnowingDrafter()), iid_trace(0.5), machine(), [], clients=1)

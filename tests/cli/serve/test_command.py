@@ -1,0 +1,84 @@
+"""The whole of it: a tiny model served by a real process, and talked to in this one's stead."""
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from faser.cli.main import main
+from faser.cli.serve.command import SYNTHETIC_BANNER
+
+
+def test_a_served_model_answers_and_a_signal_ends_it(tiny_checkpoint: Path) -> None:
+    flags = ["--port", "0", "--backend", "torch", "--served-model-name", "tiny", "--api-key", "k", "-pp", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "faser", "serve", str(tiny_checkpoint), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    watchdog = threading.Timer(60, process.kill)
+    watchdog.start()
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        found = re.fullmatch(
+            r"faser serve: ready at (http://127\.0\.0\.1:\d+) · tiny · float32 · \d+ KV tokens · "
+            r"\d+ threads? \(torch\) · [\d.]+ s\n",
+            ready,
+        )
+        assert found is not None, ready
+        body = {"prompt": "hello", "max_tokens": 3, "ignore_eos": True}
+        url = found[1]
+        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 401
+        answer = httpx.post(f"{url}/v1/completions", json=body, headers={"Authorization": "Bearer k"}, timeout=30)
+        assert answer.json()["model"] == "tiny"
+        assert answer.json()["usage"]["completion_tokens"] == 3
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.communicate()
+
+
+def test_a_model_loaded_here_can_be_talked_to(tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--in-process", "--backend", "torch", "--max-tokens", "4", "--temperature", "0", "--quick", "hello"]
+    assert main(["chat", str(tiny_checkpoint), *flags]) == 0
+    assert capsys.readouterr().out.endswith("\n")
+
+
+def test_warnings_and_the_synthetic_banner_come_before_the_model_is_loaded(tiny_checkpoint: Path) -> None:
+    """The context is too long for the model, so the server never starts."""
+    config = '{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2, "enforce_eager": true}'
+    flags = ["--port", "0", "--max-model-len", "9M", "--speculative-config", config]
+    done = subprocess.run(
+        [sys.executable, "-m", "faser", "serve", str(tiny_checkpoint), *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "warning: --speculative-config: 'enforce_eager' has no effect: " in done.stderr
+    assert "SYNTHETIC ACCEPTANCE" in done.stderr
+    assert {len(line) for line in SYNTHETIC_BANNER.splitlines()} == {80}
+
+
+def test_settings_that_do_not_fit_the_model_end_with_status_2(tiny_checkpoint: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "faser", "serve", str(tiny_checkpoint), "--port", "0", "--max-model-len", "9M"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert re.search(r"^faser serve: --max-model-len is 9437184; ", done.stderr, re.MULTILINE)

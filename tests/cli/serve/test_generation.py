@@ -1,0 +1,45 @@
+"""Sampling defaults: the model's file, the operator's flag, and which of them wins."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from faser.cli.serve.generation import sampling_defaults
+from faser.config.server import ServerConfig
+from faser.errors import ModelError
+
+
+def model(folder: Path, **content: object) -> Path:
+    (folder / "generation_config.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_the_models_defaults_count_and_its_other_keys_do_not(tmp_path: Path) -> None:
+    directory = model(tmp_path, temperature=0.6, top_k=None, eos_token_id=[2], max_new_tokens=99)
+    assert sampling_defaults(directory, ServerConfig()) == {"temperature": 0.6, "max_tokens": 99}
+
+
+def test_the_operator_wins_over_the_model(tmp_path: Path) -> None:
+    config = ServerConfig(override_generation_config={"temperature": 0.1})
+    assert sampling_defaults(model(tmp_path, temperature=0.6, top_p=0.9), config) == {
+        "temperature": 0.1,
+        "top_p": 0.9,
+    }
+
+
+def test_none_leaves_the_models_file_alone(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("{")
+    assert sampling_defaults(tmp_path, ServerConfig(generation_config="none")) == {}
+
+
+def test_a_model_without_the_file_has_no_defaults(tmp_path: Path) -> None:
+    assert sampling_defaults(tmp_path, ServerConfig()) == {}
+    assert sampling_defaults(tmp_path / "model.gguf", ServerConfig()) == {}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"temperature": 9}', '{"top_p": "high"}'])
+def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"generation_config\.json"):
+        sampling_defaults(tmp_path, ServerConfig())

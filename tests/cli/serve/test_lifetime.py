@@ -1,0 +1,105 @@
+"""Signals, draining and exit statuses, of a real process with a scripted engine."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@contextmanager
+def server(fate: str, shutdown_timeout_s: float = 5.0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running small_server and its URL; killed at the end if it still lives."""
+    command = [sys.executable, "-m", "tests.cli.serve.small_server", fate, str(shutdown_timeout_s)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watchdog = threading.Timer(30, process.kill)
+    watchdog.start()
+    try:
+        yield process, f"http://127.0.0.1:{line(process)}"
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.communicate()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def ask(url: str, answers: list[str]) -> threading.Thread:
+    def run() -> None:
+        try:
+            answers.append(httpx.get(url, timeout=10).text)
+        except httpx.HTTPError as error:
+            answers.append(type(error).__name__)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_requests_finish_and_ends_with_status_0(number: signal.Signals) -> None:
+    answers: list[str] = []
+    with server("ready") as (process, url):
+        assert line(process) == "ready"
+        asking = ask(url, answers)
+        assert line(process) == "asked"
+        process.send_signal(number)
+        asking.join()
+        assert answers == ["ok"]
+        assert [line(process), line(process)] == ["drained, 0 left", "stopped"]
+        assert process.wait(5) == 0
+
+
+def test_requests_that_outlast_the_timeout_do_not_hold_the_server_up() -> None:
+    answers: list[str] = []
+    with server("ready", 0) as (process, url):
+        assert line(process) == "ready"
+        asking = ask(url, answers)
+        assert line(process) == "asked"
+        process.send_signal(signal.SIGTERM)
+        assert line(process) == "drained, 1 left"
+        assert process.wait(8) == 0
+        asking.join()
+
+
+def test_a_second_interrupt_quits_at_once() -> None:
+    with server("ready", 60) as (process, url):
+        assert line(process) == "ready"
+        asking = ask(url, [])
+        assert line(process) == "asked"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert "finishing running requests" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 130
+        asking.join()
+
+
+def test_http_answers_while_the_engine_loads_and_a_signal_ends_that_too() -> None:
+    with server("loading") as (process, url):
+        assert httpx.get(url, timeout=10).text == "ok"
+        assert line(process) == "asked"
+        process.send_signal(signal.SIGTERM)
+        assert [line(process), line(process)] == ["drained, 0 left", "stopped"]
+        assert process.wait(5) == 0
+
+
+@pytest.mark.parametrize(
+    "fate, reason", [("bad-config", "the model has no layers"), ("bad-engine", "the engine died")]
+)
+def test_an_engine_that_cannot_load_ends_the_server_with_its_reason(fate: str, reason: str) -> None:
+    with server(fate) as (process, _):
+        assert line(process) == "stopped"
+        _, errors = process.communicate(timeout=5)
+        assert process.returncode == 1
+        assert errors.strip().endswith(reason)

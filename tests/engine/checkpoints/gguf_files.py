@@ -1,0 +1,172 @@
+"""GGUF files for tests, written with the gguf library the way llama.cpp's converter writes them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, GGUFWriter, quants
+
+from tests.checkpoints import tiny_tokenizer
+from tests.engine.execution.sampling.vocabularies import sentencepiece_pieces
+
+Array = npt.NDArray[np.float32]
+Names = dict[str, tuple[str, tuple[int, ...]]]
+
+SIZES = {
+    "block_count": 2,
+    "context_length": 512,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+}
+HEAD_DIM = 16
+VOCAB_SIZE = 512
+
+_LAYER: Names = {
+    "attn_norm.weight": ("input_layernorm.weight", (64,)),
+    "ffn_norm.weight": ("post_attention_layernorm.weight", (64,)),
+    "attn_q.weight": ("self_attn.q_proj.weight", (64, 64)),
+    "attn_k.weight": ("self_attn.k_proj.weight", (32, 64)),
+    "attn_v.weight": ("self_attn.v_proj.weight", (32, 64)),
+    "attn_output.weight": ("self_attn.o_proj.weight", (64, 64)),
+    "ffn_gate.weight": ("mlp.gate_proj.weight", (96, 64)),
+    "ffn_up.weight": ("mlp.up_proj.weight", (96, 64)),
+    "ffn_down.weight": ("mlp.down_proj.weight", (64, 96)),
+}
+BIASES: Names = {
+    "attn_q.bias": ("self_attn.q_proj.bias", (64,)),
+    "attn_k.bias": ("self_attn.k_proj.bias", (32,)),
+    "attn_v.bias": ("self_attn.v_proj.bias", (32,)),
+}
+QK_NORMS: Names = {
+    "attn_q_norm.weight": ("self_attn.q_norm.weight", (16,)),
+    "attn_k_norm.weight": ("self_attn.k_norm.weight", (16,)),
+}
+
+
+def hf_weights(
+    *, seed: int = 0, untied: bool = False, more: Names | None = None
+) -> tuple[dict[str, Array], dict[str, str]]:
+    """Seeded weights under Hugging Face names, and the name of each in a GGUF file."""
+    names: Names = {"token_embd.weight": ("model.embed_tokens.weight", (VOCAB_SIZE, 64))}
+    for layer in range(SIZES["block_count"]):
+        for stored, (name, shape) in (_LAYER | (more or {})).items():
+            names[f"blk.{layer}.{stored}"] = (f"model.layers.{layer}.{name}", shape)
+    names["output_norm.weight"] = ("model.norm.weight", (64,))
+    if untied:
+        names["output.weight"] = ("lm_head.weight", (VOCAB_SIZE, 64))
+    rng = np.random.default_rng(seed)
+    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in names.values()}
+    return weights, {name: stored for stored, (name, _) in names.items()}
+
+
+def permute(rows: Array, num_heads: int) -> Array:
+    """llama.cpp's row order, spelled out: row d and row d + D/2 of a head become neighbours."""
+    stored = np.empty_like(rows)
+    head_dim = len(rows) // num_heads
+    for head in range(num_heads):
+        for d in range(head_dim // 2):
+            first = head * head_dim
+            stored[first + 2 * d] = rows[first + d]
+            stored[first + 2 * d + 1] = rows[first + d + head_dim // 2]
+    return stored
+
+
+def write_gguf(
+    path: Path,
+    architecture: str = "llama",
+    *,
+    quantization: GGMLQuantizationType = GGMLQuantizationType.F32,
+    metadata: dict[str, Any] | None = None,
+    tokenizer: str | None = None,
+    raw: dict[str, tuple[npt.NDArray[np.uint8], GGMLQuantizationType]] | None = None,
+    extra: dict[str, Array] | None = None,
+    untied: bool = False,
+    more: Names | None = None,
+    permuted: bool | None = None,
+) -> dict[str, Array]:
+    """Write a tiny model; returns its weights under Hugging Face names, before quantisation.
+
+    metadata: more keys, or None as a value to leave one out. raw: finished blocks in place of a tensor.
+    extra: more tensors under GGUF names.
+    """
+    weights, stored_names = hf_weights(untied=untied, more=more)
+    writer = GGUFWriter(path, architecture)
+    keys: dict[str, Any] = {f"{architecture}.{name}": value for name, value in SIZES.items()}
+    keys |= {f"{architecture}.attention.layer_norm_rms_epsilon": 1e-5, f"{architecture}.rope.freq_base": 10000.0}
+    keys |= {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.bos_token_id": 0}
+    for key, value in (keys | _vocabulary(tokenizer) | (metadata or {})).items():
+        _add(writer, key, value)
+    if permuted is None:
+        permuted = architecture in ("llama", "smollm3")
+    for name, values in weights.items():
+        stored = stored_names[name]
+        if raw and stored in raw:
+            writer.add_tensor(stored, raw[stored][0], raw_dtype=raw[stored][1])
+            continue
+        heads = {"attn_q.": 4, "attn_k.": 2}
+        num_heads = next((count for part, count in heads.items() if part in stored), None)
+        array = permute(values, num_heads) if permuted and num_heads else values
+        kept = GGMLQuantizationType.F32 if array.ndim == 1 else quantization
+        writer.add_tensor(stored, quants.quantize(array, kept), raw_dtype=kept)
+    for stored, values in (extra or {}).items():
+        writer.add_tensor(stored, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return weights
+
+
+def _vocabulary(kind: str | None) -> dict[str, Any]:
+    """Metadata of a small vocabulary: None, gpt2 or llama."""
+    if kind == "llama":
+        tokens, scores, types = sentencepiece_pieces()
+        return {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": scores,
+            "tokenizer.ggml.token_type": types,
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+        }
+    if kind is None:
+        return {}
+    core = tiny_tokenizer()
+    special = {token.content for token in core.get_added_tokens_decoder().values()}
+    tokens = [core.id_to_token(i) or "" for i in range(core.get_vocab_size())]
+    return {
+        "tokenizer.ggml.model": kind,
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token in special else 1 for token in tokens],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in merges_of(core.to_str())],
+        "tokenizer.chat_template": "{{ messages[0].content }}",
+    }
+
+
+def merges_of(serialized: str) -> list[list[str]]:
+    merges: list[list[str]] = json.loads(serialized)["model"]["merges"]
+    return merges
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    """Write a metadata value in the type that the converter uses for it."""
+    match value:
+        case None:
+            pass
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case list():
+            writer.add_array(key, value)
+        case _:
+            raise TypeError(f"{key} is {value!r}")

@@ -1,0 +1,238 @@
+"""Every family against transformers: the same logits, and the same greedy tokens through the paged cache.
+
+Planted bugs that these tests have caught: no window; window one too wide; no rope scaling of any kind; no
+attention factor; a ramp that is not rounded; rotation of a layer that must not rotate; q and k norms swapped
+or with another epsilon; keys of all layers in one place; a bias or a residual dropped; defaults of another
+family (rope base, tied embedding, interval, window).
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.families import decoder_spec
+from tests.checkpoints import tiny_llama_config, write_json
+from tests.engine.execution.models.paged import MAX_POSITIONS, load, prompt
+
+PROMPT_LEN = 80
+NUM_GREEDY = 64
+VOCAB_SIZE = 128
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny model. fields: of the transformers config, over the common ones."""
+
+    name: str
+    model_type: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 500.0,
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1000.0}
+_LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+
+CASES = [
+    Case("llama-tied", "llama", {"tie_word_embeddings": True}),
+    Case("llama-biases", "llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+    Case("llama-head-dim", "llama", {"head_dim": 24, "num_key_value_heads": 1}),
+    Case("llama3-rope", "llama", {"rope_parameters": _LLAMA3}),
+    Case("llama-linear-rope", "llama", {"rope_parameters": _LINEAR}),
+    Case("llama-yarn-rope", "llama", {"rope_parameters": _YARN}),
+    Case("smollm3", "smollm3", {"num_hidden_layers": 5, "pad_token_id": 0}),
+    Case(
+        "smollm3-window",
+        "smollm3",
+        {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 12, "pad_token_id": 0},
+    ),
+    Case("qwen2", "qwen2", {"tie_word_embeddings": True}),
+    Case("qwen2-window", "qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+    Case("qwen2-yarn", "qwen2", {"rope_parameters": _YARN | {"beta_fast": 8.0, "truncate": False}}),
+    Case("qwen3", "qwen3", {"head_dim": 32, "tie_word_embeddings": True, "rms_norm_eps": 0.05}),
+    Case("qwen3-biases", "qwen3", {"head_dim": 16, "attention_bias": True}),
+    Case("qwen3-window", "qwen3", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}),
+    Case("mistral-window", "mistral", {"head_dim": 24, "sliding_window": 11}),
+    Case("mistral-no-window", "mistral", {"sliding_window": None}),
+]
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What transformers made of a case, and the checkpoint that it saved."""
+
+    directory: Path
+    token_ids: list[int]
+    logits: Tensor  # [PROMPT_LEN, V]
+    greedy: list[int]
+
+
+def _make_oracle(case: Case, directory: Path) -> Oracle:
+    fields = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": MAX_POSITIONS,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    config = AutoConfig.for_model(case.model_type, **(fields | case.fields))
+    torch.manual_seed(11)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):  # made as ones and zeros, which would hide mistakes
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    model.save_pretrained(directory)
+    token_ids = prompt(PROMPT_LEN, VOCAB_SIZE)
+    return Oracle(directory, token_ids, _logits(model, token_ids), _greedy(model, token_ids))
+
+
+@torch.inference_mode()
+def _logits(model: Any, token_ids: list[int]) -> Tensor:
+    logits: Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
+    return logits
+
+
+@torch.inference_mode()
+def _greedy(model: Any, token_ids: list[int]) -> list[int]:
+    known, past = list(token_ids), None
+    fed = torch.tensor([known])
+    while len(known) < len(token_ids) + NUM_GREEDY:
+        out = model(fed, past_key_values=past, use_cache=True)
+        past = out.past_key_values
+        known.append(int(out.logits[0, -1].argmax()))
+        fed = torch.tensor([known[-1:]])
+    return known[len(token_ids) :]
+
+
+Oracles = Callable[[str], Oracle]
+
+
+@pytest.fixture(scope="module")
+def oracles(tmp_path_factory: pytest.TempPathFactory) -> Oracles:
+    """The oracle of a case by its name, made when first asked for."""
+
+    @cache
+    def make(name: str) -> Oracle:
+        return _make_oracle(next(case for case in CASES if case.name == name), tmp_path_factory.mktemp(name))
+
+    return make
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_the_logits_of_every_position_are_those_of_transformers(name: str, oracles: Oracles) -> None:
+    oracle = oracles(name)
+    ours = load(oracle.directory).prefill(oracle.token_ids, ())
+    torch.testing.assert_close(ours, oracle.logits, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_greedy_decoding_through_the_paged_cache_gives_the_tokens_of_transformers(
+    name: str, oracles: Oracles
+) -> None:
+    oracle = oracles(name)
+    assert len(set(oracle.greedy)) > 8  # no loop that any model would fall into
+    assert load(oracle.directory).greedy(oracle.token_ids, NUM_GREEDY) == oracle.greedy
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_the_spelling_of_transformers_4_means_the_same(name: str, oracles: Oracles, tmp_path: Path) -> None:
+    """rope_theta and rope_scaling beside each other, torch_dtype, no layer_types."""
+    directory = oracles(name).directory
+    config = json.loads((directory / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    changes = {
+        "rope_theta": rope.pop("rope_theta"),
+        "rope_scaling": None if rope == {"rope_type": "default"} else rope,
+        "rope_parameters": None,
+        "dtype": None,
+        "torch_dtype": config["dtype"],
+        "layer_types": None,
+    }
+    edited = _edited(directory, tmp_path, changes)
+    assert read_model_config(edited) == read_model_config(directory)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "smollm3"])
+def test_a_field_that_is_not_stated_has_the_value_it_has_in_transformers(model_type: str) -> None:
+    stated = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 512,
+        "intermediate_size": 96,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    completed = AutoConfig.for_model(model_type, **stated).to_dict()
+    assert decoder_spec(stated | {"model_type": model_type}) == decoder_spec(completed)
+
+
+def test_a_window_of_null_is_no_window() -> None:
+    config = tiny_llama_config() | {"architectures": ["MistralForCausalLM"], "sliding_window": None}
+    assert decoder_spec(config).windows == (None, None)
+
+
+@pytest.mark.parametrize(
+    "from_layer, windows", [(0, (9, 9)), (1, (None, 9)), (2, (None, None)), (28, (None, None))]
+)
+def test_a_qwen_window_starts_at_its_layer(from_layer: int, windows: tuple[int | None, ...]) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": from_layer}
+    config = tiny_llama_config() | {"architectures": ["Qwen2ForCausalLM"]} | window
+    assert decoder_spec(config).windows == windows
+
+
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("llama3-rope", {"rope_parameters": {"rope_theta": 500.0}}),
+        ("llama3-rope", {"rope_parameters": _LLAMA3 | {"original_max_position_embeddings": 64}}),
+        ("llama-linear-rope", {"rope_parameters": {"rope_theta": 10000.0}}),
+        ("llama-yarn-rope", {"rope_parameters": {"rope_theta": 1000.0}}),
+        ("llama-yarn-rope", {"rope_parameters": _YARN | {"attention_factor": 1.0}}),
+        ("qwen2-yarn", {"rope_parameters": _YARN | {"beta_fast": 8.0, "truncate": True}}),
+        ("smollm3", {"no_rope_layers": [1, 1, 1, 1, 1]}),
+        ("smollm3-window", {"layer_types": None, "use_sliding_window": False}),
+        ("qwen2-window", {"layer_types": None, "max_window_layers": 2}),
+        ("qwen3-window", {"sliding_window": 10}),
+        ("mistral-window", {"sliding_window": None}),
+        ("mistral-window", {"sliding_window": 12}),
+        ("qwen3", {"rms_norm_eps": 1e-6}),
+    ],
+)
+def test_these_models_would_show_a_wrong_option(
+    name: str, changes: dict[str, Any], oracles: Oracles, tmp_path: Path
+) -> None:
+    """What the comparisons above are worth: the nearest wrong reading of a config moves the logits visibly."""
+    oracle = oracles(name)
+    wrong = load(_edited(oracle.directory, tmp_path, changes)).prefill(oracle.token_ids, ())
+    assert (wrong - oracle.logits).abs().max() > 1e-2
+
+
+def _edited(directory: Path, target: Path, changes: dict[str, Any]) -> Path:
+    """The same checkpoint with other fields in its config.json."""
+    write_json(target / "config.json", json.loads((directory / "config.json").read_text()) | changes)
+    for name in ("model.safetensors", "generation_config.json"):
+        (target / name).symlink_to(directory / name)
+    return target

@@ -1,0 +1,355 @@
+"""One contract for both transports: an engine in a child process and one in a thread behave alike."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from faser.config.engine import EngineConfig
+from faser.engine.client.async_engine import AsyncEngine
+from faser.engine.client.engine_host import Transport
+from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
+from faser.engine.worker import HEARTBEAT_S
+from faser.errors import ConfigError, EngineError, NotReadyError, OverloadError, RequestError
+from faser.types import EngineState, FinishReason, OutputDelta, Request, SamplingParams
+
+CONFIG = EngineConfig(dtype="float32", backend="torch", max_model_len=256, max_num_seqs=4, kv_cache_memory=1 << 20)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+both = pytest.mark.parametrize("transport", ["process", "thread"])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_checkpoint: Path) -> Tokenizer:
+    return load_tokenizer(tiny_checkpoint)
+
+
+@asynccontextmanager
+async def running(
+    directory: Path, tokenizer: Tokenizer, transport: Transport, config: EngineConfig = CONFIG
+) -> AsyncIterator[AsyncEngine]:
+    engine = AsyncEngine(config, directory, tokenizer, transport=transport)
+    await engine.start()
+    try:
+        await engine.wait_ready()
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def request(prompt: str, tokenizer: Tokenizer, sampling: SamplingParams = GREEDY) -> Request:
+    return Request(
+        request_id=uuid.uuid4().hex,
+        prompt_token_ids=tuple(tokenizer.encode(prompt)),
+        sampling=sampling,
+        arrival_s=time.monotonic(),
+    )
+
+
+async def answer(engine: AsyncEngine, wanted: Request) -> list[OutputDelta]:
+    async with engine.submit(wanted) as stream:
+        return [delta async for output in stream for delta in output.deltas]
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@both
+def test_streamed_text_is_the_text_of_the_tokens(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    async def scenario() -> None:
+        async with running(tiny_checkpoint, tokenizer, transport) as engine:
+            deltas = await answer(engine, request("the quick brown fox", tokenizer))
+        token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+        assert len(token_ids) == 24
+        prompt = tokenizer.encode("the quick brown fox")
+        whole = tokenizer.decode(prompt + token_ids, True)
+        assert "the quick brown fox" + "".join(delta.text for delta in deltas) == whole
+        assert [delta.finish_reason for delta in deltas if delta.finish_reason] == [FinishReason.LENGTH]
+
+    asyncio.run(scenario())
+
+
+@both
+def test_a_crowd_gets_what_each_would_get_alone(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    prompts = [f"token {i} and {'fox ' * i}" for i in range(12)]
+
+    async def scenario() -> None:
+        async with running(tiny_checkpoint, tokenizer, transport) as engine:
+            alone = [await answer(engine, request(prompt, tokenizer)) for prompt in prompts]
+            crowd = await asyncio.gather(*(answer(engine, request(prompt, tokenizer)) for prompt in prompts))
+        texts = [["".join(delta.text for delta in deltas) for deltas in each] for each in (alone, crowd)]
+        assert texts[0] == texts[1]
+
+    asyncio.run(scenario())
+
+
+@both
+def test_a_stop_string_ends_one_sample_and_frees_its_blocks(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    async def scenario() -> None:
+        config = replace(CONFIG, enable_prefix_caching=False)
+        async with running(tiny_checkpoint, tokenizer, transport, config) as engine:
+            whole = "".join(d.text for d in await answer(engine, request("the quick", tokenizer)))
+            stop = whole[5:8]
+            endless = replace(GREEDY, stop=(stop,), max_tokens=200)
+            deltas = await answer(engine, request("the quick", tokenizer, endless))
+            assert "".join(d.text for d in deltas) == whole[: whole.index(stop)]
+            assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == (FinishReason.STOP, stop)
+            await until(lambda: engine.stats.num_running == 0 and engine.stats.kv_usage == 0.0)
+            assert engine.stats.generation_tokens < 200
+
+    asyncio.run(scenario())
+
+
+@both
+def test_the_text_of_a_stop_token_is_shown_only_if_asked_for(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    async def scenario() -> None:
+        async with running(tiny_checkpoint, tokenizer, transport) as engine:
+            plain = await answer(engine, request("the quick", tokenizer))
+            stop_id = plain[6].token_ids[0]
+            first = next(i for i, delta in enumerate(plain) if delta.token_ids == (stop_id,))
+            hidden = replace(GREEDY, stop_token_ids=(stop_id,))
+            shown = replace(hidden, include_stop_str_in_output=True)
+            for sampling, upto in ((hidden, first), (shown, first + 1)):
+                deltas = await answer(engine, request("the quick", tokenizer, sampling))
+                ids = [token_id for delta in plain[:upto] for token_id in delta.token_ids]
+                assert "the quick" + "".join(d.text for d in deltas) == tokenizer.decode(
+                    [*tokenizer.encode("the quick"), *ids], True
+                )
+                assert sum(len(d.token_ids) for d in deltas) == first + 1
+                assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == (FinishReason.STOP, stop_id)
+
+    asyncio.run(scenario())
+
+
+@both
+def test_samples_of_one_request_are_told_apart(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    sampling = SamplingParams(temperature=1.0, seed=5, n=3, max_tokens=8, ignore_eos=True)
+
+    async def scenario() -> None:
+        async with running(tiny_checkpoint, tokenizer, transport) as engine:
+            deltas = await answer(engine, request("the lazy dog", tokenizer, sampling))
+            again = await answer(engine, request("the lazy dog", tokenizer, sampling))
+        ids = [[t for d in deltas if d.index == index for t in d.token_ids] for index in range(3)]
+        assert [len(each) for each in ids] == [8, 8, 8]
+        assert len({tuple(each) for each in ids}) == 3
+        assert ids == [[t for d in again if d.index == index for t in d.token_ids] for index in range(3)]
+
+    asyncio.run(scenario())
+
+
+@both
+def test_leaving_a_stream_frees_its_blocks(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    async def scenario() -> None:
+        config = replace(CONFIG, enable_prefix_caching=False)
+        async with running(tiny_checkpoint, tokenizer, transport, config) as engine:
+            async with engine.submit(request("the", tokenizer, replace(GREEDY, max_tokens=250))) as stream:
+                await anext(stream)
+                assert engine.stats.num_running == 1
+                steps = engine.stats.num_steps
+            await until(lambda: engine.stats.num_running == 0)
+            assert engine.stats.kv_usage == 0.0
+            assert engine.stats.num_steps < steps + 100
+            assert await answer(engine, request("the", tokenizer))
+
+    asyncio.run(scenario())
+
+
+@both
+def test_what_cannot_be_served_is_refused_with_the_value_and_the_limit(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    async def scenario() -> None:
+        async with running(tiny_checkpoint, tokenizer, transport) as engine:
+            with pytest.raises(RequestError, match=r"maximum context length is 256 tokens.* 300 tokens"):
+                engine.submit(Request(request_id="a", prompt_token_ids=(7,) * 300, sampling=GREEDY))
+            with pytest.raises(RequestError, match=r"maximum context length is 256.*together 274"):
+                engine.submit(Request(request_id="b", prompt_token_ids=(7,) * 250, sampling=GREEDY))
+            with pytest.raises(RequestError, match="token id 512; ids must be at least 0 and at most 511"):
+                engine.submit(Request(request_id="c", prompt_token_ids=(7, 512), sampling=GREEDY))
+            with pytest.raises(RequestError, match="empty"):
+                engine.submit(Request(request_id="d", prompt_token_ids=(), sampling=GREEDY))
+            unlimited = replace(GREEDY, max_tokens=None)
+            deltas = await answer(engine, Request(request_id="e", prompt_token_ids=(7,) * 250, sampling=unlimited))
+            assert sum(len(delta.token_ids) for delta in deltas) == 6
+
+    asyncio.run(scenario())
+
+
+@both
+def test_a_full_queue_refuses_and_recovers(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    async def scenario() -> None:
+        config = replace(CONFIG, max_num_queued_reqs=2)
+        async with running(tiny_checkpoint, tokenizer, transport, config) as engine:
+            work = [engine.submit(request("the", tokenizer)) for _ in range(6)]
+            with pytest.raises(OverloadError, match=r"6 samples are in flight.*the limit is 6") as refusal:
+                engine.submit(request("the", tokenizer))
+            assert 1 <= refusal.value.retry_after_s <= 60
+            for stream in work:
+                assert [output async for output in stream]
+            assert await answer(engine, request("the", tokenizer))
+
+    asyncio.run(scenario())
+
+
+@both
+def test_draining_finishes_what_runs_and_takes_nothing_new(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    async def scenario() -> None:
+        async with running(tiny_checkpoint, tokenizer, transport) as engine:
+            work = asyncio.create_task(answer(engine, request("the", tokenizer)))
+            await asyncio.sleep(0)
+            drained = asyncio.create_task(engine.drain(10.0))
+            await asyncio.sleep(0)
+            assert engine.state is EngineState.DRAINING
+            with pytest.raises(NotReadyError, match="draining"):
+                engine.submit(request("the", tokenizer))
+            await drained
+            assert sum(len(delta.token_ids) for delta in await work) == 24
+
+    asyncio.run(scenario())
+
+
+@both
+def test_draining_gives_up_after_its_time(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    async def scenario() -> None:
+        async with running(tiny_checkpoint, tokenizer, transport) as engine:
+            stream = engine.submit(request("the", tokenizer, replace(GREEDY, max_tokens=250)))
+            await engine.drain(0.0)
+            with pytest.raises(NotReadyError, match="shut down"):
+                async for _ in stream:
+                    pass
+
+    asyncio.run(scenario())
+
+
+@both
+def test_stopping_fails_every_waiter(tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport) -> None:
+    async def scenario() -> None:
+        async with running(tiny_checkpoint, tokenizer, transport) as engine:
+            stream = engine.submit(request("the", tokenizer, replace(GREEDY, max_tokens=250)))
+            await engine.stop()
+            assert engine.state is EngineState.DEAD
+            with pytest.raises(EngineError, match="stopped"):
+                async for _ in stream:
+                    pass
+            with pytest.raises(NotReadyError, match="dead"):
+                engine.submit(request("the", tokenizer))
+
+    asyncio.run(scenario())
+
+
+@both
+def test_a_broken_checkpoint_is_the_operators_error(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_checkpoint, broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+    async def scenario() -> None:
+        engine = AsyncEngine(CONFIG, broken, tokenizer, transport=transport)
+        await engine.start()
+        with pytest.raises(ConfigError, match=r"model\.safetensors"):
+            await engine.wait_ready()
+        assert engine.state is EngineState.DEAD
+        await engine.stop()
+
+    asyncio.run(scenario())
+
+
+@both
+def test_an_idle_engine_gives_signs_of_life(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    async def scenario() -> None:
+        async with running(tiny_checkpoint, tokenizer, transport) as engine:
+            await asyncio.sleep(HEARTBEAT_S / 2)
+            quiet_s = engine.silence_s
+            assert quiet_s > HEARTBEAT_S / 4
+            await until(lambda: engine.silence_s < quiet_s, HEARTBEAT_S + 5.0)
+
+    asyncio.run(scenario())
+
+
+def children() -> list[int]:
+    listed = subprocess.run(
+        ["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True, text=True, check=True
+    )
+    return [int(line.split()[0]) for line in listed.stdout.splitlines() if "faser.engine.worker" in line]
+
+
+def test_a_killed_engine_fails_its_waiters_and_says_why(tiny_checkpoint: Path, tokenizer: Tokenizer) -> None:
+    async def scenario() -> None:
+        async with running(tiny_checkpoint, tokenizer, "process") as engine:
+            stream = engine.submit(request("the", tokenizer, replace(GREEDY, max_tokens=250)))
+            await anext(stream)
+            (pid,) = children()
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(EngineError, match="signal 9"):
+                async for _ in stream:
+                    pass
+            assert engine.state is EngineState.DEAD
+            assert "signal 9" in engine.state_reason
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_ends_when_its_front_end_is_gone(tiny_checkpoint: Path) -> None:
+    """The front-end is a process of its own here, and is killed while its engine works."""
+    script = f"""
+import asyncio, pathlib, sys
+from tests.engine.test_async_engine import CONFIG, GREEDY, children, load_tokenizer, replace, request, AsyncEngine
+async def scenario():
+    path = pathlib.Path({str(tiny_checkpoint)!r})
+    tokenizer = load_tokenizer(path)
+    engine = AsyncEngine(CONFIG, path, tokenizer)
+    await engine.start()
+    await engine.wait_ready()
+    stream = engine.submit(request("the", tokenizer, replace(GREEDY, max_tokens=250)))
+    await anext(stream)
+    print(children()[0], flush=True)
+    await asyncio.sleep(60)
+asyncio.run(scenario())
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as front_end:
+        assert front_end.stdout is not None
+        engine_pid = int(front_end.stdout.readline())
+        front_end.kill()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{engine_pid}/cmdline").exists() and time.monotonic() < deadline:
+        if not Path(f"/proc/{engine_pid}/cmdline").read_bytes():
+            break  # a zombie: it has ended, and nobody collects it
+        time.sleep(0.02)
+    alive = Path(f"/proc/{engine_pid}/cmdline")
+    assert not alive.exists() or not alive.read_bytes()

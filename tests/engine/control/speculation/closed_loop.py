@@ -1,0 +1,121 @@
+"""A closed loop around a policy: i.i.d. acceptance, times from a table, everything else the real thing."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
+from faser.engine.contract.plan import StopRule
+from faser.engine.contract.step_times import CostTable, Role
+from faser.engine.control.speculation.acceptance.estimator import Acceptance, Outcomes
+from faser.engine.control.speculation.policies import make_policy
+from faser.engine.control.speculation.policies.policy import Candidates
+from faser.engine.control.timing.cost_model import CostModel
+
+Ints = NDArray[np.int64]
+
+CAP = 8
+STEPS = {
+    "flat": CostTable(rows=(1, 256, 512), seconds=(0.020, 0.021, 0.022)),
+    "linear": CostTable(rows=(1, 2), seconds=(0.020, 0.040)),
+    "bend": CostTable(rows=(1, 16, 32, 64, 128, 1024), seconds=(0.020, 0.020, 0.022, 0.036, 0.070, 0.56)),
+}
+PASS = CostTable(rows=(1, 256), seconds=(0.002, 0.004))
+TEXT = CostTable(rows=(1, 2), seconds=(3e-5, 6e-5))
+CONFIDENCE = {"draft_model": 2.0, "suffix": 0.6}  # the same for every token: it tells nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """rate: tokens a second. lengths: mean drafted tokens a sequence of each step."""
+
+    rate: float
+    lengths: NDArray[np.float64]
+
+
+def cost_model(shape: str, method: str) -> CostModel:
+    drafting = {Role.PASS: PASS} if method == "draft_model" else {Role.TEXT: TEXT}
+    return CostModel({Role.STEP: STEPS[shape], **drafting})
+
+
+def fixed_rate(costs: CostModel, alpha: float, count: int, gamma: int) -> float:
+    """Tokens a second of a fixed draft length, in closed form."""
+    lengths = np.full(count, gamma)
+    seconds = costs.step_s(count * (gamma + 1)) + costs.draft_s(lengths, np.zeros_like(lengths))
+    return count * sum(alpha**k for k in range(gamma + 1)) / seconds
+
+
+def run(
+    policy_name: str, costs: CostModel, alpha: Callable[[int], float], count: int, *, steps: int, seed: int = 0
+) -> Loop:
+    """count sequences, alpha(step) the acceptance of every token."""
+    method = "draft_model" if costs.has_passes else "suffix"
+    acceptance = Acceptance(count, CAP, method=method, always_drafts=costs.has_passes)
+    policy = make_policy(SpeculationConfig(policy=policy_name, num_speculative_tokens=CAP), costs, acceptance)
+    rng = np.random.default_rng(seed)
+    seconds, tokens, drafted_mean = 0.0, 0, np.zeros(steps)
+    everybody = np.arange(count)
+    for step in range(steps):
+        before = _candidates(everybody, acceptance, count)
+        wished = policy.lengths(before)
+        chosen = np.flatnonzero(wished)
+        tokens += count
+        if not len(chosen):
+            seconds += costs.step_s(count)
+            continue
+        asked = _candidates(chosen, acceptance, count)
+        lengths, confidences = wished[chosen], np.full((len(chosen), CAP), CONFIDENCE[method])
+        drafted, draft_s = _draft(costs, policy.stop_rule(asked, lengths), lengths, CONFIDENCE[method])
+        methods = np.full(len(chosen), DRAFT_METHODS.index(method))
+        survival = acceptance.drafted_survival(chosen, methods, drafted, confidences)
+        kept = policy.keep(replace(asked, limit=drafted, survival=survival), drafted)
+        good = (rng.random((len(chosen), CAP)) < alpha(step)).cumprod(axis=1).sum(axis=1)
+        accepted = np.minimum(good, kept)
+        seconds += draft_s + costs.step_s(count + int(kept.sum()))
+        tokens += int(accepted.sum())
+        drafted_mean[step] = drafted.sum() / count
+        acceptance.offered(chosen, lengths, drafted)
+        acceptance.learn(
+            Outcomes(
+                slots=chosen,
+                methods=methods,
+                drafted=drafted,
+                verified=kept,
+                accepted=accepted,
+                confidences=confidences,
+            )
+        )
+    return Loop(rate=tokens / seconds, lengths=drafted_mean)
+
+
+def _candidates(slots: Ints, acceptance: Acceptance, count: int) -> Candidates:
+    others = count - len(slots)
+    return Candidates(
+        slots=slots,
+        limit=np.full(len(slots), CAP),
+        survival=acceptance.survival(slots),
+        weight=np.ones(len(slots)),
+        lag=np.zeros(len(slots), dtype=np.int64),
+        other_rows=others,
+        other_sequences=others,
+        kv_tokens=0,
+    )
+
+
+def _draft(costs: CostModel, stop: StopRule | None, lengths: Ints, margin: float) -> tuple[Ints, float]:
+    """What a drafter makes of the rule, as StopRule says; and its time."""
+    if stop is None:
+        return lengths, costs.draft_s(lengths, np.zeros_like(lengths))
+    drafted, survival = np.zeros_like(lengths), np.ones(len(lengths))
+    going, seconds = np.arange(len(lengths)), 0.0
+    while len(going):
+        seconds += costs.pass_s(len(going))
+        survival[going] /= 1 + np.exp(-(stop.intercept + stop.slope * margin))
+        going = going[survival[going] > stop.row_price]
+        drafted[going] += 1
+        going = going[drafted[going] < lengths[going]]
+        if len(going) and (survival[going] - stop.row_price).sum() <= stop.pass_prices[len(going) - 1]:
+            break
+    return drafted, seconds

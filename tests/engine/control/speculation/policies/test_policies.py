@@ -1,0 +1,376 @@
+"""Policies, one decision at a time. Oracle of `faser` and `survival`: every vector of lengths, tried."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from faser.config.speculation import POLICIES, SpeculationConfig
+from faser.engine.contract.step_times import CostTable, Role
+from faser.engine.control.speculation.acceptance.estimator import Acceptance
+from faser.engine.control.speculation.policies import make_policy
+from faser.engine.control.speculation.policies.draft_lengths import best_lengths
+from faser.engine.control.speculation.policies.objective import Objective
+from faser.engine.control.speculation.policies.policy import Candidates, Policy
+from faser.engine.control.timing.cost_model import CostModel
+from faser.errors import ConfigError
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+FLAT = CostTable(rows=(1, 512), seconds=(0.020, 0.021))
+LINEAR = CostTable(rows=(1, 2), seconds=(0.020, 0.040))
+PASS = CostTable(rows=(1, 64), seconds=(0.001, 0.002))
+
+
+def candidates(
+    survival: Floats,
+    *,
+    limit: Ints | None = None,
+    weight: Floats | None = None,
+    lag: Ints | None = None,
+    left: Ints | None = None,
+    other_rows: int = 0,
+    other_sequences: int = 0,
+) -> Candidates:
+    count, columns = survival.shape
+    return Candidates(
+        slots=np.arange(count),
+        limit=np.full(count, columns - 1) if limit is None else limit,
+        survival=survival,
+        weight=np.ones(count) if weight is None else weight,
+        lag=np.zeros(count, dtype=np.int64) if lag is None else lag,
+        left=left,
+        other_rows=other_rows,
+        kv_tokens=0,
+        other_sequences=other_sequences,
+    )
+
+
+def constant(alpha: float, count: int, cap: int) -> Floats:
+    return np.tile(alpha ** np.arange(cap + 1), (count, 1))
+
+
+def policy(name: str, costs: CostModel, *, cap: int = 8, gamma: int | None = None) -> Policy:
+    acceptance = Acceptance(64, cap, method="draft_model", always_drafts=True)
+    config = SpeculationConfig(
+        policy=name, num_speculative_tokens=gamma or cap, table=((1, 4, 5), (5, 16, 2), (17, 64, 0))
+    )
+    return make_policy(config, costs, acceptance)
+
+
+def with_passes(step: CostTable) -> CostModel:
+    return CostModel({Role.STEP: step, Role.PASS: PASS})
+
+
+def from_text(step: CostTable) -> CostModel:
+    return CostModel({Role.STEP: step, Role.TEXT: CostTable(rows=(1, 2), seconds=(3e-5, 6e-5))})
+
+
+def staircase(rng: np.random.Generator) -> CostTable:
+    rows = np.sort(rng.choice(np.arange(2, 24), size=6, replace=False))
+    return CostTable.measured(
+        dict(zip([1, *rows.tolist()], (0.01 + np.cumsum(rng.exponential(0.003, 7))).tolist(), strict=True))
+    )
+
+
+def rate(costs: CostModel, each: Candidates, lengths: Ints, *, drafting: bool = True) -> float:
+    """G, spelt out token by token."""
+    worth = float(each.other_sequences)
+    for survival, weight, length in zip(each.survival, each.weight, lengths, strict=True):
+        worth += float(weight * survival[: int(length) + 1].sum())
+    decodes = each.num_sequences + each.other_sequences
+    rows = each.num_sequences + each.other_rows
+    seconds = costs.step_s(decodes) + costs.step_s(rows + int(lengths.sum())) - costs.step_s(rows)
+    return worth / (seconds + (costs.draft_s(lengths, each.lag) if drafting else 0.0))
+
+
+def best_rate(costs: CostModel, each: Candidates, *, drafting: bool) -> float:
+    choices = product(*(range(int(limit) + 1) for limit in each.limit))
+    return max(rate(costs, each, np.array(lengths), drafting=drafting) for lengths in choices)
+
+
+def random_candidates(rng: np.random.Generator) -> Candidates:
+    count, cap = int(rng.integers(1, 5)), int(rng.integers(1, 5))
+    chances = rng.uniform(0.05, 0.99, (count, cap))
+    survival = np.concatenate((np.ones((count, 1)), chances.cumprod(axis=1)), axis=1)
+    other_sequences = int(rng.integers(0, 4))
+    return candidates(
+        survival,
+        limit=rng.integers(0, cap + 1, count),
+        weight=rng.choice([1.0, 1.0, 3.0], count),
+        other_sequences=other_sequences,
+        other_rows=other_sequences + int(rng.choice([0, 0, 7])),
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_faser_verifies_what_brute_force_would(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    each, costs = random_candidates(rng), with_passes(staircase(rng))
+    kept = policy("faser", costs).keep(each, each.limit)
+    assert (kept <= each.limit).all()
+    assert rate(costs, each, kept, drafting=False) == pytest.approx(best_rate(costs, each, drafting=False))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_expected_optimum_is_within_two_per_cent_of_brute_force(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    each, costs = random_candidates(rng), with_passes(staircase(rng))
+    choice = best_lengths(each, Objective(costs, each), costs)
+    assert (choice.lengths <= each.limit).all()
+    assert choice.rate == pytest.approx(rate(costs, each, choice.lengths))
+    assert choice.rate >= 0.98 * best_rate(costs, each, drafting=True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_sequence_is_given_the_very_best_length(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    survival = np.concatenate(([1.0], rng.uniform(0.3, 0.99, 8).cumprod()))[None]
+    each, costs = candidates(survival), with_passes(staircase(rng))
+    choice = best_lengths(each, Objective(costs, each), costs)
+    assert rate(costs, each, choice.lengths) == pytest.approx(best_rate(costs, each, drafting=True))
+
+
+@pytest.mark.parametrize("step", [FLAT, CostTable(rows=(1, 64, 128, 1024), seconds=(0.02, 0.02, 0.04, 0.4))])
+def test_many_candidates_lose_little_to_the_coarse_cuts(step: CostTable) -> None:
+    """Oracle: every number of tokens, one by one, at every depth; 32 sequences, 16 tokens each."""
+    rng = np.random.default_rng(0)
+    chances = rng.uniform(0.3, 0.98, (32, 1)) * np.ones((1, 16))
+    each = candidates(np.concatenate((np.ones((32, 1)), chances.cumprod(axis=1)), axis=1))
+    costs = with_passes(step)
+    order = np.argsort(-each.survival[:, 1:], axis=None, kind="stable")
+    best = 0.0
+    for depth in range(1, 17):
+        taken = order[order % 16 < depth]
+        for count in range(0, len(taken) + 1, 3):
+            lengths = np.bincount(taken[:count] // 16, minlength=32)
+            best = max(best, rate(costs, each, lengths))
+    assert best_lengths(each, Objective(costs, each), costs).rate >= 0.99 * best
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("seed", range(10))
+def test_no_policy_exceeds_a_limit(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    each = random_candidates(rng)
+    for costs in (with_passes(staircase(rng)), from_text(staircase(rng))):
+        chosen = policy(name, costs)
+        for _ in range(40):
+            lengths = chosen.lengths(each)
+            assert ((lengths >= 0) & (lengths <= each.limit)).all()
+            stop = chosen.stop_rule(each, lengths) if lengths.any() else None
+            assert stop is None or len(stop.pass_prices) == each.num_sequences
+            kept = chosen.keep(replace(each, limit=lengths), lengths)
+            assert ((kept >= 0) & (kept <= lengths)).all()
+
+
+def test_a_drafter_that_is_nearly_free_drafts_deep_while_steps_cost_the_same() -> None:
+    lengths = policy("faser", with_passes(FLAT)).lengths(candidates(constant(0.95, 4, 8)))
+    assert (lengths == 8).all()
+
+
+def test_nobody_drafts_where_every_row_costs_what_it_can_bring() -> None:
+    for costs in (with_passes(LINEAR), from_text(LINEAR)):
+        assert not policy("faser", costs).lengths(candidates(constant(0.99, 8, 8))).any()
+
+
+def test_a_gain_within_the_margin_does_not_switch_on() -> None:
+    """Passes are priced so that one drafted token gains 2 %: less than switching on takes."""
+    step = CostTable(rows=(1, 100), seconds=(0.010, 0.010))
+    costs = CostModel({Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(0.010 * (1.5 / 1.02 - 1),))})
+    each = candidates(np.array([[1.0, 0.5]]))
+    assert rate(costs, each, np.array([1])) == pytest.approx(1.02 * rate(costs, each, np.array([0])))
+    assert not policy("faser", costs).lengths(each).any()
+
+
+def test_once_on_a_small_gain_is_enough_and_switches_are_a_few_steps_apart() -> None:
+    step = CostTable(rows=(1, 100), seconds=(0.010, 0.010))
+    costs = CostModel({Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(0.010 * (1.5 / 1.02 - 1),))})
+    good, fair, bad = (candidates(np.array([[1.0, each]])) for each in (0.9, 0.5, 0.1))
+    chosen = policy("faser", costs)
+    assert chosen.lengths(good).any()
+    assert all(chosen.lengths(fair).any() for _ in range(10))
+    assert not chosen.lengths(bad).any()
+    assert [bool(chosen.lengths(good).any()) for _ in range(3)] == [False, True, True]
+
+
+def test_a_sequence_that_accepts_nothing_is_left_out_while_others_draft() -> None:
+    survival = np.concatenate((constant(0.9, 3, 4), constant(0.02, 1, 4)))
+    sloping = CostTable(rows=(1, 64), seconds=(0.020, 0.060))
+    lengths = policy("faser", with_passes(sloping), cap=4).lengths(candidates(survival))
+    assert (lengths[:3] > 0).all()
+    assert lengths[3] == 0
+
+
+def test_a_token_that_is_worth_more_is_drafted_first() -> None:
+    bend = CostTable(rows=(1, 6, 7, 64), seconds=(0.020, 0.020, 0.040, 2.0))
+    each = candidates(constant(0.8, 2, 4), weight=np.array([1.0, 5.0]))
+    kept = policy("faser", with_passes(bend), cap=4).keep(each, each.limit)
+    assert kept[1] == 4
+    assert kept[0] == 0
+
+
+def test_a_sequence_far_behind_in_the_draft_models_cache_waits_for_better_prospects() -> None:
+    survival = constant(0.5, 1, 4)
+    costs = CostModel.proportional(step_s=0.02, pass_s=0.005, pass_row_s=0.001)
+    assert policy("faser", costs, cap=4).lengths(candidates(survival)).any()
+    far = candidates(survival, lag=np.array([2000]))
+    assert not policy("faser", costs, cap=4).lengths(far).any()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_answer_that_ends_soon_is_not_worth_a_long_prompt_in_the_draft_models_cache(count: int) -> None:
+    costs = CostModel.proportional(step_s=0.02, pass_s=0.005, pass_row_s=0.001)
+    for left, drafts in ((200, True), (10, False)):
+        each = candidates(constant(0.8, count, 4), lag=np.full(count, 100), left=np.full(count, left))
+        assert policy("faser", costs, cap=4).lengths(each).any() == drafts
+    caught_up = candidates(constant(0.8, count, 4), left=np.full(count, 10))
+    assert policy("faser", costs, cap=4).lengths(caught_up).any()
+
+
+def test_a_long_prompt_in_the_step_does_not_make_drafts_look_cheap() -> None:
+    costs = with_passes(LINEAR)
+    each = candidates(constant(0.9, 4, 4), other_rows=500)
+    assert not policy("faser", costs, cap=4).lengths(each).any()
+    assert not policy("faser", costs, cap=4).keep(each, each.limit).any()
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_drafts_that_bring_less_than_deciding_takes_are_not_asked_for(count: int) -> None:
+    few = candidates(constant(0.3, count, 4))
+    assert policy("faser", with_passes(FLAT)).lengths(few).any()
+    costs = with_passes(FLAT)
+    costs.deciding_s = 0.020  # as long as a step
+    assert not policy("faser", costs).lengths(few).any()
+
+
+def test_sequences_that_wait_for_a_draft_count() -> None:
+    """A pass that pays for one sequence alone delays fifteen others that bring a token each."""
+    costs = CostModel({Role.STEP: FLAT, Role.PASS: CostTable(rows=(1,), seconds=(0.005,))})
+    alone = candidates(constant(0.6, 1, 4))
+    among = candidates(constant(0.6, 1, 4), other_rows=15, other_sequences=15)
+    assert policy("faser", costs, cap=4).lengths(alone).any()
+    assert not policy("faser", costs, cap=4).lengths(among).any()
+
+
+def test_probes_are_taken_and_cost_less_than_a_hundredth_of_the_time() -> None:
+    costs = CostModel({Role.STEP: FLAT, Role.PASS: CostTable(rows=(1, 64), seconds=(0.004, 0.006))})
+    each = candidates(constant(0.02, 16, 8))
+    chosen = policy("faser", costs)
+    plain_s, extra_s, probes = 0.0, 0.0, 0
+    for _ in range(2000):
+        lengths = chosen.lengths(each)
+        plain_s += costs.step_s(16)
+        extra_s += costs.draft_s(lengths, each.lag) + costs.step_s(16 + int(lengths.sum())) - costs.step_s(16)
+        probes += int(lengths.any())
+    assert probes >= 5
+    assert extra_s <= 0.011 * plain_s
+
+
+def test_a_probe_that_would_have_to_refill_a_long_cache_is_not_taken() -> None:
+    costs = CostModel.proportional(step_s=0.02, pass_s=0.005, pass_row_s=0.001)
+    each = candidates(constant(0.02, 1, 4), lag=np.array([5000]))
+    chosen = policy("faser", costs, cap=4)
+    assert not any(chosen.lengths(each).any() for _ in range(500))
+
+
+def test_the_stop_rule_lets_a_certain_draft_go_on_and_stops_a_hopeless_one() -> None:
+    costs = with_passes(FLAT)
+    chosen = policy("faser", costs)
+    each = candidates(constant(0.7, 2, 8))
+    lengths = chosen.lengths(each)
+    stop = chosen.stop_rule(each, lengths)
+    assert stop is not None
+    assert len(stop.pass_prices) == 2
+    assert 2 * (1.0 - stop.row_price) > stop.pass_prices[1]
+    assert 2 * (0.05 - stop.row_price) < stop.pass_prices[1]
+    assert stop.slope > 0
+
+
+def test_text_is_never_told_to_stop() -> None:
+    chosen = policy("faser", from_text(FLAT))
+    each = candidates(constant(0.7, 2, 8))
+    assert chosen.stop_rule(each, chosen.lengths(each)) is None
+
+
+def test_text_drafts_are_looked_up_in_full_and_cut_by_what_they_turn_out_to_be() -> None:
+    bend = CostTable(rows=(1, 8, 64), seconds=(0.020, 0.020, 0.20))
+    each = candidates(constant(0.5, 2, 8))
+    chosen = policy("faser", from_text(bend))
+    lengths = chosen.lengths(each)
+    assert (lengths == 8).all()
+    kept = chosen.keep(replace(each, survival=np.concatenate((constant(0.9, 1, 8), constant(0.1, 1, 8)))), lengths)
+    assert kept[0] > kept[1]
+    assert kept.sum() < 16
+
+
+def test_fixed_drafts_gamma_and_keeps_it() -> None:
+    each = candidates(constant(0.1, 3, 8), limit=np.array([8, 2, 0]))
+    chosen = policy("fixed", with_passes(LINEAR), gamma=3)
+    assert chosen.lengths(each).tolist() == [3, 2, 0]
+    assert chosen.keep(each, np.array([3, 2, 0])).tolist() == [3, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "count, others, gamma", [(1, 0, 5), (4, 0, 5), (5, 0, 2), (4, 12, 2), (17, 0, 0), (60, 40, 0)]
+)
+def test_the_table_goes_by_the_number_of_sequences(count: int, others: int, gamma: int) -> None:
+    each = candidates(constant(0.9, count, 8), other_rows=others, other_sequences=others)
+    assert (policy("table", with_passes(FLAT)).lengths(each) == gamma).all()
+
+
+def test_a_table_must_be_given() -> None:
+    acceptance = Acceptance(1, 1, method="ngram", always_drafts=False)
+    with pytest.raises(ConfigError, match="table"):
+        make_policy(SpeculationConfig(policy="table"), from_text(FLAT), acceptance)
+
+
+def test_an_unknown_policy_is_refused_by_name() -> None:
+    acceptance = Acceptance(1, 1, method="ngram", always_drafts=False)
+    with pytest.raises(ConfigError, match="greedy"):
+        make_policy(SpeculationConfig(policy="greedy"), from_text(FLAT), acceptance)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("step", [FLAT, LINEAR])
+def test_goodput_finds_the_best_common_length(alpha: float, step: CostTable) -> None:
+    costs = with_passes(step)
+    each = candidates(constant(alpha, 4, 8))
+    rates = [rate(costs, each, np.full(4, gamma)) for gamma in range(9)]
+    assert (policy("goodput", costs).lengths(each) == int(np.argmax(rates))).all()
+
+
+def test_goodput_needs_a_tenth_more_to_switch_on_again() -> None:
+    step = CostTable(rows=(1, 100), seconds=(0.010, 0.010))
+    costs = CostModel({Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(0.010 * (1.5 / 1.08 - 1),))})
+    fair, bad = candidates(np.array([[1.0, 0.5]])), candidates(np.array([[1.0, 0.1]]))
+    chosen = policy("goodput", costs)
+    assert chosen.lengths(fair).any()
+    assert not chosen.lengths(bad).any()
+    assert not chosen.lengths(fair).any()
+    assert chosen.lengths(candidates(np.array([[1.0, 0.9]]))).any()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_survival_drafts_the_cap_and_cuts_where_tokens_a_second_peak(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    each, costs = replace(random_candidates(rng), weight=np.ones(0)), with_passes(staircase(rng))
+    each = replace(each, weight=np.ones(each.num_sequences))
+    chosen = policy("survival", costs)
+    lengths = chosen.lengths(each)
+    assert lengths.tolist() == each.limit.tolist()
+    kept = chosen.keep(each, lengths)
+    sunk_s = costs.draft_s(lengths, each.lag)
+
+    def value(some: Ints) -> float:
+        undrafted = rate(costs, each, some, drafting=False)
+        worth = each.other_sequences + sum(
+            float(row[: int(n) + 1].sum()) for row, n in zip(each.survival, some, strict=True)
+        )
+        return worth / (worth / undrafted + sunk_s)
+
+    choices = product(*(range(int(limit) + 1) for limit in each.limit))
+    assert value(kept) == pytest.approx(max(value(np.array(some)) for some in choices))

@@ -1,0 +1,297 @@
+"""What policies are shown, and what becomes of what they say: caps, budgets, blocks, targets, standing decisions.
+
+A policy that takes all it may and writes down what it saw, over the real scheduler and a scripted executor.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from faser.engine.contract.plan import StopRule
+from faser.engine.control.sequences.sequence import Sequence
+from faser.engine.control.speculation.control import DraftDecision, OtherRows
+from faser.engine.control.speculation.policies.policy import Candidates, Ints
+from faser.errors import ConfigError
+from faser.types import Request, Slo, SpeculationParams, SpeculationStats
+from tests.engine.driving import DRAFT_CAP, Driver, request
+
+
+@dataclass
+class Greedy:
+    """A Policy: as much as it may, from all or from nobody.
+
+    seen: the candidates it was shown. offered: tokens that came of it.
+    """
+
+    drafts: bool = True
+    seen: list[Candidates] = field(default_factory=list)
+    offered: list[int] = field(default_factory=list)
+    name: str = "greedy"
+
+    def lengths(self, candidates: Candidates) -> Ints:
+        self.seen.append(candidates)
+        return candidates.limit if self.drafts else np.zeros_like(candidates.limit)
+
+    def stop_rule(self, _candidates: Candidates, lengths: Ints) -> StopRule | None:
+        prices = tuple(0.1 * (i + 1) for i in range(len(lengths)))
+        return StopRule(row_price=0.1, pass_prices=prices, intercept=0.0, slope=1.0)
+
+    def keep(self, _candidates: Candidates, lengths: Ints) -> Ints:
+        self.offered.append(int(lengths.sum()))
+        return lengths
+
+
+def driver_with(
+    policy: Greedy,
+    *,
+    num_blocks: int = 200,
+    max_num_seqs: int = 40,
+    max_num_batched_tokens: int = 400,
+    looks: bool = True,
+) -> Driver:
+    return Driver(
+        looks=looks,
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        speculates=policy,
+    )
+
+
+def asking(
+    name: str,
+    *,
+    prompt: int = 6,
+    max_tokens: int = 30,
+    enabled: bool = True,
+    max_drafts: int | None = None,
+    tpot_ms: float | None = None,
+) -> Request:
+    requests = SpeculationParams(enabled=enabled, max_tokens=max_drafts, slo=Slo(tpot_ms=tpot_ms))
+    return replace(request(name, [100 + len(name)] * prompt, max_tokens=max_tokens), speculation=requests)
+
+
+def speculated(driver: Driver) -> SpeculationStats:
+    stats = driver.scheduler.stats().speculation
+    assert stats is not None
+    return stats
+
+
+def test_a_request_drafts_no_more_than_it_says_and_off_is_off() -> None:
+    policy = Greedy()
+    driver = driver_with(policy)
+    driver.add(asking("free"), asking("capped", max_drafts=2), asking("off", enabled=False))
+    driver.step()
+    driver.step()
+    assert policy.seen[0].limit.tolist() == [DRAFT_CAP, 2, 0]
+    assert dict(speculated(driver).bypasses)["request"] == 1
+
+
+def test_no_draft_goes_beyond_the_end_of_a_request() -> None:
+    """The last token needs no draft, and the last but one at most one: a step brings γ + 1."""
+    policy = Greedy()
+    driver = driver_with(policy)
+    driver.add(asking("a", max_tokens=4))
+    plans = driver.run()
+    assert policy.seen[0].limit.tolist() == [2]
+    assert all(len(rows.token_ids) <= 3 for plan in plans[1:] for rows in plan.rows)
+
+
+def test_drafts_leave_every_sequence_its_row_and_prompts_half_of_the_rest() -> None:
+    policy = Greedy()
+    driver = driver_with(policy, max_num_batched_tokens=40, max_num_seqs=8)
+    driver.add(*(asking(str(i), prompt=3) for i in range(4)))
+    driver.step()
+    driver.add(asking("long", prompt=35, max_tokens=9))
+    plan = driver.plan()
+    assert plan is not None
+    assert policy.seen[-1].other_rows >= 35
+    assert policy.seen[-1].limit.tolist() == [(40 - 4) // 2 // 4] * 4
+    assert plan.num_rows == 40
+    driver.commit(plan)
+
+
+def test_a_policy_hears_of_rows_beside_the_candidates_and_which_of_them_bring_a_token() -> None:
+    policy = Greedy()
+    driver = driver_with(policy, max_num_batched_tokens=12, max_num_seqs=4, looks=False)
+    driver.add(asking("drafts", prompt=3), asking("ends", prompt=3, max_tokens=2))
+    driver.step()
+    driver.add(asking("long", prompt=30, max_tokens=9))
+    first = driver.step()
+    (prompt,) = (len(rows.token_ids) for rows in first.rows if rows.start == 0)
+    seen = policy.seen[-1]
+    assert (seen.num_sequences, seen.other_sequences, seen.other_rows) == (1, 1, 11)  # the budget ends there
+    driver.step()
+    seen = policy.seen[-1]
+    assert (seen.num_sequences, seen.other_sequences, seen.other_rows) == (1, 0, min(30 - prompt, 11))
+
+
+def test_where_blocks_are_short_drafts_are_given_up_and_nobody_is_preempted_for_them() -> None:
+    policy = Greedy()
+    driver = driver_with(policy, num_blocks=9, max_num_seqs=2)
+    requests = [asking("a", prompt=11, max_tokens=7), asking("b", prompt=11, max_tokens=7)]
+    driver.add(*requests)
+    driver.run()
+    driver.check(*requests)
+    assert driver.scheduler.stats().num_preemptions == 0
+    assert dict(speculated(driver).bypasses)["memory"] > 0
+
+
+def test_a_sequence_behind_its_target_weighs_more_and_one_ahead_weighs_one() -> None:
+    policy = Greedy(drafts=False)
+    driver = driver_with(policy)
+    driver.add(
+        asking("none"),
+        asking("slow", tpot_ms=10.0),
+        asking("ahead!", tpot_ms=1000.0),
+    )
+    driver.step()
+    for _ in range(3):
+        driver.clock.advance(0.02)
+        driver.step()
+    assert policy.seen[-1].weight.tolist() == pytest.approx([1.0, 4.0, 1.0])
+
+
+def test_a_large_batch_keeps_a_decision_for_some_steps_until_many_come() -> None:
+    """Thirty-two sequences: every decision stands for three steps, and who comes meanwhile does as most do."""
+    policy = Greedy()
+    driver = driver_with(policy, looks=False)
+    driver.add(*(asking(str(i), prompt=2, max_tokens=50) for i in range(32)))
+    for _ in range(4):
+        driver.step()
+    assert len(policy.seen) == 1
+    control, running = driver.scheduler._speculation, driver.scheduler._running
+    assert control is not None
+
+    def wish() -> DraftDecision:
+        found = control.decide(
+            running, OtherRows(rows=0, sequences=0), budget=400, room=lambda _, lengths: lengths
+        )
+        assert found is not None
+        return found
+
+    driver.add(asking("late", prompt=2, max_tokens=50))
+    driver.step()
+    assert len(policy.seen) == 2
+    standing = wish()
+    assert len(policy.seen) == 2
+    assert len(standing.chosen) == 33
+    assert standing.lengths[-1] == round(sum(standing.lengths[:-1]) / 32)
+
+    driver.add(*(asking(f"later {i}", prompt=2, max_tokens=50) for i in range(4)))
+    driver.step()
+    assert len(policy.seen) == 2
+    driver.step()
+    assert len(policy.seen) == 3
+
+
+def test_a_standing_stop_rule_has_a_price_for_everybody_who_drafts() -> None:
+    """Blocks are short when the decision is made and plenty in the next step, for which it stands."""
+    driver = driver_with(Greedy())
+    driver.add(*(asking(str(i), prompt=2, max_tokens=50) for i in range(32)))
+    driver.step()
+    control, running = driver.scheduler._speculation, driver.scheduler._running
+    assert control is not None
+    for num_fitting in (3, 32):
+
+        def room(_sequences: list[Sequence], lengths: list[int], most: int = num_fitting) -> list[int]:
+            return [*lengths[:most], *[0] * len(lengths[most:])]
+
+        wish = control.decide(running, OtherRows(rows=0, sequences=0), budget=400, room=room)
+        assert wish is not None
+        assert wish.stop is not None
+        assert len(wish.stop.pass_prices) >= len(wish.chosen) == num_fitting
+
+
+def test_few_sequences_are_decided_anew_in_every_step() -> None:
+    policy = Greedy()
+    driver = driver_with(policy, looks=False)
+    driver.add(asking("a", max_tokens=40), asking("bb", max_tokens=40))
+    for _ in range(5):
+        driver.step()
+    assert len(policy.seen) == 4
+
+
+def test_whether_to_look_drafts_up_is_decided_in_every_fourth_step() -> None:
+    policy = Greedy()
+    driver = driver_with(policy)
+    driver.add(asking("a", max_tokens=50))
+    for _ in range(6):
+        driver.step()
+    assert len(policy.seen) == 2
+    assert len(policy.offered) == 5
+
+
+def test_while_nobody_drafts_the_policy_rests_and_is_told_for_how_long() -> None:
+    policy = Greedy(drafts=False)
+    driver = driver_with(policy)
+    driver.add(asking("a", max_tokens=40))
+    driver.run()
+    since = [each.since for each in policy.seen]
+    assert since[:6] == [1, 2, 3, 4, 5, 5]
+    assert set(since[4:]) == {5}
+    assert dict(speculated(driver).bypasses)["gain"] >= sum(since)
+
+
+def test_a_policy_that_drafts_never_rests() -> None:
+    policy = Greedy()
+    driver = driver_with(policy)
+    driver.add(asking("a"))
+    driver.run()
+    assert {each.since for each in policy.seen} == {1}
+
+
+def test_steps_without_a_draft_are_plain_and_say_why() -> None:
+    driver = driver_with(Greedy(drafts=False))
+    driver.add(asking("a"))
+    for _ in range(4):
+        driver.step()
+    stats = speculated(driver)
+    assert dict(stats.bypasses)["gain"] == 3
+    assert dict(stats.mode_steps) == {"plain": 4, "serial": 0}
+    assert stats.num_drafts == 0
+
+
+def test_a_policy_hears_of_drafts_that_did_not_come() -> None:
+    policy = Greedy()
+    driver = driver_with(policy, looks=False)
+    driver.add(asking("a", max_tokens=40))
+    driver.run()
+    assert len(policy.offered) == len(policy.seen)
+    assert 0 in policy.offered
+
+
+def test_a_step_for_which_nothing_was_found_is_a_plain_one() -> None:
+    policy = Greedy()
+    driver = driver_with(policy)
+    driver.add(asking("a", max_tokens=40))
+    driver.run()
+    modes = dict(speculated(driver).mode_steps)
+    assert policy.offered.count(0) > 2
+    assert modes["serial"] == sum(each > 0 for each in policy.offered)
+
+
+def test_a_finished_sample_says_what_speculation_did_for_it() -> None:
+    driver = driver_with(Greedy())
+    driver.add(asking("a", max_tokens=20))
+    driver.run()
+    last = driver.samples["a", 0].last
+    assert last is not None
+    assert last.speculation is not None
+    told, stats = last.speculation, speculated(driver)
+    assert told.drafted == told.pruned + told.verified
+    assert told.steps + told.accepted == 20
+    assert (told.drafted, told.accepted) == (
+        sum(each.drafted for each in stats.methods),
+        sum(each.accepted for each in stats.methods),
+    )
+
+
+@pytest.mark.parametrize(("name", "gamma"), [("fixed", 0), ("fixed", DRAFT_CAP + 1), ("clever", None)])
+def test_a_policy_that_cannot_be_is_refused(name: str, gamma: int | None) -> None:
+    driver = driver_with(Greedy())
+    with pytest.raises(ConfigError, match=name if gamma is None else f"gamma is {gamma}; .* at most {DRAFT_CAP}"):
+        driver.scheduler.use_policy(name, gamma)
+    with pytest.raises(ConfigError, match="built without a drafter"):
+        Driver().scheduler.use_policy("off")

@@ -1,0 +1,267 @@
+"""A runner that replays recordings gives what an eager one gives: step by step, whatever sizes come when.
+
+Nothing here runs on a GPU. The device is an emulation (fake_graph) that notes every tensor operation of a
+recording and does exactly these again, on the very tensors it noted; so what was baked into a recording stays
+baked, and what the host forgot to write in place is seen. Oracle: the eager runner on the same emulation, with a
+cache of its own.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from faser.engine.execution.cuda_graphs.batch_sizes import DraftGraphs, GraphSizes
+from faser.engine.execution.cuda_graphs.graph_runner import STAGE, GraphRunner
+from faser.engine.execution.models.decoder import Decoder
+from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.metadata import SamplingMetadata
+from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
+from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
+from faser.kernels.interface.backend import KvShape
+from faser.kernels.interface.graph_capture import GraphBatchSize, GraphCapture
+from faser.kernels.interface.processors import DeviceLane
+from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.kernels.cuda.fake_device import FakeAccelerator
+from tests.kernels.cuda.fake_graph import fake_backend
+
+NUM_LAYERS, BLOCK_SIZE, NUM_BLOCKS, SLOTS, WIDTH = 2, 16, 24, 6, 4
+MAX_ROWS, MAX_LOGIT_ROWS, WINDOW = 48, 16, 0.05
+NEAR = 2.0**-5  # products of another number of rows may round another way
+SIZES = GraphSizes(rows=(1, 2, 4, 8, 16), most_sequences=4, blocks_each=WIDTH)
+NO_GUESSES = DraftGraphs()
+
+
+def write_heads_of_64(directory: Path, *, noise: float = 0.0) -> Path:
+    """A checkpoint of the tiny Llama with heads of the size that kernels have. noise: in shares of each matrix."""
+    config = tiny_llama_config() | {
+        "num_hidden_layers": NUM_LAYERS,
+        "hidden_size": 128,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+    }
+    weights, generator = random_weights(llama_shapes(config), seed=1), torch.Generator().manual_seed(5)
+    noisy = {
+        name: each + noise * each.std(correction=0) * torch.randn(each.shape, generator=generator)
+        for name, each in weights.items()
+    }
+    write_checkpoint(directory, config, noisy)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_heads_of_64(tmp_path_factory.mktemp("heads-of-64"))
+
+
+class Side:
+    """A backend, None: a new one, and the parts that a runner on it takes."""
+
+    def __init__(self, checkpoint: Path, backend: FlashInferBackend | None = None) -> None:
+        self.backend: FlashInferBackend = backend or fake_backend()
+        self.decoder: Decoder = load_decoder(
+            checkpoint,
+            self.backend,
+            torch.bfloat16,
+            max_model_len=BLOCK_SIZE * WIDTH,
+            max_rows=MAX_ROWS,
+            max_logit_rows=MAX_LOGIT_ROWS,
+            progress=lambda *_: None,
+        )
+        self.kv = KvShape(
+            num_layers=NUM_LAYERS,
+            num_blocks=NUM_BLOCKS,
+            block_size=BLOCK_SIZE,
+            num_kv_heads=1,
+            head_dim=64,
+            dtype=torch.bfloat16,
+        )
+        choice = self.backend.device_sampling_kernels(MAX_LOGIT_ROWS, VOCAB_SIZE)
+        assert choice is not None
+        self.chooser = DeviceTokenSampler(choice, self.backend.capture, self.backend.device, MAX_LOGIT_ROWS)
+
+    def eager(self) -> Runner:
+        return Runner(self.decoder, self.backend, self.kv, self.chooser)
+
+    def recorded(
+        self,
+        sizes: GraphSizes,
+        *,
+        guessing: DraftGraphs = NO_GUESSES,
+        on_lanes: Mapping[DeviceLane, GraphCapture] | None = None,
+        report: Callable[[str, int, int], None] = lambda *_: None,
+    ) -> GraphRunner:
+        return GraphRunner(
+            self.decoder,
+            self.backend,
+            self.kv,
+            self.chooser,
+            self.backend.capture,
+            sizes=sizes,
+            max_logit_rows=MAX_LOGIT_ROWS,
+            guessing=guessing,
+            on_lanes=on_lanes,
+            report=report,
+        )
+
+
+@pytest.fixture(scope="module")
+def replaying(checkpoint: Path) -> tuple[GraphRunner, list[tuple[str, int, int]]]:
+    said: list[tuple[str, int, int]] = []
+    guessing = DraftGraphs(windows=(WINDOW,), depths=(1,))
+    runner = Side(checkpoint).recorded(SIZES, guessing=guessing, report=lambda *each: said.append(each))
+    return runner, said
+
+
+@pytest.fixture
+def table() -> BlockTable:
+    found = BlockTable(SLOTS, WIDTH)
+    blocks = random.Random(3).sample(range(NUM_BLOCKS), SLOTS * WIDTH)
+    for slot in range(SLOTS):
+        found.append(slot, tuple(blocks[slot * WIDTH : (slot + 1) * WIDTH]))
+    return found
+
+
+def rows_of(table: BlockTable, slots: list[int], starts: list[int], counts: list[int], seed: int) -> RowBatch:
+    token_ids = np.random.default_rng(seed).integers(0, VOCAB_SIZE, sum(counts))
+    return table.lay_out(slots, np.array(starts, np.int32), np.array(counts, np.int32), token_ids)
+
+
+def asked(count: int, seed: int, *, random_share: float = 0.5) -> SamplingMetadata:
+    rng = np.random.default_rng(seed)
+    return SamplingMetadata(
+        temperature=np.where(rng.random(count) < random_share, 0.8, 0).astype(np.float32),
+        min_p=np.where(rng.random(count) < 0.3, 0.02, 0.0),
+        top_k=np.where(rng.random(count) < 0.3, 20, 0),
+        top_p=np.where(rng.random(count) < 0.3, 0.9, 1.0),
+        seeds=rng.integers(0, 2**63, count, dtype=np.uint64),
+        positions=rng.integers(0, 1000, count),
+    )
+
+
+def test_buckets_are_bounded_and_take_every_step_of_their_sizes() -> None:
+    sizes = GraphSizes.usual(most_rows=256, most_sequences=100, most_drafts=5, blocks_each=8)
+    assert sizes.rows == (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 100, 128, 192, 256)
+    assert GraphBatchSize(rows=100, sequences=100, one_row_each=True) in sizes.buckets
+    assert GraphBatchSize(rows=128, sequences=100, one_row_each=False) in sizes.buckets
+    assert all(each.rows <= 100 for each in sizes.buckets if each.one_row_each)
+    assert GraphSizes.usual(
+        most_rows=8192, most_sequences=64, most_drafts=0, blocks_each=8, wanted=(4, 1, 4)
+    ).rows == (1, 4)
+
+
+def test_recording_says_how_far_it_is(replaying: tuple[GraphRunner, list[tuple[str, int, int]]]) -> None:
+    runner, said = replaying
+    assert {stage for stage, _, _ in said} == {STAGE}
+    assert [done for _, done, _ in said] == sorted(done for _, done, _ in said)
+    assert said[-1][1] == said[-1][2] == runner.num_recordings
+    assert runner.num_recordings == 2 * len(SIZES.buckets) + len(SIZES.rows) * (1 + 5 + 5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_steps_give_what_eager_ones_give(
+    checkpoint: Path, replaying: tuple[GraphRunner, list[tuple[str, int, int]]], table: BlockTable, seed: int
+) -> None:
+    """Some too large for any recording; refused tails are computed again."""
+    rng = random.Random(seed)
+    eager, replayed = Side(checkpoint).eager(), replaying[0]
+    lengths = [0] * SLOTS
+    for number in range(12):
+        slots = rng.sample(range(SLOTS), rng.randint(1, SLOTS))
+        starts = [max(0, lengths[slot] - rng.randint(0, 2)) for slot in slots]
+        most = rng.choice([1, 1, 3, 9])
+        counts = [min(rng.randint(1, most), BLOCK_SIZE * WIDTH - start) for start in starts]
+        counts = [max(1, count) for count in counts]
+        batch = rows_of(table, slots, starts, counts, seed=100 * seed + number)
+        for slot, start, count in zip(slots, starts, counts, strict=True):
+            lengths[slot] = start + count
+        for runner in (eager, replayed):
+            runner.forward(batch)
+        wanted = np.sort(np.random.default_rng(number).permutation(sum(counts))[: rng.randint(1, 16)])
+        ours, theirs = replayed.logits(wanted).clone(), eager.logits(wanted).clone()
+        assert_close(ours, theirs, rtol=NEAR, atol=NEAR)
+
+
+def test_steps_of_more_blocks_than_recordings_have_room_for_are_not_replayed(checkpoint: Path) -> None:
+    """Four sequences that share three blocks: there is room for ten blocks, twice those there are and one each."""
+    accelerator = FakeAccelerator()
+    side, table, replays = Side(checkpoint, fake_backend(accelerator)), BlockTable(SLOTS, WIDTH), [0]
+    side.kv = replace(side.kv, num_blocks=3)
+    runner = side.recorded(SIZES)
+    accelerator.on_replay = lambda _: replays.append(replays.pop() + 1)
+    for slot in range(4):
+        table.append(slot, (0, 1, 2))
+    for starts, wanted in (
+        ([40, 41, 42, 43], 0),
+        ([40, 41, 42], 1),
+        ([17, 18, 19, 20], 2),
+        ([40, 41, 19, 20], 3),
+        ([40, 41, 42, 20], 3),
+    ):
+        count = len(starts)
+        runner.forward(rows_of(table, [*range(count)], starts, [1] * count, seed=1))
+        assert replays == [wanted], starts
+
+
+@pytest.mark.parametrize("random_share", [0.0, 0.5])
+def test_tokens_and_guesses_are_those_of_the_eager_choice(
+    replaying: tuple[GraphRunner, list[tuple[str, int, int]]], table: BlockTable, random_share: float
+) -> None:
+    """Of the very same logits; a choice may overwrite them, so they are computed anew for each."""
+    runner, _ = replaying
+    for count in (1, 3, 4, 7, 16):
+        slots = [i % SLOTS for i in range(min(count, SLOTS))]
+        batch = rows_of(table, slots, [0] * len(slots), [-(-count // len(slots))] * len(slots), seed=count)
+        runner.forward(batch)
+        rows, requests = np.arange(count), asked(count, seed=count, random_share=random_share)
+        taken = runner.choose(rows, requests).wait().token_ids
+        guessed = runner.guess(rows, requests, WINDOW).wait()
+        chooser = Runner.choose(runner, rows, requests), Runner.guess(runner, rows, requests, WINDOW)
+        theirs, their_guess = (each.wait() for each in chooser)
+        assert taken.tolist() == theirs.token_ids.tolist()
+        assert guessed.token_ids.tolist() == their_guess.token_ids.tolist()
+        assert guessed.leads is not None
+        assert their_guess.leads is not None
+        assert guessed.leads.tolist() == their_guess.leads.tolist()
+
+
+def test_a_token_is_fed_where_it_was_chosen(
+    replaying: tuple[GraphRunner, list[tuple[str, int, int]]], table: BlockTable
+) -> None:
+    runner, _ = replaying
+    slots, count = [3, 0, 5], 3
+    first = rows_of(table, slots, [0] * 3, [4] * 3, seed=1)
+    after = rows_of(table, slots[:2], [4] * 2, [1] * 2, seed=2)
+    runner.forward(first)
+    pending = runner.choose(first.last_rows, asked(count, seed=5))
+    feed = TokenFeedback(pending=pending, rows=np.arange(2), sources=np.array([2, 0]))
+    fed = RowBatch(token_ids=after.token_ids, layout=after.layout, last_rows=after.last_rows, feed=feed)
+
+    runner.forward(fed)
+    found = runner.logits(fed.last_rows).clone()
+
+    known = torch.from_numpy(pending.wait().token_ids[[2, 0]])
+    runner.forward(RowBatch(token_ids=known, layout=after.layout, last_rows=after.last_rows))
+    assert torch.equal(found, runner.logits(after.last_rows))
+
+
+def test_a_part_of_the_layers_has_recordings_of_its_own(
+    checkpoint: Path, replaying: tuple[GraphRunner, list[tuple[str, int, int]]], table: BlockTable
+) -> None:
+    eager, replayed = Side(checkpoint).eager(), replaying[0]
+    batch = rows_of(table, [1, 2], [0, 0], [1, 1], seed=9)
+    logits = []
+    for runner in (eager, replayed):
+        runner.forward(batch, 1)
+        logits.append(runner.logits(batch.last_rows).clone())
+    assert_close(logits[0], logits[1], rtol=NEAR, atol=NEAR)
+    replayed.forward(batch)
+    assert not torch.allclose(logits[0], replayed.logits(batch.last_rows), rtol=NEAR, atol=NEAR)

@@ -1,0 +1,96 @@
+"""Drives a Decoder through a paged cache with shuffled blocks, as an engine would, for the tests beside it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from faser.engine.execution.models.decoder import Decoder
+from faser.engine.execution.models.loader import load_decoder
+from faser.kernels.interface.backend import Backend, KvShape, RowLayout
+from faser.kernels.torch.backend import TorchBackend
+
+BLOCK_SIZE = 8
+MAX_POSITIONS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """token_ids of one sequence from position start on."""
+
+    sequence: int
+    start: int
+    token_ids: Sequence[int]
+
+
+class PagedModel:
+    """A decoder, its cache, and one shuffled block table per sequence."""
+
+    def __init__(self, decoder: Decoder, backend: Backend, *, num_sequences: int = 1) -> None:
+        self.decoder = decoder
+        self._backend = backend
+        blocks_each = MAX_POSITIONS // BLOCK_SIZE
+        self._cache = backend.allocate_kv(
+            KvShape(
+                num_layers=decoder.spec.num_layers,
+                num_blocks=num_sequences * blocks_each,
+                block_size=BLOCK_SIZE,
+                num_kv_heads=decoder.spec.num_kv_heads,
+                head_dim=decoder.spec.head_dim,
+                dtype=decoder.dtype,
+            )
+        )
+        shuffled = torch.randperm(num_sequences * blocks_each, generator=torch.Generator().manual_seed(7))
+        self._tables = shuffled.int().view(num_sequences, blocks_each)
+
+    @torch.inference_mode()
+    def step(self, batch: Sequence[Rows]) -> Tensor:
+        """Run the rows of one step. Returns a copy of the logits of all of them, [R, V]."""
+        starts = torch.tensor([rows.start for rows in batch], dtype=torch.int32)
+        counts = torch.tensor([len(rows.token_ids) for rows in batch], dtype=torch.int32)
+        layout = RowLayout(
+            query_start=torch.cat((torch.zeros(1, dtype=torch.int32), counts.cumsum(0).int())),
+            seq_len=starts + counts,
+            positions=torch.cat([torch.arange(r.start, r.start + len(r.token_ids)).int() for r in batch]),
+            block_table=self._tables[[rows.sequence for rows in batch]],
+        )
+        plan = self._backend.plan(layout, BLOCK_SIZE)
+        hidden = self.decoder.embed(torch.tensor([token for rows in batch for token in rows.token_ids]))
+        hidden = self.decoder.run_layers(hidden, 0, self.decoder.spec.num_layers, self._cache, plan)
+        return self.decoder.logits(hidden).clone()
+
+    def prefill(self, token_ids: Sequence[int], chunks: Sequence[int], *, sequence: int = 0) -> Tensor:
+        """Run a prompt in chunks of these sizes, the rest in one. Returns the logits of all rows, [len, V]."""
+        parts, start = [], 0
+        for size in (*chunks, len(token_ids)):
+            part = token_ids[start : start + size]
+            if part:
+                parts.append(self.step([Rows(sequence, start, part)]))
+            start += len(part)
+        return torch.cat(parts)
+
+    def greedy(self, token_ids: Sequence[int], count: int, *, sequence: int = 0) -> list[int]:
+        """The next `count` tokens after a prompt of uneven chunks, one row a step."""
+        logits = self.prefill(token_ids, (1, 13, 5), sequence=sequence)[-1:]
+        tokens: list[int] = []
+        while len(tokens) < count:
+            tokens.append(int(logits[-1].argmax()))
+            logits = self.step([Rows(sequence, len(token_ids) + len(tokens) - 1, tokens[-1:])])
+        return tokens
+
+
+def load(directory: Path, *, num_sequences: int = 1, dtype: torch.dtype = torch.float32) -> PagedModel:
+    """The checkpoint on the reference backend."""
+    backend = TorchBackend()
+    decoder = load_decoder(
+        directory, backend, dtype, max_model_len=MAX_POSITIONS, max_rows=MAX_POSITIONS, progress=lambda *_: None
+    )
+    return PagedModel(decoder, backend, num_sequences=num_sequences)
+
+
+def prompt(length: int, vocab_size: int, seed: int = 3) -> list[int]:
+    """Seeded token ids."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab_size, (length,), generator=generator).tolist()

@@ -1,0 +1,359 @@
+"""Overlapped steps through recordings of each lane, on the emulated device of test_graphs, bring plain tokens.
+
+Oracle: the same requests without speculation over an eager runner. As in test_graphs_engine products of other
+numbers of rows may round another way, so nearly all of the answers have to be the same. The partition lets the
+lanes take turns at every replay, and looks at whose recordings they replay; what it has to catch is planted below.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch.testing import assert_close
+
+from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.interference import InterferenceTable
+from faser.engine.control.scheduler import Scheduler
+from faser.engine.control.sequences.kv_cache import KvManager
+from faser.engine.control.speculation.control import OverlapOptions, SpeculationControl
+from faser.engine.control.timing.clock import SimulatedClock
+from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.engine import Engine
+from faser.engine.execution.cuda_graphs.batch_sizes import BatchSizes, DraftGraphs, GraphSizes
+from faser.engine.execution.cuda_graphs.graph_runner import LANES_STAGE, STAGE, GraphRunner
+from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafters.draft_samplers import WINDOW
+from faser.engine.execution.model_executor import Lanes, ModelExecutor, SpeculativeExecution
+from faser.engine.execution.overlap.factory import places_of
+from faser.engine.execution.overlap.partition import Lane, Partition, at_once
+from faser.engine.execution.runner.batch import BlockTable, RowBatch
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.verifiers.factory import make_verifier
+from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.graph_capture import GraphCapture
+from faser.kernels.interface.processors import DeviceLane
+from tests.checkpoints import VOCAB_SIZE
+from tests.engine.execution.cuda_graphs.test_engine import answers
+from tests.engine.execution.cuda_graphs.test_graph_runner import (
+    BLOCK_SIZE,
+    MAX_LOGIT_ROWS,
+    MAX_ROWS,
+    NEAR,
+    NUM_BLOCKS,
+    WIDTH,
+    Side,
+    asked,
+    rows_of,
+    write_heads_of_64,
+)
+from tests.engine.execution.overlap.taking_turns import TakingTurns
+from tests.kernels.cuda.fake_device import FakeAccelerator, FakeRecorder
+from tests.kernels.cuda.fake_graph import fake_backend
+
+SLOTS, NUM_TOKENS, CAP = 4, 12, 3
+few_answers = partial(answers, count=6, num_tokens=NUM_TOKENS)
+SIZES = GraphSizes(rows=(4, 8), most_sequences=SLOTS, blocks_each=WIDTH)
+FEW_SIZES = GraphSizes(rows=(4,), most_sequences=SLOTS, blocks_each=WIDTH)
+SHARES = (0.25, 0.5)
+
+T = TypeVar("T")
+# Which capture records for a place.
+CaptureOf = Callable[[FlashInferBackend, DeviceLane], GraphCapture]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    target: Path
+    drafter: Path
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(
+        target=write_heads_of_64(tmp_path_factory.mktemp("target")),
+        drafter=write_heads_of_64(tmp_path_factory.mktemp("drafter"), noise=0.01),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    lanes: Lanes
+    target: GraphRunner
+    drafter: GraphRunner
+
+    @property
+    def turns(self) -> TakingTurns:
+        assert isinstance(self.lanes.partition, TakingTurns)
+        return self.lanes.partition
+
+
+def its_own(backend: FlashInferBackend, place: DeviceLane) -> GraphCapture:
+    return backend.capture_on(place)
+
+
+def make_world(
+    checkpoints: Pair,
+    backend: FlashInferBackend | None = None,
+    draft_backend: FlashInferBackend | None = None,
+    draft_capture: CaptureOf = its_own,
+    shares: tuple[float, ...] = SHARES[:1],
+    sizes: GraphSizes = FEW_SIZES,
+) -> World:
+    """A pair of models whose lanes take turns."""
+    backend = backend or fake_backend()
+    accelerator = backend._accelerator
+    assert isinstance(accelerator, FakeAccelerator)
+    partition = TakingTurns(accelerator, shares)
+    return world_on(partition, checkpoints, backend, draft_backend or backend.beside(), draft_capture, sizes)
+
+
+def world_on(
+    partition: Partition,
+    checkpoints: Pair,
+    backend: FlashInferBackend,
+    draft_backend: FlashInferBackend,
+    draft_capture: CaptureOf = its_own,
+    sizes: GraphSizes = FEW_SIZES,
+) -> World:
+    places = places_of(partition)
+    target, drafter = Side(checkpoints.target, backend), Side(checkpoints.drafter, draft_backend)
+    return World(
+        lanes=Lanes(partition=partition, target=backend, draft=draft_backend),
+        target=target.recorded(sizes, on_lanes={each: backend.capture_on(each) for each in places.verify}),
+        drafter=drafter.recorded(
+            sizes,
+            guessing=DraftGraphs(windows=(WINDOW,)),
+            on_lanes={each: draft_capture(draft_backend, each) for each in places.draft},
+        ),
+    )
+
+
+def plain_engine(side: Side) -> Engine:
+    sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), "cpu", side.backend.sampling_kernels)
+    executor = ModelExecutor(side.eager(), sampler, BlockTable(SLOTS, WIDTH), max_logit_rows=MAX_LOGIT_ROWS)
+    return Engine(scheduler(None), executor)
+
+
+def overlapping_engine(world: World, share: float) -> Engine:
+    config = SpeculationConfig(model="beside", method="draft_model", policy="fixed", num_speculative_tokens=CAP)
+    table = BlockTable(SLOTS, WIDTH)
+    sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), "cpu", world.target.sampling_kernels)
+    model = DraftModelParts(
+        runner=world.drafter, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_positions=BLOCK_SIZE * WIDTH
+    )
+    parts = DrafterParts(
+        target=world.target,
+        table=table,
+        num_slots=SLOTS,
+        max_rows=MAX_ROWS,
+        model=model,
+        samples_in_runner=True,
+    )
+    speculation = SpeculativeExecution(
+        drafter=make_drafter(config, parts),
+        verifier=make_verifier(config, sampler),
+        by_tokens=True,
+        lanes=world.lanes,
+    )
+    lanes = InterferenceTable.constant(share=share, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+    control = SpeculationControl(
+        config,
+        CostModel.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7),
+        num_slots=SLOTS,
+        clock=SimulatedClock(),
+        overlap=OverlapOptions(name="streams", lanes=(lanes,), mode="on", every=3),
+    )
+    executor = ModelExecutor(
+        world.target,
+        sampler,
+        table,
+        max_logit_rows=MAX_LOGIT_ROWS,
+        speculation=speculation,
+        samples_in_runner=True,
+    )
+    return Engine(scheduler(control), executor, schedules_async=True)
+
+
+def scheduler(control: SpeculationControl | None) -> Scheduler:
+    return Scheduler(
+        kv=KvManager(NUM_BLOCKS, BLOCK_SIZE),
+        max_num_seqs=SLOTS,
+        max_num_batched_tokens=MAX_ROWS,
+        max_model_len=BLOCK_SIZE * WIDTH,
+        eos_token_ids=(2,),
+        clock=SimulatedClock(),
+        speculation=control,
+    )
+
+
+@pytest.fixture(scope="module")
+def world(checkpoints: Pair) -> World:
+    return make_world(checkpoints, shares=SHARES, sizes=SIZES)
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoints: Pair) -> dict[str, list[int]]:
+    return few_answers(plain_engine(Side(checkpoints.target)))
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_overlapped_steps_through_recordings_of_each_lane_bring_the_plain_tokens(
+    world: World, plain: dict[str, list[int]], share: float
+) -> None:
+    before, engine = world.turns.num_replays, overlapping_engine(world, share)
+
+    found = few_answers(engine)
+
+    assert {name: len(token_ids) for name, token_ids in found.items()} == dict.fromkeys(plain, NUM_TOKENS)
+    assert sum(found[name] == plain[name] for name in plain) >= len(plain) - 2
+    stats = engine.stats().speculation
+    assert stats is not None
+    assert dict(stats.mode_steps)["streams"] > 5
+    assert sum(each.accepted for each in stats.methods) > 10
+    assert world.turns.num_replays - before > 50
+
+
+class _OnePool(FakeAccelerator):
+    """Planted: the pool of memory is the device's."""
+
+    def recorder(self, place: DeviceLane | None = None) -> FakeRecorder:
+        return FakeRecorder(self, place, pool=self)
+
+
+class _ForgetsItsPlace(FlashInferBackend):
+    """Planted: the draft lane replays what was recorded on everything."""
+
+    @property
+    def place(self) -> None:
+        return None
+
+
+def test_lanes_that_share_a_pool_are_caught(checkpoints: Pair) -> None:
+    world = make_world(checkpoints, fake_backend(_OnePool()))
+    with pytest.raises(AssertionError, match="share a pool"):
+        few_answers(overlapping_engine(world, SHARES[0]))
+
+
+def test_a_lane_that_replays_what_was_recorded_on_everything_is_caught(checkpoints: Pair) -> None:
+    backend = fake_backend()
+    forgetful = _ForgetsItsPlace(backend._accelerator, backend._library, backend._kernels)
+    world = make_world(checkpoints, backend, forgetful)
+    with pytest.raises(AssertionError, match=r"recorded for None, replayed on .*draft"):
+        few_answers(overlapping_engine(world, SHARES[0]))
+
+
+def test_a_draft_lane_that_replays_recordings_of_the_verify_lane_is_caught(checkpoints: Pair) -> None:
+    """Of its own model, but on the other lane's stream and processors."""
+
+    def other(backend: FlashInferBackend, place: DeviceLane) -> GraphCapture:
+        return backend.capture_on(
+            DeviceLane(name="verify", share=1 - place.share, num_processors=99, stream="the other one")
+        )
+
+    world = make_world(checkpoints, draft_capture=other)
+    with pytest.raises(AssertionError, match=r"recorded for .*verify.* replayed on .*draft"):
+        few_answers(overlapping_engine(world, SHARES[0]))
+
+
+def on_lane(partition: TakingTurns, backend: Backend, call: Callable[[], T]) -> T:
+    """On the verify lane of the present share, while nobody drafts."""
+
+    def verify(lane: Lane) -> T:
+        backend.use(lane.processors)
+        try:
+            return call()
+        finally:
+            backend.use(None)
+
+    return partition.both(lambda _lane, _until: None, at_once(verify)).verified
+
+
+def logits_of(runner: Runner, batch: RowBatch, rows: NDArray[np.int64]) -> torch.Tensor:
+    runner.forward(batch)
+    return runner.logits(rows).clone()
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_a_place_computes_what_an_eager_runner_does_and_goes_on_from_everything(
+    checkpoints: Pair, world: World, share: float
+) -> None:
+    """Steps in turns on everything and on a lane, each over what the others left in the cache."""
+    eager, table = Side(checkpoints.target).eager(), filled_table()
+    world.turns.resize(share)
+    for step, counts in enumerate(((3, 3, 3), (1, 1, 1), (2, 1, 4), (1, 1, 1), (12, 2, 2))):
+        starts = [(0, 3, 4, 6, 7)[step], (0, 3, 4, 5, 6)[step], (0, 3, 4, 8, 9)[step]]
+        batch = rows_of(table, [0, 1, 2], starts, list(counts), seed=step)
+        rows = np.arange(min(sum(counts), MAX_LOGIT_ROWS))
+        call = partial(logits_of, world.target, batch, rows)
+
+        ours = on_lane(world.turns, world.lanes.target, call) if step % 2 else call()
+        assert_close(ours, logits_of(eager, batch, rows), rtol=NEAR, atol=NEAR)
+
+
+def filled_table() -> BlockTable:
+    table = BlockTable(SLOTS, WIDTH)
+    for slot in range(SLOTS):
+        table.append(slot, tuple(range(slot * WIDTH, (slot + 1) * WIDTH)))
+    return table
+
+
+def test_every_place_has_recordings_of_its_own_and_says_so(checkpoints: Pair) -> None:
+    side, said = Side(checkpoints.target), []
+    accelerator = side.backend._accelerator
+    assert isinstance(accelerator, FakeAccelerator)
+    places = places_of(TakingTurns(accelerator, SHARES)).verify
+    on_lanes = {each: side.backend.capture_on(each) for each in places}
+    runner = side.recorded(SIZES, on_lanes=on_lanes, report=lambda *each: said.append(each))
+    assert [stage for stage, _, _ in said] == sorted(
+        (stage for stage, _, _ in said), key=[STAGE, LANES_STAGE].index
+    )
+    plain, lanes = SIZES, SIZES.for_lanes()
+    wanted = [len(each.buckets) + len(each.rows) * 6 for each in (plain, lanes, lanes)]
+    assert runner.num_recordings == sum(wanted)
+    assert said[-1] == (LANES_STAGE, wanted[1] + wanted[2], wanted[1] + wanted[2])
+    captures = [side.backend.capture_on(each) for each in places]
+    assert len({id(each) for each in (*captures, side.backend.capture)}) == 3
+    assert all(each.recorded_bytes > 0 for each in captures)
+
+
+def test_lanes_record_few_sizes_and_the_largest_that_they_take() -> None:
+    sizes = GraphSizes.usual(most_rows=8192, most_sequences=200, most_drafts=5, blocks_each=8)
+    assert sizes.for_lanes().rows == (4, 16, 32, 64, 128, 200, 256)
+    assert SIZES.for_lanes().rows == (4, 8)
+    assert GraphSizes(rows=(1, 2), most_sequences=2, blocks_each=1).for_lanes().rows == (2,)
+    assert len(sizes.for_lanes().buckets) * 2 < len(sizes.buckets)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 5, 48, 64, 200])
+def test_on_a_lane_too_a_row_of_every_sequence_is_recorded(slots: int) -> None:
+    """Caught: slots between two sizes, and very few, where every such step was computed call by call."""
+    sizes = GraphSizes.usual(most_rows=8192, most_sequences=slots, most_drafts=4, blocks_each=8).for_lanes()
+    single = BatchSizes(sizes, one_row_each=True)
+    assert all(single.fitting(count, count) for count in range(1, slots + 1))
+
+
+def test_at_a_place_without_recordings_everything_is_computed_call_by_call(checkpoints: Pair) -> None:
+    side = Side(checkpoints.target)
+    runner, table = side.recorded(SIZES), filled_table()
+    accelerator = side.backend._accelerator
+    assert isinstance(accelerator, FakeAccelerator)
+    partition = TakingTurns(accelerator, SHARES)
+    batch = rows_of(table, [0, 1], [0, 0], [1, 1], seed=1)
+    requests = asked(2, seed=3)
+
+    def tokens() -> list[int]:
+        runner.forward(batch)
+        found: list[int] = runner.choose(batch.last_rows, requests).wait().token_ids.tolist()
+        return found
+
+    wanted = tokens()
+    assert on_lane(partition, side.backend, tokens) == wanted
+    assert partition.num_replays == 0

@@ -1,0 +1,82 @@
+"""Steps of one model are in order wherever they run: on the whole device, on a lane, on a lane of another share.
+
+What a backend lets its places share, such as the workspace of attention, relies on that. The device remembers what
+came before a piece of work for certain (fake_lane_device), so no order is there by chance.
+
+Bugs these tests have been seen to catch: lanes that do not wait for the caller's stream; a caller's stream that
+waits for one lane only, or for none.
+"""
+
+import random
+
+import pytest
+
+from faser.engine.execution.overlap.partition import Lane, at_once
+from faser.engine.execution.overlap.stream_lanes import LanePair, StreamLanes
+from faser.kernels.interface.processors import DeviceLane
+from tests.kernels.cuda.fake_lane_device import FakeLaneDevice
+
+SHARES = (1 / 11, 5 / 33, 3 / 11)
+
+
+def pair_of(share: float, device: FakeLaneDevice) -> LanePair:
+    def lane(name: str, share: float) -> Lane:
+        count = round(share * device.num_processors)
+        return Lane(
+            cores=None, place=DeviceLane(name=name, share=share, num_processors=count, stream=device.stream(0))
+        )
+
+    return LanePair(draft=lane("draft", share), verify=lane("verify", 1 - share))
+
+
+class Steps:
+    """Steps of two models, each of which looks what it comes behind."""
+
+    def __init__(self, lanes: StreamLanes, device: FakeLaneDevice) -> None:
+        self._lanes = lanes
+        self._device = device
+        self.given: dict[str, list[str]] = {"target": [], "draft": []}
+
+    def _step(self, model: str) -> None:
+        """Two launches: the second one reads what the first one left, if nobody else was there."""
+        for part in ("split", "joined"):
+            name = f"{model} {len(self.given[model])} {part}"
+            assert self._device.work(name) >= set(self.given[model]), f"{name} may run beside one before it"
+            self.given[model].append(name)
+
+    def on_the_whole_device(self) -> None:
+        """Without a wait in between: the next one is given while the last one may run."""
+        for model in ("draft", "target", "target"):
+            self._step(model)
+
+    def on_lanes(self, pair: LanePair) -> None:
+        self._lanes.both(
+            pair, lambda _lane, _until: self._step("draft"), at_once(lambda _lane: self._step("target"))
+        )
+
+    def failing_on_lanes(self, pair: LanePair) -> None:
+        def drafting(_lane: Lane, _until: object) -> None:
+            self._step("draft")
+            raise ValueError("no draft")
+
+        with pytest.raises(ValueError, match="no draft"):
+            self._lanes.both(pair, drafting, at_once(lambda _lane: self._step("target")))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_of_one_model_are_in_order_wherever_they_run(seed: int) -> None:
+    device, draw = FakeLaneDevice(), random.Random(seed)
+    lanes, pairs = StreamLanes(device), [pair_of(share, device) for share in SHARES]
+    steps = Steps(lanes, device)
+    try:
+        for _ in range(30):
+            match draw.randrange(4):
+                case 0:
+                    steps.on_the_whole_device()
+                case 1:
+                    steps.failing_on_lanes(draw.choice(pairs))
+                case _:
+                    steps.on_lanes(draw.choice(pairs))
+    finally:
+        lanes.close()
+    assert all(len(each) >= 60 for each in steps.given.values())

@@ -1,0 +1,147 @@
+"""Two lanes write to nothing in common: neither buffers nor books nor numbers drawn, of any drafter.
+
+What is shared on purpose: the block table, written between steps alone; the threads of the full width, which no
+lane uses; the native library, which is code.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from faser.config.speculation import SpeculationConfig
+from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.overlap.partition import Serial
+from faser.engine.execution.pruning.early_pruning import NUM_TOP, EarlyPruning
+from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.verifiers.factory import make_verifier
+from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.cpu.build import library_path
+from faser.kernels.interface.backend import Backend
+from faser.kernels.torch.backend import TorchBackend
+from tests.engine.execution.drafters.shared_state import shared
+from tests.engine.execution.pruning.pruning_world import (
+    BLOCK_SIZE,
+    CAP,
+    MAX_LEN,
+    MAX_ROWS,
+    NUM_BLOCKS,
+    NUM_SLOTS,
+    World,
+    make_world,
+    write_pair,
+)
+from tests.engine.losslessness.lives import Adversary
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "coupled": {"method": "draft_model"},
+    "greedy": {"method": "draft_model", "draft_sample_method": "greedy"},
+    "chooser": {"method": "auto"},
+}
+BACKENDS = ("native", "torch")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest, kernel_cache: Path) -> Backend:
+    if request.param == "torch":
+        return TorchBackend()
+    return NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """What runs on either lane. purposely: see the module."""
+
+    verify: list[object]
+    draft: list[object]
+    purposely: list[object]
+
+
+def sides(world: World, given: dict[str, Any]) -> Sides:
+    """As an engine puts them together."""
+    config = SpeculationConfig(model="beside", policy="fixed", num_speculative_tokens=CAP, **given)
+    table = BlockTable(NUM_SLOTS, MAX_LEN // BLOCK_SIZE)
+    sampler = Sampler(NUM_SLOTS, world.target.vocab_size, (), "cpu", world.target.sampling_kernels)
+    parts = DrafterParts(
+        target=world.target,
+        table=table,
+        num_slots=NUM_SLOTS,
+        max_rows=MAX_ROWS,
+        model=DraftModelParts(
+            runner=world.drafter, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_positions=MAX_LEN
+        ),
+        num_top=NUM_TOP,
+    )
+    drafter = make_drafter(config, parts)
+    judge = Adversary(0, chance=0.5)
+    pruning = EarlyPruning(judge, judge, num_slots=NUM_SLOTS)
+    lanes = world.lanes
+    backends = [None, None] if lanes is None else [lanes.target, lanes.draft]
+    return Sides(
+        verify=[world.target, sampler, make_verifier(config, sampler), pruning, table, backends[0]],
+        draft=[drafter, world.drafter, table, backends[1]],
+        purposely=[table, *([backends[0]._full] if isinstance(backends[0], NativeBackend) else [])],
+    )
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_lanes_write_to_nothing_in_common(pair: tuple[Path, Path], backend: Backend, config: str) -> None:
+    found = sides(make_world(pair, backend, Serial()), CONFIGS[config])
+    assert shared(found.verify, found.draft, on_purpose=found.purposely) == []
+
+
+def test_lanes_on_one_backend_are_caught(pair: tuple[Path, Path], kernel_cache: Path) -> None:
+    """Its choice of tokens, its threads and its handles would be used by both at once."""
+    backend = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)
+    found = sides(make_world(pair, backend), CONFIGS["coupled"])
+    common = shared(found.verify, found.draft, on_purpose=found.purposely)
+    assert {"NativeBackend", "NativeChoice", "LanePools"} <= {each.split()[0] for each in common}
+
+
+def test_lanes_with_one_drafting_and_verifying_model_are_caught(pair: tuple[Path, Path], backend: Backend) -> None:
+    """The buffers that activations pass through are the model's."""
+    world = make_world(pair, backend, Serial())
+    found = sides(World(target=world.target, drafter=world.target, lanes=world.lanes), CONFIGS["greedy"])
+    common = shared(found.verify, found.draft, on_purpose=found.purposely)
+    assert any(each.startswith("memory of Tensor") for each in common)
+
+
+def of_a_closure(state: object) -> Callable[[], object]:
+    return lambda: state
+
+
+SHARINGS: dict[str, Callable[[], tuple[object, object]]] = {
+    "two views": lambda: (lambda whole: (whole[:5], whole[4:]))(torch.zeros(8)),
+    "a column and a row": lambda: (lambda whole: (whole[:, 1], whole[2]))(torch.zeros(4, 4)),
+    "a tensor of an array": lambda: (lambda whole: (whole, torch.from_numpy(whole[3:])))(np.zeros(8)),
+    "a generator": lambda: (lambda rng: ((rng,), [rng]))(np.random.default_rng(0)),
+    "a list in a closure": lambda: (lambda state: (of_a_closure(state), state))([1]),
+    "a bound method": lambda: (lambda table: (table.clear, table))(BlockTable(1, 1)),
+}
+APART: dict[str, Callable[[], tuple[object, object]]] = {
+    "two halves": lambda: (lambda whole: (whole[:4], whole[4:]))(torch.zeros(8)),
+    "two arrays": lambda: (np.zeros(3), np.zeros(3)),
+    "values": lambda: (("a", 1, np.int64), ("a", 1, np.int64)),
+}
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_shared_state_is_found_however_it_is_held(sharing: str) -> None:
+    one, other = SHARINGS[sharing]()
+    assert shared([one], [other]) != []
+
+
+@pytest.mark.parametrize("apart", APART)
+def test_what_is_apart_is_not_taken_for_shared(apart: str) -> None:
+    one, other = APART[apart]()
+    assert shared([one], [other]) == []

@@ -1,0 +1,186 @@
+"""A whole engine that is put together here: target, noisy drafter; gate, judge, policy and lanes of choice."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from faser.config.speculation import SpeculationConfig
+from faser.engine.control.scheduler import Scheduler
+from faser.engine.control.sequences.kv_cache import KvManager
+from faser.engine.control.speculation.control import OverlapOptions, SpeculationControl
+from faser.engine.control.speculation.policies.policy import Policy
+from faser.engine.control.timing.clock import SimulatedClock
+from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.engine import Engine
+from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.model_executor import Lanes, ModelExecutor, SpeculativeExecution
+from faser.engine.execution.models.decoder import Decoder
+from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.overlap.partition import Cores, Draft, OverlapResult, Partition, Verify
+from faser.engine.execution.pruning.early_pruning import NUM_TOP, EarlyPruning
+from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.token_samplers import TokenSampler
+from faser.engine.execution.verifiers.factory import make_verifier
+from faser.kernels.interface.backend import Backend, KvShape
+from faser.types import Request
+from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+
+NUM_LAYERS = 6
+NUM_SLOTS = 6
+BLOCK_SIZE = 16
+NUM_BLOCKS = 24  # too few for all
+MAX_LEN = 256
+MAX_ROWS = 64
+CAP = 5
+D = TypeVar("D")
+V = TypeVar("V")
+
+
+class PatientCores(Cores):
+    """Lets every draft become as long as was asked for: how many tokens there are does not depend on the load."""
+
+    def both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
+        return super().both(lambda lane, _until: draft(lane, lambda: False), verify)
+
+
+def write_pair(directory: Path, *, noise: float = 0.05) -> tuple[Path, Path]:
+    """A target of six layers, and a drafter that is the target with noise on its matrices."""
+    config = tiny_llama_config() | {"num_hidden_layers": NUM_LAYERS}
+    weights = random_weights(llama_shapes(config), seed=3)
+    generator = torch.Generator().manual_seed(5)
+    noisy = {
+        name: each + noise * each.std(correction=0) * torch.randn(each.shape, generator=generator)
+        for name, each in weights.items()
+    }
+    for name, each in (("target", weights), ("drafter", noisy)):
+        write_checkpoint(directory / name, config, each)
+    return directory / "target", directory / "drafter"
+
+
+def make_decoder(directory: Path, backend: Backend) -> Decoder:
+    return load_decoder(
+        directory, backend, torch.float32, max_model_len=MAX_LEN, max_rows=MAX_ROWS, progress=lambda *_: None
+    )
+
+
+def make_runner(directory: Path, backend: Backend, chooser: TokenSampler | None = None) -> Runner:
+    decoder = make_decoder(directory, backend)
+    spec = decoder.spec
+    shape = KvShape(
+        num_layers=spec.num_layers,
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=torch.float32,
+    )
+    return Runner(decoder, backend, shape, chooser)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What engines are made of. A runner keeps nothing that another engine could read before writing it.
+
+    lanes: None where nobody can draft ahead.
+    """
+
+    target: Runner
+    drafter: Runner
+    lanes: Lanes | None = None
+
+
+def make_world(
+    pair: tuple[Path, Path],
+    backend: Backend,
+    partition: Partition | None = None,
+    choosers: tuple[TokenSampler | None, TokenSampler | None] = (None, None),
+) -> World:
+    """partition: of the processors between the two models; None: they take turns, on one backend.
+
+    choosers: of target and drafter, where runners choose.
+    """
+    beside = backend if partition is None else backend.beside()
+    return World(
+        target=make_runner(pair[0], backend, choosers[0]),
+        drafter=make_runner(pair[1], beside, choosers[1]),
+        lanes=None if partition is None else Lanes(partition=partition, target=backend, draft=beside),
+    )
+
+
+def make_engine(
+    world: World,
+    config: SpeculationConfig,
+    pruning: EarlyPruning | None,
+    *,
+    policy: Policy | None = None,
+    overlap: OverlapOptions | None = None,
+    eos_token_ids: tuple[int, ...] = (),
+    num_blocks: int = NUM_BLOCKS,
+    samples_in_runner: bool = False,
+) -> Engine:
+    """An engine under the policy of config, or under another; `off` is the oracle. overlap: None: no lanes.
+
+    num_blocks: at most NUM_BLOCKS, which the caches have. samples_in_runner: as of DrafterParts.
+    """
+    table = BlockTable(NUM_SLOTS, MAX_LEN // BLOCK_SIZE)
+    sampler = Sampler(NUM_SLOTS, world.target.vocab_size, eos_token_ids, "cpu", world.target.sampling_kernels)
+    speculation, control, clock = None, None, SimulatedClock()
+    if config.policy != "off":
+        model = DraftModelParts(
+            runner=world.drafter, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_positions=MAX_LEN
+        )
+        parts = DrafterParts(
+            target=world.target,
+            table=table,
+            num_slots=NUM_SLOTS,
+            max_rows=MAX_ROWS,
+            model=model,
+            num_top=0 if pruning is None else NUM_TOP,
+            samples_in_runner=samples_in_runner,
+        )
+        speculation = SpeculativeExecution(
+            drafter=make_drafter(config, parts),
+            verifier=make_verifier(config, sampler),
+            pruning=pruning,
+            lanes=None if overlap is None else world.lanes,
+        )
+        costs = CostModel.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7)
+        control = SpeculationControl(
+            config, costs, num_slots=NUM_SLOTS, clock=clock, policy=policy, overlap=overlap
+        )
+    scheduler = Scheduler(
+        kv=KvManager(num_blocks, BLOCK_SIZE, enable_prefix_caching=True),
+        max_num_seqs=NUM_SLOTS,
+        max_num_batched_tokens=MAX_ROWS,
+        max_model_len=MAX_LEN,
+        eos_token_ids=eos_token_ids,
+        clock=clock,
+        speculation=control,
+    )
+    executor = ModelExecutor(world.target, sampler, table, max_logit_rows=MAX_ROWS, speculation=speculation)
+    return Engine(scheduler, executor)
+
+
+Answer = tuple[tuple[int, ...], tuple[object, ...]]
+
+
+def answers(engine: Engine, asked: Sequence[Request]) -> dict[str, Answer]:
+    """Tokens and scores of every request."""
+    for request in asked:
+        engine.add(request)
+    tokens: dict[str, list[int]] = {}
+    scores: dict[str, list[object]] = {}
+    while engine.has_work():
+        for delta in engine.step():
+            assert delta.error is None, delta.error
+            tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
+            scores.setdefault(delta.request_id, []).extend(
+                (*(delta.prompt_logprobs or ()), *(delta.logprobs or ()))
+            )
+    assert engine.stats().kv_usage == 0.0
+    return {name: (tuple(each), tuple(scores[name])) for name, each in tokens.items()}

@@ -1,0 +1,161 @@
+"""A forward in parts, from which rows leave between two layers, gives the rest what the whole one gives them.
+
+Oracle: the forward of all rows through all layers; bits on the native kernels, a tolerance on the reference.
+Planted bugs that these tests have caught: positions not narrowed; the old attention plan kept; the last rows of a
+sequence kept instead of the first ones; a preview without the final norm.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from faser.engine.contract.plan import SequenceRows
+from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.runner.batch import BlockTable, RowBatch
+from faser.engine.execution.runner.runner import Runner
+from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.cpu.build import library_path
+from faser.kernels.interface.backend import Backend, KvShape
+from faser.kernels.torch.backend import TorchBackend
+from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+
+NUM_LAYERS = 5
+BLOCK_SIZE = 16
+CONTEXT = 21  # tokens of every sequence that are computed before
+COUNTS = (4, 1, 6)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("five-layers")
+    config = tiny_llama_config() | {"num_hidden_layers": NUM_LAYERS}
+    write_checkpoint(directory, config, random_weights(llama_shapes(config), seed=1))
+    return directory
+
+
+@pytest.fixture(scope="module", params=["native", "torch"])
+def backend(request: pytest.FixtureRequest, kernel_cache: Path) -> Backend:
+    if request.param == "torch":
+        return TorchBackend()
+    return NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)
+
+
+class Line:
+    """Three sequences on one runner, their contexts computed."""
+
+    def __init__(self, checkpoint: Path, backend: Backend) -> None:
+        decoder = load_decoder(
+            checkpoint, backend, torch.float32, max_model_len=64, max_rows=96, progress=lambda *_: None
+        )
+        shape = KvShape(
+            num_layers=NUM_LAYERS,
+            num_blocks=16,
+            block_size=BLOCK_SIZE,
+            num_kv_heads=decoder.spec.num_kv_heads,
+            head_dim=decoder.spec.head_dim,
+            dtype=torch.float32,
+        )
+        self.runner = Runner(decoder, backend, shape)
+        self.table = BlockTable(3, 4)
+        for slot in range(3):
+            self.table.append(slot, (3 * slot + 2, 3 * slot + 1, 3 * slot))
+        self.runner.forward(self.batch((CONTEXT,) * 3, start=0))
+
+    def batch(self, counts: tuple[int, ...], *, start: int = CONTEXT) -> RowBatch:
+        return self.table.gather(
+            tuple(
+                SequenceRows(
+                    slot=slot, start=start, token_ids=tokens(slot, start, count), new_blocks=(), samples=True
+                )
+                for slot, count in enumerate(counts)
+            )
+        )
+
+    def logits(self, rows: range) -> torch.Tensor:
+        return self.runner.logits(rows).clone()
+
+
+def tokens(slot: int, start: int, count: int, *, seed: int = 0) -> tuple[int, ...]:
+    rng = np.random.default_rng([slot, seed])
+    return tuple(rng.integers(0, VOCAB_SIZE, start + count).tolist()[start:])
+
+
+@pytest.fixture
+def line(checkpoint: Path, backend: Backend) -> Line:
+    return Line(checkpoint, backend)
+
+
+def same(found: torch.Tensor, expected: torch.Tensor, backend: Backend) -> None:
+    if backend.name == "native":
+        assert torch.equal(found, expected)
+    else:
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layer", range(NUM_LAYERS + 1))
+@pytest.mark.parametrize("left", [(4, 1, 6), (1, 1, 1), (2, 1, 6), (4, 1, 3)])
+def test_rows_that_stay_get_what_they_get_with_all_the_others(
+    line: Line, backend: Backend, layer: int, left: tuple[int, ...]
+) -> None:
+    line.runner.forward(line.batch(COUNTS))
+    all_logits = line.logits(range(sum(COUNTS)))
+    line.runner.begin(line.batch(COUNTS))
+    line.runner.advance(layer)
+    narrowed = line.runner.narrow(np.array(left, dtype=np.int32))
+    line.runner.advance()
+    staying = [sum(COUNTS[:s]) + i for s, count in enumerate(left) for i in range(count)]
+    same(line.logits(range(sum(left))), all_logits[staying], backend)
+    assert narrowed.last_rows.tolist() == (np.cumsum(left) - 1).tolist()
+    assert narrowed.token_ids.tolist() == [t for s, n in enumerate(left) for t in tokens(s, CONTEXT, n)]
+
+
+def test_what_left_is_forgotten_once_its_positions_are_fed_again(line: Line, backend: Backend) -> None:
+    """Other tokens come in its place, as after a refused draft."""
+    line.runner.begin(line.batch(COUNTS))
+    line.runner.advance(2)
+    line.runner.narrow(np.array((2, 1, 3), dtype=np.int32))
+    line.runner.advance()
+    again = tuple(
+        SequenceRows(
+            slot=slot, start=CONTEXT + left, token_ids=tokens(slot, 9, 5, seed=7), new_blocks=(), samples=True
+        )
+        for slot, left in enumerate((2, 1, 3))
+    )
+    line.runner.forward(line.table.gather(again))
+    found = line.logits(range(15))
+    line.runner.forward(line.batch((CONTEXT,) * 3, start=0))
+    line.runner.forward(line.batch((2, 1, 3)))
+    line.runner.forward(line.table.gather(again))
+    same(found, line.logits(range(15)), backend)
+
+
+@pytest.mark.parametrize("cuts", [(0,), (1, 2, 4), (5,)])
+def test_a_forward_in_parts_is_the_whole_one(line: Line, backend: Backend, cuts: tuple[int, ...]) -> None:
+    line.runner.forward(line.batch(COUNTS))
+    expected = line.logits(range(sum(COUNTS)))
+    line.runner.begin(line.batch(COUNTS))
+    for layer in cuts:
+        line.runner.advance(layer)
+        line.runner.preview(np.array([0, 3]), torch.tensor([[1, 2], [3, 4]]))
+    line.runner.advance()
+    same(line.logits(range(sum(COUNTS))), expected, backend)
+
+
+@pytest.mark.parametrize("layer", [0, 2, NUM_LAYERS])
+def test_a_preview_is_the_logits_of_these_tokens_had_the_layers_been_all(line: Line, layer: int) -> None:
+    line.runner.forward(line.batch(COUNTS), layer)
+    rows = np.array([0, 3, 3, 10])
+    token_ids = torch.from_numpy(np.random.default_rng(1).integers(0, VOCAB_SIZE, (4, 7)))
+    found = line.runner.preview(rows, token_ids)
+    expected = line.runner.logits(rows).gather(1, token_ids)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_every_sequence_keeps_a_row(line: Line) -> None:
+    line.runner.begin(line.batch(COUNTS))
+    with pytest.raises(AssertionError, match="are to stay"):
+        line.runner.narrow(np.array((0, 1, 6), dtype=np.int32))
+    with pytest.raises(AssertionError, match="are to stay"):
+        line.runner.narrow(np.array((5, 1, 6), dtype=np.int32))

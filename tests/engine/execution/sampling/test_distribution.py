@@ -1,0 +1,236 @@
+"""Truncation and the draw. Oracles: Python integers one token at a time, transformers' warpers, enumeration."""
+
+import math
+from fractions import Fraction
+from itertools import accumulate
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from faser.engine.execution.sampling.distribution import (
+    Truncation,
+    choose,
+    draw,
+    final_masses,
+    kept_masses,
+    scale,
+    token_masses,
+)
+
+OFF = (0.0, 0, 1.0)
+CUTS = [OFF, (0.05, 0, 1.0), (0.0, 5, 1.0), (0.0, 0, 0.7), (0.02, 20, 0.95), (0.3, 0, 0.5), (0.0, 200, 0.99)]
+CUTS += [(1.0, 0, 1.0), (0.0, 1, 1.0), (0.0, 0, 1e-9), (0.0, 10**9, 1.0), (0.0, 0, 0.999999)]
+
+
+def truncation(cuts: list[tuple[float, int, float]]) -> Truncation:
+    """cuts: (min_p, top_k, top_p) per row."""
+    return Truncation(
+        min_p=torch.tensor([min_p for min_p, _, _ in cuts], dtype=torch.float64),
+        top_k=torch.tensor([top_k for _, top_k, _ in cuts], dtype=torch.int64),
+        top_p=torch.tensor([top_p for _, _, top_p in cuts], dtype=torch.float64),
+    )
+
+
+def random_scaled(num_rows: int, width: int, *, seed: int, spread: float = 3.0, tied: bool = False) -> Tensor:
+    logits = torch.randn(num_rows, width, generator=torch.Generator().manual_seed(seed)) * spread
+    logits = logits.round() if tied else logits
+    return scale(logits, torch.ones(num_rows))
+
+
+def random_uniforms(num_rows: int, seed: int = 0) -> Tensor:
+    return torch.rand(num_rows, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def plainly_kept(scaled: list[float], masses: list[int], cut: tuple[float, int, float]) -> set[int]:
+    """Token ids that the truncation keeps: the definition, step by step."""
+    min_p, top_k, top_p = cut
+    kept = sorted(range(len(scaled)), key=lambda i: (-scaled[i], i))
+    kept = [i for i in kept if math.exp(scaled[i]) >= min_p * (1 - 1e-7)]
+    if top_k:
+        kept = kept[:top_k]
+    if top_p < 1:
+        target = Fraction(top_p) * sum(masses[i] for i in kept)
+        sums = accumulate(masses[i] for i in kept)
+        kept = kept[: 1 + sum(total < target for total in sums)]
+    return set(kept)
+
+
+def test_scaling_leaves_the_most_likely_token_at_zero_however_cold() -> None:
+    logits = torch.tensor([[1.0, 3.0, -2.0], [500.0, -500.0, 499.0], [7.0, 7.0, 6.999]])
+
+    scaled = scale(logits, torch.tensor([0.5, 2.0, torch.finfo(torch.float32).tiny]))
+
+    assert scaled[:2].tolist() == [[-4.0, 0.0, -10.0], [0.0, -500.0, -0.5]]
+    assert scaled[2, :2].tolist() == [0.0, 0.0]
+    assert float(scaled[2, 2]) < -1e30
+    assert token_masses(scaled[2:]).tolist() == [[2.0**51, 2.0**51, 0.0]]
+
+
+def test_masses_are_whole_numbers_proportional_to_probabilities() -> None:
+    scaled = random_scaled(4, 5000, seed=1)
+
+    masses = token_masses(scaled).double()
+
+    assert torch.equal(masses, masses.floor())
+    assert (masses.sum(-1) < 2**53).all()
+    torch.testing.assert_close(masses / 2.0**52, scaled.double().softmax(-1), rtol=1e-5, atol=1e-15)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("width", [1, 3, 60, 64, 65, 700])
+def test_truncation_keeps_what_its_definition_keeps(width: int, tied: bool) -> None:
+    for spread in (0.3, 3.0):
+        scaled = random_scaled(len(CUTS), width, seed=width, spread=spread, tied=tied)
+        masses = token_masses(scaled)
+
+        found = kept_masses(scaled, truncation(CUTS))
+
+        for row, cut in enumerate(CUTS):
+            whole = [int(mass) for mass in masses[row].tolist()]
+            kept = plainly_kept(scaled[row].tolist(), whole, cut)
+            assert found[row].tolist() == [mass if i in kept else 0 for i, mass in enumerate(whole)], cut
+
+
+@pytest.mark.parametrize(
+    "warper, cut",
+    [
+        (TopKLogitsWarper(7), (0.0, 7, 1.0)),
+        (TopKLogitsWarper(150), (0.0, 150, 1.0)),
+        (TopPLogitsWarper(0.6), (0.0, 0, 0.6)),
+        (TopPLogitsWarper(0.99), (0.0, 0, 0.99)),
+        (MinPLogitsWarper(0.1), (0.1, 0, 1.0)),
+    ],
+)
+def test_truncation_keeps_what_transformers_keeps(
+    warper: TopKLogitsWarper | TopPLogitsWarper | MinPLogitsWarper, cut: tuple[float, int, float]
+) -> None:
+    logits = torch.randn(20, 1000, generator=torch.Generator().manual_seed(3)) * 3
+    cooled = TemperatureLogitsWarper(0.8)(torch.empty(0), logits)
+    expected = warper(torch.empty(0), cooled).softmax(-1)
+
+    masses = kept_masses(scale(logits, torch.full((20,), 0.8)), truncation([cut] * 20)).double()
+
+    assert torch.equal(masses > 0, expected > 0)
+    torch.testing.assert_close((masses / masses.sum(-1, keepdim=True)).float(), expected, rtol=1e-4, atol=1e-9)
+
+
+def test_ties_at_the_edge_go_to_the_lower_ids() -> None:
+    scaled = scale(torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]] * 3), torch.ones(3))
+
+    kept = kept_masses(scaled, truncation([(0.0, 2, 1.0), (0.0, 0, 0.5), (1.0, 0, 1.0)])) > 0
+
+    assert kept.long().tolist() == [[0, 1, 1, 0, 0], [0, 1, 1, 0, 0], [0, 1, 1, 1, 0]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    width=st.sampled_from([5, 64, 65, 130, 900]),
+    spread=st.sampled_from([0.0, 0.5, 2.0, 6.0, 40.0]),
+    tied=st.booleans(),
+    cuts=st.lists(
+        st.tuples(
+            st.sampled_from([0.0, 0.001, 0.2, 1.0]),
+            st.sampled_from([0, 1, 40, 63, 64, 65, 500]),
+            st.floats(0.001, 1.0),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+)
+def test_the_quick_choice_is_the_plain_one(
+    seed: int, width: int, spread: float, tied: bool, cuts: list[tuple[float, int, float]]
+) -> None:
+    """Oracle: the draw from the whole final distribution, at 16 uniforms from end to end.
+
+    Wide nuclei and ties at every edge are among the examples.
+    """
+    scaled = random_scaled(len(cuts), width, seed=seed, spread=spread, tied=tied).repeat(16, 1)
+    cut = truncation(cuts * 16)
+    noise = torch.linspace(0, 1 - 2.0**-53, 16, dtype=torch.float64).repeat_interleave(len(cuts))
+
+    assert choose(scaled, cut, noise).tolist() == draw(kept_masses(scaled, cut), noise).tolist()
+    assert torch.equal(final_masses(scaled, cut), kept_masses(scaled, cut))
+
+
+@pytest.mark.parametrize("width", [1, 2, 255, 256, 257, 1000])
+@pytest.mark.parametrize("share_of_zeros", [0.0, 0.9])
+def test_the_draw_is_the_exact_inverse_of_the_running_sum(width: int, share_of_zeros: float) -> None:
+    """Oracle: Python integers. The uniforms include both ends."""
+    rng = torch.Generator().manual_seed(width)
+    masses = torch.randint(1, 2**40, (40, width), generator=rng).double()
+    masses *= torch.rand(40, width, generator=rng) >= share_of_zeros
+    masses[:, int(torch.randint(width, (1,), generator=rng))] += 1
+    noise = random_uniforms(40)
+    noise[:3] = torch.tensor([0.0, 1 - 2.0**-53, 0.5])
+
+    found = draw(masses, noise).tolist()
+
+    for row in range(40):
+        whole = [int(mass) for mass in masses[row].tolist()]
+        threshold = min(math.floor(float(noise[row]) * float(sum(whole))), sum(whole) - 1)
+        assert found[row] == next(i for i, total in enumerate(accumulate(whole)) if total > threshold)
+        assert whole[found[row]] > 0
+
+
+def test_a_token_of_mass_zero_is_never_drawn_and_the_end_never_runs_off() -> None:
+    masses = torch.zeros(4, 600)
+    masses[:, 299] = 1.0
+    masses[2:, 300] = 2.0**52
+
+    found = draw(masses, torch.tensor([0.0, 1 - 2.0**-53, 0.0, 1 - 2.0**-53], dtype=torch.float64))
+
+    assert found.tolist() == [299, 299, 299, 300]
+
+
+def test_top_k_of_one_is_greedy_even_in_a_tie() -> None:
+    scaled = scale(torch.tensor([[0.0, 4.0, 1.0, 4.0]] * 50), torch.ones(50))
+
+    assert choose(scaled, truncation([(0.0, 1, 1.0)] * 50), random_uniforms(50)).tolist() == [1] * 50
+
+
+@pytest.mark.parametrize("width", [1000, 49152])
+def test_a_row_gets_the_same_bits_alone_and_among_others(width: int) -> None:
+    num_rows = 9
+    logits = torch.randn(num_rows, width, generator=torch.Generator().manual_seed(5)) * 2
+    temperature = torch.linspace(0.3, 2.0, num_rows)
+    cuts = (CUTS * 2)[:num_rows]
+    noise = random_uniforms(num_rows)
+    together = scale(logits.clone(), temperature)
+    tokens = choose(together.clone(), truncation(cuts), noise)
+
+    for row in range(num_rows):
+        one = slice(row, row + 1)
+        alone = scale(logits[one].clone(), temperature[one])
+        assert torch.equal(token_masses(alone), token_masses(together)[one])
+        assert torch.equal(choose(alone, truncation(cuts[one]), noise[one]), tokens[one])
+
+
+@pytest.mark.parametrize("spread", [1.5, 4.0, 20.0])
+def test_the_quick_choice_is_the_plain_one_over_a_full_vocabulary(spread: float) -> None:
+    scaled = random_scaled(len(CUTS), 49152, seed=8, spread=spread)
+    cut, noise = truncation(CUTS), random_uniforms(len(CUTS))
+
+    assert choose(scaled, cut, noise).tolist() == draw(kept_masses(scaled, cut), noise).tolist()
+    assert torch.equal(final_masses(scaled, cut), kept_masses(scaled, cut))
+
+
+def test_a_full_vocabulary_with_a_wide_nucleus_is_cut_exactly() -> None:
+    """Oracle: a full sort. More than a thousand tokens are kept, so no short list of candidates can do."""
+    scaled = random_scaled(3, 49152, seed=2, spread=1.5)
+    masses = token_masses(scaled).double()
+
+    found = kept_masses(scaled, truncation([(0.0, 0, 0.8), (0.0, 5000, 1.0), (0.0, 20000, 0.9)])) > 0
+
+    order = scaled.sort(dim=-1, descending=True, stable=True).indices
+    sums = masses.gather(-1, order).cumsum(-1)
+    limits = [49152, 5000, 20000]
+    for row, top_p in enumerate((0.8, 1.0, 0.9)):
+        target = top_p * float(sums[row, limits[row] - 1])
+        num_kept = min(limits[row], 1 + int((sums[row] < target).sum()))
+        assert num_kept > 1000
+        assert torch.equal(found[row].nonzero()[:, 0], order[row, :num_kept].sort().values)

@@ -1,0 +1,140 @@
+"""How often a step with edits asks, and so waits for, a device on which its tokens are chosen.
+
+Oracle: the same rows prepared and chosen for one by one. Bugs these tests have been seen to catch: rows looked at
+before they are edited, two questions for greedy and random rows, a row that a mask hides, reasons that were mixed
+up.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from faser.engine.contract.plan import SequenceStart
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.kernels.interface.logits_processor_kernels import LogitsEdits
+from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, Reals, TruncationParams, Words
+from faser.types import SamplingParams
+
+WIDTH = 30
+READS = {Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.cpu, Tensor.__bool__, Tensor.__int__, Tensor.__float__}
+ASKED = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.9, top_k=4, presence_penalty=0.5),
+    SamplingParams(temperature=0.0, logit_bias=((3, 5.0),), logprobs=2),
+    SamplingParams(temperature=1.2, allowed_token_ids=(3, 9, 11)),
+    SamplingParams(temperature=0.0, allowed_token_ids=(4,), min_tokens=5, stop_token_ids=(4,)),
+    SamplingParams(temperature=0.7, repetition_penalty=1.4, logprobs=0),
+)
+
+
+class Reads(TorchFunctionMode):
+    """names: of what brought a tensor's values to the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in READS:
+            self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Asked:
+    """A TokenChoice that counts questions, whatever the answer takes."""
+
+    def __init__(self) -> None:
+        self.questions: list[str] = []
+        self._choice = TorchSamplingKernels()
+
+    def best(self, logits: Tensor) -> Ints:
+        self.questions.append("best")
+        return self._choice.best(logits)
+
+    def best_and_lead(self, logits: Tensor) -> tuple[Ints, Reals]:
+        self.questions.append("best_and_lead")
+        return self._choice.best_and_lead(logits)
+
+    def take(self, logits: Tensor, shaping: TruncationParams, uniforms: Reals) -> Ints:
+        self.questions.append("take")
+        return self._choice.take(logits, shaping, uniforms)
+
+    def draw(self, logits: Tensor, rows: Ints, best: Ints, shaping: TruncationParams, uniforms: Reals) -> Ints:
+        self.questions.append("draw")
+        return self._choice.draw(logits, rows, best, shaping, uniforms)
+
+    def nearest(
+        self, logits: Tensor, rows: Ints, best: Ints, shaping: TruncationParams, uniforms: Reals, window: float
+    ) -> tuple[Ints, Reals]:
+        self.questions.append("nearest")
+        return self._choice.nearest(logits, rows, best, shaping, uniforms, window)
+
+    def masses(self, logits: Tensor, rows: Ints, best: Ints, shaping: TruncationParams) -> None:
+        self.questions.append("masses")
+        self._choice.masses(logits, rows, best, shaping)
+
+    def philox(self, counters: Words, keys: Words) -> Words:
+        return self._choice.philox(counters, keys)
+
+
+class NoEdits:
+    """Leaves the logits as they are, as kernels would that run later."""
+
+    def apply(self, _logits: Tensor, edits: LogitsEdits) -> None:
+        assert edits
+
+
+def started(sampler: Sampler) -> Sampler:
+    for slot, sampling in enumerate(ASKED):
+        start = SequenceStart(slot=slot, sampling=sampling, seed=slot, prompt_len=3, token_ids=(5, 6, 9))
+        sampler.start(start)
+    return sampler
+
+
+def some_logits(seed: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal((len(ASKED), WIDTH))).float()
+
+
+SLOTS, POSITIONS = range(len(ASKED)), [3] * len(ASKED)
+
+
+def test_nothing_is_read_while_rows_are_edited() -> None:
+    choice = Asked()
+    sampler = started(Sampler(len(ASKED), WIDTH, (), "cpu", choice, NoEdits()))
+    with Reads() as reads:
+        sampler.edit(some_logits(0), SLOTS, POSITIONS, None)
+    assert (reads.names, choice.questions) == ([], [])
+
+
+def test_greedy_and_random_rows_with_edits_are_one_question() -> None:
+    choice = Asked()
+    sampler = started(Sampler(len(ASKED), WIDTH, (), "cpu", choice))
+    sampler.sample(some_logits(1), SLOTS, POSITIONS)
+    assert choice.questions == ["take"]
+
+
+def test_tokens_and_errors_are_those_of_rows_that_are_prepared_and_chosen_for_one_by_one() -> None:
+    """Rows that are no numbers among them: those that an edit would hide, and one that asks for none."""
+    bad = (torch.nan, torch.inf, -torch.inf)
+    for seed in range(24):
+        logits = some_logits(seed)
+        row = seed % len(ASKED)
+        logits[row, 7 if seed % 4 < 2 else slice(None)] = bad[seed % 3]
+        sampler = started(Sampler(len(ASKED), WIDTH, (), "cpu"))
+        prepared, chosen = sampler.take(logits.clone(), SLOTS, POSITIONS, None)
+        for slot in SLOTS:
+            alone = sampler.prepare(logits[slot : slot + 1].clone(), [slot], [3], None)
+            assert prepared.errors.get(slot) == alone.errors.get(0)
+            if slot in prepared.errors:
+                assert chosen[slot] == NO_TOKEN
+            else:
+                assert chosen[slot] == sampler.choose(alone, None)[0]
+        is_bad = not bool(logits[row].amax().isfinite())
+        assert ("not finite" in prepared.errors.get(row, "")) == is_bad
+        assert "no token may be chosen" in prepared.errors[4] or (row == 4 and is_bad)

@@ -1,0 +1,101 @@
+"""What auto stands for on machines with and without GPUs, and what is said where it cannot be."""
+
+import logging
+
+import pytest
+
+from faser.config.engine import EngineConfig
+from faser.engine.execution.startup.device import auto_device, place
+from faser.errors import ConfigError
+from faser.kernels.cuda.device import CudaFacts
+
+NOTHING = CudaFacts(build=None, capabilities=())
+NO_GPU = CudaFacts(build="13.0", capabilities=())
+HOPPER = CudaFacts(build="13.0", capabilities=((9, 0), (9, 0)))
+OLD = CudaFacts(build="13.0", capabilities=((7, 5),))
+
+
+def placed(facts: CudaFacts, options: dict[str, object], *, flashinfer: bool = True) -> EngineConfig:
+    config = EngineConfig(**options)  # type: ignore[arg-type]
+    return place(config, lambda: facts, lambda: flashinfer)
+
+
+@pytest.mark.parametrize(
+    "facts, options, device, backend",
+    [
+        (NOTHING, {}, "cpu", "auto"),
+        (NO_GPU, {}, "cpu", "auto"),
+        (HOPPER, {}, "cuda:0", "flashinfer"),
+        (HOPPER, {"backend": "torch"}, "cuda:0", "torch"),
+        (HOPPER, {"backend": "native"}, "cpu", "native"),
+        (HOPPER, {"backend": "flashinfer"}, "cuda:0", "flashinfer"),
+        (HOPPER, {"device": "cpu"}, "cpu", "auto"),
+        (HOPPER, {"device": "cuda"}, "cuda:0", "flashinfer"),
+        (HOPPER, {"device": "cuda:1", "backend": "torch"}, "cuda:1", "torch"),
+    ],
+)
+def test_a_device_is_chosen_and_its_backend(
+    facts: CudaFacts, options: dict[str, object], device: str, backend: str
+) -> None:
+    found = placed(facts, options)
+    assert (found.device, found.backend) == (device, backend)
+    assert placed(facts, {"device": found.device, "backend": found.backend}) == found
+
+
+def test_a_gpu_that_cannot_be_used_is_named_and_the_cpu_computes(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="faser.engine"):
+        assert placed(OLD, {}).device == "cpu"
+        assert placed(HOPPER, {}, flashinfer=False).device == "cpu"
+    assert [each.getMessage() for each in caplog.records] == [
+        "computing on the CPU, though there is a GPU: device is cuda, of compute capability 7.5; at least 8.0 is "
+        "needed",
+        "computing on the CPU, though there is a GPU: flashinfer is not installed; pip install 'faser[cuda]'",
+    ]
+
+
+def test_torch_computes_on_a_gpu_without_flashinfer() -> None:
+    assert auto_device("torch", HOPPER, has_flashinfer=False) == ("cuda:0", None)
+
+
+@pytest.mark.parametrize(
+    "facts, options, problem",
+    [
+        (NOTHING, {"device": "cuda"}, "device is cuda; torch .* is built without CUDA"),
+        (NO_GPU, {"backend": "flashinfer"}, "device is cuda; torch finds no CUDA device"),
+        (HOPPER, {"device": "cuda:2"}, "device is cuda:2; this machine has 2 CUDA devices"),
+        (OLD, {"device": "cuda"}, "at least 8.0 is needed"),
+        (NO_GPU, {"dtype": "float16"}, "dtype is float16; it is not computed on a CPU; use bfloat16 or float32"),
+        (
+            HOPPER,
+            {"dtype": "float32"},
+            "dtype is float32; flashinfer computes in 16 bits; use bfloat16, float16 or",
+        ),
+        (
+            NO_GPU,
+            {"kv_cache_memory": 1 << 50},
+            "kv_cache_memory is 1024TiB; it must be at most .*, the memory this",
+        ),
+    ],
+)
+def test_what_a_device_cannot_do_is_refused(facts: CudaFacts, options: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        placed(facts, options)
+
+
+def test_what_only_a_gpu_knows_is_warned_of_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None:
+    options: dict[str, object] = {"enforce_eager": True, "gpu_memory_utilization": 0.5, "compile_kernels": True}
+    with caplog.at_level(logging.WARNING, logger="faser.engine"):
+        placed(HOPPER, options)
+        assert caplog.records == []
+        placed(NO_GPU, options)
+    assert [each.getMessage() for each in caplog.records] == [
+        "--gpu-memory-utilization has no effect on a CPU",
+        "--enforce-eager has no effect on a CPU",
+    ]
+
+
+def test_a_gpu_is_not_looked_for_where_the_cpu_is_asked_for() -> None:
+    def look() -> CudaFacts:
+        raise AssertionError("looked")
+
+    assert place(EngineConfig(device="cpu"), look).device == "cpu"

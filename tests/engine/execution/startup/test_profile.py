@@ -1,0 +1,215 @@
+"""The start-up profile, on a tiny real model: what it measures, keeps, and leaves alone."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from faser.engine.contract.step_times import CostTable, Role
+from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.overlap.partition import Cores, Serial
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.startup.lane_cells import Pair
+from faser.engine.execution.startup.profile import LANES_STAGE, cached_profile, fingerprint, profile
+from faser.engine.execution.startup.step_profiler import BUCKETS, STAGE, DummyBatchLimits
+from faser.kernels.interface.backend import KvShape
+from faser.kernels.torch.backend import TorchBackend
+from faser.machine import usable_cores
+
+ROOM = DummyBatchLimits(num_blocks=80, block_size=16, max_len=200, max_rows=8, max_logit_rows=3)
+
+
+@pytest.fixture(scope="module")
+def runner(tiny_checkpoint: Path) -> Iterator[Runner]:
+    """On one thread: for so small a model a second one only waits."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield loaded(tiny_checkpoint)
+    torch.set_num_threads(num_threads)
+
+
+def loaded(checkpoint: Path) -> Runner:
+    backend = TorchBackend("cpu")
+    decoder = load_decoder(
+        checkpoint,
+        backend,
+        torch.float32,
+        max_model_len=ROOM.max_len,
+        max_rows=ROOM.max_rows,
+        max_logit_rows=ROOM.max_logit_rows,
+        progress=lambda _done, _total: None,
+    )
+    spec = decoder.spec
+    shape = KvShape(
+        num_layers=spec.num_layers,
+        num_blocks=ROOM.num_blocks,
+        block_size=ROOM.block_size,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=torch.float32,
+    )
+    return Runner(decoder, backend, shape)
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """Nobody watches."""
+
+
+def test_every_bucket_that_a_step_can_have_is_measured(runner: Runner) -> None:
+    costs = profile(runner, None, ROOM, progress=silent)
+    table = costs.tables[Role.STEP]
+    assert table.rows == tuple(each for each in BUCKETS if each <= ROOM.max_rows)
+    assert all(0 < each < 5 for each in table.seconds)
+    assert not costs.has_passes
+    assert costs.text_s(1) > 0
+
+
+def test_a_draft_model_has_its_passes_measured(runner: Runner) -> None:
+    costs = profile(runner, runner, ROOM, progress=silent, draft_layers=1)
+    assert costs.has_passes
+    assert costs.tables[Role.PASS].rows[0] == 1
+
+
+def test_progress_reaches_the_end_and_never_goes_back(runner: Runner) -> None:
+    seen: list[tuple[str, int, int]] = []
+    profile(runner, runner, ROOM, progress=lambda stage, done, total: seen.append((stage, done, total)))
+    assert {stage for stage, _, _ in seen} == {STAGE}
+    done = [each for _, each, _ in seen]
+    assert done == sorted(done)
+    assert seen[-1][1] == seen[-1][2]
+
+
+def test_without_time_only_the_smallest_step_is_measured_and_the_log_says_so(
+    runner: Runner, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="faser.engine"):
+        costs = profile(runner, None, ROOM, progress=silent, budget_s=0.0)
+    assert costs.tables[Role.STEP].rows == (1,)
+    assert "up to 1 rows" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "room",
+    [
+        DummyBatchLimits(num_blocks=1, block_size=16, max_len=200, max_rows=8, max_logit_rows=3),
+        DummyBatchLimits(num_blocks=80, block_size=16, max_len=3, max_rows=6, max_logit_rows=1),
+        DummyBatchLimits(num_blocks=80, block_size=16, max_len=200, max_rows=1, max_logit_rows=1),
+    ],
+)
+def test_little_room_is_enough(runner: Runner, room: DummyBatchLimits) -> None:
+    table = profile(runner, None, room, progress=silent).tables[Role.STEP]
+    assert table.rows[-1] <= room.max_rows
+
+
+@pytest.fixture(scope="module")
+def drafter(tiny_checkpoint: Path) -> Runner:
+    """Of its own: both run at the same time."""
+    return loaded(tiny_checkpoint)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    if usable_cores() < 2:
+        pytest.skip("needs two cores")
+    lanes = Cores()
+    yield Pair(
+        partition=lanes,
+        target=TorchBackend("cpu"),
+        draft=TorchBackend("cpu"),
+        rows=(8, 2, 500),
+        contexts=(16, 100),
+        num_sequences=2,
+        budget_s=2.0,
+    )
+    lanes.close()
+
+
+def test_lanes_are_measured_for_all_rows_and_contexts_that_there_is_room_for(
+    runner: Runner, drafter: Runner, pair: Pair
+) -> None:
+    """Steps of 500 rows there are none: with room for 8 they are those of 8 once more."""
+    costs = profile(runner, drafter, ROOM, progress=silent, pair=pair, budget_s=0.5)
+    assert [each.share for each in costs.lanes] == list(pair.partition.shares())
+    for each in costs.lanes:
+        assert (each.rows, each.contexts) == ((2, 8), (16, 100))
+        assert all(0.05 < factor < 100 for line in (*each.verify, *each.draft) for factor in line)
+    assert CostModel.from_json(costs.to_json()).lanes == costs.lanes
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "max_len", "wanted"),
+    [(80, 200, (16, 100)), (80, 60, (16, 60)), (80, 20, (16,)), (5, 200, (16, 40)), (3, 200, (16,)), (1, 9, (9,))],
+)
+def test_contexts_are_as_long_as_the_cache_allows_for_all_sequences(
+    runner: Runner, drafter: Runner, pair: Pair, num_blocks: int, max_len: int, wanted: tuple[int, ...]
+) -> None:
+    """Two sequences, blocks of 16. Contexts that come out nearly alike are not measured twice."""
+    room = DummyBatchLimits(num_blocks=num_blocks, block_size=16, max_len=max_len, max_rows=8, max_logit_rows=3)
+    costs = profile(runner, drafter, room, progress=silent, pair=pair, budget_s=0.0)
+    assert {each.contexts for each in costs.lanes} == {wanted}
+
+
+def test_progress_of_lanes_follows_that_of_steps_to_its_own_end(
+    runner: Runner, drafter: Runner, pair: Pair
+) -> None:
+    seen: list[tuple[str, int, int]] = []
+    profile(
+        runner,
+        drafter,
+        ROOM,
+        progress=lambda stage, done, total: seen.append((stage, done, total)),
+        pair=pair,
+        budget_s=0.0,
+    )
+    stages = [stage for stage, _, _ in seen]
+    assert list(dict.fromkeys(stages)) == [STAGE, LANES_STAGE]
+    done = [each for stage, each, _ in seen if stage == LANES_STAGE]
+    assert done == sorted(done)
+    assert seen[-1][1] == seen[-1][2] > 0
+
+
+def test_lanes_that_take_turns_are_not_measured(runner: Runner, drafter: Runner, pair: Pair) -> None:
+    serial = replace(pair, partition=Serial())
+    assert profile(runner, drafter, ROOM, progress=silent, pair=serial, budget_s=0.0).lanes == ()
+
+
+def test_what_was_measured_once_is_read_the_next_time(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def measure() -> CostModel:
+        calls.append(1)
+        return CostModel({Role.STEP: CostTable(rows=(1,), seconds=(0.5,))})
+
+    path = tmp_path / "cost" / "some.json"
+    for _ in range(3):
+        assert cached_profile(path, measure).step_s(1) == 0.5
+    assert len(calls) == 1
+
+
+def test_a_corrupt_file_is_measured_again_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "some.json"
+    path.write_text("{")
+    costs = cached_profile(path, lambda: CostModel({Role.STEP: CostTable(rows=(1,), seconds=(0.5,))}))
+    assert costs.step_s(1) == 0.5
+    assert "some.json" in caplog.text
+    assert CostModel.load(path).step_s(1) == 0.5
+
+
+def test_a_cache_that_cannot_be_written_is_only_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "some.json"
+    costs = cached_profile(path, lambda: CostModel({Role.STEP: CostTable(rows=(1,), seconds=(0.5,))}))
+    assert costs.step_s(1) == 0.5
+    assert "every start" in caplog.text
+
+
+def test_a_fingerprint_tells_whatever_matters_apart_and_nothing_else() -> None:
+    described = {"model": {"layers": 2}, "dtype": "bfloat16", "threads": 2}
+    assert fingerprint(described) == fingerprint(dict(reversed(described.items())))
+    assert fingerprint(described) != fingerprint({**described, "threads": 1})

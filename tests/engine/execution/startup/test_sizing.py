@@ -1,0 +1,156 @@
+"""How many blocks a pool gets, one model or two, and what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from faser.config.engine import EngineConfig
+from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.families import decoder_spec
+from faser.engine.execution.startup.memory_budget import MemoryBudget
+from faser.engine.execution.startup.sizing import (
+    CachedModel,
+    compute_dtype,
+    kv_cache_dtype,
+    kv_shapes,
+    most_logit_rows,
+)
+from faser.errors import ConfigError
+from tests.checkpoints import tiny_llama_config
+
+TARGET = CachedModel(spec=decoder_spec(tiny_llama_config()), dtype=torch.float32, kv_dtype=torch.float32)
+DRAFT = CachedModel(
+    spec=decoder_spec(tiny_llama_config() | {"num_hidden_layers": 1}),
+    dtype=torch.bfloat16,
+    kv_dtype=torch.bfloat16,
+)
+BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values, layers, tokens, heads, channels, bytes
+DRAFT_BLOCK_BYTES = BLOCK_BYTES // 4  # half the layers, half the bytes of a number
+CONTEXT = 2048
+
+
+def config(**options: object) -> EngineConfig:
+    return EngineConfig(max_num_seqs=4, max_num_batched_tokens=32, **options)  # type: ignore[arg-type]
+
+
+def test_a_draft_model_has_the_same_blocks_and_its_bytes_count() -> None:
+    memory = 200 * (BLOCK_BYTES + DRAFT_BLOCK_BYTES) + 5
+    target, draft = kv_shapes(config(kv_cache_memory=memory), [TARGET, DRAFT], CONTEXT)
+    assert (target.num_blocks, draft.num_blocks) == (200, 200)
+    assert target.block_size == draft.block_size == 16
+    assert target.total_bytes + draft.total_bytes <= memory
+    (alone,) = kv_shapes(config(kv_cache_memory=memory), [TARGET], CONTEXT)
+    assert alone.num_blocks == 250
+
+
+@pytest.mark.parametrize("given, wanted", [("auto", torch.bfloat16), ("fp8", torch.float8_e4m3fn)])
+def test_keys_and_values_have_the_type_of_activations_or_8_bits(given: str, wanted: torch.dtype) -> None:
+    assert kv_cache_dtype(config(device="cuda", kv_cache_dtype=given), torch.bfloat16) is wanted
+
+
+def test_8_bit_keys_and_values_leave_room_for_twice_as_many() -> None:
+    """A draft model's too."""
+    memory = 1 << 20
+    models = [replace(each, dtype=torch.bfloat16, kv_dtype=torch.bfloat16) for each in (TARGET, DRAFT)]
+    small = [replace(each, kv_dtype=torch.float8_e4m3fn) for each in models]
+    wide, narrow = (kv_shapes(config(kv_cache_memory=memory), each, 512)[0] for each in (models, small))
+    assert narrow.num_blocks // 2 == wide.num_blocks
+    assert narrow.block_bytes == wide.block_bytes // 2
+
+
+def test_without_a_limit_the_pool_is_no_more_than_all_sequences_can_fill() -> None:
+    for models in ([TARGET], [TARGET, DRAFT]):
+        assert kv_shapes(config(), models, CONTEXT)[0].num_blocks == 4 * CONTEXT // 16
+
+
+def test_memory_for_less_than_one_context_is_refused_with_both_numbers() -> None:
+    needed = 128 * (BLOCK_BYTES + DRAFT_BLOCK_BYTES)
+    with pytest.raises(ConfigError, match=f"{needed - 1} bytes; one context of 2048 tokens needs {needed} bytes"):
+        kv_shapes(config(kv_cache_memory=needed - 1), [TARGET, DRAFT], CONTEXT)
+
+
+def test_logits_are_wanted_of_every_draft_as_far_as_rows_go() -> None:
+    assert most_logit_rows(config(speculative_config={"policy": "off"})) == 4
+    assert most_logit_rows(config(speculative_config={"method": "ngram", "num_speculative_tokens": 3})) == 16
+    assert most_logit_rows(config(speculative_config={"method": "ngram", "num_speculative_tokens": 9})) == 32
+
+
+def budget(left: int, *, beyond: int = 0) -> MemoryBudget:
+    """Of a device where so many bytes are left within the share, and so many more beyond it."""
+    return MemoryBudget(
+        device="cuda:0",
+        total_bytes=2 * (left + beyond + 30),
+        share=(left + 30) / (2 * (left + beyond + 30)),
+        free_bytes=left + beyond + 30,
+        loaded_bytes=20,
+        step_bytes=5,
+        step_rows=32,
+        recordings_bytes=4,
+        workspaces_bytes=1,
+    )
+
+
+def gpu(**options: object) -> EngineConfig:
+    return config(device="cuda", **options)
+
+
+def test_a_gpus_pool_has_all_that_is_left_for_all_models() -> None:
+    left = 300 * (BLOCK_BYTES + DRAFT_BLOCK_BYTES) + 100
+    target, draft = kv_shapes(gpu(), [TARGET, DRAFT], CONTEXT, budget(left))
+    assert (target.num_blocks, draft.num_blocks) == (300, 300)
+    assert target.total_bytes + draft.total_bytes <= left
+
+
+def test_a_gpus_pool_is_no_more_than_all_sequences_can_fill() -> None:
+    (found,) = kv_shapes(gpu(), [TARGET], CONTEXT, budget(10**9))
+    assert found.num_blocks == 4 * CONTEXT // 16
+
+
+def test_a_gpu_without_room_for_one_context_is_refused_with_all_parts() -> None:
+    with pytest.raises(ConfigError) as caught:
+        kv_shapes(gpu(), [TARGET], CONTEXT, budget(100 * BLOCK_BYTES))
+    said = str(caught.value)
+    assert said.startswith("one context of 2048 tokens needs 1MiB of KV cache, and 800KiB are left: cuda:0 has ")
+    for part in ("loaded 20B", "a step of 32 rows 5B", "recordings 4B", "workspaces 1B"):
+        assert part in said
+    assert "lower --max-model-len to 1600, lower --max-num-batched-tokens or --max-num-seqs" in said
+    assert said.endswith("or raise --gpu-memory-utilization")
+
+
+def test_a_gpu_without_room_for_a_block_is_not_told_to_serve_contexts_of_nothing() -> None:
+    with pytest.raises(ConfigError) as caught:
+        kv_shapes(gpu(), [TARGET], CONTEXT, budget(BLOCK_BYTES - 1))
+    assert "--max-model-len" not in str(caught.value)
+
+
+def test_memory_that_was_asked_for_wins_over_the_share_but_not_over_what_there_is() -> None:
+    asked = 200 * BLOCK_BYTES
+    there = budget(10, beyond=asked - 10)
+    (found,) = kv_shapes(gpu(kv_cache_memory=asked), [TARGET], CONTEXT, there)
+    assert found.num_blocks == 200
+    with pytest.raises(
+        ConfigError, match=r"^--kv-cache-memory is 1\.6MiB; at most 1\.6MiB can be had: cuda:0 has "
+    ):
+        kv_shapes(gpu(kv_cache_memory=asked + 1), [TARGET], CONTEXT, there)
+
+
+@pytest.mark.parametrize(
+    "asked, backend, stored, computed",
+    [
+        ("auto", "flashinfer", "bfloat16", torch.bfloat16),
+        ("auto", "flashinfer", "float16", torch.bfloat16),
+        ("auto", "flashinfer", "float32", torch.bfloat16),
+        ("auto", "flashinfer", None, torch.bfloat16),
+        ("auto", "torch", "float32", torch.float32),
+        ("auto", "torch", "float16", torch.bfloat16),
+        ("float16", "flashinfer", "bfloat16", torch.float16),
+        ("float32", "torch", "bfloat16", torch.float32),
+    ],
+)
+def test_a_gpu_computes_in_what_was_asked_for_or_what_is_near_the_checkpoint(
+    asked: str, backend: str, stored: str | None, computed: torch.dtype, tiny_checkpoint: Path
+) -> None:
+    model = replace(read_model_config(tiny_checkpoint), dtype=stored)
+    assert compute_dtype(gpu(dtype=asked, backend=backend), model) is computed

@@ -1,0 +1,165 @@
+"""Which drafter a configuration gets, and whether a model must be loaded for it."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
+from faser.engine.execution.drafter_registry import (
+    DrafterParts,
+    DraftModelParts,
+    make_drafter,
+    make_lookup,
+    names_model,
+)
+from faser.engine.execution.drafters.draft_model import DraftModel
+from faser.engine.execution.drafters.layer_skip import LayerSkip
+from faser.engine.execution.drafters.selector import DrafterSelector
+from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.text_lookup.lookup import LookupDrafter, SeparateLookups
+from faser.engine.execution.text_lookup.native_lookup import NativeLookup
+from faser.errors import ConfigError
+from faser.kernels.cpu import library as native_library
+from faser.kernels.cpu.build import library_path
+from faser.kernels.interface.sampling_kernels import Ints, Reals
+from faser.kernels.torch.backend import TorchBackend
+from faser.types import SamplingParams
+from tests.engine.execution.drafters.drafting import (
+    BLOCK_SIZE,
+    MAX_LEN,
+    MAX_ROWS,
+    NUM_BLOCKS,
+    NUM_SLOTS,
+    World,
+    kv_shape,
+    make_runner,
+)
+
+
+def parts(directory: Path, *, with_model: bool = False) -> DrafterParts:
+    model = DraftModelParts(
+        runner=make_runner(directory), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_positions=MAX_LEN
+    )
+    return DrafterParts(
+        target=make_runner(directory),
+        table=BlockTable(NUM_SLOTS, 8),
+        num_slots=NUM_SLOTS,
+        max_rows=MAX_ROWS,
+        model=model if with_model else None,
+    )
+
+
+@pytest.mark.parametrize(
+    "method, model, kind",
+    [
+        ("draft_model", "some/model", DraftModel),
+        ("layer_skip", None, LayerSkip),
+        ("ngram", None, LookupDrafter),
+        ("suffix", None, LookupDrafter),
+        ("auto", None, DrafterSelector),
+        ("auto", "some/model", DrafterSelector),
+    ],
+)
+@pytest.mark.parametrize("sampled", ["greedy", "probabilistic"])
+def test_every_method_has_its_drafter(
+    tiny_checkpoint: Path, method: str, model: str | None, kind: type, sampled: str
+) -> None:
+    config = SpeculationConfig(method=method, model=model, draft_sample_method=sampled)
+    assert names_model(config) == (model is not None)
+    drafter = make_drafter(config, parts(tiny_checkpoint, with_model=model is not None))
+    assert isinstance(drafter, kind)
+
+
+@pytest.mark.parametrize("methods", [("suffix",), ("ngram",), ("suffix", "ngram")])
+def test_the_lookup_is_native_where_there_is_a_library_and_drafts_the_same_where_not(
+    kernel_cache: Path, methods: tuple[str, ...]
+) -> None:
+    config = SpeculationConfig(
+        num_speculative_tokens=7,
+        suffix_max_tree_depth=6,
+        suffix_max_spec_factor=1.5,
+        suffix_min_token_prob=0.4,
+        suffix_max_cached_requests=2,
+        prompt_lookup_min=3,
+        prompt_lookup_max=4,
+    )
+    native = make_lookup(config, methods, native_library.load(library_path(cache_dir=kernel_cache)))
+    plain = make_lookup(config, methods, None)
+    assert (type(native), type(plain)) == (NativeLookup, SeparateLookups)
+
+    rng = random.Random(8)
+    plan = DraftPlan(step=0, requests=(DraftRequest(slot=0, max_tokens=20, new_blocks=()),))
+    drafted = [0] * len(methods)
+    for _ in range(100):
+        token_ids = tuple(rng.randrange(2) for _ in range(rng.randrange(5, 40)))
+        start = SequenceStart(slot=0, sampling=SamplingParams(), seed=0, prompt_len=5, token_ids=token_ids)
+        for lookup in (native, plain):
+            lookup.start(start)
+        columns = native.guesses(plan)
+        assert columns == plain.guesses(plan)
+        drafted = [most + len(draft.token_ids) for most, (draft,) in zip(drafted, columns, strict=True)]
+        for lookup in (native, plain):
+            lookup.release(0)
+    assert min(drafted) > 100
+
+
+def test_nothing_is_loaded_for_a_policy_that_never_drafts() -> None:
+    assert not names_model(SpeculationConfig(method="draft_model", model="some/model", policy="off"))
+
+
+def test_layers_that_the_target_does_not_have_are_refused(tiny_checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="draft_layers is 2; the target has 2 layers"):
+        make_drafter(SpeculationConfig(method="layer_skip", draft_layers=2), parts(tiny_checkpoint))
+
+
+class CountingChoice(TorchSamplingKernels):
+    """Counts the questions."""
+
+    num_asked = 0
+
+    def best_and_lead(self, logits: torch.Tensor) -> tuple[Ints, Reals]:
+        self.num_asked += 1
+        return super().best_and_lead(logits)
+
+
+class CountedBackend(TorchBackend):
+    """Has kernels of its own to choose tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sampling_kernels = self.counting = CountingChoice()
+
+
+def counted_runner(directory: Path) -> tuple[Runner, CountingChoice]:
+    backend = CountedBackend()
+    decoder = load_decoder(
+        directory, backend, torch.float32, max_model_len=MAX_LEN, max_rows=MAX_ROWS, progress=lambda *_: None
+    )
+    return Runner(decoder, backend, kv_shape(decoder)), backend.counting
+
+
+@pytest.mark.parametrize("method", ["draft_model", "layer_skip"])
+@pytest.mark.parametrize("sampled", ["greedy", "coupled", "probabilistic"])
+def test_tokens_are_chosen_on_the_backend_of_the_model_that_drafts(
+    tiny_checkpoint: Path, method: str, sampled: str
+) -> None:
+    """Not on the target's where a second model drafts: the two may run at the same time on other threads."""
+    (target, of_target), (model, of_model) = (counted_runner(tiny_checkpoint) for _ in range(2))
+    own = parts(tiny_checkpoint, with_model=True)
+    assert own.model is not None
+    own = replace(own, target=target, model=replace(own.model, runner=model))
+    name = "some/model" if method == "draft_model" else None
+    config = SpeculationConfig(method=method, model=name, draft_layers=1, draft_sample_method=sampled)
+    drafter = make_drafter(config, own)
+    world = World(drafter=drafter, table=own.table, rng=random.Random(0))
+    world.start(0, [1, 2, 3], temperature=1.0)
+    assert len(world.propose({0: 3}).drafts[0].token_ids) == 3
+
+    assert (of_model.num_asked, of_target.num_asked) == ((3, 0) if method == "draft_model" else (0, 3))

@@ -1,0 +1,216 @@
+"""Exact laws of what speculation emits, over a vocabulary of three tokens and three output tokens.
+
+Nothing is drawn: every draft is weighed with the probability of drafting it, every verdict with the probability
+that the production functions give it. A rule says, given a draft, how many of its tokens are judged and whether
+the row behind them yields a bonus token; steps go on until three tokens are out.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from faser.engine.execution.sampling.distribution import MASS_ONE, draw, scale, token_masses
+from faser.engine.execution.verifiers.block import longest_accepted, prefix_accept_probs, survivals
+from faser.engine.execution.verifiers.judged_rows import lay_out
+from faser.engine.execution.verifiers.rejection import accept_probs, replacement_masses, residual_masses
+from faser.engine.execution.verifiers.sample_and_match import accepted
+from faser.engine.execution.verifiers.verifier import DraftedRows
+
+VOCAB = 3
+LENGTH = 3
+GAMMA = 3
+
+Tokens = tuple[int, ...]
+Law = dict[Tokens, float]
+
+
+class Pair:
+    """A target and a drafter. target_probs, draft_probs: by prefix, [VOCAB] float64; masses: of the target.
+
+    reach: how far behind the output tokens are drafted, at most.
+    """
+
+    def __init__(
+        self, target_masses: Tensor, draft_probs: Tensor, *, length: int = LENGTH, reach: int = GAMMA
+    ) -> None:
+        self.length = length
+        self.vocab = target_masses.shape[-1]
+        depth = range(length + reach)
+        self.line = {
+            prefix: i
+            for i, prefix in enumerate(
+                itertools.chain(*(itertools.product(range(self.vocab), repeat=n) for n in depth))
+            )
+        }
+        self.masses = target_masses[: len(self.line)]
+        self.target_probs = self.masses.double() / self.masses.double().sum(-1, keepdim=True)
+        self.draft_probs = draft_probs[: len(self.line)]
+        self.accept = accept_probs(self.target_probs, self.draft_probs)
+        self.replacement = shares(replacement_masses(self.target_probs, self.draft_probs))
+
+    def p(self, prefix: Tokens) -> list[float]:
+        return list(self.target_probs[self.line[prefix]].tolist())
+
+    def q(self, prefix: Tokens) -> list[float]:
+        return list(self.draft_probs[self.line[prefix]].tolist())
+
+    def drafts(self, prefix: Tokens) -> Iterable[tuple[float, Tokens]]:
+        """Every draft of GAMMA tokens with the probability of drafting it."""
+        for draft in itertools.product(range(self.vocab), repeat=GAMMA):
+            prob = 1.0
+            for i, token_id in enumerate(draft):
+                prob *= self.q(prefix + draft[:i])[token_id]
+            if prob:
+                yield prob, draft
+
+
+def random_pair(seed: int, *, greedy: bool = False, reach: int = GAMMA) -> Pair:
+    """Random distributions, peaked enough to differ. greedy: drafts are the drafter's most likely tokens."""
+    rng = torch.Generator().manual_seed(seed)
+    num = sum(VOCAB**n for n in range(LENGTH + reach))
+    masses = token_masses(scale(torch.randn(num, VOCAB, generator=rng) * 1.5, torch.ones(num)))
+    draft_logits = torch.randn(num, VOCAB, generator=rng, dtype=torch.float64) * 1.5
+    if greedy:
+        draft_probs = torch.nn.functional.one_hot(draft_logits.argmax(-1), VOCAB).double()
+        return Pair(masses, draft_probs, reach=reach)
+    return Pair(masses, draft_logits.softmax(-1), reach=reach)
+
+
+def shares(masses: Tensor) -> Tensor:
+    """Probabilities from whole masses."""
+    wide = masses.double()
+    return wide / wide.sum(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a rule decided. num_judged: leading drafted tokens. bonus: the row behind them yields a token.
+
+    memory: what the rule knows in the next step.
+    """
+
+    num_judged: int
+    bonus: bool = True
+    memory: tuple[float, ...] = ()
+
+
+Rule = Callable[[Pair, Tokens, Tokens, tuple[float, ...]], Cut]
+Judge = Callable[[Pair, Tokens, Tokens, bool], Law]
+
+
+def everything(_pair: Pair, _prefix: Tokens, draft: Tokens, _memory: tuple[float, ...]) -> Cut:
+    """Judge the whole draft."""
+    return Cut(len(draft))
+
+
+def target_law(pair: Pair) -> Law:
+    """What the target alone says."""
+    law: Law = {}
+    for tokens in itertools.product(range(pair.vocab), repeat=pair.length):
+        law[tokens] = 1.0
+        for i, token_id in enumerate(tokens):
+            law[tokens] *= pair.p(tokens[:i])[token_id]
+    return law
+
+
+def emitted_law(pair: Pair, judge: Judge, rule: Rule = everything) -> Law:
+    """The law of the first tokens out, over as many steps as they take."""
+    known: dict[tuple[Tokens, tuple[float, ...]], Law] = {}
+
+    def onwards(prefix: Tokens, memory: tuple[float, ...]) -> Law:
+        if len(prefix) >= pair.length:
+            return {prefix[: pair.length]: 1.0}
+        if (prefix, memory) not in known:
+            found: Law = defaultdict(float)
+            for draft_prob, draft in pair.drafts(prefix):
+                cut = rule(pair, prefix, draft, memory)
+                for emitted, prob in judge(pair, prefix, draft[: cut.num_judged], cut.bonus).items():
+                    for tokens, share in onwards(prefix + emitted, cut.memory).items():
+                        found[tokens] += draft_prob * prob * share
+            known[prefix, memory] = found
+        return known[prefix, memory]
+
+    return onwards((), ())
+
+
+def distance(law: Law, other: Law) -> float:
+    """Total variation."""
+    return sum(abs(law.get(tokens, 0.0) - other.get(tokens, 0.0)) for tokens in {*law, *other}) / 2
+
+
+def by_rejection(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Law:
+    """Token by token."""
+    law: Law = defaultdict(float)
+    reached = 1.0
+    for i, token_id in enumerate(draft):
+        line = pair.line[prefix + draft[:i]]
+        passes = float(pair.accept[line, token_id])
+        for other, share in enumerate(pair.replacement[line].tolist()):
+            law[(*draft[:i], other)] += reached * (1 - passes) * share
+        reached *= passes
+    return finish(pair, prefix, draft, bonus, law, reached)
+
+
+def finish(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool, law: Law, reached: float) -> Law:
+    """Add the case that the whole draft was accepted, of probability `reached`."""
+    if not bonus:
+        law[draft] += reached
+    else:
+        for token_id, share in enumerate(pair.p(prefix + draft)):
+            law[(*draft, token_id)] += reached * share
+    return {tokens: prob for tokens, prob in law.items() if prob}
+
+
+def block_judge(*, tokenwise_residual: bool = False) -> Judge:
+    """As a block. tokenwise_residual: the mistake of taking the replacement of rejection sampling."""
+
+    def judge(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Law:
+        lines = [pair.line[prefix + draft[:i]] for i in range(len(draft) + 1)]
+        target_probs, draft_probs = pair.target_probs[lines], pair.draft_probs[lines].clone()
+        draft_probs[-1] = 0.0  # the last row judges nothing
+        at = list(range(len(draft)))
+        ratios = (target_probs[at, list(draft)] / draft_probs[at, list(draft)]).numpy()
+        survival = survivals(ratios[None])[0]
+        weighted = target_probs * torch.from_numpy(survival)[:, None]
+        residual = residual_masses(weighted, draft_probs).sum(-1).numpy() / MASS_ONE
+        passes = prefix_accept_probs(survival, residual)[1:]
+        replacement = shares(replacement_masses(target_probs if tokenwise_residual else weighted, draft_probs))
+
+        law: Law = defaultdict(float)
+        whole = 0.0
+        for outcome in itertools.product((0.0, 1.0), repeat=len(draft)):  # noise below or above every probability
+            noise = np.array(outcome)
+            prob = float(np.prod(np.where(noise == 0.0, passes, 1 - passes)))
+            num = int(longest_accepted(passes[None], noise[None])[0])
+            if prob and num == len(draft):
+                whole += prob
+            elif prob:
+                for token_id, share in enumerate(replacement[num].tolist()):
+                    law[(*draft[:num], token_id)] += prob * share
+        return finish(pair, prefix, draft, bonus, law, whole)
+
+    return judge
+
+
+def by_coupling(pair: Pair, prefix: Tokens, draft: Tokens, bonus: bool) -> Law:
+    """By the target's own choice: one cell of noise per row and token, each as wide as the token's mass."""
+    lines = [pair.line[prefix + draft[:i]] for i in range(len(draft) + 1)]
+    masses = pair.masses[lines]
+    edges = masses.double().cumsum(-1)
+    middles = (edges - masses.double() / 2) / edges[:, -1:]  # [rows, VOCAB] noise inside each cell
+    rows = lay_out([DraftedRows(slot=0, position=0, draft=draft)])
+    chosen = torch.stack([draw(masses, middles[:, v].contiguous()) for v in range(pair.vocab)], -1).tolist()
+    law: Law = defaultdict(float)
+    for cells in itertools.product(range(pair.vocab), repeat=len(lines)):
+        prob = float(np.prod([pair.target_probs[line, cell] for line, cell in zip(lines, cells, strict=True)]))
+        tokens = np.array([chosen[row][cell] for row, cell in enumerate(cells)])
+        passes = accepted(tokens, rows.drafted, np.ones(len(tokens), dtype=np.bool_))
+        last = int(rows.last_reached(passes)[0])
+        kept = draft[:last] if last == len(draft) and not bonus else (*draft[:last], int(tokens[last]))
+        law[kept] += prob
+    return dict(law)

@@ -1,0 +1,130 @@
+"""One engine against another, token by token: small checkpoints, forty requests, and what they answer.
+
+The pool is too small for all, so sequences are preempted; prefix caching is on; float32 on the native kernels,
+where a row has the same bits whatever its neighbours.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from faser.config.engine import EngineConfig
+from faser.engine.build import build_engine
+from faser.engine.contract.interference import InterferenceTable
+from faser.engine.contract.plan import SequenceDelta
+from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.engine import Engine
+from faser.engine.execution.overlap.partition import Partition
+from faser.types import PositionLogprobs, Request, SamplingParams, SpeculationParams
+from tests.checkpoints import tiny_tokenizer, write_tiny_checkpoint
+from tests.prompts import PROMPTS
+
+CAP = 5
+NUM_TOKENS = 90
+LANES = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {"temperature": 1.0},
+    "truncated": {"temperature": 0.8, "top_p": 0.9, "top_k": 30, "min_p": 0.02},
+    "penalties": {
+        "temperature": 0.7,
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.4,
+        "presence_penalty": 0.3,
+        "logit_bias": ((40, 2.0), (41, -3.0)),
+    },
+    "endings": {
+        "temperature": 0.0,
+        "ignore_eos": False,
+        "min_tokens": 9,
+        "stop_token_ids": tuple(range(3, 90)),
+        "logprobs": 2,
+        "n": 2,
+    },
+    "scores": {
+        "temperature": 0.6,
+        "logprobs": 3,
+        "prompt_logprobs": 1,
+        "allowed_token_ids": tuple(range(20, 400)),
+    },
+}
+
+Answer = tuple[tuple[int, ...], tuple[PositionLogprobs, ...]]
+
+
+def write_pair(target: Path, drafter: Path) -> tuple[Path, Path]:
+    """A target, and a drafter that is the target with noise on its weights."""
+    write_tiny_checkpoint(target)
+    write_tiny_checkpoint(drafter)
+    generator = torch.Generator().manual_seed(5)
+    weights = load_file(drafter / "model.safetensors")
+    noisy = {
+        name: weight + 0.05 * weight.std(correction=0) * torch.randn(weight.shape, generator=generator)
+        for name, weight in weights.items()
+    }
+    save_file(noisy, drafter / "model.safetensors")
+    return target, drafter
+
+
+def build(
+    checkpoints: tuple[Path, Path],
+    speculation: dict[str, Any] | None,
+    *,
+    partition: Partition | None = None,
+    **settings: Any,
+) -> Engine:
+    """speculation: as in speculative_config, beside a cap and a table; None: off."""
+    target, _ = checkpoints
+    table = {"num_speculative_tokens": CAP, "num_speculative_tokens_per_batch_size": [[1, 4, CAP], [5, 16, 2]]}
+    given = {"policy": "off"} if speculation is None else table | speculation
+    config = EngineConfig(
+        model=str(target),
+        dtype="float32",
+        max_model_len=512,
+        max_num_seqs=16,
+        max_num_batched_tokens=96,
+        kv_cache_memory=1 << 20,
+        speculative_config=given,
+        **settings,
+    )
+    costs = CostModel.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7, lanes=(LANES,))  # drafting seems to pay
+    engine, _ = build_engine(config, target, lambda _stage, _done, _total: None, costs=costs, partition=partition)
+    return engine
+
+
+def requests(**sampling: Any) -> list[Request]:
+    """Every fourth prompt begins as the one before, so that blocks are shared; some repeat themselves."""
+    tokenizer = tiny_tokenizer()
+    texts = [text * 3 if i % 3 == 0 else text for i, text in enumerate(PROMPTS)]
+    texts = [texts[i - 1] + text if i % 4 == 3 else text for i, text in enumerate(texts)]
+    return [
+        Request(
+            request_id=str(i),
+            prompt_token_ids=tuple(tokenizer.encode(text).ids[:150]),
+            sampling=SamplingParams(
+                **{"max_tokens": NUM_TOKENS - i % 7, "seed": i, "ignore_eos": True} | sampling
+            ),
+            arrival_s=float(i),
+            speculation=SpeculationParams(enabled=i % 11 != 10, max_tokens=3 if i % 5 == 4 else None),
+        )
+        for i, text in enumerate(texts)
+    ]
+
+
+def answers(engine: Engine, asked: list[Request]) -> dict[tuple[str, int], Answer]:
+    for request in asked:
+        engine.add(request)
+    said: dict[tuple[str, int], list[SequenceDelta]] = {}
+    while engine.has_work():
+        for delta in engine.step():
+            assert delta.error is None, delta.error
+            said.setdefault((delta.request_id, delta.index), []).append(delta)
+    return {
+        key: (
+            tuple(token_id for delta in deltas for token_id in delta.token_ids),
+            tuple(position for delta in deltas for position in delta.logprobs or ()),
+        )
+        for key, deltas in said.items()
+    }

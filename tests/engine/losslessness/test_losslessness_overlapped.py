@@ -1,0 +1,177 @@
+"""Drafting beside verification leaves the target's law alone, with rows pruned or not; what would not is seen.
+
+Oracle: enumeration, as in test_losslessness, with the same rules right and wrong, and those that only a draft made
+meanwhile makes possible. The engine drafts ahead with point masses alone, which forgive every rule; drawn drafts
+show here what they would not forgive.
+"""
+
+import pytest
+
+from faser.engine.contract.plan import Draft
+from faser.engine.control.speculation.overlap.frontiers import Border, Frontiers
+from tests.engine.losslessness.enumeration import (
+    Cut,
+    Judge,
+    Law,
+    Pair,
+    Rule,
+    Tokens,
+    block_judge,
+    by_coupling,
+    by_rejection,
+    distance,
+    everything,
+    random_pair,
+    target_law,
+)
+from tests.engine.losslessness.enumeration_overlapped import (
+    REACH,
+    AheadRule,
+    BorderLaw,
+    alike_or_residual,
+    by_ratio,
+    emitted_law_ahead,
+    on_chunks,
+    own_token,
+    whole_chunk,
+)
+from tests.engine.losslessness.rules import (
+    BIASED_CUTS,
+    BIASED_JUDGES,
+    LOW,
+    admit_until_the_first_decline,
+    chunk_by_chunk,
+    drop_before_a_low_best_probability,
+    prune_by_shifting_rows,
+    prune_if_the_draft_is_long,
+    stop_after_a_low_own_probability,
+)
+
+EXACT = 1e-9
+VISIBLE = 0.003
+SEEDS = range(2)
+
+EXACT_RULES: list[tuple[Judge, Rule]] = [
+    (by_rejection, everything),
+    (chunk_by_chunk, everything),
+    (by_rejection, prune_by_shifting_rows),
+    (by_rejection, stop_after_a_low_own_probability),
+    (by_rejection, drop_before_a_low_best_probability),
+    (by_rejection, admit_until_the_first_decline),
+    (block_judge(), everything),
+    (block_judge(), prune_by_shifting_rows),
+]
+
+
+def shorten_if_the_next_looks_bad(pair: Pair, prefix: Tokens, chunk: Tokens, ahead: Tokens) -> Cut:
+    """The chunk is not judged because of the token drafted behind it, which depends on the chunk."""
+    return Cut(0 if pair.p(prefix + chunk)[ahead[0]] < LOW else len(chunk))
+
+
+def prune_if_the_next_was_likely(pair: Pair, prefix: Tokens, chunk: Tokens, ahead: Tokens) -> Cut:
+    """Whether flagged rows leave depends on the draft made meanwhile, and so on the flagged token itself."""
+    if pair.q(prefix + chunk)[ahead[0]] < LOW:
+        return Cut(len(chunk))
+    return prune_by_shifting_rows(pair, prefix, chunk, ())
+
+
+def flagged_border(pair: Pair, known: Tokens, first: int) -> list[float]:
+    """A flag taken for a verdict at the border: such a token is refused, others are judged by rejection."""
+    if pair.p(known)[first] < LOW:
+        return list(pair.replacement[pair.line[known]].tolist())
+    return by_ratio(pair, known, first)
+
+
+WRONG_RULES: list[AheadRule] = [
+    *(on_chunks(rule) for rule in BIASED_CUTS if rule is not prune_if_the_draft_is_long),
+    shorten_if_the_next_looks_bad,
+    prune_if_the_next_was_likely,
+]
+
+
+class Believing(Frontiers):
+    """The draft stands whatever the last row said, as long as the chunk was accepted."""
+
+    def judge(self, behind: Tokens, draft: Draft, token_ids: Tokens) -> Border:
+        told = (*behind, draft.token_ids[0]) if token_ids[:-1] == behind else token_ids
+        return super().judge(behind, draft, told)
+
+
+class Unpunctual(Frontiers):
+    """A refusal inside the chunk goes unnoticed, if the last token that came happens to be the draft's first."""
+
+    def judge(self, behind: Tokens, draft: Draft, token_ids: Tokens) -> Border:  # noqa: ARG002
+        return super().judge(token_ids[:-1], draft, token_ids)
+
+
+WRONG_FRONTIERS = [Believing, Unpunctual]
+
+
+def most_biased(judge: Judge, rule: AheadRule = whole_chunk, **given: object) -> float:
+    """The largest distance over drawn drafts of several pairs."""
+    pairs = [random_pair(seed, reach=REACH) for seed in SEEDS]
+    laws = [(emitted_law_ahead(pair, judge, rule, **given), target_law(pair)) for pair in pairs]  # type: ignore[arg-type]
+    return max(distance(law, target) for law, target in laws)
+
+
+def point_masses() -> Pair:
+    return random_pair(11, greedy=True, reach=REACH)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("judge, rule", EXACT_RULES)
+def test_chunks_whose_first_token_was_judged_a_step_earlier_leave_the_law(
+    judge: Judge, rule: Rule, seed: int
+) -> None:
+    pair = random_pair(seed, reach=REACH)
+    assert distance(emitted_law_ahead(pair, judge, on_chunks(rule)), target_law(pair)) <= EXACT
+
+
+@pytest.mark.parametrize("rule", [everything, prune_by_shifting_rows])
+def test_a_border_may_be_judged_by_rejection_as_well(rule: Rule) -> None:
+    pair = random_pair(1, reach=REACH)
+    law = emitted_law_ahead(pair, by_rejection, on_chunks(rule), border=by_ratio)
+    assert distance(law, target_law(pair)) <= EXACT
+
+
+@pytest.mark.parametrize("rule", WRONG_RULES)
+def test_a_cut_that_has_seen_the_token_is_biased_in_chunks_too(rule: AheadRule) -> None:
+    assert most_biased(by_rejection, rule) > VISIBLE
+
+
+@pytest.mark.parametrize("judge", BIASED_JUDGES)
+def test_a_verdict_that_mixes_rules_is_biased_in_chunks_too(judge: Judge) -> None:
+    assert most_biased(judge) > VISIBLE
+
+
+@pytest.mark.parametrize("border", [alike_or_residual, flagged_border])
+def test_a_border_that_mixes_rules_is_biased(border: BorderLaw) -> None:
+    assert most_biased(by_rejection, border=border) > VISIBLE
+
+
+@pytest.mark.parametrize("frontiers", WRONG_FRONTIERS)
+def test_a_chunk_behind_other_tokens_than_it_was_drafted_for_is_biased(frontiers: type[Frontiers]) -> None:
+    assert most_biased(by_rejection, frontiers=frontiers) > VISIBLE
+
+
+@pytest.mark.parametrize("judge", [by_rejection, block_judge(), by_coupling])
+@pytest.mark.parametrize("rule", [whole_chunk, on_chunks(prune_by_shifting_rows), *WRONG_RULES])
+def test_a_chunk_of_point_masses_may_be_cut_by_any_rule(judge: Judge, rule: AheadRule) -> None:
+    pair = point_masses()
+    assert distance(emitted_law_ahead(pair, judge, rule), target_law(pair)) <= EXACT
+
+
+@pytest.mark.parametrize("frontiers", WRONG_FRONTIERS)
+def test_coupled_verdicts_do_not_depend_on_what_a_chunk_was_drafted_for(frontiers: type[Frontiers]) -> None:
+    """The target says its own token at every row: what was drafted only decides how many rows are of use."""
+    pair = point_masses()
+    law: Law = emitted_law_ahead(pair, by_coupling, frontiers=frontiers)
+    assert distance(law, target_law(pair)) <= EXACT
+
+
+@pytest.mark.parametrize("border", [own_token, by_ratio])
+def test_a_border_of_point_masses_is_the_same_by_equality_and_by_rejection(border: BorderLaw) -> None:
+    pair = point_masses()
+    for known in [(), (1,), (2, 0)]:
+        ((_, draft),) = pair.drafts(known)
+        assert border(pair, known, draft[0]) == pytest.approx(pair.p(known), abs=EXACT)

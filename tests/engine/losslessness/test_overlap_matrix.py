@@ -1,0 +1,197 @@
+"""A single number for what lanes cost finds the wrong mode on one side of a machine's ridge, a matrix on neither.
+
+The machine is made up: a step takes as long as reading (weights, once) or arithmetic (for every row), whichever is
+longer. Both lanes have the same memory and processors; where these are short each gets a part, as it asks for it.
+So below some rows both lanes wait for memory, and above them verification leaves some of it to the draft. Context
+costs nothing here: the matrix has one line. Oracle: the same machine asked at every single number of rows.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from faser.engine.contract.interference import InterferenceTable
+from faser.engine.contract.plan import Draft, Drafts, SequenceResult, StepResult
+from faser.engine.contract.step_times import CostTable, Role
+from faser.engine.control.speculation.acceptance.estimator import Acceptance
+from faser.engine.control.speculation.overlap.control import AUTO, ON, OverlapControl
+from faser.engine.control.speculation.overlap.objective import best_overlap
+from faser.engine.control.speculation.policies.draft_lengths import best_lengths
+from faser.engine.control.speculation.policies.fixed import Fixed
+from faser.engine.control.speculation.policies.objective import Objective
+from faser.engine.control.speculation.policies.policy import Candidates
+from faser.engine.control.timing.cost_model import CostModel
+
+READ_S, ROW_S = 1 / 4.3e12, 2 / 780e12  # a byte; a multiply-add
+SHARE = 0.5
+MEASURED = (16, 64, 128, 256)
+MOST_ROWS = 1000
+ROWS_EACH = 4
+CAP = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """parameters: two bytes each, read once a step; a multiply-add each for every row. waits_s: for neither."""
+
+    parameters: float
+    waits_s: float = 0.0
+
+    def read_s(self) -> float:
+        return 2 * self.parameters * READ_S
+
+    def compute_s(self, rows: float) -> float:
+        return self.parameters * rows * ROW_S
+
+    def step_s(self, rows: float, *, memory: float = 1.0, processors: float = 1.0) -> float:
+        """With at most such parts of both."""
+        return max(self.read_s() / memory, self.compute_s(rows) / processors) + self.waits_s
+
+
+TARGET, DRAFTER = Model(parameters=8e9), Model(parameters=1.2e9, waits_s=3e-4)
+
+
+def beside(rows: int) -> tuple[float, float]:
+    """Slowdown of a step and of a pass for its sequences: what is short is given out as it is asked for."""
+    passed = rows / ROWS_EACH
+    step_s, pass_s = TARGET.step_s(rows), DRAFTER.step_s(passed)
+    memory = max(TARGET.read_s() / step_s + DRAFTER.read_s() / pass_s, 1.0)
+    processors = max(TARGET.compute_s(rows) / step_s + DRAFTER.compute_s(passed) / pass_s, 1.0)
+    return (
+        TARGET.step_s(rows, memory=1 / memory, processors=1 / processors) / step_s,
+        DRAFTER.step_s(passed, memory=1 / memory, processors=1 / processors) / pass_s,
+    )
+
+
+def lanes_at(rows: tuple[int, ...]) -> InterferenceTable:
+    """What a measurement of these rows finds."""
+    verify, draft = zip(*(beside(each) for each in rows), strict=True)
+    ones = (tuple(1.0 for _ in rows),)
+    return InterferenceTable(
+        share=SHARE,
+        rows=rows,
+        contexts=(64,),
+        verify=(verify,),
+        draft=(draft,),
+        verify_alone=ones,
+        draft_alone=ones,
+    )
+
+
+def costs() -> CostModel:
+    counts = tuple(range(1, MOST_ROWS))
+    return CostModel(
+        {
+            Role.STEP: CostTable(rows=counts, seconds=tuple(TARGET.step_s(each) for each in counts)),
+            Role.PASS: CostTable(rows=counts, seconds=tuple(DRAFTER.step_s(each) for each in counts)),
+        }
+    )
+
+
+TRUTH, MATRIX = lanes_at(tuple(range(1, MOST_ROWS))), lanes_at(MEASURED)
+COSTS = costs()
+
+
+FEW, MANY = (2, 16, 32), (64, 128)  # requests, whose steps with drafts lie below and above the ridge
+
+
+def requests(count: int) -> Candidates:
+    """Each with drafts whose tokens are right with a probability of 0.9."""
+    return Candidates(
+        slots=np.arange(count),
+        limit=np.full(count, CAP),
+        survival=np.tile(0.9 ** np.arange(CAP + 1.0), (count, 1)),
+        weight=np.ones(count),
+        lag=np.zeros(count, dtype=np.int64),
+        other_rows=0,
+        kv_tokens=64 * count,
+    )
+
+
+def gain(count: int, lanes: InterferenceTable) -> float:
+    """Of drafting ahead over the best other way, as these lanes let expect it."""
+    candidates = requests(count)
+    objective = Objective(COSTS, candidates)
+    without = max(best_lengths(candidates, objective, COSTS).rate, objective.plain_rate)
+    return best_overlap(candidates, objective, COSTS, (lanes,)).rate / without
+
+
+def drafts_overlapped(count: int, lanes: InterferenceTable) -> bool:
+    """As an engine judges that has these lanes."""
+    acceptance = Acceptance(count, CAP, method="draft_model", always_drafts=True)
+    control = OverlapControl(COSTS, acceptance, (lanes,), mode=AUTO, every=32, cap=CAP, num_slots=count)
+    control.judge(requests(count), None)
+    return control.lanes is not None
+
+
+def test_the_made_up_machine_has_a_side_where_drafting_ahead_pays_and_one_where_it_does_not() -> None:
+    assert max(gain(count, TRUTH) for count in FEW) < 0.95
+    assert min(gain(count, TRUTH) for count in MANY) > 1.05
+
+
+@pytest.mark.parametrize("count", [*FEW, *MANY])
+def test_a_matrix_finds_the_right_mode_on_both_sides_of_the_ridge(count: int) -> None:
+    """Though it was measured at four numbers of rows. Caught: the rows of drafts alone looked up."""
+    assert drafts_overlapped(count, MATRIX) == drafts_overlapped(count, TRUTH) == (count in MANY)
+
+
+@pytest.mark.parametrize("rows", MEASURED)
+def test_one_number_finds_the_wrong_mode_on_one_side_wherever_it_was_measured(rows: int) -> None:
+    anywhere = lanes_at((rows,))
+    wrong = FEW if rows == max(MEASURED) else MANY
+    assert all(drafts_overlapped(count, anywhere) != (count in MANY) for count in wrong)
+
+
+def test_what_a_matrix_lets_expect_is_near_what_comes() -> None:
+    for count in (*FEW, *MANY):
+        assert gain(count, MATRIX) == pytest.approx(gain(count, TRUTH), rel=0.06)
+
+
+UNEVEN = InterferenceTable(
+    share=SHARE,
+    rows=(7, 9),
+    contexts=(100, 400),
+    verify=((1.5, 2.0), (2.5, 3.0)),
+    draft=((1.1, 1.2), (1.3, 1.4)),
+    verify_alone=((1.0, 1.0), (1.0, 1.0)),
+    draft_alone=((1.0, 1.0), (1.0, 1.0)),
+)
+
+
+def test_overlapped_steps_are_foreseen_by_their_own_rows_and_context() -> None:
+    """Two sequences and five rows of prompts. The second step has a chunk of two, and longer context.
+
+    Caught: rows without the prompts, without the chunks, of the step before; context of both sequences together.
+    """
+    acceptance = Acceptance(2, CAP, method="draft_model", always_drafts=True)
+    control = OverlapControl(COSTS, acceptance, (UNEVEN,), mode=ON, every=32, cap=CAP, num_slots=2)
+    state = replace(requests(2), other_rows=5, kv_tokens=200)
+    slots, verify_s, draft_s = np.arange(2), 0.004, 3 * COSTS.pass_s(2)
+    control.judge(state, None)
+
+    def step(kv_tokens: int, drafted: tuple[tuple[int, ...], ...], brought: tuple[tuple[int, ...], ...]) -> int:
+        """As long as both lanes take, of which the draft is done first. Returns rows of drafted tokens."""
+        chunks, _ = control.chunks(replace(state, kv_tokens=kv_tokens), Fixed(3))
+        rows = 2 + 5 + sum(map(len, chunks))
+        verify, draft = {(7, 200): (1.5, 1.1), (9, 800): (3.0, 1.4)}[rows, kv_tokens]
+        both_s = draft_s * draft
+        run_s = both_s + verify_s * (1 - both_s / (verify_s * verify))
+        control.sent(slots, np.array([3, 3]), tuple(chunks))
+        results = tuple(SequenceResult(slot=i, token_ids=each) for i, each in enumerate(brought))
+        drafts = tuple(
+            Draft(slot=i, method="draft_model", token_ids=each, confidences=(1.0,) * 3)
+            for i, each in enumerate(drafted)
+        )
+        control.learn(
+            StepResult(step=1, sequences=results, run_s=run_s),
+            Drafts(step=1, drafts=drafts, run_s=both_s, passes=3),
+            verify_s=verify_s,
+        )
+        return rows - 7
+
+    assert step(200, ((7, 8, 8), (5, 5, 5)), ((7,), (9,))) == 0
+    assert step(800, ((1, 1, 1), (1, 1, 1)), ((8, 8, 2), (2,))) == 2
+    assert step(200, ((1, 1, 1), (1, 1, 1)), ((2,), (2,))) == 0
+    assert control.cycle.predicted_s == pytest.approx(control.cycle.measured_s)
+    assert control.draft_lane.predicted_s == pytest.approx(control.draft_lane.measured_s)

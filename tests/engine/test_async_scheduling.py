@@ -1,0 +1,262 @@
+"""Steps launched one ahead: the same answers, whatever ends, comes or fails while a step is in flight.
+
+Oracles: each sample alone without a scheduler; the executor's memory, which does its work as late as it may; the
+invariants after every step.
+"""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from faser.engine.contract.plan import PLACEHOLDER, SequenceDelta
+from faser.engine.control.sequences.kv_cache import KvManager
+from faser.engine.control.speculation.policies.policy import Candidates, Ints
+from faser.engine.engine import Engine
+from faser.types import FinishReason, Request
+from tests.engine.driving import BLOCK_SIZE, Driver, expected, request
+from tests.fakes import RandomPolicy
+
+
+class Ahead:
+    """An engine over a driver's scheduler and executor that launches ahead, checked after every step."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.engine = Engine(driver.scheduler, driver.executor, schedules_async=True)
+        self.deepest = 0
+
+    def step(self) -> tuple[SequenceDelta, ...]:
+        deltas = self.engine.step()
+        self.driver.scheduler.check_invariants()
+        self.deepest = max(self.deepest, len(self.driver.executor.launched))
+        for delta in deltas:
+            self.driver.samples[delta.request_id, delta.index].hear(delta)
+        return deltas
+
+    def run(self, *, max_steps: int = 2000) -> None:
+        for _ in range(max_steps):
+            if not self.engine.has_work():
+                assert self.driver.scheduler.stats().kv_usage == 0.0
+                return
+            self.step()
+        raise AssertionError(f"{max_steps} steps have not brought everything to its end")
+
+
+def test_the_second_step_is_under_way_before_the_first_is_read() -> None:
+    driver = Driver()
+    ahead = Ahead(driver)
+    driver.add(request("a", [1, 2, 3], max_tokens=6), request("b", [4], max_tokens=3))
+
+    ahead.step()
+
+    assert [plan.step for plan in driver.executor.launched] == [2]
+    assert [rows.token_ids for rows in driver.executor.launched[0].rows] == [(PLACEHOLDER,), (PLACEHOLDER,)]
+    ahead.run()
+    driver.check(request("a", [1, 2, 3], max_tokens=6), request("b", [4], max_tokens=3))
+
+
+def test_nobody_is_computed_behind_the_last_token_that_was_asked_for() -> None:
+    driver = Driver()
+    driver.add(request("a", [1, 2], max_tokens=5))
+
+    Ahead(driver).run()
+
+    assert sum(plan.num_rows for plan in driver.executor.steps) == 2 + 4
+
+
+def test_what_ends_with_a_token_nobody_knew_is_computed_once_in_vain_and_reported_once() -> None:
+    wanted = request("a", [3], max_tokens=40, ignore_eos=False, stop_token_ids=tuple(range(10, 30)))
+    driver = Driver()
+    driver.add(wanted)
+
+    Ahead(driver).run()
+
+    tokens, reason, _ = expected(wanted, 0, max_model_len=driver.max_model_len)
+    assert reason is FinishReason.STOP
+    driver.check(wanted)
+    assert len(driver.executor.steps) == len(tokens) + 1
+
+
+def test_a_newcomer_waits_for_the_step_in_flight_alone() -> None:
+    driver = Driver()
+    ahead = Ahead(driver)
+    driver.add(request("a", [1], max_tokens=20))
+    ahead.step()
+    driver.add(request("b", [2], max_tokens=20))
+
+    ahead.step()  # the one in flight, and none behind it
+    assert not driver.executor.launched
+    ahead.step()
+
+    assert driver.executor.steps[-1].started[0].token_ids == (2,)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"logprobs": 1},
+        {"presence_penalty": 0.5},
+        {"repetition_penalty": 1.1},
+        {"logit_bias": ((3, 1.0),)},
+        {"allowed_token_ids": (1, 2)},
+        {"min_tokens": 2},
+    ],
+)
+def test_who_needs_more_than_a_token_is_not_launched(sampling: dict[str, Any]) -> None:
+    driver = Driver()
+    ahead = Ahead(driver)
+    driver.add(request("a", [1, 2, 3], max_tokens=6, **sampling), request("b", [4], max_tokens=9))
+
+    for _ in range(3):
+        ahead.step()
+        assert not driver.executor.launched
+
+
+def test_who_is_owed_its_prompts_scores_waits_for_them_only() -> None:
+    driver = Driver()
+    ahead = Ahead(driver)
+    driver.add(request("a", [1, 2, 3], max_tokens=6, prompt_logprobs=1))
+
+    ahead.step()
+    assert driver.samples["a", 0].prompt_logprobs
+    assert not driver.executor.launched
+    ahead.step()
+    assert driver.executor.launched
+
+
+def test_an_abort_in_flight_frees_its_blocks_when_the_last_step_that_touches_them_is_over() -> None:
+    driver = Driver()
+    ahead = Ahead(driver)
+    driver.add(request("a", [1] * 9, max_tokens=20))
+    ahead.step()
+    assert driver.executor.launched
+
+    driver.abort("a")
+
+    assert driver.scheduler.stats().kv_usage > 0.0
+    ahead.run()
+
+
+def test_blocks_released_between_two_steps_in_flight_wait_for_the_second() -> None:
+    kv = KvManager(4, BLOCK_SIZE)
+    first, second = kv.new_table(), kv.new_table()
+    kv.allocate(first, 1)
+    kv.allocate(second, 1)
+    kv.begin_step()
+    kv.release(first)
+    kv.begin_step()
+    kv.release(second)
+    kv.check_invariants()
+
+    kv.end_step()
+    kv.check_invariants()
+    assert kv.num_available == 3
+    kv.end_step()
+    assert kv.num_available == 4
+
+
+def test_where_blocks_are_short_nobody_goes_ahead_and_all_come_to_their_end() -> None:
+    wanted = [request(str(i), [i] * 6, max_tokens=12, at_s=float(i)) for i in range(4)]
+    driver = Driver(num_blocks=10, max_model_len=24)
+    driver.add(*wanted)
+
+    ahead = Ahead(driver)
+    ahead.run()
+
+    assert driver.scheduler.stats().num_preemptions
+    assert ahead.deepest == 1
+    driver.check(*wanted)
+
+
+def test_nobody_goes_ahead_while_somebody_who_runs_has_no_row() -> None:
+    """One pauses for want of a block. A step ahead of the other one would put off its return."""
+    wanted = [request("a", [1] * 8, max_tokens=4), request("b", [50] * 7, max_tokens=4)]
+    driver = Driver(num_blocks=5, max_model_len=20)
+    driver.add(*wanted)
+    ahead = Ahead(driver)
+    while driver.scheduler.stats().num_running != 1:
+        ahead.step()
+        assert all(len(plan.rows) == 2 for plan in driver.executor.launched)
+
+    assert [len(plan.rows) for plan in driver.executor.steps][:4] == [2, 2, 1, 1]
+    ahead.run()
+    driver.check(*wanted)
+
+
+def test_an_error_in_flight_ends_one_sequence_and_no_other() -> None:
+    driver = Driver()
+    ahead = Ahead(driver)
+    others = request("b", [2], max_tokens=12)
+    driver.add(request("a", [1], max_tokens=12), others)
+    ahead.step()
+    driver.executor.fail_slots.add(driver.executor.launched[0].rows[0].slot)
+
+    ahead.run()
+
+    last = driver.samples["a", 0].last
+    assert last is not None
+    assert last.finish_reason is FinishReason.ERROR
+    driver.check(others)
+
+
+def live(seed: int) -> tuple[Driver, list[Request]]:
+    """Requests that come and go at random, in a small pool, some of them not plain, some aborted."""
+    rng = random.Random(seed)
+    speculates = RandomPolicy(seed) if rng.random() < 0.3 else None
+    driver = Driver(
+        num_blocks=rng.choice([9, 16, 40]),
+        max_num_seqs=rng.randint(1, 5),
+        max_num_batched_tokens=rng.randint(5, 16),
+        max_model_len=32,
+        prefix_caching=rng.random() < 0.7,
+        speculates=speculates,
+    )
+    ahead = Ahead(driver)
+    wanted: list[Request] = []
+    aborted: set[str] = set()
+    for i in range(40):
+        if rng.random() < 0.4:
+            extra: dict[str, Any] = rng.choice([{}, {}, {}, {}, {"logprobs": 0}, {"n": 2}])
+            stops = tuple(range(8)) if rng.random() < 0.5 else ()
+            prompt = [7] * rng.randint(1, 9) + [rng.randint(0, 3)]
+            asked: dict[str, Any] = {
+                "max_tokens": rng.randint(1, 15),
+                "stop_token_ids": stops,
+                "ignore_eos": rng.random() < 0.5,
+            }
+            wanted.append(request(str(i), prompt, at_s=float(i), **(asked | extra)))
+            driver.add(wanted[-1])
+        if wanted and rng.random() < 0.1:
+            gone = rng.choice(wanted).request_id
+            aborted.add(gone)
+            driver.abort(gone)
+        ahead.step()
+    ahead.run()
+    return driver, [each for each in wanted if each.request_id not in aborted]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_lives_come_to_what_each_sample_comes_to_alone(seed: int) -> None:
+    driver, wanted = live(seed)
+    driver.check(*wanted)
+
+
+class Never(RandomPolicy):
+    """Lets nobody draft."""
+
+    def lengths(self, candidates: Candidates) -> Ints:
+        return np.zeros_like(candidates.limit)
+
+
+def test_an_engine_that_speculates_goes_ahead_while_its_policy_rests() -> None:
+    driver = Driver(speculates=Never(1))
+    ahead = Ahead(driver)
+    wanted = request("a", [1], max_tokens=40)
+    driver.add(wanted)
+
+    ahead.run()
+
+    assert ahead.deepest == 1
+    driver.check(wanted)

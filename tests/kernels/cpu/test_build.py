@@ -1,0 +1,113 @@
+"""Building the kernels, with scripts in the place of compilers: races, failures, what needs no building."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from faser.errors import ConfigError
+from faser.kernels.cpu.build import Isa, can_build, detect_isa, library_path, prebuilt_name
+
+NOWHERE = Path("/nonexistent")
+
+
+def fake_compiler(directory: Path, body: str) -> str:
+    """A script that answers --version, and otherwise runs body with the output file in $out."""
+    path = directory / "fake-compiler"
+    path.write_text(f"""#!/bin/sh
+if [ "$1" = --version ]; then echo fake 1.0; exit; fi
+echo "$@" >> {directory}/calls
+for word; do out="$word"; done
+{body}
+""")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_library_is_compiled_once_and_then_found(tmp_path: Path) -> None:
+    compiler = fake_compiler(tmp_path, 'echo library > "$out"')
+    paths = {
+        library_path(Isa.GENERIC, cache_dir=tmp_path / "cache", compilers=(compiler,), prebuilt_dir=NOWHERE)
+        for _ in range(3)
+    }
+    assert [path.read_text() for path in paths] == ["library\n"]
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1
+
+
+def test_each_instruction_set_has_a_library_of_its_own(tmp_path: Path) -> None:
+    compiler = fake_compiler(tmp_path, 'echo library > "$out"')
+    paths = {
+        library_path(isa, cache_dir=tmp_path / "cache", compilers=(compiler,), prebuilt_dir=NOWHERE) for isa in Isa
+    }
+    assert len(paths) == len(Isa)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert ["-mavx512bf16" in call for call in calls] == [True, False, False, False]
+    assert not any("-march=native" in call for call in calls)
+
+
+def test_builders_in_a_race_all_get_a_whole_library(tmp_path: Path) -> None:
+    compiler = fake_compiler(tmp_path, 'printf half > "$out"; sleep 0.1; printf " and half" >> "$out"')
+    cache = tmp_path / "cache"
+
+    def build(_: int) -> str:
+        return library_path(Isa.GENERIC, cache_dir=cache, compilers=(compiler,), prebuilt_dir=NOWHERE).read_text()
+
+    with ThreadPoolExecutor(6) as pool:
+        assert set(pool.map(build, range(6))) == {"half and half"}
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_failing_compiler_is_quoted_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    compiler = fake_compiler(tmp_path, 'for i in 1 2 3 4 5 6 7 8 9 10; do echo "error $i" >&2; done; exit 1')
+    with pytest.raises(ConfigError, match=r"for avx2:\nerror 1\n(.*\n)*error 8$"):
+        library_path(Isa.AVX2, cache_dir=tmp_path / "cache", compilers=(compiler,), prebuilt_dir=NOWHERE)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_no_compiler_is_an_error_that_names_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no C\\+\\+ compiler found \\(looked for no-such-compiler\\)"):
+        library_path(Isa.GENERIC, cache_dir=tmp_path, compilers=("no-such-compiler",), prebuilt_dir=NOWHERE)
+    assert not can_build(compilers=("no-such-compiler",), prebuilt_dir=NOWHERE)
+
+
+def test_a_prebuilt_library_needs_no_compiler(tmp_path: Path) -> None:
+    prebuilt = tmp_path / prebuilt_name(detect_isa())
+    prebuilt.write_text("library")
+    found = library_path(cache_dir=NOWHERE, compilers=("no-such-compiler",), prebuilt_dir=tmp_path)
+    assert found == prebuilt
+    assert can_build(compilers=("no-such-compiler",), prebuilt_dir=tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir(mode=0o500)
+    with pytest.raises(ConfigError, match="cannot write compiled kernels to"):
+        library_path(Isa.GENERIC, cache_dir=tmp_path / "cache" / "deep", prebuilt_dir=NOWHERE)
+
+
+def test_a_cache_below_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    compiler = fake_compiler(tmp_path, 'echo library > "$out"')
+    with pytest.raises(ConfigError, match=f"cannot write compiled kernels to {tmp_path}/file/cache"):
+        library_path(
+            Isa.GENERIC, cache_dir=tmp_path / "file" / "cache", compilers=(compiler,), prebuilt_dir=NOWHERE
+        )
+
+
+@pytest.mark.parametrize(
+    "flags, isa",
+    [
+        ("fma avx2 avx512f avx512bw avx512dq avx512vl avx512_bf16", Isa.AVX512_BF16),
+        ("fma avx2 avx512f avx512bw avx512dq avx512vl", Isa.AVX512),
+        ("fma avx2 avx512f", Isa.AVX2),
+        ("avx2", Isa.GENERIC),
+        ("sse2", Isa.GENERIC),
+    ],
+)
+def test_the_best_instruction_set_the_cpu_has_is_chosen(tmp_path: Path, flags: str, isa: Isa) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {flags} ht\n\n")
+    assert detect_isa(cpuinfo, "x86_64") is isa
+    assert detect_isa(cpuinfo, "aarch64") is Isa.GENERIC
+    assert detect_isa(NOWHERE, "x86_64") is Isa.GENERIC

@@ -1,0 +1,291 @@
+"""A flashinfer backend without a GPU, recordings included.
+
+`fake_backend()` is a FlashInferBackend of which everything below is emulated on the CPU, in bfloat16 or float16,
+for heads of 64 or 128 channels: the device with its recordings (fake_device), FlashInfer (fake_flashinfer), and
+here our own kernels, in plain torch. Tokens are chosen by the engine's reference. `backend.capture` records and
+replays; `backend.beside()` gives another lane on the same device.
+
+    backend = fake_backend()
+    plan = backend.capture.plan(Bucket(rows=4, sequences=4, one_row_each=True), block_size=16, max_blocks=64)
+    recording = backend.capture.record(lambda: decoder.run_layers(hidden, 0, depth, cache, plan))
+    backend.capture.lay_out(plan, batch.layout)
+    recording.replay()
+"""
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from faser.engine.execution.sampling.distribution import MASS_ONE, draw
+from faser.engine.execution.sampling.logits_processors import TorchLogitsProcessors
+from faser.engine.execution.sampling.noise import Purpose, uniforms
+from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.verifiers.rejection import accept_probs, replacement_masses
+from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
+from faser.kernels.cuda.triton.own_kernels import DeviceKernels, HeadNorms
+from faser.kernels.interface.backend import AttentionShape
+from faser.kernels.interface.device_sampling_kernels import DeviceSamplingMetadata
+from faser.kernels.interface.fp8 import FP8
+from faser.kernels.interface.fp8_cache import as_bytes, stored
+from faser.kernels.interface.logits_processor_kernels import LogitsEdits
+from faser.kernels.interface.rejection_kernels import RejectionInputs
+from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, TruncationParams
+from tests.kernels.cuda.fake_device import FakeAccelerator
+from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
+
+
+def fake_backend(accelerator: FakeAccelerator | None = None) -> FlashInferBackend:
+    """A backend on an emulated device; None: a new one."""
+    device = accelerator or FakeAccelerator()
+    return FlashInferBackend(device, FakeFlashInfer(device), fake_kernels(device))
+
+
+def fake_kernels(accelerator: FakeAccelerator) -> DeviceKernels:
+    return DeviceKernels(
+        rope_append=FakeRopeAppend(accelerator),
+        sampling_kernels=lambda _: TorchSamplingKernels(),
+        device_sampling_kernels=lambda max_rows, width: FakeDeviceChoice(accelerator, max_rows, width),
+        logits_processor_kernels=lambda _: FakeLogitEdits(accelerator),
+        rejection_kernels=lambda _: FakeDraftVerdicts(accelerator),
+    )
+
+
+class FakeRopeAppend:
+    """See RopeAppend. calls: how often it was called."""
+
+    def __init__(self, accelerator: FakeAccelerator) -> None:
+        self._accelerator = accelerator
+        self.calls = 0
+
+    def __call__(
+        self,
+        qkv: Tensor,
+        angles: Tensor | None,
+        positions: Tensor,
+        slots: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        shape: AttentionShape,
+        norms: HeadNorms | None,
+    ) -> Tensor:
+        self.calls += 1
+        rows, heads = len(qkv), shape.num_heads + 2 * shape.num_kv_heads
+        assert qkv.shape == (rows, heads * shape.head_dim), qkv.shape
+        assert qkv.stride(1) == 1
+        for each in (positions, slots):
+            assert each.dtype is torch.int64, each.dtype
+            assert each.shape == (rows,), (each.shape, rows)
+            assert each.is_contiguous()
+        for each in (keys, values):
+            assert each.dtype in (qkv.dtype, FP8), (each.dtype, qkv.dtype)
+            assert each.shape[2:] == (shape.num_kv_heads, shape.head_dim), each.shape
+            assert each.is_contiguous()
+        self._accelerator.launch(partial(_rope_append, qkv, angles, positions, slots, keys, values, shape, norms))
+        return qkv[:, : shape.num_heads * shape.head_dim]
+
+
+def _rope_append(
+    qkv: Tensor,
+    angles: Tensor | None,
+    positions: Tensor,
+    slots: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    shape: AttentionShape,
+    norms: HeadNorms | None,
+) -> None:
+    parts = qkv.view(len(qkv), -1, shape.head_dim)
+    queries = parts[:, : shape.num_heads]
+    new_keys = parts[:, shape.num_heads : -shape.num_kv_heads]
+    new_values = parts[:, -shape.num_kv_heads :]
+    if norms is not None:
+        _normalise(queries, norms.queries, norms.eps)
+        _normalise(new_keys, norms.keys, norms.eps)
+    if angles is not None:
+        _rotate(queries, angles[positions])
+        _rotate(new_keys, angles[positions])
+    rows = (slots >= 0).nonzero()[:, 0]
+    places = slots[rows]
+    assert len(set(places.tolist())) == len(places), "two rows are stored in one place"
+    for cache, heads in ((keys, new_keys), (values, new_values)):
+        as_bytes(cache).flatten(0, 1)[places] = as_bytes(stored(heads[rows], cache.dtype))
+
+
+def _normalise(heads: Tensor, weight: Tensor, eps: float) -> None:
+    wide = heads.float()
+    factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    heads.copy_((wide * factor).to(heads.dtype) * weight)
+
+
+def _rotate(heads: Tensor, angles: Tensor) -> None:
+    """heads: [R, H, D], in place; angles: [R, D]."""
+    cos, sin = angles[:, None].chunk(2, dim=-1)
+    first, second = heads.float().chunk(2, dim=-1)
+    heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
+
+
+class FakeDeviceChoice:
+    """See DeviceChoice: what the engine's reference says of the rows."""
+
+    def __init__(self, accelerator: FakeAccelerator, max_rows: int, width: int) -> None:
+        self._accelerator = accelerator
+        self._shape = (max_rows, width)
+        self._choice = TorchSamplingKernels()
+
+    def take(
+        self,
+        logits: Tensor,
+        rows: DeviceSamplingMetadata,
+        chosen: Tensor,
+        *,
+        top_k: bool,
+        top_p: bool,
+        random: bool = True,
+    ) -> None:
+        self._check(logits, rows, chosen)
+
+        def kernel() -> None:
+            token_ids = self._choice.best(logits)
+            at, shaping, noise = _asked(rows, token_ids, top_k=top_k, top_p=top_p, random=random)
+            if len(at):
+                token_ids[at] = self._choice.draw(logits, at, token_ids[at], shaping, noise)
+            chosen.copy_(torch.from_numpy(token_ids))
+
+        self._accelerator.launch(kernel)
+
+    def guess(
+        self,
+        logits: Tensor,
+        rows: DeviceSamplingMetadata,
+        window: float,
+        chosen: Tensor,
+        leads: Tensor,
+        *,
+        top_k: bool,
+        top_p: bool,
+        random: bool = True,
+    ) -> None:
+        self._check(logits, rows, chosen)
+        assert leads.shape == chosen.shape, leads.shape
+        assert leads.dtype is torch.float32, leads.dtype
+
+        def kernel() -> None:
+            token_ids, differences = self._choice.best_and_lead(logits)
+            at, shaping, noise = _asked(rows, token_ids, top_k=top_k, top_p=top_p, random=random)
+            if len(at):
+                token_ids[at], differences[at] = self._choice.nearest(
+                    logits, at, token_ids[at], shaping, noise, window
+                )
+            chosen.copy_(torch.from_numpy(token_ids))
+            leads.copy_(torch.from_numpy(differences))
+
+        self._accelerator.launch(kernel)
+
+    def _check(self, logits: Tensor, rows: DeviceSamplingMetadata, chosen: Tensor) -> None:
+        count, width = logits.shape
+        assert count <= self._shape[0], (count, self._shape)
+        assert width == self._shape[1], (width, self._shape)
+        assert logits.dtype is torch.float32, logits.dtype
+        assert chosen.dtype is torch.int64, chosen.dtype
+        numbers = (rows.temperature, rows.log_min_p, rows.top_k, rows.top_p, rows.seeds, rows.positions)
+        for each in (chosen, *numbers):
+            assert each.shape == (count,), each.shape
+            assert each.is_contiguous()
+
+
+class FakeLogitEdits:
+    """See LogitEdits: what the engine's processors do. calls: how often it was called."""
+
+    def __init__(self, accelerator: FakeAccelerator) -> None:
+        self._accelerator = accelerator
+        self.calls = 0
+
+    def apply(self, logits: Tensor, edits: LogitsEdits) -> None:
+        self.calls += 1
+        self._accelerator.launch(partial(TorchLogitsProcessors().apply, logits, edits))
+
+
+class FakeDraftVerdicts:
+    """See DraftVerdicts: the rule of the rejection verifier, row by row. calls: how often it was called."""
+
+    def __init__(self, accelerator: FakeAccelerator) -> None:
+        self._accelerator = accelerator
+        self.calls = 0
+
+    def judge(self, logits: Tensor, drafts: RejectionInputs, draft_probs: Tensor) -> tuple[Ints, Ints]:
+        self.calls += 1
+        first, num_drafted = drafts.first_row, len(drafts.drafted) - len(drafts.first_row) + 1
+        assert len(logits) == first[-1] == len(drafts.drafted), (logits.shape, first)
+        assert draft_probs.shape == (num_drafted, logits.shape[1]), draft_probs.shape
+        assert draft_probs.is_contiguous()
+        best = _to_masses(logits, drafts)
+        self._accelerator.wait()
+        found = np.array(
+            [
+                _judged(s, range(begin, end), logits.double(), best, drafts, draft_probs)
+                for s, (begin, end) in enumerate(zip(first.tolist(), first[1:].tolist(), strict=False))
+            ]
+        )
+        return found[:, 0], found[:, 1]
+
+
+def _to_masses(logits: Tensor, drafts: RejectionInputs) -> Ints:
+    """In place; returns the most likely tokens."""
+    choice, shaping = TorchSamplingKernels(), drafts.shaping
+    best = choice.best(logits)
+    drawn = np.flatnonzero((shaping.temperature > 0) & (best != NO_TOKEN))
+    for row in np.setdiff1d(np.arange(len(best)), drawn).tolist():
+        logits[row] = 0.0
+        if best[row] != NO_TOKEN:
+            logits[row, int(best[row])] = MASS_ONE
+    if len(drawn):
+        asked = TruncationParams(
+            temperature=shaping.temperature[drawn],
+            min_p=shaping.min_p[drawn],
+            top_k=shaping.top_k[drawn],
+            top_p=shaping.top_p[drawn],
+        )
+        choice.masses(logits, drawn, best[drawn], asked)
+    return best
+
+
+def _judged(
+    s: int, rows: range, masses: Tensor, best: Ints, drafts: RejectionInputs, draft_probs: Tensor
+) -> tuple[int, int]:
+    """What becomes of the draft of sequence s."""
+    seeds, positions, start = drafts.seeds, drafts.positions, drafts.positions[rows[0] : rows[0] + 1]
+    for accepted, row in enumerate(rows):
+        one = slice(row, row + 1)
+        if best[row] == NO_TOKEN:
+            return accepted, NO_TOKEN
+        if row == rows[-1]:
+            number = uniforms(seeds[one], positions[one], Purpose.TOKEN)
+            return accepted, int(draw(masses[one], torch.from_numpy(number)))
+        target_probs, line = masses[row] / masses[row].sum(), draft_probs[row - s]
+        token_id = int(drafts.drafted[row])
+        (number,) = uniforms(seeds[one], positions[one], Purpose.ACCEPT, start)
+        if number >= float(accept_probs(target_probs[token_id], line[token_id])):
+            left = replacement_masses(target_probs[None], line[None])
+            return accepted, int(
+                draw(left, torch.from_numpy(uniforms(seeds[one], positions[one], Purpose.REPLACE)))
+            )
+    raise AssertionError("every sequence has a row that judges nothing")
+
+
+def _asked(
+    rows: DeviceSamplingMetadata, token_ids: Ints, *, top_k: bool, top_p: bool, random: bool
+) -> tuple[Ints, TruncationParams, np.typing.NDArray[np.float64]]:
+    """Rows that draw, what is done to them, and their numbers."""
+    temperature = rows.temperature.numpy()
+    at = np.flatnonzero((temperature > 0) & (token_ids != NO_TOKEN)) if random else np.zeros(0, dtype=np.int64)
+    count = len(at)
+    shaping = TruncationParams(
+        temperature=temperature[at],
+        min_p=np.exp(rows.log_min_p.numpy()[at].astype(np.float64)),
+        top_k=rows.top_k.numpy()[at] if top_k else np.zeros(count, dtype=np.int64),
+        top_p=rows.top_p.numpy()[at] if top_p else np.ones(count),
+    )
+    seeds = rows.seeds.numpy().view(np.uint64)[at]
+    return at, shaping, uniforms(seeds, rows.positions.numpy()[at], Purpose.TOKEN)

@@ -1,0 +1,121 @@
+"""A GPU with streams for lanes that is a clock: work takes the time it is said to take, and nobody computes.
+
+Every piece of work remembers what came before it for certain: earlier work of its stream, and what that stream was
+held behind. The same is known of the host, from what it waited for. So an order that is missing is found out even
+when things happen in the right order by chance.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from faser.kernels.cuda.streams import LaneEvent
+
+
+@dataclass(eq=False)
+class FakeStream:
+    """before: names of the work that everything given from now on comes behind. free_s: when all is done."""
+
+    name: str
+    priority: int = 0
+    before: frozenset[str] = frozenset()
+    free_s: float = 0.0
+
+
+@dataclass(eq=False)
+class FakeLaneEvent:
+    owner: "FakeLaneDevice"
+    before: frozenset[str] = frozenset()
+    at_s: float = 0.0
+    is_marked: bool = False
+
+    def mark(self) -> None:
+        self.owner.check("mark")
+        stream = self.owner.current
+        self.before = stream.before
+        self.at_s = max(stream.free_s, time.perf_counter())
+        self.is_marked = True
+
+    def hold(self) -> None:
+        self.owner.check("hold")
+        stream = self.owner.current
+        stream.before |= self.before
+        stream.free_s = max(stream.free_s, self.at_s)
+
+    def is_over(self) -> bool:
+        return time.perf_counter() >= self.at_s
+
+    def wait(self) -> None:
+        self.owner.check("wait")
+        time.sleep(max(0.0, self.at_s - time.perf_counter()))
+        self.owner.host |= self.before
+
+
+@dataclass
+class FakeLaneDevice:
+    """See LaneDevice. host: work that the host knows to be done. refuses: what raises, of mark, hold and wait."""
+
+    num_processors: int = 132
+    host: frozenset[str] = frozenset()
+    refuses: str = ""
+    default: FakeStream = field(default_factory=lambda: FakeStream("default"))
+    streams: list[FakeStream] = field(default_factory=list)
+    num_events: int = 0
+    _current: threading.local = field(default_factory=threading.local)
+
+    @property
+    def current(self) -> FakeStream:
+        """The calling thread's."""
+        found = getattr(self._current, "stream", self.default)
+        assert isinstance(found, FakeStream)
+        return found
+
+    def stream(self, priority: int) -> FakeStream:
+        self.streams.append(FakeStream(f"plain {len(self.streams)}", priority))
+        return self.streams[-1]
+
+    def adopt(self, address: int) -> FakeStream:
+        self.streams.append(FakeStream(f"at {address}"))
+        return self.streams[-1]
+
+    @contextmanager
+    def on(self, stream: object) -> Iterator[None]:
+        assert isinstance(stream, FakeStream)
+        before = self.current
+        self._current.stream = stream
+        try:
+            yield
+        finally:
+            self._current.stream = before
+
+    def event(self) -> FakeLaneEvent:
+        self.num_events += 1
+        return FakeLaneEvent(self)
+
+    def elapsed_s(self, earlier: LaneEvent, later: LaneEvent) -> float:
+        for each in (earlier, later):
+            assert isinstance(each, FakeLaneEvent)
+            assert each.is_marked, "torch raises for an event that was never recorded"
+            assert each.is_over(), "torch raises for an event that is not over"
+        assert isinstance(earlier, FakeLaneEvent)
+        assert isinstance(later, FakeLaneEvent)
+        return later.at_s - earlier.at_s
+
+    def wait(self) -> None:
+        for stream in (self.default, *self.streams):
+            time.sleep(max(0.0, stream.free_s - time.perf_counter()))
+            self.host |= stream.before
+
+    def work(self, name: str, seconds: float = 0.0) -> frozenset[str]:
+        """Give it to the calling thread's current stream. Returns what it comes behind."""
+        stream = self.current
+        before = stream.before
+        stream.before |= {name}
+        stream.free_s = max(stream.free_s, time.perf_counter()) + seconds
+        return before
+
+    def check(self, what: str) -> None:
+        if what == self.refuses:
+            raise RuntimeError(f"CUDA error: {what}")

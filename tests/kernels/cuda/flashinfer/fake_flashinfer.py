@@ -1,0 +1,373 @@
+"""FlashInfer's kernels in plain torch, from its documentation and the sources of its planner.
+
+Every call is bound to the real signatures first, so a wrong name or a missing argument fails here too. Wrappers
+read only what plan and run were given, and check what the real ones check, or silently get wrong: types, memory
+order, pages that do not exist, a plan that another one has overwritten before it was copied, a workspace that is
+too small. A wrapper for recordings has its arrays from its maker; what it was planned for first bounds its rows;
+what a kernel finds in them must be what was planned last. Rows that belong to no sequence get numbers that are
+none.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tests.kernels.cuda.fake_device import FakeAccelerator
+from tests.kernels.cuda.flashinfer.signatures import signature
+
+
+def bound(name: str, arguments: tuple[Any, ...], options: dict[str, Any], *understood: str) -> dict[str, Any]:
+    """What a call gives, by parameter. An argument that the emulation does not understand fails."""
+    given = signature(name).bind(*arguments, **options).arguments
+    given.pop("self", None)
+    strange = set(given) - set(understood)
+    assert not strange, f"{name} is emulated without {strange}"
+    return given
+
+
+def check_indices(*arrays: Tensor) -> None:
+    for each in arrays:
+        assert each.dtype is torch.int32, each.dtype
+        assert each.is_contiguous()
+        assert each.ndim == 1
+
+
+class FakeFlashInfer:
+    """calls: how often each function, and each wrapper's plan and run, was called.
+
+    num_processors: that wrappers plan for. Where these are not all, calls and wrappers are shared with the library
+    that plans for all.
+    """
+
+    def __init__(self, accelerator: FakeAccelerator) -> None:
+        self.accelerator = accelerator
+        self.num_processors = accelerator.num_processors
+        self.calls: Counter[str] = Counter()
+        self.wrappers: list[FakeWrapper] = []
+
+    def planning_without(self, idle_processors: int) -> "FakeFlashInfer":
+        assert 0 < idle_processors < self.num_processors, idle_processors
+        found = copy(self)
+        found.num_processors -= idle_processors
+        return found
+
+    def rmsnorm(self, *arguments: Any, **options: Any) -> Tensor:
+        self.calls["rmsnorm"] += 1
+        given = bound("rmsnorm", arguments, options, "input", "weight", "eps", "out")
+        x, weight, out = given["input"], given["weight"], given["out"]
+        assert x.dtype is weight.dtype is out.dtype, (x.dtype, weight.dtype, out.dtype)
+        assert x.ndim in (2, 3)
+        assert x.shape == out.shape, (x.shape, out.shape)
+        assert x.stride(-1) == out.stride(-1) == 1
+        self.accelerator.launch(partial(_rmsnorm, x, weight, given["eps"], out))
+        return out  # type: ignore[no-any-return]
+
+    def silu_and_mul(self, *arguments: Any, **options: Any) -> Tensor:
+        self.calls["silu_and_mul"] += 1
+        given = bound("silu_and_mul", arguments, options, "input", "out")
+        x, out = given["input"], given["out"]
+        assert x.dtype is out.dtype, (x.dtype, out.dtype)
+        assert x.is_contiguous()
+        assert out.is_contiguous()
+        assert x.shape == (len(out), 2 * out.shape[1]), (x.shape, out.shape)
+        self.accelerator.launch(partial(_silu_and_mul, x, out))
+        return out  # type: ignore[no-any-return]
+
+    def BatchPrefillWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> "FakePrefill":
+        return FakePrefill(self, arguments, options)
+
+    def BatchDecodeWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> "FakeDecode":
+        return FakeDecode(self, arguments, options)
+
+
+def _rmsnorm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    wide = x.float()
+    out.copy_(wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float())
+
+
+def _silu_and_mul(x: Tensor, out: Tensor) -> None:
+    gate, up = x.float().chunk(2, dim=-1)
+    out.copy_(functional.silu(gate) * up)
+
+
+@dataclass(frozen=True)
+class Static:
+    """What a launch takes along from a plan: it stays in a recording."""
+
+    page_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window_left: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Where a kernel finds the layout, on the device. query_starts: None: one row each."""
+
+    query_starts: Tensor | None
+    page_starts: Tensor
+    pages: Tensor
+    last_page_len: Tensor
+
+
+class FakeWrapper:
+    """What prefill and decode have in common."""
+
+    name: str
+    own_options: tuple[str, ...] = ()
+    buffers: tuple[str, ...]  # constructor's names of query starts (prefill), page starts, pages, last_page_len
+
+    def __init__(self, library: FakeFlashInfer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        understood = ("float_workspace_buffer", "kv_layout", "backend", "use_cuda_graph")
+        self.options = bound(
+            f"{self.name}.__init__", (None, *arguments), options, *understood, *self.own_options, *self.buffers
+        )
+        assert self.options.get("kv_layout", "NHD") == "NHD"
+        assert self.options.get("backend") == "fa2", "auto may choose a kernel that was not compiled"
+        self.workspace: Tensor = self.options["float_workspace_buffer"]
+        assert self.workspace.dtype is torch.uint8
+        library.accelerator.check_not_recording("a wrapper is made")
+        self.library = library
+        if self.options.get("use_tensor_cores", True) is False:
+            assert library.num_processors == library.accelerator.num_processors, (
+                "this planner always takes them all"
+            )
+        self.is_fixed = bool(self.options.get("use_cuda_graph", False))
+        self.static: Static | None = None
+        self.arrays: Arrays | None = self._own_arrays() if self.is_fixed else None
+        self.most_rows: int | None = None
+        self.planned: tuple[list[int], ...] = ()  # the layout that the plan on the device is of
+        self._copied_at = 0  # how much work must be done before the staging buffer may be filled again
+        library.wrappers.append(self)
+
+    def _own_arrays(self) -> Arrays:
+        buffers = [self.options[name] for name in self.buffers]
+        check_indices(*buffers)
+        *query_starts, page_starts, pages, last = buffers
+        assert len(page_starts) == len(last) + 1, (len(page_starts), len(last))
+        if query_starts:
+            assert len(query_starts[0]) == len(last) + 1, (len(query_starts[0]), len(last))
+        return Arrays(query_starts[0] if query_starts else None, page_starts, pages, last)
+
+    def _plan(
+        self, given: dict[str, Any], starts: Tensor | None, page_starts: Tensor, pages: Tensor, last: Tensor
+    ) -> None:
+        accelerator = self.library.accelerator
+        accelerator.check_not_recording("attention is planned")
+        assert accelerator.done >= self._copied_at, "planned again while the last plan may still be copied"
+        self.library.calls[f"{self.name}.plan"] += 1
+        check_indices(page_starts, pages, last, *([] if starts is None else [starts]))
+        lengths = (page_starts.diff() - 1) * given["page_size"] + last
+        assert given.get("seq_lens") is None or torch.equal(given["seq_lens"], lengths), "two truths about lengths"
+        rows = list(range(len(last) + 1)) if starts is None else starts.tolist()
+        self.planned = (rows, page_starts.tolist(), last.tolist())
+        self._place(rows[-1], starts, page_starts, pages, last)
+        self._keep(given)
+        if self.is_fixed and not given.get("disable_split_kv", False):
+            self._check_workspace(rows)
+        accelerator.given += 1
+        self._copied_at = accelerator.given
+
+    def _place(
+        self, num_rows: int, starts: Tensor | None, page_starts: Tensor, pages: Tensor, last: Tensor
+    ) -> None:
+        """Copy the layout to where the kernel looks for it."""
+        accelerator = self.library.accelerator
+        assert not accelerator.is_pinned(pages), "planning waits for pages that it has to bring from the host"
+        for each in (starts, page_starts, last):
+            if each is not None:
+                accelerator.reads(each)
+        if not self.is_fixed:
+            self.arrays = Arrays(
+                None if starts is None else starts.clone(), page_starts.clone(), pages, last.clone()
+            )
+            return
+        assert self.arrays is not None
+        if self.most_rows is None:
+            self.most_rows = num_rows
+        assert num_rows <= self.most_rows, f"{num_rows} rows exceed those of the first plan, {self.most_rows}"
+        assert len(last) == len(self.arrays.last_page_len), "the batch size is fixed"
+        assert len(pages) <= len(self.arrays.pages), (len(pages), len(self.arrays.pages))
+        if starts is not None:
+            assert self.arrays.query_starts is not None
+            self.arrays.query_starts.copy_(starts)
+        self.arrays.page_starts.copy_(page_starts)
+        self.arrays.last_page_len.copy_(last)
+        self.arrays.pages[: len(pages)].copy_(pages)
+
+    def _keep(self, given: dict[str, Any]) -> None:
+        # What is not given defaults to float16, as in the real one.
+        dtype = given.get("q_data_type", torch.float16)
+        kv_dtype = given.get("kv_data_type", dtype)
+        assert dtype in (torch.bfloat16, torch.float16), "fa2 has no products of 8-bit queries"
+        assert kv_dtype in (dtype, torch.float8_e4m3fn), (dtype, kv_dtype)
+        head_dim = given["head_dim_qk"] if "head_dim_qk" in given else given["head_dim"]
+        self.static = Static(
+            page_size=given["page_size"],
+            num_heads=given["num_qo_heads"],
+            num_kv_heads=given["num_kv_heads"],
+            head_dim=head_dim,
+            scale=given.get("sm_scale", 1 / math.sqrt(head_dim)),
+            window_left=given.get("window_left", -1),
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+        )
+
+    def _check_workspace(self, rows: list[int]) -> None:
+        """Partial results of a fixed plan that splits: as the planner for tensor cores counts them."""
+        assert self.static is not None
+        if self.options.get("use_tensor_cores", True) is False:
+            return
+        static, group = self.static, self.static.num_heads // self.static.num_kv_heads
+        most, sequences = self.most_rows or 0, len(rows) - 1
+        longest = (most - sequences + 1) * group
+        tile = 128 if longest > 64 else 64 if longest > 16 else 16
+        tiles = math.ceil(most * group / tile) + sequences - 1
+        needed = sum(math.ceil((end - start) * group / tile) for start, end in pairwise(rows))
+        assert needed <= tiles, (needed, tiles)
+        blocks = max(tiles, 2 * self.library.num_processors // static.num_kv_heads)
+        partial_rows = math.ceil(blocks * tile / group)
+        size = static.num_heads * partial_rows * (static.head_dim + 1) * 4
+        assert size <= self.workspace.nbytes, f"the workspace of {self.workspace.nbytes} bytes should have {size}"
+
+    def run(self, *arguments: Any, **options: Any) -> Tensor:
+        self.library.calls[f"{self.name}.run"] += 1
+        given = bound(f"{self.name}.run", (self, *arguments), options, "q", "paged_kv_cache", "out")
+        static, arrays = self.static, self.arrays
+        assert static is not None, "run before plan"
+        assert arrays is not None
+        q, (keys, values), out = given["q"], given["paged_kv_cache"], given["out"]
+        for each, dtype in (
+            (q, static.dtype),
+            (keys, static.kv_dtype),
+            (values, static.kv_dtype),
+            (out, static.dtype),
+        ):
+            assert each.dtype is dtype, (each.dtype, dtype)
+        assert q.shape == out.shape == (len(q), static.num_heads, static.head_dim), q.shape
+        assert q.stride(-1) == 1
+        assert out.is_contiguous()
+        assert keys.shape[1:] == (static.page_size, static.num_kv_heads, static.head_dim), keys.shape
+        assert keys.shape == values.shape
+        assert keys.stride() == values.stride(), "kernels for unequal strides are not compiled"
+        # Whatever its kernel could do, the caller has to give what was planned.
+        num_rows = self.planned[0][-1]
+        assert len(q) == num_rows, f"{len(q)} rows are given, {num_rows} were planned"
+        self.library.accelerator.launch(partial(self._attend, static, arrays, q, keys, values, out))
+        return out  # type: ignore[no-any-return]
+
+    def _attend(
+        self, static: Static, arrays: Arrays, q: Tensor, keys: Tensor, values: Tensor, out: Tensor
+    ) -> None:
+        """The kernel: layout and plan are where they were when it was launched first, whatever is in there now."""
+        rows, page_starts, last = self.planned
+        if arrays.query_starts is not None:
+            assert arrays.query_starts.tolist() == rows, "the plan is of another layout than the rows"
+        assert arrays.page_starts.tolist() == page_starts, "the plan is of another layout than the pages"
+        assert arrays.last_page_len.tolist() == last, "the plan is of another layout than the lengths"
+        assert rows[-1] <= len(q), f"{rows[-1]} rows are planned, {len(q)} are there"
+        out[rows[-1] :] = math.nan
+        cache = (keys, values)
+        for first, end, own_keys, own_values in _sequences(static, rows, page_starts, arrays.pages, last, cache):
+            if end > first:
+                out[first:end] = _attention(q[first:end], own_keys, own_values, static)
+
+
+class FakePrefill(FakeWrapper):
+    name = "BatchPrefillWithPagedKVCacheWrapper"
+    buffers = ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
+
+    def plan(self, *arguments: Any, **options: Any) -> None:
+        given = bound(
+            f"{self.name}.plan",
+            (self, *arguments),
+            options,
+            "qo_indptr",
+            "paged_kv_indptr",
+            "paged_kv_indices",
+            "paged_kv_last_page_len",
+            "num_qo_heads",
+            "num_kv_heads",
+            "head_dim_qk",
+            "page_size",
+            "causal",
+            "sm_scale",
+            "window_left",
+            "q_data_type",
+            "kv_data_type",
+            "seq_lens",
+            "disable_split_kv",
+        )
+        assert given.get("causal"), "attention to all positions is not emulated"
+        pages, last = given["paged_kv_indices"], given["paged_kv_last_page_len"]
+        self._plan(given, given["qo_indptr"], given["paged_kv_indptr"], pages, last)
+
+
+class FakeDecode(FakeWrapper):
+    name = "BatchDecodeWithPagedKVCacheWrapper"
+    own_options = ("use_tensor_cores",)
+    buffers = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
+
+    def plan(self, *arguments: Any, **options: Any) -> None:
+        given = bound(
+            f"{self.name}._plan_impl",
+            (self, *arguments),
+            options,
+            "indptr",
+            "indices",
+            "last_page_len",
+            "num_qo_heads",
+            "num_kv_heads",
+            "head_dim",
+            "page_size",
+            "sm_scale",
+            "window_left",
+            "q_data_type",
+            "kv_data_type",
+            "seq_lens",
+            "disable_split_kv",
+        )
+        self._plan(given, None, given["indptr"], given["indices"], given["last_page_len"])
+
+
+def _sequences(
+    static: Static,
+    rows: list[int],
+    page_starts: list[int],
+    pages: Tensor,
+    last_page_len: list[int],
+    cache: tuple[Tensor, Tensor],
+) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """(first row, end row, keys, values) of every sequence; keys and values: [length, Hkv, D]."""
+    for index, last in enumerate(last_page_len):
+        assert 1 <= last <= static.page_size, last
+        own = pages[page_starts[index] : page_starts[index + 1]].long()
+        length = (len(own) - 1) * static.page_size + last
+        keys, values = (part[own].flatten(0, 1)[:length] for part in cache)
+        yield rows[index], rows[index + 1], keys, values
+
+
+def _attention(q: Tensor, keys: Tensor, values: Tensor, static: Static) -> Tensor:
+    """The last row sees the last position, and every row before it one less: causal from the bottom right."""
+    group = static.num_heads // static.num_kv_heads
+    wide = [each.float().repeat_interleave(group, 1) for each in (keys, values)]
+    rows = torch.arange(len(q))[:, None] + len(keys) - len(q)
+    columns = torch.arange(len(keys))[None]
+    seen = columns <= rows
+    if static.window_left >= 0:
+        seen &= columns >= rows - static.window_left
+    scores = torch.einsum("rhd,chd->hrc", q.float(), wide[0]) * static.scale
+    return torch.einsum("hrc,chd->rhd", scores.masked_fill(~seen, -math.inf).softmax(-1), wide[1])

@@ -1,0 +1,64 @@
+"""A program: FlashInfer's own wrappers, planned on places of several sizes, without a GPU. Writes their plans.
+
+    python -m tests.kernels.cuda.flashinfer.planned_wrappers MODULES FOLDER 132 20 …
+
+MODULES: where compiled modules are. The runtime is the stand-in of planner, compiled into FOLDER. There is no
+pinned memory, so none is asked for.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from faser.kernels.cuda.flashinfer.library import load_flashinfer
+from faser.kernels.cuda.flashinfer.paged_attention import (
+    AttentionKind,
+    AttentionWorkspace,
+    AttentionWrappers,
+    plan_attention,
+)
+from faser.kernels.interface.paged_layout import paged_layout
+from tests.kernels.cuda.fake_device import FakeAccelerator
+from tests.kernels.cuda.flashinfer.planner import HEAD_DIM, PAGE_SIZE, stand_in
+from tests.kernels.layouts import Span, attention_shape, layout_of, shuffled_table
+
+ROWS = (2, 1)  # of every sequence: verified, and decoded with tensor cores
+NUM_SEQUENCES, BLOCKS_EACH = 4, 256
+GROUP, NUM_KV_HEADS = 4, 8
+
+
+class _Unpinned(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*args, **{name: value for name, value in (kwargs or {}).items() if name != "pin_memory"})
+
+
+def planned(modules: Path, num_processors: list[int]) -> list[list[list[int]]]:
+    """For each number of processors and each of ROWS, what a launch takes along."""
+    accelerator = FakeAccelerator()
+    library, workspace = load_flashinfer(modules), AttentionWorkspace(accelerator)
+    shape, table = attention_shape(GROUP, NUM_KV_HEADS, HEAD_DIM), shuffled_table(NUM_SEQUENCES, BLOCKS_EACH)
+    places = [AttentionWrappers(accelerator, library, workspace, each) for each in num_processors]
+    found: list[list[list[int]]] = []
+    for wrappers in places:
+        found.append([])
+        for rows in ROWS:
+            start = BLOCKS_EACH * PAGE_SIZE - rows
+            layout = layout_of([Span(sequence=s, start=start, rows=rows) for s in range(NUM_SEQUENCES)], table)
+            host = paged_layout(layout, PAGE_SIZE, accelerator.host_numbers)
+            kind = AttentionKind(shape, torch.bfloat16, torch.bfloat16, one_row_each=rows == 1)
+            wrapper: Any = wrappers.eager(kind)
+            plan_attention(wrapper, kind, host, PAGE_SIZE, host.page_indices)
+            found[-1].append([int(each) for each in wrapper._plan_info])
+    return found
+
+
+if __name__ == "__main__":
+    runtime = stand_in(Path(sys.argv[2]))
+    with _Unpinned():
+        sys.stdout.write(json.dumps(planned(Path(sys.argv[1]), [int(each) for each in sys.argv[3:]])))

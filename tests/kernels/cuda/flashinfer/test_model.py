@@ -1,0 +1,147 @@
+"""A whole small model on the flashinfer backend, its kernels emulated, through the steps of an engine.
+
+Oracle: the reference backend in float32. What float16 costs is measured on the reference backend too, so that the
+bound is no guess. Bugs this has been seen to catch: a residual stream that is not added to, the head's product
+rounded to 16 bits.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from faser.engine.execution.models.loader import load_decoder
+from faser.kernels.interface.backend import AttentionPlan, Backend, KvShape
+from faser.kernels.interface.graph_capture import GraphBatchSize
+from faser.kernels.torch.backend import TorchBackend
+from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.engine.execution.models.paged import BLOCK_SIZE, MAX_POSITIONS, PagedModel, Rows, prompt
+from tests.kernels.cuda.fake_graph import fake_backend
+from tests.kernels.layouts import Span, layout_of, shuffled_table
+
+MAX_ROWS = 32
+BUCKETS = (
+    GraphBatchSize(rows=4, sequences=4, one_row_each=True),
+    GraphBatchSize(rows=8, sequences=4, one_row_each=False),
+    GraphBatchSize(rows=MAX_ROWS, sequences=4, one_row_each=False),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four heads of 64 channels over two KV heads."""
+    config = tiny_llama_config() | {"hidden_size": 256, "intermediate_size": 320}
+    shapes = llama_shapes(config)
+    directory = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(directory, config, {name: each / 2 for name, each in random_weights(shapes).items()})
+    return directory
+
+
+def logits(backend: Backend, checkpoint: Path, dtype: torch.dtype) -> Tensor:
+    """Of all rows of the steps, eagerly."""
+    decoder = load_decoder(
+        checkpoint, backend, dtype, max_model_len=MAX_POSITIONS, max_rows=MAX_POSITIONS, progress=lambda *_: None
+    )
+    model = PagedModel(decoder, backend, num_sequences=2)
+    return torch.cat([model.step(batch) for batch in steps()])
+
+
+def steps() -> list[list[Rows]]:
+    """Two sequences that read in pieces, verify drafts of different lengths, lose some, and decode."""
+    first, second = prompt(40, VOCAB_SIZE, seed=1), prompt(40, VOCAB_SIZE, seed=2)
+    return [
+        [Rows(0, 0, first[:17])],
+        [Rows(1, 0, second[:20]), Rows(0, 17, first[17:18])],
+        [Rows(0, 18, first[18:23]), Rows(1, 20, second[20:22])],
+        [Rows(0, 20, second[20:21]), Rows(1, 22, second[22:23])],
+        [Rows(1, 23, second[23:27]), Rows(0, 21, first[21:22])],
+    ]
+
+
+def test_a_model_says_what_it_says_on_the_reference_backend(checkpoint: Path) -> None:
+    wanted = logits(TorchBackend(), checkpoint, torch.float32)
+
+    def error(backend: Backend) -> float:
+        return float((logits(backend, checkpoint, torch.float16) - wanted).square().mean().sqrt())
+
+    assert error(fake_backend()) <= 1.1 * error(TorchBackend()) < 0.01 * float(wanted.std())
+
+
+def test_logits_of_the_head_are_not_rounded_to_its_type(checkpoint: Path) -> None:
+    found = logits(fake_backend(), checkpoint, torch.float16)
+    assert found.dtype is torch.float32
+    assert (found != found.half()).float().mean() > 0.5
+
+
+class RecordedModel:
+    """Steps like PagedModel's, by recordings: embedding and layers in one, the head in another."""
+
+    def __init__(self, checkpoint: Path, dtype: torch.dtype) -> None:
+        backend = fake_backend()
+        self._capture = backend.capture
+        decoder = load_decoder(
+            checkpoint, backend, dtype, max_model_len=MAX_POSITIONS, max_rows=MAX_ROWS, progress=lambda *_: None
+        )
+        spec = decoder.spec
+        self._table = shuffled_table(2, MAX_POSITIONS // BLOCK_SIZE)
+        kv = KvShape(
+            num_layers=spec.num_layers,
+            num_blocks=self._table.numel(),
+            block_size=BLOCK_SIZE,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=dtype,
+        )
+        cache = backend.allocate_kv(kv)
+        self._token_ids = self._capture.stage(MAX_ROWS, torch.int64)
+        self._plans, self._trunks, self._heads = {}, {}, {}
+        for bucket in BUCKETS:
+            plan = self._capture.plan(bucket, BLOCK_SIZE, self._table.numel())
+
+            def trunk(bucket: GraphBatchSize = bucket, plan: AttentionPlan = plan) -> None:
+                hidden = decoder.embed(self._token_ids.device[: bucket.rows])
+                decoder.run_layers(hidden, 0, spec.num_layers, cache, plan)
+
+            def head(bucket: GraphBatchSize = bucket) -> None:
+                decoder.logits(decoder.hidden[: bucket.rows])
+
+            self._plans[bucket] = plan
+            with torch.inference_mode():
+                self._trunks[bucket] = self._capture.record(trunk)
+                self._heads[bucket] = self._capture.record(head)
+        self._decoder = decoder
+
+    def step(self, batch: Sequence[Rows]) -> Tensor:
+        count = sum(len(rows.token_ids) for rows in batch)
+        plain = all(len(rows.token_ids) == 1 for rows in batch)
+        bucket = next(each for each in BUCKETS if each.rows >= count and plain >= each.one_row_each)
+        numbers = self._token_ids.host()
+        numbers[:count] = [token for rows in batch for token in rows.token_ids]
+        numbers[count:] = 0
+        self._token_ids.send()
+        spans = [Span(sequence=rows.sequence, start=rows.start, rows=len(rows.token_ids)) for rows in batch]
+        self._capture.lay_out(self._plans[bucket], layout_of(spans, self._table))
+        self._trunks[bucket].replay()
+        self._heads[bucket].replay()
+        (found,) = self._capture.fetch((self._decoder.logit_rows[:count],)).wait()
+        return torch.from_numpy(found)
+
+
+def test_a_replayed_model_says_what_it_says_on_the_reference_backend(checkpoint: Path) -> None:
+    """Of reading, verifying and decoding steps, each padded to the next recorded size."""
+    reference = TorchBackend()
+    wanted = logits(reference, checkpoint, torch.float32)
+    bound = 1.1 * float((logits(reference, checkpoint, torch.float16) - wanted).square().mean().sqrt())
+    model = RecordedModel(checkpoint, torch.float16)
+    found = torch.cat([model.step(batch) for batch in steps()])
+    assert float((found - wanted).square().mean().sqrt()) <= bound

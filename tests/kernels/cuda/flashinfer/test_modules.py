@@ -1,0 +1,96 @@
+"""How FlashInfer calls its modules, and where they are looked for."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from faser.kernels.cuda.flashinfer.build import FP8_MODULES, MODULES, VERSION, WINDOW_MODULES, modules_dir
+from faser.kernels.cuda.flashinfer.modules import (
+    Attention,
+    Module,
+    compile_time,
+    folder_of_compiled,
+    folders_ahead,
+    known_modules,
+    needed_modules,
+)
+
+KNOWN = MODULES + WINDOW_MODULES + FP8_MODULES
+LAST = "dtype_idx_i32_head_dim_qk_64_head_dim_vo_64_posenc_0"
+NAMES = {
+    Module(name="norm"): "norm",
+    Module(name="silu_and_mul"): "silu_and_mul",
+    Module(name="decode_64"): (
+        f"batch_decode_with_kv_cache_dtype_q_bf16_dtype_kv_bf16_dtype_o_bf16_{LAST}_use_swa_False_use_logits_cap_False"
+    ),
+    Module(name="decode_64_window", dtype="float16"): (
+        f"batch_decode_with_kv_cache_dtype_q_f16_dtype_kv_f16_dtype_o_f16_{LAST}_use_swa_True_use_logits_cap_False"
+    ),
+    Module(name="prefill_64"): (
+        f"batch_prefill_with_kv_cache_dtype_q_bf16_dtype_kv_bf16_dtype_o_bf16_{LAST}_use_swa_False_use_logits_cap_False"
+        "_f16qk_False_kv_stride_equal"
+    ),
+    Module(name="decode_64_window_fp8"): (
+        f"batch_decode_with_kv_cache_dtype_q_bf16_dtype_kv_e4m3_dtype_o_bf16_{LAST}_use_swa_True_use_logits_cap_False"
+    ),
+    Module(name="prefill_64_fp8", dtype="float16"): (
+        f"batch_prefill_with_kv_cache_dtype_q_f16_dtype_kv_e4m3_dtype_o_f16_{LAST}_use_swa_False_use_logits_cap_False"
+        "_f16qk_False_kv_stride_equal"
+    ),
+}
+
+
+@pytest.mark.parametrize("module", NAMES, ids=lambda each: each.label)
+def test_a_module_has_flashinfers_name(module: Module) -> None:
+    assert module.own_name == NAMES[module]
+
+
+@pytest.mark.skipif(find_spec("flashinfer") is None, reason="flashinfer is not installed")
+@pytest.mark.parametrize("name", KNOWN)
+def test_flashinfer_itself_calls_the_module_so(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Oracle: the package."""
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
+    from faser.kernels.cuda.flashinfer.build import _spec
+
+    assert _spec(name).name == Module(name=name).own_name
+
+
+def test_every_module_that_can_be_compiled_has_a_time() -> None:
+    assert all(each.seconds > 0 for each in known_modules())
+    assert {each.name for each in known_modules()} == set(KNOWN)
+    assert {each.name for each in known_modules() if each.dtype == "float16"} == {
+        name for name in KNOWN if name.startswith(("decode", "prefill"))
+    }
+
+
+def test_a_model_needs_each_module_once() -> None:
+    plain = Attention(head_dim=64, window=False, dtype="bfloat16", fp8=False, decodes=True)
+    window = Attention(head_dim=64, window=True, dtype="bfloat16", fp8=False, decodes=False)
+    small = Attention(head_dim=64, window=True, dtype="bfloat16", fp8=True, decodes=True)
+    assert [each.label for each in needed_modules([plain, window, plain, small])] == [
+        "silu_and_mul",
+        "norm",
+        "prefill_64",
+        "decode_64",
+        "prefill_64_window",
+        "prefill_64_window_fp8",
+        "decode_64_window_fp8",
+    ]
+
+
+def test_modules_are_looked_for_where_flashinfer_looks(tmp_path: Path) -> None:
+    """What was compiled ahead of time hides what came with the package: its folder takes that one's place."""
+    compiled = tmp_path / ".cache" / "flashinfer" / VERSION / "90a" / "cached_ops"
+    assert folder_of_compiled(tmp_path, "9.0a") == compiled
+    ahead = modules_dir(tmp_path, "9.0a")
+    assert folders_ahead(tmp_path, "9.0a")[0] == ahead
+    assert len(folders_ahead(tmp_path, "9.0a")) == 1 + (find_spec("flashinfer") is not None)
+    ahead.mkdir()
+    assert folders_ahead(tmp_path, "9.0a") == (ahead,)
+
+
+def test_times_are_told_in_minutes() -> None:
+    assert compile_time([Module(name="silu_and_mul")]) == "about a minute"
+    assert compile_time([Module(name="norm"), Module(name="prefill_64")]) == "about 3 minutes"

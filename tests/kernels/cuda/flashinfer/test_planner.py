@@ -1,0 +1,173 @@
+"""What is said of FlashInfer's planner, held against the planner itself. Needs no GPU, but the compiled module.
+
+Bugs these tests have been seen to catch: idle processors counted once; a workspace without the row that a tile
+only begins, without the tiles of short sequences, of tiles of another size, or without the blocks that run at
+once.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from faser.kernels.cuda.flashinfer.lane_plans import BLOCKS_PER_PROCESSOR
+from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, split_bytes
+from faser.kernels.interface.backend import AttentionShape
+from tests.kernels.cuda.flashinfer import planned_wrappers
+from tests.kernels.cuda.flashinfer.planner import HEAD_DIM, MODULES, PAGE_SIZE, Layout, Planner, missing
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")
+ROOT = Path(__file__).parents[4]
+ALL, LANES = 132, (120, 96, 36, 20, 12)
+GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
+
+
+@pytest.fixture(scope="module")
+def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
+    return Planner(tmp_path_factory.mktemp("runtime"))
+
+
+def idle_blocks(num_processors: int) -> int:
+    return BLOCKS_PER_PROCESSOR * (ALL - num_processors)
+
+
+def kind_of(layout: Layout, *, one_row_each: bool) -> AttentionKind:
+    shape = AttentionShape(
+        num_heads=layout.num_heads,
+        num_kv_heads=layout.num_kv_heads,
+        head_dim=HEAD_DIM,
+        scale=1.0,
+        window=None if layout.window_left < 0 else layout.window_left + 1,
+    )
+    return AttentionKind(shape, torch.bfloat16, torch.bfloat16, one_row_each)
+
+
+def drawn(draw: random.Random, num_sequences: int, num_rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Rows, at least one for every sequence, and pages of sequences as long as they come."""
+    rows = [1] * num_sequences
+    some = draw.choice([1, 3, num_sequences])
+    for _ in range(num_rows - num_sequences):
+        rows[draw.randrange(min(some, num_sequences))] += 1
+    lengths = [draw.choice([1, 3, 64, 256, draw.randint(1, 2048)]) for _ in rows]
+    pages = tuple(max(each, -(-count // PAGE_SIZE)) for each, count in zip(lengths, rows, strict=True))
+    return tuple(rows), pages
+
+
+def blank(num_sequences: int, most_rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What recordings are planned for first."""
+    rows = tuple(most_rows // num_sequences + (s < most_rows % num_sequences) for s in range(num_sequences))
+    return rows, tuple(-(-each // PAGE_SIZE) for each in rows)
+
+
+@pytest.mark.parametrize("num_processors", LANES)
+def test_blocks_that_are_left_out_are_processors_that_are_not_there(planner: Planner, num_processors: int) -> None:
+    """Oracle: a device of that size."""
+    draw = random.Random(num_processors)
+    for _ in range(50):
+        num_kv_heads, sequences = draw.choice([1, 2, 8, 16]), draw.choice([1, 2, 7, 33, 100])
+        most_rows = draw.choice([sequences, sequences + 20, 5 * sequences])
+        rows, pages = drawn(draw, sequences, draw.randint(sequences, most_rows))
+        layout = Layout(
+            rows=rows,
+            pages=pages,
+            num_heads=num_kv_heads * draw.choice(GROUPS),
+            num_kv_heads=num_kv_heads,
+            most_rows=draw.choice([most_rows, None]),
+        )
+        found = planner.plan(layout, colocated=idle_blocks(num_processors))
+        assert found == planner.plan(layout, num_processors=num_processors)
+        assert not found.splits or layout.most_rows or found.grid <= 2 * num_processors // num_kv_heads
+
+
+def test_long_sequences_are_cut_for_the_lane_and_not_for_the_device(planner: Planner) -> None:
+    """Four of 4,096 tokens, decoded by 20 processors: five pieces may run at once, so none is cut."""
+    layout = Layout(rows=(1,) * 4, pages=(256,) * 4, num_heads=32, num_kv_heads=8)
+    on_all, on_lane = planner.plan(layout), planner.plan(layout, colocated=idle_blocks(20))
+    assert (on_all.splits, on_all.chunk_tokens, on_all.grid) == (True, 512, 32)
+    assert (on_lane.splits, on_lane.chunk_tokens, on_lane.grid) == (False, 4096, 4)
+
+
+@pytest.mark.parametrize("num_processors", [ALL, *LANES])
+@pytest.mark.parametrize("one_row_each", [True, False])
+def test_nothing_that_is_recorded_changes_from_plan_to_plan(
+    planner: Planner, num_processors: int, one_row_each: bool
+) -> None:
+    """And all of them take a workspace that is hardly smaller than the one that there is."""
+    draw = random.Random(num_processors)
+    for _ in range(40):
+        num_kv_heads, group = draw.choice([1, 2, 4, 8, 16, 32]), draw.choice(GROUPS)
+        sequences = draw.choice([1, 2, 7, 33, 64, 256])
+        most_rows = sequences + (0 if one_row_each else draw.choice([1, 20, sequences, 4 * sequences, 300]))
+        window_left = draw.choice([-1, 127])
+        recorded = set()
+        for number in range(4):
+            num_rows = most_rows if one_row_each else draw.randint(sequences, most_rows)
+            rows, pages = drawn(draw, sequences, num_rows) if number else blank(sequences, most_rows)
+            layout = Layout(
+                rows=rows,
+                pages=pages,
+                num_heads=num_kv_heads * group,
+                num_kv_heads=num_kv_heads,
+                most_rows=most_rows,
+                window_left=window_left,
+            )
+            plan = planner.plan(layout, colocated=idle_blocks(num_processors))
+            recorded.add(plan.recorded)
+            kind = kind_of(layout, one_row_each=one_row_each)
+            if kind.uses_tensor_cores:
+                room = split_bytes(kind, num_processors, rows=most_rows, sequences=sequences)
+                assert plan.bytes <= room <= 1.001 * plan.bytes
+        assert len(recorded) == 1
+
+
+@pytest.mark.parametrize("num_processors", [ALL, *LANES])
+def test_plans_of_any_size_find_room_for_what_they_split(planner: Planner, num_processors: int) -> None:
+    draw, fullest = random.Random(num_processors), 0.0
+    for _ in range(150):
+        num_kv_heads, sequences = draw.choice([1, 2, 4, 8, 16]), draw.choice([1, 1, 2, 7, 33])
+        rows, pages = drawn(draw, sequences, sequences * draw.choice([1, 4, 40, 300]))
+        heads = num_kv_heads * draw.choice(GROUPS)
+        layout = Layout(rows=rows, pages=pages, num_heads=heads, num_kv_heads=num_kv_heads)
+        taken = planner.plan(layout, colocated=idle_blocks(num_processors)).bytes
+        room = split_bytes(kind_of(layout, one_row_each=False), num_processors)
+        assert taken <= room
+        fullest = max(fullest, taken / room)
+    assert fullest > 0.75
+
+
+@pytest.mark.slow
+def test_wrappers_of_the_package_plan_for_their_places(planner: Planner, tmp_path: Path) -> None:
+    """In a process of its own: importing the package takes seconds and makes a folder for its cache."""
+    counts = (ALL, *LANES)
+    environment = {
+        **os.environ,
+        "FLASHINFER_WORKSPACE_BASE": str(tmp_path),
+        "FLASHINFER_CUDA_ARCH_LIST": "9.0a",
+        "FLASHINFER_DISABLE_JIT": "1",
+        "PYTHONPATH": ":".join([str(ROOT), *sys.path]),
+    }
+    program = [
+        sys.executable,
+        "-m",
+        "tests.kernels.cuda.flashinfer.planned_wrappers",
+        str(MODULES),
+        str(tmp_path),
+        *map(str, counts),
+    ]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    for num_processors, plans in zip(counts, found, strict=True):
+        for rows, recorded in zip(planned_wrappers.ROWS, plans, strict=True):
+            layout = Layout(
+                rows=(rows,) * planned_wrappers.NUM_SEQUENCES,
+                pages=(planned_wrappers.BLOCKS_EACH,) * planned_wrappers.NUM_SEQUENCES,
+                num_heads=planned_wrappers.GROUP * planned_wrappers.NUM_KV_HEADS,
+                num_kv_heads=planned_wrappers.NUM_KV_HEADS,
+            )
+            assert tuple(recorded) == planner.plan(layout, num_processors=num_processors).recorded

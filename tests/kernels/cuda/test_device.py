@@ -1,0 +1,80 @@
+"""What is said of a CUDA device before anything is started on it, and the one product that only CUDA has."""
+
+import pytest
+import torch
+
+from faser.errors import ConfigError
+from faser.kernels.cuda.device import CudaDevice, CudaFacts, cuda_facts, open_cuda, products_without, stream_of
+from faser.kernels.interface.processors import DeviceLane
+
+HOPPER, TURING = (9, 0), (7, 5)
+
+
+def facts(*capabilities: tuple[int, int], build: str | None = "13.0") -> CudaFacts:
+    return CudaFacts(build=build, capabilities=capabilities)
+
+
+@pytest.mark.parametrize("device, index", [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
+def test_a_device_that_will_do_is_given_with_its_number(device: str, index: int) -> None:
+    assert open_cuda(device, facts(HOPPER, (8, 0))) == torch.device("cuda", index)
+
+
+@pytest.mark.parametrize(
+    "device, found, problem",
+    [
+        ("cuda", facts(build=None), "device is cuda; torch .* is built without CUDA"),
+        ("cuda", facts(), r"device is cuda; torch finds no CUDA device \(a driver for CUDA 13.0\?\)"),
+        ("cuda:1", facts(HOPPER), "device is cuda:1; this machine has 1 CUDA devices"),
+        ("cuda:1", facts(HOPPER, TURING), "device is cuda:1, of compute capability 7.5; at least 8.0 is needed"),
+    ],
+)
+def test_what_is_missing_is_named(device: str, found: CudaFacts, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        open_cuda(device, found)
+
+
+def test_there_is_a_capability_for_every_device_of_this_machine() -> None:
+    assert len(cuda_facts().capabilities) == torch.cuda.device_count()
+
+
+def test_the_wide_product_is_one_that_torch_knows() -> None:
+    """On tensors without memory: torch checks shapes and types, and nobody computes."""
+    x = torch.empty(2, 8, dtype=torch.bfloat16, device="meta")
+    weight = torch.empty(3, 8, dtype=torch.bfloat16, device="meta")
+    out = torch.empty(2, 3, device="meta")
+    found = CudaDevice(torch.device("cuda", 0)).wide_product(x, weight.t(), out)
+    assert (found.shape, found.dtype) == ((2, 3), torch.float32)
+
+
+class Bindings:
+    """torch's, as far as they are used here."""
+
+    def __init__(self) -> None:
+        self.said: list[int | None] = []
+
+    def _set_sm_carveout_experimental(self, idle: int | None) -> None:
+        self.said.append(idle)
+
+
+def test_products_are_told_of_idle_processors_while_work_is_recorded_and_never_longer() -> None:
+    bindings = Bindings()
+    with products_without(12, bindings):
+        assert bindings.said == [12]
+    with pytest.raises(ZeroDivisionError), products_without(36, bindings):
+        raise ZeroDivisionError
+    assert bindings.said == [12, None, 36, None]
+    with products_without(0, bindings), products_without(12, object()):
+        assert bindings.said[4:] == []
+
+
+def test_torch_knows_of_idle_processors() -> None:
+    with products_without(12):
+        assert torch._C._get_sm_carveout_experimental() == 12
+    assert torch._C._get_sm_carveout_experimental() is None
+
+
+def test_a_lane_is_recorded_on_a_stream_of_torch_and_on_nothing_else() -> None:
+    assert issubclass(torch.cuda.ExternalStream, torch.cuda.Stream)
+    place = DeviceLane(name="draft", share=0.25, num_processors=36, stream="no stream")
+    with pytest.raises(AssertionError, match="the draft lane's stream is 'no stream'"):
+        stream_of(place, torch.device("cuda", 0))

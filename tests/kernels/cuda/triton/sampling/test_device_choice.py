@@ -1,0 +1,226 @@
+"""Tokens and guesses that are chosen on the device are those of the tensor operations, bit for bit.
+
+Bugs these tests have been seen to catch: the rival in the best token's own chunk forgotten, ties excluded by
+value, a lead of broken rows, a NaN unseen, ties of tokens or chunks given to the higher id, a chunk's own mass
+before it, either end of the window ignored, what a chunk said before taken as new, leads not divided by the
+temperature or those of the best for all, greedy or padding rows drawn, the edge ignored, digits of another level,
+results without random rows elsewhere or computed in full.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from faser.engine.execution.sampling.noise import Purpose, uniforms
+from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.errors import EngineError
+from faser.kernels.cuda.triton.sampling.device_choice import TritonDeviceSamplingKernels
+from faser.kernels.interface.device_sampling_kernels import DeviceSamplingKernels
+from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, TruncationParams
+from tests.kernels.cuda.triton.rows import DEVICE, NO_CUT, Case, Cut, make_case, zeros
+
+REFERENCE = TorchSamplingKernels()
+WINDOWS = [0.0, 2.0**-20, 0.05, 0.3, 1.0]
+COLDEST = float(np.finfo(np.float32).tiny)
+
+Found = tuple[list[int], list[float]]
+
+
+def device_sampling_kernels(num_rows: int, width: int) -> DeviceSamplingKernels:
+    return TritonDeviceSamplingKernels(num_rows, width, DEVICE, block=16)
+
+
+def guessed(
+    case: Case, window: float, *, random: bool = True, choice: DeviceSamplingKernels | None = None
+) -> Found:
+    """What the kernels say, having left the logits as they were."""
+    num_rows, width = case.logits.shape
+    choice = choice or device_sampling_kernels(num_rows, width)
+    logits, chosen, leads = (
+        case.logits.to(DEVICE, copy=True),
+        zeros(num_rows, torch.int64),
+        zeros(num_rows, torch.float32),
+    )
+    choice.guess(logits, case.rows, window, chosen, leads, random=random, **case.asks)
+    assert torch.equal(logits.cpu().view(torch.int32), case.logits.view(torch.int32))
+    return chosen.tolist(), leads.tolist()
+
+
+def taken(case: Case, *, random: bool = True) -> list[int]:
+    chosen = zeros(len(case.logits), torch.int64)
+    choice = device_sampling_kernels(*case.logits.shape)
+    choice.take(case.logits.to(DEVICE, copy=True), case.rows, chosen, random=random, **case.asks)
+    found: list[int] = chosen.tolist()
+    return found
+
+
+def expected_guess(case: Case, window: float) -> Found:
+    token_ids, leads = REFERENCE.best_and_lead(case.logits)
+    if len(at := warm(case, token_ids)):
+        noise = uniforms(case.seeds[at], case.positions[at], Purpose.TOKEN)
+        asked = (case.logits.clone(), at, token_ids[at], shaping_of(case, at), noise, window)
+        token_ids[at], leads[at] = REFERENCE.nearest(*asked)
+    return token_ids.tolist(), leads.tolist()
+
+
+def expected_tokens(case: Case) -> list[int]:
+    token_ids = REFERENCE.best(case.logits)
+    if len(at := warm(case, token_ids)):
+        noise = uniforms(case.seeds[at], case.positions[at], Purpose.TOKEN)
+        token_ids[at] = REFERENCE.draw(case.logits.clone(), at, token_ids[at], shaping_of(case, at), noise)
+    found: list[int] = token_ids.tolist()
+    return found
+
+
+def warm(case: Case, token_ids: Ints) -> Ints:
+    """Rows that have a temperature and a token."""
+    return np.flatnonzero((case.temperature > 0) & (token_ids != NO_TOKEN))
+
+
+def shaping_of(case: Case, at: Ints) -> TruncationParams:
+    whole = case.shaping
+    return TruncationParams(
+        temperature=whole.temperature[at], min_p=whole.min_p[at], top_k=whole.top_k[at], top_p=whole.top_p[at]
+    )
+
+
+def warmed(case: Case, *temperatures: float) -> Case:
+    return replace(case, temperature=np.array(temperatures, dtype=np.float32))
+
+
+@pytest.mark.parametrize("random", [True, False])
+@pytest.mark.parametrize("width", [1, 2, 16, 40])
+def test_rows_without_temperature_get_the_most_likely_token_and_its_lead(width: int, random: bool) -> None:
+    """Oracle: the tensor operations. Ties within and across chunks, forbidden tokens, a row of nothing else."""
+    case = make_case(width, width, [NO_CUT] * 6, temperature=0.0)
+    case.logits[1].round_()
+    case.logits[2, [0, width - 1]] = 50.0
+    case.logits[3, width // 2 :] = -torch.inf
+    case.logits[4, :-1] = -torch.inf
+    case.logits[5] = 1.5
+
+    assert guessed(case, 0.05, random=random) == expected_guess(case, 0.05)
+    assert taken(case, random=random) == expected_tokens(case)
+
+
+@pytest.mark.parametrize("width", [2, 20])
+def test_a_lead_is_over_the_best_other_token_wherever_the_two_are(width: int) -> None:
+    """Oracle: sorting. The best is in every column, the runner-up in some other one."""
+    places = torch.arange(width)
+    case = make_case(0, width, [NO_CUT] * width, temperature=0.0)
+    case.logits.fill_(-3.0)
+    case.logits[places, places] = 2.5
+    case.logits[places, (7 * places + 1) % width] += 4.25
+    tops = case.logits.sort(-1, descending=True).values
+
+    assert guessed(case, 0.0, random=False)[1] == (tops[:, 0] - tops[:, 1]).tolist()
+
+
+@pytest.mark.parametrize("random", [True, False])
+@pytest.mark.parametrize("fault", [float("nan"), float("inf"), float("-inf")])
+def test_rows_that_are_no_numbers_have_no_token_and_no_lead(fault: float, random: bool) -> None:
+    """With and without a temperature, the fault in the first, a middle and the last chunk."""
+    case = warmed(make_case(1, 40, [NO_CUT] * 4), 0.0, 0.8, 0.8, 0.0)
+    for row, column in enumerate([3, 20, 39]):
+        case.logits[row, slice(None) if fault == float("-inf") else column] = fault
+    token_ids, leads = guessed(case, 0.05, random=random)
+
+    assert (token_ids[:3], leads[:3]) == ([NO_TOKEN] * 3, [0.0] * 3)
+    assert (token_ids, leads) == expected_guess(case, 0.05)
+    assert taken(case, random=random) == token_ids
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("width", [1, 40])
+def test_guesses_are_those_of_the_tensor_operations(width: int, window: float) -> None:
+    """The coldest temperature, hot ones, greedy rows between them, ties, forbidden tokens."""
+    case = warmed(make_case(width, width, [NO_CUT] * 6), 0.8, 0.0, 1000.0, COLDEST, 2.0, 1.0)
+    case.logits[4].round_()
+    case.logits[5, : width // 2] = -torch.inf
+
+    assert guessed(case, window) == expected_guess(case, window)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_of_equally_near_tokens_the_first_is_guessed(seed: int) -> None:
+    """Equal masses in several chunks, and a window that holds some whole tokens, or cuts the first of a chunk."""
+    case = make_case(seed, 40, [NO_CUT] * 4, temperature=1.0)
+    case.logits[:2] = 0.0
+    case.logits[2:].clamp_(-1, 1).round_()
+
+    for window in (0.05, 0.25):
+        assert guessed(case, window) == expected_guess(case, window)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [0.0, 0.05])
+def test_guesses_are_among_what_the_truncation_keeps(window: float) -> None:
+    cuts: list[Cut] = [(0.05, 0, 1.0), (0.0, 5, 1.0), (0.0, 0, 0.7), (0.02, 20, 0.95), NO_CUT]
+    case = warmed(make_case(5, 36, cuts), 0.8, 2.0, 1.0, 1.5, 0.0)
+
+    assert guessed(case, window) == expected_guess(case, window)
+
+
+@pytest.mark.slow
+def test_greedy_and_random_tokens_are_taken_side_by_side() -> None:
+    cuts: list[Cut] = [NO_CUT, (0.0, 5, 1.0), (0.0, 0, 0.7), (0.3, 0, 1.0), NO_CUT]
+    case = warmed(make_case(6, 36, cuts), 0.0, 2.0, 1.0, 1.5, 1000.0)
+
+    assert taken(case) == expected_tokens(case)
+
+
+def padded(case: Case, cuts: list[Cut]) -> Case:
+    """With rows behind that have no temperature and no sound number anywhere."""
+    num_more, width = len(cuts), case.logits.shape[1]
+    faults = torch.full((num_more, width), torch.nan)
+    faults[0, 1:] = torch.inf
+    return Case(
+        logits=torch.cat((case.logits, faults)),
+        temperature=np.append(case.temperature, np.zeros(num_more, dtype=np.float32)),
+        cuts=case.cuts + cuts,
+        seeds=np.append(case.seeds, np.full(num_more, 2**64 - 1, dtype=np.uint64)),
+        positions=np.append(case.positions, np.full(num_more, -(2**62))),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [0.0, 0.05])
+def test_padding_rows_do_no_harm(window: float) -> None:
+    case = warmed(make_case(7, 36, [NO_CUT, (0.0, 5, 0.7)]), 0.0, 1.0)
+    both = padded(case, [(0.0, -(2**40), float("nan")), (0.0, 2**62, -5.0)])
+    tokens, leads = expected_guess(case, window)
+
+    assert guessed(both, window) == (tokens + [NO_TOKEN] * 2, leads + [0.0] * 2)
+    assert taken(both) == expected_tokens(case) + [NO_TOKEN] * 2
+
+
+def test_what_a_step_leaves_behind_does_not_reach_the_next_one() -> None:
+    """The same places again, with fewer rows, other numbers and other windows, as recordings are replayed."""
+    choice = device_sampling_kernels(5, 40)
+    for seed, num_rows, window in [(1, 5, 0.3), (2, 2, 0.0), (3, 4, 2.0**-20), (4, 5, 0.05)]:
+        case = make_case(seed, 40, [NO_CUT] * num_rows, temperature=1.5)
+        assert guessed(case, window, choice=choice) == expected_guess(case, window)
+
+
+def test_without_random_rows_their_temperatures_are_not_looked_at() -> None:
+    case = make_case(8, 40, [NO_CUT] * 3, temperature=1000.0)
+    cold = warmed(case, 0.0, 0.0, 0.0)
+
+    assert guessed(case, 0.05, random=False) == expected_guess(cold, 0.05)
+    assert taken(case, random=False) == expected_tokens(cold)
+
+
+@pytest.mark.parametrize("window", [-0.1, 2.0**-21, 1.5, float("nan")])
+def test_a_window_that_may_be_empty_or_is_none_is_refused(window: float) -> None:
+    with pytest.raises(EngineError, match=f"window is {window}; it must be 0, or from"):
+        guessed(make_case(0, 20, [NO_CUT]), window)
+
+
+def test_leads_of_another_type_are_refused() -> None:
+    case = make_case(0, 20, [NO_CUT])
+    with pytest.raises(EngineError, match=r"leads is torch.float64; the kernel needs torch.float32"):
+        device_sampling_kernels(1, 20).guess(
+            case.logits.to(DEVICE), case.rows, 0.05, zeros(1, torch.int64), zeros(1, torch.float64), **case.asks
+        )

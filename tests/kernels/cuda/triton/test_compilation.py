@@ -1,0 +1,36 @@
+"""The kernels as a GPU would run them, as far as it shows without one. Bugs seen caught: fusion left on."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_sm_90_and_rounds_every_product(tmp_path: Path) -> None:
+    """The interpreter rounds every product by itself; a compiler fuses them with sums unless it is told not to."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.cuda.triton.compile_kernels"],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    fuses = json.loads(done.stdout)
+    assert {
+        "_draw",
+        "_chunk_guess",
+        "_digit_sums",
+        "_add_bias",
+        "_allow_only",
+        "_forbid",
+        "_judge",
+        "_penalise",
+        "_rope_append",
+    } <= fuses.keys()
+    assert [name for name, does in fuses.items() if does] == []

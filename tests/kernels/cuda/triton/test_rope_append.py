@@ -1,0 +1,184 @@
+"""Rotated queries and stored keys and values are those of the torch backend.
+
+Bugs these tests have been seen to catch: turned the other way, values rotated, value heads off by some,
+keys with the weight of queries, no slot stored; of 8-bit floats: no
+saturation, or only upwards, what is no number stored as 448, ties away from zero, one half of a head stored twice.
+
+Rotation alone is the same bits in float32. RMS norms sum in another order: within 2e-6 of float32, and of bfloat16
+within 2**-5: three roundings stand in a row, and the interpreter cuts off where a GPU rounds.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from faser.engine.checkpoints.families.architecture import RopeSpec
+from faser.engine.execution.models.rope import rotary_angles
+from faser.errors import EngineError
+from faser.kernels.cuda.triton.rope_append import NO_SLOT, HeadNorm, rope_append
+from faser.kernels.interface.backend import AttentionShape, KvShape, RowLayout
+from faser.kernels.interface.fp8 import FP8
+from faser.kernels.interface.fp8_cache import stored
+from faser.kernels.torch.backend import TorchBackend
+from tests.kernels.cuda.triton.rows import DEVICE
+
+BLOCK_SIZE = 4
+Outcome = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
+
+LAYOUT = RowLayout(
+    query_start=torch.tensor([0, 2, 3], dtype=torch.int32),
+    seq_len=torch.tensor([5, 9], dtype=torch.int32),
+    positions=torch.tensor([3, 4, 8], dtype=torch.int32),
+    block_table=torch.tensor([[5, 1, 0], [2, 6, 3]], dtype=torch.int32),
+)
+
+
+def shape_of(head_dim: int, num_kv_heads: int = 2) -> AttentionShape:
+    return AttentionShape(num_heads=4, num_kv_heads=num_kv_heads, head_dim=head_dim, scale=1.0)
+
+
+def random_qkv(shape: AttentionShape, dtype: torch.dtype) -> Tensor:
+    width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    return torch.randn(3, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def by_backend(
+    qkv: Tensor,
+    shape: AttentionShape,
+    angles: Tensor | None,
+    norm: HeadNorm | None,
+    kv_dtype: torch.dtype | None = None,
+) -> Outcome:
+    """kv_dtype: of the cache; None: that of qkv."""
+    backend = TorchBackend("cpu")
+    kv = KvShape(
+        num_layers=1,
+        num_blocks=7,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        dtype=kv_dtype or qkv.dtype,
+    )
+    cache = backend.allocate_kv(kv)
+    weights = {} if norm is None else {"q_norm": norm.q_weight, "k_norm": norm.k_weight, "eps": norm.eps}
+    plan = backend.plan(LAYOUT, BLOCK_SIZE)
+    queries = backend.rope_append(qkv.clone(), angles, cache, 0, shape, plan, **weights)  # type: ignore[arg-type]
+    return queries, cache.keys[0], cache.values[0]
+
+
+def by_kernel(
+    qkv: Tensor,
+    shape: AttentionShape,
+    angles: Tensor | None,
+    norm: HeadNorm | None,
+    kv_dtype: torch.dtype | None = None,
+) -> Outcome:
+    size, dtype = (7, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim), kv_dtype or qkv.dtype
+    keys, values = (torch.zeros(size, dtype=dtype, device=DEVICE) for _ in range(2))
+    queries = rope_append(
+        qkv.clone().to(DEVICE),
+        None if angles is None else angles.to(DEVICE),
+        LAYOUT.positions.long().to(DEVICE),
+        torch.tensor([5 * 4 + 3, 1 * 4, 3 * 4], device=DEVICE),
+        keys,
+        values,
+        shape,
+        norm and HeadNorm(q_weight=norm.q_weight.to(DEVICE), k_weight=norm.k_weight.to(DEVICE), eps=norm.eps),
+    )
+    return queries.cpu(), keys.cpu(), values.cpu()
+
+
+def angles_of(head_dim: int) -> Tensor:
+    return rotary_angles(RopeSpec(theta=10000.0, scaling=None), head_dim=head_dim, num_positions=16)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
+def test_rotated_heads_are_the_same_bits_whatever_the_group(head_dim: int, num_kv_heads: int) -> None:
+    shape = shape_of(head_dim, num_kv_heads)
+    case = (random_qkv(shape, torch.float32), shape, angles_of(head_dim), None)
+    for found, wanted in zip(by_kernel(*case), by_backend(*case), strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rotates", [False, True])
+def test_stored_8_bit_floats_are_the_bits_of_a_saturating_cast(
+    head_dim: int, dtype: torch.dtype, rotates: bool
+) -> None:
+    """Oracle: torch's conversion, of what a cache of the inputs' type would get. Queries stay as they are."""
+    shape = shape_of(head_dim)
+    qkv = random_qkv(shape, dtype) * torch.tensor([[2.0**-7], [1.0], [200.0]], dtype=dtype)
+    case = (qkv, shape, angles_of(head_dim) if rotates else None, None)
+    found = by_kernel(*case, FP8)
+    queries, keys, values = by_kernel(*case)
+    assert torch.equal(found[0], queries)
+    for mine, wide in zip(found[1:], (keys, values), strict=True):
+        assert wide.abs().max() > 448
+        assert torch.equal(mine.view(torch.uint8), wide.float().clamp(-448, 448).to(FP8).view(torch.uint8))
+    if dtype is torch.float32 or not rotates:
+        for mine, theirs in zip(found, by_backend(*case, FP8), strict=True):
+            assert torch.equal(mine.float(), theirs.float())
+
+
+def test_16_bit_numbers_are_stored_as_the_torch_backend_stores_them() -> None:
+    """From half the least number of the type to twice the largest; and infinities, and what is no number."""
+    shape = AttentionShape(num_heads=1, num_kv_heads=1, head_dim=128, scale=1.0)
+    exponents = [*range(127 - 11, 127 + 10), 0, 255]
+    bits = torch.tensor(exponents)[:, None] * 128 + torch.arange(128)
+    numbers = torch.cat((bits, bits - 2**15)).to(torch.int16).view(torch.bfloat16)
+    qkv = numbers.repeat(1, 3).to(DEVICE)
+    rows = torch.arange(len(qkv), device=DEVICE)
+    keys, values = (torch.zeros(len(qkv), 1, 1, 128, dtype=FP8, device=DEVICE) for _ in range(2))
+    rope_append(qkv, None, rows, rows, keys, values, shape)
+    wanted = stored(numbers, FP8).view(torch.uint8)
+    for found in (keys, values):
+        assert torch.equal(found.view(torch.uint8).view(-1, 128).cpu(), wanted)
+
+
+def test_a_cache_of_another_type_is_refused() -> None:
+    shape, slots = shape_of(64), torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    qkv = random_qkv(shape, torch.bfloat16).to(DEVICE)
+    size = (1, BLOCK_SIZE, 2, 64)
+    good, other = (torch.zeros(size, dtype=dtype, device=DEVICE) for dtype in (FP8, torch.float8_e5m2))
+    with pytest.raises(EngineError, match=r"keys is torch.float8_e5m2; the kernel needs"):
+        rope_append(qkv, None, slots, slots, other, other.clone(), shape)
+    with pytest.raises(EngineError, match=r"values is torch.bfloat16; the kernel needs torch.float8"):
+        rope_append(qkv, None, slots, slots, good, good.float().bfloat16(), shape)
+
+
+def test_without_angles_nothing_is_rotated() -> None:
+    shape = shape_of(64)
+    case = (random_qkv(shape, torch.float32), shape, None, None)
+    for found, wanted in zip(by_kernel(*case), by_backend(*case), strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.bfloat16, 2**-5)])
+def test_heads_are_normalised_before_they_are_rotated(dtype: torch.dtype, tolerance: float) -> None:
+    shape = shape_of(64)
+    generator = torch.Generator().manual_seed(2)
+    weights = [(1 + torch.randn(64, generator=generator) / 4).to(dtype) for _ in range(2)]
+    norm = HeadNorm(q_weight=weights[0], k_weight=weights[1], eps=1e-5)
+    case = (random_qkv(shape, dtype), shape, angles_of(64), norm)
+    for found, wanted in zip(by_kernel(*case), by_backend(*case), strict=True):
+        torch.testing.assert_close(found.float(), wanted.float(), rtol=tolerance, atol=tolerance)
+
+
+def test_a_row_without_a_slot_stores_nothing() -> None:
+    shape = shape_of(64)
+    keys, values = (torch.zeros(1, BLOCK_SIZE, 2, 64, device=DEVICE) for _ in range(2))
+    slots = torch.full((3,), NO_SLOT, device=DEVICE)
+    qkv = random_qkv(shape, torch.float32).to(DEVICE)
+    rope_append(qkv, None, LAYOUT.positions.long().to(DEVICE), slots, keys, values, shape)
+    assert not keys.any()
+    assert not values.any()
+
+
+def test_a_head_size_without_a_kernel_is_refused() -> None:
+    shape = shape_of(80)
+    keys = torch.zeros(1, BLOCK_SIZE, 2, 80, device=DEVICE)
+    slots = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    with pytest.raises(EngineError, match=r"head_dim is 80; rope_append has kernels for \(64, 128\)"):
+        rope_append(random_qkv(shape, torch.float32).to(DEVICE), None, slots, slots, keys, keys.clone(), shape)

@@ -1,0 +1,214 @@
+"""Metrics: names, labels and buckets that dashboards query, and numbers that add up."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from faser.metrics.server import REJECTION_REASONS, Metrics
+from faser.types import EngineStats, FinishReason
+
+LABELS = {"model_name": "tiny", "engine": "0"}
+
+
+def metrics(max_model_len: int = 4096) -> Metrics:
+    return Metrics(model_name="tiny", max_model_len=max_model_len)
+
+
+def samples(source: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """What a scraper reads: (name, further labels) to value."""
+    found = {}
+    for family in text_string_to_metric_families(source.render().decode()):
+        for sample in family.samples:
+            assert {name: sample.labels.pop(name) for name in LABELS} == LABELS
+            found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def value(source: Metrics, name: str, /, **labels: str) -> float:
+    return samples(source)[f"vllm:{name}", tuple(sorted(labels.items()))]
+
+
+def edges(source: Metrics, name: str) -> list[float]:
+    wanted = f"vllm:{name}_bucket"
+    return [float(labels[0][1]) for (found, labels) in samples(source) if found == wanted][:-1]
+
+
+@pytest.mark.parametrize(
+    "name, labels",
+    [
+        ("num_requests_running", {}),
+        ("num_requests_waiting", {}),
+        ("num_requests_waiting_by_reason", {"reason": "capacity"}),
+        ("num_requests_waiting_by_reason", {"reason": "deferred"}),
+        ("kv_cache_usage_perc", {}),
+        ("engine_sleep_state", {"sleep_state": "discard_all"}),
+        ("prompt_tokens_total", {}),
+        ("prompt_tokens_by_source_total", {"source": "local_cache_hit"}),
+        ("prompt_tokens_cached_total", {}),
+        ("generation_tokens_total", {}),
+        ("prefix_cache_queries_total", {}),
+        ("prefix_cache_hits_total", {}),
+        ("num_preemptions_total", {}),
+        ("corrupted_requests_total", {}),
+        ("spec_decode_num_drafts_total", {}),
+        ("spec_decode_num_draft_tokens_total", {}),
+        ("spec_decode_num_accepted_tokens_total", {}),
+        *(
+            ("request_success_total", {"finished_reason": reason})
+            for reason in ("stop", "length", "abort", "error")
+        ),
+        *(("admission_rejections_total", {"reason": reason}) for reason in REJECTION_REASONS),
+        *(
+            (f"{name}_count", {})
+            for name in (
+                "time_to_first_token_seconds",
+                "inter_token_latency_seconds",
+                "request_time_per_output_token_seconds",
+                "e2e_request_latency_seconds",
+                "request_queue_time_seconds",
+                "request_inference_time_seconds",
+                "request_prefill_time_seconds",
+                "request_decode_time_seconds",
+                "request_prompt_tokens",
+                "request_generation_tokens",
+                "request_params_max_tokens",
+                "request_params_n",
+                "iteration_tokens_total",
+            )
+        ),
+    ],
+)
+def test_series_exists_at_zero_from_the_first_scrape(name: str, labels: dict[str, str]) -> None:
+    assert value(metrics(), name, **labels) == 0
+
+
+def test_no_series_tells_when_it_was_created() -> None:
+    assert "_created" not in metrics().render().decode()
+
+
+def test_latency_buckets_hold_every_edge_that_dashboards_of_vllm_use() -> None:
+    """Oracle: the lists as vLLM documents them."""
+    ttft = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80]
+    assert edges(metrics(), "time_to_first_token_seconds") == [*ttft, 160, 640, 2560]
+    itl = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80]
+    assert edges(metrics(), "inter_token_latency_seconds") == [0.001, 0.0025, 0.005, 0.0075, *itl]
+    e2e = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
+    assert edges(metrics(), "e2e_request_latency_seconds") == e2e
+
+
+def test_token_buckets_end_at_the_context_length() -> None:
+    assert edges(metrics(300), "request_prompt_tokens") == [1, 2, 5, 10, 20, 50, 100, 200]
+    assert edges(metrics(0), "request_prompt_tokens")[-1] == 100_000
+
+
+def test_engine_counters_grow_by_what_the_snapshots_grew() -> None:
+    source = metrics()
+    source.engine(EngineStats(num_steps=1, prompt_tokens=10, prefix_cache_queries=10, last_step_rows=10))
+    source.engine(
+        EngineStats(
+            num_steps=2,
+            num_running=3,
+            num_waiting=2,
+            kv_usage=0.25,
+            prompt_tokens=30,
+            prefix_cache_queries=30,
+            prefix_cache_hits=16,
+            generation_tokens=7,
+            num_preemptions=1,
+            last_step_rows=4,
+        )
+    )
+    source.engine(
+        EngineStats(
+            num_steps=2,
+            prompt_tokens=30,
+            prefix_cache_hits=16,
+            prefix_cache_queries=30,
+            generation_tokens=7,
+            num_preemptions=1,
+        )
+    )
+    assert value(source, "prompt_tokens_total") == 30
+    assert value(source, "prompt_tokens_cached_total") == value(source, "prefix_cache_hits_total") == 16
+    assert value(source, "prompt_tokens_by_source_total", source="local_compute") == 14
+    assert value(source, "prompt_tokens_by_source_total", source="local_cache_hit") == 16
+    assert value(source, "prefix_cache_queries_total") == 30
+    assert value(source, "generation_tokens_total") == 7
+    assert value(source, "num_preemptions_total") == 1
+    assert value(source, "iteration_tokens_total_count") == 2
+    assert value(source, "iteration_tokens_total_sum") == 14
+    assert value(source, "num_requests_running") == value(source, "num_requests_waiting") == 0
+
+
+def test_gauges_show_the_latest_snapshot() -> None:
+    source = metrics()
+    source.engine(EngineStats(num_running=3, num_waiting=2, kv_usage=0.25))
+    assert value(source, "num_requests_running") == 3
+    assert value(source, "num_requests_waiting") == 2
+    assert value(source, "num_requests_waiting_by_reason", reason="capacity") == 2
+    assert value(source, "kv_cache_usage_perc") == 0.25
+
+
+def finish(source: Metrics, reason: FinishReason, generation_tokens: int = 5) -> None:
+    source.finished(
+        reason,
+        e2e_s=2.0,
+        queue_s=0.25,
+        prefill_s=0.75,
+        decode_s=1.0,
+        prompt_tokens=8,
+        generation_tokens=generation_tokens,
+    )
+
+
+def test_finished_request_enters_every_latency() -> None:
+    source = metrics()
+    finish(source, FinishReason.STOP)
+    assert value(source, "request_success_total", finished_reason="stop") == 1
+    assert value(source, "e2e_request_latency_seconds_sum") == 2.0
+    assert value(source, "request_queue_time_seconds_sum") == 0.25
+    assert value(source, "request_prefill_time_seconds_sum") == 0.75
+    assert value(source, "request_decode_time_seconds_sum") == 1.0
+    assert value(source, "request_inference_time_seconds_sum") == 1.75
+    assert value(source, "request_time_per_output_token_seconds_sum") == 0.25
+    assert value(source, "request_prompt_tokens_sum") == 8
+    assert value(source, "request_generation_tokens_sum") == 5
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.ERROR])
+def test_aborted_and_failed_requests_are_counted_but_enter_no_latency(reason: FinishReason) -> None:
+    source = metrics()
+    finish(source, reason)
+    assert value(source, "request_success_total", finished_reason=reason) == 1
+    assert all(number == 0 for (name, _), number in samples(source).items() if name.endswith("seconds_count"))
+
+
+def test_one_token_has_no_time_per_output_token() -> None:
+    source = metrics()
+    finish(source, FinishReason.LENGTH, generation_tokens=1)
+    assert value(source, "request_time_per_output_token_seconds_count") == 0
+
+
+def test_first_chunk_of_a_sample_has_no_gap() -> None:
+    source = metrics()
+    source.first_token(0.03)
+    source.tokens(1, None)
+    source.tokens(3, 0.004)
+    assert value(source, "time_to_first_token_seconds_sum") == 0.03
+    assert value(source, "inter_token_latency_seconds_count") == 1
+    assert value(source, "inter_token_latency_seconds_sum") == 0.004
+
+
+def test_admission_observes_what_was_asked_for() -> None:
+    source = metrics()
+    source.admitted(n=2, max_tokens=100, prompt_tokens=8)
+    source.rejected("queue_full")
+    assert value(source, "request_params_n_sum") == 2
+    assert value(source, "request_params_max_tokens_sum") == 100
+    assert value(source, "admission_rejections_total", reason="queue_full") == 1
+
+
+def test_cache_config_replaces_the_unknown_shape() -> None:
+    source = metrics()
+    source.cache_config(block_size=16, num_gpu_blocks=1024)
+    shapes = [dict(labels) for (name, labels) in samples(source) if name == "vllm:cache_config_info"]
+    assert shapes == [{"block_size": "16", "num_gpu_blocks": "1024"}]
