@@ -2,7 +2,7 @@
 
     python -m benchmarks.off_tax BASE_CHECKOUT OUT.json [--pairs 12] [--rows 1,16] [--steps 120]
 
-BASE_CHECKOUT: a checkout of a version without speculation, of the same file layout. Every run is a process of its
+BASE_CHECKOUT: a checkout of another version. Every run is a process of its
 own that imports faser from one of the two, builds the embedded model with its settings for no speculation, and
 times steps that only decode. Runs alternate, the first of each pair too; a pair's ratio is this version's median
 step over the base's.
@@ -23,10 +23,15 @@ BAR = 0.01
 PROMPT_TOKENS = 64
 RUN = """
 import json, statistics, sys, time
-from faser.config import EngineConfig, cache_dir
 from faser.engine.build import build_engine
-from faser.engine.models.source import resolve
 from faser.types import Request, SamplingParams
+try:
+    from faser.config.engine import EngineConfig
+    from faser.config.environment import cache_dir
+    from faser.engine.checkpoints.source import resolve
+except ImportError:  # a version with the modules' first places
+    from faser.config import EngineConfig, cache_dir
+    from faser.engine.models.source import resolve
 
 steps, rows = int(sys.argv[1]), [int(each) for each in sys.argv[2].split(",")]
 knows = "speculative_config" in EngineConfig.__dataclass_fields__
@@ -56,7 +61,7 @@ print(json.dumps(found))
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("base", type=Path, help="checkout of a version without speculation")
+    parser.add_argument("base", type=Path, help="checkout of another version")
     parser.add_argument("out", type=Path)
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--rows", default="1,16")

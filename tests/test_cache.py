@@ -36,7 +36,7 @@ def test_step_times_are_kept_in_the_cache_of_the_run_and_not_in_the_users(
 
 
 def test_a_process_that_a_test_starts_has_the_cache_of_the_run(own_cache: Path) -> None:
-    asking = [sys.executable, "-c", "from faser.config import cache_dir; print(cache_dir())"]
+    asking = [sys.executable, "-c", "from faser.config.environment import cache_dir; print(cache_dir())"]
     found = subprocess.run(asking, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == str(own_cache)
 

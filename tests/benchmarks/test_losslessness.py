@@ -99,7 +99,7 @@ def test_holms_values_are_those_worked_out_by_hand() -> None:
 def test_every_verifier_meets_every_drafter_gamma_and_sampling_that_the_product_has() -> None:
     met = frozenset[tuple[str, str]]().union(*map(cases.meetings, cases.RIGHT))
     assert met >= frozenset[tuple[str, str]]().union(*map(cases.meetings, cases.product()))
-    for verifier in ("coupled", "rejection", "block"):
+    for verifier in ("sampleandmatch", "rejection", "block"):
         assert {(f"{verifier} by", pattern) for pattern in PATTERNS} <= met
         assert {(f"{verifier} by", sampling) for sampling in SAMPLINGS} <= met
 

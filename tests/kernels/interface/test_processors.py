@@ -292,9 +292,9 @@ FORKS = """
 import os, sys, warnings
 import torch
 from pathlib import Path
-from faser.engine.partition import Cores, at_once
-from faser.kernels.native_backend import NativeBackend
-from faser.kernels.native_build import library_path
+from faser.engine.execution.overlap.partition import Cores, at_once
+from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.cpu.build import library_path
 
 warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons advise against what is tested here
 cores = tuple(sorted(os.sched_getaffinity(0)))

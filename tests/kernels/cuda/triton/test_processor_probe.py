@@ -20,8 +20,8 @@ from faser.kernels.cuda.triton.processor_probe import (
 
 COMPILE = """
 import json, sys
-from tests.kernels.triton.compile_kernels import assembly
-from faser.kernels.triton import whereabouts
+from tests.kernels.cuda.triton.compile_kernels import assembly
+from faser.kernels.cuda.triton import processor_probe as whereabouts
 json.dump(assembly(whereabouts._count_blocks, {}), sys.stdout)
 """
 
