@@ -1,10 +1,9 @@
 """Hashes the answers to real prompts, to show that a change moved no token and no bit of a log probability.
 
-    python -m benchmarks.answers_hash QUESTIONS.jsonl OUT.json [--prompts 240] [--tokens 48] [--dtype float32,bfloat16]
+    python -m benchmarks.answers_hash QUESTIONS.jsonl OUT.json [--prompts 240] [--tokens 48]
 
-Every prompt is asked four times: greedily, drawn at temperature 1 with a seed, with penalties and a bias, and with log
-probabilities. It uses the public `faser.LLM` only, so it also runs in older checkouts (with the working directory
-set to one).
+Every prompt is asked four times: greedily, drawn at temperature 1 with a seed, with penalties and a bias, and with
+log probabilities. It uses the public `faser.LLM` only, so it also runs in older checkouts.
 """
 
 import argparse
@@ -14,9 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from faser import LLM, SamplingParams
-
 from benchmarks.prompts import load_prompts
+from faser import LLM, SamplingParams
 
 
 def kinds(tokens: int, seed: int) -> dict[str, SamplingParams]:

@@ -1,12 +1,12 @@
-"""What speculation brings with default flags: the default model, real prompts, `faser serve` with and without drafts.
+"""What speculation brings with default flags: the default model, real prompts, `faser serve` with drafts and without.
 
     python -m benchmarks.default_flags QUESTIONS.jsonl OUT.json [--rounds 5] [--concurrency 1,4,16]
 
-Two servers run, one with default flags and one with `--speculative-policy off`; the one that is not measured is frozen.
-A round asks both servers the same prompts at every concurrency, with `ignore_eos` off and on; the order of the
-servers alternates from round to round. Every run has a `cache_salt` of its own, so neither the prefix cache nor the
-corpus of past answers knows its prompts. "Asked again" repeats a run with the salt it had: there both caches help.
-Figures are output tokens a second, medians over rounds; gains are medians of the ratios within a round.
+Two servers run, one with default flags and one with `--speculative-policy off`; the idle one is frozen. A round
+asks both servers the same prompts at every concurrency, with `ignore_eos` off and on; the order of the servers
+alternates from round to round. Every run has a `cache_salt` of its own, so neither the prefix cache nor the corpus of
+past answers knows its prompts. "Asked again" repeats a run with the salt it had: there both caches help. Figures
+are output tokens a second, medians over rounds; gains are medians of the ratios within a round.
 """
 
 import argparse
@@ -76,6 +76,7 @@ def main() -> None:
         finally:
             for server in servers.values():
                 server.stop()
+    table = {count: {kind: _summary(arms) for kind, arms in kinds.items()} for count, kinds in runs.items()}
     result = {
         "command": f"python -m benchmarks.default_flags {options.questions.name} --rounds {options.rounds} "
         f"--concurrency {options.concurrency}",
@@ -88,7 +89,7 @@ def main() -> None:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(_table(result["table"]))
+    print(_table(table))
 
 
 def _start(name: str, flags: tuple[str, ...], folder: Path) -> Server:
