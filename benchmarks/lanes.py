@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from faser.engine.contract.interference import FACTORS, InterferenceTable
-from faser.engine.execution.overlap.partition import EVERYTHING, Cores, Lane, Serial, at_once, core_numbers
+from faser.engine.execution.overlap.cores import Cores, core_numbers
+from faser.engine.execution.overlap.partition import EVERYTHING, Lane, Serial, synchronous
 from faser.engine.execution.startup.interference_profile import Cell, measure_slowdown
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import detect_isa, library_path
@@ -123,9 +124,9 @@ def measure_pair(lanes: Cores, draft: Load, verify: Load, seconds: float) -> Rec
         for name, (partition, share) in partitions.items():
             if share:
                 partition.resize(share)
-            joined = partition.both(lambda lane, _done: draft.run(lane), at_once(verify.run))
+            joined = partition.run_both(lambda lane, _done: draft.run(lane), synchronous(verify.run))
             times[name].append(max(joined.draft_ended_s, joined.verify_ended_s) - joined.began_s)
-    cell = Cell(rows=verify.rows, context=1, verify=at_once(verify.run), draft=draft.run, whole_s=1.0)
+    cell = Cell(rows=verify.rows, context=1, verify=synchronous(verify.run), draft=draft.run, whole_s=1.0)
     return {
         "rounds": len(times["serial"]),
         "serial_ms": round(1e3 * min(times["serial"]), 3),
@@ -150,7 +151,7 @@ def _handover_us(lanes: Cores) -> Record:
     """From the call of `both` to the first line of the draft, while verification holds nothing."""
     times = []
     for _ in range(500):
-        joined = lanes.both(lambda _lane, _done: None, at_once(lambda _lane: time.sleep(0.0005)))
+        joined = lanes.run_both(lambda _lane, _done: None, synchronous(lambda _lane: time.sleep(0.0005)))
         times.append(1e6 * (joined.draft_began_s - joined.began_s))
     return spread(times)
 
@@ -171,14 +172,16 @@ def _first_kernels_us(backend: NativeBackend, lanes: Cores) -> Record:
     """A draft lane's short work right after work at full width: threads left to spin, and told to rest."""
     load, lane_load = Load(backend, SMALL), Load(backend.beside(), SMALL)
     lanes.resize(lanes.shares()[0])
-    first = lanes.both(lambda _lane, _done: None, at_once(lambda lane: lane)).verified
+    first = lanes.run_both(lambda _lane, _done: None, synchronous(lambda lane: lane)).verified
     found: Record = {}
     for name, verify_lane in (("spinning", EVERYTHING), ("resting", first)):
         times = []
         for _ in range(300):
             load.run(EVERYTHING)
             load.backend.use(verify_lane.cores)
-            joined = lanes.both(lambda lane, _done: lane_load.run(lane), at_once(lambda _lane: time.sleep(0.001)))
+            joined = lanes.run_both(
+                lambda lane, _done: lane_load.run(lane), synchronous(lambda _lane: time.sleep(0.001))
+            )
             times.append(1e6 * (joined.draft_ended_s - joined.began_s))
         found[name] = spread(times)
     backend.use(None)

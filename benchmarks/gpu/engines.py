@@ -21,8 +21,9 @@ from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.model_executor import Lanes
-from faser.engine.execution.overlap.partition import Cores, Partition, core_numbers
+from faser.engine.execution.overlap.cores import Cores, core_numbers
+from faser.engine.execution.overlap.lanes import Lanes
+from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.model_loading import Sources
 from faser.types import ModelInfo

@@ -29,8 +29,7 @@ from benchmarks.gpu.record import Desk, Json
 from benchmarks.gpu.timed_partition import Divided, divide
 from benchmarks.gpu.timing import DeviceClock, clock_of
 from faser.engine.execution.drafters.draft_samplers import WINDOW
-from faser.engine.execution.model_executor import Lanes
-from faser.engine.execution.overlap.lane_work import given_on_lane, on_lane
+from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_lane
 from faser.engine.execution.overlap.partition import Lane, Partition, PendingResult
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
@@ -115,10 +114,10 @@ def beside(lanes: Lanes, clock: DeviceClock, draft: Work, verify: Work) -> Json:
     """Medians. slowdown: of the work on its lane over the same alone; speed_up: in turns over side by side."""
 
     def on_draft(lane: Lane, _done: Callable[[], bool]) -> None:
-        on_lane(lanes.draft, lane, lambda: draft().wait())
+        run_on_lane(lanes.draft, lane, lambda: draft().wait())
 
     def on_verify(lane: Lane) -> PendingResult[None]:
-        return given_on_lane(lanes.target, lane, verify)
+        return enqueue_on_lane(lanes.target, lane, verify)
 
     rounds = []
     for _ in range(_ROUNDS + 1):
@@ -127,7 +126,7 @@ def beside(lanes: Lanes, clock: DeviceClock, draft: Work, verify: Work) -> Json:
             work().wait()
             marks.append(clock.mark())
         draft_s, verify_s = clock.between_s(marks)
-        joined = lanes.partition.both(on_draft, on_verify)
+        joined = lanes.partition.run_both(on_draft, on_verify)
         ended_s = max(joined.draft_ended_s, joined.verify_ended_s)
         rounds.append(
             {

@@ -23,7 +23,8 @@ from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Desk, Json
 from benchmarks.gpu.timed_partition import divide
 from benchmarks.gpu.timing import DeviceClock, clock_of
-from faser.engine.execution.overlap.partition import Partition, at_once, core_numbers
+from faser.engine.execution.overlap.cores import core_numbers
+from faser.engine.execution.overlap.partition import Partition, synchronous
 from faser.errors import ConfigError
 from faser.kernels.cuda.green_contexts import GreenContextError, open_green_driver
 from faser.kernels.cuda.streams import CudaLaneDevice
@@ -182,7 +183,7 @@ def company(
             work()
             marks.append(clock.mark())
         draft_s, verify_s = clock.between_s(marks)
-        joined = partition.both(lambda _lane, _done: draft(), at_once(lambda _lane: verify()))
+        joined = partition.run_both(lambda _lane, _done: draft(), synchronous(lambda _lane: verify()))
         both_s = max(joined.draft_ended_s, joined.verify_ended_s) - min(
             joined.draft_began_s, joined.verify_began_s
         )

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.record import Json
-from faser.engine.execution.overlap.factory import divide_gpu
+from faser.engine.execution.overlap.factory import divide_gpu, make_partition
 from faser.engine.execution.overlap.partition import (
     Draft,
     Lane,
@@ -29,7 +29,6 @@ from faser.engine.execution.overlap.partition import (
     Partition,
     PendingResult,
     Verify,
-    make_partition,
 )
 
 D = TypeVar("D")
@@ -98,7 +97,7 @@ class TimedPartition:
     def resize(self, share: float) -> None:
         self._partition.resize(share)
 
-    def both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
+    def run_both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
         given_s = 0.0
 
         def giving(lane: Lane) -> PendingResult[V]:
@@ -107,7 +106,7 @@ class TimedPartition:
             given_s = self._now()
             return underway
 
-        joined = self._partition.both(draft, giving)
+        joined = self._partition.run_both(draft, giving)
         self._pairs.append(
             _Pair(
                 called_s=joined.began_s,

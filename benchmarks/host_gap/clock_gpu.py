@@ -107,9 +107,6 @@ class ClockGpu:
     def event(self) -> "ClockEvent":
         return ClockEvent(self)
 
-    def fence(self) -> "ClockEvent":
-        return ClockEvent(self)
-
     def elapsed_s(self, earlier: Any, later: Any) -> float:
         found: float = later.at_s - earlier.at_s
         return found
@@ -131,8 +128,8 @@ class ClockGpu:
         self.give(_COPY_S)
         target.copy_(source)
 
-    def recorder(self, place: object = None) -> "ClockRecorder":
-        return ClockRecorder(self)
+    def graph_recorder(self, lane: object = None) -> "ClockGraphRecorder":
+        return ClockGraphRecorder(self)
 
     def wide_product(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
         return out
@@ -140,43 +137,43 @@ class ClockGpu:
 
 @dataclass
 class ClockEvent:
-    """A LaneEvent and a Fence."""
+    """See DeviceEvent."""
 
     owner: ClockGpu
     at_s: float = 0.0
 
-    def mark(self) -> None:
+    def record(self) -> None:
         _driver_call(EVENT_CALL_S)
         self.at_s = max(self.owner.current.free_s, time.perf_counter())
 
-    def hold(self) -> None:
+    def hold_stream(self) -> None:
         _driver_call(EVENT_CALL_S)
         stream = self.owner.current
         stream.free_s = max(stream.free_s, self.at_s)
 
-    def is_over(self) -> bool:
+    def query(self) -> bool:
         _driver_call(QUERY_CALL_S)
         return time.perf_counter() >= self.at_s
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         _spin_until()(self.at_s)
 
 
 @dataclass
-class ClockRecorder:
+class ClockGraphRecorder:
     """Runs what it records once, to see whether there is attention in it."""
 
     owner: ClockGpu
-    recorded_bytes: int = 0
+    graph_bytes: int = 0
 
-    def record(self, work: Callable[[], None]) -> "ClockRecording":
+    def capture(self, work: Callable[[], None]) -> "ClockGraph":
         self.owner.seen_heads = 0
         work()
-        return ClockRecording(self.owner, self.owner.trunk_s.get(self.owner.seen_heads, _SMALL_S))
+        return ClockGraph(self.owner, self.owner.trunk_s.get(self.owner.seen_heads, _SMALL_S))
 
 
 @dataclass
-class ClockRecording:
+class ClockGraph:
     owner: ClockGpu
     seconds: float
 

@@ -24,10 +24,10 @@ from faser.engine.execution.cuda_graphs.batch_sizes import DraftGraphs, GraphSiz
 from faser.engine.execution.cuda_graphs.graph_runner import GraphRunner
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.draft_samplers import WINDOW
-from faser.engine.execution.model_executor import Lanes, ModelExecutor, SpeculativeExecution
+from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.models.loader import load_decoder
-from faser.engine.execution.overlap.factory import places_of
-from faser.engine.execution.overlap.gpu_partition import Streams
+from faser.engine.execution.overlap.lanes import Lanes, device_lanes_of
+from faser.engine.execution.overlap.streams import Streams
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
@@ -108,7 +108,7 @@ def _block(gpu: ClockGpu, engine: Engine, steps: int) -> dict[str, float]:
 def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
     slots, rows = wanted.sequences, max(wanted.sequences * (GAMMA + 2), 64)
     partition = Streams(gpu)
-    places = places_of(partition)
+    places = device_lanes_of(partition)
     target_backend = clock_backend(gpu)
     draft_backend = target_backend.beside()
     table, clock = BlockTable(slots, _WIDTH), WallClock()

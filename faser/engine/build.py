@@ -4,7 +4,6 @@ What is loaded is in loading.py, how large it may be in sizing.py.
 """
 
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -22,8 +21,9 @@ from faser.engine.engine import Engine
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter, names_model
 from faser.engine.execution.drafters.drafter import Drafter
 from faser.engine.execution.drafters.layer_skip import draft_layers
-from faser.engine.execution.model_executor import Lanes, ModelExecutor, SpeculativeExecution
-from faser.engine.execution.overlap.factory import LanePlaces, divide_gpu, make_lanes, places_of, wants
+from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
+from faser.engine.execution.overlap.factory import accepts, make_lanes
+from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.pruning.early_pruning import NUM_TOP, EarlyPruning, RankJudge
 from faser.engine.execution.pruning.gate import PruneGate, prunes
@@ -185,9 +185,8 @@ def _load(
     cached = [_cached(config, each) for each in models]
     if backend.name == "flashinfer":
         _check_kernels(cached, backend, report)
-    divide = partial(divide_gpu, report=report)
-    lanes = make_lanes(config, backend, None if draft is None else draft_backend, partition, divide)
-    places = LanePlaces() if lanes is None or memory is None else places_of(lanes.partition)
+    lanes = make_lanes(config, backend, None if draft is None else draft_backend, partition)
+    places = DeviceLanes() if lanes is None or memory is None else device_lanes_of(lanes.partition)
     budget = None
     if memory is not None:
         tenants = [ResidentModel(model=target, backend=backend, use=Use.TARGET, num_places=len(places.verify))]
@@ -339,7 +338,7 @@ def _control(
 
 def _overlap(config: EngineConfig, lanes: Lanes, costs: CostModel) -> OverlapOptions | None:
     """Whether drafts may be made ahead, by what the measured lanes cost."""
-    measured = tuple(each for each in costs.lanes if wants(config, each.share))
+    measured = tuple(each for each in costs.lanes if accepts(config, each.share))
     if not measured:
         return None
     return OverlapOptions(

@@ -1,6 +1,6 @@
-"""What a bug report should say of CUDA here: torch's build, driver, devices, packages, compiled modules.
+"""The part of a bug report about CUDA: torch's build, driver, devices, packages, compiled modules.
 
-Asks and tells; decides nothing. Every line has something to say where there is nothing too.
+Decides nothing. What is missing has a line too, which says so.
 """
 
 import re
@@ -21,7 +21,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """What a device says of itself."""
+    """One CUDA device."""
 
     name: str
     total_bytes: int
@@ -29,7 +29,7 @@ class Gpu:
 
 
 def ask_gpu(index: int) -> Gpu:
-    """Starts CUDA on the device, which takes some of its memory until this process ends."""
+    """Initialises CUDA on the device, which takes some of its memory until this process ends."""
     free, total = torch.cuda.mem_get_info(index)
     return Gpu(name=torch.cuda.get_device_name(index), total_bytes=total, free_bytes=free)
 
@@ -42,7 +42,7 @@ def cuda_report(
     ask: Callable[[int], Gpu] = ask_gpu,
     driver: Path = _DRIVER,
 ) -> dict[str, str]:
-    """Name and value of every line. kernels, workspace: see flashinfer_modules."""
+    """Name and value of every line. kernels, workspace: see faser.kernels.cuda.flashinfer.modules."""
     build = "none: torch is built without CUDA" if facts.build is None else f"{facts.build}, of torch"
     return {
         "cuda": build,
@@ -55,7 +55,7 @@ def cuda_report(
 
 
 def driver_version(file: Path = _DRIVER) -> str:
-    """Of NVIDIA's kernel module."""
+    """Version of NVIDIA's kernel module."""
     try:
         found = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", file.read_text())
     except OSError:
@@ -73,14 +73,14 @@ def _described(facts: CudaFacts, index: int, ask: Callable[[int], Gpu]) -> str:
     major, minor = facts.capabilities[index]
     try:
         gpu = ask(index)
-    except RuntimeError as error:  # a device that others have for themselves, or that is broken
+    except RuntimeError as error:  # a broken device, or one that another process has for itself
         return f"compute capability {major}.{minor}; it does not answer: {str(error).splitlines()[0]}"
     memory = f"{show_bytes(gpu.total_bytes)}, {show_bytes(gpu.free_bytes)} free"
     return f"{gpu.name}, compute capability {major}.{minor}, {memory}"
 
 
 def _modules(facts: CudaFacts, kernels: Path, workspace: Path) -> dict[str, str]:
-    """Compiled modules of each arch that is here, or for which modules were compiled here."""
+    """Compiled modules of each architecture that a device here has or that modules were compiled for here."""
     archs = {arch_of(capability) for capability in facts.capabilities} | _compiled_archs(kernels)
     if not archs:
         return {"gpu kernels": "none compiled"}

@@ -10,7 +10,7 @@ from benchmarks.gpu.lane_places import Places
 from benchmarks.gpu.plan import ON_CPU, Plan, Sizes
 from benchmarks.gpu.record import Desk, Folder
 from benchmarks.gpu.timed_partition import Divided, TimedPartition
-from faser.engine.execution.overlap.partition import Cores, core_numbers
+from faser.engine.execution.overlap.cores import Cores, core_numbers
 from faser.errors import ConfigError
 from faser.kernels.cuda.green_contexts import GreenContextError
 

@@ -20,7 +20,7 @@ from benchmarks.gpu.lanes import busy, company, confined, pairs, run
 from benchmarks.gpu.plan import ON_CPU, Plan, Sizes
 from benchmarks.gpu.record import Desk, Folder
 from benchmarks.gpu.timed_partition import Divided
-from faser.engine.execution.model_executor import Lanes
+from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import (
     EVERYTHING,
     Draft,
@@ -67,7 +67,7 @@ class Beside:
     def resize(self, share: float) -> None:
         self.share = share
 
-    def both(self, draft: Draft[Any], verify: Verify[Any]) -> OverlapResult[Any, Any]:
+    def run_both(self, draft: Draft[Any], verify: Verify[Any]) -> OverlapResult[Any, Any]:
         self.pairs += 1
         self.used.add(self.share)
         drafted, verified = draft(EVERYTHING, lambda: False), verify(EVERYTHING).wait()

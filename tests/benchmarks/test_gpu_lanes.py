@@ -23,9 +23,10 @@ from benchmarks.gpu.timing import HostClock
 from benchmarks.gpu.walks import Walk, Walking
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.control.timing.cost_model import CostModel
-from faser.engine.execution.overlap.partition import Serial, core_numbers
+from faser.engine.execution.overlap.cores import core_numbers
+from faser.engine.execution.overlap.partition import Serial
+from faser.kernels.cuda.events import DeviceEvent
 from faser.kernels.cuda.green_contexts import Group
-from faser.kernels.cuda.streams import LaneEvent
 from faser.types import SamplingParams
 
 
@@ -224,10 +225,10 @@ class FakeLaneDevice:
         self.used.append(stream)
         return nullcontext()
 
-    def event(self) -> LaneEvent:
+    def event(self) -> DeviceEvent:
         raise AssertionError("nobody waits for single events here")
 
-    def elapsed_s(self, _earlier: LaneEvent, _later: LaneEvent) -> float:
+    def elapsed_s(self, _earlier: DeviceEvent, _later: DeviceEvent) -> float:
         raise AssertionError("times are a clock's here")
 
     def wait(self) -> None:

@@ -30,7 +30,14 @@ from benchmarks.gpu.walks import Walk, Walking
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.execution.models import tensors
-from faser.engine.execution.overlap.partition import EVERYTHING, Draft, OverlapResult, Serial, Verify, at_once
+from faser.engine.execution.overlap.partition import (
+    EVERYTHING,
+    Draft,
+    OverlapResult,
+    Serial,
+    Verify,
+    synchronous,
+)
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -182,7 +189,7 @@ class Scripted:
     def resize(self, share: float) -> None:
         assert share == 0.25
 
-    def both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
+    def run_both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
         called_s, draft_s, verify_s, draft_ended_s, verify_ended_s = next(self._moments)
         return OverlapResult(
             drafted=draft(EVERYTHING, lambda: False),
@@ -199,7 +206,7 @@ class Scripted:
 
 
 def pair_of(timed: TimedPartition) -> None:
-    timed.both(lambda _lane, _done: None, at_once(lambda _lane: None))
+    timed.run_both(lambda _lane, _done: None, synchronous(lambda _lane: None))
 
 
 def test_the_hosts_part_in_a_pair_is_told_once() -> None:

@@ -25,8 +25,8 @@ from faser.engine.contract.plan import (
     StepResult,
 )
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
-from faser.engine.execution.overlap.lane_work import given_on_lane, on_lane
-from faser.engine.execution.overlap.partition import Partition, PendingResult
+from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_lane
+from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.prompt_logprobs import PromptLogprobs
 from faser.engine.execution.pruning.early_pruning import EarlyPruning, lines_of
 from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
@@ -36,7 +36,6 @@ from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.token_samplers import PendingTokens
 from faser.engine.execution.verifiers.sample_and_match import acceptance_of_tokens
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
-from faser.kernels.interface.backend import Backend
 from faser.types import PositionLogprobs
 
 # Rows and batch as pruning left them, drafts may have become shorter; and what became of the drafts, by slot.
@@ -49,19 +48,6 @@ class _Choosing(LaunchedStep):
 
     chosen: list[SequenceRows]
     pending: PendingTokens | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lanes:
-    """Who computes in a step that drafts ahead. target, draft: on the lanes; draft: None where no model drafts.
-
-    fallback: why the partition is not the one that was asked for; empty: it is.
-    """
-
-    partition: Partition
-    target: Backend
-    draft: Backend | None
-    fallback: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +122,9 @@ class ModelExecutor:
         self._extend(ahead)
         batch, naming = self._table.gather(plan.rows), self._naming(ahead)
         lanes.partition.resize(ahead.share)
-        joined = lanes.partition.both(
-            lambda lane, until: on_lane(lanes.draft, lane, lambda: drafter.propose(naming, until)),
-            lambda lane: given_on_lane(lanes.target, lane, lambda: self._verify(plan.rows, batch)),
+        joined = lanes.partition.run_both(
+            lambda lane, until: run_on_lane(lanes.draft, lane, lambda: drafter.propose(naming, until)),
+            lambda lane: enqueue_on_lane(lanes.target, lane, lambda: self._verify(plan.rows, batch)),
         )
         rows, batch, verdicts = joined.verified
         self._go_on(verdicts)

@@ -1,8 +1,6 @@
-"""One CUDA device: whether it can be used, and the few things that only CUDA has.
+"""One CUDA device: whether it can be used, pinned memory, transfers, events and graph capture.
 
-Owns pinned memory, transfers, events and what records work. Knows nothing of attention or of the library whose
-kernels run there. Importing this module starts nothing on a device. What is said of streams, events and recordings
-is read in torch's sources; it has not run on a GPU yet.
+Knows nothing of attention or of the library whose kernels run there. Importing it initialises no device.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,40 +12,29 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
+from faser.kernels.cuda.events import CudaEvent, DeviceEvent
 from faser.kernels.interface.graph_capture import CapturedGraph
 from faser.kernels.interface.processors import DeviceLane
 
 LOWEST_CAPABILITY = (8, 0)  # bfloat16 products and the attention kernels begin with Ampere
-WARM_UPS = 2  # kernels are loaded in the first run; the second one allocates nothing that the first one made
+WARM_UPS = 2  # the first run before a capture loads kernels, the second reuses the memory that the first allocated
 
 
-class Fence(Protocol):
-    """A point in the work given to a device, which can be set anew."""
+class GraphRecorder(Protocol):
+    """Captures CUDA graphs, which all share one memory pool."""
 
-    def mark(self) -> None:
-        """Set it behind everything that was given to the current stream. Does not wait."""
-        ...
-
-    def wait(self) -> None:
-        """Return when everything before the mark is done; at once where nothing was marked."""
-        ...
-
-
-class Recorder(Protocol):
-    """Records work; all its recordings share one pool of memory."""
-
-    def record(self, work: Callable[[], None]) -> CapturedGraph:
-        """See Capture.record."""
+    def capture(self, work: Callable[[], None]) -> CapturedGraph:
+        """Run the work until its kernels are ready, then capture it. See GraphCapture."""
         ...
 
     @property
-    def recorded_bytes(self) -> int:
-        """Device memory that was allocated while recording."""
+    def graph_bytes(self) -> int:
+        """Device memory of the pool."""
         ...
 
 
 class Accelerator(Protocol):
-    """What a backend asks of its device beside kernels. Everything is in order of the caller's current stream."""
+    """What a backend needs of its device besides kernels. Work is enqueued on the caller's current stream."""
 
     @property
     def device(self) -> torch.device: ...
@@ -58,69 +45,52 @@ class Accelerator(Protocol):
         ...
 
     def host_numbers(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        """[count] on the CPU, uninitialised, from where transfers need no second copy."""
+        """[count] in pinned memory, uninitialised."""
         ...
 
     def upload(self, numbers: Tensor) -> Tensor:
-        """A copy on the device of what host_numbers gave. Does not wait: the source must keep its values."""
+        """A copy of pinned numbers on the device. Does not wait: the source must keep its values until it is done."""
         ...
 
     def transfer(self, source: Tensor, target: Tensor) -> None:
-        """Copy between the device and what host_numbers gave, either way. Does not wait: see Fence."""
+        """Copy between the device and pinned memory, either way. Does not wait: an event says when it is done."""
         ...
 
-    def fence(self) -> Fence:
-        """A new one, not marked."""
+    def event(self) -> DeviceEvent:
+        """A new event without times, not recorded yet."""
         ...
 
-    def recorder(self, place: DeviceLane | None = None) -> Recorder:
-        """A new one, with memory of its own, of work for a part of the device; None: for all of it."""
+    def graph_recorder(self, lane: DeviceLane | None = None) -> GraphRecorder:
+        """A new one, with a memory pool of its own, for work of a lane; None: of the whole device."""
         ...
 
     def wait(self) -> None:
-        """Return when everything given to the device is done."""
+        """Return when all work of all streams is done."""
         ...
 
     def wide_product(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-        """out = x @ weight, never rounded to less than float32. x: [R, K], weight: [K, N] 16 bit; out: float32."""
+        """out = x @ weight, summed and stored in float32. x: [R, K], weight: [K, N], both 16 bit; out: [R, N]."""
         ...
 
 
-class _EventFence:
-    """Waiting spins within the driver, without the interpreter's lock: that ends within microseconds of the event.
+class CudaGraphRecorder:
+    """See GraphRecorder. Captures on the lane's stream, or on one of its own: CUDA cannot capture the default stream.
 
-    Asking again and again from Python would hold the lock, and a blocking event wakes tens of microseconds late.
+    A graph's kernels stay on the processors of the stream it was captured on, whichever stream replays it.
+    idle_processors: those of the device that are not the lane's.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, lane: DeviceLane | None = None, *, idle_processors: int = 0) -> None:
         self._device = device
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-    def mark(self) -> None:
-        self._event.record(torch.cuda.current_stream(self._device))
-
-    def wait(self) -> None:
-        self._event.synchronize()
-
-
-class CudaRecorder:
-    """See Recorder. Records on the place's stream, or one of its own, since the default one cannot be recorded.
-
-    What is recorded stays on the processors of the stream that it was recorded on, whichever stream replays it.
-    idle_processors: those that the place does not have.
-    """
-
-    def __init__(self, device: torch.device, place: DeviceLane | None = None, *, idle_processors: int = 0) -> None:
-        self._device = device
-        self._stream = stream_of(place, device)
+        self._stream = stream_of(lane, device)
         self._idle_processors = idle_processors
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Other threads may use the device meanwhile: only what this one does is held to the rules."""
+    def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Other threads may use the device meanwhile: CUDA's rules of capture bind the calling thread only."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with products_without(self._idle_processors):
+        with cublas_carveout(self._idle_processors):
             with torch.cuda.stream(self._stream):
                 for _ in range(WARM_UPS):
                     work()
@@ -131,8 +101,8 @@ class CudaRecorder:
         return graph
 
     @property
-    def recorded_bytes(self) -> int:
-        """Whole segments of the allocator. Looks through all of them: not for every step."""
+    def graph_bytes(self) -> int:
+        """Whole segments of torch's allocator. Walks through all of them: not for use in a step."""
         pool = tuple(self._pool)
         return sum(
             segment["total_size"]
@@ -141,20 +111,20 @@ class CudaRecorder:
         )
 
 
-def stream_of(place: DeviceLane | None, device: torch.device) -> torch.cuda.Stream:
-    """That a place's work is given to; a new one for the whole device."""
-    if place is None:
+def stream_of(lane: DeviceLane | None, device: torch.device) -> torch.cuda.Stream:
+    """The lane's stream; None: a new stream of the whole device."""
+    if lane is None:
         return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    assert isinstance(place.stream, torch.cuda.Stream), f"the {place.name} lane's stream is {place.stream!r}"
-    return place.stream
+    assert isinstance(lane.stream, torch.cuda.Stream), f"the {lane.name} lane's stream is {lane.stream!r}"
+    return lane.stream
 
 
 @contextmanager
-def products_without(idle_processors: int, bindings: Any = torch._C) -> Iterator[None]:
-    """Let cuBLAS choose kernels for a device that has so many processors less.
+def cublas_carveout(idle_processors: int, bindings: Any = torch._C) -> Iterator[None]:
+    """Let cuBLAS choose kernels for a device with idle_processors fewer processors.
 
-    torch keeps that number for the whole process, so nobody else may compute meanwhile. Where torch does not know
-    of it, kernels are chosen for the whole device: right, but cut for more processors than there are.
+    torch keeps that number for the whole process, so no other thread may compute products meanwhile. A torch
+    without this setting chooses kernels for the whole device: correct, but cut for more processors than there are.
     """
     choose = getattr(bindings, "_set_sm_carveout_experimental", None)
     if choose is None or not idle_processors:
@@ -168,7 +138,7 @@ def products_without(idle_processors: int, bindings: Any = torch._C) -> Iterator
 
 
 class CudaDevice:
-    """See Accelerator. device: as open_cuda checked it."""
+    """See Accelerator. device: as open_cuda returns it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -181,18 +151,18 @@ class CudaDevice:
         return torch.empty(count, dtype=dtype, pin_memory=True)
 
     def upload(self, numbers: Tensor) -> Tensor:
-        """torch lends pinned memory out again only when the transfers that read it are done."""
+        """torch reuses pinned memory only after the transfers that read it."""
         return numbers.to(self.device, non_blocking=True)
 
     def transfer(self, source: Tensor, target: Tensor) -> None:
         target.copy_(source, non_blocking=True)
 
-    def fence(self) -> Fence:
-        return _EventFence(self.device)
+    def event(self) -> DeviceEvent:
+        return CudaEvent(self.device)
 
-    def recorder(self, place: DeviceLane | None = None) -> CudaRecorder:
-        idle = 0 if place is None else self.num_processors - place.num_processors
-        return CudaRecorder(self.device, place, idle_processors=idle)
+    def graph_recorder(self, lane: DeviceLane | None = None) -> CudaGraphRecorder:
+        idle = 0 if lane is None else self.num_processors - lane.num_processors
+        return CudaGraphRecorder(self.device, lane, idle_processors=idle)
 
     def wait(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -203,9 +173,9 @@ class CudaDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFacts:
-    """What torch can say of CUDA here.
+    """What torch knows of CUDA on this machine.
 
-    build: the CUDA version that torch was built for; None: none. capabilities: (major, minor) of every device.
+    build: the CUDA version that torch was built for; None: built without. capabilities: (major, minor) by device.
     """
 
     build: str | None
@@ -213,7 +183,7 @@ class CudaFacts:
 
 
 def cuda_facts() -> CudaFacts:
-    """Asks torch, and through it the driver."""
+    """Asks torch, which asks the driver."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return CudaFacts(
         build=torch.version.cuda,
@@ -222,7 +192,7 @@ def cuda_facts() -> CudaFacts:
 
 
 def open_cuda(device: str, facts: CudaFacts) -> torch.device:
-    """The device called cuda or cuda:N, with its number.
+    """The device of the name cuda or cuda:N, with its index.
 
     Raises ConfigError that names what is missing: torch's CUDA build, a device, that device, its capability.
     """

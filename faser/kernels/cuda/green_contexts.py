@@ -1,12 +1,11 @@
-"""Groups of a GPU's processors, as the CUDA driver divides them, and streams whose work stays on a group.
+"""CUDA green contexts: groups of a GPU's processors, and streams whose work stays on a group.
 
-Owns the calls of the driver and the meaning of their answers. Knows nothing of lanes and of who computes where.
+Owns the calls of the CUDA driver and the meaning of their results. Knows nothing of lanes.
 
-A *group* comes from one split of the whole device: processors among which kernels with thread block clusters find
-what they need, and a remainder of which that is not promised. From compute capability 9.0 on, a group's processors
-are a multiple of 8. A *green context* makes a group usable, a stream of it is where work is given; threads stay in
-the primary context throughout, the one that torch computes in. The names are those of CUDA 13.0 (cuda.h: "Green
-Contexts"); of cuda-bindings they were read in 13.0.3 and 13.5.0. None of this has run on a GPU yet.
+One split divides the whole device into a *group*, on which kernels with thread block clusters can run, and a
+remainder, which promises no clusters. From compute capability 9.0 on, a group has a multiple of 8 processors. A
+*green context* makes a group usable, and its streams take the work; threads stay in the primary context, which is
+torch's. The driver's names are those of CUDA 13.0 (cuda.h: "Green Contexts") and of cuda-bindings 13.0.3 and 13.5.0.
 """
 
 import importlib
@@ -23,19 +22,19 @@ GROUP_UNIT = 8  # processors; a multiple of what any architecture needs
 
 
 class GreenContextError(ConfigError):
-    """A device that cannot be divided: names the call of the driver, and what the driver said."""
+    """A device that cannot be divided: names the call that the driver refused, and its reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Some of a device's processors. resource: the driver's description of them, opaque."""
+    """count: processors. resource: the driver's description of them, opaque."""
 
     count: int
     resource: object
 
 
 class GreenDriver(Protocol):
-    """The driver of one device. Contexts and streams are destroyed by whoever made them, streams first.
+    """The driver of one device. The caller destroys what it made, streams before their contexts.
 
     Every method raises GreenContextError where the driver refuses.
     """
@@ -44,19 +43,19 @@ class GreenDriver(Protocol):
     def num_processors(self) -> int: ...
 
     def split(self, count: int) -> tuple[Group, Group]:
-        """Divide all processors: a group of at least `count`, rounded up as the device needs it, and the others.
+        """Divide all processors into a group of at least `count`, rounded up to the device's unit, and the rest.
 
-        On a device of 132: split(112) gives 112 and 20, split(113) gives 120 and 12. The second may be empty.
-        Splits know nothing of each other: groups of two splits overlap.
+        Of 132 processors: split(112) gives 112 and 20, split(113) gives 120 and 12. The rest may be empty. Splits
+        are independent: groups of two splits overlap.
         """
         ...
 
     def context(self, group: Group) -> object:
-        """A green context, which is nobody's current one."""
+        """A green context; it is not made current on any thread."""
         ...
 
     def stream(self, context: object, priority: int) -> int:
-        """The address of a new stream that waits for no other. priority: 0 or less; the least is served first."""
+        """The address of a new stream that waits for no other stream. priority: 0 or less, the least first."""
         ...
 
     def destroy_stream(self, stream: int) -> None: ...
@@ -65,7 +64,7 @@ class GreenDriver(Protocol):
 
 
 def open_stream(driver: GreenDriver, group: Group, made: ExitStack) -> int:
-    """The address of a stream on a group, in a context of its own. made: gets what destroys both.
+    """The address of a stream on a group, in a new context. made: receives what destroys both.
 
     Raises GreenContextError where the driver refuses.
     """
@@ -77,10 +76,10 @@ def open_stream(driver: GreenDriver, group: Group, made: ExitStack) -> int:
 
 
 class CudaGreenDriver:
-    """See GreenDriver. driver: the module cuda.bindings.driver. device: with its number.
+    """See GreenDriver. driver: the module cuda.bindings.driver. device: with its index.
 
-    The primary context must be there before: contexts that the driver makes keep it, and would make it and give it
-    up again.
+    CUDA must be initialised on the device: green contexts keep a reference to the primary context, and would
+    otherwise create it and destroy it again.
     """
 
     def __init__(self, device: torch.device, driver: Any) -> None:
@@ -94,7 +93,7 @@ class CudaGreenDriver:
         return int(self._all.sm.smCount)
 
     def split(self, count: int) -> tuple[Group, Group]:
-        # The list has as many members as were wanted, even if fewer groups were made; so their number counts.
+        # The list has as many members as requested, even where the driver made fewer groups: num_groups says.
         groups, num_groups, rest = self._ask("cuDevSmResourceSplitByCount", 1, self._all, 0, count)
         if num_groups != 1:
             raise GreenContextError(
@@ -118,21 +117,21 @@ class CudaGreenDriver:
         self._ask("cuGreenCtxDestroy", context)
 
     def _group(self, resource: Any) -> Group:
-        """An empty rest has no type."""
+        """An empty remainder has another resource type."""
         has_some = resource.type == self._driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
         return Group(count=int(resource.sm.smCount) if has_some else 0, resource=resource)
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """What a call answers behind its status: nothing, one value or several."""
+        """Call the driver. Returns what follows the status: nothing, one value or several."""
         try:
             status, *values = getattr(self._driver, name)(*arguments)
-        except (AttributeError, RuntimeError) as error:  # bindings, or a driver, from before that call
+        except (AttributeError, RuntimeError) as error:  # bindings or a driver that lack the call
             raise GreenContextError(f"{name}: {error}") from error
         if status != self._driver.CUresult.CUDA_SUCCESS:
-            raise GreenContextError(f"{name}: {self._words(status)}")
+            raise GreenContextError(f"{name}: {self._describe(status)}")
         return values[0] if len(values) == 1 else values
 
-    def _words(self, status: Any) -> str:
+    def _describe(self, status: Any) -> str:
         _, text = self._driver.cuGetErrorString(status)
         return f"{status.name}, {text.decode()}" if text else str(status.name)
 
@@ -142,7 +141,7 @@ def _import() -> Any:
 
 
 def open_green_driver(device: torch.device, import_driver: Callable[[], Any] = _import) -> CudaGreenDriver:
-    """The driver of a device that torch has begun to use. Raises GreenContextError, without cuda-bindings too."""
+    """The driver of a device that torch has initialised. Raises GreenContextError, also without cuda-bindings."""
     try:
         driver = import_driver()
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""How full a GPU's memory is, as its driver and torch's allocator count it.
+"""How full a GPU's memory is, as the driver and torch's caching allocator count it.
 
-The driver counts everything that anybody holds on the device; the allocator what this process's tensors hold, and
-what it keeps for later tensors. Knows nothing of models.
+The driver counts the memory of all processes; the allocator counts what it reserved in this process, for tensors
+and as its cache. Knows nothing of models.
 """
 
 import gc
@@ -11,7 +11,7 @@ import torch
 
 
 class DeviceMemory(Protocol):
-    """Counts, in bytes, of one device."""
+    """Memory of one device, in bytes."""
 
     @property
     def name(self) -> str:
@@ -22,26 +22,26 @@ class DeviceMemory(Protocol):
     def total_bytes(self) -> int: ...
 
     def free_bytes(self) -> int:
-        """What nobody holds, other processes and torch's allocator included."""
+        """Free according to the driver: neither another process nor torch's allocator holds it."""
         ...
 
     def held_bytes(self) -> int:
-        """What torch's allocator holds, for tensors or for later ones."""
+        """Reserved by torch's allocator, its cache included."""
         ...
 
     def peak_bytes(self) -> int:
-        """The most that torch's allocator held since reset_peak."""
+        """The largest held_bytes since reset_peak."""
         ...
 
     def reset_peak(self) -> None: ...
 
     def release(self) -> None:
-        """Wait for the device, and give back what torch's allocator keeps for later tensors."""
+        """Wait for the device, and empty the allocator's cache."""
         ...
 
 
 class CudaMemory:
-    """See DeviceMemory. The first question starts CUDA on the device, which takes some hundred MiB itself."""
+    """See DeviceMemory. The first call initialises CUDA on the device, which takes some hundred MiB."""
 
     def __init__(self, device: torch.device) -> None:
         assert device.type == "cuda", device

@@ -1,8 +1,8 @@
-"""Numbers between host and device at fixed places, so that recordings find them and no step allocates.
+"""Pinned memory between host and device: staging buffers on the way there, readbacks on the way back.
 
-Owns pinned buffers and the fences that say when they may be used again. On the way to the device there are two
-buffers: while the device may still be copying from one, the next step's numbers go into the other. Knows nothing
-of what the numbers mean.
+Owns the pinned buffers and the events that say when each may be used again. Addresses on the device stay the same, so
+that CUDA graphs can read them, and no step allocates. A staging buffer has two pinned halves: while the device may
+still copy from one, the host fills the other for the next step. Knows nothing of what the numbers mean.
 """
 
 from collections.abc import Sequence
@@ -13,137 +13,138 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.kernels.cuda.device import Accelerator, Fence
+from faser.kernels.cuda.device import Accelerator
+from faser.kernels.cuda.events import DeviceEvent
 
-_LEAST_BYTES = 256  # of a buffer that values are fetched into; larger ones are powers of 2
-_LINE = 16  # bytes; values begin at multiples of it
+_LEAST_BYTES = 256  # of a readback's buffer; sizes are powers of 2
+_ALIGNMENT = 16  # bytes; each value of a readback begins at a multiple
 
 
-class Staging:
-    """A place on the device, and two on the host that take turns. device: [count]; hosts: [count] each."""
+class DoubleBuffer:
+    """One buffer on the device and two pinned ones that take turns. device: [count]; hosts: [count] each."""
 
-    @torch.inference_mode(False)  # so that whoever sends may do it outside of that mode
+    @torch.inference_mode(False)  # so that callers outside of that mode may send
     def __init__(self, accelerator: Accelerator, count: int, dtype: torch.dtype) -> None:
         self._accelerator = accelerator
         self.device = torch.zeros(count, dtype=dtype, device=accelerator.device)
         self.hosts = tuple(accelerator.host_numbers(count, dtype).zero_() for _ in range(2))
-        self._copied: tuple[Fence, ...] = tuple(accelerator.fence() for _ in self.hosts)
+        self._copied: tuple[DeviceEvent, ...] = tuple(accelerator.event() for _ in self.hosts)
         self._next = 0
 
     def claim(self) -> int:
-        """Which of the hosts is to be filled for the next send: waits until what it sent before was copied."""
-        self._copied[self._next].wait()
+        """Index of the pinned buffer to fill for the next send. Waits until its previous numbers were copied."""
+        self._copied[self._next].synchronize()
         return self._next
 
     def send(self, count: int | None = None) -> None:
-        """Give the copy of the host that was claimed to the device: of its first count numbers; None: of all."""
+        """Enqueue the copy of the claimed buffer: of its first count numbers; None: of all."""
         at = self._next
         source, target = self.hosts[at], self.device
         if count is not None:
             source, target = source[:count], target[:count]
         self._accelerator.transfer(source, target)
-        self._copied[at].mark()
+        self._copied[at].record()
         self._next = 1 - at
 
 
-class StagedNumbers:
-    """See Stage. Numbers that are there already are not sent again: passes of a draft say much twice."""
+class PinnedStagingBuffer:
+    """See StagingBuffer. Numbers that the device has already are not sent again: passes of a draft repeat many."""
 
     def __init__(self, accelerator: Accelerator, count: int, dtype: torch.dtype) -> None:
-        self._staging = Staging(accelerator, count, dtype)
-        self._hosts: list[NDArray[Any]] = [each.numpy() for each in self._staging.hosts]
+        self._buffer = DoubleBuffer(accelerator, count, dtype)
+        self._hosts: list[NDArray[Any]] = [each.numpy() for each in self._buffer.hosts]
 
     @property
     def device(self) -> Tensor:
-        return self._staging.device
+        return self._buffer.device
 
     def host(self) -> NDArray[Any]:
-        return self._hosts[self._staging.claim()]
+        return self._hosts[self._buffer.claim()]
 
     def send(self) -> None:
-        """See Stage. The other host holds what was sent last, or zeros, as the device does before that."""
+        """See StagingBuffer. The other pinned buffer holds what the device has: the last send, or zeros."""
         claimed, sent = self._hosts
-        if claimed.tobytes() != sent.tobytes():  # no slower than to compare them where they are
-            self._staging.send()
+        if claimed.tobytes() != sent.tobytes():  # as fast as comparing the arrays in place
+            self._buffer.send()
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
-    """Of one value in a buffer, as a copy's target and as what the host reads."""
+class _Slice:
+    """The part of a buffer that holds one value: as the copy's target, and as the array that the host reads."""
 
     target: Tensor
     array: NDArray[Any]
 
 
-_Kind = tuple[tuple[torch.Size, torch.dtype], ...]  # shapes and types of values that are fetched together
+_Layout = tuple[tuple[torch.Size, torch.dtype], ...]  # shapes and types of values that are read back together
 
 
 @dataclass(frozen=True, slots=True)
-class _Landing:
-    """Where fetched values arrive. buffer: [capacity] uint8, pinned. places: of all kinds that were here."""
+class _ReadbackBuffer:
+    """buffer: [capacity] uint8, pinned. arrived: recorded after the copies. slices: by layout, made at first use."""
 
     buffer: Tensor
-    arrived: Fence
-    places: dict[_Kind, tuple[_Span, ...]] = field(default_factory=dict)
+    arrived: DeviceEvent
+    slices: dict[_Layout, tuple[_Slice, ...]] = field(default_factory=dict)
 
-    def of(self, values: Sequence[Tensor]) -> tuple[_Span, ...]:
-        """Places of such values, one behind the other."""
-        kind = tuple([(each.shape, each.dtype) for each in values])
-        found = self.places.get(kind)
+    def slices_of(self, values: Sequence[Tensor]) -> tuple[_Slice, ...]:
+        """Slices for values of these shapes and types, in their order."""
+        layout = tuple([(each.shape, each.dtype) for each in values])
+        found = self.slices.get(layout)
         if found is None:
-            found = self.places[kind] = self._cut(values)
+            found = self.slices[layout] = self._cut(values)
         return found
 
-    @torch.inference_mode(False)  # so that whoever waits may do it outside of that mode
-    def _cut(self, values: Sequence[Tensor]) -> tuple[_Span, ...]:
-        places, start = [], 0
+    @torch.inference_mode(False)  # so that callers outside of that mode may wait
+    def _cut(self, values: Sequence[Tensor]) -> tuple[_Slice, ...]:
+        slices, start = [], 0
         for each in values:
             target = self.buffer[start : start + each.numel() * each.itemsize].view(each.dtype).view(each.shape)
-            places.append(_Span(target, target.numpy()))
-            start += _lines(each)
-        return tuple(places)
+            slices.append(_Slice(target, target.numpy()))
+            start += _aligned_bytes(each)
+        return tuple(slices)
 
 
-class FetchedValues:
-    """See Fetch. Its buffer goes back when the values are first waited for."""
+class PinnedReadback:
+    """See Readback. The first wait returns its buffer to `free`."""
 
-    def __init__(self, landing: _Landing, places: tuple[_Span, ...], free: list[_Landing]) -> None:
-        self._landing = landing
-        self._places = places
+    def __init__(self, buffer: _ReadbackBuffer, slices: tuple[_Slice, ...], free: list[_ReadbackBuffer]) -> None:
+        self._buffer = buffer
+        self._slices = slices
         self._free = free
         self._values: tuple[NDArray[Any], ...] | None = None
 
     def wait(self) -> tuple[NDArray[Any], ...]:
         if self._values is None:
-            self._landing.arrived.wait()
-            self._values = tuple([each.array.copy() for each in self._places])
-            self._free.append(self._landing)
+            self._buffer.arrived.synchronize()
+            self._values = tuple([each.array.copy() for each in self._slices])
+            self._free.append(self._buffer)
         return self._values
 
 
-class Fetcher:
-    """Brings values to the host. Buffers of values that nobody waits for are given up to torch."""
+class ReadbackPool:
+    """Starts readbacks and reuses their pinned buffers. A readback that is never waited for returns none."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._free: dict[int, list[_Landing]] = {}
+        self._free: dict[int, list[_ReadbackBuffer]] = {}
 
-    def fetch(self, values: Sequence[Tensor]) -> FetchedValues:
-        """See Capture.fetch. Values of types that numpy has."""
-        capacity = max(_LEAST_BYTES, 1 << (sum(map(_lines, values)) - 1).bit_length()) if values else _LEAST_BYTES
+    def read_back(self, values: Sequence[Tensor]) -> PinnedReadback:
+        """Enqueue copies of the values to the host. Their types must be types of numpy."""
+        num_bytes = sum(map(_aligned_bytes, values))
+        capacity = max(_LEAST_BYTES, 1 << (num_bytes - 1).bit_length()) if values else _LEAST_BYTES
         free = self._free.setdefault(capacity, [])
-        landing = free.pop() if free else self._new(capacity)
-        places = landing.of(values)
-        for value, place in zip(values, places, strict=True):
-            self._accelerator.transfer(value, place.target)
-        landing.arrived.mark()
-        return FetchedValues(landing, places, free)
+        buffer = free.pop() if free else self._new(capacity)
+        slices = buffer.slices_of(values)
+        for value, part in zip(values, slices, strict=True):
+            self._accelerator.transfer(value, part.target)
+        buffer.arrived.record()
+        return PinnedReadback(buffer, slices, free)
 
     @torch.inference_mode(False)
-    def _new(self, capacity: int) -> _Landing:
-        return _Landing(self._accelerator.host_numbers(capacity, torch.uint8), self._accelerator.fence())
+    def _new(self, capacity: int) -> _ReadbackBuffer:
+        return _ReadbackBuffer(self._accelerator.host_numbers(capacity, torch.uint8), self._accelerator.event())
 
 
-def _lines(value: Tensor) -> int:
-    """Bytes that a value takes, with what is left of its last line."""
-    return -(-value.numel() * value.itemsize // _LINE) * _LINE
+def _aligned_bytes(value: Tensor) -> int:
+    return -(-value.numel() * value.itemsize // _ALIGNMENT) * _ALIGNMENT

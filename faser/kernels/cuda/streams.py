@@ -1,6 +1,6 @@
-"""What lanes on a GPU need of torch: streams, which of them is a thread's current one, and events with times.
+"""CUDA streams of lanes: making them, making one the thread's current stream, and events with times.
 
-Knows nothing of what is computed. Streams are opaque to whoever asks for them. None of it has run on a GPU yet.
+Knows nothing of what is computed. A stream is opaque to the caller.
 """
 
 from contextlib import AbstractContextManager
@@ -8,83 +8,44 @@ from typing import Protocol
 
 import torch
 
-
-class LaneEvent(Protocol):
-    """A point in the work given to a device, which can be set anew, and the time at which the device got there."""
-
-    def mark(self) -> None:
-        """Set it behind everything that was given to the calling thread's current stream. Does not wait."""
-        ...
-
-    def hold(self) -> None:
-        """What is given to the calling thread's current stream from now on comes behind it. Does not wait.
-
-        At once where nothing was marked.
-        """
-        ...
-
-    def is_over(self) -> bool:
-        """Whether the device got there. Does not wait."""
-        ...
-
-    def wait(self) -> None:
-        """Return when the device got there."""
-        ...
+from faser.kernels.cuda.events import CudaEvent, DeviceEvent
 
 
 class LaneDevice(Protocol):
-    """One device, as those see it who divide it."""
+    """What a partition needs of a GPU."""
 
     @property
-    def num_processors(self) -> int: ...
+    def num_processors(self) -> int:
+        """Streaming multiprocessors."""
+        ...
 
     def stream(self, priority: int) -> object:
-        """A stream that waits for no other, on all processors. priority: 0 or less; the least is served first."""
+        """A stream on all processors that waits for no other stream. priority: 0 or less, the least first."""
         ...
 
     def adopt(self, address: int) -> object:
-        """The stream at an address, as torch uses it. It stays whose it was."""
+        """The CUDA stream at an address, for torch. Its maker still owns it."""
         ...
 
     def on(self, stream: object) -> AbstractContextManager[object]:
-        """Makes it the calling thread's current stream, and then what was current before."""
+        """Makes it the calling thread's current stream, and restores the previous one."""
         ...
 
-    def event(self) -> LaneEvent:
-        """A new one, not marked."""
+    def event(self) -> DeviceEvent:
+        """A new event with times, not recorded yet."""
         ...
 
-    def elapsed_s(self, earlier: LaneEvent, later: LaneEvent) -> float:
-        """Of the device's time, between two events that are over."""
+    def elapsed_s(self, earlier: DeviceEvent, later: DeviceEvent) -> float:
+        """Seconds of the device's clock between two events that the device has passed."""
         ...
 
     def wait(self) -> None:
-        """Return when everything given to the device is done, whatever the stream."""
+        """Return when all work of all streams is done."""
         ...
-
-
-class _TimedEvent:
-    """Waiting spins within the driver, without the interpreter's lock."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-    def mark(self) -> None:
-        self.event.record(torch.cuda.current_stream(self._device))
-
-    def hold(self) -> None:
-        self.event.wait(torch.cuda.current_stream(self._device))
-
-    def is_over(self) -> bool:
-        return bool(self.event.query())  # type: ignore[no-untyped-call]
-
-    def wait(self) -> None:
-        self.event.synchronize()
 
 
 class CudaLaneDevice:
-    """See LaneDevice. device: with its number. Begins to use it."""
+    """See LaneDevice. device: with its index. Initialises CUDA on it."""
 
     def __init__(self, device: torch.device) -> None:
         assert device.type == "cuda", device
@@ -105,13 +66,13 @@ class CudaLaneDevice:
         assert isinstance(stream, torch.cuda.Stream), stream
         return torch.cuda.stream(stream)
 
-    def event(self) -> LaneEvent:
-        return _TimedEvent(self._device)
+    def event(self) -> CudaEvent:
+        return CudaEvent(self._device, times=True)
 
-    def elapsed_s(self, earlier: LaneEvent, later: LaneEvent) -> float:
-        assert isinstance(earlier, _TimedEvent), earlier
-        assert isinstance(later, _TimedEvent), later
-        return float(earlier.event.elapsed_time(later.event)) / 1000
+    def elapsed_s(self, earlier: DeviceEvent, later: DeviceEvent) -> float:
+        assert isinstance(earlier, CudaEvent), earlier
+        assert isinstance(later, CudaEvent), later
+        return earlier.elapsed_s(later)
 
     def wait(self) -> None:
         torch.cuda.synchronize(self._device)

@@ -1,20 +1,21 @@
-"""Which processors a lane has: what a backend is told before it computes there. Plain values."""
+"""Which processors a backend computes on. Plain values."""
 
 from dataclasses import dataclass
 
-# About what a part of a GPU takes beside its recordings: a workspace of products (32 MiB), and plans of attention
-# that is launched kernel by kernel, in decoding and in other steps (8 MiB each). The workspace of attention is one
-# for all parts.
-PLACE_BYTES = 48 << 20
+# About what a lane of a GPU takes besides its CUDA graphs: cuBLAS's workspace (32 MiB), and attention plans for
+# decoding and for other steps that run kernel by kernel (8 MiB each). All lanes share attention's workspace.
+LANE_BYTES = 48 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLane:
-    """The part of a GPU that a lane has. name: "draft" or "verify"; share: of the GPU's processors, 0 to 1.
+    """A lane's part of a GPU: work enqueued on its stream runs on its processors.
 
-    num_processors: how many there are for it; with plain streams all, which the lanes then compete for.
-    stream: torch's stream, opaque here. There is one object for each name and share until the partition is closed.
-    Work on it runs on these processors, and what is recorded on it stays with them wherever it is replayed.
+    A CUDA graph captured on the stream stays on these processors, whichever stream replays it. There is one object
+    for each name and share until the partition is closed.
+
+    name: "draft" or "verify". share: of the GPU's processors, 0 to 1. num_processors: how many it has; with plain
+    streams all, for which both lanes compete. stream: a torch.cuda.Stream, opaque here.
     """
 
     name: str
@@ -23,5 +24,5 @@ class DeviceLane:
     stream: object
 
 
-# Cores of a CPU by number, or the part of a GPU.
+# CPU cores by number, or a part of a GPU.
 Processors = tuple[int, ...] | DeviceLane

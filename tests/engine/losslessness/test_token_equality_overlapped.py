@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import pytest
 
 from faser.engine.engine import Engine
+from faser.engine.execution.overlap.cores import Cores
 from faser.engine.execution.overlap.partition import (
-    Cores,
     Draft,
     Lane,
     OverlapResult,
@@ -128,7 +128,7 @@ class Disordered:
     def resize(self, share: float) -> None:
         self._lanes.resize(share)
 
-    def both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
+    def run_both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
         waits = [self._random.choice((0.0, 0.0, 0.0005, 0.002)) for _ in range(4)]
 
         def drafting(lane: Lane, until: Callable[[], bool]) -> D:
@@ -143,7 +143,7 @@ class Disordered:
             time.sleep(waits[3])
             return PendingResult(lambda: found)
 
-        return self._lanes.both(drafting, verifying)
+        return self._lanes.run_both(drafting, verifying)
 
     def close(self) -> None:
         self._lanes.close()

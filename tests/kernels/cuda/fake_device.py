@@ -140,23 +140,29 @@ def _storage(tensor: Tensor) -> int:
 
 
 @dataclass
-class FakeFence:
+class FakeEvent:
     owner: "FakeAccelerator"
     number: int = 0
 
-    def mark(self) -> None:
-        self.owner.check_not_recording("a fence is marked")
+    def record(self) -> None:
+        self.owner.check_not_recording("an event is recorded")
         self.number = self.owner.given
 
-    def wait(self) -> None:
-        self.owner.check_not_recording("somebody waits")
+    def hold_stream(self) -> None:
+        """There is one stream, whose work is in order."""
+
+    def query(self) -> bool:
+        return self.number <= self.owner.done
+
+    def synchronize(self) -> None:
+        self.owner.check_not_recording("the host waits")
         self.owner.reach(self.number)
 
 
 @dataclass(frozen=True)
-class FakeRecording:
+class FakeGraph:
     owner: "FakeAccelerator"
-    recorder: "FakeRecorder"
+    recorder: "FakeGraphRecorder"
     calls: list[Callable[[], None]]
 
     def replay(self) -> None:
@@ -169,15 +175,15 @@ class FakeRecording:
 
 
 @dataclass
-class FakeRecorder:
+class FakeGraphRecorder:
     """pool: of memory, that all of its recordings share."""
 
     owner: "FakeAccelerator"
-    place: DeviceLane | None = None
+    lane: DeviceLane | None = None
     pool: object = field(default_factory=object)
-    recorded_bytes: int = 0
+    graph_bytes: int = 0
 
-    def record(self, work: Callable[[], None]) -> FakeRecording:
+    def capture(self, work: Callable[[], None]) -> FakeGraph:
         owner = self.owner
         owner.check_not_recording("another recording begins")
         for _ in range(WARM_UPS):
@@ -186,8 +192,8 @@ class FakeRecorder:
         try:
             with _NoHostReads(owner.tape), owner.tape:
                 work()
-            self.recorded_bytes += owner.tape.fresh_bytes
-            return FakeRecording(owner, self, owner.tape.calls)
+            self.graph_bytes += owner.tape.fresh_bytes
+            return FakeGraph(owner, self, owner.tape.calls)
         finally:
             owner.tape = None
 
@@ -215,7 +221,7 @@ class FakeAccelerator:
     uploads: int = 0
     pinned_bytes: int = 0
     tape: Tape | None = None
-    on_replay: Callable[[FakeRecorder], None] = lambda _: None
+    on_replay: Callable[[FakeGraphRecorder], None] = lambda _: None
     _pinned: dict[int, Tensor] = field(default_factory=dict)
     _leaving: list[_Copy] = field(default_factory=list)
     _arriving: list[_Copy] = field(default_factory=list)
@@ -245,11 +251,11 @@ class FakeAccelerator:
         self._arriving.append(_Copy(target, source.clone(), self.given))
         target.view(torch.uint8).fill_(0x59)
 
-    def fence(self) -> FakeFence:
-        return FakeFence(self)
+    def event(self) -> FakeEvent:
+        return FakeEvent(self)
 
-    def recorder(self, place: DeviceLane | None = None) -> FakeRecorder:
-        return FakeRecorder(self, place)
+    def graph_recorder(self, lane: DeviceLane | None = None) -> FakeGraphRecorder:
+        return FakeGraphRecorder(self, lane)
 
     def wait(self) -> None:
         self.check_not_recording("somebody waits")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from faser.kernels.cuda.streams import LaneEvent
+from faser.kernels.cuda.events import DeviceEvent
 
 
 @dataclass(eq=False)
@@ -25,37 +25,37 @@ class FakeStream:
 
 
 @dataclass(eq=False)
-class FakeLaneEvent:
+class FakeTimedEvent:
     owner: "FakeLaneDevice"
     before: frozenset[str] = frozenset()
     at_s: float = 0.0
-    is_marked: bool = False
+    is_recorded: bool = False
 
-    def mark(self) -> None:
-        self.owner.check("mark")
+    def record(self) -> None:
+        self.owner.check("record")
         stream = self.owner.current
         self.before = stream.before
         self.at_s = max(stream.free_s, time.perf_counter())
-        self.is_marked = True
+        self.is_recorded = True
 
-    def hold(self) -> None:
-        self.owner.check("hold")
+    def hold_stream(self) -> None:
+        self.owner.check("hold_stream")
         stream = self.owner.current
         stream.before |= self.before
         stream.free_s = max(stream.free_s, self.at_s)
 
-    def is_over(self) -> bool:
+    def query(self) -> bool:
         return time.perf_counter() >= self.at_s
 
-    def wait(self) -> None:
-        self.owner.check("wait")
+    def synchronize(self) -> None:
+        self.owner.check("synchronize")
         time.sleep(max(0.0, self.at_s - time.perf_counter()))
         self.owner.host |= self.before
 
 
 @dataclass
 class FakeLaneDevice:
-    """See LaneDevice. host: work that the host knows to be done. refuses: what raises, of mark, hold and wait."""
+    """See LaneDevice. host: work that the host knows to be done. refuses: what raises, of record, hold_stream and synchronize."""
 
     num_processors: int = 132
     host: frozenset[str] = frozenset()
@@ -90,17 +90,17 @@ class FakeLaneDevice:
         finally:
             self._current.stream = before
 
-    def event(self) -> FakeLaneEvent:
+    def event(self) -> FakeTimedEvent:
         self.num_events += 1
-        return FakeLaneEvent(self)
+        return FakeTimedEvent(self)
 
-    def elapsed_s(self, earlier: LaneEvent, later: LaneEvent) -> float:
+    def elapsed_s(self, earlier: DeviceEvent, later: DeviceEvent) -> float:
         for each in (earlier, later):
-            assert isinstance(each, FakeLaneEvent)
-            assert each.is_marked, "torch raises for an event that was never recorded"
-            assert each.is_over(), "torch raises for an event that is not over"
-        assert isinstance(earlier, FakeLaneEvent)
-        assert isinstance(later, FakeLaneEvent)
+            assert isinstance(each, FakeTimedEvent)
+            assert each.is_recorded, "torch raises for an event that was never recorded"
+            assert each.query(), "torch raises for an event that has not been passed"
+        assert isinstance(earlier, FakeTimedEvent)
+        assert isinstance(later, FakeTimedEvent)
         return later.at_s - earlier.at_s
 
     def wait(self) -> None:

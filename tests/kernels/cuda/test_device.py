@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from faser.errors import ConfigError
-from faser.kernels.cuda.device import CudaDevice, CudaFacts, cuda_facts, open_cuda, products_without, stream_of
+from faser.kernels.cuda.device import CudaDevice, CudaFacts, cublas_carveout, cuda_facts, open_cuda, stream_of
 from faser.kernels.interface.processors import DeviceLane
 
 HOPPER, TURING = (9, 0), (7, 5)
@@ -58,17 +58,17 @@ class Bindings:
 
 def test_products_are_told_of_idle_processors_while_work_is_recorded_and_never_longer() -> None:
     bindings = Bindings()
-    with products_without(12, bindings):
+    with cublas_carveout(12, bindings):
         assert bindings.said == [12]
-    with pytest.raises(ZeroDivisionError), products_without(36, bindings):
+    with pytest.raises(ZeroDivisionError), cublas_carveout(36, bindings):
         raise ZeroDivisionError
     assert bindings.said == [12, None, 36, None]
-    with products_without(0, bindings), products_without(12, object()):
+    with cublas_carveout(0, bindings), cublas_carveout(12, object()):
         assert bindings.said[4:] == []
 
 
 def test_torch_knows_of_idle_processors() -> None:
-    with products_without(12):
+    with cublas_carveout(12):
         assert torch._C._get_sm_carveout_experimental() == 12
     assert torch._C._get_sm_carveout_experimental() is None
 

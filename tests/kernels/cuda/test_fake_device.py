@@ -10,7 +10,7 @@ from tests.kernels.cuda.fake_device import FakeAccelerator
 
 
 def record(work: Callable[[], None]) -> Callable[[], None]:
-    return FakeAccelerator().recorder().record(work).replay
+    return FakeAccelerator().graph_recorder().capture(work).replay
 
 
 def test_a_replay_computes_anew_from_what_is_there() -> None:
@@ -70,7 +70,7 @@ def test_kernels_of_others_are_run_again_as_one_call() -> None:
     def kernel() -> None:
         out.copy_(torch.tensor(x.tolist()) + 1)
 
-    recording = accelerator.recorder().record(lambda: accelerator.launch(kernel))
+    recording = accelerator.graph_recorder().capture(lambda: accelerator.launch(kernel))
     x.fill_(3)
     recording.replay()
     assert len(recording.calls) == 1
@@ -105,7 +105,7 @@ def test_what_waits_for_the_device_fails_within_a_recording(
 
 def test_waits_and_copies_from_the_host_fail_within_a_recording() -> None:
     accelerator = FakeAccelerator()
-    host, fence = accelerator.host_numbers(2), accelerator.fence()
+    host, event = accelerator.host_numbers(2), accelerator.event()
     runs: list[int] = []
 
     def later(work: Callable[[], object]) -> Callable[[], None]:
@@ -120,36 +120,36 @@ def test_waits_and_copies_from_the_host_fail_within_a_recording() -> None:
 
     place = torch.zeros(2, dtype=torch.int32)
     for work, problem in (
-        (accelerator.wait, "somebody waits within"),
-        (fence.wait, "somebody waits within"),
+        (accelerator.wait, "the host waits within"),
+        (event.synchronize, "the host waits within"),
         (lambda: accelerator.transfer(host, place), "copied from the host within"),
         (lambda: accelerator.transfer(place, host), "the host gets values within"),
         (lambda: accelerator.host_numbers(1), "pinned memory is allocated within"),
     ):
         runs.clear()
         with pytest.raises(AssertionError, match=problem):
-            accelerator.recorder().record(later(work))
+            accelerator.graph_recorder().capture(later(work))
         assert accelerator.tape is None
 
 
 def test_pinned_memory_that_is_overwritten_too_early_is_found() -> None:
     accelerator = FakeAccelerator()
-    host, fence = accelerator.host_numbers(2).fill_(1), accelerator.fence()
+    host, event = accelerator.host_numbers(2).fill_(1), accelerator.event()
     accelerator.transfer(host, torch.zeros(2, dtype=torch.int32))
-    fence.mark()
+    event.record()
     host.fill_(2)
     with pytest.raises(AssertionError, match="written to while the device was copying"):
-        fence.wait()
+        event.synchronize()
 
 
 def test_what_comes_from_the_device_is_there_after_a_wait() -> None:
     accelerator = FakeAccelerator()
-    host, fence, place = accelerator.host_numbers(2), accelerator.fence(), torch.ones(2, dtype=torch.int32)
+    host, event, place = accelerator.host_numbers(2), accelerator.event(), torch.ones(2, dtype=torch.int32)
     accelerator.transfer(place, host)
     place.fill_(9)
     assert host.tolist() != [1, 1]
-    fence.mark()
-    fence.wait()
+    event.record()
+    event.synchronize()
     assert host.tolist() == [1, 1]
 
 

@@ -31,7 +31,7 @@ from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize,
 from faser.kernels.interface.paged_layout import NO_SLOT
 from faser.kernels.interface.processors import DeviceLane
 from faser.kernels.torch.backend import TorchBackend
-from tests.kernels.cuda.fake_device import FakeAccelerator, FakeRecorder
+from tests.kernels.cuda.fake_device import FakeAccelerator, FakeGraphRecorder
 from tests.kernels.cuda.fake_graph import fake_backend, fake_kernels
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer, FakePrefill
 from tests.kernels.histories import MOST_ROWS, NUM_SEQUENCES, Steps, histories, shapes
@@ -352,8 +352,8 @@ def test_places_of_one_backend_record_apart_and_each_is_the_same_every_time() ->
     captures = [backend.capture, *(backend.capture_on(each) for each in places)]
     assert captures[1] is backend.capture_on(lane_of("verify", 120))
     recorders = [each._recorder for each in captures]
-    assert [each.place for each in recorders if isinstance(each, FakeRecorder)] == [None, *places]
-    assert len({id(each.pool) for each in recorders if isinstance(each, FakeRecorder)}) == 3
+    assert [each.lane for each in recorders if isinstance(each, FakeGraphRecorder)] == [None, *places]
+    assert len({id(each.pool) for each in recorders if isinstance(each, FakeGraphRecorder)}) == 3
     assert backend.beside().capture_on(places[0]) is not captures[1]
 
 

@@ -292,7 +292,8 @@ FORKS = """
 import os, sys, warnings
 import torch
 from pathlib import Path
-from faser.engine.execution.overlap.partition import Cores, at_once
+from faser.engine.execution.overlap.cores import Cores
+from faser.engine.execution.overlap.partition import synchronous
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 
@@ -301,10 +302,10 @@ cores = tuple(sorted(os.sched_getaffinity(0)))
 backend = NativeBackend(library_path(cache_dir=Path(sys.argv[1])), num_threads=2)
 backend.use(cores)
 lanes = Cores(cores)
-lanes.both(lambda lane, done: None, at_once(lambda lane: None))
+lanes.run_both(lambda lane, done: None, synchronous(lambda lane: None))
 child = os.fork()
 if child == 0:
-    joined = lanes.both(lambda lane, done: os.getpid(), at_once(lambda lane: os.getpid()))
+    joined = lanes.run_both(lambda lane, done: os.getpid(), synchronous(lambda lane: os.getpid()))
     assert joined.drafted == joined.verified == os.getpid()
     del backend
     lanes.close()

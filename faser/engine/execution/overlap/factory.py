@@ -1,38 +1,31 @@
-"""Whether drafting may overlap with verification, on which partition, and which parts of a device lanes will have.
-
-Knows how a partition is chosen and asked, not how it divides.
-"""
+"""Whether drafting may overlap with verification, and which partition divides the processors for it."""
 
 import logging
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 
 from faser.config.engine import EngineConfig
-from faser.engine.execution.model_executor import Lanes
-from faser.engine.execution.overlap.gpu_partition import make_gpu_partition
-from faser.engine.execution.overlap.kept_rates import rates_on
-from faser.engine.execution.overlap.partition import Lane, Partition, at_once, core_numbers, make_partition
+from faser.engine.execution.overlap.cores import Cores, core_numbers
+from faser.engine.execution.overlap.green_contexts import GreenContexts, verify_counts
+from faser.engine.execution.overlap.lanes import Lanes
+from faser.engine.execution.overlap.partition import Partition, Serial
+from faser.engine.execution.overlap.streams import Streams
 from faser.errors import ConfigError
-from faser.kernels.cuda.device_rates import Report
-from faser.kernels.cuda.green_contexts import open_green_driver
-from faser.kernels.cuda.streams import CudaLaneDevice
+from faser.kernels.cuda.green_contexts import GreenContextError, GreenDriver, open_green_driver
+from faser.kernels.cuda.streams import CudaLaneDevice, LaneDevice
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.processors import DeviceLane
 
 _log = logging.getLogger("faser.engine")
 
-# Of a GPU: the partition of a name, and why it is another one than was asked for, if it is.
-Divide = Callable[[str, torch.device], tuple[Partition, str | None]]
+# From a partition's name and a GPU: the partition, and why it is another one than the named one, if it is.
+DivideGpu = Callable[[str, torch.device], tuple[Partition, str | None]]
 
 
-def divide_gpu(name: str, device: torch.device, report: Report = lambda *_: None) -> tuple[Partition, str | None]:
-    """report: is told how far measuring is, where it has not been done before."""
-    return make_gpu_partition(
-        name, CudaLaneDevice(device), lambda: open_green_driver(device), rates_on(device, report)
-    )
+def divide_gpu(name: str, device: torch.device) -> tuple[Partition, str | None]:
+    """See make_gpu_partition."""
+    return make_gpu_partition(name, CudaLaneDevice(device), lambda: open_green_driver(device))
 
 
 def make_lanes(
@@ -40,22 +33,23 @@ def make_lanes(
     target: Backend,
     draft: Backend | None,
     partition: Partition | None = None,
-    divide: Divide = divide_gpu,
+    divide: DivideGpu = divide_gpu,
 ) -> Lanes | None:
-    """Where drafting may overlap with verification: with a draft model, whose drafts are point masses.
+    """The lanes of an engine whose drafting may overlap with verification; None where it may not.
 
     draft: None: there is no draft model. partition: None: the one that the config names.
-    Raises ConfigError where overlapping is wanted and cannot be, and for a share that cannot be had.
+    Raises ConfigError where the config demands overlap and it is impossible, and for a draft_share that the
+    partition does not offer.
     """
-    missing = _missing(config, target, draft)
-    if config.spec_overlap == "on" and missing:
-        raise ConfigError(f"spec_overlap is on, but {missing}")
-    if config.spec_overlap == "off" or missing:
+    obstacle = _obstacle(config, target, draft)
+    if config.spec_overlap == "on" and obstacle:
+        raise ConfigError(f"spec_overlap is on, but {obstacle}")
+    if config.spec_overlap == "off" or obstacle:
         return None
     fallback = ""
     if partition is None:
         partition, fallback = _partition(config, target.device, divide)
-    if config.draft_share is not None and not any(wants(config, share) for share in partition.shares()):
+    if config.draft_share is not None and not any(accepts(config, share) for share in partition.shares()):
         offered = ", ".join(f"{share:g}" for share in partition.shares())
         whole = (
             str(target.device) if target.device.type == "cuda" else f"{len(core_numbers(config.threads))} cores"
@@ -64,22 +58,66 @@ def make_lanes(
     return Lanes(partition=partition, target=target, draft=draft, fallback=fallback)
 
 
-def wants(config: EngineConfig, share: float) -> bool:
-    """Whether the draft lane may have this share. People give three digits of it."""
+def accepts(config: EngineConfig, share: float) -> bool:
+    """Whether the draft lane may have this share. The setting names a share by three digits."""
     return config.draft_share is None or math.isclose(config.draft_share, share, rel_tol=5e-3)
 
 
-def _missing(config: EngineConfig, target: Backend, draft: Backend | None) -> str | None:
-    """Why nothing can overlap."""
+def make_partition(name: str, cores: Sequence[int] | None = None) -> Partition:
+    """On a CPU: serial, cores, or auto, which is cores where there are two. cores: None: all of this process.
+
+    Raises ConfigError for a partition of a GPU, for an unknown name, and for fewer than two cores.
+    """
+    found = core_numbers() if cores is None else tuple(cores)
+    match name:
+        case "serial":
+            return Serial()
+        case "cores":
+            return Cores(found)
+        case "auto":
+            return Cores(found) if len(found) > 1 else Serial()
+        case "streams" | "sm":
+            raise ConfigError(f"partition {name} divides a GPU; device is cpu: choose auto, cores or serial")
+        case _:
+            raise ConfigError(f"partition is {name}; it must be auto, serial or cores")
+
+
+def make_gpu_partition(
+    name: str, device: LaneDevice, open_driver: Callable[[], GreenDriver]
+) -> tuple[Partition, str | None]:
+    """serial, streams, sm, or auto, which is sm; streams in the place of sm where the GPU cannot be divided.
+
+    The second value says why it cannot; None: the partition is the named one. open_driver may raise
+    GreenContextError. Raises ConfigError for the partition of a CPU and for an unknown name.
+    """
+    match name:
+        case "serial":
+            return Serial(), None
+        case "streams":
+            return Streams(device), None
+        case "sm" | "auto":
+            try:
+                driver = open_driver()
+                return GreenContexts(driver, device, verify_counts(driver.num_processors)), None
+            except GreenContextError as refusal:
+                return Streams(device), str(refusal)
+        case "cores":
+            raise ConfigError("partition cores divides a CPU; device is a GPU: choose auto, sm, streams or serial")
+        case _:
+            raise ConfigError(f"partition is {name}; on a GPU it must be auto, sm, streams or serial")
+
+
+def _obstacle(config: EngineConfig, target: Backend, draft: Backend | None) -> str | None:
+    """Why drafting and verification cannot overlap; None: they can."""
     speculation, cores = config.speculation, core_numbers(config.threads)
     if speculation.policy == "off":
-        return "nobody drafts: the policy is off"
+        return "nothing is drafted: the policy is off"
     if draft is None:
-        return f"method {speculation.method} has no draft model, and text is looked up in no time"
+        return f"method {speculation.method} has no draft model, and looking text up takes almost no time"
     if speculation.draft_sample_method == "probabilistic":
         return "draft_sample_method is probabilistic; only point masses can be judged at the border of two drafts"
     if speculation.rejection_sample_method == "synthetic":
-        return "synthetic verdicts are no tokens of the target, which the next draft could start with"
+        return "rejection_sample_method is synthetic; the next draft must start with tokens of the target"
     if config.spec_partition == "serial":
         return "spec_partition is serial: drafting and verification take turns"
     if target.device.type == "cpu" and len(cores) < 2:
@@ -87,42 +125,10 @@ def _missing(config: EngineConfig, target: Backend, draft: Backend | None) -> st
     return None
 
 
-def _partition(config: EngineConfig, device: torch.device, divide: Divide) -> tuple[Partition, str]:
+def _partition(config: EngineConfig, device: torch.device, divide: DivideGpu) -> tuple[Partition, str]:
     if device.type == "cpu":
         return make_partition(config.spec_partition, core_numbers(config.threads)), ""
     partition, refusal = divide(config.spec_partition, device)
     if refusal is not None:
         _log.warning("lanes share all of %s, as plain streams: it cannot be divided: %s", device, refusal)
     return partition, refusal or ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LanePlaces:
-    """One of each for every share, ascending by the draft lane's; none where a partition divides no GPU."""
-
-    draft: tuple[DeviceLane, ...] = ()
-    verify: tuple[DeviceLane, ...] = ()
-
-
-def places_of(partition: Partition) -> LanePlaces:
-    """All that a partition will ever give out. It has its share back afterwards."""
-    share_before, drafting, verifying = partition.share, [], []
-    for share in partition.shares():
-        partition.resize(share)
-        joined = partition.both(_drafting, at_once(_verifying))
-        drafting.append(joined.drafted)
-        verifying.append(joined.verified)
-    if drafting:
-        partition.resize(share_before)
-    return LanePlaces(
-        draft=tuple(each.place for each in drafting if each.place is not None),
-        verify=tuple(each.place for each in verifying if each.place is not None),
-    )
-
-
-def _drafting(lane: Lane, _until: object) -> Lane:
-    return lane
-
-
-def _verifying(lane: Lane) -> Lane:
-    return lane

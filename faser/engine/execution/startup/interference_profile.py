@@ -19,7 +19,7 @@ from faser.engine.execution.overlap.partition import (
     Partition,
     PendingResult,
     Verify,
-    at_once,
+    synchronous,
 )
 
 _ROUNDS, _LEAST_ROUNDS = 15, 4
@@ -141,8 +141,8 @@ def _ratios(partition: Partition, verify: Verify[object], draft: Work) -> _Ratio
     times = math.ceil(_COMPANY * whole[1] / whole[0])  # so that the drafts are never alone
     beside = _beside(partition, _repeated(verify, times), draft)
     alone = (
-        _verify_s(partition.both(lambda _lane, _over: None, verify)),
-        partition.both(lambda lane, _over: _seconds(draft, lane), at_once(lambda _lane: None)).drafted,
+        _verify_s(partition.run_both(lambda _lane, _over: None, verify)),
+        partition.run_both(lambda lane, _over: _seconds(draft, lane), synchronous(lambda _lane: None)).drafted,
     )
     return beside[0] / times / whole[0], beside[1] / whole[1], alone[0] / whole[0], alone[1] / whole[1]
 
@@ -158,7 +158,7 @@ def _beside(partition: Partition, verify: Verify[object], draft: Work) -> tuple[
         while not (times and is_over()):
             times.append(_seconds(draft, lane))
 
-    joined = partition.both(drafts, verify)
+    joined = partition.run_both(drafts, verify)
     return _verify_s(joined), statistics.median(times[:-1] or times)  # the last may have been alone for a part
 
 

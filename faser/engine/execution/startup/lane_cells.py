@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from faser.engine.control.timing.cost_model import CostModel
-from faser.engine.execution.overlap.lane_work import given_on_lane, on_lane
+from faser.engine.execution.overlap.lanes import enqueue_on_lane, run_on_lane
 from faser.engine.execution.overlap.partition import Lane, Partition, Verify
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
@@ -59,12 +59,12 @@ def make_cells(
 
 
 def _given(stopwatch: StepProfiler, backend: Backend, batch: RowBatch) -> Verify[None]:
-    return lambda lane: given_on_lane(backend, lane, lambda: stopwatch.give(batch))
+    return lambda lane: enqueue_on_lane(backend, lane, lambda: stopwatch.give(batch))
 
 
 def _done(stopwatch: StepProfiler, backend: Backend, batch: RowBatch) -> Callable[[Lane], float]:
     """A call ends with tokens on the host, so the time that it takes is the device's too, of its lane alone."""
-    return lambda lane: on_lane(backend, lane, lambda: stopwatch.once_s(batch))
+    return lambda lane: run_on_lane(backend, lane, lambda: stopwatch.once_s(batch))
 
 
 def _contexts(wanted: tuple[int, ...], room: DummyBatchLimits, num_sequences: int) -> list[int]:

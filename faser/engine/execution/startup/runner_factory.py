@@ -14,7 +14,7 @@ from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.startup.model_loading import LoadedModel, Report
 from faser.engine.execution.startup.sizing import most_logit_rows
 from faser.kernels.interface.backend import Backend, KvShape
-from faser.kernels.interface.processors import PLACE_BYTES, DeviceLane
+from faser.kernels.interface.processors import LANE_BYTES, DeviceLane
 
 
 class Use(Enum):
@@ -68,12 +68,12 @@ def max_logit_rows(config: EngineConfig, use: Use) -> int:
 def recordings_bytes(config: EngineConfig, model: LoadedModel, use: Use, num_places: int = 0) -> int:
     """About what the recordings of this model will take, those for parts of the device included."""
     if not config.records_steps:
-        return num_places * PLACE_BYTES
+        return num_places * LANE_BYTES
     spec, sizes = model.decoder.spec, _sizes(config, model, use)
     depths = dict.fromkeys((None, *_guessing(config, spec.num_layers, use).depths))
     num_kinds = len(set(spec.windows))
     everywhere = sizes.expected_bytes(num_kinds, len(depths))
-    return everywhere + num_places * (sizes.for_lanes().expected_bytes(num_kinds, len(depths)) + PLACE_BYTES)
+    return everywhere + num_places * (sizes.for_lanes().expected_bytes(num_kinds, len(depths)) + LANE_BYTES)
 
 
 def _sizes(config: EngineConfig, model: LoadedModel, use: Use) -> GraphSizes:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
-from faser.kernels.cuda.device import Accelerator, Fence
+from faser.kernels.cuda.device import Accelerator
+from faser.kernels.cuda.events import DeviceEvent
 from faser.kernels.cuda.flashinfer.graph_capture import CudaCapture, FixedPlan
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
 from faser.kernels.cuda.flashinfer.paged_attention import (
@@ -70,7 +71,7 @@ class _Planned:
     """A wrapper, and the plan it is planned for. copied: behind the copy of what planning left in its buffer."""
 
     wrapper: PagedAttention
-    copied: Fence
+    copied: DeviceEvent
     plan: "_EagerPlan | None" = None
 
 
@@ -114,13 +115,13 @@ class _Place:
     def planned(self, kind: AttentionKind, plan: _EagerPlan) -> PagedAttention:
         planned = self._planned.get(kind)
         if planned is None:
-            planned = _Planned(self._wrappers.eager(kind), self._accelerator.fence())
+            planned = _Planned(self._wrappers.eager(kind), self._accelerator.event())
             self._planned[kind] = planned
         if planned.plan is not plan:
-            planned.copied.wait()
+            planned.copied.synchronize()
             plan_attention(planned.wrapper, kind, plan.host, plan.block_size, plan.device.page_indices)
             planned.plan = plan
-            planned.copied.mark()
+            planned.copied.record()
         return planned.wrapper
 
 

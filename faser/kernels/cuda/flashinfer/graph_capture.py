@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.kernels.cuda.device import Accelerator, Fence
+from faser.kernels.cuda.device import Accelerator
+from faser.kernels.cuda.events import DeviceEvent
 from faser.kernels.cuda.flashinfer.library import PagedAttention
 from faser.kernels.cuda.flashinfer.paged_attention import (
     INT_WORKSPACE_BYTES,
@@ -20,7 +21,7 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
     AttentionWrappers,
     plan_attention,
 )
-from faser.kernels.cuda.staging import FetchedValues, Fetcher, StagedNumbers, Staging
+from faser.kernels.cuda.staging import DoubleBuffer, PinnedReadback, PinnedStagingBuffer, ReadbackPool
 from faser.kernels.interface.backend import RowLayout
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize
 from faser.kernels.interface.paged_layout import NO_SLOT, LayoutSizes, LayoutWriter, layout_within
@@ -51,7 +52,7 @@ class FixedPlan:
         # Each sequence that is not there has a block too, and the blank layout has some for its rows.
         pages = max(max_blocks, bucket.rows // block_size) + bucket.sequences
         sizes = LayoutSizes(rows=bucket.rows, sequences=bucket.sequences, pages=pages)
-        self._staging = Staging(accelerator, sizes.numbers, torch.int32)
+        self._staging = DoubleBuffer(accelerator, sizes.numbers, torch.int32)
         self.device = layout_within(self._staging.device, sizes)
         self._hosts = tuple(layout_within(each, sizes) for each in self._staging.hosts)
         self._writers = tuple(
@@ -61,8 +62,8 @@ class FixedPlan:
         self._planned: dict[AttentionKind, PagedAttention] = {}
         self._splits: dict[AttentionKind, bool] = {}
         # Behind what planning gave to the device: copies of its own pinned memory, and of the host's arrays. These
-        # are written to again in the layout after the next, and the next one has waited for the fence.
-        self._copied: Fence = accelerator.fence()
+        # are written to again in the layout after the next, and the next one has waited for the event.
+        self._copied: DeviceEvent = accelerator.event()
         self._host = self._hosts[0]
         self._write(_blank(bucket, block_size))
         self._host.slots.fill_(NO_SLOT)
@@ -78,11 +79,11 @@ class FixedPlan:
         """See Capture."""
         num_read = self._write(layout)
         self._is_blank = False
-        self._copied.wait()
+        self._copied.synchronize()
         self._staging.send(num_read)
         for kind, wrapper in self._planned.items():
             self._plan(wrapper, kind)
-        self._copied.mark()
+        self._copied.record()
 
     def attention(self, kind: AttentionKind) -> PagedAttention:
         """The wrapper of a kind, planned for the layout. A kind that is new is planned here, so not recorded."""
@@ -92,7 +93,7 @@ class FixedPlan:
             wrapper = self._planned[kind] = self._wrappers.fixed(kind, self.device)
             self._splits[kind] = self._wrappers.splits(kind, len(self.device.seq_len))
             self._plan(wrapper, kind)
-            self._copied.mark()
+            self._copied.record()
         return wrapper
 
     def _write(self, layout: RowLayout) -> int:
@@ -130,8 +131,8 @@ class CudaCapture:
     ) -> None:
         self._accelerator = accelerator
         self._wrappers = wrappers
-        self._recorder = accelerator.recorder(place)
-        self._fetcher = Fetcher(accelerator)
+        self._recorder = accelerator.graph_recorder(place)
+        self._readbacks = ReadbackPool(accelerator)
         self._plans: list[FixedPlan] = []
 
     def plan(self, bucket: GraphBatchSize, block_size: int, max_blocks: int) -> FixedPlan:
@@ -146,15 +147,15 @@ class CudaCapture:
 
     def record(self, work: Callable[[], None]) -> CapturedGraph:
         """See Capture. The work is run twice first: that loads kernels and finds kinds of attention."""
-        return self._recorder.record(work)
+        return self._recorder.capture(work)
 
-    def stage(self, count: int, dtype: torch.dtype) -> StagedNumbers:
-        return StagedNumbers(self._accelerator, count, dtype)
+    def stage(self, count: int, dtype: torch.dtype) -> PinnedStagingBuffer:
+        return PinnedStagingBuffer(self._accelerator, count, dtype)
 
-    def fetch(self, values: Sequence[Tensor]) -> FetchedValues:
-        return self._fetcher.fetch(values)
+    def fetch(self, values: Sequence[Tensor]) -> PinnedReadback:
+        return self._readbacks.read_back(values)
 
     @property
     def recorded_bytes(self) -> int:
         """See Capture. Without the workspace, which all places of a backend share."""
-        return self._recorder.recorded_bytes + sum(plan.bytes for plan in self._plans)
+        return self._recorder.graph_bytes + sum(plan.bytes for plan in self._plans)

@@ -1,26 +1,34 @@
-"""Which lanes an engine gets, from its settings and its device. Nothing is divided here: partitions are fakes."""
+"""Which lanes an engine gets, from its settings and its device."""
 
 import logging
+import os
 from typing import Any
 
 import pytest
 import torch
 
 from faser.config.engine import EngineConfig
-from faser.engine.execution.overlap.factory import LanePlaces, make_lanes, places_of, wants
+from faser.engine.execution.overlap.cores import core_numbers
+from faser.engine.execution.overlap.factory import accepts, make_gpu_partition, make_lanes, make_partition
+from faser.engine.execution.overlap.lanes import DeviceLanes, device_lanes_of
 from faser.engine.execution.overlap.partition import Partition, Serial
 from faser.errors import ConfigError
+from faser.kernels.cuda.green_contexts import GreenContextError, GreenDriver
 from faser.kernels.interface.backend import Backend
 from faser.kernels.torch.backend import TorchBackend
-from tests.engine.execution.overlap.taking_turns import TakingTurns
+from tests.engine.execution.overlap.alternating_partition import AlternatingPartition
 from tests.kernels.cuda.fake_device import FakeAccelerator
+from tests.kernels.cuda.fake_green_driver import FakeGreenDriver
+from tests.kernels.cuda.fake_lane_device import FakeLaneDevice
 
 DRAFT_MODEL = {"method": "draft_model", "model": "beside"}
+USABLE = sorted(os.sched_getaffinity(0))
+two_cores = pytest.mark.skipif(len(USABLE) < 2, reason="needs two cores")
 SHARES = (12 / 132, 20 / 132, 36 / 132)
 
 
 def on_gpu() -> Backend:
-    """Of such a device only the name is looked at."""
+    """A backend whose device is named cuda:0; no GPU is used."""
     backend = TorchBackend()
     backend.device = torch.device("cuda", 0)
     return backend
@@ -32,8 +40,8 @@ def config_of(device: str = "cuda:0", **settings: Any) -> EngineConfig:
     )
 
 
-class Divider:
-    """Notes what it is asked for. refusal: why it gives something else."""
+class FakeDivider:
+    """A DivideGpu that keeps its calls. refusal: why it returns another partition."""
 
     def __init__(self, refusal: str | None = None) -> None:
         self.asked: list[tuple[str, torch.device]] = []
@@ -41,12 +49,12 @@ class Divider:
 
     def __call__(self, name: str, device: torch.device) -> tuple[Partition, str | None]:
         self.asked.append((name, device))
-        return TakingTurns(FakeAccelerator(), SHARES), self._refusal
+        return AlternatingPartition(FakeAccelerator(), SHARES), self._refusal
 
 
 def test_a_gpu_is_divided_as_the_setting_says() -> None:
     for name in ("auto", "sm", "streams"):
-        divide = Divider()
+        divide = FakeDivider()
         target, draft = on_gpu(), on_gpu()
         lanes = make_lanes(config_of(spec_partition=name), target, draft, divide=divide)
         assert lanes is not None
@@ -54,16 +62,16 @@ def test_a_gpu_is_divided_as_the_setting_says() -> None:
         assert divide.asked == [(name, torch.device("cuda", 0))]
 
 
-def test_who_is_not_divided_is_told_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fallback_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="faser.engine"):
-        lanes = make_lanes(config_of(), on_gpu(), on_gpu(), divide=Divider("cuGreenCtxCreate: not permitted"))
+        lanes = make_lanes(config_of(), on_gpu(), on_gpu(), divide=FakeDivider("cuGreenCtxCreate: not permitted"))
     assert lanes is not None
     assert lanes.fallback == "cuGreenCtxCreate: not permitted"
     assert lanes.fallback in caplog.text
 
 
-def test_nothing_is_divided_where_nobody_could_overlap() -> None:
-    divide = Divider()
+def test_nothing_is_divided_where_nothing_can_overlap() -> None:
+    divide = FakeDivider()
     none_of_these: list[tuple[dict[str, Any], Backend | None]] = [
         ({"spec_overlap": "off"}, on_gpu()),
         ({"spec_partition": "serial"}, on_gpu()),
@@ -84,9 +92,11 @@ def test_nothing_is_divided_where_nobody_could_overlap() -> None:
         ({"speculative": DRAFT_MODEL | {"draft_sample_method": "probabilistic"}}, "only point masses"),
     ],
 )
-def test_what_is_wanted_and_cannot_be_is_refused_by_name(settings: dict[str, Any], reason: str) -> None:
+def test_overlap_that_is_demanded_and_impossible_is_refused_with_the_reason(
+    settings: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ConfigError, match=reason):
-        make_lanes(config_of(spec_overlap="on", **settings), on_gpu(), on_gpu(), divide=Divider())
+        make_lanes(config_of(spec_overlap="on", **settings), on_gpu(), on_gpu(), divide=FakeDivider())
 
 
 def test_a_partition_for_another_kind_of_device_is_refused_before_anything_is_loaded() -> None:
@@ -97,19 +107,19 @@ def test_a_partition_for_another_kind_of_device_is_refused_before_anything_is_lo
             config_of("cpu", spec_partition=name)
 
 
-def test_a_share_is_named_by_three_digits_and_refused_with_those_that_there_are() -> None:
-    lanes = make_lanes(config_of(draft_share=0.0909), on_gpu(), on_gpu(), divide=Divider())
+def test_a_share_is_named_by_three_digits_and_refused_with_those_that_are_offered() -> None:
+    lanes = make_lanes(config_of(draft_share=0.0909), on_gpu(), on_gpu(), divide=FakeDivider())
     assert lanes is not None
-    assert [wants(config_of(draft_share=0.152), share) for share in SHARES] == [False, True, False]
-    assert all(wants(config_of(), share) for share in SHARES)
+    assert [accepts(config_of(draft_share=0.152), share) for share in SHARES] == [False, True, False]
+    assert all(accepts(config_of(), share) for share in SHARES)
     with pytest.raises(
         ConfigError, match=r"draft_share is 0.2; of cuda:0 it can be 0.0909091, 0.151515, 0.272727"
     ):
-        make_lanes(config_of(draft_share=0.2), on_gpu(), on_gpu(), divide=Divider())
+        make_lanes(config_of(draft_share=0.2), on_gpu(), on_gpu(), divide=FakeDivider())
 
 
-def test_on_a_cpu_the_setting_divides_cores_and_no_gpu_is_asked_for() -> None:
-    divide = Divider()
+def test_on_a_cpu_the_setting_divides_cores() -> None:
+    divide = FakeDivider()
     one = make_lanes(config_of("cpu", num_threads=1), TorchBackend(), TorchBackend(), divide=divide)
     assert one is None
     with pytest.raises(ConfigError, match="two lanes take two cores"):
@@ -117,11 +127,51 @@ def test_on_a_cpu_the_setting_divides_cores_and_no_gpu_is_asked_for() -> None:
     assert divide.asked == []
 
 
-def test_places_are_those_that_lanes_will_have_and_the_partition_is_as_it_was() -> None:
-    partition = TakingTurns(FakeAccelerator(), SHARES)
+def test_device_lanes_are_listed_for_every_share_and_the_share_stays() -> None:
+    partition = AlternatingPartition(FakeAccelerator(), SHARES)
     partition.resize(SHARES[1])
-    places = places_of(partition)
-    assert [each.share for each in places.draft] == list(SHARES)
-    assert [each.share for each in places.verify] == [1 - each for each in SHARES]
+    lanes = device_lanes_of(partition)
+    assert [each.share for each in lanes.draft] == list(SHARES)
+    assert [each.share for each in lanes.verify] == [1 - each for each in SHARES]
     assert partition.share == SHARES[1]
-    assert places_of(Serial()) == LanePlaces()
+    assert device_lanes_of(Serial()) == DeviceLanes()
+
+
+def test_the_factory_knows_its_partitions_and_refuses_the_others_by_name() -> None:
+    assert make_partition("serial").name == "serial"
+    assert make_partition("auto", (USABLE[0],)).name == "serial"
+    for name in ("streams", "sm"):
+        with pytest.raises(ConfigError, match=f"partition {name} divides a GPU"):
+            make_partition(name)
+    with pytest.raises(ConfigError, match="partition is halves; it must be auto, serial or cores"):
+        make_partition("halves")
+
+
+@two_cores
+def test_where_there_are_two_cores_they_are_divided() -> None:
+    assert make_partition("auto").name == "cores"
+    assert core_numbers(1) == (USABLE[0],)
+    assert set(core_numbers()) <= set(USABLE)
+
+
+def test_a_driver_that_cannot_be_opened_is_a_refusal_too() -> None:
+    def missing() -> GreenDriver:
+        raise GreenContextError("dividing a GPU takes the package cuda-bindings")
+
+    partition, refused = make_gpu_partition("sm", FakeLaneDevice(), missing)
+    assert (partition.name, refused) == ("streams", "dividing a GPU takes the package cuda-bindings")
+
+
+def test_the_factory_knows_what_divides_a_gpu_and_refuses_the_others_by_name() -> None:
+    def unwanted() -> GreenDriver:
+        raise AssertionError("this partition needs no groups")
+
+    device = FakeLaneDevice()
+    assert make_gpu_partition("auto", device, FakeGreenDriver)[0].name == "sm"
+    for name in ("serial", "streams"):
+        partition, refused = make_gpu_partition(name, device, unwanted)
+        assert (partition.name, refused) == (name, None)
+    with pytest.raises(ConfigError, match="partition cores divides a CPU"):
+        make_gpu_partition("cores", device, unwanted)
+    with pytest.raises(ConfigError, match="partition is halves; on a GPU it must be auto, sm, streams or serial"):
+        make_gpu_partition("halves", device, unwanted)

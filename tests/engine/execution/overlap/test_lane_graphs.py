@@ -29,9 +29,9 @@ from faser.engine.execution.cuda_graphs.batch_sizes import BatchSizes, DraftGrap
 from faser.engine.execution.cuda_graphs.graph_runner import LANES_STAGE, STAGE, GraphRunner
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.draft_samplers import WINDOW
-from faser.engine.execution.model_executor import Lanes, ModelExecutor, SpeculativeExecution
-from faser.engine.execution.overlap.factory import places_of
-from faser.engine.execution.overlap.partition import Lane, Partition, at_once
+from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
+from faser.engine.execution.overlap.lanes import Lanes, device_lanes_of
+from faser.engine.execution.overlap.partition import Lane, Partition, synchronous
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
@@ -54,8 +54,8 @@ from tests.engine.execution.cuda_graphs.test_graph_runner import (
     rows_of,
     write_heads_of_64,
 )
-from tests.engine.execution.overlap.taking_turns import TakingTurns
-from tests.kernels.cuda.fake_device import FakeAccelerator, FakeRecorder
+from tests.engine.execution.overlap.alternating_partition import AlternatingPartition
+from tests.kernels.cuda.fake_device import FakeAccelerator, FakeGraphRecorder
 from tests.kernels.cuda.fake_graph import fake_backend
 
 SLOTS, NUM_TOKENS, CAP = 4, 12, 3
@@ -90,8 +90,8 @@ class World:
     drafter: GraphRunner
 
     @property
-    def turns(self) -> TakingTurns:
-        assert isinstance(self.lanes.partition, TakingTurns)
+    def turns(self) -> AlternatingPartition:
+        assert isinstance(self.lanes.partition, AlternatingPartition)
         return self.lanes.partition
 
 
@@ -111,7 +111,7 @@ def make_world(
     backend = backend or fake_backend()
     accelerator = backend._accelerator
     assert isinstance(accelerator, FakeAccelerator)
-    partition = TakingTurns(accelerator, shares)
+    partition = AlternatingPartition(accelerator, shares)
     return world_on(partition, checkpoints, backend, draft_backend or backend.beside(), draft_capture, sizes)
 
 
@@ -123,7 +123,7 @@ def world_on(
     draft_capture: CaptureOf = its_own,
     sizes: GraphSizes = FEW_SIZES,
 ) -> World:
-    places = places_of(partition)
+    places = device_lanes_of(partition)
     target, drafter = Side(checkpoints.target, backend), Side(checkpoints.drafter, draft_backend)
     return World(
         lanes=Lanes(partition=partition, target=backend, draft=draft_backend),
@@ -224,8 +224,8 @@ def test_overlapped_steps_through_recordings_of_each_lane_bring_the_plain_tokens
 class _OnePool(FakeAccelerator):
     """Planted: the pool of memory is the device's."""
 
-    def recorder(self, place: DeviceLane | None = None) -> FakeRecorder:
-        return FakeRecorder(self, place, pool=self)
+    def graph_recorder(self, lane: DeviceLane | None = None) -> FakeGraphRecorder:
+        return FakeGraphRecorder(self, lane, pool=self)
 
 
 class _ForgetsItsPlace(FlashInferBackend):
@@ -263,7 +263,7 @@ def test_a_draft_lane_that_replays_recordings_of_the_verify_lane_is_caught(check
         few_answers(overlapping_engine(world, SHARES[0]))
 
 
-def on_lane(partition: TakingTurns, backend: Backend, call: Callable[[], T]) -> T:
+def run_on_lane(partition: AlternatingPartition, backend: Backend, call: Callable[[], T]) -> T:
     """On the verify lane of the present share, while nobody drafts."""
 
     def verify(lane: Lane) -> T:
@@ -273,7 +273,7 @@ def on_lane(partition: TakingTurns, backend: Backend, call: Callable[[], T]) -> 
         finally:
             backend.use(None)
 
-    return partition.both(lambda _lane, _until: None, at_once(verify)).verified
+    return partition.run_both(lambda _lane, _until: None, synchronous(verify)).verified
 
 
 def logits_of(runner: Runner, batch: RowBatch, rows: NDArray[np.int64]) -> torch.Tensor:
@@ -294,7 +294,7 @@ def test_a_place_computes_what_an_eager_runner_does_and_goes_on_from_everything(
         rows = np.arange(min(sum(counts), MAX_LOGIT_ROWS))
         call = partial(logits_of, world.target, batch, rows)
 
-        ours = on_lane(world.turns, world.lanes.target, call) if step % 2 else call()
+        ours = run_on_lane(world.turns, world.lanes.target, call) if step % 2 else call()
         assert_close(ours, logits_of(eager, batch, rows), rtol=NEAR, atol=NEAR)
 
 
@@ -309,7 +309,7 @@ def test_every_place_has_recordings_of_its_own_and_says_so(checkpoints: Pair) ->
     side, said = Side(checkpoints.target), []
     accelerator = side.backend._accelerator
     assert isinstance(accelerator, FakeAccelerator)
-    places = places_of(TakingTurns(accelerator, SHARES)).verify
+    places = device_lanes_of(AlternatingPartition(accelerator, SHARES)).verify
     on_lanes = {each: side.backend.capture_on(each) for each in places}
     runner = side.recorded(SIZES, on_lanes=on_lanes, report=lambda *each: said.append(each))
     assert [stage for stage, _, _ in said] == sorted(
@@ -345,7 +345,7 @@ def test_at_a_place_without_recordings_everything_is_computed_call_by_call(check
     runner, table = side.recorded(SIZES), filled_table()
     accelerator = side.backend._accelerator
     assert isinstance(accelerator, FakeAccelerator)
-    partition = TakingTurns(accelerator, SHARES)
+    partition = AlternatingPartition(accelerator, SHARES)
     batch = rows_of(table, [0, 1], [0, 0], [1, 1], seed=1)
     requests = asked(2, seed=3)
 
@@ -355,5 +355,5 @@ def test_at_a_place_without_recordings_everything_is_computed_call_by_call(check
         return found
 
     wanted = tokens()
-    assert on_lane(partition, side.backend, tokens) == wanted
+    assert run_on_lane(partition, side.backend, tokens) == wanted
     assert partition.num_replays == 0

@@ -11,8 +11,8 @@ import random
 
 import pytest
 
-from faser.engine.execution.overlap.partition import Lane, at_once
-from faser.engine.execution.overlap.stream_lanes import LanePair, StreamLanes
+from faser.engine.execution.overlap.partition import Lane, synchronous
+from faser.engine.execution.overlap.streams import LanePair, StreamLanes
 from faser.kernels.interface.processors import DeviceLane
 from tests.kernels.cuda.fake_lane_device import FakeLaneDevice
 
@@ -23,7 +23,8 @@ def pair_of(share: float, device: FakeLaneDevice) -> LanePair:
     def lane(name: str, share: float) -> Lane:
         count = round(share * device.num_processors)
         return Lane(
-            cores=None, place=DeviceLane(name=name, share=share, num_processors=count, stream=device.stream(0))
+            cores=None,
+            device_lane=DeviceLane(name=name, share=share, num_processors=count, stream=device.stream(0)),
         )
 
     return LanePair(draft=lane("draft", share), verify=lane("verify", 1 - share))
@@ -50,8 +51,8 @@ class Steps:
             self._step(model)
 
     def on_lanes(self, pair: LanePair) -> None:
-        self._lanes.both(
-            pair, lambda _lane, _until: self._step("draft"), at_once(lambda _lane: self._step("target"))
+        self._lanes.run_both(
+            pair, lambda _lane, _until: self._step("draft"), synchronous(lambda _lane: self._step("target"))
         )
 
     def failing_on_lanes(self, pair: LanePair) -> None:
@@ -60,7 +61,7 @@ class Steps:
             raise ValueError("no draft")
 
         with pytest.raises(ValueError, match="no draft"):
-            self._lanes.both(pair, drafting, at_once(lambda _lane: self._step("target")))
+            self._lanes.run_both(pair, drafting, synchronous(lambda _lane: self._step("target")))
 
 
 @pytest.mark.parametrize("seed", range(5))

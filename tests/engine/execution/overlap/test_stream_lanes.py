@@ -14,10 +14,10 @@ from typing import TypeVar
 import pytest
 
 from faser.engine.execution.cuda_graphs.batch_sizes import GraphSizes
-from faser.engine.execution.overlap.gpu_partition import SmGroups
+from faser.engine.execution.overlap.green_contexts import GreenContexts
 from faser.engine.execution.overlap.partition import Draft, Lane, OverlapResult, PendingResult, Verify
+from faser.kernels.cuda.events import DeviceEvent
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.cuda.streams import LaneEvent
 from faser.kernels.interface.processors import DeviceLane
 from tests.engine.execution.cuda_graphs.test_graph_runner import WIDTH, write_heads_of_64
 from tests.engine.execution.overlap.test_lane_graphs import (
@@ -28,10 +28,10 @@ from tests.engine.execution.overlap.test_lane_graphs import (
     overlapping_engine,
     world_on,
 )
-from tests.kernels.cuda.fake_device import FakeAccelerator, FakeRecorder
+from tests.kernels.cuda.fake_device import FakeAccelerator, FakeGraphRecorder
 from tests.kernels.cuda.fake_graph import fake_backend
 from tests.kernels.cuda.fake_green_driver import FakeGreenDriver
-from tests.kernels.cuda.fake_lane_device import FakeLaneDevice, FakeLaneEvent
+from tests.kernels.cuda.fake_lane_device import FakeLaneDevice, FakeTimedEvent
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Witness:
     accelerator: Streaming
     device: FakeLaneDevice
     one_by_one: bool = False
-    inner: SmGroups = field(init=False)
+    inner: GreenContexts = field(init=False)
     lane: DeviceLane | None = None
     pools: dict[int, str] = field(default_factory=dict)
     is_asked: bool = False
@@ -78,7 +78,7 @@ class Witness:
     name = "sm"
 
     def __post_init__(self) -> None:
-        self.inner = SmGroups(FakeGreenDriver(), self.device, [112])
+        self.inner = GreenContexts(FakeGreenDriver(), self.device, [112])
         self.accelerator.on_replay = self._on_replay
         self.accelerator.on_launch = self._work
 
@@ -93,7 +93,7 @@ class Witness:
         self.inner.resize(share)
         self.is_asked = True
 
-    def both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
+    def run_both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
         assert self.is_asked, "a pair runs on the share of the one before"
         assert self.device.default.before >= self.before
         self.is_asked = False
@@ -101,7 +101,7 @@ class Witness:
         self.pools = {}
         self.in_pair = True
         try:
-            joined = self.inner.both(
+            joined = self.inner.run_both(
                 lambda lane, _until: self._as(lane, lambda: draft(lane, lambda: False)),
                 lambda lane: self._giving(lane, verify),
             )
@@ -125,16 +125,16 @@ class Witness:
 
     def _as(self, lane: Lane, call: Callable[[], T]) -> T:
         assert self.lane is None, "one lane calls within the other's call"
-        self.lane = lane.place
+        self.lane = lane.device_lane
         try:
             return call()
         finally:
             self.lane = None
 
-    def _on_replay(self, recorder: FakeRecorder) -> None:
+    def _on_replay(self, recorder: FakeGraphRecorder) -> None:
         lane = self.lane
         assert (lane is not None) == self.in_pair, "replayed beside the lanes"
-        assert recorder.place == lane, f"recorded for {recorder.place}, replayed on {lane}"
+        assert recorder.lane == lane, f"recorded for {recorder.lane}, replayed on {lane}"
         if lane is not None:
             whose = self.pools.setdefault(id(recorder.pool), lane.name)
             assert whose == lane.name, "both lanes replay recordings that share a pool"
@@ -189,16 +189,16 @@ def said(
 def test_lanes_on_streams_of_their_own_bring_the_tokens_of_one_lane_after_the_other(checkpoints: Pair) -> None:
     """Each lane replays its own recordings on its own stream, behind what came before and not behind the other."""
     in_turn = Witness(Streaming(), FakeLaneDevice(), one_by_one=True)
-    at_once = Witness(Streaming(), FakeLaneDevice())
+    synchronous_x = Witness(Streaming(), FakeLaneDevice())
 
-    wanted, found = said(checkpoints, in_turn), said(checkpoints, at_once)
+    wanted, found = said(checkpoints, in_turn), said(checkpoints, synchronous_x)
 
     assert found == wanted
     assert {len(token_ids) for token_ids in found.values()} == {NUM_TOKENS}
-    assert at_once.replays == in_turn.replays
-    assert at_once.replays["draft"] > 50
-    assert at_once.replays["verify"] > 10
-    assert at_once.replays["everything"] > 0
+    assert synchronous_x.replays == in_turn.replays
+    assert synchronous_x.replays["draft"] > 50
+    assert synchronous_x.replays["verify"] > 10
+    assert synchronous_x.replays["everything"] > 0
 
 
 class _ForgetsItsPlace(FlashInferBackend):
@@ -215,28 +215,28 @@ def test_a_lane_that_replays_what_was_recorded_on_everything_is_caught(checkpoin
         said(checkpoints, Witness(Streaming(), FakeLaneDevice()), _ForgetsItsPlace)
 
 
-class _NeverHolds(FakeLaneEvent):
+class _NeverHolds(FakeTimedEvent):
     """Planted: nothing comes behind it."""
 
-    def hold(self) -> None:
+    def hold_stream(self) -> None:
         pass
 
 
-class _NeverWaits(FakeLaneEvent):
+class _NeverWaits(FakeTimedEvent):
     """Planted: the host goes on at once."""
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         pass
 
 
 @dataclass
 class _Careless(FakeLaneDevice):
-    kind: type[FakeLaneEvent] = FakeLaneEvent
+    kind: type[FakeTimedEvent] = FakeTimedEvent
 
-    def event(self) -> FakeLaneEvent:
+    def event(self) -> FakeTimedEvent:
         return self.kind(self)
 
-    def elapsed_s(self, _earlier: LaneEvent, _later: LaneEvent) -> float:
+    def elapsed_s(self, _earlier: DeviceEvent, _later: DeviceEvent) -> float:
         return 0.0
 
 
@@ -244,6 +244,6 @@ class _Careless(FakeLaneDevice):
 @pytest.mark.parametrize(
     "kind, says", [(_NeverHolds, "given before its pair"), (_NeverWaits, "memory is given back")]
 )
-def test_lanes_out_of_order_are_caught(checkpoints: Pair, kind: type[FakeLaneEvent], says: str) -> None:
+def test_lanes_out_of_order_are_caught(checkpoints: Pair, kind: type[FakeTimedEvent], says: str) -> None:
     with pytest.raises(AssertionError, match=says):
         said(checkpoints, Witness(Streaming(), _Careless(kind=kind)))

@@ -16,10 +16,12 @@ from faser.engine.control.timing.clock import SimulatedClock
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
-from faser.engine.execution.model_executor import Lanes, ModelExecutor, SpeculativeExecution
+from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
-from faser.engine.execution.overlap.partition import Cores, Draft, OverlapResult, Partition, Verify
+from faser.engine.execution.overlap.cores import Cores
+from faser.engine.execution.overlap.lanes import Lanes
+from faser.engine.execution.overlap.partition import Draft, OverlapResult, Partition, Verify
 from faser.engine.execution.pruning.early_pruning import NUM_TOP, EarlyPruning
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
@@ -44,8 +46,8 @@ V = TypeVar("V")
 class PatientCores(Cores):
     """Lets every draft become as long as was asked for: how many tokens there are does not depend on the load."""
 
-    def both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
-        return super().both(lambda lane, _until: draft(lane, lambda: False), verify)
+    def run_both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
+        return super().run_both(lambda lane, _until: draft(lane, lambda: False), verify)
 
 
 def write_pair(directory: Path, *, noise: float = 0.05) -> tuple[Path, Path]:

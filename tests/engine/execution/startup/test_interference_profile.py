@@ -12,15 +12,15 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from faser.engine.execution.overlap.cores import Cores
 from faser.engine.execution.overlap.partition import (
     EVERYTHING,
-    Cores,
     Draft,
     Lane,
     OverlapResult,
     Serial,
     Verify,
-    at_once,
+    synchronous,
 )
 from faser.engine.execution.startup.interference_profile import Cell, Work, measure_slowdown
 
@@ -59,7 +59,7 @@ class Machine:
 
 
 def cell(verify: Work, draft: Work, *, rows: int = 8, context: int = 64, whole_s: float = 1.0) -> Cell:
-    return Cell(rows=rows, context=context, verify=at_once(verify), draft=draft, whole_s=whole_s)
+    return Cell(rows=rows, context=context, verify=synchronous(verify), draft=draft, whole_s=whole_s)
 
 
 @pytest.mark.parametrize("quick", ["verify", "draft"])
@@ -102,8 +102,8 @@ class ManyShares:
         self.share = share
         self.tried.append(share)
 
-    def both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
-        return self._lanes.both(draft, verify)
+    def run_both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
+        return self._lanes.run_both(draft, verify)
 
     def close(self) -> None:
         pass

@@ -11,7 +11,8 @@ import torch
 from faser.engine.contract.step_times import CostTable, Role
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.execution.models.loader import load_decoder
-from faser.engine.execution.overlap.partition import Cores, Serial
+from faser.engine.execution.overlap.cores import Cores
+from faser.engine.execution.overlap.partition import Serial
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.lane_cells import Pair
 from faser.engine.execution.startup.profile import LANES_STAGE, cached_profile, fingerprint, profile

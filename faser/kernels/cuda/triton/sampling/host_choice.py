@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
-from faser.kernels.cuda.staging import Fetcher
+from faser.kernels.cuda.staging import ReadbackPool
 from faser.kernels.cuda.triton.common.host_arrays import upload_words
 from faser.kernels.cuda.triton.common.tensors import next_power_of_2
 from faser.kernels.cuda.triton.sampling.token_choice import TokenKernels
@@ -28,7 +28,7 @@ class TritonSamplingKernels:
 
     def __init__(self, accelerator: Accelerator, *, block: int = BLOCK) -> None:
         self._accelerator = accelerator
-        self._fetcher = Fetcher(accelerator)
+        self._readbacks = ReadbackPool(accelerator)
         self._block = block
         self._kernels: dict[int, TokenKernels] = {}  # by width of the vocabulary
 
@@ -39,7 +39,7 @@ class TritonSamplingKernels:
     def best_and_lead(self, logits: Tensor) -> tuple[Ints, Reals]:
         results = _Results(len(logits), logits.device)
         self._for(logits).best(logits, results.token_ids, results.leads)
-        return results.fetch(self._fetcher)
+        return results.fetch(self._readbacks)
 
     def take(self, logits: Tensor, shaping: TruncationParams, uniforms: Reals) -> Ints:
         rows = np.arange(len(logits))
@@ -52,7 +52,7 @@ class TritonSamplingKernels:
         self._for(asked.shaped.logits).choose(
             asked.shaped, results.token_ids, top_k=asked.top_k, top_p=asked.top_p
         )
-        return results.fetch(self._fetcher)[0]
+        return results.fetch(self._readbacks)[0]
 
     @torch.inference_mode()
     def nearest(
@@ -63,7 +63,7 @@ class TritonSamplingKernels:
         self._for(asked.shaped.logits).guess(
             asked.shaped, window, results.token_ids, results.leads, top_k=asked.top_k, top_p=asked.top_p
         )
-        return results.fetch(self._fetcher)
+        return results.fetch(self._readbacks)
 
     @torch.inference_mode()
     def masses(self, logits: Tensor, rows: Ints, _best: Ints, shaping: TruncationParams) -> None:
@@ -134,8 +134,8 @@ class _Results:
         self.token_ids = self._words[:count]
         self.leads = self._words[self._room :].view(torch.float32)[:count]
 
-    def fetch(self, fetcher: Fetcher) -> tuple[Ints, Reals]:
+    def fetch(self, readbacks: ReadbackPool) -> tuple[Ints, Reals]:
         """Waits until they are there."""
-        (words,) = fetcher.fetch((self._words,)).wait()
+        (words,) = readbacks.read_back((self._words,)).wait()
         leads: Reals = words[self._room :].view(np.float32)[: self._count].astype(np.float64)
         return words[: self._count], leads

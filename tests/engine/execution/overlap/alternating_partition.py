@@ -13,7 +13,7 @@ from typing import TypeVar
 from faser.engine.execution.overlap.partition import Draft, Lane, OverlapResult, Verify
 from faser.errors import ConfigError
 from faser.kernels.interface.processors import DeviceLane
-from tests.kernels.cuda.fake_device import FakeAccelerator, FakeRecorder
+from tests.kernels.cuda.fake_device import FakeAccelerator, FakeGraphRecorder
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Baton:
     def run(self, name: str, lane: Lane, call: Callable[[], T]) -> T:
         """On the lane's thread, while it has the baton."""
         self._wait_for_turn(name)
-        self._here.lane = lane.place
+        self._here.lane = lane.device_lane
         try:
             return call()
         finally:
@@ -54,10 +54,10 @@ class Baton:
         found: DeviceLane | None = getattr(self._here, "lane", None)
         return found
 
-    def replays(self, recorder: FakeRecorder) -> None:
+    def replays(self, recorder: FakeGraphRecorder) -> None:
         """The calling thread does so next, once the other lane has gone on."""
         lane = self.lane
-        assert recorder.place == lane, f"recorded for {recorder.place}, replayed on {lane}"
+        assert recorder.lane == lane, f"recorded for {recorder.lane}, replayed on {lane}"
         if lane is None:
             return
         whose = self._pools.setdefault(id(recorder.pool), lane.name)
@@ -75,7 +75,7 @@ class Baton:
             assert self._turn.wait_for(lambda: self._whose == name, _PATIENCE_S), f"the {name} lane waits for ever"
 
 
-class TakingTurns:
+class AlternatingPartition:
     """See Partition. num_replays: on both lanes together."""
 
     name = "streams"
@@ -102,7 +102,7 @@ class TakingTurns:
             raise ConfigError(f"share is {share}; it is one of {self.shares()}")
         self.share = share
 
-    def both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
+    def run_both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
         draft_lane, verify_lane = self._pairs[self.share]
         self._baton.begin()
         drafted: list[D] = []
@@ -137,12 +137,12 @@ class TakingTurns:
     def close(self) -> None:
         pass
 
-    def _on_replay(self, recorder: FakeRecorder) -> None:
+    def _on_replay(self, recorder: FakeGraphRecorder) -> None:
         self.num_replays += self._baton.lane is not None
         self._baton.replays(recorder)
 
 
 def _lane(name: str, share: float, num_processors: int) -> Lane:
     stream = f"stream of {name} at {share}"
-    place = DeviceLane(name=name, share=share, num_processors=num_processors, stream=stream)
-    return Lane(cores=None, place=place)
+    device_lane = DeviceLane(name=name, share=share, num_processors=num_processors, stream=stream)
+    return Lane(cores=None, device_lane=device_lane)
