@@ -18,8 +18,8 @@ from pathlib import Path
 import faser
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafters.drafter import Continuation, Drafter
-from faser.engine.execution.text_lookup.ngram import NgramDrafter
-from faser.engine.execution.text_lookup.suffix import SuffixDrafter
+from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
+from faser.engine.execution.text_lookup.python.suffix import SuffixDrafter
 from faser.types import SamplingParams
 
 CAP = 16

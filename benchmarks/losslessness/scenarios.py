@@ -27,8 +27,8 @@ from faser.engine.execution.drafters.draft_samplers import (
 from faser.engine.execution.drafters.drafter import Drafter, Proposals
 from faser.engine.execution.drafters.selector import DrafterSelector
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.text_lookup.lookup import SeparateLookups
-from faser.engine.execution.text_lookup.ngram import NgramDrafter
+from faser.engine.execution.text_lookup.lookup import CombinedLookup
+from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
 from faser.engine.execution.verifiers.verifier import Verifier
 
 CAP = 8
@@ -116,7 +116,7 @@ def sampled(world: World) -> Drafter:
 
 def mixed(world: World) -> Drafter:
     """Text or sampled drafts, by what did better before."""
-    return DrafterSelector(SeparateLookups([text(world)]), sampled(world), model_cap=CAP)
+    return DrafterSelector(CombinedLookup([text(world)]), sampled(world), model_cap=CAP)
 
 
 def stale(world: World) -> Drafter:

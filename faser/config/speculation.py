@@ -7,11 +7,11 @@ classes, headers and server defaults have been applied. Knows no drafter and no 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from faser.config.drafters import DRAFT_METHODS, DRAFTERS, TEXT_METHODS, DrafterInfo
 from faser.types import DEFAULT_CLASS, NO_TARGETS, Slo, SpeculationParams
 
 AUTO = "auto"
-METHODS = (AUTO, "draft_model", "ngram", "suffix", "layer_skip")
-DRAFT_METHODS = ("draft_model", "layer_skip", "suffix", "ngram")  # who may have proposed a draft
+METHODS = (AUTO, *DRAFT_METHODS)
 POLICIES = ("off", "fixed", "table", "goodput", "survival", "faser")
 REJECTION_METHODS = ("standard", "block", "synthetic")
 DRAFT_SAMPLE_METHODS = ("greedy", "coupled", "probabilistic")
@@ -67,11 +67,36 @@ class SpeculationConfig:
         return SpeculationParams(max_tokens=self.cap, slo=self.slo)
 
     @property
+    def drafters(self) -> tuple[DrafterInfo, ...]:
+        """The drafters that the engine makes: of text in order of preference, then one that runs a model."""
+        if self.policy == "off":
+            return ()
+        if self.method != AUTO:
+            return (DRAFTERS[self.method],)
+        names = TEXT_METHODS if self.model is None else (*TEXT_METHODS, "draft_model")
+        return tuple(DRAFTERS[name] for name in names)
+
+    @property
+    def needs_draft_model(self) -> bool:
+        """Whether a second model is loaded, to draft with."""
+        return any(each.needs_draft_model for each in self.drafters)
+
+    @property
+    def needs_passes(self) -> bool:
+        """Whether drafts may come from forward passes of a model."""
+        return any(each.needs_passes for each in self.drafters)
+
+    @property
+    def drafts_with_target(self) -> bool:
+        """Whether layers of the target draft."""
+        return any(each.needs_passes and not each.needs_draft_model for each in self.drafters)
+
+    @property
     def cap(self) -> int:
         """The largest gamma any sequence may get."""
         if self.num_speculative_tokens is not None:
             return self.num_speculative_tokens
-        return self.model_cap if self.method in ("draft_model", "layer_skip") else 16
+        return self.model_cap if self.method != AUTO and DRAFTERS[self.method].needs_passes else 16
 
     @property
     def model_cap(self) -> int:

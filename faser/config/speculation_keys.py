@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from faser.config.declaration import Kind, Setting
+from faser.config.drafters import PASS_METHODS
 from faser.config.speculation import (
     AUTO,
     DRAFT_SAMPLE_METHODS,
@@ -17,7 +18,6 @@ from faser.config.speculation import (
     REJECTION_METHODS,
 )
 
-MODELS = ("draft_model", "layer_skip")
 MAX_CLASSES = 32  # each is a label value of a dozen metrics
 
 
@@ -192,7 +192,7 @@ KEYS: tuple[Key, ...] = (
         "How a draft model chooses: its likeliest token; one coupled to the request's noise; one at random.",
         Kind.TEXT,
         field="draft_sample_method",
-        methods=(AUTO, *MODELS),
+        methods=(AUTO, *PASS_METHODS),
         choices=DRAFT_SAMPLE_METHODS,
     ),
     _key(

@@ -18,7 +18,7 @@ from faser.engine.control.speculation.control import OverlapOptions, Speculation
 from faser.engine.control.timing.clock import Clock, WallClock
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter, names_model
+from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.drafter import Drafter
 from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
@@ -229,7 +229,7 @@ def _check_kernels(models: list[CachedModel], backend: Backend, report: Report) 
 def _draft_directory(config: EngineConfig, report: Report) -> Path | None:
     """Where the draft model lies, fetched first if need be; None where none drafts."""
     speculation = config.speculation
-    if not names_model(speculation):
+    if not speculation.needs_draft_model:
         return None
     return resolve(speculation.model, cache_dir(), revision=speculation.revision, progress=report)
 
@@ -350,7 +350,7 @@ def _costs(parts: _Parts, report: Report) -> CostModel:
     """Measured, unless the same engine was measured on this machine before."""
     config, draft = parts.config, parts.draft
     num_layers = None
-    if config.speculation.method == "layer_skip":
+    if config.speculation.drafts_with_target:
         num_layers = draft_layers(config.speculation.draft_layers, parts.runner.num_layers)
     models = [parts.target] if draft is None else [parts.target, draft]
     room = DummyBatchLimits(

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
+from faser.config.drafters import DRAFT_METHODS
+from faser.config.speculation import SpeculationConfig
 from faser.metrics.server import Metrics
 from faser.types import (
     STEP_ERROR_EDGES,

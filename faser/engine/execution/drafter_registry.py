@@ -1,10 +1,17 @@
-"""Builds the drafter that a configuration names and imports only what it needs."""
+"""Makes the drafter that a configuration names, and imports only that one.
+
+Owns one constructor for each row of config/drafters.py: of drafters that run a model in _MODEL_DRAFTERS, of those
+that copy text in _TEXT_DRAFTERS. The native index answers several text methods with one call; make_lookup prefers
+it and puts every other text drafter next to it.
+"""
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from faser.config.drafters import TEXT_METHODS
 from faser.config.environment import cache_dir
-from faser.config.speculation import SpeculationConfig
+from faser.config.speculation import AUTO, SpeculationConfig
 from faser.engine.execution.drafters.draft_samplers import (
     DraftSampler,
     GreedyDraftSampler,
@@ -16,13 +23,13 @@ from faser.engine.execution.drafters.drafter import Drafter
 from faser.engine.execution.drafters.passes import DraftLoop, PassLoop
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.text_lookup.lookup import CORPUS_TOKENS, LookupDrafter, SeparateLookups, TextLookup
+from faser.engine.execution.text_lookup.lookup import CombinedLookup, LookupDrafter, TextLookup
 from faser.kernels.interface.sampling_kernels import SamplingKernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftModelParts:
-    """A loaded draft model. runner: its cache has the target's blocks. max_positions: its context."""
+    """A loaded draft model. runner: its KV cache has the target's blocks. max_positions: its context length."""
 
     runner: Runner
     num_blocks: int
@@ -32,10 +39,10 @@ class DraftModelParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterParts:
-    """What an engine has that drafters work on. max_rows: most rows of a pass. model: None: none was loaded.
+    """What drafters work on. max_rows: the most rows of a pass. model: None where no draft model is loaded.
 
-    num_top: how many likely tokens a model names beside each that it drafts; 0: none. samples_in_runner: drafts
-    that are point masses are chosen by the runner, and go from pass to pass without a wait.
+    num_top: how many likely tokens a model names for each token that it drafts; 0: none. samples_in_runner: the
+    runner chooses drafts that are point masses, and feeds them to the next pass without a wait.
     """
 
     target: Runner
@@ -47,43 +54,42 @@ class DrafterParts:
     samples_in_runner: bool = False
 
 
-def names_model(config: SpeculationConfig) -> bool:
-    """Whether the drafter is built on a draft model, which then has to be loaded."""
-    return config.policy != "off" and (
-        config.method == "draft_model" or (config.method == "auto" and config.model is not None)
-    )
-
-
 def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     """The drafter of config.method. Raises ConfigError for draft_layers that the target does not have."""
-    match config.method:
-        case "draft_model":
-            return _draft_model(config, parts)
-        case "layer_skip":
-            return _layer_skip(config, parts)
-        case "ngram" | "suffix":
-            return LookupDrafter(make_lookup(config, (config.method,), _library()))
-        case "auto":
-            from faser.engine.execution.drafters.selector import DrafterSelector
+    if config.method in _MODEL_DRAFTERS:
+        return _MODEL_DRAFTERS[config.method](config, parts)
+    if config.method != AUTO:
+        return LookupDrafter(make_lookup(config, (config.method,), _text_library()))
+    from faser.engine.execution.drafters.selector import DrafterSelector
 
-            model = _draft_model(config, parts) if config.model is not None else None
-            lookup = make_lookup(config, ("suffix", "ngram"), _library())
-            return DrafterSelector(lookup, model, model_cap=config.model_cap)
-        case _:
-            raise AssertionError(f"speculation method {config.method!r} was let through")
+    model = None if config.model is None else _draft_model(config, parts)
+    return DrafterSelector(make_lookup(config, TEXT_METHODS, _text_library()), model, model_cap=config.model_cap)
+
+
+def make_lookup(config: SpeculationConfig, methods: tuple[str, ...], library: ctypes.CDLL | None) -> TextLookup:
+    """Looks drafts up in text by each of the methods, of which those of the native index come first.
+
+    library: holds the native index; None: every method is done in Python.
+    """
+    num_native = 0 if library is None else sum(method in _NATIVE_METHODS for method in methods)
+    drafters = tuple(_TEXT_DRAFTERS[method](config) for method in methods[num_native:])
+    if library is None or not num_native:
+        return CombinedLookup(drafters)
+    native = _native_lookup(config, methods[:num_native], library)
+    return CombinedLookup(drafters, native) if drafters else native
 
 
 def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
-    from faser.engine.execution.drafters.draft_kv_cache import DraftKv
+    from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
     from faser.engine.execution.drafters.draft_model import DraftModel
 
     model = parts.model
     assert model is not None, f"method {config.method} without a loaded draft model"
-    choice = _choice(config, parts.num_slots, model.runner.sampling_kernels)
+    sampler = _draft_sampler(config, parts.num_slots, model.runner.sampling_kernels)
     return DraftModel(
-        _loop(parts, model.runner, choice),
-        DraftKv(parts.table, num_blocks=model.num_blocks, block_size=model.block_size),
-        choice,
+        _draft_loop(parts, model.runner, sampler),
+        DraftKvCache(parts.table, num_blocks=model.num_blocks, block_size=model.block_size),
+        sampler,
         max_positions=model.max_positions,
     )
 
@@ -91,79 +97,68 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 def _layer_skip(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     from faser.engine.execution.drafters.layer_skip import LayerSkip, draft_layers
 
-    choice = _choice(config, parts.num_slots, parts.target.sampling_kernels)
+    sampler = _draft_sampler(config, parts.num_slots, parts.target.sampling_kernels)
     num_layers = draft_layers(config.draft_layers, parts.target.num_layers)
-    return LayerSkip(_loop(parts, parts.target, choice, num_layers), choice)
+    return LayerSkip(_draft_loop(parts, parts.target, sampler, num_layers), sampler)
 
 
-def _loop(parts: DrafterParts, runner: Runner, choice: DraftSampler, num_layers: int | None = None) -> DraftLoop:
-    """A loop whose passes wait for each other, unless the runner can make this choice."""
-    from faser.engine.execution.drafters.device_fed_passes import DeviceFedPassLoop
-
-    named = WithTopIds(choice, parts.num_top) if parts.num_top else choice
-    waiting = PassLoop(runner, parts.table, named, max_rows=parts.max_rows, num_layers=num_layers)
-    if not (parts.samples_in_runner and isinstance(choice, GreedyDraftSampler | SampleAndMatchDraftSampler)):
-        return waiting
-    return DeviceFedPassLoop(
-        runner, parts.table, choice, max_rows=parts.max_rows, waiting=waiting, num_layers=num_layers
-    )
+_MODEL_DRAFTERS: dict[str, Callable[[SpeculationConfig, DrafterParts], Drafter]] = {
+    "draft_model": _draft_model,
+    "layer_skip": _layer_skip,
+}
 
 
-def make_lookup(config: SpeculationConfig, methods: tuple[str, ...], library: ctypes.CDLL | None) -> TextLookup:
-    """Suffix, n-gram or both, in this order. library: what looks up; None: it is done in Python."""
-    if library is None:
-        makers = {"suffix": _suffix, "ngram": _ngram}
-        return SeparateLookups([makers[method](config) for method in methods])
-    from faser.engine.execution.text_lookup.native_lookup import NativeLookup
-    from faser.kernels.cpu.text_index import TextRules
+def _suffix(config: SpeculationConfig) -> Drafter:
+    from faser.engine.execution.text_lookup.python.suffix import SuffixDrafter
 
-    suffix, ngram = "suffix" in methods, "ngram" in methods
-    rules = TextRules(
-        cap=config.cap,
-        depth=config.suffix_max_tree_depth if suffix else 0,
-        max_outputs=config.suffix_max_cached_requests,
-        max_tokens=CORPUS_TOKENS,
-        max_spec_factor=config.suffix_max_spec_factor,
-        min_token_prob=config.suffix_min_token_prob,
-        min_n=config.prompt_lookup_min if ngram else 0,
-        max_n=config.prompt_lookup_max if ngram else 0,
-    )
-    return NativeLookup(library, rules)
+    return SuffixDrafter(cap=config.cap, max_cached_requests=config.suffix_max_cached_requests)
 
 
-def _library() -> ctypes.CDLL | None:
+def _ngram(config: SpeculationConfig) -> Drafter:
+    from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
+
+    return NgramDrafter(min_n=config.prompt_lookup_min, max_n=config.prompt_lookup_max, cap=config.cap)
+
+
+_TEXT_DRAFTERS: dict[str, Callable[[SpeculationConfig], Drafter]] = {"suffix": _suffix, "ngram": _ngram}
+_NATIVE_METHODS = ("suffix", "ngram")  # in the order in which the native index answers
+
+
+def _native_lookup(config: SpeculationConfig, methods: tuple[str, ...], library: ctypes.CDLL) -> TextLookup:
+    from faser.engine.execution.text_lookup.native_lookup import NativeLookup, text_rules
+
+    return NativeLookup(library, text_rules(config, methods))
+
+
+def _text_library() -> ctypes.CDLL | None:
     from faser.kernels.cpu.text_index import text_library
 
     return text_library(cache_dir() / "kernels")
 
 
-def _ngram(config: SpeculationConfig) -> Drafter:
-    from faser.engine.execution.text_lookup.ngram import NgramDrafter
+def _draft_loop(
+    parts: DrafterParts, runner: Runner, sampler: DraftSampler, num_layers: int | None = None
+) -> DraftLoop:
+    """A loop that waits after each pass, unless the runner can choose the tokens of this sampler itself."""
+    from faser.engine.execution.drafters.device_fed_passes import DeviceFedPassLoop
 
-    return NgramDrafter(min_n=config.prompt_lookup_min, max_n=config.prompt_lookup_max, cap=config.cap)
-
-
-def _suffix(config: SpeculationConfig) -> Drafter:
-    from faser.engine.execution.text_lookup.suffix import SuffixDrafter
-
-    return SuffixDrafter(
-        cap=config.cap,
-        max_tree_depth=config.suffix_max_tree_depth,
-        max_cached_requests=config.suffix_max_cached_requests,
-        max_spec_factor=config.suffix_max_spec_factor,
-        min_token_prob=config.suffix_min_token_prob,
-        corpus_tokens=CORPUS_TOKENS,
+    named = WithTopIds(sampler, parts.num_top) if parts.num_top else sampler
+    waiting = PassLoop(runner, parts.table, named, max_rows=parts.max_rows, num_layers=num_layers)
+    if not (parts.samples_in_runner and isinstance(sampler, GreedyDraftSampler | SampleAndMatchDraftSampler)):
+        return waiting
+    return DeviceFedPassLoop(
+        runner, parts.table, sampler, max_rows=parts.max_rows, waiting=waiting, num_layers=num_layers
     )
 
 
-def _choice(config: SpeculationConfig, num_slots: int, choice: SamplingKernels | None) -> DraftSampler:
-    """How tokens are chosen from logits. choice: the arithmetic of the drafting model; None: tensor operations."""
+def _draft_sampler(config: SpeculationConfig, num_slots: int, kernels: SamplingKernels | None) -> DraftSampler:
+    """How tokens are chosen from logits. kernels: of the backend that drafts; None: tensor operations."""
     match config.draft_sample_method:
         case "greedy":
-            return GreedyDraftSampler(choice)
+            return GreedyDraftSampler(kernels)
         case "coupled":
-            return SampleAndMatchDraftSampler(num_slots, choice=choice)
+            return SampleAndMatchDraftSampler(num_slots, choice=kernels)
         case "probabilistic":
-            return ProbabilisticDraftSampler(num_slots, choice=choice)
+            return ProbabilisticDraftSampler(num_slots, choice=kernels)
         case _:
             raise AssertionError(f"draft_sample_method {config.draft_sample_method!r} was let through")

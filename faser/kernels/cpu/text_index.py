@@ -1,6 +1,6 @@
-"""Texts in native memory, and drafts copied from them: numbers into addresses. The lookup: native/lookup.cpp.
+"""Texts in native memory, and drafts copied from them: the Python side of native/lookup.cpp.
 
-Knows no sequence. One caller at a time, from any thread; calls release the interpreter lock.
+One caller at a time, from any thread; calls release the interpreter lock.
 """
 
 import ctypes
@@ -20,13 +20,13 @@ from faser.kernels.cpu.build import COMPILERS, PREBUILT_DIR, library_path
 _log = logging.getLogger("faser")
 
 MAX_TOKEN_ID = 2**31 - 1
-_NO_TEXT, _NO_TOKEN = 1, 2  # what calls return, beside 0
+_NO_TEXT, _NO_TOKEN = 1, 2  # what calls return; 0: no fault
 
 
 def text_library(
     cache_dir: Path, *, compilers: Sequence[str] = COMPILERS, prebuilt_dir: Path = PREBUILT_DIR
 ) -> ctypes.CDLL | None:
-    """The library with the lookup; None, and a warning that says why, where it cannot be had."""
+    """The library with the native look-up. Where it cannot be compiled: None, and a warning that says why."""
     try:
         return native_library.load(
             library_path(cache_dir=cache_dir, compilers=compilers, prebuilt_dir=prebuilt_dir)
@@ -41,10 +41,12 @@ def text_library(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRules:
-    """cap: longest draft. Both kinds of drafts, or one of them.
+    """How drafts are looked up: by suffix, by n-gram, or by both.
 
-    depth: longest context that suffix drafts compare, 0 for no such drafts; max_spec_factor, min_token_prob,
-    max_outputs, max_tokens: what SuffixDrafter makes of them. min_n, max_n: of n-gram drafts, 0 for none.
+    cap: longest draft, in tokens. depth: longest context that suffix look-up compares; 0: no suffix drafts.
+    max_spec_factor: longest suffix draft, as a multiple of its context. min_token_prob: a suffix draft ends before
+    a token that follows in a smaller share of the occurrences. max_outputs, max_tokens: limits of the corpus.
+    min_n, max_n: lengths of n-grams; 0: no n-gram drafts.
     """
 
     cap: int
@@ -59,9 +61,9 @@ class TextRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Drafts by kind, suffix first, then by text: draft d of all has counts[d] tokens from index d * cap on.
+    """Drafts by method, suffix first, and within a method by text. Valid until the next call.
 
-    Valid until the next call.
+    Draft d of all has counts[d] tokens, which begin at index d * cap of token_ids and of confidences.
     """
 
     counts: list[int]
@@ -70,12 +72,12 @@ class Found:
 
 
 class TextIndex:
-    """Many texts by number, growing at their ends, and a bounded corpus of what the closed ones said.
+    """Many texts by number, which grow at their ends, and a bounded corpus of the outputs of closed texts.
 
-    seed: of the keys that contexts are found by, 64 bits; None: nobody can know it, nor choose tokens whose keys
-    are the same. No draft depends on it.
-    Raises KeyError for a number without a text, or with one where it opens; ValueError for a token id that is
-    negative or above MAX_TOKEN_ID. Then nothing has changed.
+    seed: of the keys that contexts are found by, 64 bits. None: a secret one, so that no client can choose tokens
+    whose keys collide. No draft depends on it.
+    Raises KeyError for a number that has no text, or that has one already when it is opened; ValueError for a token
+    id that is negative or above MAX_TOKEN_ID. A call that raises has changed nothing.
     """
 
     def __init__(self, library: ctypes.CDLL, rules: TextRules, *, seed: int | None = None) -> None:
@@ -92,15 +94,15 @@ class TextIndex:
             min_share=rules.min_token_prob,
             seed=secrets.randbits(64) if seed is None else seed,
         )
-        self._num_kinds = (rules.depth > 0) + (rules.max_n > 0)
+        self._num_methods = (rules.depth > 0) + (rules.max_n > 0)
         self._library = library
-        self._extend_call, self._look_call = library.faser_texts_extend, library.faser_texts_look
+        self._extend_call, self._look_up_call = library.faser_texts_extend, library.faser_texts_look
         self._address: int = library.faser_texts_new(ctypes.addressof(struct))
         weakref.finalize(self, library.faser_texts_free, self._address)
         self._drafted = ctypes.c_int64()
         self._drafted_address = ctypes.addressof(self._drafted)
-        self._room = 0  # texts that the results of a call have room for
-        self._make_room(1)
+        self._capacity = 0  # texts whose drafts fit into the results of a call
+        self._allocate(1)
 
     @property
     def num_remembered(self) -> int:
@@ -112,9 +114,9 @@ class TextIndex:
         return int(self._library.faser_texts_bytes(self._address))
 
     def open(self, number: int, token_ids: Sequence[int], *, unsaid: int = 0, salt: int = 0) -> None:
-        """A text begins. unsaid: index of the first token to remember once it is closed.
+        """A text begins. unsaid: index of the first token that goes into the corpus when the text is closed.
 
-        salt: what is remembered is found by texts with the same one.
+        salt: only texts with the same salt find it there.
         """
         assert 0 <= unsaid <= len(token_ids), (unsaid, len(token_ids))
         tokens = _packed(token_ids)
@@ -124,7 +126,7 @@ class TextIndex:
         _check(done, (number,), token_ids)
 
     def extend(self, numbers: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
-        """Texts go on, each with its tokens."""
+        """Append to each text its tokens."""
         tokens = _packed(chain.from_iterable(token_ids))
         which, counts = array("q", numbers), array("q", map(len, token_ids))
         done = self._extend_call(
@@ -138,21 +140,27 @@ class TextIndex:
             _check(done, numbers, tokens)
 
     def close(self, number: int) -> None:
-        """A text ends and is freed; with suffix drafts, what was unsaid is remembered."""
+        """Free a text. With suffix look-up, its tokens from `unsaid` on go into the corpus."""
         _check(self._library.faser_texts_close(self._address, number), (number,), ())
 
-    def look(self, numbers: Sequence[int], most: Sequence[int], behind: Sequence[Sequence[int]]) -> Found | None:
-        """Drafts for texts, of at most so many tokens, as if those behind were known. None: nothing was found."""
+    def look_up(
+        self, numbers: Sequence[int], max_tokens: Sequence[int], unverified: Sequence[Sequence[int]]
+    ) -> Found | None:
+        """Drafts of at most max_tokens[i] tokens for text numbers[i], as if it ended with unverified[i].
+
+        None: no text has a draft.
+        """
         count = len(numbers)
-        if count > self._room:
-            self._make_room(count)
-        tokens = _packed(chain.from_iterable(behind))
-        which, limits, num_behind = array("q", numbers), array("q", most), array("q", map(len, behind))
-        done = self._look_call(
+        if count > self._capacity:
+            self._allocate(count)
+        tokens = _packed(chain.from_iterable(unverified))
+        which, limits = array("q", numbers), array("q", max_tokens)
+        num_unverified = array("q", map(len, unverified))
+        done = self._look_up_call(
             self._address,
             which.buffer_info()[0],
             limits.buffer_info()[0],
-            num_behind.buffer_info()[0],
+            num_unverified.buffer_info()[0],
             count,
             tokens.buffer_info()[0],
             *self._results,
@@ -162,12 +170,12 @@ class TextIndex:
             _check(done, numbers, tokens)
         if not self._drafted.value:
             return None
-        counts = self._counts[: self._num_kinds * count].tolist()
+        counts = self._counts[: self._num_methods * count].tolist()
         return Found(counts=counts, token_ids=self._token_ids, confidences=self._confidences)
 
-    def _make_room(self, num_texts: int) -> None:
-        lines = self._num_kinds * num_texts
-        self._room = num_texts
+    def _allocate(self, num_texts: int) -> None:
+        lines = self._num_methods * num_texts
+        self._capacity = num_texts
         self._counts = array("i", bytes(4 * lines))
         self._token_ids = array("i", bytes(4 * lines * self.rules.cap))
         self._confidences = array("d", bytes(8 * lines * self.rules.cap))

@@ -14,7 +14,6 @@ from faser.engine.execution.drafter_registry import (
     DraftModelParts,
     make_drafter,
     make_lookup,
-    names_model,
 )
 from faser.engine.execution.drafters.draft_model import DraftModel
 from faser.engine.execution.drafters.layer_skip import LayerSkip
@@ -23,7 +22,7 @@ from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.engine.execution.text_lookup.lookup import LookupDrafter, SeparateLookups
+from faser.engine.execution.text_lookup.lookup import CombinedLookup, LookupDrafter
 from faser.engine.execution.text_lookup.native_lookup import NativeLookup
 from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
@@ -72,7 +71,7 @@ def test_every_method_has_its_drafter(
     tiny_checkpoint: Path, method: str, model: str | None, kind: type, sampled: str
 ) -> None:
     config = SpeculationConfig(method=method, model=model, draft_sample_method=sampled)
-    assert names_model(config) == (model is not None)
+    assert config.needs_draft_model == (model is not None)
     drafter = make_drafter(config, parts(tiny_checkpoint, with_model=model is not None))
     assert isinstance(drafter, kind)
 
@@ -92,7 +91,7 @@ def test_the_lookup_is_native_where_there_is_a_library_and_drafts_the_same_where
     )
     native = make_lookup(config, methods, native_library.load(library_path(cache_dir=kernel_cache)))
     plain = make_lookup(config, methods, None)
-    assert (type(native), type(plain)) == (NativeLookup, SeparateLookups)
+    assert (type(native), type(plain)) == (NativeLookup, CombinedLookup)
 
     rng = random.Random(8)
     plan = DraftPlan(step=0, requests=(DraftRequest(slot=0, max_tokens=20, new_blocks=()),))
@@ -102,8 +101,8 @@ def test_the_lookup_is_native_where_there_is_a_library_and_drafts_the_same_where
         start = SequenceStart(slot=0, sampling=SamplingParams(), seed=0, prompt_len=5, token_ids=token_ids)
         for lookup in (native, plain):
             lookup.start(start)
-        columns = native.guesses(plan)
-        assert columns == plain.guesses(plan)
+        columns = native.look_up(plan)
+        assert columns == plain.look_up(plan)
         drafted = [most + len(draft.token_ids) for most, (draft,) in zip(drafted, columns, strict=True)]
         for lookup in (native, plain):
             lookup.release(0)
@@ -111,7 +110,7 @@ def test_the_lookup_is_native_where_there_is_a_library_and_drafts_the_same_where
 
 
 def test_nothing_is_loaded_for_a_policy_that_never_drafts() -> None:
-    assert not names_model(SpeculationConfig(method="draft_model", model="some/model", policy="off"))
+    assert not SpeculationConfig(method="draft_model", model="some/model", policy="off").needs_draft_model
 
 
 def test_layers_that_the_target_does_not_have_are_refused(tiny_checkpoint: Path) -> None:

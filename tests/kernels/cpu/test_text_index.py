@@ -30,7 +30,7 @@ def library(kernel_cache: Path) -> ctypes.CDLL:
 
 def drafted(index: TextIndex, number: int, behind: tuple[int, ...] = ()) -> list[list[int]]:
     """By kind."""
-    found = index.look([number], [8], [behind])
+    found = index.look_up([number], [8], [behind])
     if found is None:
         return []
     return [found.token_ids[8 * at : 8 * at + count].tolist() for at, count in enumerate(found.counts)]
@@ -50,7 +50,7 @@ def test_what_is_no_token_id_is_refused_and_changes_nothing(library: ctypes.CDLL
     with pytest.raises(ValueError, match="a token id"):
         index.extend([0, 0], [[9], [bad]])
     with pytest.raises(ValueError, match="a token id"):
-        index.look([0], [8], [[bad]])
+        index.look_up([0], [8], [[bad]])
 
     assert drafted(index, 0) == before == [[9, 7], [9, 7, 8, 9, 7, 8, 9, 7]]
     index.open(1, [1])
@@ -71,7 +71,7 @@ def test_a_number_names_at_most_one_text(library: ctypes.CDLL) -> None:
         with pytest.raises(KeyError, match=str(number)):
             index.extend([3, number], [[2], [2]])
         with pytest.raises(KeyError, match=str(number)):
-            index.look([3, number], [1, 1], [(), ()])
+            index.look_up([3, number], [1, 1], [(), ()])
         with pytest.raises(KeyError, match=str(number)):
             index.close(number)
     assert drafted(index, 3) == [], "nothing was appended"

@@ -7,7 +7,7 @@ neither policies nor sequences; a slot is a line of the arrays.
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.config.speculation import DRAFT_METHODS
+from faser.config.drafters import DRAFT_METHODS
 from faser.engine.control.speculation.acceptance.estimator import Outcomes, joined
 from faser.types import DEFAULT_CLASS, MethodStats, SpeculationStats, SpeculationSummary
 

@@ -38,7 +38,7 @@ class _Line:
         self.adopted = False
 
 
-class DraftKv:
+class DraftKvCache:
     """Books of one draft cache. table: the target's, which is the draft model's as well."""
 
     def __init__(self, table: BlockTable, *, num_blocks: int, block_size: int) -> None:

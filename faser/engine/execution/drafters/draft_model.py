@@ -8,7 +8,7 @@ small model: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
 from collections.abc import Callable, Sequence
 
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
-from faser.engine.execution.drafters.draft_kv_cache import DraftKv
+from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.draft_samplers import DraftSampler
 from faser.engine.execution.drafters.drafter import Continuation, Proposals
 from faser.engine.execution.drafters.passes import DraftLoop, DraftOutput
@@ -24,7 +24,7 @@ class DraftModel:
     first one after a pause what came in the meantime: all before any token is drafted.
     """
 
-    def __init__(self, loop: DraftLoop, kv: DraftKv, choice: DraftSampler, *, max_positions: int) -> None:
+    def __init__(self, loop: DraftLoop, kv: DraftKvCache, choice: DraftSampler, *, max_positions: int) -> None:
         self._loop = loop
         self._kv = kv
         self._choice = choice

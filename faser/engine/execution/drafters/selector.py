@@ -65,7 +65,7 @@ class DrafterSelector:
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         self._evidence.fade()
-        columns = self._text.guesses(plan)
+        columns = self._text.look_up(plan)
         guesses = list(zip(*columns, strict=True)) if columns else [()] * len(plan.requests)
         price = _pass_price(plan)
         claims = [

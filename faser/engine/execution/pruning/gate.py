@@ -79,7 +79,7 @@ def _obstacle(config: SpeculationConfig) -> str | None:
         return "policy off never drafts"
     if config.synthetic:
         return "synthetic rejection accepts drafts without looking at them"
-    if config.method in ("ngram", "suffix") or (config.method == "auto" and config.model is None):
+    if not config.needs_passes:
         return (
             f"drafts of method {config.method} come from text alone, which names no likely tokens beside its own"
         )

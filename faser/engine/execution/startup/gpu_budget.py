@@ -77,7 +77,7 @@ def _rehearsal(config: EngineConfig, tenant: ResidentModel) -> WarmUp:
         tenant.model.decoder.logit_rows,
         speculation,
         verifies=is_target,
-        drafts=not is_target or (speculation.policy != "off" and speculation.method == "layer_skip"),
+        drafts=not is_target or speculation.drafts_with_target,
     )
 
 

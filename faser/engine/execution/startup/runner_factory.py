@@ -93,6 +93,6 @@ def _guessing(config: EngineConfig, num_layers: int, use: Use) -> DraftGraphs:
     speculation = config.speculation
     if use is Use.DRAFTER:
         return DraftGraphs(windows=(WINDOW,))
-    if speculation.policy != "off" and speculation.method == "layer_skip":
+    if speculation.drafts_with_target:
         return DraftGraphs(windows=(WINDOW,), depths=(draft_layers(speculation.draft_layers, num_layers),))
     return DraftGraphs()

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
-from faser.engine.execution.drafter_registry import names_model
 from faser.engine.execution.drafters.draft_samplers import (
     WINDOW,
     DraftRows,
@@ -172,8 +171,7 @@ class WarmUp:
 
 def _are_sampled(speculation: SpeculationConfig) -> bool:
     """Whether drafts come with what they were drawn from."""
-    by_model = names_model(speculation) or (speculation.policy != "off" and speculation.method == "layer_skip")
-    return by_model and speculation.draft_sample_method == "probabilistic"
+    return speculation.needs_passes and speculation.draft_sample_method == "probabilistic"
 
 
 def draft_lengths(cap: int) -> list[int]:

@@ -1,7 +1,7 @@
-"""The TextLookup seam: drafts copied from text, by several methods at once, for whoever chooses among them.
+"""The TextLookup protocol: drafts copied from text by several methods at once.
 
-Owns the way from a lookup to a Drafter and back. What it costs decides about speculation with small models, so
-one call asks all methods for all requests.
+What a look-up costs decides whether speculation pays with small models, so one call asks all methods for all
+requests. LookupDrafter makes a Drafter of a look-up with one method; CombinedLookup makes one look-up of several.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,24 +10,22 @@ from typing import Protocol
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
 
-CORPUS_TOKENS = 262_144  # of past outputs that suffix drafts are copied from
-
 
 class TextLookup(Protocol):
-    """All methods of drafting from text. Calls, and their order, are those of a Drafter."""
+    """All methods of drafting from text. Its calls, and their order, are those of a Drafter."""
 
     @property
     def num_methods(self) -> int: ...
 
     @property
     def drafts_overlapped(self) -> bool:
-        """As a Drafter's, of all methods."""
+        """As a Drafter's; True only if it holds for all methods."""
         ...
 
     def start(self, start: SequenceStart) -> None: ...
 
-    def guesses(self, plan: DraftPlan) -> tuple[tuple[Draft, ...], ...]:
-        """A draft for every request, in their order, by each method. As Drafter.propose in everything else."""
+    def look_up(self, plan: DraftPlan) -> tuple[tuple[Draft, ...], ...]:
+        """For each method a draft for every request, in their order. Otherwise as Drafter.propose."""
         ...
 
     def commit(self, continuations: Sequence[Continuation]) -> None: ...
@@ -35,35 +33,38 @@ class TextLookup(Protocol):
     def release(self, slot: int) -> None: ...
 
 
-class SeparateLookups:
-    """A TextLookup over a Drafter for each method."""
+class CombinedLookup:
+    """A TextLookup: the methods of native, if it is given, and then one method for each drafter."""
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
+    def __init__(self, drafters: Sequence[Drafter], native: TextLookup | None = None) -> None:
+        self._native = native
         self._drafters = tuple(drafters)
-        self.num_methods = len(self._drafters)
+        self._parts: tuple[TextLookup | Drafter, ...] = (*([] if native is None else [native]), *drafters)
+        self.num_methods = len(self._drafters) + (0 if native is None else native.num_methods)
 
     @property
     def drafts_overlapped(self) -> bool:
-        return all(drafter.drafts_overlapped for drafter in self._drafters)
+        return all(each.drafts_overlapped for each in self._parts)
 
     def start(self, start: SequenceStart) -> None:
-        for drafter in self._drafters:
-            drafter.start(start)
+        for each in self._parts:
+            each.start(start)
 
-    def guesses(self, plan: DraftPlan) -> tuple[tuple[Draft, ...], ...]:
-        return tuple(drafter.propose(plan).drafts for drafter in self._drafters)
+    def look_up(self, plan: DraftPlan) -> tuple[tuple[Draft, ...], ...]:
+        native = () if self._native is None else self._native.look_up(plan)
+        return (*native, *(drafter.propose(plan).drafts for drafter in self._drafters))
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
-        for drafter in self._drafters:
-            drafter.commit(continuations)
+        for each in self._parts:
+            each.commit(continuations)
 
     def release(self, slot: int) -> None:
-        for drafter in self._drafters:
-            drafter.release(slot)
+        for each in self._parts:
+            each.release(slot)
 
 
 class LookupDrafter:
-    """A Drafter over a TextLookup of one method."""
+    """A Drafter over a TextLookup with one method."""
 
     def __init__(self, lookup: TextLookup) -> None:
         assert lookup.num_methods == 1, lookup.num_methods
@@ -77,7 +78,7 @@ class LookupDrafter:
         self._lookup.start(start)
 
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
-        (drafts,) = self._lookup.guesses(plan)
+        (drafts,) = self._lookup.look_up(plan)
         return Proposals(drafts=drafts)
 
     def commit(self, continuations: Sequence[Continuation]) -> None:

@@ -1,16 +1,38 @@
 """NativeLookup: suffix and n-gram drafts for all sequences with one native call.
 
-Owns which slot has which text in the index, and what its drafts are called. The methods, with their sources, are
-described in suffix.py and ngram.py, whose drafters propose the same drafts with the same confidences.
+Owns which slot has which text in the index, and the names of the methods. python/suffix.py and python/ngram.py
+explain the methods and their sources; their drafters propose the same drafts with the same confidences.
 """
 
 import ctypes
 from collections.abc import Sequence
 
+from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
 from faser.engine.execution.drafters.drafter import Continuation
-from faser.engine.execution.text_lookup.prediction import foreword
+from faser.engine.execution.text_lookup.prediction import prediction_prefix
+from faser.engine.execution.text_lookup.rules import (
+    CORPUS_TOKENS,
+    DRAFT_PER_CONTEXT_TOKEN,
+    MAX_CONTEXT,
+    MIN_FOLLOWING_SHARE,
+)
 from faser.kernels.cpu.text_index import Found, TextIndex, TextRules
+
+
+def text_rules(config: SpeculationConfig, methods: Sequence[str]) -> TextRules:
+    """The rules of the index for suffix, ngram or both."""
+    suffix, ngram = "suffix" in methods, "ngram" in methods
+    return TextRules(
+        cap=config.cap,
+        depth=MAX_CONTEXT if suffix else 0,
+        max_outputs=config.suffix_max_cached_requests,
+        max_tokens=CORPUS_TOKENS,
+        max_spec_factor=DRAFT_PER_CONTEXT_TOKEN,
+        min_token_prob=MIN_FOLLOWING_SHARE,
+        min_n=config.prompt_lookup_min if ngram else 0,
+        max_n=config.prompt_lookup_max if ngram else 0,
+    )
 
 
 class NativeLookup:
@@ -24,38 +46,38 @@ class NativeLookup:
         self._cap = rules.cap
         methods = (("suffix", rules.depth > 0), ("ngram", rules.max_n > 0))
         self._methods = tuple(method for method, is_asked in methods if is_asked)
-        self._nothing: tuple[dict[int, Draft], ...] = tuple({} for _ in self._methods)  # empty drafts by slot
+        self._empty: tuple[dict[int, Draft], ...] = tuple({} for _ in self._methods)  # empty drafts by slot
         self.num_methods = len(self._methods)
 
     def start(self, start: SequenceStart) -> None:
-        # What a preemption interrupted is remembered up to here; only a context's worth is repeated.
+        # After a preemption the corpus has this output already; only enough for one context is added again.
         unsaid = max(start.prompt_len, len(start.token_ids) - self._depth)
-        before = foreword(start)
-        token_ids = (*before, *start.token_ids)
-        self.index.open(start.slot, token_ids, unsaid=len(before) + unsaid, salt=hash(start.salt))
-        for method, nothing in zip(self._methods, self._nothing, strict=True):
-            nothing[start.slot] = Draft(slot=start.slot, method=method)
+        prefix = prediction_prefix(start)
+        token_ids = (*prefix, *start.token_ids)
+        self.index.open(start.slot, token_ids, unsaid=len(prefix) + unsaid, salt=hash(start.salt))
+        for method, empty in zip(self._methods, self._empty, strict=True):
+            empty[start.slot] = Draft(slot=start.slot, method=method)
 
-    def guesses(self, plan: DraftPlan) -> tuple[tuple[Draft, ...], ...]:
+    def look_up(self, plan: DraftPlan) -> tuple[tuple[Draft, ...], ...]:
         slots = [request.slot for request in plan.requests]
-        most = [request.max_tokens for request in plan.requests]
-        found = self.index.look(slots, most, [request.unverified for request in plan.requests])
-        empty = [tuple(map(nothing.__getitem__, slots)) for nothing in self._nothing]
+        limits = [request.max_tokens for request in plan.requests]
+        found = self.index.look_up(slots, limits, [request.unverified for request in plan.requests])
+        empty = [tuple(map(drafts.__getitem__, slots)) for drafts in self._empty]
         if found is None:
             return tuple(empty)
-        return tuple(self._filled(drafts, found, first) for first, drafts in enumerate(empty))
+        return tuple(self._filled(drafts, found, at) for at, drafts in enumerate(empty))
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         self.index.extend([each.slot for each in continuations], [each.token_ids for each in continuations])
 
     def release(self, slot: int) -> None:
         self.index.close(slot)
-        for nothing in self._nothing:
-            del nothing[slot]
+        for empty in self._empty:
+            del empty[slot]
 
-    def _filled(self, empty: tuple[Draft, ...], found: Found, kind: int) -> tuple[Draft, ...]:
-        """The drafts of one method, as far as it found any."""
-        line = kind * len(empty)
+    def _filled(self, empty: tuple[Draft, ...], found: Found, method: int) -> tuple[Draft, ...]:
+        """The drafts of method number `method`: an empty one where it found nothing."""
+        line = method * len(empty)
         counts = found.counts[line : line + len(empty)]
         if not any(counts):
             return empty

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from faser.config.speculation import DRAFT_METHODS
+from faser.config.drafters import DRAFT_METHODS
 from faser.engine.control.speculation.acceptance.estimator import Outcomes
 from faser.engine.control.speculation.request_statistics import RequestStatistics
 from faser.types import SpeculationSummary

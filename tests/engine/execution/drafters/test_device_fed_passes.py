@@ -30,7 +30,7 @@ from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import OverlapOptions
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.device_fed_passes import DeviceFedPassLoop, Ints, spread
-from faser.engine.execution.drafters.draft_kv_cache import DraftKv
+from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.draft_model import DraftModel
 from faser.engine.execution.drafters.draft_samplers import (
     DraftRows,
@@ -506,7 +506,7 @@ class Twins:
 
     waiting: World
     fed: World
-    books: tuple[DraftKv, DraftKv]
+    books: tuple[DraftKvCache, DraftKvCache]
     chooser: LateChooser
 
     @classmethod
@@ -518,7 +518,7 @@ class Twins:
             loop: DraftLoop = PassLoop(runner, table, choice, max_rows=MAX_ROWS)
             if runner is not pair.plain:
                 loop = fed_loop(runner, table, choice)
-            kv = DraftKv(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+            kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
             drafter = DraftModel(loop, kv, choice, max_positions=MAX_LEN)
             worlds.append(World(drafter, table, random.Random(seed), kv=KvManager(NUM_BLOCKS, BLOCK_SIZE)))
             books.append(kv)

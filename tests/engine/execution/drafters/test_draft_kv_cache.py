@@ -6,21 +6,21 @@ a block marked before it is full; tokens behind opened one too late; fed tokens 
 
 import pytest
 
-from faser.engine.execution.drafters.draft_kv_cache import DraftKv
+from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.runner.batch import BlockTable
 
 SIZE = 4
 A, B, C = (tuple(range(first, first + SIZE)) for first in (10, 20, 30))  # contents of three blocks
 
 
-def make(tables: dict[int, tuple[int, ...]]) -> DraftKv:
+def make(tables: dict[int, tuple[int, ...]]) -> DraftKvCache:
     table = BlockTable(4, 8)
     for slot, blocks in tables.items():
         table.append(slot, blocks)
-    return DraftKv(table, num_blocks=16, block_size=SIZE)
+    return DraftKvCache(table, num_blocks=16, block_size=SIZE)
 
 
-def fill(kv: DraftKv, slot: int, token_ids: tuple[int, ...], fed: tuple[int, ...] = ()) -> int:
+def fill(kv: DraftKvCache, slot: int, token_ids: tuple[int, ...], fed: tuple[int, ...] = ()) -> int:
     """Start a sequence and let its cache be computed. Returns where that began."""
     kv.start(slot, token_ids)
     start = kv.open(slot, 2).start
@@ -114,7 +114,7 @@ def test_a_block_of_tokens_behind_is_marked_only_when_they_came() -> None:
     assert kv.open(2, 2).start == 2 * SIZE
 
 
-def opened(kv: DraftKv, slot: int, behind: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+def opened(kv: DraftKvCache, slot: int, behind: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
     opening = kv.open(slot, 1, behind)
     return opening.start, tuple(opening.token_ids)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from faser.engine.execution.drafters.draft_kv_cache import DraftKv
+from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.draft_model import DraftModel
 from faser.engine.execution.drafters.draft_samplers import GreedyDraftSampler
 from faser.engine.execution.drafters.passes import PassLoop
@@ -34,9 +34,9 @@ def oracle(tiny_checkpoint: Path) -> Oracle:
     return Oracle(tiny_checkpoint)
 
 
-def make_world(directory: Path, seed: int = 0, *, max_positions: int = MAX_LEN) -> tuple[World, DraftKv]:
+def make_world(directory: Path, seed: int = 0, *, max_positions: int = MAX_LEN) -> tuple[World, DraftKvCache]:
     table = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE))
-    kv = DraftKv(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     choice = GreedyDraftSampler()
     loop = PassLoop(make_runner(directory), table, choice, max_rows=MAX_ROWS)
     drafter = DraftModel(loop, kv, choice, max_positions=max_positions)

@@ -25,9 +25,9 @@ from faser.engine.execution.drafters.acceptance_estimates import (
 )
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
 from faser.engine.execution.drafters.selector import DrafterSelector, expected_tokens
-from faser.engine.execution.text_lookup.lookup import SeparateLookups
-from faser.engine.execution.text_lookup.ngram import NgramDrafter
-from faser.engine.execution.text_lookup.suffix import SuffixDrafter
+from faser.engine.execution.text_lookup.lookup import CombinedLookup
+from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
+from faser.engine.execution.text_lookup.python.suffix import SuffixDrafter
 from faser.types import SamplingParams
 
 CAP, MODEL_CAP = 8, 5
@@ -164,9 +164,7 @@ def a_world(
 ) -> tuple[World, KnownDrafter, KnownDrafter]:
     suffix = KnownDrafter("suffix", {0: text})
     model_drafter = KnownDrafter("draft_model", {0: model})
-    chooser = DrafterSelector(
-        SeparateLookups([suffix]), model_drafter, model_cap=MODEL_CAP, model_cost_tokens=cost
-    )
+    chooser = DrafterSelector(CombinedLookup([suffix]), model_drafter, model_cap=MODEL_CAP, model_cost_tokens=cost)
     return World(chooser), suffix, model_drafter
 
 
@@ -200,7 +198,7 @@ def test_when_text_changes_its_quality_the_choice_follows(first: float, then: fl
 def test_sequences_of_one_batch_choose_for_themselves() -> None:
     suffix = KnownDrafter("suffix", {0: 0.95, 1: 0.05})
     model = KnownDrafter("draft_model", {0: 0.6, 1: 0.6})
-    world = World(DrafterSelector(SeparateLookups([suffix]), model, model_cap=MODEL_CAP), num_slots=2)
+    world = World(DrafterSelector(CombinedLookup([suffix]), model, model_cap=MODEL_CAP), num_slots=2)
     for _ in range(30):
         world.step()
 
@@ -212,7 +210,7 @@ def test_sequences_of_one_batch_choose_for_themselves() -> None:
 def test_drafts_of_another_confidence_are_another_matter() -> None:
     """Sure guesses come true and unsure ones do not; each new sequence gets the right drafter at once."""
     sure = KnownDrafter("suffix", {0: 0.95}, confidence=0.9)
-    chooser = DrafterSelector(SeparateLookups([sure]), KnownDrafter("draft_model", {0: 0.6}), model_cap=MODEL_CAP)
+    chooser = DrafterSelector(CombinedLookup([sure]), KnownDrafter("draft_model", {0: 0.6}), model_cap=MODEL_CAP)
     world = World(chooser)
     for step in range(100):
         sure.confidence, sure.quality[0] = (0.9, 0.95) if step % 2 else (0.2, 0.05)
@@ -295,7 +293,7 @@ def test_what_a_draft_says_beyond_the_chunk_made_of_it_is_replaced_by_the_next_d
 def test_whether_it_drafts_ahead_is_up_to_all_its_drafters() -> None:
     for text, model in [(True, True), (True, False), (False, True)]:
         chooser = DrafterSelector(
-            SeparateLookups([KnownDrafter("suffix", {}, drafts_overlapped=text)]),
+            CombinedLookup([KnownDrafter("suffix", {}, drafts_overlapped=text)]),
             KnownDrafter("draft_model", {}, drafts_overlapped=model),
             model_cap=MODEL_CAP,
         )
@@ -304,7 +302,7 @@ def test_whether_it_drafts_ahead_is_up_to_all_its_drafters() -> None:
 
 def test_the_model_is_told_when_nobody_waits() -> None:
     model = KnownDrafter("draft_model", {0: 0.9})
-    chooser = DrafterSelector(SeparateLookups([]), model, model_cap=MODEL_CAP)
+    chooser = DrafterSelector(CombinedLookup([]), model, model_cap=MODEL_CAP)
     chooser.start(start_of(0))
 
     def until() -> bool:
@@ -360,7 +358,7 @@ def test_the_prices_of_the_plan_decide_between_text_and_model(pass_price: float,
     """Two tokens of text against two of the model's, which are likelier and cost passes."""
     suffix = KnownDrafter("suffix", {0: 0.5})
     model = KnownDrafter("draft_model", {0: 1.0})
-    chooser = DrafterSelector(SeparateLookups([suffix]), model, model_cap=2, model_cost_tokens=0.0)
+    chooser = DrafterSelector(CombinedLookup([suffix]), model, model_cap=2, model_cost_tokens=0.0)
     chooser.start(start_of(0))
     stop = StopRule(row_price=0.1, pass_prices=(pass_price,), intercept=0.0, slope=1.0)
 
@@ -372,7 +370,7 @@ def test_the_prices_of_the_plan_decide_between_text_and_model(pass_price: float,
 def test_the_model_is_asked_for_what_is_left_and_no_more() -> None:
     suffix = KnownDrafter("suffix", {0: 1.0, 1: None, 2: 1.0, 3: None})
     model = KnownDrafter("draft_model", dict.fromkeys(range(4), 1.0))
-    chooser = DrafterSelector(SeparateLookups([suffix]), model, model_cap=MODEL_CAP, model_cost_tokens=1.5)
+    chooser = DrafterSelector(CombinedLookup([suffix]), model, model_cap=MODEL_CAP, model_cost_tokens=1.5)
     for slot in range(4):
         chooser.start(start_of(slot))
 
@@ -395,7 +393,7 @@ def test_the_model_is_asked_for_what_is_left_and_no_more() -> None:
 
 def test_everybody_learns_of_every_sequence() -> None:
     text, model = KnownDrafter("suffix", {0: 1.0}), KnownDrafter("draft_model", {0: 1.0})
-    chooser = DrafterSelector(SeparateLookups([text]), model, model_cap=MODEL_CAP)
+    chooser = DrafterSelector(CombinedLookup([text]), model, model_cap=MODEL_CAP)
     chooser.start(start_of(4, (1, 2)))
     chooser.commit([Continuation(slot=4, token_ids=(5,))])
     assert text.to_come == model.to_come == {4: 3}
@@ -406,39 +404,39 @@ def test_everybody_learns_of_every_sequence() -> None:
 
 def test_of_equal_text_drafters_the_first_one_drafts() -> None:
     chooser = DrafterSelector(
-        SeparateLookups([KnownDrafter("suffix", {0: 1.0}), KnownDrafter("ngram", {0: 1.0})]), model_cap=MODEL_CAP
+        CombinedLookup([KnownDrafter("suffix", {0: 1.0}), KnownDrafter("ngram", {0: 1.0})]), model_cap=MODEL_CAP
     )
     assert World(chooser).step() == ["suffix"]
 
 
 def test_where_the_first_text_drafter_knows_nothing_the_second_drafts() -> None:
     chooser = DrafterSelector(
-        SeparateLookups([KnownDrafter("suffix", {0: None}), KnownDrafter("ngram", {0: 1.0})]), model_cap=MODEL_CAP
+        CombinedLookup([KnownDrafter("suffix", {0: None}), KnownDrafter("ngram", {0: 1.0})]), model_cap=MODEL_CAP
     )
     assert World(chooser).step() == ["ngram"]
 
 
 def test_where_nobody_knows_anything_there_is_an_empty_draft() -> None:
-    chooser = DrafterSelector(SeparateLookups([KnownDrafter("suffix", {0: None})]), model_cap=MODEL_CAP)
+    chooser = DrafterSelector(CombinedLookup([KnownDrafter("suffix", {0: None})]), model_cap=MODEL_CAP)
     chooser.start(start_of(0))
     assert chooser.propose(plan_for([0])).drafts == (Draft(slot=0, method="suffix"),)
 
 
 def test_a_model_alone_always_drafts_while_it_is_worth_it() -> None:
     model = KnownDrafter("draft_model", {0: 0.9})
-    assert World(DrafterSelector(SeparateLookups([]), model, model_cap=MODEL_CAP)).step() == ["draft_model"]
+    assert World(DrafterSelector(CombinedLookup([]), model, model_cap=MODEL_CAP)).step() == ["draft_model"]
 
 
 def test_a_chooser_without_drafters_is_refused() -> None:
     with pytest.raises(ValueError, match="neither a text drafter nor a model"):
-        DrafterSelector(SeparateLookups([]), model_cap=MODEL_CAP)
+        DrafterSelector(CombinedLookup([]), model_cap=MODEL_CAP)
 
 
 def test_beside_sampled_drafts_a_token_from_text_is_certain() -> None:
     """The rows of the model stay what they were and where they belong."""
     suffix = KnownDrafter("suffix", {0: None, 1: 1.0, 2: None})
     model = KnownDrafter("draft_model", dict.fromkeys(range(3), 1.0), sampled=True)
-    chooser = DrafterSelector(SeparateLookups([suffix]), model, model_cap=2, model_cost_tokens=0.5)
+    chooser = DrafterSelector(CombinedLookup([suffix]), model, model_cap=2, model_cost_tokens=0.5)
     for slot in range(3):
         chooser.start(start_of(slot, (1,) * slot))
 
@@ -460,7 +458,7 @@ def test_beside_sampled_drafts_a_token_from_text_is_certain() -> None:
 def test_there_are_no_probabilities_where_every_draft_is_a_point_mass(text: float | None, sampled: bool) -> None:
     model = KnownDrafter("draft_model", {0: 1.0}, sampled=sampled)
     chooser = DrafterSelector(
-        SeparateLookups([KnownDrafter("suffix", {0: text})]), model, model_cap=2, model_cost_tokens=1.0
+        CombinedLookup([KnownDrafter("suffix", {0: text})]), model, model_cap=2, model_cost_tokens=1.0
     )
     chooser.start(start_of(0))
 
@@ -507,7 +505,7 @@ def test_over_real_text_drafters_each_draft_is_one_of_theirs(steps: list[tuple[i
     """Random starts, commits and releases; the same drafters alone, told the same, propose the same."""
     alone: list[Drafter] = [SuffixDrafter(cap=CAP), NgramDrafter(min_n=2, max_n=4, cap=CAP)]
     chooser = DrafterSelector(
-        SeparateLookups([SuffixDrafter(cap=CAP), NgramDrafter(min_n=2, max_n=4, cap=CAP)]), model_cap=MODEL_CAP
+        CombinedLookup([SuffixDrafter(cap=CAP), NgramDrafter(min_n=2, max_n=4, cap=CAP)]), model_cap=MODEL_CAP
     )
     everybody: list[Drafter] = [chooser, *alone]
     running: set[int] = set()

@@ -20,7 +20,7 @@ import torch
 
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
 from faser.engine.control.sequences.kv_cache import KvManager
-from faser.engine.execution.drafters.draft_kv_cache import DraftKv
+from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.draft_model import DraftModel
 from faser.engine.execution.drafters.draft_samplers import (
     DraftSampler,
@@ -66,9 +66,9 @@ def make_runner(directory: Path, kernel_cache: Path) -> Runner:
 
 def make_world(
     runner: Runner, choose: Choice, seed: int = 0, *, max_positions: int = MAX_LEN
-) -> tuple[World, DraftKv]:
+) -> tuple[World, DraftKvCache]:
     table = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE))
-    kv = DraftKv(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     choice = choose(NUM_SLOTS)
     drafter = DraftModel(
         PassLoop(runner, table, choice, max_rows=MAX_ROWS), kv, choice, max_positions=max_positions
@@ -86,7 +86,7 @@ class Afresh:
     def draft(self, slot: int, token_ids: list[int], count: int, temperature: float) -> Draft:
         table = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE))
         table.append(slot, tuple(range(-(-(len(token_ids) + count) // BLOCK_SIZE))))
-        kv = DraftKv(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+        kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
         choice = self._choose(NUM_SLOTS)
         loop = PassLoop(self._runner, table, choice, max_rows=MAX_ROWS)
         drafter = DraftModel(loop, kv, choice, max_positions=MAX_LEN)

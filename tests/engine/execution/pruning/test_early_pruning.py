@@ -37,7 +37,7 @@ from faser.engine.execution.pruning.early_pruning import (
 from faser.engine.execution.pruning.gate import Floats, Ints, Lesson, Look, Split
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.text_lookup.lookup import SeparateLookups
+from faser.engine.execution.text_lookup.lookup import CombinedLookup
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.torch.backend import TorchBackend
@@ -636,7 +636,7 @@ def test_nobody_names_tokens_that_were_not_asked_for(pair: tuple[Path, Path]) ->
 
 def test_among_drafts_of_a_model_those_from_text_name_nothing(pair: tuple[Path, Path]) -> None:
     """A model that may draft one token only is not worth its pass: that draft is the text's."""
-    chooser = DrafterSelector(SeparateLookups([TextDrafter()]), model_drafter(pair, 9), model_cap=CAP)
+    chooser = DrafterSelector(CombinedLookup([TextDrafter()]), model_drafter(pair, 9), model_cap=CAP)
     found = chooser.propose(drafting_plan((0, 2, 3, 1)))
     assert [draft.method for draft in found.drafts] == ["draft_model", "ngram", "draft_model", "draft_model"]
     assert found.top_ids is not None

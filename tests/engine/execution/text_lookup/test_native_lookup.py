@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 import faser
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafters.drafter import Continuation
-from faser.engine.execution.text_lookup.lookup import LookupDrafter, SeparateLookups
+from faser.engine.execution.text_lookup.lookup import CombinedLookup, LookupDrafter
 from faser.engine.execution.text_lookup.native_lookup import NativeLookup
-from faser.engine.execution.text_lookup.ngram import NgramDrafter
-from faser.engine.execution.text_lookup.suffix import SuffixDrafter
+from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
+from faser.engine.execution.text_lookup.python.suffix import SuffixDrafter
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.text_index import TextRules
@@ -49,7 +49,7 @@ class Both(NamedTuple):
 
     native: NativeLookup
     suffix: SuffixDrafter
-    oracle: SeparateLookups
+    oracle: CombinedLookup
 
     def start(self, start: SequenceStart) -> None:
         self.native.start(start)
@@ -65,8 +65,8 @@ class Both(NamedTuple):
 
     def compare(self, plan: DraftPlan) -> int:
         """Tokens drafted. Fails where the two differ in anything."""
-        found = self.native.guesses(plan)
-        assert found == self.oracle.guesses(plan)
+        found = self.native.look_up(plan)
+        assert found == self.oracle.look_up(plan)
         assert self.native.index.num_remembered == self.suffix.corpus.num_tokens
         return sum(len(draft.token_ids) for column in found for draft in column)
 
@@ -82,7 +82,7 @@ def both(library: Path, rules: TextRules) -> Both:
     )
     ngram = NgramDrafter(min_n=rules.min_n, max_n=rules.max_n, cap=rules.cap)
     native = NativeLookup(native_library.load(library), rules)
-    return Both(native, suffix, SeparateLookups([suffix, ngram]))
+    return Both(native, suffix, CombinedLookup([suffix, ngram]))
 
 
 def start_of(
@@ -262,7 +262,7 @@ def test_one_method_alone_drafts_what_it_drafts_beside_the_other(library_file: P
         pair.commit(came)
         alone.commit(came)
         found = alone.propose(plan_for([1]))
-        assert found.drafts == pair.native.guesses(plan_for([1]))[0 if suffix else 1]
+        assert found.drafts == pair.native.look_up(plan_for([1]))[0 if suffix else 1]
         assert found.probs is None
         pair.release(1)
         alone.release(1)
@@ -277,18 +277,18 @@ def test_a_wide_step_has_the_drafts_of_many_narrow_ones(library_file: Path) -> N
     rng.shuffle(slots)
     behind = [[rng.randrange(4) for _ in range(rng.randrange(5))] for _ in slots]
 
-    together = lookup.guesses(plan_for(slots, unverified=behind))
+    together = lookup.look_up(plan_for(slots, unverified=behind))
 
-    apart = [lookup.guesses(plan_for([slot], unverified=[each])) for slot, each in zip(slots, behind, strict=True)]
+    apart = [lookup.look_up(plan_for([slot], unverified=[each])) for slot, each in zip(slots, behind, strict=True)]
     assert together == tuple(tuple(each[method][0] for each in apart) for method in range(2))
-    assert lookup.guesses(plan_for([])) == ((), ())
+    assert lookup.look_up(plan_for([])) == ((), ())
 
 
 def test_drafts_may_be_asked_for_in_another_thread(library_file: Path) -> None:
     pair = both(library_file, RULES)
     pair.start(start_of(0, [1, 2, 3, 1, 2, 3, 1, 2]))
     with ThreadPoolExecutor(1) as lane:
-        assert lane.submit(pair.native.guesses, plan_for([0])).result() == pair.oracle.guesses(plan_for([0]))
+        assert lane.submit(pair.native.look_up, plan_for([0])).result() == pair.oracle.look_up(plan_for([0]))
     assert pair.native.drafts_overlapped
 
 
@@ -298,6 +298,6 @@ def test_nothing_of_a_released_slot_is_kept(library_file: Path) -> None:
     lookup.release(0)
 
     with pytest.raises(KeyError):
-        lookup.guesses(plan_for([0]))
+        lookup.look_up(plan_for([0]))
     lookup.start(start_of(0, [1, 2]))
-    assert [draft.token_ids for (draft,) in lookup.guesses(plan_for([0]))] == [(), ()]
+    assert [draft.token_ids for (draft,) in lookup.look_up(plan_for([0]))] == [(), ()]

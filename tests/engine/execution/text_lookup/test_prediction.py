@@ -16,9 +16,9 @@ from faser.engine.engine import Engine
 from faser.engine.execution.drafters.drafter import Continuation, Drafter
 from faser.engine.execution.text_lookup.lookup import LookupDrafter
 from faser.engine.execution.text_lookup.native_lookup import NativeLookup
-from faser.engine.execution.text_lookup.ngram import NgramDrafter
-from faser.engine.execution.text_lookup.prediction import foreword
-from faser.engine.execution.text_lookup.suffix import SuffixDrafter
+from faser.engine.execution.text_lookup.prediction import prediction_prefix
+from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
+from faser.engine.execution.text_lookup.python.suffix import SuffixDrafter
 from faser.kernels.cpu.text_index import TextRules, text_library
 from faser.types import Request, SamplingParams
 
@@ -84,9 +84,9 @@ def test_a_prediction_is_nobody_elses(make: type[Drafter]) -> None:
 
 
 def test_without_a_prediction_nothing_is_put_before_the_text() -> None:
-    assert foreword(start(())) == ()
-    assert foreword(start((8, 9))) == (1, 2, 3, 4, 8, 9)
-    assert foreword(start((8,), prompt=tuple(range(100)))) == (*range(76, 100), 8)
+    assert prediction_prefix(start(())) == ()
+    assert prediction_prefix(start((8, 9))) == (1, 2, 3, 4, 8, 9)
+    assert prediction_prefix(start((8,), prompt=tuple(range(100)))) == (*range(76, 100), 8)
 
 
 def build(checkpoint: Path, method: str | None) -> Engine:

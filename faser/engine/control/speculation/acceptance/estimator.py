@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.config.speculation import DRAFT_METHODS
+from faser.config.drafters import DRAFT_METHODS
 from faser.engine.control.speculation.acceptance.calibration import LogisticCurve
 from faser.engine.control.speculation.acceptance.drift import Drift
 

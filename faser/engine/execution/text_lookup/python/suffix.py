@@ -1,15 +1,15 @@
 """SuffixDrafter: what most often followed the longest context, in this sequence and in past outputs.
 
-Owns each sequence's text and the corpus of what sequences said before their slots were released. Knows no model.
-Engines use it where the native lookup (native_lookup.py), which proposes the same drafts, cannot be had.
+Owns each sequence's text and the corpus of what sequences generated before their slots were released. The native
+index (native_lookup.py) proposes the same drafts; engines use this class only where it cannot be compiled.
 Source: SuffixDecoding, arXiv 2411.04975, sections 3 and 4. Their global tree is our corpus, their tree of a
-request the text of a sequence; the score of a draft, the tokens it should have accepted, is the same. They count
+request the text of a sequence; the score of a draft, the tokens expected to be accepted, is the same. They count
 every occurrence of a context in a tree; we count the latest OCCURRENCES of the longest one found. Their estimate
-of a probability is the share of occurrences; ours is lower where a short context or few occurrences speak for it,
+of a probability is the share of occurrences; ours is lower where the context is short or the occurrences are few,
 because a share of one out of one says little: see DOUBT.
 
-The corpus is shared. It never changes a token that anybody gets, but a client who times its own requests could
-learn that others were told the same text. Sequences with different salts share nothing.
+The corpus is shared. It never changes a token of any request, but a client that times its own requests could
+learn that other requests were answered with the same text. Sequences with different salts share nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,22 +17,27 @@ from dataclasses import dataclass
 
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafters.drafter import Continuation, Proposals
-from faser.engine.execution.text_lookup.corpus import END, Corpus, Match, Text
-from faser.engine.execution.text_lookup.lookup import CORPUS_TOKENS
-from faser.engine.execution.text_lookup.prediction import foreword
+from faser.engine.execution.text_lookup.prediction import prediction_prefix
+from faser.engine.execution.text_lookup.python.corpus import END, Corpus, Match, Text
+from faser.engine.execution.text_lookup.rules import (
+    CORPUS_TOKENS,
+    DRAFT_PER_CONTEXT_TOKEN,
+    MAX_CONTEXT,
+    MIN_FOLLOWING_SHARE,
+)
 
-OCCURRENCES = 8  # so many are counted: enough to tell .9 from .6, few enough for a step
+OCCURRENCES = 8  # the latest ones are counted: enough to tell .9 from .6, few enough for a step
 # A context of L tokens seen n times goes on with what followed it c times with probability c / (n + DOUBT / L):
-# one occurrence of three tokens is an even bet. benchmarks/text_drafts.py holds it against what came true.
+# one occurrence of three tokens is an even bet. benchmarks/text_drafts.py compares it with what came true.
 DOUBT = 3.0
 
 
 class SuffixDrafter:
     """A Drafter. cap: the longest draft. Confidences are estimated probabilities.
 
-    max_tree_depth: longest context compared, in tokens. max_spec_factor: a draft is no longer than so many times
-    the context. min_token_prob: it ends before a token that follows in a smaller share of the occurrences.
-    max_cached_requests, corpus_tokens: bounds of the corpus, 0 for none.
+    max_tree_depth: longest context compared, in tokens. max_spec_factor: longest draft, as a multiple of the
+    context. min_token_prob: a draft ends before a token that follows in a smaller share of the occurrences.
+    max_cached_requests, corpus_tokens: limits of the corpus, 0 for no corpus.
     """
 
     drafts_overlapped = True
@@ -41,10 +46,10 @@ class SuffixDrafter:
         self,
         *,
         cap: int,
-        max_tree_depth: int = 24,
+        max_tree_depth: int = MAX_CONTEXT,
         max_cached_requests: int = 10_000,
-        max_spec_factor: float = 1.0,
-        min_token_prob: float = 0.1,
+        max_spec_factor: float = DRAFT_PER_CONTEXT_TOKEN,
+        min_token_prob: float = MIN_FOLLOWING_SHARE,
         corpus_tokens: int = CORPUS_TOKENS,
     ) -> None:
         self.corpus = Corpus(max_tokens=corpus_tokens, max_outputs=max_cached_requests)
@@ -52,33 +57,33 @@ class SuffixDrafter:
         self._depth = max_tree_depth
         self._factor = max_spec_factor
         self._min_share = min_token_prob
-        self._spoken: dict[int, _Spoken] = {}
+        self._sequences: dict[int, _Sequence] = {}
 
     def start(self, start: SequenceStart) -> None:
-        # What a preemption interrupted is in the corpus up to here; only a context's worth is repeated.
+        # After a preemption the corpus has this output already; only enough for one context is added again.
         unsaid = max(start.prompt_len, len(start.token_ids) - self._depth)
-        before = foreword(start)
-        text = Text((*before, *start.token_ids))
-        self._spoken[start.slot] = _Spoken(text=text, unsaid=len(before) + unsaid, salt=hash(start.salt))
+        prefix = prediction_prefix(start)
+        text = Text((*prefix, *start.token_ids))
+        self._sequences[start.slot] = _Sequence(text=text, unsaid=len(prefix) + unsaid, salt=hash(start.salt))
 
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
         return Proposals(drafts=tuple(self._draft(request) for request in plan.requests))
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         for each in continuations:
-            self._spoken[each.slot].text.tokens.extend(each.token_ids)
+            self._sequences[each.slot].text.tokens.extend(each.token_ids)
 
     def release(self, slot: int) -> None:
-        spoken = self._spoken.pop(slot)
-        self.corpus.add(spoken.text.tokens[spoken.unsaid :], salt=spoken.salt)
+        sequence = self._sequences.pop(slot)
+        self.corpus.add(sequence.text.tokens[sequence.unsaid :], salt=sequence.salt)
 
     def _draft(self, request: DraftRequest) -> Draft:
-        """The better of the sequence's own continuation and the corpus'; its own when they are equal.
+        """The better of a draft from the sequence itself and one from the corpus; in a tie the former.
 
-        The tokens behind, and those drafted, are at the end of the text for the time of this call; never indexed.
+        Unverified and drafted tokens stand at the end of the text during this call and are never indexed.
         """
-        spoken = self._spoken[request.slot]
-        text = spoken.text
+        sequence = self._sequences[request.slot]
+        text = sequence.text
         text.index()
         num_known = len(text.tokens)
         text.tokens.extend(request.unverified)
@@ -87,18 +92,18 @@ class SuffixDrafter:
         best = self._follow(text, text.find(tail, most=OCCURRENCES), limit, text.tokens)
         del text.tokens[num_known:]
         past = self.corpus.text
-        other = self._follow(past, past.find(tail, most=OCCURRENCES, salt=spoken.salt), limit, [])
+        other = self._follow(past, past.find(tail, most=OCCURRENCES, salt=sequence.salt), limit, [])
         best = other if other.score > best.score else best
         return Draft(slot=request.slot, method="suffix", token_ids=best.token_ids, confidences=best.probs)
 
     def _follow(self, text: Text, match: Match | None, limit: int, drafted: list[int]) -> "_Path":
-        """From the occurrences of a context on, always to the token that follows most often.
+        """From the occurrences of a context on, always the token that follows most often, in a tie the latest.
 
-        Of equally frequent ones to the one seen latest. An occurrence where the text ends says nothing. drafted:
-        grows by the draft; where it is the text itself, the draft can go on with itself.
+        An occurrence at the end of a text has no following token and is not counted. drafted: the draft is
+        appended to it; where it is the text itself, the draft can continue with its own tokens.
         """
         if match is None:
-            return NOTHING
+            return _NO_DRAFT
         tokens, starts = text.tokens, match.starts
         probs: list[float] = []
         survival, score, first = 1.0, 0.0, len(drafted)
@@ -136,12 +141,12 @@ class _Path:
     score: float = 0.0
 
 
-NOTHING = _Path()
+_NO_DRAFT = _Path()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Spoken:
-    """unsaid: index into text of what the corpus does not have yet."""
+class _Sequence:
+    """unsaid: index into text of the first token that the corpus lacks."""
 
     text: Text
     unsaid: int

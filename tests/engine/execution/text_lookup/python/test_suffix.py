@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafters.drafter import Continuation
-from faser.engine.execution.text_lookup.corpus import ANCHORS, SHORTEST_OUTPUT
-from faser.engine.execution.text_lookup.suffix import DOUBT, OCCURRENCES, SuffixDrafter
+from faser.engine.execution.text_lookup.python.corpus import ANCHORS, SHORTEST_OUTPUT
+from faser.engine.execution.text_lookup.python.suffix import DOUBT, OCCURRENCES, SuffixDrafter
 from faser.types import SamplingParams
 
 CAP, DEPTH, FACTOR, MIN_SHARE = 6, 10, 1.5, 0.5

@@ -1,13 +1,13 @@
-"""Text that can be asked where its current context occurred before, and the bounded corpus of past outputs.
+"""Text that finds where its current context occurred before, and the bounded corpus of past outputs.
 
 Owns tokens and, for contexts of a few lengths (the anchors), a chain from each position to the previous one with
 the same context, as Lempel-Ziv compressors have it: a token is indexed and forgotten in constant time, where a
-tree of suffixes would touch a node per depth. A position is where a continuation begins, behind its context.
+tree of suffixes would touch a node per depth. A position is where a continuation begins, right after its context.
 
     tokens      … a b c [d] … a b c [d] … a b c |        the context a b c ends the text and occurred twice
     chain                 ↑__________|  ↑_______ latest
 
-Knows no sequence, no slot and no draft. Memory: about 110 bytes a token and anchor.
+Memory: about 110 bytes a token and anchor.
 """
 
 from collections import deque
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 ANCHORS = (5, 2)  # longest first: a long context finds the few occurrences worth comparing
 NOWHERE = -1  # before every position
-END = -1  # stands behind each text of a corpus; no token id
-SHORTEST_OUTPUT = 8  # what is shorter teaches nothing that a request would repeat
+END = -1  # follows each text of a corpus; not a token id
+SHORTEST_OUTPUT = 8  # tokens; shorter outputs hold nothing that a request would repeat
 COMPACT_ABOVE = 4096  # forgotten tokens are cut off in pieces no smaller than this
 
 
@@ -32,8 +32,8 @@ class Match:
 class Text:
     """Tokens that grow at the end, and are forgotten at the front if at all.
 
-    tokens begins at position num_dropped. It may be read, and extended for the time of a draft. oldest: position
-    of the oldest text not forgotten.
+    tokens begins at position num_dropped. Callers may read it, and extend it while a draft is made. oldest:
+    position of the oldest text not forgotten.
     """
 
     def __init__(self, token_ids: Iterable[int] = ()) -> None:
@@ -49,9 +49,9 @@ class Text:
         return self.num_dropped + len(self.tokens)
 
     def index(self, *, begin: int = 0, salt: int = 0) -> None:
-        """Make what was appended findable, as far as a continuation is known: up to the last token.
+        """Make appended tokens findable up to the last one, which has no continuation yet.
 
-        begin: where the newest text begins; no context reaches back beyond it.
+        begin: where the newest text begins; no context starts before it.
         salt: a context is found only by a lookup with the same salt.
         """
         for anchor, latest, previous in zip(ANCHORS, self._latest, self._previous, strict=True):
@@ -65,7 +65,7 @@ class Text:
                 position += 1
 
     def close(self) -> None:
-        """The newest text is over: an END follows it."""
+        """End the newest text: an END follows it."""
         self.tokens.append(END)
         for previous in self._previous:
             previous.extend([NOWHERE] * (len(self.tokens) - len(previous)))
@@ -88,8 +88,8 @@ class Text:
     def find(self, tail: list[int], *, most: int, salt: int = 0) -> Match | None:
         """Where the longest suffix of tail occurred, among the `most` latest occurrences of its longest anchor.
 
-        tail: the last tokens of a text, itself perhaps this one. None: not even the shortest anchor occurred.
-        Tokens appended since the last `index` are scanned.
+        tail: the last tokens of a text, which may be this one. Returns None if not even the shortest anchor
+        occurred. Tokens appended since the last `index` are scanned.
         """
         for anchor, latest, previous in zip(ANCHORS, self._latest, self._previous, strict=True):
             if anchor > len(tail):
@@ -106,14 +106,14 @@ class Text:
         return None
 
     def _scan(self, context: list[int], first: int, most: int) -> list[int]:
-        """Indices from `first` on, the latest first, that come behind this context."""
+        """Indices from `first` on, the latest first, that come right after this context."""
         anchor = len(context)
         latest_first = range(len(self.tokens) - 1, max(anchor, first) - 1, -1)
         starts = [start for start in latest_first if self.tokens[start - anchor : start] == context]
         return starts[:most]
 
     def _longest(self, tail: list[int], starts: list[int], length: int) -> Match | None:
-        """The starts whose context agrees with tail the furthest, and at least over length tokens."""
+        """The starts whose context agrees with tail over the most tokens, and over at least `length`."""
         tokens = self.tokens
         found: list[int] = []
         for start in starts:
@@ -133,7 +133,7 @@ class Text:
         return [set(latest) for latest in self._latest]
 
     def check_invariants(self) -> None:
-        """Chains lead backwards and, as far as they are remembered, through equal contexts."""
+        """Chains lead backwards and, as far as their text is remembered, through equal contexts."""
         for anchor, latest, previous in zip(ANCHORS, self._latest, self._previous, strict=True):
             assert all(self.oldest <= position < self.end for position in latest.values())
             for index, position in enumerate(previous):
@@ -143,7 +143,7 @@ class Text:
                     assert self.tokens[before - anchor : before] == self.tokens[index - anchor : index]
 
     def keys(self, anchor: int, begin: int, end: int, salt: int) -> list[int]:
-        """Keys of the contexts before the positions begin … end - 1. Equal keys are verified where it matters."""
+        """Keys of the contexts before the positions begin … end - 1. Different contexts may have equal keys."""
         if begin >= end:
             return []
         recent = tuple(self.tokens[begin - anchor - self.num_dropped : end - 1 - self.num_dropped])
@@ -153,7 +153,7 @@ class Text:
 class Corpus:
     """Outputs of finished sequences, the oldest forgotten first, never more than max_tokens nor max_outputs.
 
-    Its counts are those of the outputs that it holds: what is forgotten leaves no trace.
+    A forgotten output leaves no trace: every count is that of the outputs held.
     """
 
     def __init__(self, *, max_tokens: int, max_outputs: int) -> None:
@@ -164,7 +164,7 @@ class Corpus:
         self.num_tokens = 0
 
     def add(self, token_ids: Sequence[int], *, salt: int = 0) -> None:
-        """Remember an output; of one longer than the corpus, its end."""
+        """Remember an output, or its end if it is longer than the corpus."""
         num_tokens = min(len(token_ids), self._max_tokens)
         if num_tokens < SHORTEST_OUTPUT or self._max_outputs == 0:
             return

@@ -1,23 +1,23 @@
 """NgramDrafter: what followed the last few tokens the last time they occurred in this sequence.
 
-Owns a copy of each sequence's tokens and, for each n, the latest position of every n-gram. Knows no other sequence
-and no model. Source: prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding), which
-scans the prompt; here an index answers, brought up to date only when a sequence drafts. Engines use it where the
-native lookup (native_lookup.py), which proposes the same drafts, cannot be had.
+Owns a copy of each sequence's tokens and, for each n, the latest position of every n-gram. A draft depends on its
+own sequence alone. Source: prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding),
+which scans the prompt; here an index answers, brought up to date only when a sequence drafts. The native index
+(native_lookup.py) proposes the same drafts; engines use this class only where it cannot be compiled.
 """
 
 from collections.abc import Callable, Sequence
 
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
 from faser.engine.execution.drafters.drafter import Continuation, Proposals
-from faser.engine.execution.text_lookup.prediction import foreword
+from faser.engine.execution.text_lookup.prediction import prediction_prefix
 
 
 class NgramDrafter:
     """A Drafter. Tries n = max_n first, min_n last, and never drafts more than cap tokens.
 
-    A draft that reaches the end of the known text goes on with itself: what has begun to repeat is expected to go
-    on repeating. Confidence is n, for each token. Raises ValueError unless 1 <= min_n <= max_n.
+    A draft that reaches the end of the known text continues with its own tokens: what has begun to repeat is
+    expected to repeat again. The confidence of each token is n. Raises ValueError unless 1 <= min_n <= max_n.
     """
 
     drafts_overlapped = True
@@ -27,16 +27,16 @@ class NgramDrafter:
             raise ValueError(f"min_n is {min_n} and max_n is {max_n}; 1 <= min_n <= max_n must hold")
         self._lengths = range(max_n, min_n - 1, -1)
         self._cap = cap
-        self._lookups: dict[int, _Lookup] = {}
+        self._indexes: dict[int, _NgramIndex] = {}
 
     def start(self, start: SequenceStart) -> None:
-        self._lookups[start.slot] = _Lookup((*foreword(start), *start.token_ids), self._lengths)
+        self._indexes[start.slot] = _NgramIndex((*prediction_prefix(start), *start.token_ids), self._lengths)
 
     def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
         drafts = []
         for request in plan.requests:
-            lookup = self._lookups[request.slot]
-            length, token_ids = lookup.continuation(request.unverified, min(self._cap, request.max_tokens))
+            index = self._indexes[request.slot]
+            length, token_ids = index.continuation(request.unverified, min(self._cap, request.max_tokens))
             confidences = (float(length),) * len(token_ids)
             draft = Draft(slot=request.slot, method="ngram", token_ids=token_ids, confidences=confidences)
             drafts.append(draft)
@@ -44,16 +44,16 @@ class NgramDrafter:
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         for each in continuations:
-            self._lookups[each.slot].tokens.extend(each.token_ids)
+            self._indexes[each.slot].tokens.extend(each.token_ids)
 
     def release(self, slot: int) -> None:
-        del self._lookups[slot]
+        del self._indexes[slot]
 
 
-class _Lookup:
-    """One sequence's tokens; for each n, where each n-gram was last followed by something.
+class _NgramIndex:
+    """One sequence's tokens; for each n, the latest position that each n-gram comes right before.
 
-    Keys are hashes: an n-gram is compared before it counts as found.
+    Keys are hashes, so the tokens of an n-gram are compared before it counts as found.
     """
 
     def __init__(self, token_ids: tuple[int, ...], lengths: range) -> None:
@@ -61,14 +61,14 @@ class _Lookup:
         self._latest: dict[int, dict[int, int]] = {n: {} for n in lengths}
         self._indexed = 0  # positions before it are indexed
 
-    def continuation(self, behind: tuple[int, ...], num_tokens: int) -> tuple[int, tuple[int, ...]]:
+    def continuation(self, unverified: tuple[int, ...], num_tokens: int) -> tuple[int, tuple[int, ...]]:
         """Length of the longest match, 0 for none, and the num_tokens tokens that are expected next.
 
-        behind: come after the tokens for the time of this call; they are scanned, never indexed.
+        unverified: follow the tokens during this call; they are scanned, never indexed.
         """
         self._index()
         num_known = len(self.tokens)
-        self.tokens.extend(behind)
+        self.tokens.extend(unverified)
         found = self._longest_match(num_tokens)
         del self.tokens[num_known:]
         return found
@@ -89,14 +89,14 @@ class _Lookup:
         return 0, ()
 
     def _scan(self, n: int, tail: list[int]) -> int | None:
-        """The latest position, of those not indexed, with the n tokens of tail before it."""
+        """The latest position, of those not indexed, that the n tokens of tail come right before."""
         for begin in range(len(self.tokens) - 1, max(n, self._indexed) - 1, -1):
             if self.tokens[begin - n : begin] == tail:
                 return begin
         return None
 
     def _index(self) -> None:
-        """Every position that has both n tokens before it and one at it."""
+        """Add every position that has n tokens before it and one at it."""
         end = len(self.tokens)
         for n, latest in self._latest.items():
             begin = max(n, self._indexed)

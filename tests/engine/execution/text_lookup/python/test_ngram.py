@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafters.drafter import Continuation
-from faser.engine.execution.text_lookup.ngram import NgramDrafter
+from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
 from faser.types import SamplingParams
 
 MIN_N, MAX_N, CAP = 2, 4, 6

@@ -5,7 +5,7 @@ from collections import deque
 
 import pytest
 
-from faser.engine.execution.text_lookup.corpus import ANCHORS, END, SHORTEST_OUTPUT, Corpus, Match, Text
+from faser.engine.execution.text_lookup.python.corpus import ANCHORS, END, SHORTEST_OUTPUT, Corpus, Match, Text
 
 MOST = 5
 TOKENS, OUTPUTS = 300, 9
