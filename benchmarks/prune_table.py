@@ -34,10 +34,11 @@ from benchmarks.prune_world import (
     requests_of,
 )
 from faser.bench.prompts import read_prompts
+from faser.engine.contract.step_times import Role
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.pruning.calibration import MOST_FALSE
-from faser.engine.execution.pruning.early_pruning import NUM_TOP, DraftedTokens, EarlyPruning, RankJudge
+from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.gate import (
     AUTO,
     OFF,
@@ -49,6 +50,8 @@ from faser.engine.execution.pruning.gate import (
     Split,
     candidate_layers,
 )
+from faser.engine.execution.pruning.rank_judge import NUM_TOP, DraftedTokens, RankJudge
+from faser.engine.execution.pruning.step_seconds import StepSeconds
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.types import PruneStats, Request
@@ -122,6 +125,8 @@ class Observer:
         self.lessons: list[tuple[list[Lesson], int]] = []
         self._judge = RankJudge()
         self._next = 0
+
+    def use(self, mode: str | None) -> None: ...
 
     def may_look(self) -> bool:
         return True
@@ -230,17 +235,19 @@ def look_at(
     found, observers = [], []
     for temperature in (0.0, 0.8):
         observer = Observer(layers)
-        pruning = EarlyPruning(observer, observer, num_slots=pair.config.max_num_seqs)
-        engine = engine_of(pair, pruning, CostModel.proportional(step_s=0.1, pass_s=1e-3, text_s=1e-5))
+        costs = CostModel.proportional(step_s=0.1, pass_s=1e-3, text_s=1e-5)
+        step_seconds = StepSeconds(costs.tables[Role.STEP])
+        pruning = EarlyPruning(observer, observer, step_seconds, num_slots=pair.config.max_num_seqs)
+        engine = engine_of(pair, pruning, costs)
         answered(engine, requests_of(prompts, temperature=temperature, num_tokens=options.tokens, name="look"))
         found += layer_looks(observer, pair.runner.num_layers, name, temperature)
         observers.append(observer)
     return found, observers[0]
 
 
-def gate_of(pair: PrunePair, costs: CostModel, observer: Observer) -> PruneGate:
+def gate_of(pair: PrunePair, step_seconds: StepSeconds, observer: Observer) -> PruneGate:
     """A gate that knows what was seen at its own candidate layers."""
-    gate = PruneGate("auto", num_layers=pair.runner.num_layers, most=NUM_TOP, costs=costs)
+    gate = PruneGate("auto", num_layers=pair.runner.num_layers, num_top=NUM_TOP, step_seconds=step_seconds)
     at = {observer.layers.index(layer): i for i, layer in enumerate(gate.layers)}
     for lessons, num_tokens in observer.lessons:
         gate.learn([replace(each, layer=at[each.layer]) for each in lessons if each.layer in at], num_tokens)
@@ -261,19 +268,19 @@ def cells_of(
     bar: Progress,
 ) -> list[Cell]:
     costs = measured_costs(pair, budget_s=PROFILE_S)
-    gate = gate_of(pair, costs, observer)
-    pruning = EarlyPruning(gate, RankJudge(), num_slots=pair.config.max_num_seqs)
+    step_seconds = StepSeconds(costs.tables[Role.STEP])
+    gate = gate_of(pair, step_seconds, observer)
+    pruning = EarlyPruning(gate, RankJudge(), step_seconds, num_slots=pair.config.max_num_seqs)
     engine = engine_of(pair, pruning, costs)
     answered(engine, requests_of(prompts, temperature=0.0, num_tokens=1, name="warm"))
     found = []
     for concurrency in CONCURRENCIES:
-        found += _cells(engine, gate, pruning, prompts[:concurrency], options, (name, concurrency), bar)
+        found += _cells(engine, pruning, prompts[:concurrency], options, (name, concurrency), bar)
     return found
 
 
 def _cells(
     engine: Engine,
-    gate: PruneGate,
     pruning: EarlyPruning,
     prompts: Sequence[tuple[int, ...]],
     options: argparse.Namespace,
@@ -289,7 +296,7 @@ def _cells(
         first = turn % len(MODES)
         expected: dict[str, list[int]] = {}
         for mode in MODES[first:] + MODES[:first]:
-            gate.use(mode)
+            pruning.use(mode)
             before = pruning.stats
             answers, seconds = answered(engine, asked)
             expected = expected or answers

@@ -17,7 +17,8 @@ from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
-from faser.engine.execution.pruning.early_pruning import NUM_TOP, EarlyPruning
+from faser.engine.execution.pruning.early_pruning import EarlyPruning
+from faser.engine.execution.pruning.rank_judge import NUM_TOP
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
@@ -25,6 +26,7 @@ from faser.engine.execution.startup.model_loading import LoadedModel, load_draft
 from faser.engine.execution.startup.profile import profile
 from faser.engine.execution.startup.sizing import CachedModel, kv_shapes
 from faser.engine.execution.startup.step_profiler import DummyBatchLimits
+from faser.engine.execution.verification_forward import PlainForward
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend, KvShape
@@ -132,7 +134,7 @@ def engine_of(pair: PrunePair, pruning: EarlyPruning | None, costs: CostModel) -
     speculation = SpeculativeExecution(
         drafter=make_drafter(config.speculation, parts),
         verifier=make_verifier(config.speculation, sampler),
-        pruning=pruning,
+        forward=pruning or PlainForward(),
     )
     scheduler = Scheduler(
         kv=KvManager(kv.num_blocks, kv.block_size, enable_prefix_caching=True),

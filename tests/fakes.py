@@ -229,7 +229,7 @@ class ScriptedExecutor:
         return SequenceResult(
             slot=rows.slot,
             token_ids=tuple(chosen),
-            num_pruned=num_planned - rows.num_drafts,
+            num_cut=num_planned - rows.num_drafts,
             logprobs=tuple(logprobs) if wants else None,
             prompt_logprobs=self._score_prompt(rows, line),
         )

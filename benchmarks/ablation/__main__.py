@@ -34,7 +34,7 @@ from faser.cli.console.progress import ProgressReporter, runs_bar
 from faser.cli.tools.env import facts
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
-from faser.engine.build import build_engine
+from faser.engine.build import build
 from faser.engine.checkpoints.source import resolve
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError, RequestError
@@ -86,7 +86,8 @@ def _campaign(asked: argparse.Namespace, wanted: Wanted) -> Campaign:
     trace = read_azure(asked.trace)
     with ProgressReporter() as report:
         directory = resolve(config.model, cache_dir(), progress=report)
-        engine, _ = build_engine(config, directory, report)
+        built = build(config, directory, report)
+    assert built.pruning is not None, "drafts of a model that are point masses can be pruned"
     everything = read_prompts(asked.prompts, load_tokenizer(directory), limit=sys.maxsize)
     prompts = choose(
         [(each.category, each.token_ids) for each in everything],
@@ -94,7 +95,8 @@ def _campaign(asked: argparse.Namespace, wanted: Wanted) -> Campaign:
         max_prompt_tokens=asked.max_prompt_tokens,
     )
     return Campaign(
-        engine=engine,
+        engine=built.engine,
+        pruning=built.pruning,
         wanted=wanted,
         trace=trace,
         prompts=[token_ids for _, token_ids in prompts],

@@ -11,7 +11,7 @@ _OFF, _AUTO, _ON = "off", "auto", "on"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """What Engine.use_policy is told. gamma: of fixed."""
+    """One setting of the engine: Engine.use_policy, and EarlyPruning.use. gamma: of fixed."""
 
     name: str
     policy: str

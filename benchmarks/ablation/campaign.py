@@ -11,7 +11,18 @@ import numpy as np
 
 from benchmarks.ablation.arms import ARMS, FLOOR, Arm, orders
 from benchmarks.ablation.arrivals import Stretch, Trace, firsts, requests_of, stretch
-from benchmarks.ablation.drive import WALL, Clock, Driven, Load, LoadedEngine, Tokens, closed_loop, open_loop, use
+from benchmarks.ablation.drive import (
+    WALL,
+    Clock,
+    Driven,
+    Load,
+    LoadedEngine,
+    PruningSwitch,
+    Tokens,
+    closed_loop,
+    open_loop,
+    use,
+)
 from benchmarks.ablation.summary import Run
 from benchmarks.simulator.contest import summarise
 from benchmarks.simulator.simulation import Served
@@ -59,9 +70,10 @@ class Bearing:
 
 @dataclass(slots=True, kw_only=True)
 class Campaign:
-    """trace, prompts: as in arrivals."""
+    """pruning: of the engine. trace, prompts: as in arrivals."""
 
     engine: LoadedEngine
+    pruning: PruningSwitch
     wanted: Wanted
     trace: Trace
     prompts: Sequence[tuple[int, ...]]
@@ -70,7 +82,7 @@ class Campaign:
     def bearing(self) -> Bearing:
         """Runs arm off, alone and in a crowd."""
         wanted = self.wanted
-        use(self.engine, next(arm for arm in ARMS if arm.name == FLOOR))
+        use(self.engine, self.pruning, next(arm for arm in ARMS if arm.name == FLOOR))
         alone = self._warming_load(f"{_WARMING}/alone")
         _, ended = closed_loop(self.engine, alone, clients=1, clock=self.clock)
         tpot_s = float(np.median([_tpot_s(each) for each in ended if each.num_tokens > 1]))
@@ -84,7 +96,7 @@ class Campaign:
         """Every arm for some seconds with all places taken."""
         for arm in self.wanted.arms:
             announce(f"warming up {arm.name}")
-            use(self.engine, arm)
+            use(self.engine, self.pruning, arm)
             load = self._warming_load(f"{_WARMING}/{arm.name}")
             closed_loop(self.engine, load, clients=self.wanted.clients, clock=self.clock)
 
@@ -121,7 +133,7 @@ class Campaign:
         expected: tuple[Tokens, ...] | None,
     ) -> tuple[Run, tuple[Tokens, ...]]:
         """expected: answers of the arm before; None: this is the first."""
-        use(self.engine, arm)
+        use(self.engine, self.pruning, arm)
         driven = open_loop(
             self.engine,
             Load(

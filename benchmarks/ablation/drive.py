@@ -41,8 +41,13 @@ class LoadedEngine(Protocol):
         *,
         forget: bool = True,
         overlap: str | None = None,
-        early_prune: str | None = None,
     ) -> None: ...
+
+
+class PruningSwitch(Protocol):
+    """What of EarlyPruning is needed here; see faser.engine.execution.pruning.early_pruning."""
+
+    def use(self, mode: str | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +85,10 @@ class Driven:
     ahead_steps: int
 
 
-def use(engine: LoadedEngine, arm: Arm) -> None:
+def use(engine: LoadedEngine, pruning: PruningSwitch, arm: Arm) -> None:
     """From now on the engine is of this arm; what it knows about acceptance stays, as in a server that has run."""
-    engine.use_policy(arm.policy, arm.gamma, forget=False, overlap=arm.overlap, early_prune=arm.early_prune)
+    engine.use_policy(arm.policy, arm.gamma, forget=False, overlap=arm.overlap)
+    pruning.use(arm.early_prune)
 
 
 def open_loop(engine: LoadedEngine, load: Load, clock: Clock = WALL) -> Driven:

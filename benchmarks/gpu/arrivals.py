@@ -35,7 +35,9 @@ def run(plan: Plan, desk: Desk) -> None:
     costs = lane_costs() if plan.dry_run else None
     pair = open_pair(plan, desk, plan.smollm2, overlap="auto", early_prune="auto", costs=costs)
     wanted = wanted_of(plan, desk.left_s)
-    campaign = Campaign(engine=pair.opened.engine, wanted=wanted, trace=trace, prompts=pair.prompts)
+    engine, pruning = pair.opened.engine, pair.opened.pruning
+    assert pruning is not None, "drafts of a model that are point masses can be pruned"
+    campaign = Campaign(engine=engine, pruning=pruning, wanted=wanted, trace=trace, prompts=pair.prompts)
     desk.say(f"{wanted.num_runs} runs of {wanted.seconds:.1f} s")
     bearing = campaign.bearing()
     desk.keep("bearing", asdict(bearing))

@@ -24,6 +24,7 @@ from faser.engine.engine import Engine
 from faser.engine.execution.overlap.cores import Cores, core_numbers
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Partition
+from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.model_loading import Sources
 from faser.types import ModelInfo
@@ -73,6 +74,7 @@ class Opened:
     runner: Runner
     draft_runner: Runner | None
     lanes: Lanes | None
+    pruning: EarlyPruning | None
 
 
 def made_up(plan: Plan, seed: int = 0) -> Sources:
@@ -123,6 +125,7 @@ def open_engine(plan: Plan, wanted: Wanted) -> Opened:
         runner=built.runner,
         draft_runner=built.draft_runner,
         lanes=built.lanes,
+        pruning=built.pruning,
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir, flashinfer_workspace, may_compile_kernels
 from faser.engine.checkpoints.source import resolve
+from faser.engine.contract.step_times import Role
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import OverlapOptions, SpeculationControl
@@ -25,8 +26,9 @@ from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExec
 from faser.engine.execution.overlap.factory import accepts, make_lanes
 from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of
 from faser.engine.execution.overlap.partition import Partition
-from faser.engine.execution.pruning.early_pruning import NUM_TOP, EarlyPruning, RankJudge
-from faser.engine.execution.pruning.gate import PruneGate, prunes
+from faser.engine.execution.pruning.early_pruning import EarlyPruning
+from faser.engine.execution.pruning.factory import make_early_pruning
+from faser.engine.execution.pruning.rank_judge import NUM_TOP
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
@@ -45,6 +47,7 @@ from faser.engine.execution.startup.profile import cached_profile, fingerprint, 
 from faser.engine.execution.startup.runner_factory import Use, make_runner
 from faser.engine.execution.startup.sizing import CachedModel, kv_cache_dtype, kv_shapes
 from faser.engine.execution.startup.step_profiler import DummyBatchLimits
+from faser.engine.execution.verification_forward import PlainForward
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
 from faser.engine.step_trace import StepTrace
@@ -88,6 +91,7 @@ class Built:
     """An engine, and what of it may be run by itself while no request is there: measurements do that.
 
     draft_runner: the draft model's; None where no second model drafts. lanes: None where nobody drafts ahead.
+    pruning: None in an engine without early pruning.
     """
 
     engine: Engine
@@ -95,6 +99,7 @@ class Built:
     runner: Runner
     draft_runner: Runner | None
     lanes: Lanes | None
+    pruning: EarlyPruning | None
 
 
 class Watch(Protocol):
@@ -140,7 +145,7 @@ def build(
     Raises ConfigError (or ModelError) naming what does not fit.
     """
     parts = _load(place(config), directory, report, partition, sources)
-    engine = _assemble(parts, report, watch, costs)
+    engine, pruning = _assemble(parts, report, watch, costs)
     decoder = parts.target.decoder
     info = ModelInfo(
         max_model_len=parts.target.max_positions,
@@ -155,7 +160,14 @@ def build(
         weight_bytes=decoder.weight_bytes + (parts.draft.decoder.weight_bytes if parts.draft is not None else 0),
         num_parameters=decoder.num_parameters,
     )
-    return Built(engine=engine, info=info, runner=parts.runner, draft_runner=parts.draft_runner, lanes=parts.lanes)
+    return Built(
+        engine=engine,
+        info=info,
+        runner=parts.runner,
+        draft_runner=parts.draft_runner,
+        lanes=parts.lanes,
+        pruning=pruning,
+    )
 
 
 def _load(
@@ -234,7 +246,9 @@ def _draft_directory(config: EngineConfig, report: Report) -> Path | None:
     return resolve(speculation.model, cache_dir(), revision=speculation.revision, progress=report)
 
 
-def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostModel | None) -> Engine:
+def _assemble(
+    parts: _Parts, report: Report, watch: Watch | None, costs: CostModel | None
+) -> tuple[Engine, EarlyPruning | None]:
     config, target, kv = parts.config, parts.target, parts.kv
     sampler = Sampler(
         config.max_num_seqs,
@@ -245,11 +259,17 @@ def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostMod
         parts.backend.logits_processor_kernels,
     )
     table = BlockTable(config.max_num_seqs, -(-target.max_positions // kv.block_size))
-    speculation = gate = None
+    speculation = pruning = None
     if parts.speculates:
         costs = costs or _costs(parts, report)
-        gate = _prune_gate(parts, costs)
-        speculation = _speculation(parts, sampler, table, gate, watch)
+        pruning = make_early_pruning(
+            config.early_prune,
+            config.speculation,
+            costs.tables[Role.STEP],
+            num_layers=parts.runner.num_layers,
+            num_slots=config.max_num_seqs,
+        )
+        speculation = _speculation(parts, sampler, table, pruning, watch)
     executor = ModelExecutor(
         parts.runner,
         sampler,
@@ -275,11 +295,11 @@ def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostMod
         speculation=control,
     )
     trace = None if config.trace_steps is None else StepTrace(Path(config.trace_steps))
-    return Engine(scheduler, executor, trace, gate, schedules_async=config.schedules_async)
+    return Engine(scheduler, executor, trace, schedules_async=config.schedules_async), pruning
 
 
 def _speculation(
-    parts: _Parts, sampler: Sampler, table: BlockTable, gate: PruneGate | None, watch: Watch | None
+    parts: _Parts, sampler: Sampler, table: BlockTable, pruning: EarlyPruning | None, watch: Watch | None
 ) -> SpeculativeExecution:
     """Who drafts, and who judges."""
     config, model = parts.config, None
@@ -296,27 +316,19 @@ def _speculation(
         num_slots=config.max_num_seqs,
         max_rows=config.max_num_batched_tokens,
         model=model,
-        num_top=0 if gate is None else NUM_TOP,
+        num_top=0 if pruning is None else NUM_TOP,
         samples_in_runner=config.schedules_async,
     )
     drafter = make_drafter(config.speculation, drafter_parts)
     drafter = drafter if watch is None else watch.drafter(drafter)
     verifier = make_verifier(config.speculation, sampler, parts.backend.rejection_kernels)
-    pruning = None if gate is None else EarlyPruning(gate, RankJudge(), num_slots=config.max_num_seqs)
     return SpeculativeExecution(
         drafter=drafter,
         verifier=verifier,
-        by_tokens=isinstance(verifier, SampleAndMatch),
-        pruning=pruning,
+        matches_samples=isinstance(verifier, SampleAndMatch),
+        forward=pruning or PlainForward(),
         lanes=parts.lanes if drafter.drafts_overlapped else None,
     )
-
-
-def _prune_gate(parts: _Parts, costs: CostModel) -> PruneGate | None:
-    mode = parts.config.early_prune
-    if not prunes(mode, parts.config.speculation):
-        return None
-    return PruneGate(mode, num_layers=parts.runner.num_layers, most=NUM_TOP, costs=costs)
 
 
 def _control(

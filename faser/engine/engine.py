@@ -10,17 +10,14 @@ from dataclasses import replace
 from faser.engine.contract.executor import Executor, LaunchedStep
 from faser.engine.contract.plan import DraftPlan, Drafts, SequenceDelta, StepPlan, StepResult
 from faser.engine.control.scheduler import Scheduler
-from faser.engine.execution.pruning.gate import OFF, PruneGate
 from faser.engine.step_trace import StepTrace
-from faser.errors import ConfigError
 from faser.types import EngineStats, Request
 
 
 class Engine:
     """One scheduler, one executor, one thread. See AsyncEngine for the face that others use.
 
-    trace: is told of every step. prune_gate: the executor's; None where it prunes nothing early. schedules_async:
-    plain steps are launched one ahead.
+    trace: is told of every step. schedules_async: plain steps are launched one ahead.
     """
 
     def __init__(
@@ -28,14 +25,12 @@ class Engine:
         scheduler: Scheduler,
         executor: Executor,
         trace: StepTrace | None = None,
-        prune_gate: PruneGate | None = None,
         *,
         schedules_async: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._trace = trace
-        self._prune_gate = prune_gate
         self._launches_ahead = schedules_async
         self._launched: LaunchedStep | None = None
         self._num_steps = 0
@@ -110,19 +105,14 @@ class Engine:
         *,
         forget: bool = True,
         overlap: str | None = None,
-        early_prune: str | None = None,
     ) -> None:
         """Let another policy of speculation decide from the next step on.
 
         gamma: what `fixed` drafts, or another policy's cap. forget: with nothing learned yet about acceptance.
-        overlap, early_prune: as of the settings spec_overlap and early_prune; None: these settings.
+        overlap: as of the setting spec_overlap; None: this setting.
         Raises ConfigError where that is not possible.
         """
-        if early_prune not in (None, OFF) and self._prune_gate is None:
-            raise ConfigError(f"early_prune is {early_prune}; this engine was built without early pruning")
         self._scheduler.use_policy(name, gamma, forget=forget, overlap=overlap)
-        if self._prune_gate is not None:
-            self._prune_gate.use(early_prune)
 
     def has_work(self) -> bool:
         return self._launched is not None or self._scheduler.has_work()

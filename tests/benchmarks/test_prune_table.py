@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.prune_table import Cell, LayerLook, area, least_threshold, rows_kept, save
-from faser.engine.execution.pruning.early_pruning import NUM_TOP, UNKNOWN, DraftedTokens
+from faser.engine.execution.pruning.rank_judge import NUM_TOP, UNKNOWN, DraftedTokens
 
 tokens = st.lists(st.tuples(st.integers(0, NUM_TOP), st.booleans()), min_size=1, max_size=30)
 

@@ -161,8 +161,8 @@ class SequenceResult:
     """What one sequence of the plan got: token_ids is empty where nothing was sampled.
 
     With drafts it has the accepted ones and one of the target's own: 1 … num_drafts + 1 tokens.
-    num_pruned: so many of the drafted tokens left the forward between two layers, the last ones. The target's
-    own token is then the verdict on the first of these, and there was none on the others.
+    num_cut: drafted tokens, the last ones, that the step gave up before it verified them. If the tokens before
+    them were all accepted, the bonus token judges the first of these; nothing judges the others.
     logprobs: one per token, if the request asked. prompt_logprobs: of the prompt positions start + 1 …
     start + rows (as far as they are prompt), if the request asked.
     error: the sequence cannot go on (its logits are not numbers); the others can.
@@ -170,7 +170,7 @@ class SequenceResult:
 
     slot: int
     token_ids: tuple[int, ...] = ()
-    num_pruned: int = 0
+    num_cut: int = 0
     logprobs: tuple[PositionLogprobs, ...] | None = None
     prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
     error: str | None = None
@@ -180,15 +180,15 @@ class SequenceResult:
 class StepResult:
     """Results in the order of plan.rows. run_s: wall time of the data plane, from began_s on.
 
-    pruned_after: share of the layers that the rows which left early had been through. pruning: what early pruning
-    did since the start, where there is any.
+    saved_s: seconds that the step took less, as predicted, because it cut drafts. pruning: counters of what cuts
+    drafts, since the start; None in an engine where nothing does.
     """
 
     step: int
     sequences: tuple[SequenceResult, ...]
     run_s: float
     began_s: float = 0.0
-    pruned_after: float = 1.0
+    saved_s: float = 0.0
     pruning: PruneStats | None = None
 
 

@@ -27,6 +27,7 @@ class LoadedEngine:
     policy: str = "off"
     pruned_rows: int = 0
     switches: list[tuple[object, ...]] = field(default_factory=list)
+    pruning_modes: list[str | None] = field(default_factory=list)
     asked: list[tuple[float, Request]] = field(default_factory=list)
     _open: dict[str, list[int]] = field(default_factory=dict)
     _wanted: dict[str, int] = field(default_factory=dict)
@@ -47,13 +48,16 @@ class LoadedEngine:
         *,
         forget: bool = True,
         overlap: str | None = None,
-        early_prune: str | None = None,
     ) -> None:
         assert not self._open, "a policy changes between runs"
-        self.switches.append((name, gamma, forget, overlap, early_prune))
+        self.switches.append((name, gamma, forget, overlap))
         self.policy = name
         self._mode = "cores" if overlap == "auto" else "plain" if name == "off" else "serial"
-        self._prunes = early_prune in ("auto", "on")
+
+    def use(self, mode: str | None) -> None:
+        """As of EarlyPruning."""
+        self.pruning_modes.append(mode)
+        self._prunes = mode in ("auto", "on")
 
     def add(self, request: Request) -> None:
         assert request.request_id not in self._wanted, "every run has names of its own"

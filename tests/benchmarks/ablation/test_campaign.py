@@ -17,6 +17,7 @@ def campaign_of(engine: LoadedEngine, *, repeats: int = 2, loads: tuple[float, .
     wanted = Wanted(arms=ARMS, seconds=10.0, repeats=repeats, loads=loads, max_tokens=9, clients=4, warm_s=3.0)
     return Campaign(
         engine=engine,
+        pruning=engine,
         wanted=wanted,
         trace=TRACE,
         prompts=PROMPTS,
@@ -58,7 +59,8 @@ def test_the_engine_is_told_what_an_arm_is_and_forgets_nothing() -> None:
     found = runs_of(campaign_of(engine, repeats=1))
     by_name = {arm.name: arm for arm in ARMS}
     expected = [by_name[run.arm] for run in found]
-    assert engine.switches == [(arm.policy, arm.gamma, False, arm.overlap, arm.early_prune) for arm in expected]
+    assert engine.switches == [(arm.policy, arm.gamma, False, arm.overlap) for arm in expected]
+    assert engine.pruning_modes == [arm.early_prune for arm in expected]
 
 
 def test_what_left_early_and_what_was_drafted_ahead_is_counted_for_the_arm_that_did_it() -> None:

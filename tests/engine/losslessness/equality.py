@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from faser.config.engine import EngineConfig
-from faser.engine.build import build_engine
+from faser.engine.build import Built
+from faser.engine.build import build as build_from_config
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import SequenceDelta
 from faser.engine.control.timing.cost_model import CostModel
@@ -75,7 +76,17 @@ def build(
     partition: Partition | None = None,
     **settings: Any,
 ) -> Engine:
-    """speculation: as in speculative_config, beside a cap and a table; None: off."""
+    """speculation: as in speculative_config, in addition to a cap and a table; None: off."""
+    return build_with_parts(checkpoints, speculation, partition=partition, **settings).engine
+
+
+def build_with_parts(
+    checkpoints: tuple[Path, Path],
+    speculation: dict[str, Any] | None,
+    *,
+    partition: Partition | None = None,
+    **settings: Any,
+) -> Built:
     target, _ = checkpoints
     table = {"num_speculative_tokens": CAP, "num_speculative_tokens_per_batch_size": [[1, 4, CAP], [5, 16, 2]]}
     given = {"policy": "off"} if speculation is None else table | speculation
@@ -90,8 +101,11 @@ def build(
         **settings,
     )
     costs = CostModel.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7, lanes=(LANES,))  # drafting seems to pay
-    engine, _ = build_engine(config, target, lambda _stage, _done, _total: None, costs=costs, partition=partition)
-    return engine
+    return build_from_config(config, target, _quiet, costs=costs, partition=partition)
+
+
+def _quiet(_stage: str, _done: int, _total: int) -> None:
+    pass
 
 
 def requests(**sampling: Any) -> list[Request]:

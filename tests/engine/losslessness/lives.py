@@ -13,8 +13,8 @@ import numpy as np
 
 from faser.engine.contract.plan import SequenceDelta
 from faser.engine.engine import Engine
-from faser.engine.execution.pruning.early_pruning import DraftedTokens
 from faser.engine.execution.pruning.gate import Floats, Ints, Lesson, Look, Split
+from faser.engine.execution.pruning.rank_judge import DraftedTokens
 from faser.engine.execution.runner.runner import Runner
 from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams, SpeculationParams
 from tests.checkpoints import VOCAB_SIZE
@@ -201,6 +201,8 @@ class Adversary:
     def __init__(self, seed: int, chance: float) -> None:
         self._rng = np.random.default_rng(seed)
         self._chance = chance
+
+    def use(self, mode: str | None) -> None: ...
 
     def may_look(self) -> bool:
         return True

@@ -22,7 +22,14 @@ from faser.engine.execution.overlap.cores import Cores
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from tests.engine.execution.pruning.pruning_world import CAP, NUM_SLOTS, World, make_engine, make_world, write_pair
+from tests.engine.execution.pruning.pruning_world import (
+    CAP,
+    World,
+    make_engine,
+    make_pruning,
+    make_world,
+    write_pair,
+)
 from tests.engine.losslessness.lives import EOS, Adversary, alone, check, live, random_life
 from tests.fakes import RandomPolicy
 
@@ -54,7 +61,7 @@ def everything_on(world: World, seed: int) -> tuple[Engine, EarlyPruning]:
         model="beside", policy="fixed", num_speculative_tokens=CAP, **DRAFTERS[seed % len(DRAFTERS)]
     )
     adversary = Adversary(seed, chance=0.3)
-    pruning = EarlyPruning(adversary, adversary, num_slots=NUM_SLOTS)
+    pruning = make_pruning(adversary, adversary)
     engine = make_engine(
         world,
         config,

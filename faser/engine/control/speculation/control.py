@@ -22,10 +22,10 @@ from faser.engine.control.sequences.sequence import Sequence, Status
 from faser.engine.control.speculation.acceptance.draft_arrays import FIRST_TEXT, MODELS, DraftArrays, DraftReader
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.cached_decision import CachedDecision, DecisionCache
+from faser.engine.control.speculation.cut_drafts import cut_drafts
 from faser.engine.control.speculation.overlap.control import OFF, OverlapControl
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
-from faser.engine.control.speculation.pruned_rows import pruned_rows, saved_s
 from faser.engine.control.speculation.request_statistics import RequestStatistics
 from faser.engine.control.speculation.state import Batch, SequenceStates
 from faser.engine.control.speculation.step_statistics import GAIN, LOAD, MEMORY, REQUEST, SERIAL, StepStatistics
@@ -303,8 +303,8 @@ class SpeculationControl:
         """
         began = time.perf_counter()
         self._pruning = result.pruning
-        if result.pruned_after < 1.0:
-            self._journal.shortened(saved_s(self._costs, plan, result))
+        if result.saved_s:
+            self._journal.shortened(result.saved_s)
         self._journal.stepped(result.run_s, beside=beside is not None)
         if beside is not None:
             self._learn_ahead(plan, result, beside)
@@ -514,14 +514,14 @@ class SpeculationControl:
         accepted = came - _OWN
         if not drafted.border:
             self._roster.covers(drafted.slots, (drafted.methods < FIRST_TEXT) * came)
-        pruned = pruned_rows(drafted.slots, plan, result)
-        if pruned is not None:
-            drafted = replace(drafted, kept=drafted.kept - pruned.counts)
-            self._tally.left(drafted.methods, pruned.counts)
+        cut = cut_drafts(drafted.slots, plan, result)
+        if cut is not None:
+            drafted = replace(drafted, kept=drafted.kept - cut.num_cut)
+            self._tally.left(drafted.methods, cut.num_cut)
         outcomes = drafted.outcomes(accepted)
         self._tally.drafted(outcomes, drafted.survival)
         lessons = drafted.outcomes(accepted, border=1) if drafted.border else outcomes
-        self._standing.collect(lessons if pruned is None else pruned.judged(lessons))
+        self._standing.collect(lessons if cut is None else cut.with_first_cut(lessons))
 
 
 def _rows_each(budget: int, beside: OtherRows, count: int) -> int:

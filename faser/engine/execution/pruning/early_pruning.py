@@ -1,68 +1,59 @@
-"""Early pruning: drafted tokens that the target will clearly refuse leave the forward before its last layers.
+"""A forward that stops between layers, looks at the drafted tokens, and lets clearly refused ones leave.
 
 After a few layers, the hidden state of the row before a drafted token is a noisy preview of the logits that will
-judge it. Where many of the drafter's own likely tokens beat the drafted one, it is flagged:
+verify it. A drafted token is flagged where many of the drafter's own likely tokens beat it there:
 
-    row          |  pending   x1    x2    x3    x4  |    row r judges the token of row r + 1
-    x3 flagged   |  stays   stays stays   -     -   |    the row that would judge x3 chooses the target's own token
+    row          |  pending   x1    x2    x3    x4  |    row r verifies the token of row r + 1
+    x3 flagged   |  stays   stays stays   -     -   |    the row of x2 yields the bonus token in the place of x3
 
-For drafts that are point masses this is the draft cut to x1, x2 after the fact: the tokens are the same whatever
-is pruned. Source: FASER, arXiv 2604.20503. Owns the way through the forward and its lessons; what is worth a look
-is prune_gate's to say.
+For drafts that are point masses this equals cutting the draft to x1, x2 before the step: tokens are the same
+whatever leaves. Source: FASER, arXiv 2604.20503.
+
+Owns the way through the forward and what is learned from it. The gate decides where to stop and what to flag.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.contract.plan import Draft, SequenceRows, SequenceStart
+from faser.engine.contract.plan import SequenceRows, SequenceStart
 from faser.engine.execution.drafters.drafter import NO_TOP
-from faser.engine.execution.pruning.gate import Lesson, Look, Split
+from faser.engine.execution.pruning.counters import PruneCounters
+from faser.engine.execution.pruning.gate import UNSPLIT, Lesson, Look, Split
+from faser.engine.execution.pruning.rank_judge import UNKNOWN, DraftedTokens, Judge, drafted_tokens
+from faser.engine.execution.pruning.step_seconds import StepSeconds
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.types import PrunedLayer, PruneStats
+from faser.engine.execution.verifiers.verifier import AcceptanceResult
+from faser.types import PruneStats
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
-NUM_TOP = 32  # likely tokens that a drafted one is compared with
-UNKNOWN = -1  # in place of a count: there was nothing to compare with
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftedTokens:
-    """The T drafted tokens of a step of S sequences, sequence after sequence.
-
-    num_drafts: [S] γ. sequence: [T] whose; depth: [T] drafted tokens before it. judged_by: [T] row of the step.
-    token_ids: [T] int64; top_ids: [T, M] int64, as in Proposals. slots: [T].
-    """
-
-    num_drafts: Ints
-    sequence: Ints
-    depth: Ints
-    judged_by: Ints
-    slots: Ints
-    token_ids: Tensor
-    top_ids: Tensor
+_NOT_SAMPLED = AcceptanceResult()
 
 
 class Gate(Protocol):
-    """Says when to look and what is bad. Layers are named by their index among the gate's candidates."""
+    """Decides when to look, and what to flag. Layers are named by their index among the gate's candidates."""
+
+    def use(self, mode: str | None) -> None:
+        """Prune in another mode from the next step on; None: the mode it was made with."""
+        ...
 
     def may_look(self) -> bool:
-        """Whether drafts that are about to be made may be looked at, so that their likely tokens are of use."""
+        """Whether the drafts that are made next may be looked at, so that they should name likely tokens."""
         ...
 
     def ask(self, num_rows: int, num_drafts: int, *, named: bool) -> Split:
-        """Where the forward of such a step stops for a look. num_drafts: so many of its rows are drafted.
+        """Where the forward of a step stops. num_drafts: drafted rows among num_rows.
 
-        named: likely tokens are there; nowhere, if not.
+        named: the drafter named likely tokens; without them the forward stops nowhere.
         """
         ...
 
@@ -71,41 +62,17 @@ class Gate(Protocol):
         ...
 
     def looked(self, look: Look) -> None:
-        """What a look found, and took."""
+        """Take in what a look found, and what it cost."""
         ...
 
     def learn(self, lessons: list[Lesson], num_tokens: int) -> None:
-        """What became of the tokens of a step that was looked at; num_tokens: that the step brought."""
+        """Take in what became of the tokens that a step looked at. num_tokens: what the step brought in all."""
         ...
-
-
-class Judge(Protocol):
-    """How bad drafted tokens look in the middle of a forward."""
-
-    def counts(self, runner: Runner, drafted: DraftedTokens) -> Ints:
-        """[T] how many tokens beat each drafted one, UNKNOWN where nobody can say. Leaves the forward as it is."""
-        ...
-
-
-class RankJudge:
-    """Compares with the drafter's own likely tokens, by what the layers so far would score them.
-
-    A count over some tokens is never above the rank in the whole vocabulary, so it flags nothing that the rank
-    would not; and it costs M + 1 products of a hidden state, not V. Scores that are no numbers beat nothing.
-    """
-
-    @torch.inference_mode()
-    def counts(self, runner: Runner, drafted: DraftedTokens) -> Ints:
-        own, others = drafted.token_ids[:, None], drafted.top_ids
-        scores = runner.preview(drafted.judged_by, torch.cat((own, others), 1).clamp_(min=0))
-        beaten = (scores[:, 1:] > scores[:, :1]) & (others != own) & (others != NO_TOP)
-        counts = beaten.sum(-1).masked_fill_((others == NO_TOP).all(-1), UNKNOWN)
-        return counts.cpu().numpy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """What was counted at one layer, [T] each. layer: among the candidates; num_layers: run before it."""
+class _CountsOfLook:
+    """[T] each. layer: among the candidates; num_layers: run before the look."""
 
     layer: int
     num_layers: int
@@ -114,193 +81,151 @@ class _Seen:
 
 
 class EarlyPruning:
-    """The forwards of steps that verify drafts. For drafts that are point masses only.
+    """Implements VerificationForward, for drafts that are point masses only."""
 
-    Calls come in this order: start for every sequence, then (forward, learn) for each step with drafts.
-    """
-
-    def __init__(self, gate: Gate, judge: Judge, *, num_slots: int) -> None:
+    def __init__(self, gate: Gate, judge: Judge, step_seconds: StepSeconds, *, num_slots: int) -> None:
         self._gate = gate
         self._judge = judge
+        self._step_seconds = step_seconds
+        self._counters = PruneCounters()
         self._temperatures = np.zeros(num_slots)
-        self._drafted: DraftedTokens | None = None  # of the step in progress, if it was looked at
-        self._seen: list[_Seen] = []
-        self._layers: dict[int, PrunedLayer] = {}
-        self._num_left = 0  # drafted rows that went through all layers, in the step in progress
-        self.pruned_after = 1.0  # share of the layers that the rows which left the last step had been through
-        self.stats = PruneStats()
+        self._began_s = self._predicted_s = 0.0  # of the step in progress
+        self._drafted: DraftedTokens | None = None  # of the step in progress; None: no look was taken
+        self._looks: list[_CountsOfLook] = []
+        self._num_stayed = 0  # drafted rows that went through all layers in a step that prunes
+        self.saved_s = 0.0
 
-    def may_look(self) -> bool:
-        """Whether likely tokens beside those that are about to be drafted are of use."""
+    @property
+    def stats(self) -> PruneStats:
+        return self._counters.stats
+
+    @property
+    def wants_top_ids(self) -> bool:
         return self._gate.may_look()
 
+    def use(self, mode: str | None) -> None:
+        """Prune as in another mode (auto, on, off) from the next step on; None: as configured. For measurements.
+
+        What was learned stays. Raises ConfigError for an unknown mode.
+        """
+        self._gate.use(mode)
+
     def start(self, start: SequenceStart) -> None:
-        """A sequence takes over a slot."""
         self._temperatures[start.slot] = 0.0 if start.sampling.greedy else start.sampling.temperature
 
-    def forward(
-        self, runner: Runner, rows: tuple[SequenceRows, ...], batch: RowBatch, top_ids: Tensor | None
+    def run(
+        self, runner: Runner, rows: tuple[SequenceRows, ...], batch: RowBatch, top_ids: Tensor | None, /
     ) -> tuple[tuple[SequenceRows, ...], RowBatch]:
-        """Run all layers over the rows, and let the clearly refused ones leave on the way.
-
-        top_ids: [T, M] of the rows' drafted tokens, in their order; None: nobody named any, so nothing is pruned.
-        Returns the rows and the batch as they came out; drafts may have become shorter.
-        """
-        self._drafted, self._seen, self.pruned_after = None, [], 1.0
-        num_drafts = sum(each.num_drafts for each in rows)
-        split = Split()
-        if num_drafts:
-            split = self._gate.ask(len(batch.token_ids), num_drafts, named=top_ids is not None)
+        self._began_s = time.perf_counter()
+        self._predicted_s = self._step_seconds.of(batch.num_rows, sum([each.start for each in rows]))
+        self._drafted, self._looks, self.saved_s = None, [], 0.0
+        num_drafts = sum([each.num_drafts for each in rows])
+        split = self._gate.ask(batch.num_rows, num_drafts, named=top_ids is not None) if num_drafts else UNSPLIT
         if not split.layers or top_ids is None:
             runner.forward(batch)
             return rows, batch
-        self._drafted = drafted = drafted_tokens(rows, batch, top_ids)
-        runner.begin(batch)
-        assert not split.prunes or len(split.layers) == 1, "rows are numbered anew after they leave"
-        for layer, num_layers in split.layers:
-            runner.advance(num_layers)
-            began_s = time.perf_counter()
-            kept = self._look(runner, drafted, layer, num_layers)
-            if split.prunes:
-                rows, batch = self._narrow(runner, rows, batch, kept)
-                self._leave(num_layers, num_drafts, int(kept.sum()), runner)
-            self._note(layer, drafted.num_drafts, kept, time.perf_counter() - began_s)
-        runner.advance()
-        self._count(split.prunes, num_drafts)
-        return rows, batch
+        self._drafted = drafted_tokens(rows, batch, top_ids)
+        return self._run_split(runner, rows, batch, self._drafted, split)
 
-    def learn(self, token_ids: Sequence[tuple[int, ...]]) -> None:
-        """What every sequence of the step's rows got, accepted drafts and its own token; () where nothing."""
+    def learn(
+        self, rows: tuple[SequenceRows, ...], acceptance: Mapping[int, AcceptanceResult], *, overlapped: bool
+    ) -> None:
+        if not overlapped:
+            self._step_seconds.observe(self._predicted_s - self.saved_s, time.perf_counter() - self._began_s)
         drafted = self._drafted
         if drafted is None:
             return
-        came = np.fromiter(map(len, token_ids), np.int64, len(token_ids))
-        last = np.fromiter((each[-1] if each else NO_TOP for each in token_ids), np.int64, len(token_ids))
-        ids = drafted.token_ids.cpu().numpy()
-        # The last token that came is the target's own: the drafted one in its place was judged by it all the same.
-        judged = drafted.depth < came[drafted.sequence]
-        accepted = (drafted.depth < came[drafted.sequence] - 1) | (ids == last[drafted.sequence])
-        lessons = [self._lesson(seen, drafted, judged & (seen.counts != UNKNOWN), accepted) for seen in self._seen]
-        if self._num_left:
-            num_accepted = int(np.maximum(came - 1, 0)[drafted.num_drafts > 0].sum())
-            self._add(self._seen[0].num_layers, wasted=self._num_left - num_accepted)
-        self.stats = replace(self.stats, layers=tuple(self._layers[each] for each in sorted(self._layers)))
-        self._gate.learn(lessons, int(came.sum()))
-        self._drafted, self._seen, self._num_left = None, [], 0
+        token_ids = [acceptance.get(each.slot, _NOT_SAMPLED).token_ids for each in rows]
+        num_tokens = np.fromiter(map(len, token_ids), np.int64, len(token_ids))
+        last_ids = np.fromiter((each[-1] if each else NO_TOP for each in token_ids), np.int64, len(token_ids))
+        accepted_before = drafted.depth < num_tokens[drafted.sequence] - 1
+        # The bonus token is the last one that came. It judges the drafted token in its place all the same.
+        judged = drafted.depth < num_tokens[drafted.sequence]
+        accepted = accepted_before | (drafted.token_ids.cpu().numpy() == last_ids[drafted.sequence])
+        lessons = [
+            self._lesson(each, drafted, judged & (each.counts != UNKNOWN), accepted) for each in self._looks
+        ]
+        if self._num_stayed:
+            num_accepted = int(np.maximum(num_tokens - 1, 0)[drafted.num_drafts > 0].sum())
+            self._counters.add(self._looks[0].num_layers, wasted=self._num_stayed - num_accepted)
+        self._counters.close_step()
+        self._gate.learn(lessons, int(num_tokens.sum()))
+        self._drafted, self._looks, self._num_stayed = None, [], 0
+
+    def _run_split(
+        self,
+        runner: Runner,
+        rows: tuple[SequenceRows, ...],
+        batch: RowBatch,
+        drafted: DraftedTokens,
+        split: Split,
+    ) -> tuple[tuple[SequenceRows, ...], RowBatch]:
+        assert not split.prunes or len(split.layers) == 1, "rows are numbered anew after some have left"
+        num_drafts = len(drafted.depth)
+        runner.begin(batch)
+        for layer, num_layers in split.layers:
+            runner.advance(num_layers)
+            began_s = time.perf_counter()
+            staying = self._look(runner, drafted, layer, num_layers)
+            num_staying = int(staying.sum())
+            if split.prunes:
+                rows, batch = _cut_drafts(runner, rows, batch, staying)
+                self._num_stayed = num_staying
+                self._counters.add(num_layers, rows=num_drafts - num_staying)
+                self.saved_s = self._saving_s(drafted, num_staying, num_layers / runner.num_layers, batch)
+            seconds = time.perf_counter() - began_s
+            flagged_rows = num_drafts - num_staying
+            self._gate.looked(Look(layer=layer, num_drafts=num_drafts, flagged_rows=flagged_rows, seconds=seconds))
+            self._counters.looked(seconds)
+        runner.advance()
+        self._counters.ran(pruning=split.prunes, num_drafts=num_drafts)
+        return rows, batch
 
     def _look(self, runner: Runner, drafted: DraftedTokens, layer: int, num_layers: int) -> Ints:
-        """[S] so many drafted tokens of each sequence are left, if flagged ones and those behind them leave."""
+        """[S] drafted tokens of each sequence that stay if flagged ones leave, with those that follow them."""
         counts = self._judge.counts(runner, drafted)
         thresholds = self._gate.thresholds(layer, self._temperatures[drafted.slots])
         flagged = np.flatnonzero((counts >= thresholds) & (counts != UNKNOWN))
-        kept = drafted.num_drafts.copy()
-        np.minimum.at(kept, drafted.sequence[flagged], drafted.depth[flagged])
-        self._seen.append(_Seen(layer=layer, num_layers=num_layers, counts=counts, thresholds=thresholds))
-        return kept
+        staying = drafted.num_drafts.copy()
+        np.minimum.at(staying, drafted.sequence[flagged], drafted.depth[flagged])
+        self._looks.append(_CountsOfLook(layer=layer, num_layers=num_layers, counts=counts, thresholds=thresholds))
+        return staying
 
-    def _note(self, layer: int, num_drafts: Ints, kept: Ints, seconds: float) -> None:
-        total = int(num_drafts.sum())
-        flagged = total - int(kept.sum())
-        self._gate.looked(Look(layer=layer, num_drafts=total, flagged_rows=flagged, seconds=seconds))
-        self.stats = replace(self.stats, seconds=self.stats.seconds + seconds)
+    def _saving_s(self, drafted: DraftedTokens, num_staying: int, share_run: float, batch: RowBatch) -> float:
+        """Of the rows that left. share_run: of the layers, those they had been through. batch: without them."""
+        num_left = len(drafted.depth) - num_staying
+        whole_s, shorter_s = (self._step_seconds.of(batch.num_rows + each) for each in (num_left, 0))
+        return (whole_s - shorter_s) * (1 - share_run)
 
-    def _narrow(
-        self, runner: Runner, rows: tuple[SequenceRows, ...], batch: RowBatch, kept: Ints
-    ) -> tuple[tuple[SequenceRows, ...], RowBatch]:
-        shorter = tuple(cut(each, left) for each, left in zip(rows, kept.tolist(), strict=True))
-        if shorter == rows:
-            return rows, batch
-        return shorter, runner.narrow(np.fromiter((len(each.token_ids) for each in shorter), np.int32, len(rows)))
-
-    def _lesson(
-        self, seen: _Seen, drafted: DraftedTokens, judged: NDArray[np.bool_], accepted: NDArray[np.bool_]
-    ) -> Lesson:
-        flagged = judged & (seen.counts >= seen.thresholds)
-        self._add(
-            seen.num_layers,
+    def _lesson(self, look: _CountsOfLook, drafted: DraftedTokens, judged: Bools, accepted: Bools) -> Lesson:
+        flagged = judged & (look.counts >= look.thresholds)
+        self._counters.add(
+            look.num_layers,
             judged=int(judged.sum()),
             flagged=int(flagged.sum()),
             false_prunes=int((flagged & accepted).sum()),
         )
         return Lesson(
-            layer=seen.layer,
+            layer=look.layer,
             temperatures=self._temperatures[drafted.slots[judged]],
-            counts=seen.counts[judged],
+            counts=look.counts[judged],
             accepted=accepted[judged],
         )
 
-    def _leave(self, num_layers: int, num_drafts: int, num_left: int, runner: Runner) -> None:
-        """Rows left after so many layers, or none did."""
-        self._num_left = num_left
-        self._add(num_layers, rows=num_drafts - num_left)
-        if num_left < num_drafts:
-            self.pruned_after = num_layers / runner.num_layers
 
-    def _add(
-        self,
-        num_layers: int,
-        *,
-        rows: int = 0,
-        wasted: int = 0,
-        judged: int = 0,
-        flagged: int = 0,
-        false_prunes: int = 0,
-    ) -> None:
-        before = self._layers.get(num_layers, PrunedLayer(layer=num_layers))
-        self._layers[num_layers] = PrunedLayer(
-            layer=num_layers,
-            rows=before.rows + rows,
-            wasted=before.wasted + wasted,
-            judged=before.judged + judged,
-            flagged=before.flagged + flagged,
-            false_prunes=before.false_prunes + false_prunes,
-        )
-
-    def _count(self, pruned: bool, num_drafts: int) -> None:
-        before = self.stats
-        self.stats = replace(
-            before,
-            shadow_steps=before.shadow_steps + (not pruned),
-            pruned_steps=before.pruned_steps + pruned,
-            drafted_rows=before.drafted_rows + num_drafts,
-        )
+def _cut_drafts(
+    runner: Runner, rows: tuple[SequenceRows, ...], batch: RowBatch, staying: Ints
+) -> tuple[tuple[SequenceRows, ...], RowBatch]:
+    """Let drafted rows leave the forward. staying: [S] drafted tokens that each sequence keeps, its first ones."""
+    shorter = tuple(cut(each, count) for each, count in zip(rows, staying.tolist(), strict=True))
+    if shorter == rows:
+        return rows, batch
+    return shorter, runner.narrow(np.fromiter((len(each.token_ids) for each in shorter), np.int32, len(rows)))
 
 
 def cut(rows: SequenceRows, num_drafts: int) -> SequenceRows:
     """The rows with their draft cut to its first num_drafts tokens."""
     if num_drafts == rows.num_drafts:
         return rows
-    left = len(rows.token_ids) - rows.num_drafts + num_drafts
-    return replace(rows, token_ids=rows.token_ids[:left], num_drafts=num_drafts)
-
-
-def drafted_tokens(rows: tuple[SequenceRows, ...], batch: RowBatch, top_ids: Tensor) -> DraftedTokens:
-    """Where the drafted tokens of a step lie. top_ids: [T, M] in the same order."""
-    num_drafts = np.fromiter((each.num_drafts for each in rows), np.int64, len(rows))
-    slots = np.fromiter((each.slot for each in rows), np.int64, len(rows))
-    sequence = np.repeat(np.arange(len(rows)), num_drafts)
-    depth = np.arange(len(sequence)) - np.repeat(np.cumsum(num_drafts) - num_drafts, num_drafts)
-    judged_by = batch.last_rows[sequence] - num_drafts[sequence] + depth
-    return DraftedTokens(
-        num_drafts=num_drafts,
-        sequence=sequence,
-        depth=depth,
-        judged_by=judged_by,
-        slots=slots[sequence],
-        token_ids=batch.token_ids[torch.from_numpy(judged_by + 1)].to(top_ids.device),
-        top_ids=top_ids,
-    )
-
-
-def lines_of(rows: Sequence[SequenceRows], drafts: Sequence[Draft], *, skipped: int = 0) -> Ints:
-    """[T] for each drafted token of a step, which of the tokens of drafts, laid one after the other, it is.
-
-    rows: those with drafted tokens have a draft of their slot. skipped: so many leading tokens of every draft are
-    known by now and no longer drafted.
-    """
-    lengths = np.fromiter((len(each.token_ids) for each in drafts), np.int64, len(drafts))
-    firsts = dict(zip((each.slot for each in drafts), (np.cumsum(lengths) - lengths).tolist(), strict=True))
-    drafting = [each for each in rows if each.num_drafts]
-    counts = np.fromiter((each.num_drafts for each in drafting), np.int64, len(drafting))
-    starts = np.fromiter((firsts[each.slot] + skipped for each in drafting), np.int64, len(drafting))
-    return np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
+    staying = len(rows.token_ids) - rows.num_drafts + num_drafts
+    return replace(rows, token_ids=rows.token_ids[:staying], num_drafts=num_drafts)

@@ -160,7 +160,7 @@ def overlapping_engine(world: World, share: float) -> Engine:
     speculation = SpeculativeExecution(
         drafter=make_drafter(config, parts),
         verifier=make_verifier(config, sampler),
-        by_tokens=True,
+        matches_samples=True,
         lanes=world.lanes,
     )
     lanes = InterferenceTable.constant(share=share, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)

@@ -16,7 +16,7 @@ import torch
 from faser.config.speculation import SpeculationConfig
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.overlap.partition import Serial
-from faser.engine.execution.pruning.early_pruning import NUM_TOP, EarlyPruning
+from faser.engine.execution.pruning.rank_judge import NUM_TOP
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.verifiers.factory import make_verifier
@@ -33,6 +33,7 @@ from tests.engine.execution.pruning.pruning_world import (
     NUM_BLOCKS,
     NUM_SLOTS,
     World,
+    make_pruning,
     make_world,
     write_pair,
 )
@@ -84,7 +85,7 @@ def sides(world: World, given: dict[str, Any]) -> Sides:
     )
     drafter = make_drafter(config, parts)
     judge = Adversary(0, chance=0.5)
-    pruning = EarlyPruning(judge, judge, num_slots=NUM_SLOTS)
+    pruning = make_pruning(judge, judge)
     lanes = world.lanes
     backends = [None, None] if lanes is None else [lanes.target, lanes.draft]
     return Sides(

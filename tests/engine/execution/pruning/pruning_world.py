@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.step_times import CostTable
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import OverlapOptions, SpeculationControl
@@ -22,11 +23,14 @@ from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.overlap.cores import Cores
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Draft, OverlapResult, Partition, Verify
-from faser.engine.execution.pruning.early_pruning import NUM_TOP, EarlyPruning
+from faser.engine.execution.pruning.early_pruning import EarlyPruning, Gate
+from faser.engine.execution.pruning.rank_judge import NUM_TOP, Judge
+from faser.engine.execution.pruning.step_seconds import StepSeconds
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.token_samplers import TokenSampler
+from faser.engine.execution.verification_forward import PlainForward
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.interface.backend import Backend, KvShape
 from faser.types import Request
@@ -148,7 +152,7 @@ def make_engine(
         speculation = SpeculativeExecution(
             drafter=make_drafter(config, parts),
             verifier=make_verifier(config, sampler),
-            pruning=pruning,
+            forward=pruning or PlainForward(),
             lanes=None if overlap is None else world.lanes,
         )
         costs = CostModel.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7)
@@ -166,6 +170,12 @@ def make_engine(
     )
     executor = ModelExecutor(world.target, sampler, table, max_logit_rows=MAX_ROWS, speculation=speculation)
     return Engine(scheduler, executor)
+
+
+def make_pruning(gate: Gate, judge: Judge, *, num_slots: int = NUM_SLOTS) -> EarlyPruning:
+    """Early pruning that believes every step takes 10 ms."""
+    table = CostTable(rows=(1,), seconds=(0.01,))
+    return EarlyPruning(gate, judge, StepSeconds(table), num_slots=num_slots)
 
 
 Answer = tuple[tuple[int, ...], tuple[object, ...]]

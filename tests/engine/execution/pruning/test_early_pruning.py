@@ -26,18 +26,12 @@ from faser.engine.control.speculation.policies.policy import Candidates
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.drafter import NO_TOP, Continuation, Drafter, Proposals
 from faser.engine.execution.drafters.selector import DrafterSelector
-from faser.engine.execution.pruning.early_pruning import (
-    UNKNOWN,
-    DraftedTokens,
-    EarlyPruning,
-    RankJudge,
-    drafted_tokens,
-    lines_of,
-)
 from faser.engine.execution.pruning.gate import Floats, Ints, Lesson, Look, Split
+from faser.engine.execution.pruning.rank_judge import UNKNOWN, DraftedTokens, RankJudge, drafted_tokens
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.text_lookup.lookup import CombinedLookup
+from faser.engine.execution.verifiers.verifier import AcceptanceResult
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.torch.backend import TorchBackend
@@ -54,6 +48,7 @@ from tests.engine.execution.pruning.pruning_world import (
     World,
     answers,
     make_engine,
+    make_pruning,
     make_runner,
     make_world,
     write_pair,
@@ -70,6 +65,8 @@ class RandomGate:
         self.looks: list[Look] = []
         self.lessons: list[Lesson] = []
         self.num_tokens = 0
+
+    def use(self, mode: str | None) -> None: ...
 
     def may_look(self) -> bool:
         return True
@@ -189,7 +186,7 @@ def test_whatever_is_pruned_tokens_and_scores_are_those_without_speculation(
     expected = answers(oracle, asked)
     assert oracle.stats().num_preemptions > 0, "the pool is meant to be too small"
     gate = RandomGate(1)
-    pruning = EarlyPruning(gate, RandomJudge(2), num_slots=NUM_SLOTS)
+    pruning = make_pruning(gate, RandomJudge(2))
     engine = make_engine(world, speculation(**given_config), pruning)
     assert answers(engine, asked) == expected
     assert pruning.stats.pruned_rows > 20
@@ -203,7 +200,7 @@ def test_whatever_is_pruned_tokens_and_scores_are_those_without_speculation(
 def test_whatever_is_pruned_tokens_are_the_same_on_the_reference_backend(pair: tuple[Path, Path]) -> None:
     """Scores are not, in their last bits: a row's depend on how many others there are."""
     world, asked = make_world(pair, TorchBackend()), requests(5, temperature=0.9)
-    pruning = EarlyPruning(RandomGate(1), RandomJudge(2), num_slots=NUM_SLOTS)
+    pruning = make_pruning(RandomGate(1), RandomJudge(2))
     found = answers(make_engine(world, speculation(), pruning), asked)
     assert {name: tokens for name, (tokens, _) in found.items()} == {
         name: tokens for name, (tokens, _) in answers(make_engine(world, OFF, None), asked).items()
@@ -214,7 +211,7 @@ def test_whatever_is_pruned_tokens_are_the_same_on_the_reference_backend(pair: t
 def test_a_judge_that_ranks_prunes_what_would_be_refused(world: World) -> None:
     """After all layers the preview is the verdict: with a threshold of 1 at temperature 0 nothing is false."""
     asked = requests(6, temperature=0.0)
-    pruning = EarlyPruning(GivenGate(threshold=1, layer=NUM_LAYERS), RankJudge(), num_slots=NUM_SLOTS)
+    pruning = make_pruning(GivenGate(threshold=1, layer=NUM_LAYERS), RankJudge())
     engine = make_engine(world, speculation(), pruning)
     assert answers(engine, asked) == answers(make_engine(world, OFF, None), asked)
     stats = pruning.stats
@@ -247,7 +244,7 @@ class SeldomGate(RandomGate):
 
 def test_likely_tokens_are_named_in_the_steps_that_may_be_looked_at_and_in_no_other(world: World) -> None:
     gate = SeldomGate(4)
-    pruning = EarlyPruning(gate, RandomJudge(2), num_slots=NUM_SLOTS)
+    pruning = make_pruning(gate, RandomJudge(2))
     asked = requests(4, temperature=0.0)
     answers(make_engine(world, speculation(), pruning), asked)
     assert gate.named == gate.wanted
@@ -288,7 +285,7 @@ def test_tokens_flagged_at_random_leave_in_steps_with_and_without_overlap_and_ch
 ) -> None:
     asked = requests(6, **SAMPLING[sampling])
     judge = CoinJudge()
-    pruning = EarlyPruning(GivenGate(threshold=1, layer=3), judge, num_slots=NUM_SLOTS)
+    pruning = make_pruning(GivenGate(threshold=1, layer=3), judge)
     engine = make_engine(beside, speculation(), pruning, overlap=overlap)
     assert answers(engine, asked) == answers(make_engine(beside, OFF, None), asked)
     found = engine.stats().speculation
@@ -312,7 +309,7 @@ def test_a_drafted_token_is_held_against_its_own_likely_tokens(
 ) -> None:
     """At temperature 0 a drafted token is the likeliest of its own; that of another rarely has it first."""
     judge = CoinJudge()
-    pruning = EarlyPruning(GivenGate(threshold=2), judge, num_slots=NUM_SLOTS)
+    pruning = make_pruning(GivenGate(threshold=2), judge)
     answers(make_engine(beside, speculation(), pruning, overlap=overlap), requests(4, temperature=0.0))
     assert len(judge.looked_at) > 30
     assert all(token_id == top_ids[0] for token_id, top_ids in judge.looked_at)
@@ -347,7 +344,7 @@ class Everything:
 
 def test_a_flagged_token_that_was_right_is_learned_as_accepted(beside: World) -> None:
     """All rows leave, so that no draft has an accepted token; that first ones were right is known all the same."""
-    pruning, policy = EarlyPruning(GivenGate(threshold=1), FirstJudge(), num_slots=NUM_SLOTS), Everything()
+    pruning, policy = make_pruning(GivenGate(threshold=1), FirstJudge()), Everything()
     engine = make_engine(beside, speculation(), pruning, policy=policy)
     answers(engine, requests(5, temperature=0.0))
     (layer,) = pruning.stats.layers
@@ -432,9 +429,9 @@ def test_the_first_flagged_token_and_all_behind_it_leave(
 ) -> None:
     runner, batch, rows = line
     gate = GivenGate(threshold=5)
-    pruning = EarlyPruning(gate, GivenJudge(counts), num_slots=NUM_SLOTS)
+    pruning = make_pruning(gate, GivenJudge(counts))
     top_ids = torch.zeros((5, 1), dtype=torch.int64)
-    shorter, narrowed = pruning.forward(runner, rows, batch, top_ids)
+    shorter, narrowed = pruning.run(runner, rows, batch, top_ids)
     assert tuple(each.num_drafts for each in shorter) == (left[0], 0, 0, left[1])
     assert [each.token_ids for each in shorter] == [
         rows[0].token_ids[: 1 + left[0]],
@@ -449,8 +446,8 @@ def test_the_first_flagged_token_and_all_behind_it_leave(
 def test_a_shadow_look_prunes_nothing(line: Step) -> None:
     runner, batch, rows = line
     gate = GivenGate(threshold=0, prunes=False)
-    pruning = EarlyPruning(gate, GivenJudge([5] * 5), num_slots=NUM_SLOTS)
-    assert pruning.forward(runner, rows, batch, torch.zeros((5, 1), dtype=torch.int64)) == (rows, batch)
+    pruning = make_pruning(gate, GivenJudge([5] * 5))
+    assert pruning.run(runner, rows, batch, torch.zeros((5, 1), dtype=torch.int64)) == (rows, batch)
     assert [look.flagged_rows for look in gate.looks] == [5]
     assert (pruning.stats.shadow_steps, pruning.stats.pruned_rows) == (1, 0)
 
@@ -458,8 +455,8 @@ def test_a_shadow_look_prunes_nothing(line: Step) -> None:
 def test_drafts_that_name_no_other_tokens_go_through_whole(line: Step) -> None:
     runner, batch, rows = line
     gate = GivenGate(threshold=0)
-    pruning = EarlyPruning(gate, GivenJudge([5] * 5), num_slots=NUM_SLOTS)
-    assert pruning.forward(runner, rows, batch, None) == (rows, batch)
+    pruning = make_pruning(gate, GivenJudge([5] * 5))
+    assert pruning.run(runner, rows, batch, None) == (rows, batch)
     assert gate.looks == []
 
 
@@ -486,15 +483,19 @@ def test_lessons_are_drawn_from_judged_tokens_alone(drafts: list[list[int]], dat
             said.append(target[len(draft)])
         came.append(tuple(said))
     gate = GivenGate(threshold=9, prunes=False)
-    pruning = EarlyPruning(gate, GivenJudge(counts), num_slots=NUM_SLOTS)
+    pruning = make_pruning(gate, GivenJudge(counts))
     rows, batch = step_of(drafts)
     if not counts:
         return
-    pruning.forward(_NoModel(), rows, batch, torch.zeros((len(counts), 1), dtype=torch.int64))  # type: ignore[arg-type]
-    pruning.learn(came)
+    pruning.run(_NoModel(), rows, batch, torch.zeros((len(counts), 1), dtype=torch.int64))  # type: ignore[arg-type]
+    pruning.learn(rows, acceptance_of(came), overlapped=False)
     (lesson,) = gate.lessons
     assert list(zip(lesson.counts.tolist(), lesson.accepted.tolist(), strict=True)) == expected
     assert gate.num_tokens == sum(map(len, came))
+
+
+def acceptance_of(came: Sequence[tuple[int, ...]]) -> dict[int, AcceptanceResult]:
+    return {slot: AcceptanceResult(token_ids=token_ids) for slot, token_ids in enumerate(came) if token_ids}
 
 
 class _NoModel:
@@ -519,7 +520,7 @@ def step_of(drafts: list[list[int]]) -> tuple[tuple[SequenceRows, ...], RowBatch
 def test_lessons_name_the_temperature_of_their_request() -> None:
     rows, batch = step_of([[1], [1], [1]])
     gate = GivenGate(threshold=9, prunes=False)
-    pruning = EarlyPruning(gate, GivenJudge([0, 1, 2]), num_slots=3)
+    pruning = make_pruning(gate, GivenJudge([0, 1, 2]), num_slots=3)
     for slot, temperature in enumerate((0.0, 0.3, 1.1)):
         pruning.start(
             SequenceStart(
@@ -530,23 +531,11 @@ def test_lessons_name_the_temperature_of_their_request() -> None:
                 token_ids=(9,),
             )
         )
-    pruning.forward(_NoModel(), rows, batch, torch.zeros((3, 1), dtype=torch.int64))  # type: ignore[arg-type]
-    pruning.learn([(1, 2), (2,), ()])
+    pruning.run(_NoModel(), rows, batch, torch.zeros((3, 1), dtype=torch.int64))  # type: ignore[arg-type]
+    pruning.learn(rows, acceptance_of([(1, 2), (2,), ()]), overlapped=False)
     (lesson,) = gate.lessons
     assert lesson.temperatures.tolist() == [0.0, 0.3]
     assert lesson.accepted.tolist() == [True, False]
-
-
-@given(drafts_strategy, st.data())
-def test_lines_are_those_of_a_loop(drafts: list[list[int]], data: st.DataObject) -> None:
-    skipped = data.draw(st.integers(0, 1))
-    order = data.draw(st.permutations(range(len(drafts))))
-    proposed = [Draft(slot=slot, method="draft_model", token_ids=tuple(drafts[slot])) for slot in order]
-    kept = [data.draw(st.integers(0, max(0, len(draft) - skipped))) for draft in drafts]
-    rows, _ = step_of([draft[skipped:][:left] for draft, left in zip(drafts, kept, strict=True)])
-    first = {slot: sum(len(drafts[other]) for other in order[: order.index(slot)]) for slot in order}
-    expected = [first[slot] + skipped + i for slot, left in enumerate(kept) for i in range(left)]
-    assert lines_of(rows, proposed, skipped=skipped).tolist() == expected
 
 
 class TextDrafter:

@@ -12,12 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.step_times import CostTable, Role
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import CostTable
 from faser.engine.execution.pruning.calibration import MOST_FALSE, PruneCalibration, bands, upper_share
 from faser.engine.execution.pruning.gate import (
-    MODES,
     SHADOW_EVERY,
     SHADOW_OFTEN,
     UNSPLIT,
@@ -26,8 +23,8 @@ from faser.engine.execution.pruning.gate import (
     PruneGate,
     Split,
     candidate_layers,
-    prunes,
 )
+from faser.engine.execution.pruning.step_seconds import StepSeconds
 from faser.errors import ConfigError
 
 Ints = NDArray[np.int64]
@@ -161,23 +158,23 @@ def test_one_layer_cannot_be_split() -> None:
         candidate_layers(1)
 
 
-def flat() -> CostModel:
+def flat() -> CostTable:
     """Bound by memory: rows cost nothing."""
-    return CostModel.proportional(step_s=STEP_S)
+    return CostTable(rows=(1,), seconds=(STEP_S,))
 
 
-def rising() -> CostModel:
-    """Bound by arithmetic: rows are all there is."""
-    return CostModel.proportional(step_s=0.0, row_s=STEP_S / 64)
+def rising() -> CostTable:
+    """Bound by arithmetic: a step takes as long as its rows."""
+    return CostTable(rows=(1, 2), seconds=(STEP_S / 64, STEP_S / 32))
 
 
-def stairs() -> CostModel:
+def stairs() -> CostTable:
     """An edge between 40 and 41 rows, and none below."""
-    return CostModel({Role.STEP: CostTable(rows=(1, 40, 41, 64), seconds=(0.01, 0.01, 0.02, 0.02))})
+    return CostTable(rows=(1, 40, 41, 64), seconds=(0.01, 0.01, 0.02, 0.02))
 
 
-def gate(costs: CostModel, *, mode: str = "auto") -> PruneGate:
-    return PruneGate(mode, num_layers=12, most=MOST, costs=costs)
+def gate(table: CostTable, *, mode: str = "auto") -> PruneGate:
+    return PruneGate(mode, num_layers=12, num_top=MOST, step_seconds=StepSeconds(table))
 
 
 def calibrate(asked: PruneGate, *, share: float | list[float], look_s: float = 1e-4, tokens: int = 32) -> None:
@@ -334,42 +331,31 @@ def test_on_prunes_without_a_gain_as_soon_as_it_is_calibrated() -> None:
     assert any(split.prunes for split in decisions(asked))
 
 
-MODEL = {"method": "draft_model", "model": "small"}
+STEPS = 2000  # more than the longest time between two shadow steps
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        MODEL,
-        {"method": "layer_skip"},
-        {"method": "auto", "model": "small"},
-        MODEL | {"draft_sample_method": "greedy"},
-    ],
-)
-def test_drafts_of_a_model_that_are_point_masses_can_be_pruned(given: dict[str, str]) -> None:
-    config = SpeculationConfig(**given)  # type: ignore[arg-type]
-    assert [prunes(mode, config) for mode in MODES] == [True, True, False]
+def num_looks(asked: PruneGate) -> int:
+    return sum(asked.ask(16, 12, named=True) != UNSPLIT for _ in range(STEPS))
 
 
-@pytest.mark.parametrize(
-    "given, why",
-    [
-        ({"method": "ngram"}, "from text alone"),
-        ({"method": "suffix"}, "from text alone"),
-        ({"method": "auto"}, "from text alone"),
-        (MODEL | {"draft_sample_method": "probabilistic"}, "drawn"),
-        (MODEL | {"rejection_sample_method": "synthetic"}, "synthetic"),
-        (MODEL | {"policy": "off"}, "never drafts"),
-    ],
-)
-def test_other_drafts_are_not_pruned_and_on_says_why(given: dict[str, str], why: str) -> None:
-    config = SpeculationConfig(**given)  # type: ignore[arg-type]
-    assert not prunes("auto", config)
-    assert not prunes("off", config)
-    with pytest.raises(ConfigError, match=why):
-        prunes("on", config)
+@pytest.mark.parametrize("mode", ["auto", "on"])
+def test_a_gate_that_is_off_never_looks_and_needs_no_likely_tokens(mode: str) -> None:
+    asked = gate(flat(), mode=mode)
+    assert num_looks(asked) > 0
+    asked.use("off")
+    assert num_looks(asked) == 0
+    assert not asked.may_look()
 
 
-def test_a_mode_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'always'; it must be one of auto, on, off"):
-        prunes("always", SpeculationConfig())
+@pytest.mark.parametrize("mode", ["auto", "on", None])
+def test_a_gate_looks_again_when_it_may(mode: str | None) -> None:
+    asked = gate(flat())
+    asked.use("off")
+    num_looks(asked)
+    asked.use(mode)
+    assert num_looks(asked) > 0
+
+
+def test_a_mode_that_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"'sometimes'.*auto, on, off"):
+        gate(flat()).use("sometimes")

@@ -5,33 +5,29 @@ refused before it taken for judged; the saving of all layers instead of those be
 """
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from faser.engine.contract.plan import SequenceResult, SequenceRows, StepPlan, StepResult
 from faser.engine.control.speculation.acceptance.estimator import Outcomes
-from faser.engine.control.speculation.pruned_rows import pruned_rows, saved_s
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.speculation.cut_drafts import cut_drafts
 
 CAP = 5
 drafts_strategy = st.lists(st.lists(st.integers(0, 1), max_size=CAP), min_size=1, max_size=5)
 
 
-def step_of(
-    drafts: list[list[int]], left: list[int], came: list[tuple[int, ...]], *, after: float = 0.5
-) -> tuple[StepPlan, StepResult]:
+def step_of(drafts: list[list[int]], left: list[int], came: list[tuple[int, ...]]) -> tuple[StepPlan, StepResult]:
     """left: rows of each draft that left."""
     rows = tuple(
         SequenceRows(slot=slot, start=3, token_ids=(9, *draft), new_blocks=(), samples=True, num_drafts=len(draft))
         for slot, draft in enumerate(drafts)
     )
     results = tuple(
-        SequenceResult(slot=slot, token_ids=tokens, num_pruned=gone)
+        SequenceResult(slot=slot, token_ids=tokens, num_cut=gone)
         for slot, (tokens, gone) in enumerate(zip(came, left, strict=True))
     )
     plan = StepPlan(step=1, released=(), started=(), rows=rows)
-    return plan, StepResult(step=1, sequences=results, run_s=1.0, pruned_after=after)
+    return plan, StepResult(step=1, sequences=results, run_s=1.0)
 
 
 def verdicts(draft: list[int], target: list[int], stayed: int) -> tuple[tuple[int, ...], list[bool]]:
@@ -59,11 +55,11 @@ def test_what_is_learned_are_the_verdicts_that_there_were_and_no_others(
     ]
     plan, result = step_of(drafts, left, [came for came, _ in told])
     order = np.array(data.draw(st.permutations(range(len(drafts)))), dtype=np.int64)
-    found = pruned_rows(order, plan, result)
+    found = cut_drafts(order, plan, result)
     if found is None:
         assert not any(left)
         return
-    assert found.counts.tolist() == [left[slot] for slot in order]
+    assert found.num_cut.tolist() == [left[slot] for slot in order]
     stayed = np.array([len(drafts[slot]) - left[slot] for slot in order])
     outcomes = Outcomes(
         slots=order,
@@ -73,7 +69,7 @@ def test_what_is_learned_are_the_verdicts_that_there_were_and_no_others(
         accepted=np.array([len(told[slot][0]) - 1 for slot in order]),
         confidences=np.zeros((len(order), CAP)),
     )
-    judged = found.judged(outcomes)
+    judged = found.with_first_cut(outcomes)
     for at, slot in enumerate(order.tolist()):
         said = told[slot][1]
         number = min(int(judged.accepted[at]) + 1, int(judged.verified[at]))  # as acceptance counts
@@ -82,18 +78,12 @@ def test_what_is_learned_are_the_verdicts_that_there_were_and_no_others(
 
 
 def test_nothing_is_made_of_a_step_that_all_rows_went_through() -> None:
-    plan, result = step_of([[1, 1], []], [0, 0], [(1, 0), (1,)], after=1.0)
-    assert pruned_rows(np.array([0, 1]), plan, result) is None
+    plan, result = step_of([[1, 1], []], [0, 0], [(1, 0), (1,)])
+    assert cut_drafts(np.array([0, 1]), plan, result) is None
 
 
 def test_a_sequence_that_failed_was_not_right() -> None:
     plan, result = step_of([[1, 1]], [2], [()])
-    found = pruned_rows(np.array([0]), plan, result)
+    found = cut_drafts(np.array([0]), plan, result)
     assert found is not None
-    assert (found.counts.tolist(), found.right.tolist()) == ([2], [0])
-
-
-def test_rows_that_left_saved_the_layers_behind() -> None:
-    """Of 8 rows 3 leave after a quarter of the layers."""
-    plan, result = step_of([[1, 1, 1], [0, 0, 0]], [1, 2], [(0,), (1,)], after=0.25)
-    assert saved_s(CostModel.proportional(step_s=1.0, row_s=0.1), plan, result) == pytest.approx(0.225)
+    assert (found.num_cut.tolist(), found.first_is_right.tolist()) == ([2], [0])

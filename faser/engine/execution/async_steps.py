@@ -1,0 +1,79 @@
+"""Asynchronous scheduling in the data plane: a step starts before the tokens of the step before it are on the host.
+
+    step         |  launch 1   launch 2   collect 1   launch 3   collect 2
+    input of     |  known      token of 1             token of 2             fed back on the device
+
+Such steps have no drafts. Owns the step launched last, whose tokens are the input of the next one.
+"""
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from faser.engine.contract.executor import LaunchedStep
+from faser.engine.contract.plan import PLACEHOLDER, SequenceRows, StepPlan
+from faser.engine.execution.next_tokens import sampling_rows
+from faser.engine.execution.runner.batch import RowBatch, TokenFeedback
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.token_samplers import PendingTokens
+from faser.engine.execution.verifiers.sample_and_match import acceptance_of_tokens
+from faser.engine.execution.verifiers.verifier import AcceptanceResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInFlight(LaunchedStep):
+    """sampling: the rows of the plan that get a token. pending: these tokens; None where no row gets one."""
+
+    sampling: list[SequenceRows]
+    pending: PendingTokens | None
+
+
+class AsyncSteps:
+    """Steps are collected in the order of their launches; at most one more is launched before that."""
+
+    def __init__(self, runner: Runner, sampler: Sampler) -> None:
+        self._runner = runner
+        self._sampler = sampler
+        self._last: StepInFlight | None = None
+        self._collected_s = 0.0
+
+    def launch(self, plan: StepPlan, batch: RowBatch, began_s: float) -> StepInFlight:
+        """Start the forward and the choice of tokens; waits for neither."""
+        self._runner.forward(replace(batch, feed=self._feedback(plan.rows)))
+        sampling = [rows for rows in plan.rows if rows.samples]
+        pending = None
+        if sampling:
+            ends = [rows.start + len(rows.token_ids) for rows in sampling]
+            metadata = self._sampler.requests([rows.slot for rows in sampling], ends)
+            pending = self._runner.choose(sampling_rows(sampling, plan.rows, batch), metadata)
+        self._last = StepInFlight(plan=plan, sampling=sampling, pending=pending, began_s=began_s)
+        return self._last
+
+    def collect(self, launched: LaunchedStep) -> tuple[dict[int, AcceptanceResult], float, float]:
+        """Wait for the tokens. Returns them by slot, and when the step began and ended, in seconds.
+
+        A step that was launched while another one ran begins when that one was collected.
+        """
+        assert isinstance(launched, StepInFlight), "launched by another executor"
+        began_s = max(launched.began_s, self._collected_s)
+        acceptance: dict[int, AcceptanceResult] = {}
+        if launched.pending is not None:
+            found = acceptance_of_tokens(launched.sampling, launched.pending.wait().token_ids)
+            acceptance = {rows.slot: accepted for rows, accepted in zip(launched.sampling, found, strict=True)}
+        self._collected_s = time.perf_counter()
+        return acceptance, began_s, self._collected_s
+
+    def _feedback(self, rows: tuple[SequenceRows, ...]) -> TokenFeedback | None:
+        """Inputs that the step in flight still chooses; then each sequence has one row. None: all are known."""
+        if rows[0].token_ids[0] != PLACEHOLDER:
+            return None
+        assert self._last is not None, "nothing was launched before"
+        assert self._last.pending is not None, "nothing was chosen before"
+        source_of = {each.slot: i for i, each in enumerate(self._last.sampling)}
+        return TokenFeedback(
+            pending=self._last.pending,
+            rows=np.arange(len(rows)),
+            sources=np.array([source_of[each.slot] for each in rows], dtype=np.int64),
+        )

@@ -1,0 +1,134 @@
+"""From the rows of a forward to the next tokens of every sequence, drafted ones verified.
+
+Three ways lead there, and where more than one is open they find the same tokens:
+
+    sample and match in the runner   every row's token is sampled right after the forward; drafts that equal the
+                                     samples are accepted
+    verify drafts                    the verifier judges the last γ + 1 rows of each sequence by their logits
+    sample last rows                 no sequence has a draft: the sampler chooses one token for each
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from faser.engine.contract.plan import SequenceRows
+from faser.engine.execution.overlap.partition import PendingResult
+from faser.engine.execution.proposed_drafts import ProposedDrafts
+from faser.engine.execution.runner.batch import RowBatch
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.verifiers.sample_and_match import acceptance_of_tokens
+from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
+
+Ints = NDArray[np.int64]
+
+
+class NextTokens:
+    """Reads the runner's last forward. Leaves the sampler's state as it is: the executor commits the tokens.
+
+    verifier: None in an engine that never drafts. drafts: what the drafter proposed for the step. matches_samples:
+    the verifier accepts a drafted token exactly where it equals the token sampled at its row.
+    samples_in_runner: the runner can sample; it does where tokens depend on nothing but their logits.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        sampler: Sampler,
+        drafts: ProposedDrafts,
+        *,
+        verifier: Verifier | None,
+        matches_samples: bool,
+        samples_in_runner: bool,
+    ) -> None:
+        self._runner = runner
+        self._sampler = sampler
+        self._drafts = drafts
+        self._verifier = verifier
+        self._matches_samples = matches_samples
+        self._samples_in_runner = samples_in_runner
+
+    def of(self, rows: tuple[SequenceRows, ...], batch: RowBatch) -> PendingResult[dict[int, AcceptanceResult]]:
+        """By slot, for every sequence whose rows reach the end of its known tokens."""
+        sampling = [each for each in rows if each.samples]
+        if not sampling:
+            return PendingResult(dict)
+        last_rows, drafted = sampling_rows(sampling, rows, batch), any(each.num_drafts for each in sampling)
+        if self._samples_in_runner and self._depend_on_logits_alone(sampling, drafted=drafted):
+            finding, launches_more = self._sample_and_match(sampling, last_rows), False
+        elif drafted:
+            finding, launches_more = partial(self._verify_drafts, sampling, last_rows), True
+        else:
+            finding, launches_more = partial(self._sample_last_rows, sampling, last_rows), True
+        return PendingResult(
+            lambda: {each.slot: accepted for each, accepted in zip(sampling, finding(), strict=True)},
+            launches_more=launches_more,
+        )
+
+    def _depend_on_logits_alone(self, sampling: list[SequenceRows], *, drafted: bool) -> bool:
+        """No request edits its logits or reports them, and no draft needs more than the samples at its rows."""
+        matches = not drafted or self._matches_samples
+        return matches and self._sampler.needs_only_logits([rows.slot for rows in sampling])
+
+    def _sample_and_match(
+        self, sampling: list[SequenceRows], last_rows: Ints
+    ) -> Callable[[], list[AcceptanceResult]]:
+        """Launches the sampling of all rows at once; the call that is returned waits for it. last_rows: [S]."""
+        counts, distances = _verifying_rows(sampling)
+        slots = np.array([rows.slot for rows in sampling]).repeat(counts)
+        ends = np.array([rows.start + len(rows.token_ids) for rows in sampling]).repeat(counts)
+        metadata = self._sampler.requests(slots, ends - distances)
+        pending = self._runner.choose(last_rows.repeat(counts) - distances, metadata)
+        return lambda: acceptance_of_tokens(sampling, pending.wait().token_ids)
+
+    def _sample_last_rows(self, sampling: list[SequenceRows], last_rows: Ints) -> list[AcceptanceResult]:
+        logits = self._runner.logits(last_rows)
+        slots = [rows.slot for rows in sampling]
+        sampled = self._sampler.sample(logits, slots, [rows.start + len(rows.token_ids) for rows in sampling])
+        return [
+            AcceptanceResult(
+                token_ids=() if each.error else (each.token_id,),
+                logprobs=None if each.logprobs is None else (each.logprobs,),
+                error=each.error,
+            )
+            for each in sampled
+        ]
+
+    def _verify_drafts(self, sampling: list[SequenceRows], last_rows: Ints) -> list[AcceptanceResult]:
+        assert self._verifier is not None, "drafts in an engine that has no drafter"
+        counts, distances = _verifying_rows(sampling)
+        logits = self._runner.logits(last_rows.repeat(counts) - distances)
+        return self._verifier.judge(logits, _drafted_rows(sampling), self._drafts.probs(sampling))
+
+
+def sampling_rows(sampling: list[SequenceRows], rows: tuple[SequenceRows, ...], batch: RowBatch) -> Ints:
+    """[len(sampling)] for each sequence that samples, the index of its last row in the batch."""
+    if len(sampling) == len(rows):
+        return batch.last_rows
+    return batch.last_rows[[i for i, each in enumerate(rows) if each.samples]]
+
+
+def _verifying_rows(sampling: list[SequenceRows]) -> tuple[Ints, Ints]:
+    """How many rows of each sequence sample, [S], and how far each of them is from its sequence's last row, [R].
+
+    γ          |    2    | 0 | 1    |
+    counts     |    3    | 1 | 2    |
+    distances  | 2  1  0 | 0 | 1  0 |
+    """
+    counts = np.array([rows.num_drafts + 1 for rows in sampling])
+    ends = counts.cumsum()
+    return counts, ends.repeat(counts) - np.arange(1, ends[-1] + 1)
+
+
+def _drafted_rows(sampling: list[SequenceRows]) -> list[DraftedRows]:
+    return [
+        DraftedRows(
+            slot=rows.slot,
+            position=rows.start + len(rows.token_ids) - rows.num_drafts,
+            draft=rows.token_ids[len(rows.token_ids) - rows.num_drafts :],
+        )
+        for rows in sampling
+    ]
