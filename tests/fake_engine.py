@@ -8,7 +8,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from faser.engine.text.token_spelling import BYTE_OF_CHAR
-from faser.engine.text.tokenizer import Tokenizer, TokenizerSettings
+from faser.engine.text.tokenizer import Tokenizer
+from faser.engine.text.tokenizer_settings import TokenizerSettings
 from faser.errors import FaserError, NotReadyError, RequestError
 from faser.types import (
     EngineState,

@@ -54,7 +54,7 @@ def read_model_config(path: Path) -> ModelConfig:
     Raises ModelError that names the file or the field that cannot be used.
     """
     if path.suffix == ".gguf":
-        from faser.engine.checkpoints.gguf_config import gguf_config
+        from faser.engine.checkpoints.gguf.config import gguf_config
 
         return _model_config(gguf_config(path), {})
     generation = path / "generation_config.json"

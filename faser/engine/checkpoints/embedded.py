@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from faser.engine.checkpoints.gguf import FloatArray, GgufFile, GgufSource
-from faser.engine.checkpoints.gguf_config import config_of
+from faser.engine.checkpoints.gguf.config import config_of
+from faser.engine.checkpoints.gguf.file import FloatArray, GgufFile
+from faser.engine.checkpoints.gguf.weights import GgufSource
 from faser.engine.text.gguf_tokenizer import tokenizer_of
 from faser.errors import ModelError
 

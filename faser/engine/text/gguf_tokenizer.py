@@ -12,8 +12,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from faser.engine.checkpoints.gguf import GgufFile
-from faser.engine.text.tokenizer import TokenizerSettings
+from faser.engine.checkpoints.gguf.file import GgufFile
+from faser.engine.text.tokenizer_settings import TokenizerSettings
 from faser.errors import ModelError
 
 _SPACE = "\u2581"

@@ -5,34 +5,15 @@ nor HTTP, and loads no torch. Decoding is joining the tokens' bytes and reading 
 at any token border joins to the same text.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken
 
 from faser.engine.text.length_bound import LengthBound
 from faser.engine.text.token_spelling import TokenSpelling
+from faser.engine.text.tokenizer_settings import TokenizerSettings, read_settings
 from faser.errors import ModelError, RequestError
-
-_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerSettings:
-    """What a checkpoint says beside the vocabulary.
-
-    chat_template: one template, named templates, or None. special_tokens: tokens that must be special even
-    where the vocabulary file forgot to say so. What stands around a text is the vocabulary file's own rule.
-    """
-
-    bos_token: str | None = None
-    eos_token: str | None = None
-    chat_template: str | dict[str, str] | None = None
-    special_tokens: tuple[AddedToken, ...] = ()
 
 
 class Tokenizer:
@@ -125,7 +106,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises ModelError that names the file: missing, broken, or of a kind that is not supported.
     """
     if path.is_file():
-        from faser.engine.text.gguf_tokenizer import read_gguf_tokenizer
+        from faser.engine.text.gguf_tokenizer import read_gguf_tokenizer  # imports the gguf library
 
         return Tokenizer(*read_gguf_tokenizer(path))
     vocabulary_path = path / "tokenizer.json"
@@ -138,78 +119,6 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except Exception as error:  # the library raises bare Exception for every kind of damage
         raise ModelError(f"{vocabulary_path} is not a usable tokenizer: {error}") from None
     try:
-        return Tokenizer(core, _read_settings(path))
+        return Tokenizer(core, read_settings(path))
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
-
-
-def _read_settings(directory: Path) -> TokenizerSettings:
-    """Settings from tokenizer_config.json; special_tokens_map.json fills in what it leaves open."""
-    merged = _read_object(directory / "special_tokens_map.json") | _read_object(
-        directory / "tokenizer_config.json"
-    )
-    declared: dict[str, AddedToken] = {}
-    for entry in _declared_tokens(merged):
-        if (token := _added_token(entry)) is not None:
-            declared.setdefault(token.content, token)
-    return TokenizerSettings(
-        bos_token=_content(merged.get("bos_token")),
-        eos_token=_content(merged.get("eos_token")),
-        chat_template=_read_chat_template(directory, merged.get("chat_template")),
-        special_tokens=tuple(declared.values()),
-    )
-
-
-def _declared_tokens(merged: dict[str, Any]) -> list[Any]:
-    """Tokens that the settings declare, in the order in which those that are new get their ids."""
-    by_id = sorted((merged.get("added_tokens_decoder") or {}).items(), key=lambda entry: int(entry[0]))
-    extra = merged.get("additional_special_tokens") or merged.get("extra_special_tokens") or []
-    return [
-        *(token for _, token in by_id),
-        *(merged.get(f"{role}_token") for role in _ROLES),
-        *(extra.values() if isinstance(extra, dict) else extra),
-    ]
-
-
-def _added_token(entry: Any) -> AddedToken | None:
-    """A token written as a string or as an object with its flags; None for anything else."""
-    if isinstance(entry, str):
-        return AddedToken(entry, special=True, normalized=False)
-    if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
-        return None
-    flags = {
-        name: bool(entry[name]) for name in ("lstrip", "rstrip", "normalized", "single_word") if name in entry
-    }
-    return AddedToken(entry["content"], special=bool(entry.get("special", True)), **flags)
-
-
-def _content(entry: Any) -> str | None:
-    token = _added_token(entry)
-    return None if token is None else token.content
-
-
-def _read_chat_template(directory: Path, configured: Any) -> str | dict[str, str] | None:
-    """The template file if there is one, else the configured text or list of named texts."""
-    named = {each["name"]: each["template"] for each in configured} if isinstance(configured, list) else {}
-    named |= {
-        path.stem: path.read_text("utf-8") for path in sorted(directory.glob("additional_chat_templates/*.jinja"))
-    }
-    default = configured if isinstance(configured, str) else named.get("default")
-    if (path := directory / "chat_template.jinja").is_file():
-        default = path.read_text("utf-8")
-    if not named:
-        return default
-    return named if default is None else named | {"default": default}
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where the file does not exist."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} holds a {type(content).__name__}; it must be a JSON object")
-    return content

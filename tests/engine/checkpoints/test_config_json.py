@@ -25,7 +25,8 @@ def _directory(tmp_path: Path, generation: dict[str, Any] | None = None, **field
 
 def test_reading_a_config_loads_neither_torch_nor_transformers(tiny_checkpoint: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from faser.engine.checkpoints.config_json import read_model_config; "
+        "import sys; from pathlib import Path; "
+        "from faser.engine.checkpoints.config_json import read_model_config; "
         "read_model_config(Path(sys.argv[1])); print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run(

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faser.engine.text.detokenizer import Detokenizer, Piece
-from faser.engine.text.tokenizer import Tokenizer, TokenizerSettings
-from tests.engine.execution.sampling.vocabularies import byte_level_core, sentencepiece_core
+from faser.engine.text.tokenizer import Tokenizer
+from faser.engine.text.tokenizer_settings import TokenizerSettings
+from tests.engine.text.vocabularies import byte_level_core, sentencepiece_core
 
 BYTE_LEVEL = Tokenizer(byte_level_core(), TokenizerSettings())
 SENTENCEPIECE = Tokenizer(sentencepiece_core(), TokenizerSettings())

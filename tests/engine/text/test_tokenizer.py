@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from faser.engine.text.tokenizer import Tokenizer, TokenizerSettings, load_tokenizer
+from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
+from faser.engine.text.tokenizer_settings import TokenizerSettings
 from faser.errors import ModelError, RequestError
-from tests.engine.execution.sampling.vocabularies import (
+from tests.engine.text.vocabularies import (
     TRICKY,
     byte_level_core,
     llama3_like_core,

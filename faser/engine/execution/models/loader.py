@@ -107,7 +107,7 @@ def _pack(
 
 def _open_source(path: Path) -> WeightSource:
     if path.suffix == ".gguf":
-        from faser.engine.checkpoints.gguf import open_gguf
+        from faser.engine.checkpoints.gguf.weights import open_gguf
 
         return open_gguf(path)
     from faser.engine.execution.models.safetensors_source import SafetensorsSource

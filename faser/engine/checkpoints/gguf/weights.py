@@ -1,28 +1,20 @@
-"""GGUF files: metadata and weights, under the names and in the layout of a Hugging Face checkpoint.
+"""The weights of a GGUF file, under the names and in the layout of a Hugging Face checkpoint.
 
-Owns the mapping of tensor names, the undoing of llama.cpp's row order for q and k, and what a file's
-metadata says as a config dict. Knows neither the decoder nor where files come from. torch is loaded only
-when a tensor is asked for, so that reading a config or a tokenizer does without.
+Maps tensor names and undoes llama.cpp's row order of q and k. Imports torch only in GgufSource.get, so that
+installing the embedded model needs no torch.
 """
 
 import re
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import gguf
 import numpy as np
-import numpy.typing as npt
-from gguf import quants
 
+from faser.engine.checkpoints.gguf.file import FloatArray, GgufFile
 from faser.errors import ModelError
 
 if TYPE_CHECKING:
     import torch
-
-FloatArray = npt.NDArray[np.float32]
-
-_READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
 _OUTER_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -47,61 +39,6 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 # llama.cpp reorders the rows of q and k for the rotary embedding it uses for these, and for these only.
 _PERMUTED = ("llama", "smollm3")
-
-
-class GgufFile:
-    """An open GGUF file: its metadata and its tensors, under the file's own names."""
-
-    def __init__(self, path: Path) -> None:
-        """Read the metadata; tensor data stays on disk until asked for.
-
-        Raises ModelError: not a GGUF file, cut short, of the other byte order, or one part of several.
-        """
-        self.path = path
-        try:
-            reader = gguf.GGUFReader(path)
-        except OSError as error:
-            raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
-        except Exception as error:  # the library meets damage with whatever numpy raises
-            raise ModelError(f"{path} is not a GGUF file, or it is cut short: {error}") from None
-        self._fields = reader.fields
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        if reader.endianess != (gguf.GGUFEndian.LITTLE if sys.byteorder == "little" else gguf.GGUFEndian.BIG):
-            raise ModelError(f"{path} is of the other byte order; convert it for this machine")
-        if self.get("split.count", 1) > 1:
-            raise ModelError(
-                f"{path} is one of {self.get('split.count')} parts; join them with gguf-split --merge"
-            )
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """A metadata value as plain Python, or the default."""
-        field = self._fields.get(key)
-        return default if field is None else field.contents()
-
-    def require(self, key: str) -> Any:
-        """A metadata value. Raises ModelError that names the key when it is missing."""
-        if key not in self._fields:
-            raise ModelError(f"{self.path} has no {key}")
-        return self.get(key)
-
-    def tensor_names(self) -> list[str]:
-        return list(self._tensors)
-
-    def has_tensor(self, name: str) -> bool:
-        return name in self._tensors
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape with the slowest dimension first, as torch has it; GGUF stores the fastest first."""
-        return tuple(int(size) for size in reversed(self._tensors[name].shape))
-
-    def array(self, name: str) -> FloatArray:
-        """A tensor, dequantised. Raises ModelError for a quantisation that is not supported."""
-        tensor = self._tensors[name]
-        if tensor.tensor_type.name not in _READABLE:
-            raise ModelError(
-                f"{self.path}: {name} is stored as {tensor.tensor_type.name}; supported are {', '.join(_READABLE)}"
-            )
-        return np.asarray(quants.dequantize(tensor.data, tensor.tensor_type), np.float32).reshape(self.shape(name))
 
 
 class GgufSource:

