@@ -64,11 +64,10 @@ def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
         case "ngram" | "suffix":
             return LookupDrafter(make_lookup(config, (config.method,), _library()))
         case "auto":
-            from faser.engine.execution.drafters.selector import DrafterSelector
+            from faser.engine.execution.drafters.text_and_model import TextAndModel
 
             model = _draft_model(config, parts) if config.model is not None else None
-            lookup = make_lookup(config, ("suffix", "ngram"), _library())
-            return DrafterSelector(lookup, model, model_cap=config.model_cap)
+            return TextAndModel(make_lookup(config, ("suffix", "ngram"), _library()), model)
         case _:
             raise AssertionError(f"speculation method {config.method!r} was let through")
 

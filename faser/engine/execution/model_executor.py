@@ -25,6 +25,7 @@ from faser.engine.contract.plan import (
     StepResult,
 )
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafters.text_and_model import with_text_drafts
 from faser.engine.execution.overlap.lane_work import given_on_lane, on_lane
 from faser.engine.execution.overlap.partition import Partition, PendingResult
 from faser.engine.execution.prompt_logprobs import PromptLogprobs
@@ -105,21 +106,32 @@ class ModelExecutor:
         self._speculation = speculation
         self._proposals: Proposals | None = None  # what the step that is being made may verify
         self._num_passed = 0  # leading tokens of each of its drafts that are known by now
+        self._applied: StepPlan | None = None  # the plan that overlapped drafting has applied already
         self._last: _Choosing | None = None
         self._collected_s = 0.0
 
-    def draft(self, plan: DraftPlan) -> Drafts:
+    @property
+    def lanes(self) -> Lanes | None:
+        """Where overlapped drafting runs; None where drafting always precedes the step."""
+        return None if self._speculation is None else self._speculation.lanes
+
+    def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:
         assert self._speculation is not None, "this engine has no drafter"
         began = time.perf_counter()
+        if during is not None:
+            self._apply(during)
+            self._applied = during
         self._release(plan.released)
         self._extend(plan)
-        self._proposals = proposals = self._speculation.drafter.propose(self._naming(plan))
-        self._num_passed = 0
+        proposals = self._speculation.drafter.propose(self._naming(plan))
+        if during is None:
+            self._proposals, self._num_passed = proposals, 0
         return _drafts(plan, proposals, began, time.perf_counter())
 
     def run(self, plan: StepPlan) -> StepResult:
         began = time.perf_counter()
         self._apply(plan)
+        self._complete_proposals(plan.rows)
         batch = self._table.gather(plan.rows)
         rows, batch, verdicts = self._verify(plan.rows, batch).wait()
         self._go_on(verdicts)
@@ -132,7 +144,10 @@ class ModelExecutor:
         assert self._speculation.lanes is not None, "this engine has no lanes"
         assert ahead.share is not None, "who drafts ahead has a share of the processors"
         drafter, lanes = self._speculation.drafter, self._speculation.lanes
-        self._apply(plan)
+        if self._applied is not plan:
+            self._apply(plan)
+        self._applied = None
+        self._complete_proposals(plan.rows)
         self._extend(ahead)
         batch, naming = self._table.gather(plan.rows), self._naming(ahead)
         lanes.partition.resize(ahead.share)
@@ -188,6 +203,11 @@ class ModelExecutor:
         """Of the last row of each."""
         ends = [rows.start + len(rows.token_ids) for rows in chosen]
         return self._sampler.requests([rows.slot for rows in chosen], ends)
+
+    def _complete_proposals(self, rows: tuple[SequenceRows, ...]) -> None:
+        """Add the drafts from text that the step verifies to what the draft model proposed."""
+        if self._proposals is not None:
+            self._proposals = with_text_drafts(self._proposals, rows, num_passed=self._num_passed)
 
     def _extend(self, plan: DraftPlan) -> None:
         for request in plan.requests:
@@ -382,6 +402,7 @@ def _drafts(plan: DraftPlan, proposals: Proposals, began_s: float, ended_s: floa
         began_s=began_s,
         passes=proposals.passes,
         catchup_tokens=proposals.catchup_tokens,
+        drawn=proposals.probs is not None,
     )
 
 

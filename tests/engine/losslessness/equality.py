@@ -14,7 +14,7 @@ from faser.config.engine import EngineConfig
 from faser.engine.build import build_engine
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import SequenceDelta
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.overlap.partition import Partition
 from faser.types import PositionLogprobs, Request, SamplingParams, SpeculationParams
@@ -89,8 +89,12 @@ def build(
         speculative_config=given,
         **settings,
     )
-    costs = CostModel.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7, lanes=(LANES,))  # drafting seems to pay
-    engine, _ = build_engine(config, target, lambda _stage, _done, _total: None, costs=costs, partition=partition)
+    times = StepTimes.proportional(
+        step_s=0.01, pass_s=1e-5, text_s=1e-7, interference=(LANES,)
+    )  # drafting seems to pay
+    engine, _ = build_engine(
+        config, target, lambda _stage, _done, _total: None, step_times=times, partition=partition
+    )
     return engine
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser.engine.contract.plan import SequenceResult, SequenceRows, StepPlan, StepResult
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.acceptance.estimator import Outcomes
 from faser.engine.control.speculation.pruned_rows import pruned_rows, saved_s
 from faser.engine.control.timing.cost_model import CostModel
@@ -96,4 +97,4 @@ def test_a_sequence_that_failed_was_not_right() -> None:
 def test_rows_that_left_saved_the_layers_behind() -> None:
     """Of 8 rows 3 leave after a quarter of the layers."""
     plan, result = step_of([[1, 1, 1], [0, 0, 0]], [1, 2], [(0,), (1,)], after=0.25)
-    assert saved_s(CostModel.proportional(step_s=1.0, row_s=0.1), plan, result) == pytest.approx(0.225)
+    assert saved_s(CostModel(StepTimes.proportional(step_s=1.0, row_s=0.1)), plan, result) == pytest.approx(0.225)

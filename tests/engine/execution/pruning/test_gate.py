@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.step_times import CostTable, Role
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.execution.pruning.calibration import MOST_FALSE, PruneCalibration, bands, upper_share
 from faser.engine.execution.pruning.gate import (
@@ -163,17 +163,19 @@ def test_one_layer_cannot_be_split() -> None:
 
 def flat() -> CostModel:
     """Bound by memory: rows cost nothing."""
-    return CostModel.proportional(step_s=STEP_S)
+    return CostModel(StepTimes.proportional(step_s=STEP_S))
 
 
 def rising() -> CostModel:
     """Bound by arithmetic: rows are all there is."""
-    return CostModel.proportional(step_s=0.0, row_s=STEP_S / 64)
+    return CostModel(StepTimes.proportional(step_s=0.0, row_s=STEP_S / 64))
 
 
 def stairs() -> CostModel:
     """An edge between 40 and 41 rows, and none below."""
-    return CostModel({Role.STEP: CostTable(rows=(1, 40, 41, 64), seconds=(0.01, 0.01, 0.02, 0.02))})
+    return CostModel(
+        StepTimes(tables={Role.STEP: CostTable(rows=(1, 40, 41, 64), seconds=(0.01, 0.01, 0.02, 0.02))})
+    )
 
 
 def gate(costs: CostModel, *, mode: str = "auto") -> PruneGate:

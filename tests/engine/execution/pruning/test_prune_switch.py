@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.pruning.gate import UNSPLIT, PruneGate
@@ -20,7 +21,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def gate_of(mode: str) -> PruneGate:
-    costs = CostModel.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7)
+    costs = CostModel(StepTimes.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7))
     return PruneGate(mode, num_layers=12, most=8, costs=costs)
 
 
