@@ -19,12 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from benchmarks.selected_drafter import SelectedDrafter
 from faser.config.environment import cache_dir
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
+from faser.engine.control.speculation.drafter_selection import DrafterSelection
 from faser.engine.execution.drafter_registry import make_lookup
 from faser.engine.execution.drafters.drafter import Continuation, Drafter
-from faser.engine.execution.drafters.selector import DrafterSelector
+from faser.engine.execution.drafters.text_and_model import TextAndModel
 from faser.engine.execution.text_lookup.lookup import LookupDrafter, TextLookup
 from faser.kernels.cpu.text_index import text_library
 from faser.types import SamplingParams
@@ -62,7 +64,9 @@ def _lookup(methods: tuple[str, ...], *, native: bool) -> TextLookup:
 DRAFTERS: dict[str, Callable[[bool], Drafter]] = {
     "ngram": lambda native: LookupDrafter(_lookup(("ngram",), native=native)),
     "suffix": lambda native: LookupDrafter(_lookup(("suffix",), native=native)),
-    "chooser of both": lambda native: DrafterSelector(_lookup(("suffix", "ngram"), native=native), model_cap=CAP),
+    "selection of both": lambda native: SelectedDrafter(
+        TextAndModel(_lookup(("suffix", "ngram"), native=native)), DrafterSelection(model_cap=None)
+    ),
 }
 
 

@@ -36,7 +36,7 @@ from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.workload import Workload
 from faser.bench.policy_spec import parse_policy
 from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.step_times import CostTable, Role
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 
 CAP = 8
@@ -111,7 +111,11 @@ def lanes_of(slowdown: float) -> InterferenceTable:
 
 def costs_of(target: str, draft_cost: float) -> CostModel:
     step = TARGETS[target]
-    return CostModel({Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(draft_cost * step.seconds[0],))})
+    return CostModel(
+        StepTimes(
+            tables={Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(draft_cost * step.seconds[0],))}
+        )
+    )
 
 
 def contest(costs: CostModel, load: int, acceptance: float, lanes: InterferenceTable, turns: int) -> Contest:

@@ -18,7 +18,7 @@ from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import parse_workload
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.step_times import CostTable, Role
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.timing.clock import SimulatedClock
 from faser.engine.control.timing.cost_model import CostModel
@@ -70,7 +70,7 @@ def _run(trace: Trace, num_sequences: int, num_requests: int) -> tuple[float, fl
         made.append(SpeculationControl(config, costs, num_slots=num_slots, clock=clock))
         return made[0]
 
-    costs = CostModel({Role.STEP: STEP, Role.PASS: PASS})
+    costs = CostModel(StepTimes(tables={Role.STEP: STEP, Role.PASS: PASS}))
     machine = Machine(costs=costs, max_num_seqs=num_slots, max_num_batched_tokens=1024)
     workload = parse_workload(f"closed:{num_sequences}")
     arrivals = workload.arrivals(trace, duration_s=None, limit=num_requests, seed=0)

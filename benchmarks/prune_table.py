@@ -34,7 +34,7 @@ from benchmarks.prune_world import (
     requests_of,
 )
 from faser.bench.prompts import read_prompts
-from faser.engine.contract.step_times import Role
+from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.pruning.calibration import MOST_FALSE
@@ -235,10 +235,10 @@ def look_at(
     found, observers = [], []
     for temperature in (0.0, 0.8):
         observer = Observer(layers)
-        costs = CostModel.proportional(step_s=0.1, pass_s=1e-3, text_s=1e-5)
-        step_seconds = StepSeconds(costs.tables[Role.STEP])
+        times = StepTimes.proportional(step_s=0.1, pass_s=1e-3, text_s=1e-5)
+        step_seconds = StepSeconds(times.tables[Role.STEP])
         pruning = EarlyPruning(observer, observer, step_seconds, num_slots=pair.config.max_num_seqs)
-        engine = engine_of(pair, pruning, costs)
+        engine = engine_of(pair, pruning, CostModel(times))
         answered(engine, requests_of(prompts, temperature=temperature, num_tokens=options.tokens, name="look"))
         found += layer_looks(observer, pair.runner.num_layers, name, temperature)
         observers.append(observer)

@@ -103,7 +103,7 @@ def measured_costs(pair: PrunePair, *, budget_s: float) -> CostModel:
         max_rows=MAX_ROWS,
         max_logit_rows=pair.config.max_num_seqs,
     )
-    return profile(pair.runner, pair.draft_runner, room, progress=_quiet, budget_s=budget_s)
+    return CostModel(profile(pair.runner, pair.draft_runner, room, progress=_quiet, budget_s=budget_s))
 
 
 def engine_of(pair: PrunePair, pruning: EarlyPruning | None, costs: CostModel) -> Engine:

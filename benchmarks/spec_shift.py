@@ -26,7 +26,6 @@ from faser.config.environment import cache_dir
 from faser.engine.build import build_engine
 from faser.engine.checkpoints.source import resolve
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
-from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
@@ -69,7 +68,7 @@ class Breakable:
 
 @dataclass(slots=True)
 class Hold:
-    """Takes hold of the engine's drafter while it is built."""
+    """Keeps the engine's drafter, which it makes breakable while the engine is built."""
 
     vocab_size: int
     held: Breakable | None = None
@@ -77,9 +76,6 @@ class Hold:
     def drafter(self, drafter: Drafter) -> Drafter:
         self.held = Breakable(drafter, self.vocab_size)
         return self.held
-
-    def costs(self, costs: CostModel) -> None:
-        """Nothing to do with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +129,7 @@ def measure(options: argparse.Namespace) -> list[StepPoint]:
     speculation = {"method": "draft_model", "model": options.drafter} if options.drafter else {}
     config = EngineConfig(model=options.model, max_model_len=2048, speculative_config=speculation)
     hold = Hold(vocab_size=40_000)
-    engine, _ = build_engine(config, directory, lambda _stage, _done, _total: None, watch=hold)
+    engine, _ = build_engine(config, directory, lambda _stage, _done, _total: None, wrap_drafter=hold.drafter)
     assert hold.held is not None
     prompts = load_prompts(options.questions)
     points: list[StepPoint] = []

@@ -73,7 +73,7 @@ class ScriptedExecutor:
         self._lines: dict[int, _Line] = {}
         self._cells: dict[tuple[int, int], Cell] = {}
 
-    def draft(self, plan: DraftPlan) -> Drafts:
+    def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:  # noqa: ARG002
         assert plan.requests, "a plan without requests is not sent"
         for slot in plan.released:
             del self._lines[slot]

@@ -19,7 +19,6 @@ from benchmarks.gpu.shapes import floor_s
 from benchmarks.gpu.timing import clock_of, spread_ms
 from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.contract.plan import DraftPlan, SequenceStart
-from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
 
 _ACCEPTANCE = 0.8
@@ -27,7 +26,7 @@ _ACCEPTANCE = 0.8
 
 def run(plan: Plan, desk: Desk) -> None:
     sizes, target, draft = plan.sizes, target_of(plan), draft_of(plan)
-    watch = _DraftTimes()
+    times = _DraftTimes()
     desk.say("loading both models")
     opened = open_engine(
         plan,
@@ -40,7 +39,7 @@ def run(plan: Plan, desk: Desk) -> None:
             sources=made_up(plan),
             speculative=synthetic(draft, cap=sizes.cycle_gamma, acceptance=_ACCEPTANCE) | {"policy": "fixed"},
             costs=made_up_costs(),
-            watch=watch,
+            wrap_drafter=times.around,
         ),
     )
     loop = ClosedLoop(opened.engine, clock_of(plan.device))
@@ -50,7 +49,7 @@ def run(plan: Plan, desk: Desk) -> None:
             continue
         loop.start(prompts[:sequences], greedy)
         loop.warm()
-        watch.forget()
+        times.forget()
         steps = loop.look(seconds=sizes.cell_s, steps=sizes.steps)
         loop.stop()
         desk.append(
@@ -60,8 +59,8 @@ def run(plan: Plan, desk: Desk) -> None:
                 "gamma": sizes.cycle_gamma,
                 "cycle_ms": spread_ms(steps.device_s),
                 "host_ms": spread_ms(steps.host_s),
-                "drafting_ms": spread_ms(watch.seconds),
-                "passes": watch.passes / len(watch.seconds),
+                "drafting_ms": spread_ms(times.seconds),
+                "passes": times.passes / len(times.seconds),
                 "tokens_per_s": round(steps.tokens_per_s, 1),
                 **_floors(plan, desk, opened, draft, sequences, steps.device_s),
             },
@@ -85,17 +84,14 @@ def _floors(
 
 
 class _DraftTimes:
-    """A Watch that stands before the drafter and takes the time of every proposal."""
+    """How long every proposal of a drafter takes, in seconds."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.passes = 0
 
-    def drafter(self, drafter: Drafter) -> Drafter:
+    def around(self, drafter: Drafter) -> Drafter:
         return _Timed(drafter, self)
-
-    def costs(self, _costs: CostModel) -> None:
-        pass
 
     def forget(self) -> None:
         self.seconds, self.passes = [], 0

@@ -5,7 +5,7 @@ The one place that knows which settings a device takes. Measures nothing.
 
 import gc
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.shapes import write_shape
 from benchmarks.gpu.weights import MadeUp
 from faser.config.engine import EngineConfig
-from faser.engine.build import Watch, build
+from faser.engine.build import build
 from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.contract.interference import InterferenceTable
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.overlap.cores import Cores, core_numbers
@@ -26,6 +27,7 @@ from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.startup.executor_factory import WrapDrafter
 from faser.engine.execution.startup.model_loading import Sources
 from faser.types import ModelInfo
 
@@ -55,8 +57,8 @@ class Wanted:
     draft: Path | None = None
     eager: bool = False
     synchronous: bool = False
-    costs: CostModel | None = None
-    watch: Watch | None = None
+    costs: StepTimes | None = None
+    wrap_drafter: WrapDrafter = lambda drafter: drafter
     prefix_caching: bool = True
     overlap: str = "off"
     early_prune: str = "off"
@@ -71,6 +73,7 @@ class Opened:
     info: ModelInfo
     spec: DecoderSpec
     costs: CostModel | None
+    interference: tuple[InterferenceTable, ...]
     runner: Runner
     draft_runner: Runner | None
     lanes: Lanes | None
@@ -89,12 +92,12 @@ def draft_of(plan: Plan) -> Path:
     return write_shape(plan.models / "draft", plan.sizes.draft)
 
 
-def made_up_costs() -> CostModel:
+def made_up_costs() -> StepTimes:
     """Of steps and passes, where nothing is decided by them or nothing that is decided counts."""
-    return CostModel.proportional(step_s=5e-3, row_s=2e-5, pass_s=1e-3, pass_row_s=1e-6, text_s=1e-5)
+    return StepTimes.proportional(step_s=5e-3, row_s=2e-5, pass_s=1e-3, pass_row_s=1e-6, text_s=1e-5)
 
 
-def lane_costs() -> CostModel:
+def lane_costs() -> StepTimes:
     """The same with lanes of this machine's cores; without, where it has only one."""
     cores = core_numbers()
     shares = Cores(cores).shares()[:1] if len(cores) > 1 else ()
@@ -102,26 +105,26 @@ def lane_costs() -> CostModel:
         InterferenceTable.constant(share=each, verify=1.1, draft=1.1, verify_alone=1.0, draft_alone=1.0)
         for each in shares
     )
-    return CostModel(made_up_costs().tables, lanes)
+    return replace(made_up_costs(), interference=lanes)
 
 
 def open_engine(plan: Plan, wanted: Wanted) -> Opened:
     """Raises ConfigError for what does not fit."""
-    seen = _Seen(wanted.watch)
     built = build(
         config_of(plan, wanted),
         wanted.target,
         lambda _stage, _done, _total: None,
-        watch=seen,
-        costs=wanted.costs or (made_up_costs() if plan.dry_run else None),
+        step_times=wanted.costs or (made_up_costs() if plan.dry_run else None),
         partition=wanted.partition,
         sources=wanted.sources,
+        wrap_drafter=wanted.wrap_drafter,
     )
     return Opened(
         engine=built.engine,
         info=built.info,
         spec=read_model_config(wanted.target).spec,
-        costs=seen.believed,
+        costs=built.costs,
+        interference=built.interference,
         runner=built.runner,
         draft_runner=built.draft_runner,
         lanes=built.lanes,
@@ -175,19 +178,3 @@ def _kv_bytes(wanted: Wanted) -> int:
     blocks_each = -(-(wanted.context + _MORE_TOKENS) // BLOCK_SIZE)
     least = 1 << 20  # that the setting takes
     return max((wanted.sequences * blocks_each + _SPARE_BLOCKS) * BLOCK_SIZE * token_bytes, least)
-
-
-class _Seen:
-    """A Watch that keeps sight of the costs and passes everything on to another one."""
-
-    def __init__(self, then: Watch | None) -> None:
-        self._then = then
-        self.believed: CostModel | None = None
-
-    def drafter(self, drafter: Any) -> Any:
-        return drafter if self._then is None else self._then.drafter(drafter)
-
-    def costs(self, costs: CostModel) -> None:
-        self.believed = costs
-        if self._then is not None:
-            self._then.costs(costs)

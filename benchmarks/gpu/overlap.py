@@ -33,7 +33,7 @@ from benchmarks.gpu.shapes import Config, write_shape
 from benchmarks.gpu.timed_partition import Divided, TimedPartition, divide
 from benchmarks.gpu.walks import Walk, Walking
 from faser.bench.chart import Chart, line_chart
-from faser.engine.contract.interference import FACTORS
+from faser.engine.contract.interference import FACTORS, InterferenceTable
 from faser.engine.control.speculation.overlap.objective import best_overlap
 from faser.engine.control.speculation.policies.draft_lengths import best_lengths
 from faser.engine.control.speculation.policies.objective import Objective
@@ -95,8 +95,7 @@ def _measure(
     except ConfigError as error:
         desk.append("refused", {**about, "says": str(error)})
         return
-    assert opened.costs is not None, "an engine that drafts knows what that costs"
-    desk.append("lanes", {**about, **divided.about, **_measured(opened.costs)})
+    desk.append("lanes", {**about, **divided.about, **_measured(opened.interference)})
     _compare(plan, desk, opened, walk, about, timed, ends_s)
     close(opened)
 
@@ -114,7 +113,8 @@ def _compare(
         for sequences in sizes.overlap_batches:
             cell = {**about, "acceptance": acceptance, "sequences": sequences}
             kv_tokens = sequences * sizes.context
-            desk.append("expected", {**cell, **expected(costs, acceptance, sequences, kv_tokens, sizes.cap)})
+            found = expected(costs, opened.interference, acceptance, sequences, kv_tokens, sizes.cap)
+            desk.append("expected", {**cell, **found})
 
 
 def turns_of(plan: Plan, walk: Walk, place: int, about: Json, timed: TimedPartition) -> Turns:
@@ -160,7 +160,14 @@ def sources_of(plan: Plan, walk: Walk, target: Path) -> Sources:
     return source
 
 
-def expected(costs: CostModel, acceptance: float, sequences: int, kv_tokens: int, cap: int) -> dict[str, float]:
+def expected(
+    costs: CostModel,
+    lanes: tuple[InterferenceTable, ...],
+    acceptance: float,
+    sequences: int,
+    kv_tokens: int,
+    cap: int,
+) -> dict[str, float]:
     """Tokens a second of each way at its best, as the policy computes them; gain: of ahead over the best other."""
     survival = np.tile(acceptance ** np.arange(cap + 1.0), (sequences, 1))
     candidates = Candidates(
@@ -174,7 +181,7 @@ def expected(costs: CostModel, acceptance: float, sequences: int, kv_tokens: int
     )
     objective = Objective(costs, candidates)
     before = best_lengths(candidates, objective, costs).rate
-    ahead = best_overlap(candidates, objective, costs, costs.lanes).rate
+    ahead = best_overlap(candidates, objective, costs, lanes).rate
     return {
         "off": round(objective.plain_rate, 1),
         "before": round(before, 1),
@@ -281,7 +288,7 @@ def _expected_chart(rows: Sequence[Json]) -> str | None:
     return chart.svg()
 
 
-def _measured(costs: CostModel) -> Json:
+def _measured(lanes: tuple[InterferenceTable, ...]) -> Json:
     """What lanes cost each other as the engine measured it, by share, rows of a step and tokens of context."""
     return {
         "co_run": [
@@ -291,7 +298,7 @@ def _measured(costs: CostModel) -> Json:
                 "rows": rows,
                 **{name: round(getattr(each, name)[i][j], 4) for name in FACTORS},
             }
-            for each in costs.lanes
+            for each in lanes
             for i, context in enumerate(each.contexts)
             for j, rows in enumerate(each.rows)
         ]

@@ -16,8 +16,8 @@ from benchmarks.gpu.engines import Wanted, close, draft_of, made_up, open_engine
 from benchmarks.gpu.plan import Plan, Sizes
 from benchmarks.gpu.record import Desk, Json
 from benchmarks.gpu.timing import clock_of
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.step_statistics import PLAIN, SERIAL
-from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
 from faser.types import SamplingParams, SpeculationStats
 
@@ -71,7 +71,7 @@ def synthetic(draft: Path, *, cap: int, acceptance: float) -> dict[str, Any]:
 
 def run(plan: Plan, desk: Desk) -> None:
     sizes, target, draft = plan.sizes, target_of(plan), draft_of(plan)
-    costs: CostModel | None = None
+    costs: StepTimes | None = None
     for place, acceptance in enumerate(sizes.acceptances):
         if not desk.may_begin(f"acceptance {acceptance:g}: loading both models"):
             continue
@@ -85,10 +85,10 @@ def run(plan: Plan, desk: Desk) -> None:
                 rows=sizes.rows,
                 sources=made_up(plan),
                 speculative=synthetic(draft, cap=sizes.cap, acceptance=acceptance),
-                costs=None if costs is None else CostModel(costs.tables),
+                costs=costs,
             ),
         )
-        costs = opened.costs
+        costs = None if opened.costs is None else StepTimes(tables=opened.costs.tables)
         turns = Turns(
             arms=arms_of(sizes),
             batches=sizes.policy_batches,

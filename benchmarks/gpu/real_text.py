@@ -23,7 +23,7 @@ from benchmarks.grow_model import Growth, NoisySource, grown_spec
 from faser.bench.prompts import read_prompts
 from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.safetensors_source import SafetensorsSource
 from faser.engine.execution.models.weights import WeightSource
@@ -78,7 +78,7 @@ def open_pair(
     *,
     overlap: str = "off",
     early_prune: str = "off",
-    costs: CostModel | None = None,
+    costs: StepTimes | None = None,
 ) -> Pair:
     """small: directory of SmolLM2. overlap, early_prune, costs: as in Wanted."""
     sizes = plan.sizes

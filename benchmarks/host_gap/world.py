@@ -14,6 +14,7 @@ from benchmarks.gpu.weights import MadeUp
 from benchmarks.host_gap.clock_gpu import ClockGpu, clock_backend
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.interference import InterferenceTable
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import OverlapOptions, SpeculationControl
@@ -138,7 +139,7 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
             lanes=(_co_run(partition.share),),
             mode="on" if wanted.mode == BESIDE else "off",
         )
-        costs = CostModel.proportional(step_s=wanted.step_s, pass_s=wanted.pass_s, text_s=1e-7)
+        costs = CostModel(StepTimes.proportional(step_s=wanted.step_s, pass_s=wanted.pass_s, text_s=1e-7))
         control = SpeculationControl(config, costs, num_slots=slots, clock=clock, overlap=overlap)
     scheduler = Scheduler(
         kv=KvManager(slots * _WIDTH, _BLOCK),

@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 from benchmarks.losslessness import wrong
 from benchmarks.losslessness.law import DEEP, WIDE, Ints, World, samplings
 from benchmarks.losslessness.play import NUM_SLOTS, Cut, Lengths, Scenario, TableModel
+from benchmarks.selected_drafter import SelectedDrafter
 from faser.engine.contract.plan import StopRule
+from faser.engine.contract.step_times import StepTimes
+from faser.engine.control.speculation.drafter_selection import DrafterSelection
 from faser.engine.control.speculation.policies.policy import Candidates
 from faser.engine.control.speculation.policies.survival import Survival
 from faser.engine.control.timing.cost_model import CostModel
@@ -25,7 +28,7 @@ from faser.engine.execution.drafters.draft_samplers import (
     SampleAndMatchDraftSampler,
 )
 from faser.engine.execution.drafters.drafter import Drafter, Proposals
-from faser.engine.execution.drafters.selector import DrafterSelector
+from faser.engine.execution.drafters.text_and_model import TextAndModel
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.text_lookup.lookup import CombinedLookup
 from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
@@ -78,7 +81,7 @@ def keep_what_pays(proposals: Proposals) -> Proposals:
         other_rows=0,
         kv_tokens=0,
     )
-    costs = CostModel.proportional(step_s=0.05, row_s=1e-5, pass_s=1e-4)
+    costs = CostModel(StepTimes.proportional(step_s=0.05, row_s=1e-5, pass_s=1e-4))
     return wrong.trimmed(proposals, Survival(costs).keep(candidates, lengths).tolist())
 
 
@@ -116,7 +119,8 @@ def sampled(world: World) -> Drafter:
 
 def mixed(world: World) -> Drafter:
     """Text or sampled drafts, by what did better before."""
-    return DrafterSelector(CombinedLookup([text(world)]), sampled(world), model_cap=CAP)
+    both = TextAndModel(CombinedLookup([text(world)]), sampled(world))
+    return SelectedDrafter(both, DrafterSelection(model_cap=CAP))
 
 
 def stale(world: World) -> Drafter:

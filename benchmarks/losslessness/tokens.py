@@ -18,7 +18,7 @@ from faser.config.engine import EngineConfig
 from faser.config.speculation import POLICIES
 from faser.engine.build import build_engine
 from faser.engine.contract.interference import InterferenceTable
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.models.safetensors_source import SafetensorsSource
 from faser.engine.text.tokenizer import load_tokenizer
@@ -109,8 +109,10 @@ class Setup:
             **settings,
         )
         lanes = (LANES,) if config.spec_overlap == "on" else ()
-        costs = CostModel.proportional(step_s=0.05, pass_s=1e-4, text_s=1e-6, lanes=lanes)  # drafting seems to pay
-        engine, _ = build_engine(config, self.directory, lambda *_: None, costs=costs)
+        times = StepTimes.proportional(
+            step_s=0.05, pass_s=1e-4, text_s=1e-6, interference=lanes
+        )  # drafting seems to pay
+        engine, _ = build_engine(config, self.directory, lambda *_: None, step_times=times)
         return engine
 
     def requests(self, temperature: float) -> list[Request]:

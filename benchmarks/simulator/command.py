@@ -16,6 +16,7 @@ from benchmarks.simulator.workload import parse_workload
 from faser.bench.policy_spec import PolicySpec, parse_policy
 from faser.cli.console.progress import ProgressReporter
 from faser.cli.flags.sources import UsageError
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 from faser.types import Slo
 
@@ -44,7 +45,7 @@ def _simulate(asked: argparse.Namespace) -> int:
         raise UsageError([f"--arrivals is {asked.arrivals}; it never ends: give --duration or --num-requests"])
     contest = Contest(
         trace=trace,
-        machine=machine_of(asked, CostModel.load(Path(asked.cost))),
+        machine=machine_of(asked, CostModel(StepTimes.load(Path(asked.cost)))),
         workload=workload,
         duration_s=asked.duration,
         limit=asked.num_requests,

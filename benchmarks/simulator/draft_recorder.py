@@ -1,14 +1,17 @@
-"""DraftRecorder: stands before a drafter and writes down what it proposes, while nothing of it is verified.
+"""DraftRecorder: wraps a drafter and records what it proposes, while nothing of it is verified.
 
-Owns the recordings. To the engine it is a drafter that has nothing to propose, so every step brings one token and
-every position of an output gets its draft. The drafter behind it is told truthfully whether the first token of its
-draft was the one that came; the others count as not judged.
+Owns the recordings. To the engine it is a drafter with empty drafts, so every step brings one token and every
+position of an output gets its draft. The wrapped drafter learns truthfully whether the first token of its draft
+was the one that came; the other tokens count as not judged.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.selected_drafter import SelectedDrafter
+from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
+from faser.engine.control.speculation.drafter_selection import make_selection
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
 
 
@@ -26,14 +29,16 @@ class Recording:
 class DraftRecorder:
     """A Drafter. recordings: of all sequences, in the order in which they started.
 
-    A sequence that is preempted goes on with its recording: prompt and seed say which. Drafts nothing ahead,
-    because nothing is ever being verified.
+    selects: the drafter chooses between drafters itself, so it answers the round for text and no other one. A sequence
+    that is preempted continues its recording: prompt and seed identify it. Never drafts overlapped, because nothing
+    is ever under verification.
     """
 
     drafts_overlapped = False
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, *, selects: bool = False) -> None:
         self._drafter = drafter
+        self._selects = selects
         self._recordings: dict[tuple[int, tuple[int, ...]], Recording] = {}
         self._slots: dict[int, Recording] = {}
 
@@ -48,10 +53,12 @@ class DraftRecorder:
         self._drafter.start(start)
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
+        if self._selects and not plan.from_text:
+            return Proposals(drafts=_empty(plan))  # the drafter has chosen and answered in the first round
         proposals = self._drafter.propose(plan, until)
         assert proposals.probs is None, "drafts that were drawn cannot be replayed: drafting must be greedy"
         for request, draft in zip(plan.requests, proposals.drafts, strict=True):
-            assert not request.unverified, f"slot {request.slot}: a recorder drafts nothing ahead"
+            assert not request.unverified, f"slot {request.slot}: a recorder never drafts overlapped"
             recording = self._slots[request.slot]
             position = len(recording.output_token_ids)
             recording.drafts[position] = draft
@@ -72,3 +79,15 @@ class DraftRecorder:
     def release(self, slot: int) -> None:
         self._slots.pop(slot, None)
         self._drafter.release(slot)
+
+
+def make_recorder(drafter: Drafter, config: SpeculationConfig) -> DraftRecorder:
+    """With method `auto`, whose selection is the control plane's, the recorder has a selection of its own."""
+    selection = make_selection(config)
+    if selection is None:
+        return DraftRecorder(drafter)
+    return DraftRecorder(SelectedDrafter(drafter, selection), selects=True)
+
+
+def _empty(plan: DraftPlan) -> tuple[Draft, ...]:
+    return tuple(Draft(slot=request.slot, method="") for request in plan.requests)

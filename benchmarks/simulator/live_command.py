@@ -10,6 +10,7 @@ from benchmarks.simulator.trace import mean_run, write_trace
 from faser.bench.policy_spec import parse_policy
 from faser.cli.console.progress import ProgressReporter
 from faser.cli.flags.sources import UsageError
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 
 
@@ -37,7 +38,7 @@ def record_trace(asked: argparse.Namespace) -> int:
         )
         write_trace(trace, Path(asked.record))
         if asked.save_cost is not None:
-            real.costs.save(Path(asked.save_cost))
+            real.step_times.save(Path(asked.save_cost))
     positions, run = sum(each.output_len for each in trace.requests), mean_run(trace.requests)
     print(f"{asked.record}: {len(trace.requests)} requests, {positions} positions, mean run {run:.2f}")
     return 0
@@ -53,7 +54,7 @@ def check_against_live(asked: argparse.Namespace) -> int:
     specs = [parse_policy(each, cap=trace.max_tokens) for each in asked.policies]
     with ProgressReporter() as report:
         real = open_engine(engine_options(asked), report, recorded=False)
-        costs = real.costs if asked.cost is None else CostModel.load(Path(asked.cost))
+        costs = real.costs if asked.cost is None else CostModel(StepTimes.load(Path(asked.cost)))
         checks = check_live(
             real.engine,
             trace,

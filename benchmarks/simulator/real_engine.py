@@ -14,6 +14,7 @@ from benchmarks.simulator.record import Recording
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.checkpoints.source import resolve
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError
@@ -28,11 +29,15 @@ Recordings = Callable[[], Sequence[Recording]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealEngine:
-    """An engine, its costs as they are believed now, and the recordings of its drafter (none if not recorded)."""
+    """An engine, its cost model, and what its drafter proposed (nothing if it is not recorded).
+
+    step_times: as measured; costs: corrected by the engine as it goes.
+    """
 
     engine: LiveEngine
     config: EngineConfig
     tokenizer: Tokenizer
+    step_times: StepTimes
     costs: CostModel
     recordings: Recordings
 
@@ -42,7 +47,8 @@ def open_engine(options: dict[str, Any], report: Report, *, recorded: bool) -> R
 
     Raises ConfigError for what cannot be served, and for a configuration that does not draft, or not greedily.
     """
-    from faser.engine.build import build_engine
+    from benchmarks.simulator.draft_recorder import make_recorder
+    from faser.engine.build import build
 
     config = EngineConfig(**options)
     if config.speculation.policy == "off" or config.speculation.draft_sample_method == "probabilistic":
@@ -51,36 +57,21 @@ def open_engine(options: dict[str, Any], report: Report, *, recorded: bool) -> R
             "a trace needs a drafter, and greedy drafts, whose verdicts do not depend on their length"
         )
     directory = resolve(config.model, cache_dir(), revision=config.revision, progress=report)
-    watch = _Watch(recorded=recorded)
-    engine, _ = build_engine(config, directory, report, watch)
-    assert watch.believed is not None, "an engine that speculates has shown its costs"
+    recorders: list[DraftRecorder] = []
+
+    def recorder_of(drafter: Drafter) -> Drafter:
+        if not recorded:
+            return drafter
+        recorders.append(make_recorder(drafter, config.speculation))
+        return recorders[0]
+
+    built = build(config, directory, report, wrap_drafter=recorder_of)
+    assert built.costs is not None, "an engine that speculates has a cost model"
     return RealEngine(
-        engine=engine,
+        engine=built.engine,
         config=config,
         tokenizer=load_tokenizer(Path(config.tokenizer or directory)),
-        costs=watch.believed,
-        recordings=watch.recordings,
+        step_times=StepTimes(tables=built.costs.tables, interference=built.interference),
+        costs=built.costs,
+        recordings=lambda: recorders[0].recordings if recorders else (),
     )
-
-
-class _Watch:
-    """Puts a recorder before the engine's drafter, if one is wanted, and keeps sight of the costs."""
-
-    def __init__(self, *, recorded: bool) -> None:
-        self._recorded = recorded
-        self._recorder: DraftRecorder | None = None
-        self.believed: CostModel | None = None
-
-    def drafter(self, drafter: "Drafter") -> "Drafter":
-        from benchmarks.simulator.draft_recorder import DraftRecorder
-
-        if not self._recorded:
-            return drafter
-        self._recorder = DraftRecorder(drafter)
-        return self._recorder
-
-    def costs(self, costs: CostModel) -> None:
-        self.believed = costs
-
-    def recordings(self) -> Sequence[Recording]:
-        return () if self._recorder is None else self._recorder.recordings

@@ -42,8 +42,9 @@ class Engine:
         began_s = time.perf_counter()
         if self._launched is not None:
             return self._go_on(self._launched, began_s)
-        requests = self._scheduler.propose()
-        drafts = None if requests is None else self._executor.draft(requests)
+        drafts: DraftPlan | Drafts | None = self._scheduler.propose()
+        while isinstance(drafts, DraftPlan):
+            drafts = self._scheduler.drafted(self._executor.draft(drafts))
         plan = self._scheduler.plan(drafts)
         if plan is None:
             return ()
@@ -53,10 +54,21 @@ class Engine:
         if ahead is None:
             result = self._executor.run(plan)
         else:
-            result, beside = self._executor.run_overlapped(plan, ahead)
+            result, beside = self._run_overlapped(plan, ahead)
         deltas = tuple(self._scheduler.commit(plan, result, beside))
         self._note(began_s, plan, result, before=drafts, ahead=ahead, beside=beside)
         return deltas
+
+    def _run_overlapped(self, plan: StepPlan, requested: DraftPlan) -> tuple[StepResult, Drafts]:
+        """Run the step while the drafter makes the next drafts; drafts from text are looked up before."""
+        if not requested.from_text:
+            return self._executor.run_overlapped(plan, requested)
+        model_plan = self._scheduler.drafted(self._executor.draft(requested, during=plan))
+        assert isinstance(model_plan, DraftPlan)
+        result, model_drafts = self._executor.run_overlapped(plan, model_plan)
+        drafts = self._scheduler.drafted(model_drafts)
+        assert isinstance(drafts, Drafts)
+        return result, drafts
 
     def _go_on(self, launched: LaunchedStep, began_s: float) -> tuple[SequenceDelta, ...]:
         """Launch the step behind it, if there can be one, and only then ask what this one brought."""

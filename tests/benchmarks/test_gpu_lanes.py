@@ -22,6 +22,7 @@ from benchmarks.gpu.shapes import write_shape
 from benchmarks.gpu.timing import HostClock
 from benchmarks.gpu.walks import Walk, Walking
 from faser.engine.contract.interference import InterferenceTable
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.execution.overlap.cores import core_numbers
 from faser.engine.execution.overlap.partition import Serial
@@ -167,13 +168,14 @@ def test_ratios_are_to_serial_of_the_same_round_and_gains_to_the_best_other_way(
 def test_what_is_expected_follows_what_lanes_cost() -> None:
     """Free lanes and a slow drafter: ahead pays. Lanes that cost half: it does not. Planted: lanes left out."""
 
-    def costs(slowdown: float) -> CostModel:
-        lanes = InterferenceTable.constant(
+    costs = CostModel(StepTimes.proportional(step_s=5e-3, row_s=2e-5, pass_s=1.5e-3))
+
+    def lanes(slowdown: float) -> InterferenceTable:
+        return InterferenceTable.constant(
             share=0.2, verify=slowdown, draft=slowdown, verify_alone=slowdown, draft_alone=slowdown
         )
-        return CostModel.proportional(step_s=5e-3, row_s=2e-5, pass_s=1.5e-3, lanes=(lanes,))
 
-    free, dear = (expected(costs(slowdown), 0.9, 4, 4096, 7) for slowdown in (1.0, 1.5))
+    free, dear = (expected(costs, (lanes(slowdown),), 0.9, 4, 4096, 7) for slowdown in (1.0, 1.5))
     assert free["gain"] > 1.08
     assert dear["gain"] < 1.0
     assert free["before"] == dear["before"] > free["off"]

@@ -28,6 +28,7 @@ from benchmarks.gpu.shapes import write_shape
 from benchmarks.gpu.timed_partition import TimedPartition
 from benchmarks.gpu.walks import Walk, Walking
 from faser.engine.contract.interference import InterferenceTable
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.execution.models import tensors
 from faser.engine.execution.overlap.partition import (
@@ -101,9 +102,9 @@ def lanes_at(slowdown: float) -> tuple[InterferenceTable, ...]:
 
 def test_the_best_length_before_a_step_is_that_of_the_closed_form() -> None:
     """Planted: survival that begins with the second token, and a gain over drafts where plain steps are faster."""
-    costs = CostModel.proportional(step_s=4e-3, pass_s=1e-3, lanes=lanes_at(1.0))
+    costs = CostModel(StepTimes.proportional(step_s=4e-3, pass_s=1e-3))
     for acceptance in (0.9, 0.6, 0.1):
-        found = expected(costs, acceptance, 4, 4096, 7)
+        found = expected(costs, lanes_at(1.0), acceptance, 4, 4096, 7)
         lengths = [sum(acceptance**depth for depth in range(g + 1)) / (4e-3 + g * 1e-3) for g in range(1, 8)]
         assert found["off"] == pytest.approx(4 / 4e-3, rel=0.01)
         assert found["before"] == pytest.approx(4 * max(*lengths, 1 / 4e-3), rel=0.02)

@@ -9,6 +9,7 @@ from faser.cli.bench.spec import engine_config, policies_of, spec_parser
 from faser.cli.flags.sources import UsageError
 from faser.cli.main import main
 from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.timing.clock import SimulatedClock
 from faser.engine.control.timing.cost_model import CostModel
@@ -97,7 +98,7 @@ def test_a_table_is_measured_beside_the_others_by_a_real_control_of_speculation(
         ("fixed:6", "fixed", 6),
     ]
     control = SpeculationControl(
-        speculation, CostModel.proportional(step_s=0.01), num_slots=2, clock=SimulatedClock(0.0)
+        speculation, CostModel(StepTimes.proportional(step_s=0.01)), num_slots=2, clock=SimulatedClock(0.0)
     )
     for each in found:
         control.use_policy(each.name, each.gamma)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import DraftPlan, SequenceDelta, StepPlan
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.sequences.sequence import sample_seed
@@ -107,7 +108,7 @@ def _speculation(
     config = SpeculationConfig(num_speculative_tokens=DRAFT_CAP)
     return SpeculationControl(
         config,
-        CostModel.proportional(step_s=0.01, text_s=0.0001, pass_s=None if looks else 0.001),
+        CostModel(StepTimes.proportional(step_s=0.01, text_s=0.0001, pass_s=None if looks else 0.001)),
         num_slots=num_slots,
         clock=clock,
         policy=policy,

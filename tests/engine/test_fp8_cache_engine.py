@@ -13,7 +13,7 @@ import torch
 
 from faser.config.engine import EngineConfig
 from faser.engine.build import build_engine
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
 from faser.errors import ConfigError
 from faser.kernels.factory import make_backend
@@ -25,7 +25,7 @@ from tests.kernels.layouts import attention_shape, kv_shape
 
 MEMORY = 1 << 20
 OFF = {"policy": "off"}
-COSTS = CostModel.proportional(step_s=1e-2, pass_s=1e-3)
+STEP_TIMES = StepTimes.proportional(step_s=1e-2, pass_s=1e-3)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def built(directory: Path, kv_cache_dtype: str, speculation: Mapping[str, Any]) 
         kv_cache_memory=MEMORY,
         speculative_config=speculation,
     )
-    engine, info = build_engine(config, directory, lambda *_: None, costs=COSTS)
+    engine, info = build_engine(config, directory, lambda *_: None, step_times=STEP_TIMES)
     assert MEMORY // 2 < info.kv_cache_bytes <= MEMORY
     return engine, info.num_blocks
 

@@ -9,8 +9,11 @@ from faser.engine.contract.plan import DraftPlan, Drafts, StepPlan, StepResult
 class Executor(Protocol):
     """Runs plans, one at a time, in the order of their step numbers."""
 
-    def draft(self, plan: DraftPlan) -> Drafts:
-        """Propose tokens for the step to come; drafts come in the order of plan.requests. Changes no sequence."""
+    def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:
+        """Draft tokens for the requests of the plan. Changes no sequence.
+
+        during: the step that the drafts overlap; it is applied first, and run_overlapped follows with it.
+        """
         ...
 
     def run(self, plan: StepPlan) -> StepResult:

@@ -96,6 +96,7 @@ class DraftPlan:
     """What to draft before step `step`. stop: of drafters that need a pass a token; None: draft max_tokens.
 
     released: slots given up since the last plan, applied first; the StepPlan does not name them again.
+    from_text: every method of the text look-up drafts for every request; the other drafters are not asked.
     wants_top_ids: models name the likeliest tokens beside each that they draft; the data plane's own request.
     share: of the processors, for drafting beside step `step`, whose own drafts are behind the requests; None: it
     is before the step, on all of them.
@@ -106,6 +107,7 @@ class DraftPlan:
     released: tuple[int, ...] = ()
     stop: StopRule | None = None
     share: float | None = None
+    from_text: bool = False
     wants_top_ids: bool = False
 
 
@@ -126,9 +128,10 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
-    """In the order of the requests. run_s: wall time of drafting, from began_s on. passes: passes of a draft model.
+    """One draft per request, in their order; of a plan from_text, this for one text method after the other.
 
-    catchup_tokens: rows that only refilled the draft model's KV.
+    run_s: wall time of drafting, from began_s on. passes: forwards of a draft model. catchup_tokens: rows that only
+    refilled the draft model's KV cache. drawn: the tokens were drawn from probabilities; else each is a point mass.
     """
 
     step: int
@@ -137,6 +140,7 @@ class Drafts:
     began_s: float = 0.0
     passes: int = 0
     catchup_tokens: int = 0
+    drawn: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,23 +1,31 @@
-"""What steps take on this machine, as measured before the first request: a message from execution to control.
+"""StepTimes: how long steps take on this machine. The data plane measures them once, before the first request.
 
-Plain values. The cost model in the control plane follows them online; nothing here changes.
+The control plane builds its cost model from them and corrects that model online; nothing here ever changes.
 """
 
+import json
 import math
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from faser.engine.contract.interference import FACTORS, InterferenceTable
 from faser.errors import ConfigError
 
 Floats = NDArray[np.float64]
 
+_FORMAT = 4
+
 
 class Role(StrEnum):
-    """step: target forward, logits, choice of tokens. pass: one of a draft model. text: one look-up."""
+    """step: target forward, logits, sampling. pass: one forward of a draft model. text: one text look-up."""
 
     STEP = "step"
     PASS = "pass"
@@ -26,10 +34,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTable:
-    """Seconds by row count. rows ascend; between two of them time is linear, above the last it goes on rising.
+    """Seconds by row count. rows ascend; time is linear between two of them and keeps rising above the last.
 
-    seconds: without what reading the KV cache costs: kv_token_s more for every token in it that is read.
-    Raises ConfigError for anything else.
+    seconds: without the time to read the KV cache, which adds kv_token_s for every cached token that is read.
+    Raises ConfigError for row counts that do not ascend and for times that fall or are not finite.
     """
 
     rows: tuple[int, ...]
@@ -50,16 +58,16 @@ class CostTable:
 
     @classmethod
     def measured(cls, seconds: Mapping[int, float], *, kv_token_s: float = 0.0) -> "CostTable":
-        """From medians by row count, made monotone by least squares: one slow one hides no slope."""
+        """Medians by row count, made monotone by least squares, so that one slow median hides no slope."""
         rows = sorted(seconds)
-        rising = np.maximum.accumulate(_isotonic([seconds[each] for each in rows]))  # of what rounding leaves
+        rising = np.maximum.accumulate(_isotonic([seconds[each] for each in rows]))  # removes what rounding leaves
         return cls(rows=tuple(rows), seconds=tuple(float(each) for each in rising), kv_token_s=kv_token_s)
 
     def dense(self, num_rows: int) -> Floats:
-        """[num_rows + 1] seconds for 0 … num_rows rows; no rows, no time.
+        """[num_rows + 1] seconds for 0 … num_rows rows; 0 rows take 0 seconds.
 
-        The slope above the largest measured count is the one from half of that count on: the last two may be
-        neighbours, and then it would be noise.
+        The slope above the largest measured count is taken from half of that count on: the slope between the
+        last two counts would be noise where these are neighbours.
         """
         wanted = np.arange(num_rows + 1)
         found = np.interp(wanted, self.rows, self.seconds)
@@ -71,9 +79,117 @@ class CostTable:
         found[0] = 0.0
         return found
 
+    def seconds_at(self, rows: int, kv_tokens: int = 0) -> float:
+        """Seconds for `rows` rows that read kv_tokens cached tokens in all."""
+        return self.dense(rows).item(rows) + self.kv_token_s * kv_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """A table for each role that the engine has. interference: how verifying and drafting slow each other down.
+
+    interference: one table for each share of the processors that drafting may get; empty where it was not measured.
+    Raises ConfigError without times of role step.
+    """
+
+    tables: Mapping[Role, CostTable]
+    interference: tuple[InterferenceTable, ...] = ()
+
+    def __post_init__(self) -> None:
+        if Role.STEP not in self.tables:
+            raise ConfigError("a cost model has no times of role step")
+
+    @classmethod
+    def proportional(
+        cls,
+        *,
+        step_s: float,
+        row_s: float = 0.0,
+        kv_token_s: float = 0.0,
+        pass_s: float | None = None,
+        pass_row_s: float = 0.0,
+        text_s: float | None = None,
+        interference: tuple[InterferenceTable, ...] = (),
+    ) -> "StepTimes":
+        """step_s + row_s * rows + kv_token_s * tokens; likewise a pass; text_s per sequence. For simulations."""
+        tables = {Role.STEP: _line(step_s, row_s, kv_token_s)}
+        if pass_s is not None:
+            tables[Role.PASS] = _line(pass_s, pass_row_s)
+        if text_s is not None:
+            tables[Role.TEXT] = _line(0.0, text_s)
+        return cls(tables=tables, interference=interference)
+
+    def to_json(self) -> str:
+        roles = {
+            role.value: {"rows": table.rows, "seconds": table.seconds, "kv_token_s": table.kv_token_s}
+            for role, table in self.tables.items()
+        }
+        names = ("share", "rows", "contexts", *FACTORS)
+        lanes = [{name: getattr(each, name) for name in names} for each in self.interference]
+        return json.dumps({"format": _FORMAT, "roles": roles, "lanes": lanes}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "the cost model") -> "StepTimes":
+        """Raises ConfigError that names source and what is wrong."""
+        try:
+            content = json.loads(text)
+            return cls(tables=_read_tables(content), interference=tuple(map(_read_interference, content["lanes"])))
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"{source} is not a cost model: {type(error).__name__}: {error}") from error
+
+    def save(self, path: Path) -> None:
+        """Write a temporary file and move it into place, so that no reader sees half of it. Raises ConfigError."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                "w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8"
+            ) as file:
+                file.write(self.to_json())
+            os.replace(file.name, path)
+        except OSError as error:
+            raise ConfigError(f"the cost model cannot be written to {path}: {error}") from error
+
+    @classmethod
+    def load(cls, path: Path) -> "StepTimes":
+        """Raises ConfigError that names the file."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the cost model cannot be read from {path}: {error}") from error
+        return cls.from_json(text, source=str(path))
+
+
+def _line(fixed_s: float, row_s: float, kv_token_s: float = 0.0) -> CostTable:
+    return CostTable(rows=(1, 2), seconds=(fixed_s + row_s, fixed_s + 2 * row_s), kv_token_s=kv_token_s)
+
+
+def _read_tables(content: Any) -> dict[Role, CostTable]:
+    if content["format"] != _FORMAT:
+        raise ConfigError(f"its format is {content['format']}; this version reads {_FORMAT}")
+    return {
+        Role(name): CostTable(
+            rows=tuple(int(each) for each in table["rows"]),
+            seconds=tuple(float(each) for each in table["seconds"]),
+            kv_token_s=float(table["kv_token_s"]),
+        )
+        for name, table in content["roles"].items()
+    }
+
+
+def _read_interference(content: Any) -> InterferenceTable:
+    matrices = {name: tuple(tuple(float(factor) for factor in line) for line in content[name]) for name in FACTORS}
+    return InterferenceTable(
+        share=float(content["share"]),
+        rows=tuple(int(each) for each in content["rows"]),
+        contexts=tuple(int(each) for each in content["contexts"]),
+        **matrices,
+    )
+
 
 def _isotonic(values: Sequence[float]) -> list[float]:
-    """The nearest sequence that nowhere falls: neighbours that do are replaced by their mean (pool adjacent)."""
+    """The nearest sequence that never falls: falling neighbours become their mean (pool-adjacent-violators)."""
     pools: list[tuple[float, int]] = []  # sum, count
     for value in values:
         pools.append((value, 1))

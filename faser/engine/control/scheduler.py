@@ -161,9 +161,16 @@ class Scheduler:
             )
             for sequence, length in zip(self._drafting, decision.lengths, strict=True)
         ]
-        return DraftPlan(
-            step=self._step + 1, released=self._take_released(), requests=tuple(requests), stop=decision.stop
+        return self._speculation.first_round(
+            DraftPlan(
+                step=self._step + 1, released=self._take_released(), requests=tuple(requests), stop=decision.stop
+            )
         )
+
+    def drafted(self, drafts: Drafts) -> Drafts | DraftPlan:
+        """Take the drafts of the plan that went out last: the drafts of all requests, or the plan to send next."""
+        assert self._speculation is not None, "this engine has no drafter"
+        return self._speculation.drafted(drafts)
 
     def plan(self, drafts: Drafts | None = None) -> StepPlan | None:
         """Decide the next step; None when there is nothing to compute. Every plan must be committed.
@@ -258,7 +265,9 @@ class Scheduler:
                 DraftRequest(slot=rows.slot, max_tokens=length, new_blocks=new_blocks, unverified=behind)
             )
         self._speculation.overlap_sent(decision, tuple(each.unverified for each in requests))
-        return DraftPlan(step=plan.step, requests=tuple(requests), share=decision.share)
+        return self._speculation.first_round(
+            DraftPlan(step=plan.step, requests=tuple(requests), share=decision.share)
+        )
 
     def commit(self, plan: StepPlan, result: StepResult, beside: Drafts | None = None) -> list[SequenceDelta]:
         """Take in what a step computed; deltas in the order of plan.rows, of those that have news.

@@ -60,10 +60,10 @@ def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
         return _MODEL_DRAFTERS[config.method](config, parts)
     if config.method != AUTO:
         return LookupDrafter(make_lookup(config, (config.method,), _text_library()))
-    from faser.engine.execution.drafters.selector import DrafterSelector
+    from faser.engine.execution.drafters.text_and_model import TextAndModel
 
     model = None if config.model is None else _draft_model(config, parts)
-    return DrafterSelector(make_lookup(config, TEXT_METHODS, _text_library()), model, model_cap=config.model_cap)
+    return TextAndModel(make_lookup(config, TEXT_METHODS, _text_library()), model)
 
 
 def make_lookup(config: SpeculationConfig, methods: tuple[str, ...], library: ctypes.CDLL | None) -> TextLookup:

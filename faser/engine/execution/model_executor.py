@@ -67,6 +67,7 @@ class ModelExecutor:
         self._speculation = speculation
         self._forward = PlainForward() if speculation is None else speculation.forward
         self._drafts = ProposedDrafts()
+        self._applied: StepPlan | None = None  # the plan that looking up overlapped drafts has applied already
         self._next_tokens = NextTokens(
             runner,
             sampler,
@@ -78,18 +79,28 @@ class ModelExecutor:
         self._async_steps = AsyncSteps(runner, sampler)
         self._prompt_logprobs = PromptLogprobs(runner, sampler, max_logit_rows=max_logit_rows)
 
-    def draft(self, plan: DraftPlan) -> Drafts:
+    @property
+    def lanes(self) -> Lanes | None:
+        """Where overlapped drafting runs; None where drafting always precedes the step."""
+        return None if self._speculation is None else self._speculation.lanes
+
+    def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:
         assert self._speculation is not None, "this engine has no drafter"
         began_s = time.perf_counter()
+        if during is not None:
+            self._apply(during)
+            self._applied = during
         self._release(plan.released)
         self._append_blocks(plan)
         proposals = self._speculation.drafter.propose(self._with_top_ids(plan))
-        self._drafts.hold(proposals)
+        if during is None:
+            self._drafts.hold(proposals)
         return drafts_of(plan, proposals, began_s, time.perf_counter())
 
     def run(self, plan: StepPlan) -> StepResult:
         began_s = time.perf_counter()
         self._apply(plan)
+        self._drafts.add_from_text(plan.rows)
         verified = self._verify(plan.rows, self._table.gather(plan.rows)).wait()
         self._commit(verified[2])
         self._drafts.drop()
@@ -100,7 +111,10 @@ class ModelExecutor:
         assert self._speculation.lanes is not None, "this engine has no lanes"
         assert ahead.share is not None, "overlapped drafting needs a share of the processors"
         drafter, lanes = self._speculation.drafter, self._speculation.lanes
-        self._apply(plan)
+        if self._applied is not plan:
+            self._apply(plan)
+        self._applied = None
+        self._drafts.add_from_text(plan.rows)
         self._append_blocks(ahead)
         batch, draft_plan = self._table.gather(plan.rows), self._with_top_ids(ahead)
         lanes.partition.resize(ahead.share)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from faser.engine.contract.plan import Draft, SequenceRows
 from faser.engine.execution.drafters.drafter import Proposals
+from faser.engine.execution.drafters.text_and_model import with_text_drafts
 
 
 class ProposedDrafts:
@@ -25,6 +26,11 @@ class ProposedDrafts:
     def hold(self, proposals: Proposals, *, num_decided: int = 0) -> None:
         """num_decided: leading tokens of every draft that are already accepted or refused when it is verified."""
         self._proposals, self._num_decided = proposals, num_decided
+
+    def add_from_text(self, rows: Sequence[SequenceRows]) -> None:
+        """The model proposed for some sequences only; the drafted rows of the others are copied from text."""
+        if self._proposals is not None:
+            self._proposals = with_text_drafts(self._proposals, rows, num_passed=self._num_decided)
 
     def drop(self) -> None:
         self._proposals = None

@@ -44,4 +44,5 @@ def drafts_of(plan: DraftPlan, proposals: Proposals, began_s: float, ended_s: fl
         began_s=began_s,
         passes=proposals.passes,
         catchup_tokens=proposals.catchup_tokens,
+        drawn=proposals.probs is not None,
     )

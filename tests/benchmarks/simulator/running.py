@@ -5,6 +5,7 @@ from benchmarks.simulator.simulation import Machine, Simulation
 from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import parse_workload
 from faser.bench.policy_spec import parse_policy
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 from faser.types import Slo
 
@@ -23,7 +24,7 @@ def machine(
     noise: float = 0.0,
 ) -> Machine:
     return Machine(
-        costs=CostModel.proportional(step_s=step_s, row_s=row_s, pass_s=pass_s, text_s=text_s),
+        costs=CostModel(StepTimes.proportional(step_s=step_s, row_s=row_s, pass_s=pass_s, text_s=text_s)),
         max_num_seqs=max_num_seqs,
         max_model_len=1024,
         kv_tokens=kv_tokens,

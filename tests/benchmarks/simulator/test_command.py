@@ -12,14 +12,14 @@ from benchmarks.simulator.trace import write_trace
 from faser.bench.chart import line_chart
 from faser.bench.policy_spec import parse_policy
 from faser.bench.prompts import questions_of, spread
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import StepTimes
 from faser.errors import ConfigError
 
 
 def files(tmp_path: Path) -> list[str]:
     """A cost model and a trace, as arguments."""
     cost, trace = tmp_path / "cost.json", tmp_path / "trace.jsonl"
-    CostModel.proportional(step_s=0.02, row_s=0.001, pass_s=0.002).save(cost)
+    StepTimes.proportional(step_s=0.02, row_s=0.001, pass_s=0.002).save(cost)
     write_trace(iid_trace(0.7, max_tokens=5, num_requests=4, output_len=12), trace)
     return ["--cost", str(cost), "--trace", str(trace)]
 

@@ -10,6 +10,7 @@ from benchmarks.simulator.workload import Workload
 from faser.bench.policy_spec import parse_policy
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import DraftPlan, SequenceRows, StepPlan
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.timing.clock import SimulatedClock
 from faser.engine.control.timing.cost_model import CostModel
@@ -36,7 +37,7 @@ def contest(acceptance: float, lanes: InterferenceTable, *, clients: int = 1, pa
     return Contest(
         trace=iid_trace(acceptance, max_tokens=CAP, num_requests=12, prompt_len=4, output_len=400),
         machine=Machine(
-            costs=CostModel.proportional(step_s=STEP_S, pass_s=pass_s),
+            costs=CostModel(StepTimes.proportional(step_s=STEP_S, pass_s=pass_s)),
             lanes=(lanes,),
             max_num_seqs=16,
             step_overhead_s=0.0,
@@ -130,7 +131,7 @@ def test_a_step_is_slowed_down_by_its_own_rows_and_context(
     sequences: tuple[tuple[int, int], ...], slowed: float
 ) -> None:
     """Nobody drafts, so verification is alone on its lane. Caught: sequences counted as rows, contexts summed."""
-    costs = CostModel.proportional(step_s=STEP_S, pass_s=PASS_S)
+    costs = CostModel(StepTimes.proportional(step_s=STEP_S, pass_s=PASS_S))
     executor = SimulatedExecutor(
         iid_trace(0.9, max_tokens=CAP, num_requests=1, prompt_len=4, output_len=4), costs, lanes=(UNEVEN,)
     )

@@ -27,6 +27,7 @@ from faser.engine.contract.plan import (
     StepPlan,
     StepResult,
 )
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
@@ -99,7 +100,7 @@ class ScriptedTarget:
         self.eos_at = eos_at
         self.prompts: dict[int, tuple[int, int]] = {}
 
-    def draft(self, plan: DraftPlan) -> Drafts:
+    def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:  # noqa: ARG002
         return Drafts(step=plan.step, drafts=self.drafter.propose(plan).drafts, run_s=0.0)
 
     def run_overlapped(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
@@ -148,7 +149,7 @@ class ScriptedTarget:
 def engine_of(drafter: Drafter, *, eos_at: int | None = None, num_blocks: int = 64) -> Engine:
     clock = SimulatedClock()
     config = SpeculationConfig(method="ngram", policy="fixed", num_speculative_tokens=CAP)
-    costs = CostModel.proportional(step_s=0.001, text_s=0.0)
+    costs = CostModel(StepTimes.proportional(step_s=0.001, text_s=0.0))
     scheduler = Scheduler(
         kv=KvManager(num_blocks, 4, enable_prefix_caching=False),
         max_num_seqs=4,

@@ -9,6 +9,7 @@ from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.trace import RequestTrace, Trace
 from benchmarks.simulator.workload import Workload, parse_workload
 from faser.bench.policy_spec import parse_policy
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.timing.clock import SimulatedClock
 from faser.engine.control.timing.cost_model import CostModel
@@ -69,7 +70,7 @@ def test_a_model_pays_a_pass_for_every_drafted_token_and_for_what_it_has_not_see
 def test_catching_up_costs_rows_of_the_first_pass() -> None:
     """Oracle: by hand, with passes that cost their rows only: 5 known tokens, then the 2 not seen, twice."""
     trace = scripted([2] * 10, [2] * 10, method="draft_model")
-    costs = CostModel.proportional(step_s=1e-9, row_s=0.0, pass_s=0.0, pass_row_s=1.0)
+    costs = CostModel(StepTimes.proportional(step_s=1e-9, row_s=0.0, pass_s=0.0, pass_row_s=1.0))
     cell = run(trace, replace(machine(), costs=costs), "fixed:2", limit=1)
     assert cell.elapsed_s == pytest.approx((5 + 1) + (2 + 1) + (2 + 1))
 

@@ -17,7 +17,7 @@ from faser.engine.execution.drafter_registry import (
 )
 from faser.engine.execution.drafters.draft_model import DraftModel
 from faser.engine.execution.drafters.layer_skip import LayerSkip
-from faser.engine.execution.drafters.selector import DrafterSelector
+from faser.engine.execution.drafters.text_and_model import TextAndModel
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
@@ -62,8 +62,8 @@ def parts(directory: Path, *, with_model: bool = False) -> DrafterParts:
         ("layer_skip", None, LayerSkip),
         ("ngram", None, LookupDrafter),
         ("suffix", None, LookupDrafter),
-        ("auto", None, DrafterSelector),
-        ("auto", "some/model", DrafterSelector),
+        ("auto", None, TextAndModel),
+        ("auto", "some/model", TextAndModel),
     ],
 )
 @pytest.mark.parametrize("sampled", ["greedy", "probabilistic"])

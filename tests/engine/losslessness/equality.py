@@ -15,7 +15,7 @@ from faser.engine.build import Built
 from faser.engine.build import build as build_from_config
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import SequenceDelta
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.overlap.partition import Partition
 from faser.types import PositionLogprobs, Request, SamplingParams, SpeculationParams
@@ -100,8 +100,10 @@ def build_with_parts(
         speculative_config=given,
         **settings,
     )
-    costs = CostModel.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7, lanes=(LANES,))  # drafting seems to pay
-    return build_from_config(config, target, _quiet, costs=costs, partition=partition)
+    times = StepTimes.proportional(
+        step_s=0.01, pass_s=1e-5, text_s=1e-7, interference=(LANES,)
+    )  # drafting seems to pay
+    return build_from_config(config, target, _quiet, step_times=times, partition=partition)
 
 
 def _quiet(_stage: str, _done: int, _total: int) -> None:

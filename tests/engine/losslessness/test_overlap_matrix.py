@@ -13,7 +13,7 @@ import pytest
 
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import Draft, Drafts, SequenceResult, StepResult
-from faser.engine.contract.step_times import CostTable, Role
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.overlap.control import AUTO, ON, OverlapControl
 from faser.engine.control.speculation.overlap.objective import best_overlap
@@ -82,10 +82,12 @@ def lanes_at(rows: tuple[int, ...]) -> InterferenceTable:
 def costs() -> CostModel:
     counts = tuple(range(1, MOST_ROWS))
     return CostModel(
-        {
-            Role.STEP: CostTable(rows=counts, seconds=tuple(TARGET.step_s(each) for each in counts)),
-            Role.PASS: CostTable(rows=counts, seconds=tuple(DRAFTER.step_s(each) for each in counts)),
-        }
+        StepTimes(
+            tables={
+                Role.STEP: CostTable(rows=counts, seconds=tuple(TARGET.step_s(each) for each in counts)),
+                Role.PASS: CostTable(rows=counts, seconds=tuple(DRAFTER.step_s(each) for each in counts)),
+            }
+        )
     )
 
 

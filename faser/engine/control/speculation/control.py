@@ -16,13 +16,14 @@ import numpy as np
 
 from faser.config.speculation import AUTO, SpeculationConfig
 from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.plan import Drafts, StepPlan, StepResult, StopRule
+from faser.engine.contract.plan import DraftPlan, Drafts, StepPlan, StepResult, StopRule
 from faser.engine.contract.step_times import Role
 from faser.engine.control.sequences.sequence import Sequence, Status
 from faser.engine.control.speculation.acceptance.draft_arrays import FIRST_TEXT, MODELS, DraftArrays, DraftReader
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.cached_decision import CachedDecision, DecisionCache
 from faser.engine.control.speculation.cut_drafts import cut_drafts
+from faser.engine.control.speculation.drafter_selection import DrafterSelection
 from faser.engine.control.speculation.overlap.control import OFF, OverlapControl
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
@@ -96,7 +97,7 @@ class SpeculationControl:
     """One for an engine that has a drafter. policy: None is the one that config names.
 
     details: the summaries of requests list the verdict on every draft. overlap: None never drafts ahead.
-    times_itself: the time that deciding takes is among the costs of drafting; not where time is simulated.
+    selection: chooses the drafter of each sequence; None where the engine has one drafter. times_itself: the time that deciding takes is among the costs of drafting; not where time is simulated.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class SpeculationControl:
         policy: Policy | None = None,
         details: bool = False,
         overlap: OverlapOptions | None = None,
+        selection: DrafterSelection | None = None,
         times_itself: bool = True,
     ) -> None:
         self._config = config
@@ -135,6 +137,7 @@ class SpeculationControl:
         self._partition, self._fallback = partition, "" if overlap is None else overlap.fallback
         self._journal = StepStatistics(costs, partition, times_itself=times_itself)
         self._reader = DraftReader(config.cap)
+        self._selection = selection
         self._asked: _Asked | None = None
         self._drafted: DraftArrays | None = None
         self._pruning: PruneStats | None = None  # what the data plane last said of it
@@ -209,6 +212,19 @@ class SpeculationControl:
         decision = self._decide(sequences, beside, budget, room)
         self._journal.decided(time.perf_counter() - began)
         return decision
+
+    def first_round(self, plan: DraftPlan) -> DraftPlan:
+        """What to send for these requests first: the plan itself, or one for the text look-up."""
+        return plan if self._selection is None else self._selection.first_round(plan)
+
+    def drafted(self, drafts: Drafts) -> Drafts | DraftPlan:
+        """The drafts of all requests, or the plan for the requests that are left to the draft model."""
+        if self._selection is None:
+            return drafts
+        began = time.perf_counter()
+        answer = self._selection.drafted(drafts)
+        self._journal.decided(time.perf_counter() - began)
+        return answer
 
     def keep(self, drafts: Drafts) -> list[tuple[int, ...]]:
         """The drafted tokens to verify, in the order of the requests."""
@@ -289,6 +305,8 @@ class SpeculationControl:
 
     def launch(self, plan: StepPlan) -> None:
         """The step is about to run."""
+        if self._selection is not None:
+            self._selection.release(plan.released)
         kv_tokens = sum([rows.start for rows in plan.rows])
         predicted_s = float(self._costs.step_s(plan.num_rows, kv_tokens))
         self._journal.launched(predicted_s, drafts=any(rows.num_drafts for rows in plan.rows))
@@ -302,6 +320,8 @@ class SpeculationControl:
         drafted meanwhile.
         """
         began = time.perf_counter()
+        if self._selection is not None:
+            self._selection.learn(result)
         self._pruning = result.pruning
         if result.saved_s:
             self._journal.shortened(result.saved_s)

@@ -1,29 +1,22 @@
-"""The cost model: what a step takes, in seconds, by the rows it has. Control plane, no torch.
+"""CostModel: how long a step takes, in seconds, by the rows that it has. Control plane, no torch.
 
-Owns a measured table per role, the slope for KV tokens read, and a factor per role that follows the machine
-online. Does not measure: `profile` in the data plane fills the tables, the engine reports what steps took.
+Owns a factor per role that follows the machine online. The data plane measures the tables before the first request
+(StepTimes); the engine reports how long steps really took.
 """
 
-import json
-import os
-import tempfile
 from bisect import bisect_left
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.engine.contract.interference import FACTORS, InterferenceTable
-from faser.engine.contract.step_times import CostTable, Role
-from faser.errors import ConfigError
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.types import STEP_ERROR_EDGES, RoleStats
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_FORMAT = 4
 _FOLLOW = 0.1  # weight of the newest step in the factor of its role
 _OUTLIER = 3.0  # one step counts at most for so many times faster or slower: a page fault is no new machine
 _LARGEST_FACTOR = 20.0
@@ -31,48 +24,21 @@ _FIRST_DENSE_ROWS = 2048
 
 
 class CostModel:
-    """Times of all roles. Read by policies, written by the engine through `observe`.
+    """Measured step times, corrected online. Policies read it; the control of speculation calls `observe`.
 
-    lanes: what drafting beside a step costs, by share; none where it was not measured.
+    deciding_s: seconds of host time that a step takes longer when its sequences are asked for drafts; see asking_s.
     """
 
-    def __init__(self, tables: Mapping[Role, CostTable], lanes: tuple[InterferenceTable, ...] = ()) -> None:
-        self._lanes = lanes
-        self.deciding_s = 0.0  # host time that a step takes longer when anybody is asked for drafts; see asking_s
-        if Role.STEP not in tables:
-            raise ConfigError("a cost model has no times of role step")
-        self._tables = dict(tables)
-        self._dense = {role: table.dense(_FIRST_DENSE_ROWS) for role, table in tables.items()}
-        self._followed = {role: ErrorTracker() for role in tables}
-
-    @classmethod
-    def proportional(
-        cls,
-        *,
-        step_s: float,
-        row_s: float = 0.0,
-        kv_token_s: float = 0.0,
-        pass_s: float | None = None,
-        pass_row_s: float = 0.0,
-        text_s: float | None = None,
-        lanes: tuple[InterferenceTable, ...] = (),
-    ) -> "CostModel":
-        """step_s + row_s * rows + kv_token_s * tokens; likewise a pass; text_s per sequence. For simulations."""
-        tables = {Role.STEP: _line(step_s, row_s, kv_token_s)}
-        if pass_s is not None:
-            tables[Role.PASS] = _line(pass_s, pass_row_s)
-        if text_s is not None:
-            tables[Role.TEXT] = _line(0.0, text_s)
-        return cls(tables, lanes)
+    def __init__(self, times: StepTimes) -> None:
+        self.deciding_s = 0.0
+        self._tables = times.tables
+        self._dense = {role: table.dense(_FIRST_DENSE_ROWS) for role, table in times.tables.items()}
+        self._followed = {role: ErrorTracker() for role in times.tables}
 
     @property
     def has_passes(self) -> bool:
         """Drafting costs a pass of a model per token."""
         return Role.PASS in self._tables
-
-    @property
-    def lanes(self) -> tuple[InterferenceTable, ...]:
-        return self._lanes
 
     @property
     def tables(self) -> Mapping[Role, CostTable]:
@@ -154,48 +120,6 @@ class CostModel:
     def stats(self) -> tuple[RoleStats, ...]:
         return tuple(each.stats(role.value) for role, each in self._followed.items())
 
-    def to_json(self) -> str:
-        """The tables; factors and statistics belong to one run."""
-        roles = {
-            role.value: {"rows": table.rows, "seconds": table.seconds, "kv_token_s": table.kv_token_s}
-            for role, table in self._tables.items()
-        }
-        names = ("share", "rows", "contexts", *FACTORS)
-        lanes = [{name: getattr(each, name) for name in names} for each in self._lanes]
-        return json.dumps({"format": _FORMAT, "roles": roles, "lanes": lanes}, indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str, *, source: str = "the cost model") -> "CostModel":
-        """Raises ConfigError that names source and what is wrong."""
-        try:
-            content = json.loads(text)
-            return cls(_read_tables(content), tuple(map(_read_lanes, content["lanes"])))
-        except ConfigError as error:
-            raise ConfigError(f"{source}: {error}") from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"{source} is not a cost model: {type(error).__name__}: {error}") from error
-
-    def save(self, path: Path) -> None:
-        """Written beside and moved into place: a reader never sees half of it. Raises ConfigError."""
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8"
-            ) as file:
-                file.write(self.to_json())
-            os.replace(file.name, path)
-        except OSError as error:
-            raise ConfigError(f"the cost model cannot be written to {path}: {error}") from error
-
-    @classmethod
-    def load(cls, path: Path) -> "CostModel":
-        """Raises ConfigError that names the file."""
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the cost model cannot be read from {path}: {error}") from error
-        return cls.from_json(text, source=str(path))
-
     @overload
     def _base_s(self, role: Role, rows: int) -> float: ...
     @overload
@@ -255,30 +179,3 @@ def _going(lengths: Ints) -> Ints:
 
 def _nothing(counts: int | Ints) -> float | Floats:
     return np.zeros(counts.shape) if isinstance(counts, np.ndarray) else 0.0
-
-
-def _line(fixed_s: float, row_s: float, kv_token_s: float = 0.0) -> CostTable:
-    return CostTable(rows=(1, 2), seconds=(fixed_s + row_s, fixed_s + 2 * row_s), kv_token_s=kv_token_s)
-
-
-def _read_tables(value: Any) -> dict[Role, CostTable]:
-    if value["format"] != _FORMAT:
-        raise ConfigError(f"its format is {value['format']}; this version reads {_FORMAT}")
-    return {
-        Role(name): CostTable(
-            rows=tuple(int(each) for each in table["rows"]),
-            seconds=tuple(float(each) for each in table["seconds"]),
-            kv_token_s=float(table["kv_token_s"]),
-        )
-        for name, table in value["roles"].items()
-    }
-
-
-def _read_lanes(value: Any) -> InterferenceTable:
-    matrices = {name: tuple(tuple(float(factor) for factor in line) for line in value[name]) for name in FACTORS}
-    return InterferenceTable(
-        share=float(value["share"]),
-        rows=tuple(int(each) for each in value["rows"]),
-        contexts=tuple(int(each) for each in value["contexts"]),
-        **matrices,
-    )

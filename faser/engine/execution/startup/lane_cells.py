@@ -6,7 +6,7 @@ Knows how much of the KV cache they may take, not how they are timed.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.execution.overlap.lanes import enqueue_on_lane, run_on_lane
 from faser.engine.execution.overlap.partition import Lane, Partition, Verify
 from faser.engine.execution.runner.batch import RowBatch
@@ -34,7 +34,7 @@ class Pair:
 
 
 def make_cells(
-    pair: Pair, runner: Runner, draft_runner: Runner, room: DummyBatchLimits, costs: CostModel
+    pair: Pair, runner: Runner, draft_runner: Runner, room: DummyBatchLimits, times: StepTimes
 ) -> list[Cell]:
     """Steps of several sequences, each beside a pass of the drafter for as many, as far as there is room."""
     cells = []
@@ -52,7 +52,8 @@ def make_cells(
                     context=context,
                     verify=_given(target, pair.target, batch),
                     draft=_done(drafter, pair.draft, passes),
-                    whole_s=costs.step_s(rows, num_sequences * context) + costs.pass_s(num_sequences),
+                    whole_s=times.tables[Role.STEP].seconds_at(rows, num_sequences * context)
+                    + times.tables[Role.PASS].seconds_at(num_sequences),
                 )
             )
     return cells

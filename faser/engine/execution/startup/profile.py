@@ -1,19 +1,18 @@
-"""Measures what a step takes on this machine, before the first request comes: the tables of the cost model.
+"""Measures how long steps take on this machine before the first request: the StepTimes of the engine.
 
-What is measured is kept on disk, by a fingerprint of all that it depends on. How it is timed is the stopwatch's,
-what lanes are measured with is in lane_cells. Decides nothing.
+The measurement is kept on disk under a fingerprint of everything that it depends on. StepProfiler does the timing;
+lane_cells says which steps the lanes are measured with.
 """
 
 import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from faser import __version__
-from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.step_times import CostTable, Role
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.interference_profile import measure_slowdown
 from faser.engine.execution.startup.lane_cells import Pair, make_cells
@@ -29,29 +28,29 @@ from faser.errors import ConfigError
 _log = logging.getLogger("faser.engine")
 
 LANES_STAGE = "measuring lanes"
-_TEXT_S = 30e-6  # a look-up in text, per sequence; a first guess, the engine follows the real one
-_DRAFT_SHARE = 0.35  # of the time there is, for the passes of the draft model
+_TEXT_S = 30e-6  # a text look-up, per sequence; a starting value that the cost model corrects online
+_DRAFT_SHARE = 0.35  # of the time budget, for the passes of the draft model
 
 
 def fingerprint(described: Mapping[str, object]) -> str:
-    """Of all that step times depend on: model, type, backend, threads, machine, draft model; and this version."""
+    """A hash of everything that step times depend on: `described`, the processor and this version of FASER."""
     text = json.dumps({"faser": __version__, "cpu": _cpu_name(), **described}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def cached_profile(path: Path, measure: Callable[[], CostModel]) -> CostModel:
-    """The cost model kept at path, or a new one that is then kept there. What cannot be read is measured again."""
+def cached_profile(path: Path, measure: Callable[[], StepTimes]) -> StepTimes:
+    """The step times kept at path; where that file is missing or unreadable, new ones, which are then kept there."""
     if path.exists():
         try:
-            return CostModel.load(path)
+            return StepTimes.load(path)
         except ConfigError as error:
             _log.warning("step times are measured again: %s", error)
-    costs = measure()
+    times = measure()
     try:
-        costs.save(path)
+        times.save(path)
     except ConfigError as error:
         _log.warning("step times will be measured at every start: %s", error)
-    return costs
+    return times
 
 
 def profile(
@@ -63,12 +62,12 @@ def profile(
     draft_layers: int | None = None,
     pair: Pair | None = None,
     budget_s: float = 30.0,
-) -> CostModel:
-    """Time steps of the target and passes of the drafter, within about budget_s seconds.
+) -> StepTimes:
+    """Time the target's steps and the drafter's passes, within about budget_s seconds.
 
-    pair: measure as well how the two of them disturb each other at the same time, in its own time.
     draft_runner: of a draft model, or the target's own when its first draft_layers layers draft; None: no passes.
-    The keys and values of the dummy sequences stay in the cache, in blocks that nobody holds.
+    pair: also measure how both slow each other down at the same time; pair.budget_s bounds this part.
+    The keys and values of the dummy sequences stay in the cache, in blocks that no sequence holds.
     """
     share = 0.0 if draft_runner is None else _DRAFT_SHARE
     num_roles = 1 if draft_runner is None else 2
@@ -79,25 +78,26 @@ def profile(
         passes = StepProfiler(draft_runner, room, num_layers=draft_layers, rows_each=1)
         tables[Role.PASS] = passes.table(budget_s * share, report)
     report.finish()
-    lanes: tuple[InterferenceTable, ...] = ()
-    if pair is not None and draft_runner is not None:
-        progress(LANES_STAGE, 0, 0)
-        lanes = measure_slowdown(
-            pair.partition,
-            make_cells(pair, runner, draft_runner, room, CostModel(tables)),
-            budget_s=pair.budget_s,
-            progress=lambda done, total: progress(LANES_STAGE, done, total),
-        )
-    return CostModel(tables, lanes)
+    times = StepTimes(tables=tables)
+    if pair is None or draft_runner is None:
+        return times
+    progress(LANES_STAGE, 0, 0)
+    interference = measure_slowdown(
+        pair.partition,
+        make_cells(pair, runner, draft_runner, room, times),
+        budget_s=pair.budget_s,
+        progress=lambda done, total: progress(LANES_STAGE, done, total),
+    )
+    return replace(times, interference=interference)
 
 
 def largest_step(runner: Runner, room: DummyBatchLimits) -> None:
-    """Run a step of max_rows rows and take all the logits that a step may take, for what they need in memory."""
+    """Run a step of max_rows rows with as many logits as a step may have, to claim the memory that it needs."""
     StepProfiler(runner, room).largest()
 
 
 def _cpu_name() -> str:
-    """As the machine calls its processor."""
+    """The processor's name in /proc/cpuinfo; empty where there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

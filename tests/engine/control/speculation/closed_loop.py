@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from faser.config.drafters import DRAFT_METHODS
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import StopRule
-from faser.engine.contract.step_times import CostTable, Role
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.acceptance.estimator import Acceptance, Outcomes
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policies.policy import Candidates
@@ -38,7 +38,7 @@ class Loop:
 
 def cost_model(shape: str, method: str) -> CostModel:
     drafting = {Role.PASS: PASS} if method == "draft_model" else {Role.TEXT: TEXT}
-    return CostModel({Role.STEP: STEPS[shape], **drafting})
+    return CostModel(StepTimes(tables={Role.STEP: STEPS[shape], **drafting}))
 
 
 def fixed_rate(costs: CostModel, alpha: float, count: int, gamma: int) -> float:

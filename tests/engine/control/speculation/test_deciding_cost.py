@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from faser.engine.contract.step_times import CostTable, Role
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.acceptance.estimator import Acceptance, Outcomes
 from faser.engine.control.speculation.policies.objective import Objective
 from faser.engine.control.speculation.policies.policy import Candidates
@@ -17,7 +17,7 @@ STEP = CostTable(rows=(1, 16, 64, 256), seconds=(0.02, 0.021, 0.03, 0.09), kv_to
 
 @pytest.mark.parametrize("count, other_rows, other_sequences", [(1, 0, 0), (5, 3, 3), (5, 70, 2)])
 def test_a_steps_times_are_those_of_the_cost_model(count: int, other_rows: int, other_sequences: int) -> None:
-    costs = CostModel({Role.STEP: STEP})
+    costs = CostModel(StepTimes(tables={Role.STEP: STEP}))
     costs.observe(Role.STEP, 1.0, 1.3)
     candidates = Candidates(
         slots=np.arange(count),

@@ -19,6 +19,7 @@ from torch.testing import assert_close
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.interference import InterferenceTable
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import OverlapOptions, SpeculationControl
@@ -166,7 +167,7 @@ def overlapping_engine(world: World, share: float) -> Engine:
     lanes = InterferenceTable.constant(share=share, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
     control = SpeculationControl(
         config,
-        CostModel.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7),
+        CostModel(StepTimes.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7)),
         num_slots=SLOTS,
         clock=SimulatedClock(),
         overlap=OverlapOptions(name="streams", lanes=(lanes,), mode="on", every=3),

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.step_times import CostTable
+from faser.engine.contract.step_times import CostTable, StepTimes
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import OverlapOptions, SpeculationControl
@@ -155,7 +155,7 @@ def make_engine(
             forward=pruning or PlainForward(),
             lanes=None if overlap is None else world.lanes,
         )
-        costs = CostModel.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7)
+        costs = CostModel(StepTimes.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7))
         control = SpeculationControl(
             config, costs, num_slots=NUM_SLOTS, clock=clock, policy=policy, overlap=overlap
         )

@@ -18,14 +18,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.selected_drafter import SelectedDrafter
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceRows, SequenceStart, StopRule
 from faser.engine.control.speculation.control import OverlapOptions
+from faser.engine.control.speculation.drafter_selection import DrafterSelection
 from faser.engine.control.speculation.policies.policy import Candidates
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.drafter import NO_TOP, Continuation, Drafter, Proposals
-from faser.engine.execution.drafters.selector import DrafterSelector
+from faser.engine.execution.drafters.text_and_model import TextAndModel
 from faser.engine.execution.pruning.gate import Floats, Ints, Lesson, Look, Split
 from faser.engine.execution.pruning.rank_judge import UNKNOWN, DraftedTokens, RankJudge, drafted_tokens
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
@@ -625,8 +627,8 @@ def test_nobody_names_tokens_that_were_not_asked_for(pair: tuple[Path, Path]) ->
 
 def test_among_drafts_of_a_model_those_from_text_name_nothing(pair: tuple[Path, Path]) -> None:
     """A model that may draft one token only is not worth its pass: that draft is the text's."""
-    chooser = DrafterSelector(CombinedLookup([TextDrafter()]), model_drafter(pair, 9), model_cap=CAP)
-    found = chooser.propose(drafting_plan((0, 2, 3, 1)))
+    both = TextAndModel(CombinedLookup([TextDrafter()]), model_drafter(pair, 9))
+    found = SelectedDrafter(both, DrafterSelection(model_cap=CAP)).propose(drafting_plan((0, 2, 3, 1)))
     assert [draft.method for draft in found.drafts] == ["draft_model", "ngram", "draft_model", "draft_model"]
     assert found.top_ids is not None
     expected = [

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from faser.engine.contract.step_times import CostTable, Role
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.execution.pruning.step_seconds import StepSeconds
 
@@ -12,7 +12,7 @@ TABLE = CostTable(rows=(1, 8, 64), seconds=(0.01, 0.011, 0.03), kv_token_s=1e-6)
 
 def test_predictions_are_those_of_the_cost_model_while_both_see_the_same_steps() -> None:
     rng = np.random.default_rng(1)
-    costs, seconds = CostModel({Role.STEP: TABLE}), StepSeconds(TABLE)
+    costs, seconds = CostModel(StepTimes(tables={Role.STEP: TABLE})), StepSeconds(TABLE)
     for rows, kv_tokens in zip(
         rng.integers(1, 80, 300).tolist(), rng.integers(0, 9000, 300).tolist(), strict=True
     ):

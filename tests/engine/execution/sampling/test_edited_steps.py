@@ -13,6 +13,7 @@ import pytest
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceDelta
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
@@ -86,7 +87,7 @@ def engine_on(
         parts = DrafterParts(target=device.runner, table=table, num_slots=SLOTS, max_rows=MAX_ROWS)
         verifier = make_verifier(config, sampler, verdicts)
         speculation = SpeculativeExecution(drafter=make_drafter(config, parts), verifier=verifier)
-        costs = CostModel.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7)
+        costs = CostModel(StepTimes.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7))
         control = SpeculationControl(config, costs, num_slots=SLOTS, clock=clock)
     executor = ModelExecutor(
         device.runner,

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from faser.engine.contract.step_times import CostTable, Role
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.overlap.cores import Cores
 from faser.engine.execution.overlap.partition import Serial
@@ -57,22 +56,21 @@ def loaded(checkpoint: Path) -> Runner:
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """Nobody watches."""
+    """Progress is not shown."""
 
 
 def test_every_bucket_that_a_step_can_have_is_measured(runner: Runner) -> None:
-    costs = profile(runner, None, ROOM, progress=silent)
-    table = costs.tables[Role.STEP]
+    times = profile(runner, None, ROOM, progress=silent)
+    table = times.tables[Role.STEP]
     assert table.rows == tuple(each for each in BUCKETS if each <= ROOM.max_rows)
     assert all(0 < each < 5 for each in table.seconds)
-    assert not costs.has_passes
-    assert costs.text_s(1) > 0
+    assert Role.PASS not in times.tables
+    assert times.tables[Role.TEXT].seconds_at(1) > 0
 
 
 def test_a_draft_model_has_its_passes_measured(runner: Runner) -> None:
-    costs = profile(runner, runner, ROOM, progress=silent, draft_layers=1)
-    assert costs.has_passes
-    assert costs.tables[Role.PASS].rows[0] == 1
+    times = profile(runner, runner, ROOM, progress=silent, draft_layers=1)
+    assert times.tables[Role.PASS].rows[0] == 1
 
 
 def test_progress_reaches_the_end_and_never_goes_back(runner: Runner) -> None:
@@ -88,8 +86,8 @@ def test_without_time_only_the_smallest_step_is_measured_and_the_log_says_so(
     runner: Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="faser.engine"):
-        costs = profile(runner, None, ROOM, progress=silent, budget_s=0.0)
-    assert costs.tables[Role.STEP].rows == (1,)
+        times = profile(runner, None, ROOM, progress=silent, budget_s=0.0)
+    assert times.tables[Role.STEP].rows == (1,)
     assert "up to 1 rows" in caplog.text
 
 
@@ -133,12 +131,12 @@ def test_lanes_are_measured_for_all_rows_and_contexts_that_there_is_room_for(
     runner: Runner, drafter: Runner, pair: Pair
 ) -> None:
     """Steps of 500 rows there are none: with room for 8 they are those of 8 once more."""
-    costs = profile(runner, drafter, ROOM, progress=silent, pair=pair, budget_s=0.5)
-    assert [each.share for each in costs.lanes] == list(pair.partition.shares())
-    for each in costs.lanes:
+    times = profile(runner, drafter, ROOM, progress=silent, pair=pair, budget_s=0.5)
+    assert [each.share for each in times.interference] == list(pair.partition.shares())
+    for each in times.interference:
         assert (each.rows, each.contexts) == ((2, 8), (16, 100))
         assert all(0.05 < factor < 100 for line in (*each.verify, *each.draft) for factor in line)
-    assert CostModel.from_json(costs.to_json()).lanes == costs.lanes
+    assert StepTimes.from_json(times.to_json()) == times
 
 
 @pytest.mark.parametrize(
@@ -150,8 +148,8 @@ def test_contexts_are_as_long_as_the_cache_allows_for_all_sequences(
 ) -> None:
     """Two sequences, blocks of 16. Contexts that come out nearly alike are not measured twice."""
     room = DummyBatchLimits(num_blocks=num_blocks, block_size=16, max_len=max_len, max_rows=8, max_logit_rows=3)
-    costs = profile(runner, drafter, room, progress=silent, pair=pair, budget_s=0.0)
-    assert {each.contexts for each in costs.lanes} == {wanted}
+    times = profile(runner, drafter, room, progress=silent, pair=pair, budget_s=0.0)
+    assert {each.contexts for each in times.interference} == {wanted}
 
 
 def test_progress_of_lanes_follows_that_of_steps_to_its_own_end(
@@ -175,29 +173,32 @@ def test_progress_of_lanes_follows_that_of_steps_to_its_own_end(
 
 def test_lanes_that_take_turns_are_not_measured(runner: Runner, drafter: Runner, pair: Pair) -> None:
     serial = replace(pair, partition=Serial())
-    assert profile(runner, drafter, ROOM, progress=silent, pair=serial, budget_s=0.0).lanes == ()
+    assert profile(runner, drafter, ROOM, progress=silent, pair=serial, budget_s=0.0).interference == ()
+
+
+HALF_A_SECOND = StepTimes(tables={Role.STEP: CostTable(rows=(1,), seconds=(0.5,))})
 
 
 def test_what_was_measured_once_is_read_the_next_time(tmp_path: Path) -> None:
     calls: list[int] = []
 
-    def measure() -> CostModel:
+    def measure() -> StepTimes:
         calls.append(1)
-        return CostModel({Role.STEP: CostTable(rows=(1,), seconds=(0.5,))})
+        return HALF_A_SECOND
 
     path = tmp_path / "cost" / "some.json"
     for _ in range(3):
-        assert cached_profile(path, measure).step_s(1) == 0.5
+        assert cached_profile(path, measure) == HALF_A_SECOND
     assert len(calls) == 1
 
 
 def test_a_corrupt_file_is_measured_again_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "some.json"
     path.write_text("{")
-    costs = cached_profile(path, lambda: CostModel({Role.STEP: CostTable(rows=(1,), seconds=(0.5,))}))
-    assert costs.step_s(1) == 0.5
+    times = cached_profile(path, lambda: HALF_A_SECOND)
+    assert times == HALF_A_SECOND
     assert "some.json" in caplog.text
-    assert CostModel.load(path).step_s(1) == 0.5
+    assert StepTimes.load(path) == HALF_A_SECOND
 
 
 def test_a_cache_that_cannot_be_written_is_only_warned_about(
@@ -205,8 +206,8 @@ def test_a_cache_that_cannot_be_written_is_only_warned_about(
 ) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "some.json"
-    costs = cached_profile(path, lambda: CostModel({Role.STEP: CostTable(rows=(1,), seconds=(0.5,))}))
-    assert costs.step_s(1) == 0.5
+    times = cached_profile(path, lambda: HALF_A_SECOND)
+    assert times == HALF_A_SECOND
     assert "every start" in caplog.text
 
 

@@ -11,7 +11,7 @@ from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.build import build_engine
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.drafters.drafter import Continuation, Drafter
 from faser.engine.execution.text_lookup.lookup import LookupDrafter
@@ -99,8 +99,8 @@ def build(checkpoint: Path, method: str | None) -> Engine:
         kv_cache_memory=1 << 20,
         speculative_config={"policy": "off"} if method is None else {"method": method, "policy": "fixed"},
     )
-    costs = CostModel.proportional(step_s=0.01, text_s=1e-7)
-    engine, _ = build_engine(config, checkpoint, lambda _stage, _done, _total: None, costs=costs)
+    times = StepTimes.proportional(step_s=0.01, text_s=1e-7)
+    engine, _ = build_engine(config, checkpoint, lambda _stage, _done, _total: None, step_times=times)
     return engine
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from faser.engine.contract.interference import InterferenceTable, Matrix
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.overlap.objective import best_overlap, expected
 from faser.engine.control.speculation.policies.objective import Objective
 from faser.engine.control.speculation.policies.policy import Candidates
@@ -15,7 +16,9 @@ LANES = (
     InterferenceTable.constant(share=0.25, verify=1.1, draft=3.0, verify_alone=1.05, draft_alone=2.5),
     InterferenceTable.constant(share=0.5, verify=1.5, draft=1.6, verify_alone=1.4, draft_alone=1.3),
 )
-COSTS = CostModel.proportional(step_s=0.05, row_s=0.002, kv_token_s=1e-7, pass_s=0.01, pass_row_s=0.0004)
+COSTS = CostModel(
+    StepTimes.proportional(step_s=0.05, row_s=0.002, kv_token_s=1e-7, pass_s=0.01, pass_row_s=0.0004)
+)
 
 
 def played(acceptances: list[float], length: int, steps: int, seed: int) -> tuple[float, float]:

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from faser.config.speculation import POLICIES, SpeculationConfig
-from faser.engine.contract.step_times import CostTable, Role
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policies.draft_lengths import best_lengths
@@ -62,11 +62,11 @@ def policy(name: str, costs: CostModel, *, cap: int = 8, gamma: int | None = Non
 
 
 def with_passes(step: CostTable) -> CostModel:
-    return CostModel({Role.STEP: step, Role.PASS: PASS})
+    return CostModel(StepTimes(tables={Role.STEP: step, Role.PASS: PASS}))
 
 
 def from_text(step: CostTable) -> CostModel:
-    return CostModel({Role.STEP: step, Role.TEXT: CostTable(rows=(1, 2), seconds=(3e-5, 6e-5))})
+    return CostModel(StepTimes(tables={Role.STEP: step, Role.TEXT: CostTable(rows=(1, 2), seconds=(3e-5, 6e-5))}))
 
 
 def staircase(rng: np.random.Generator) -> CostTable:
@@ -180,7 +180,9 @@ def test_nobody_drafts_where_every_row_costs_what_it_can_bring() -> None:
 def test_a_gain_within_the_margin_does_not_switch_on() -> None:
     """Passes are priced so that one drafted token gains 2 %: less than switching on takes."""
     step = CostTable(rows=(1, 100), seconds=(0.010, 0.010))
-    costs = CostModel({Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(0.010 * (1.5 / 1.02 - 1),))})
+    costs = CostModel(
+        StepTimes(tables={Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(0.010 * (1.5 / 1.02 - 1),))})
+    )
     each = candidates(np.array([[1.0, 0.5]]))
     assert rate(costs, each, np.array([1])) == pytest.approx(1.02 * rate(costs, each, np.array([0])))
     assert not policy("faser", costs).lengths(each).any()
@@ -188,7 +190,9 @@ def test_a_gain_within_the_margin_does_not_switch_on() -> None:
 
 def test_once_on_a_small_gain_is_enough_and_switches_are_a_few_steps_apart() -> None:
     step = CostTable(rows=(1, 100), seconds=(0.010, 0.010))
-    costs = CostModel({Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(0.010 * (1.5 / 1.02 - 1),))})
+    costs = CostModel(
+        StepTimes(tables={Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(0.010 * (1.5 / 1.02 - 1),))})
+    )
     good, fair, bad = (candidates(np.array([[1.0, each]])) for each in (0.9, 0.5, 0.1))
     chosen = policy("faser", costs)
     assert chosen.lengths(good).any()
@@ -215,7 +219,7 @@ def test_a_token_that_is_worth_more_is_drafted_first() -> None:
 
 def test_a_sequence_far_behind_in_the_draft_models_cache_waits_for_better_prospects() -> None:
     survival = constant(0.5, 1, 4)
-    costs = CostModel.proportional(step_s=0.02, pass_s=0.005, pass_row_s=0.001)
+    costs = CostModel(StepTimes.proportional(step_s=0.02, pass_s=0.005, pass_row_s=0.001))
     assert policy("faser", costs, cap=4).lengths(candidates(survival)).any()
     far = candidates(survival, lag=np.array([2000]))
     assert not policy("faser", costs, cap=4).lengths(far).any()
@@ -223,7 +227,7 @@ def test_a_sequence_far_behind_in_the_draft_models_cache_waits_for_better_prospe
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_answer_that_ends_soon_is_not_worth_a_long_prompt_in_the_draft_models_cache(count: int) -> None:
-    costs = CostModel.proportional(step_s=0.02, pass_s=0.005, pass_row_s=0.001)
+    costs = CostModel(StepTimes.proportional(step_s=0.02, pass_s=0.005, pass_row_s=0.001))
     for left, drafts in ((200, True), (10, False)):
         each = candidates(constant(0.8, count, 4), lag=np.full(count, 100), left=np.full(count, left))
         assert policy("faser", costs, cap=4).lengths(each).any() == drafts
@@ -249,7 +253,7 @@ def test_drafts_that_bring_less_than_deciding_takes_are_not_asked_for(count: int
 
 def test_sequences_that_wait_for_a_draft_count() -> None:
     """A pass that pays for one sequence alone delays fifteen others that bring a token each."""
-    costs = CostModel({Role.STEP: FLAT, Role.PASS: CostTable(rows=(1,), seconds=(0.005,))})
+    costs = CostModel(StepTimes(tables={Role.STEP: FLAT, Role.PASS: CostTable(rows=(1,), seconds=(0.005,))}))
     alone = candidates(constant(0.6, 1, 4))
     among = candidates(constant(0.6, 1, 4), other_rows=15, other_sequences=15)
     assert policy("faser", costs, cap=4).lengths(alone).any()
@@ -257,7 +261,9 @@ def test_sequences_that_wait_for_a_draft_count() -> None:
 
 
 def test_probes_are_taken_and_cost_less_than_a_hundredth_of_the_time() -> None:
-    costs = CostModel({Role.STEP: FLAT, Role.PASS: CostTable(rows=(1, 64), seconds=(0.004, 0.006))})
+    costs = CostModel(
+        StepTimes(tables={Role.STEP: FLAT, Role.PASS: CostTable(rows=(1, 64), seconds=(0.004, 0.006))})
+    )
     each = candidates(constant(0.02, 16, 8))
     chosen = policy("faser", costs)
     plain_s, extra_s, probes = 0.0, 0.0, 0
@@ -271,7 +277,7 @@ def test_probes_are_taken_and_cost_less_than_a_hundredth_of_the_time() -> None:
 
 
 def test_a_probe_that_would_have_to_refill_a_long_cache_is_not_taken() -> None:
-    costs = CostModel.proportional(step_s=0.02, pass_s=0.005, pass_row_s=0.001)
+    costs = CostModel(StepTimes.proportional(step_s=0.02, pass_s=0.005, pass_row_s=0.001))
     each = candidates(constant(0.02, 1, 4), lag=np.array([5000]))
     chosen = policy("faser", costs, cap=4)
     assert not any(chosen.lengths(each).any() for _ in range(500))
@@ -345,7 +351,9 @@ def test_goodput_finds_the_best_common_length(alpha: float, step: CostTable) -> 
 
 def test_goodput_needs_a_tenth_more_to_switch_on_again() -> None:
     step = CostTable(rows=(1, 100), seconds=(0.010, 0.010))
-    costs = CostModel({Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(0.010 * (1.5 / 1.08 - 1),))})
+    costs = CostModel(
+        StepTimes(tables={Role.STEP: step, Role.PASS: CostTable(rows=(1,), seconds=(0.010 * (1.5 / 1.08 - 1),))})
+    )
     fair, bad = candidates(np.array([[1.0, 0.5]])), candidates(np.array([[1.0, 0.1]]))
     chosen = policy("goodput", costs)
     assert chosen.lengths(fair).any()

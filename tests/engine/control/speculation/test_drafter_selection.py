@@ -1,8 +1,8 @@
-"""Choosing the drafter per sequence. Oracle: drafters of known quality, and a target whose text is known.
+"""Selecting the drafter of each sequence. Oracle: drafters of known quality, and a target whose text is known.
 
-Planted bugs that these tests have caught: a draft behind tokens that did not come counts as wrong; being right at
-the border counts for nothing; the rest of a draft is forgotten at the border, is judged from its first token on,
-or is judged where it has been replaced.
+Planted bugs that these tests have caught: a draft that continues tokens which did not come counts as wrong; being
+right at the border counts for nothing; the rest of a draft is forgotten at the border, is judged from its first
+token on, or is judged where it has been replaced.
 """
 
 import random
@@ -15,16 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.selected_drafter import SelectedDrafter
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
-from faser.engine.execution.drafters.acceptance_estimates import (
-    KEPT_PER_STEP,
-    MOST_TOKENS,
-    PRIOR_TOKENS,
-    AcceptanceEstimates,
-    OpenDraft,
-)
+from faser.engine.control.speculation.drafter_selection import DrafterSelection, expected_tokens
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
-from faser.engine.execution.drafters.selector import DrafterSelector, expected_tokens
+from faser.engine.execution.drafters.text_and_model import TextAndModel
 from faser.engine.execution.text_lookup.lookup import CombinedLookup
 from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
 from faser.engine.execution.text_lookup.python.suffix import SuffixDrafter
@@ -47,20 +42,20 @@ def plan_for(
     unverified: Sequence[tuple[int, ...]] | None = None,
 ) -> DraftPlan:
     """unverified: of each of slots."""
-    each_behind = [()] * len(slots) if unverified is None else unverified
+    of_each = [()] * len(slots) if unverified is None else unverified
     requests = tuple(
         DraftRequest(slot=slot, max_tokens=max_tokens, new_blocks=(), unverified=tokens)
-        for slot, tokens in zip(slots, each_behind, strict=True)
+        for slot, tokens in zip(slots, of_each, strict=True)
     )
     return DraftPlan(step=0, released=(), requests=requests, stop=stop)
 
 
 @dataclass
 class KnownDrafter:
-    """Knows the text to come of each slot and says each token of it rightly with the slot's quality.
+    """Knows the coming text of each slot and drafts each token of it correctly with the slot's quality.
 
     A quality of None: nothing to propose. Wrong tokens are negative. sampled: as if drawn from a distribution.
-    num_right: from there on every token of a draft is wrong.
+    num_right: every token of a draft from this one on is wrong.
     """
 
     method: str
@@ -107,7 +102,7 @@ class KnownDrafter:
 
     @staticmethod
     def _probs(token_ids: list[int]) -> Tensor:
-        """Telling rows: token t has probability 1 / (t + 2), and so has nothing else but token 0 the rest."""
+        """Distinct rows: token t has probability 1 / (t + 2), token 0 has the rest."""
         probs = torch.zeros(len(token_ids), 100, dtype=torch.float64)
         for row, token_id in enumerate(token_ids):
             probs[row, token_id] += 1 / (token_id + 2)
@@ -116,37 +111,49 @@ class KnownDrafter:
 
 
 def next_token(position: int) -> int:
-    """The text of every sequence: no token says what the next one is."""
+    """The text of every sequence: a token does not determine the next one."""
     return position * 37 % 89 + 1
 
 
-class World:
-    """Runs steps of a chooser over slots 0 … as an engine would, and notes who drafted."""
+def selected(
+    text: Sequence[Drafter],
+    model: Drafter | None = None,
+    *,
+    model_cap: int = MODEL_CAP,
+    cost: float = 0.5,
+) -> SelectedDrafter:
+    """text: drafters of text methods, in order. cost: of the model's passes, where plans have no prices."""
+    selection = DrafterSelection(model_cap=None if model is None else model_cap, model_cost_tokens=cost)
+    return SelectedDrafter(TextAndModel(CombinedLookup(text), model), selection)
 
-    def __init__(self, chooser: DrafterSelector, num_slots: int = 1) -> None:
-        self.chooser = chooser
+
+class World:
+    """Runs steps over slots 0 … as an engine would, and returns which method drafted."""
+
+    def __init__(self, drafter: SelectedDrafter, num_slots: int = 1) -> None:
+        self.drafter = drafter
         self.known = [0] * num_slots
         self.chunks: list[tuple[int, ...]] = [()] * num_slots
         for slot in range(num_slots):
-            chooser.start(start_of(slot))
+            drafter.start(start_of(slot))
 
     def step(self, *, kept: int = CAP) -> list[str]:
-        """kept: no more drafted tokens than this are verified. Methods by slot; none where nothing was drafted."""
-        drafts = self.chooser.propose(plan_for(range(len(self.known)))).drafts
+        """Methods by slot, "none" for an empty draft. kept: at most so many drafted tokens are verified."""
+        drafts = self.drafter.propose(plan_for(range(len(self.known)))).drafts
         came = [self._judge(draft.slot, draft.token_ids[:kept]) for draft in drafts]
-        self.chooser.commit(came)
+        self.drafter.commit(came)
         return [draft.method if draft.token_ids else "none" for draft in drafts]
 
-    def step_ahead(self, *, kept: int = CAP) -> list[str]:
-        """The same while the chunks are verified; no chunk is longer than kept."""
+    def overlapped_step(self, *, kept: int = CAP) -> list[str]:
+        """The same while the chunks are verified. kept: length of the longest chunk."""
         slots = range(len(self.known))
-        drafts = self.chooser.propose(plan_for(slots, unverified=self.chunks)).drafts
+        drafts = self.drafter.propose(plan_for(slots, unverified=self.chunks)).drafts
         came = [self._judge(slot, self.chunks[slot]) for slot in slots]
         for draft, each in zip(drafts, came, strict=True):
             whole = each.num_accepted == len(self.chunks[draft.slot])
             passed = whole and draft.token_ids[:1] == each.token_ids[-1:]
             self.chunks[draft.slot] = draft.token_ids[1 : 1 + kept] if passed else ()
-        self.chooser.commit(came)
+        self.drafter.commit(came)
         return [draft.method if draft.token_ids else "none" for draft in drafts]
 
     def _judge(self, slot: int, drafted: tuple[int, ...]) -> Continuation:
@@ -164,8 +171,7 @@ def a_world(
 ) -> tuple[World, KnownDrafter, KnownDrafter]:
     suffix = KnownDrafter("suffix", {0: text})
     model_drafter = KnownDrafter("draft_model", {0: model})
-    chooser = DrafterSelector(CombinedLookup([suffix]), model_drafter, model_cap=MODEL_CAP, model_cost_tokens=cost)
-    return World(chooser), suffix, model_drafter
+    return World(selected([suffix], model_drafter, cost=cost)), suffix, model_drafter
 
 
 def share(world: World, method: str, num_steps: int) -> float:
@@ -198,7 +204,7 @@ def test_when_text_changes_its_quality_the_choice_follows(first: float, then: fl
 def test_sequences_of_one_batch_choose_for_themselves() -> None:
     suffix = KnownDrafter("suffix", {0: 0.95, 1: 0.05})
     model = KnownDrafter("draft_model", {0: 0.6, 1: 0.6})
-    world = World(DrafterSelector(CombinedLookup([suffix]), model, model_cap=MODEL_CAP), num_slots=2)
+    world = World(selected([suffix], model), num_slots=2)
     for _ in range(30):
         world.step()
 
@@ -207,26 +213,26 @@ def test_sequences_of_one_batch_choose_for_themselves() -> None:
     assert steps.count(("suffix", "draft_model")) > 45
 
 
-def test_drafts_of_another_confidence_are_another_matter() -> None:
-    """Sure guesses come true and unsure ones do not; each new sequence gets the right drafter at once."""
+def test_drafts_of_different_confidence_are_estimated_apart() -> None:
+    """Confident drafts are right and others are not; each new sequence gets the better drafter at once."""
     sure = KnownDrafter("suffix", {0: 0.95}, confidence=0.9)
-    chooser = DrafterSelector(CombinedLookup([sure]), KnownDrafter("draft_model", {0: 0.6}), model_cap=MODEL_CAP)
-    world = World(chooser)
+    drafter = selected([sure], KnownDrafter("draft_model", {0: 0.6}))
+    world = World(drafter)
     for step in range(100):
         sure.confidence, sure.quality[0] = (0.9, 0.95) if step % 2 else (0.2, 0.05)
         world.step()
-    chooser.release(0)
-    world = World(chooser)
+    drafter.release(0)
+    world = World(drafter)
 
     sure.confidence = 0.2
     assert world.step() == ["draft_model"]
-    chooser.release(0)
-    world = World(chooser)
+    drafter.release(0)
+    world = World(drafter)
     sure.confidence = 0.9
     assert world.step() == ["suffix"]
 
 
-def test_an_unlucky_model_gets_another_chance() -> None:
+def test_a_model_that_was_wrong_is_tried_again() -> None:
     world, _, model = a_world(None, 0.0, cost=1.0)
     assert share(world, "none", 40) > 0.5
     assert world.step() == ["none"]
@@ -236,7 +242,7 @@ def test_an_unlucky_model_gets_another_chance() -> None:
     assert share(world, "draft_model", 20) == 1.0
 
 
-def test_a_draft_cut_before_verification_was_not_refused() -> None:
+def test_a_draft_cut_before_verification_does_not_count_as_refused() -> None:
     """Only one token a step is verified and always right: the model stays better than a text of quality 0.8."""
     world, _, _ = a_world(0.8, 1.0)
     for _ in range(30):
@@ -252,104 +258,71 @@ def test_a_draft_cut_before_verification_was_not_refused() -> None:
     [(0.9, 0.3, "suffix"), (0.3, 0.9, "draft_model"), (0.7, 0.7, "suffix"), (None, 0.6, "draft_model")],
 )
 @pytest.mark.parametrize("kept", [0, 2, CAP])
-def test_the_better_drafter_drafts_ahead_after_thirty_steps(
+def test_the_better_drafter_drafts_overlapped_steps_after_thirty_steps(
     text: float | None, model: float, better: str, kept: int
 ) -> None:
-    """However long the chunks are that are verified meanwhile; with none, only the border says who is right."""
+    """Whatever the length of the chunks under verification; without chunks only the border token tells."""
     world, _, _ = a_world(text, model)
     for _ in range(30):
-        world.step_ahead(kept=kept)
+        world.overlapped_step(kept=kept)
 
-    methods = [world.step_ahead(kept=kept) for _ in range(80)]
+    methods = [world.overlapped_step(kept=kept) for _ in range(80)]
 
     assert methods.count([better]) > 68
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_a_draft_behind_tokens_that_did_not_come_is_neither_right_nor_wrong(ahead: bool) -> None:
-    """Other tokens always come; but the draft's first is held against them only where nothing lies between."""
+@pytest.mark.parametrize("overlapped", [True, False])
+def test_a_draft_that_continues_tokens_which_did_not_come_is_not_judged(overlapped: bool) -> None:
+    """Other tokens always come; the draft is compared with them only where it continues known tokens."""
     world, _, model = a_world(None, 1.0, cost=1.0)
-    behind = [(-1,)] if ahead else None
+    unverified = [(-1,)] if overlapped else None
     for _ in range(60):
-        world.chooser.propose(plan_for([0], unverified=behind))
-        world.chooser.commit([Continuation(slot=0, token_ids=(-2,))])
+        world.drafter.propose(plan_for([0], unverified=unverified))
+        world.drafter.commit([Continuation(slot=0, token_ids=(-2,))])
 
-    assert (len(model.plans) == 60) == ahead
+    assert (len(model.plans) == 60) == overlapped
 
 
-def test_what_a_draft_says_beyond_the_chunk_made_of_it_is_replaced_by_the_next_draft() -> None:
-    """Chunks of one token: the second of a draft is verified, the third is drafted anew before it could be judged.
+def test_the_next_draft_replaces_what_a_draft_says_after_its_chunk() -> None:
+    """Chunks of one token: a draft's second token is verified, its third is drafted anew before it is judged.
 
-    So text, right for two tokens, has been right always. The shorter drafts of the model are right, too.
+    So text that is right for two tokens has always been right. The shorter drafts of the model are right as well.
     """
     world, suffix, _ = a_world(1.0, 1.0, cost=0.0)
     suffix.num_right = 2
     for _ in range(40):
-        world.step_ahead(kept=1)
+        world.overlapped_step(kept=1)
 
-    assert {world.step_ahead(kept=1)[0] for _ in range(20)} == {"suffix"}
+    assert {world.overlapped_step(kept=1)[0] for _ in range(20)} == {"suffix"}
 
 
-def test_whether_it_drafts_ahead_is_up_to_all_its_drafters() -> None:
+def test_drafting_overlaps_steps_if_all_drafters_can() -> None:
     for text, model in [(True, True), (True, False), (False, True)]:
-        chooser = DrafterSelector(
-            CombinedLookup([KnownDrafter("suffix", {}, drafts_overlapped=text)]),
+        drafter = selected(
+            [KnownDrafter("suffix", {}, drafts_overlapped=text)],
             KnownDrafter("draft_model", {}, drafts_overlapped=model),
-            model_cap=MODEL_CAP,
         )
-        assert chooser.drafts_overlapped == (text and model)
+        assert drafter.drafts_overlapped == (text and model)
 
 
-def test_the_model_is_told_when_nobody_waits() -> None:
+def test_the_model_gets_the_condition_that_ends_its_passes() -> None:
     model = KnownDrafter("draft_model", {0: 0.9})
-    chooser = DrafterSelector(CombinedLookup([]), model, model_cap=MODEL_CAP)
-    chooser.start(start_of(0))
+    drafter = selected([], model)
+    drafter.start(start_of(0))
 
     def until() -> bool:
         return True
 
-    chooser.propose(plan_for([0]), until)
+    drafter.propose(plan_for([0]), until)
 
     assert model.untils == [until]
-
-
-few_tokens = st.lists(st.integers(0, 1), max_size=4).map(tuple)
-
-
-@given(few_tokens, few_tokens, st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=3), max_size=6))
-def test_a_claim_is_settled_alike_however_the_tokens_come(
-    unverified: tuple[int, ...], token_ids: tuple[int, ...], pieces: list[list[int]]
-) -> None:
-    """Oracle: all that came, at once. Leading right tokens are accepted; the first wrong one is judged, too."""
-    claim: OpenDraft | None = OpenDraft(keys=("key",), unverified=unverified, token_ids=token_ids)
-    counts = [0, 0]
-    came: list[int] = []
-    for piece in pieces:
-        came += piece
-        if claim is not None:
-            accepted, judged, claim = claim.meet(Continuation(slot=0, token_ids=tuple(piece)))
-            counts = [counts[0] + accepted, counts[1] + judged]
-
-    after = came[len(unverified) :] if tuple(came[: len(unverified)]) == unverified else []
-    right = next(
-        (i for i, (said, came) in enumerate(zip(token_ids, after, strict=False)) if said != came),
-        min(len(token_ids), len(after)),
-    )
-    assert counts == [right, right + (right < min(len(token_ids), len(after)))]
-
-
-def test_a_drawn_token_that_was_not_verified_was_not_judged() -> None:
-    """By chance it was the target's own token; its acceptance would be another chance."""
-    claim = OpenDraft(keys=(), unverified=(), token_ids=(1, 2, 3), drawn=True)
-    assert claim.meet(Continuation(slot=0, token_ids=(1, 2), num_accepted=1)) == (1, 1, None)
-    assert claim.meet(Continuation(slot=0, token_ids=(1, 5), num_accepted=1)) == (1, 2, None)
 
 
 def test_the_price_of_the_model_may_change_at_any_time() -> None:
     world, _, _ = a_world(0.5, 0.95)
     share(world, "draft_model", 30)
     assert share(world, "draft_model", 20) == 1.0
-    world.chooser.model_cost_tokens = MODEL_CAP
+    world.drafter.selection.model_cost_tokens = MODEL_CAP
     assert share(world, "suffix", 20) == 1.0
 
 
@@ -358,23 +331,23 @@ def test_the_prices_of_the_plan_decide_between_text_and_model(pass_price: float,
     """Two tokens of text against two of the model's, which are likelier and cost passes."""
     suffix = KnownDrafter("suffix", {0: 0.5})
     model = KnownDrafter("draft_model", {0: 1.0})
-    chooser = DrafterSelector(CombinedLookup([suffix]), model, model_cap=2, model_cost_tokens=0.0)
-    chooser.start(start_of(0))
+    drafter = selected([suffix], model, model_cap=2, cost=0.0)
+    drafter.start(start_of(0))
     stop = StopRule(row_price=0.1, pass_prices=(pass_price,), intercept=0.0, slope=1.0)
 
-    proposals = chooser.propose(plan_for([0], max_tokens=2, stop=stop))
+    proposals = drafter.propose(plan_for([0], max_tokens=2, stop=stop))
 
     assert [draft.method for draft in proposals.drafts] == [chosen]
 
 
-def test_the_model_is_asked_for_what_is_left_and_no_more() -> None:
+def test_the_model_drafts_only_for_the_requests_left_to_it() -> None:
     suffix = KnownDrafter("suffix", {0: 1.0, 1: None, 2: 1.0, 3: None})
     model = KnownDrafter("draft_model", dict.fromkeys(range(4), 1.0))
-    chooser = DrafterSelector(CombinedLookup([suffix]), model, model_cap=MODEL_CAP, model_cost_tokens=1.5)
+    drafter = selected([suffix], model, cost=1.5)
     for slot in range(4):
-        chooser.start(start_of(slot))
+        drafter.start(start_of(slot))
 
-    proposals = chooser.propose(plan_for([3, 2, 1, 0], stop=STOP))
+    proposals = drafter.propose(plan_for([3, 2, 1, 0], stop=STOP))
 
     (asked,) = model.plans
     assert [(request.slot, request.max_tokens) for request in asked.requests] == [(3, MODEL_CAP), (1, MODEL_CAP)]
@@ -387,60 +360,51 @@ def test_the_model_is_asked_for_what_is_left_and_no_more() -> None:
     ]
     assert (proposals.passes, proposals.catchup_tokens, proposals.probs) == (3, 7, None)
 
-    chooser.propose(plan_for([0, 2]))
+    drafter.propose(plan_for([0, 2]))
     assert len(model.plans) == 1
 
 
-def test_everybody_learns_of_every_sequence() -> None:
+def test_all_drafters_follow_every_sequence() -> None:
     text, model = KnownDrafter("suffix", {0: 1.0}), KnownDrafter("draft_model", {0: 1.0})
-    chooser = DrafterSelector(CombinedLookup([text]), model, model_cap=MODEL_CAP)
-    chooser.start(start_of(4, (1, 2)))
-    chooser.commit([Continuation(slot=4, token_ids=(5,))])
+    drafter = selected([text], model)
+    drafter.start(start_of(4, (1, 2)))
+    drafter.commit([Continuation(slot=4, token_ids=(5,))])
     assert text.to_come == model.to_come == {4: 3}
 
-    chooser.release(4)
+    drafter.release(4)
     assert text.to_come == model.to_come == {}
 
 
-def test_of_equal_text_drafters_the_first_one_drafts() -> None:
-    chooser = DrafterSelector(
-        CombinedLookup([KnownDrafter("suffix", {0: 1.0}), KnownDrafter("ngram", {0: 1.0})]), model_cap=MODEL_CAP
-    )
-    assert World(chooser).step() == ["suffix"]
+def test_the_first_of_equal_text_drafters_drafts() -> None:
+    drafter = selected([KnownDrafter("suffix", {0: 1.0}), KnownDrafter("ngram", {0: 1.0})])
+    assert World(drafter).step() == ["suffix"]
 
 
-def test_where_the_first_text_drafter_knows_nothing_the_second_drafts() -> None:
-    chooser = DrafterSelector(
-        CombinedLookup([KnownDrafter("suffix", {0: None}), KnownDrafter("ngram", {0: 1.0})]), model_cap=MODEL_CAP
-    )
-    assert World(chooser).step() == ["ngram"]
+def test_the_second_text_drafter_drafts_where_the_first_has_nothing() -> None:
+    drafter = selected([KnownDrafter("suffix", {0: None}), KnownDrafter("ngram", {0: 1.0})])
+    assert World(drafter).step() == ["ngram"]
 
 
-def test_where_nobody_knows_anything_there_is_an_empty_draft() -> None:
-    chooser = DrafterSelector(CombinedLookup([KnownDrafter("suffix", {0: None})]), model_cap=MODEL_CAP)
-    chooser.start(start_of(0))
-    assert chooser.propose(plan_for([0])).drafts == (Draft(slot=0, method="suffix"),)
+def test_without_any_draft_the_first_method_has_an_empty_one() -> None:
+    drafter = selected([KnownDrafter("suffix", {0: None})])
+    drafter.start(start_of(0))
+    assert drafter.propose(plan_for([0])).drafts == (Draft(slot=0, method="suffix"),)
 
 
 def test_a_model_alone_always_drafts_while_it_is_worth_it() -> None:
     model = KnownDrafter("draft_model", {0: 0.9})
-    assert World(DrafterSelector(CombinedLookup([]), model, model_cap=MODEL_CAP)).step() == ["draft_model"]
+    assert World(selected([], model)).step() == ["draft_model"]
 
 
-def test_a_chooser_without_drafters_is_refused() -> None:
-    with pytest.raises(ValueError, match="neither a text drafter nor a model"):
-        DrafterSelector(CombinedLookup([]), model_cap=MODEL_CAP)
-
-
-def test_beside_sampled_drafts_a_token_from_text_is_certain() -> None:
-    """The rows of the model stay what they were and where they belong."""
+def test_among_sampled_drafts_a_token_from_text_is_certain() -> None:
+    """The model's rows keep their values and their places."""
     suffix = KnownDrafter("suffix", {0: None, 1: 1.0, 2: None})
     model = KnownDrafter("draft_model", dict.fromkeys(range(3), 1.0), sampled=True)
-    chooser = DrafterSelector(CombinedLookup([suffix]), model, model_cap=2, model_cost_tokens=0.5)
+    drafter = selected([suffix], model, model_cap=2)
     for slot in range(3):
-        chooser.start(start_of(slot, (1,) * slot))
+        drafter.start(start_of(slot, (1,) * slot))
 
-    proposals = chooser.propose(plan_for([0, 1, 2], max_tokens=2))
+    proposals = drafter.propose(plan_for([0, 1, 2], max_tokens=2))
 
     assert [draft.method for draft in proposals.drafts] == ["draft_model", "suffix", "draft_model"]
     assert proposals.probs is not None
@@ -457,40 +421,13 @@ def test_beside_sampled_drafts_a_token_from_text_is_certain() -> None:
 @pytest.mark.parametrize("text, sampled", [(1.0, True), (None, False)])
 def test_there_are_no_probabilities_where_every_draft_is_a_point_mass(text: float | None, sampled: bool) -> None:
     model = KnownDrafter("draft_model", {0: 1.0}, sampled=sampled)
-    chooser = DrafterSelector(
-        CombinedLookup([KnownDrafter("suffix", {0: text})]), model, model_cap=2, model_cost_tokens=1.0
-    )
-    chooser.start(start_of(0))
+    drafter = selected([KnownDrafter("suffix", {0: text})], model, model_cap=2, cost=1.0)
+    drafter.start(start_of(0))
 
-    proposals = chooser.propose(plan_for([0]))
+    proposals = drafter.propose(plan_for([0]))
 
     assert [draft.method for draft in proposals.drafts] == ["suffix" if text else "draft_model"]
     assert proposals.probs is None
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("ab"), st.integers(0, 16), st.integers(0, 3), st.integers(0, 20)), max_size=20
-    )
-)
-def test_a_rate_is_the_share_of_accepted_tokens_weighted_by_age(events: list[tuple[str, int, int, int]]) -> None:
-    """Oracle: counts that are all made lighter at every step. b has a as its prior."""
-    evidence = AcceptanceEstimates()
-    counts = {"a": [0.0, 0.0], "b": [0.0, 0.0]}
-    for key, accepted, refused, wait in events:
-        evidence.add((key,), accepted, accepted + refused)
-        total = counts[key][1] + accepted + refused
-        shrink = min(1.0, MOST_TOKENS / total) if total else 1.0
-        counts[key] = [(counts[key][0] + accepted) * shrink, total * shrink]
-        for _ in range(wait):
-            evidence.fade()
-            counts = {each: [KEPT_PER_STEP * value for value in pair] for each, pair in counts.items()}
-
-    def rate(key: str, prior: float) -> float:
-        accepted, judged = counts[key]
-        return (accepted + PRIOR_TOKENS * prior) / (judged + PRIOR_TOKENS)
-
-    assert evidence.rate(("a", "b"), 0.6) == pytest.approx(rate("b", rate("a", 0.6)))
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.999999, 1 - 1e-10, 1.0])
@@ -502,15 +439,13 @@ def test_expected_tokens_are_the_sum_of_survivals(rate: float, num_tokens: int) 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 2), max_size=6), st.booleans()), max_size=25))
 def test_over_real_text_drafters_each_draft_is_one_of_theirs(steps: list[tuple[int, list[int], bool]]) -> None:
-    """Random starts, commits and releases; the same drafters alone, told the same, propose the same."""
+    """Random starts, commits and releases; oracle: the same drafters on their own, after the same calls."""
     alone: list[Drafter] = [SuffixDrafter(cap=CAP), NgramDrafter(min_n=2, max_n=4, cap=CAP)]
-    chooser = DrafterSelector(
-        CombinedLookup([SuffixDrafter(cap=CAP), NgramDrafter(min_n=2, max_n=4, cap=CAP)]), model_cap=MODEL_CAP
-    )
-    everybody: list[Drafter] = [chooser, *alone]
+    combined = selected([SuffixDrafter(cap=CAP), NgramDrafter(min_n=2, max_n=4, cap=CAP)])
+    drafters: list[Drafter] = [combined, *alone]
     running: set[int] = set()
     for slot, token_ids, ends in steps:
-        for drafter in everybody:
+        for drafter in drafters:
             if slot not in running:
                 drafter.start(start_of(slot, tuple(token_ids)))
             elif ends:
@@ -519,7 +454,7 @@ def test_over_real_text_drafters_each_draft_is_one_of_theirs(steps: list[tuple[i
                 drafter.commit([Continuation(slot=slot, token_ids=tuple(token_ids))])
         running = running - {slot} if slot in running and ends else running | {slot}
         plan = plan_for(sorted(running))
-        offered = zip(*(drafter.propose(plan).drafts for drafter in alone), strict=True)
-        for draft, drafts in zip(chooser.propose(plan).drafts, offered, strict=True):
+        offered = zip(*(each.propose(plan).drafts for each in alone), strict=True)
+        for draft, drafts in zip(combined.propose(plan).drafts, offered, strict=True):
             assert draft in drafts
             assert draft.token_ids or not any(each.token_ids for each in drafts)

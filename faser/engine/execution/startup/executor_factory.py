@@ -1,0 +1,74 @@
+"""Makes the executor of an engine from its loaded parts: sampler, block table, drafter, verifier, early pruning."""
+
+from collections.abc import Callable
+
+from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafters.drafter import Drafter
+from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
+from faser.engine.execution.pruning.early_pruning import EarlyPruning
+from faser.engine.execution.pruning.rank_judge import NUM_TOP
+from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.startup.parts import EngineParts
+from faser.engine.execution.verification_forward import PlainForward
+from faser.engine.execution.verifiers.factory import make_verifier
+from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
+
+WrapDrafter = Callable[[Drafter], Drafter]
+
+
+def make_executor(parts: EngineParts, pruning: EarlyPruning | None, wrap_drafter: WrapDrafter) -> ModelExecutor:
+    """pruning: None runs all rows through all layers. wrap_drafter: given the drafter, returns the one to use."""
+    config, target = parts.config, parts.target
+    sampler = Sampler(
+        config.max_num_seqs,
+        target.decoder.spec.vocab_size,
+        target.config.eos_token_ids,
+        parts.backend.device,
+        parts.backend.sampling_kernels,
+        parts.backend.logits_processor_kernels,
+    )
+    table = BlockTable(config.max_num_seqs, -(-target.max_positions // parts.kv.block_size))
+    return ModelExecutor(
+        parts.runner,
+        sampler,
+        table,
+        max_logit_rows=config.max_num_seqs,
+        speculation=_speculation(parts, sampler, table, pruning, wrap_drafter) if parts.speculates else None,
+        samples_in_runner=config.schedules_async,
+    )
+
+
+def _speculation(
+    parts: EngineParts,
+    sampler: Sampler,
+    table: BlockTable,
+    pruning: EarlyPruning | None,
+    wrap_drafter: WrapDrafter,
+) -> SpeculativeExecution:
+    config, model = parts.config, None
+    if parts.draft is not None and parts.draft_runner is not None:
+        model = DraftModelParts(
+            runner=parts.draft_runner,
+            num_blocks=parts.kv.num_blocks,
+            block_size=parts.kv.block_size,
+            max_positions=parts.draft.max_positions,
+        )
+    drafter_parts = DrafterParts(
+        target=parts.runner,
+        table=table,
+        num_slots=config.max_num_seqs,
+        max_rows=config.max_num_batched_tokens,
+        model=model,
+        num_top=0 if pruning is None else NUM_TOP,
+        samples_in_runner=config.schedules_async,
+    )
+    drafter = wrap_drafter(make_drafter(config.speculation, drafter_parts))
+    verifier = make_verifier(config.speculation, sampler, parts.backend.rejection_kernels)
+    return SpeculativeExecution(
+        drafter=drafter,
+        verifier=verifier,
+        matches_samples=isinstance(verifier, SampleAndMatch),
+        forward=pruning or PlainForward(),
+        lanes=parts.lanes if drafter.drafts_overlapped else None,
+    )

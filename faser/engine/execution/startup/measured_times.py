@@ -1,0 +1,88 @@
+"""The step times of a loaded engine: read from disk if the same engine was measured on this machine before."""
+
+from dataclasses import asdict
+
+import torch
+
+from faser.config.engine import EngineConfig
+from faser.config.environment import cache_dir
+from faser.engine.contract.step_times import StepTimes
+from faser.engine.execution.drafters.layer_skip import draft_layers
+from faser.engine.execution.overlap.lanes import Lanes
+from faser.engine.execution.startup.lane_cells import Pair
+from faser.engine.execution.startup.model_loading import Report
+from faser.engine.execution.startup.parts import EngineParts
+from faser.engine.execution.startup.profile import cached_profile, fingerprint, profile
+from faser.engine.execution.startup.step_profiler import DummyBatchLimits
+
+# The steps that lanes are measured with, as far as time allows: row counts, the most important ones first, and
+# contexts. A GPU's row counts lie on both sides of the point where arithmetic takes longer than reading weights, up
+# to the largest recorded step.
+_CPU_ROWS, _GPU_ROWS = (8, 32, 2), (64, 256, 16, 128)
+_CPU_CONTEXTS, _GPU_CONTEXTS = (64, 1024), (64, 1024, 8192)
+_CPU_LANES_S, _GPU_LANES_S = 3.0, 20.0
+
+
+def measured_times(parts: EngineParts, report: Report) -> StepTimes:
+    """Measured now, unless the same engine was measured on this machine before."""
+    config, draft = parts.config, parts.draft
+    num_layers = None
+    if config.speculation.method == "layer_skip":
+        num_layers = draft_layers(config.speculation.draft_layers, parts.runner.num_layers)
+    models = [parts.target] if draft is None else [parts.target, draft]
+    limits = DummyBatchLimits(
+        num_blocks=parts.kv.num_blocks,
+        block_size=parts.kv.block_size,
+        max_len=min(model.max_positions for model in models),
+        max_rows=config.max_num_batched_tokens,
+        max_logit_rows=config.max_num_seqs,
+    )
+    pair = _pair(config, parts.lanes)
+    described = fingerprint(
+        {
+            "models": [
+                (asdict(each.decoder.spec), str(each.decoder.dtype), each.decoder.weight_bytes) for each in models
+            ],
+            "kv_dtype": str(parts.kv.dtype),
+            "backend": parts.backend.name,
+            "device": _device_name(parts.backend.device),
+            "recorded": (config.records_steps, config.cudagraph_capture_sizes),
+            "threads": config.threads,
+            "draft_layers": num_layers,
+            "lanes": None
+            if pair is None
+            else (pair.partition.name, pair.partition.shares(), pair.rows, pair.contexts),
+            "rows": (limits.max_rows, limits.max_logit_rows, limits.max_len),
+        }
+    )
+    return cached_profile(
+        cache_dir() / "cost" / f"{described}.json",
+        lambda: profile(
+            parts.runner,
+            parts.runner if num_layers is not None else parts.draft_runner,
+            limits,
+            progress=report,
+            draft_layers=num_layers,
+            pair=pair,
+        ),
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    """The device and the kind of GPU: machines with different GPUs may share a cache folder."""
+    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
+
+
+def _pair(config: EngineConfig, lanes: Lanes | None) -> Pair | None:
+    if lanes is None or lanes.draft is None:
+        return None
+    most = min(config.max_num_seqs * (1 + config.speculation.cap), config.max_num_batched_tokens)
+    return Pair(
+        partition=lanes.partition,
+        target=lanes.target,
+        draft=lanes.draft,
+        rows=tuple(dict.fromkeys(min(rows, most) for rows in (_GPU_ROWS if config.on_gpu else _CPU_ROWS))),
+        contexts=_GPU_CONTEXTS if config.on_gpu else _CPU_CONTEXTS,
+        num_sequences=config.max_num_seqs,
+        budget_s=_GPU_LANES_S if config.on_gpu else _CPU_LANES_S,
+    )

@@ -1,0 +1,128 @@
+"""Step times: tables, what they say between and above the measured row counts, files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from faser.engine.contract.interference import InterferenceTable
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
+from faser.errors import ConfigError
+
+TABLE = CostTable(rows=(1, 2, 4, 8), seconds=(0.010, 0.010, 0.014, 0.030), kv_token_s=1e-6)
+PASS = CostTable(rows=(1, 4), seconds=(0.001, 0.002))
+
+
+def _content(roles: str) -> str:
+    """Of a file whose format is today's."""
+    today = json.loads(StepTimes(tables={Role.STEP: TABLE}).to_json())["format"]
+    return f'{{"format": {today}, "roles": {roles}, "lanes": []}}'
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 8, 12, 5000])
+def test_one_row_count_is_read_as_from_a_dense_table(rows: int) -> None:
+    assert TABLE.seconds_at(rows, 700) == TABLE.dense(9000)[rows] + 1e-6 * 700
+
+
+@given(st.lists(st.floats(1e-3, 10), min_size=1, max_size=9))
+def test_a_table_is_the_nearest_one_that_does_not_fall(medians: list[float]) -> None:
+    table = CostTable.measured(dict(enumerate(medians, 1)))
+    count = len(medians)
+    for at, value in enumerate(table.seconds):
+        means = [[np.mean(medians[first : last + 1]) for last in range(at, count)] for first in range(at + 1)]
+        assert value == pytest.approx(
+            max(min(each) for each in means)
+        )  # the max-min formula of isotonic regression
+
+
+def test_one_slow_measurement_hides_no_slope_behind_it() -> None:
+    table = CostTable.measured({1: 0.0102, 2: 0.0100, 3: 0.0104})
+    assert table.seconds == pytest.approx((0.0101, 0.0101, 0.0104))
+
+
+def test_tables_survive_a_file(tmp_path: Path) -> None:
+    times = StepTimes(tables={Role.STEP: TABLE, Role.PASS: PASS})
+    times.save(tmp_path / "deep" / "costs.json")
+    assert StepTimes.load(tmp_path / "deep" / "costs.json") == times
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["costs.json"]
+
+
+LANES = tuple(
+    InterferenceTable(
+        share=share,
+        rows=(8, 32, 64),
+        contexts=(64, 1024),
+        verify=((1.5, 1.25, 1.1), (1.6, 1.3, 1.2)),
+        draft=((1.9, 1.8, 1.7), (2.0, 1.9, 1.8)),
+        verify_alone=((1.1, 1.0, 1.2), (1.1, 1.0, 1 / 3)),
+        draft_alone=((1.3, 1.3, 1.4), (1.5, 1.3, 1.2)),
+    )
+    for share in (0.125, 0.5)
+)
+
+
+def test_lanes_survive_a_file_to_the_last_digit(tmp_path: Path) -> None:
+    StepTimes(tables={Role.STEP: TABLE}, interference=LANES).save(tmp_path / "costs.json")
+    again = StepTimes.load(tmp_path / "costs.json")
+    assert again.interference == LANES
+    assert again.interference[1].one(1.0, 0.4, rows=20, context=300) == LANES[1].one(
+        1.0, 0.4, rows=20, context=300
+    )
+
+
+def test_a_file_from_when_lanes_were_one_number_a_share_is_refused(tmp_path: Path) -> None:
+    content = json.loads(StepTimes(tables={Role.STEP: TABLE}).to_json())
+    content["format"] = 3
+    content["lanes"] = [{"share": 0.5, "verify": 1.5, "draft": 1.9, "verify_alone": 1.1, "draft_alone": 1.2}]
+    path = tmp_path / "costs.json"
+    for number, complaint in ((3, "format is 3"), (content["format"] + 1, "not a cost model")):
+        path.write_text(json.dumps({**content, "format": number}))
+        with pytest.raises(ConfigError, match=complaint):
+            StepTimes.load(path)
+
+
+def test_lanes_with_a_number_missing_are_refused(tmp_path: Path) -> None:
+    content = json.loads(StepTimes(tables={Role.STEP: TABLE}, interference=LANES).to_json())
+    content["lanes"][0]["draft"][1].pop()
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"costs\.json: draft of a co-run has lines of \[3, 2\] numbers"):
+        StepTimes.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "not a cost model"),
+        ("[]", "not a cost model"),
+        ("{}", "not a cost model"),
+        ('{"format": 1, "roles": {}}', "format is 1"),
+        (_content("{}"), "no times of role step"),
+        (_content('{"walk": {"rows": [1], "seconds": [1], "kv_token_s": 0}}'), "walk"),
+        (_content('{"step": {"rows": [2, 1], "seconds": [1, 1], "kv_token_s": 0}}'), "must ascend"),
+        (_content('{"step": {"rows": [1, 2], "seconds": [1], "kv_token_s": 0}}'), "2 row counts and 1 times"),
+        (_content('{"step": {"rows": [1, 2], "seconds": [2, 1], "kv_token_s": 0}}'), "falls where rows rise"),
+        (_content('{"step": {"rows": [1], "seconds": [NaN], "kv_token_s": 0}}'), "not a number of seconds"),
+        (_content('{"step": {"rows": [1], "seconds": [1], "kv_token_s": -1}}'), "not a number of seconds"),
+        (_content('{"step": {"rows": 3, "seconds": [1], "kv_token_s": 0}}'), "not a cost model"),
+    ],
+)
+def test_a_file_that_is_no_cost_model_is_refused_by_name(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=rf"costs\.json.*{complaint}"):
+        StepTimes.load(path)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.json"):
+        StepTimes.load(tmp_path / "none.json")
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="costs"):
+        StepTimes(tables={Role.STEP: TABLE}).save(tmp_path / "file" / "costs.json")
