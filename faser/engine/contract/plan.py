@@ -126,9 +126,9 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
-    """In the order of the requests. run_s: wall time of drafting, from began_s on. passes: passes of a draft model.
+    """In the order of the requests. run_s: wall time of drafting, from began_s on.
 
-    catchup_tokens: rows that only refilled the draft model's KV.
+    passes: of a draft model. catchup_tokens: rows that only refilled the draft model's KV.
     """
 
     step: int
