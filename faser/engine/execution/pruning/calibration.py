@@ -34,7 +34,7 @@ class PruneCalibration:
         self.false_shares = np.ones(num_layers)
 
     def add(self, layer: int, temperatures: Floats, counts: Ints, accepted: NDArray[np.bool_]) -> None:
-        """[T] each, of verified tokens: how many likely tokens beat them at a layer, and whether they were right."""
+        """[T] each: how many likely tokens beat verified ones at a layer, and whether these were right."""
         seen = self._seen[layer]
         seen *= _KEPT ** len(counts)
         np.add.at(seen, (bands(temperatures), counts, accepted.astype(np.int64)), 1.0)

@@ -55,8 +55,8 @@ class Judge(Protocol):
 class RankJudge:
     """Compares each drafted token with the drafter's own likely tokens.
 
-    A count over some tokens is at most the rank among the whole vocabulary, so it flags no token that the rank
-    would not; and it costs M + 1 products of a hidden state instead of V. A score that is not a number beats nothing.
+    A count over some tokens is at most the rank in the whole vocabulary, so it flags no token that the rank would
+    not; and it costs M + 1 products of a hidden state instead of V. A score that is not a number beats nothing.
     """
 
     @torch.inference_mode()
