@@ -1,14 +1,14 @@
-"""What early pruning knows after each layer, and what it gains end to end; JSON and Markdown tables.
+"""What early pruning can tell after each layer, and what it gains end to end; JSON and Markdown tables.
 
     python -m benchmarks.prune_table OUT_DIR TARGET_DIR DRAFTER_DIR... [--prompts FILE] [--part looks|all]
 
-looks: every step of real answers is looked at after several layers and nothing is pruned. For each layer: the area
-under the curve of the count against the verdict (0.5: it says nothing); the least count from which on at most 2 %
-of the judged tokens would have been accepted; the share of all drafted rows that would leave there, and of the
-step's work that this is, as they have been through the layers below.
+looks: every step of real answers stops after several layers, and no row leaves. For each layer: the area under the
+ROC curve of the count as a predictor of refusal (0.5: it predicts nothing); the least count from which on at most
+2 % of the judged tokens would have been accepted; the share of all drafted rows that would leave there, and the
+share of the drafted rows' work that this saves in the layers after it.
 
 cells: off, on and auto take turns on one engine, round after round, drafter by drafter and load by load. The gate
-begins with what the looks at temperature 0 found, so that nobody waits for calibration. tokens/s are medians.
+starts with the counts of the looks at temperature 0, so that no cell waits for calibration. tokens/s are medians.
 """
 
 import argparse
@@ -62,17 +62,18 @@ Bools = NDArray[np.bool_]
 
 CONCURRENCIES = (1, 4, 16)
 MODES = (OFF, ON, AUTO)
-LAST = 27 / 30  # of the layers; as a yardstick: later than anything that could pay
+LAST = 27 / 30  # of the layers: too late to pay, and a yardstick of what could be known
 MOST_PROMPT_TOKENS = 96
 PROFILE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerLook:
-    """What counts after `layer` layers say. threshold: None where none keeps to MOST_FALSE.
+    """What counts after `layer` layers predict.
 
-    judged: tokens. false_share: of the flagged ones that would be pruned. dropped_share: of all drafted rows.
-    saved_share: of the work of the drafted rows. look_ms: median.
+    judged: tokens that were looked at and then verified. threshold: None where none keeps to MOST_FALSE.
+    false_share: of the flagged tokens, those that were right. dropped_share: of all drafted rows, those that would
+    leave. saved_share: of the drafted rows' work. look_ms: median.
     """
 
     drafter: str
@@ -90,8 +91,11 @@ class LayerLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One mode under one load. tokens_per_s: of every round; ratio: of the medians, to off. dropped_share: of
-    the drafted rows; false_share: of the judged tokens that were flagged."""
+    """One mode under one load.
+
+    tokens_per_s: of every round. ratio: of the medians, to off. dropped_share: of the drafted rows, those that
+    left. false_share: of the flagged tokens, those that were right.
+    """
 
     drafter: str
     concurrency: int
@@ -107,7 +111,7 @@ class Cell:
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
-    """All that was seen after one layer. left: [drafts] rows, by threshold: column k - 1 is that of count k."""
+    """All that looks after one layer found. kept: a step each, as rows_kept returns it."""
 
     counts: list[Ints] = field(default_factory=list)
     accepted: list[Bools] = field(default_factory=list)
@@ -117,7 +121,7 @@ class Seen:
 
 
 class Observer:
-    """A gate that always looks, after every layer, and never prunes; and the judge that counts for it."""
+    """A gate that stops every forward after all its layers and never prunes, and the judge that counts for it."""
 
     def __init__(self, layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
@@ -159,7 +163,7 @@ class Observer:
 
 
 def rows_kept(counts: Ints, drafted: DraftedTokens) -> Ints:
-    """[NUM_TOP] drafted rows that are left of a step if tokens with a count of at least 1, 2, … are flagged."""
+    """[NUM_TOP] drafted rows that stay in a step if tokens with a count of at least 1, 2, … are flagged."""
     kept = np.empty(NUM_TOP, dtype=np.int64)
     for k in range(1, NUM_TOP + 1):
         left = drafted.num_drafts.copy()
@@ -175,8 +179,8 @@ def area(counts: Ints, accepted: Bools) -> float:
     if not len(refused) or not len(good):
         return 0.5
     above = np.searchsorted(np.sort(good), refused, "left").sum()
-    beside = np.searchsorted(np.sort(good), refused, "right").sum()
-    return float((above + beside) / 2 / (len(refused) * len(good)))
+    above_or_tied = np.searchsorted(np.sort(good), refused, "right").sum()
+    return float((above + above_or_tied) / 2 / (len(refused) * len(good)))
 
 
 def least_threshold(counts: Ints, accepted: Bools) -> int | None:
@@ -231,7 +235,7 @@ def look_at(
     layers: Sequence[int],
     name: str,
 ) -> tuple[list[LayerLook], Observer]:
-    """Both temperatures; returns the observer of temperature 0 as well."""
+    """At both temperatures. Returns the observer of temperature 0 as well."""
     found, observers = [], []
     for temperature in (0.0, 0.8):
         observer = Observer(layers)
@@ -246,7 +250,7 @@ def look_at(
 
 
 def gate_of(pair: PrunePair, step_seconds: StepSeconds, observer: Observer) -> PruneGate:
-    """A gate that knows what was seen at its own candidate layers."""
+    """A gate that has learned what the observer saw at its candidate layers."""
     gate = PruneGate("auto", num_layers=pair.runner.num_layers, num_top=NUM_TOP, step_seconds=step_seconds)
     at = {observer.layers.index(layer): i for i, layer in enumerate(gate.layers)}
     for lessons, num_tokens in observer.lessons:

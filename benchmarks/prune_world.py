@@ -1,6 +1,6 @@
-"""A pair of models with early pruning that a benchmark puts together: its gate, its judge, any mode, one load.
+"""A target and a drafter, loaded once, and engines over them with the benchmark's own early pruning.
 
-Owns the loaded models; engines over them are made anew for every run and run one after the other.
+Engines are made anew for every run and run one after the other.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ MAX_ROWS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The model that is served, without a cache."""
+    """The target without a KV cache."""
 
     backend: Backend
     model: LoadedModel
@@ -46,7 +46,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunePair:
-    """Target and drafter with their caches. kv: of the target's."""
+    """Target and drafter with their KV caches. kv: the shape of the target's."""
 
     config: EngineConfig
     target: Target
@@ -107,7 +107,7 @@ def measured_costs(pair: PrunePair, *, budget_s: float) -> CostModel:
 
 
 def engine_of(pair: PrunePair, pruning: EarlyPruning | None, costs: CostModel) -> Engine:
-    """An engine over the pair, with empty caches. costs: of its own, as engines correct them."""
+    """An engine over the pair, with empty caches. costs: changed by the engine, so no two engines share one."""
     config, kv, clock = pair.config, pair.kv, WallClock()
     decoder = pair.target.model.decoder
     sampler = Sampler(
@@ -152,7 +152,7 @@ def engine_of(pair: PrunePair, pruning: EarlyPruning | None, costs: CostModel) -
 def requests_of(
     prompts: Sequence[tuple[int, ...]], *, temperature: float, num_tokens: int, name: str
 ) -> list[Request]:
-    """Answers of exactly num_tokens tokens; sampled ones have a seed by their place in the list."""
+    """Answers of exactly num_tokens tokens. seed: the place in the list."""
     return [
         Request(
             request_id=f"{name}-{i}",

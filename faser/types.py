@@ -316,10 +316,10 @@ class RoleStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedLayer:
-    """Looks after so many layers, since the start. rows: that left there. wasted: that stayed, and were refused.
+    """Early pruning after `layer` layers, since the start. All counts are of drafted tokens.
 
-    judged: drafted tokens with a count and a verdict. flagged, false_prunes: of those, so many looked bad, and so
-    many of these were right.
+    rows: left the forward there. wasted: stayed in steps that pruned there, and were refused. judged: looked at
+    there and then verified. flagged: judged ones that looked bad. false_prunes: flagged ones that were right.
     """
 
     layer: int
@@ -332,9 +332,10 @@ class PrunedLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneStats:
-    """Early pruning since the start. Steps that were looked at: shadow ones, in which nothing leaves, and others.
+    """Early pruning since the start.
 
-    drafted_rows: of those steps. seconds: of looks and of leaving. layers: in rising order.
+    shadow_steps: looked at drafted tokens to learn, and no row left. pruned_steps: looked, and flagged rows left.
+    drafted_rows: of both kinds of steps. seconds: of looks, and of letting rows leave. layers: in rising order.
     """
 
     shadow_steps: int = 0

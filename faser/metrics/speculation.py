@@ -208,7 +208,7 @@ class _EngineSeries(Collector):
         yield self._counters("faser_spec_bypass_steps", text, ("reason",), bypasses.items())
 
     def _pruning(self, stats: PruneStats) -> Iterator[Metric]:
-        """Early pruning. A layer has its series once it was looked at."""
+        """Early pruning. A layer gets its series with the first look after it."""
         steps = {("shadow",): stats.shadow_steps, ("pruning",): stats.pruned_steps}
         text = "Steps whose drafts were looked at between layers: to learn, or to let rows leave."
         yield self._counters("faser_prune_steps", text, ("kind",), steps.items())
@@ -217,8 +217,8 @@ class _EngineSeries(Collector):
         counts: Mapping[str, tuple[str, Callable[[PrunedLayer], float]]] = {
             "rows": ("Drafted rows that left after this layer.", lambda each: each.rows),
             "wasted_rows": ("Drafted rows that stayed then, and were refused.", lambda each: each.wasted),
-            "judged_tokens": ("Drafted tokens looked at that got a verdict.", lambda each: each.judged),
-            "flagged_tokens": ("Of those, so many looked bad.", lambda each: each.flagged),
+            "judged_tokens": ("Drafted tokens looked at there and then verified.", lambda each: each.judged),
+            "flagged_tokens": ("Judged tokens that looked bad.", lambda each: each.flagged),
             "false_tokens": ("Flagged tokens that were right.", lambda each: each.false_prunes),
         }
         for name, (text, count) in counts.items():

@@ -1,4 +1,4 @@
-"""What the table of early pruning says. Oracles: loops over all pairs, and over all drafted tokens."""
+"""The figures in the table of early pruning. Oracles: loops over all pairs, and over all drafted tokens."""
 
 import json
 from pathlib import Path
@@ -16,23 +16,25 @@ tokens = st.lists(st.tuples(st.integers(0, NUM_TOP), st.booleans()), min_size=1,
 
 
 @given(tokens)
-def test_the_area_is_the_share_of_pairs_in_order(told: list[tuple[int, bool]]) -> None:
-    refused = [count for count, accepted in told if not accepted]
-    good = [count for count, accepted in told if accepted]
+def test_the_area_is_the_share_of_pairs_in_order(judged: list[tuple[int, bool]]) -> None:
+    refused = [count for count, accepted in judged if not accepted]
+    good = [count for count, accepted in judged if accepted]
     pairs = [(bad > fine) + (bad == fine) / 2 for bad in refused for fine in good]
     expected = sum(pairs) / len(pairs) if pairs else 0.5
-    counts, accepted = (np.array(each) for each in zip(*told, strict=True))
+    counts, accepted = (np.array(each) for each in zip(*judged, strict=True))
     assert area(counts, accepted) == pytest.approx(expected)
 
 
 @given(tokens)
-def test_the_threshold_is_the_least_from_which_on_hardly_any_was_right(told: list[tuple[int, bool]]) -> None:
+def test_the_threshold_is_the_least_count_from_which_on_hardly_any_token_was_right(
+    judged: list[tuple[int, bool]],
+) -> None:
     allowed = []
     for k in range(1, NUM_TOP + 1):
-        flagged = [good for count, good in told if count >= k]
+        flagged = [good for count, good in judged if count >= k]
         if flagged and sum(flagged) <= 0.02 * len(flagged):
             allowed.append(k)
-    counts, accepted = (np.array(each) for each in zip(*told, strict=True))
+    counts, accepted = (np.array(each) for each in zip(*judged, strict=True))
     assert least_threshold(counts, accepted) == (allowed[0] if allowed else None)
 
 
@@ -85,8 +87,8 @@ def test_what_is_saved_can_be_read_again(tmp_path: Path) -> None:
         other_answers=0,
     )
     save(tmp_path / "new", [look], [cell])
-    told = json.loads((tmp_path / "new" / "prune.json").read_text("utf-8"))
-    assert (told["looks"][0]["auc"], told["cells"][0]["mode"]) == (0.61, "on")
+    saved = json.loads((tmp_path / "new" / "prune.json").read_text("utf-8"))
+    assert (saved["looks"][0]["auc"], saved["cells"][0]["mode"]) == (0.61, "on")
     text = (tmp_path / "new" / "prune.md").read_text("utf-8")
     assert "| d | 0 | 5 | 10 | 50% | 0.610 | – |" in text
     assert "| d | 4 | on | 2.0 | 0.900 | 10.0% of 50 | 3 | 0.0% | 0 |" in text

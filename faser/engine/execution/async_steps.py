@@ -1,4 +1,4 @@
-"""Asynchronous scheduling in the data plane: a step starts before the tokens of the step before it are on the host.
+"""Asynchronous scheduling in the data plane: a step starts before the host has the tokens of the step before.
 
     step         |  launch 1   launch 2   collect 1   launch 3   collect 2
     input of     |  known      token of 1             token of 2             fed back on the device

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from faser.engine.contract.executor import LaunchedStep
-from faser.engine.contract.plan import DraftPlan, Drafts, SequenceRows, StepPlan, StepResult
+from faser.engine.contract.plan import DraftPlan, Drafts, SequenceResult, SequenceRows, StepPlan, StepResult
 from faser.engine.execution.async_steps import AsyncSteps
 from faser.engine.execution.drafters.drafter import Continuation, Drafter
 from faser.engine.execution.next_tokens import NextTokens
@@ -48,7 +48,7 @@ class ModelExecutor:
 
     max_logit_rows: prompt log probabilities take logits of this many rows at a time, which bounds memory.
     speculation: None in an engine that never drafts. samples_in_runner: the runner samples tokens that depend on
-    nothing but their logits right after the forward; else the sampler does, stage by stage. The tokens are the same.
+    nothing but their logits right after the forward; else the sampler does, stage by stage, with the same tokens.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class ModelExecutor:
         self._apply(plan)
         self._drafts.add_from_text(plan.rows)
         verified = self._verify(plan.rows, self._table.gather(plan.rows)).wait()
-        self._commit(verified[2])
         self._drafts.drop()
-        return self._result(plan, verified, began_s, overlapped=False)
+        sequences = self._finish(plan, verified, overlapped=False)
+        return self._result(plan, sequences, began_s, time.perf_counter())
 
     def run_overlapped(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
         assert self._speculation is not None, "this engine has no drafter"
@@ -122,10 +122,10 @@ class ModelExecutor:
             lambda lane, until: run_on_lane(lanes.draft, lane, lambda: drafter.propose(draft_plan, until)),
             lambda lane: enqueue_on_lane(lanes.target, lane, lambda: self._verify(plan.rows, batch)),
         )
-        self._commit(joined.verified[2])
-        # The step in progress decides the first token of every new draft: it equals the bonus token or it is wrong.
+        # This step decided the first token of every new draft: it equals the bonus token, or the draft is void.
         self._drafts.hold(joined.drafted, num_decided=1)
-        result = self._result(plan, joined.verified, joined.verify_began_s, joined.verify_ended_s, overlapped=True)
+        sequences = self._finish(plan, joined.verified, overlapped=True)
+        result = self._result(plan, sequences, joined.verify_began_s, joined.verify_ended_s)
         return result, drafts_of(ahead, joined.drafted, joined.draft_began_s, joined.draft_ended_s)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -137,13 +137,8 @@ class ModelExecutor:
         acceptance, began_s, ended_s = self._async_steps.collect(launched)
         self._commit(acceptance)
         plan = launched.plan
-        return StepResult(
-            step=plan.step,
-            sequences=sequence_results(plan.rows, plan.rows, acceptance, {}),
-            run_s=ended_s - began_s,
-            began_s=began_s,
-            pruning=self._forward.stats,
-        )
+        sequences = sequence_results(plan.rows, plan.rows, acceptance, {})
+        return self._result(plan, sequences, began_s, ended_s, cuts=False)
 
     def _verify(self, rows: tuple[SequenceRows, ...], batch: RowBatch) -> PendingResult[_VerifiedRows]:
         """Run the forward and find the next tokens. Writes to the KV cache and to no sequence's state."""
@@ -151,26 +146,30 @@ class ModelExecutor:
         finding = self._next_tokens.of(rows, batch)
         return PendingResult(lambda: (rows, batch, finding.wait()), launches_more=finding.launches_more)
 
+    def _finish(self, plan: StepPlan, verified: _VerifiedRows, *, overlapped: bool) -> tuple[SequenceResult, ...]:
+        """Take in what a step brought, and read the prompt log probabilities off its forward."""
+        rows, batch, acceptance = verified
+        self._forward.learn(rows, acceptance, overlapped=overlapped)
+        self._commit(acceptance)
+        prompt_logprobs = self._prompt_logprobs.of_step(rows, batch.last_rows)
+        return sequence_results(plan.rows, rows, acceptance, prompt_logprobs)
+
     def _result(
         self,
         plan: StepPlan,
-        verified: _VerifiedRows,
+        sequences: tuple[SequenceResult, ...],
         began_s: float,
-        ended_s: float | None = None,
+        ended_s: float,
         *,
-        overlapped: bool,
+        cuts: bool = True,
     ) -> StepResult:
-        """ended_s: None: now, with the prompt's log probabilities taken."""
-        rows, batch, acceptance = verified
-        self._forward.learn(rows, acceptance, overlapped=overlapped)
-        prompt_logprobs = self._prompt_logprobs.of_step(rows, batch.last_rows)
-        sequences = sequence_results(plan.rows, rows, acceptance, prompt_logprobs)
+        """cuts: whether the step went through the verification forward, which may have cut drafts."""
         return StepResult(
             step=plan.step,
             sequences=sequences,
-            run_s=(time.perf_counter() if ended_s is None else ended_s) - began_s,
+            run_s=ended_s - began_s,
             began_s=began_s,
-            saved_s=self._forward.saved_s,
+            saved_s=self._forward.saved_s if cuts else 0.0,
             pruning=self._forward.stats,
         )
 

@@ -18,7 +18,8 @@ def sequence_results(
 ) -> tuple[SequenceResult, ...]:
     """One result for each sequence of the plan, in its order.
 
-    run: the rows of the plan as the forward returned them. acceptance, prompt_logprobs: by slot, where there are any.
+    run: the rows of the plan as the forward returned them. acceptance, prompt_logprobs: by slot, where there are
+    any.
     """
     results = []
     for before, rows in zip(planned, run, strict=True):

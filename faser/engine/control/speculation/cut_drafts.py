@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutDrafts:
-    """num_cut: [S] drafted tokens that were cut. first_is_right: [S] 1 where the first of them is the bonus token."""
+    """num_cut: [S] drafted tokens cut. first_is_right: [S] 1 where the first of them equals the bonus token."""
 
     num_cut: Ints
     first_is_right: Ints

@@ -1,6 +1,6 @@
 """Decides whether a forward stops to look at its drafted tokens, where, and whether rows then leave. No torch.
 
-All that it goes by is measured: what a look costs, which share of the drafted rows would leave, how long steps take
+It goes by measurements alone: what a look costs, which share of the drafted rows would leave, how long steps take
 by their rows. A shadow step stops and looks without letting rows leave; the gate learns from it.
 """
 
@@ -103,9 +103,9 @@ class PruneGate:
         self.active = False
 
     def use(self, mode: str | None) -> None:
-        """Work in this mode from the next step on, off included; None: in the configured one. What it learned stays.
+        """Work in this mode from the next step on, `off` included; None: in the configured mode.
 
-        Raises ConfigError for an unknown mode.
+        What it has learned stays. Raises ConfigError for an unknown mode.
         """
         mode = mode or self._configured_mode
         if mode not in MODES:

@@ -45,14 +45,17 @@ class Judge(Protocol):
     """Says how poorly drafted tokens rank after the layers that the runner has run so far."""
 
     def counts(self, runner: Runner, drafted: DraftedTokens) -> Ints:
-        """[T] tokens that beat each drafted one; UNKNOWN without any to compare with. The forward stays as it is."""
+        """[T] tokens that beat each drafted one; UNKNOWN where there are none to compare with.
+
+        Leaves the forward as it is.
+        """
         ...
 
 
 class RankJudge:
     """Compares each drafted token with the drafter's own likely tokens.
 
-    A count over some tokens is at most the rank among the whole vocabulary, so it flags no token that the rank would
+    A count over some tokens is at most the rank in the whole vocabulary, so it flags no token that the rank would
     not; and it costs M + 1 products of a hidden state instead of V. A score that is not a number beats nothing.
     """
 

@@ -41,7 +41,7 @@ class StepSeconds:
         return found if isinstance(rows, np.ndarray) else float(found)
 
     def observe(self, predicted_s: float, measured_s: float) -> None:
-        """A step that was predicted with the present factor took measured_s; c ← c + (measured c / predicted - c) / 10."""
+        """A step took measured_s where predicted_s was predicted: c ← c + (measured c / predicted - c) / 10."""
         if predicted_s > 0 and measured_s > 0:
             ratio = min(max(measured_s / predicted_s, 1 / _OUTLIER), _OUTLIER)
             moved = self.factor * (1 - _FOLLOW + _FOLLOW * ratio)

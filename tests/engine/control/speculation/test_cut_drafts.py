@@ -1,7 +1,7 @@
-"""What the control plane makes of rows that left. Oracle: a loop over the drafted tokens of each sequence.
+"""What the control plane learns from cut drafts. Oracle: a loop over the drafted tokens of each sequence.
 
-Planted bugs that these tests have caught: a false prune taken for a refusal; the flagged token of a draft that was
-refused before it taken for judged; the saving of all layers instead of those behind the look.
+Planted bugs that these tests have caught: a right token that was cut taken for a refusal; the first cut token
+taken for judged although an earlier token was refused.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ drafts_strategy = st.lists(st.lists(st.integers(0, 1), max_size=CAP), min_size=1
 
 
 def step_of(drafts: list[list[int]], left: list[int], came: list[tuple[int, ...]]) -> tuple[StepPlan, StepResult]:
-    """left: rows of each draft that left."""
+    """left: tokens of each draft that were cut. came: tokens that each sequence got."""
     rows = tuple(
         SequenceRows(slot=slot, start=3, token_ids=(9, *draft), new_blocks=(), samples=True, num_drafts=len(draft))
         for slot, draft in enumerate(drafts)
@@ -30,8 +30,8 @@ def step_of(drafts: list[list[int]], left: list[int], came: list[tuple[int, ...]
     return plan, StepResult(step=1, sequences=results, run_s=1.0)
 
 
-def verdicts(draft: list[int], target: list[int], stayed: int) -> tuple[tuple[int, ...], list[bool]]:
-    """What a sequence gets when only so many drafted rows stay, and the verdicts on its tokens, in order."""
+def tokens_and_acceptance(draft: list[int], target: list[int], stayed: int) -> tuple[tuple[int, ...], list[bool]]:
+    """What a sequence gets when its draft is cut to `stayed` tokens, and which judged tokens were right."""
     came: list[int] = []
     found: list[bool] = []
     for depth in range(stayed + 1):
@@ -44,16 +44,16 @@ def verdicts(draft: list[int], target: list[int], stayed: int) -> tuple[tuple[in
 
 
 @given(drafts_strategy, st.data())
-def test_what_is_learned_are_the_verdicts_that_there_were_and_no_others(
+def test_acceptance_is_learned_of_the_tokens_that_were_judged_and_of_no_others(
     drafts: list[list[int]], data: st.DataObject
 ) -> None:
     targets = [data.draw(st.lists(st.integers(0, 1), min_size=CAP + 1, max_size=CAP + 1)) for _ in drafts]
     left = [data.draw(st.integers(0, len(draft))) for draft in drafts]
-    told = [
-        verdicts(draft, target, len(draft) - gone)
+    expected = [
+        tokens_and_acceptance(draft, target, len(draft) - gone)
         for draft, target, gone in zip(drafts, targets, left, strict=True)
     ]
-    plan, result = step_of(drafts, left, [came for came, _ in told])
+    plan, result = step_of(drafts, left, [came for came, _ in expected])
     order = np.array(data.draw(st.permutations(range(len(drafts)))), dtype=np.int64)
     found = cut_drafts(order, plan, result)
     if found is None:
@@ -66,18 +66,17 @@ def test_what_is_learned_are_the_verdicts_that_there_were_and_no_others(
         methods=np.zeros_like(order),
         drafted=np.array([len(drafts[slot]) for slot in order]),
         verified=stayed,
-        accepted=np.array([len(told[slot][0]) - 1 for slot in order]),
+        accepted=np.array([len(expected[slot][0]) - 1 for slot in order]),
         confidences=np.zeros((len(order), CAP)),
     )
     judged = found.with_first_cut(outcomes)
     for at, slot in enumerate(order.tolist()):
-        said = told[slot][1]
         number = min(int(judged.accepted[at]) + 1, int(judged.verified[at]))  # as acceptance counts
-        assert [depth < judged.accepted[at] for depth in range(number)] == said
+        assert [depth < judged.accepted[at] for depth in range(number)] == expected[slot][1]
         assert judged.verified[at] <= judged.drafted[at]
 
 
-def test_nothing_is_made_of_a_step_that_all_rows_went_through() -> None:
+def test_a_step_that_cut_no_draft_teaches_nothing_more() -> None:
     plan, result = step_of([[1, 1], []], [0, 0], [(1, 0), (1,)])
     assert cut_drafts(np.array([0, 1]), plan, result) is None
 

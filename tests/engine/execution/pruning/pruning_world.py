@@ -1,13 +1,15 @@
-"""A whole engine that is put together here: target, noisy drafter; gate, judge, policy and lanes of choice."""
+"""Engines over a small target and a noisy drafter, with early pruning, policy and lanes of the caller's choice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.plan import SequenceRows
 from faser.engine.contract.step_times import CostTable, StepTimes
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
@@ -26,15 +28,16 @@ from faser.engine.execution.overlap.partition import Draft, OverlapResult, Parti
 from faser.engine.execution.pruning.early_pruning import EarlyPruning, Gate
 from faser.engine.execution.pruning.rank_judge import NUM_TOP, Judge
 from faser.engine.execution.pruning.step_seconds import StepSeconds
-from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.token_samplers import TokenSampler
 from faser.engine.execution.verification_forward import PlainForward
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.interface.backend import Backend, KvShape
+from faser.kernels.torch.backend import TorchBackend
 from faser.types import Request
-from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 
 NUM_LAYERS = 6
 NUM_SLOTS = 6
@@ -48,7 +51,7 @@ V = TypeVar("V")
 
 
 class PatientCores(Cores):
-    """Lets every draft become as long as was asked for: how many tokens there are does not depend on the load."""
+    """Lets every draft reach the requested length, so that no draft depends on the load of the machine."""
 
     def run_both(self, draft: Draft[D], verify: Verify[V]) -> OverlapResult[D, V]:
         return super().run_both(lambda lane, _until: draft(lane, lambda: False), verify)
@@ -90,9 +93,9 @@ def make_runner(directory: Path, backend: Backend, chooser: TokenSampler | None 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What engines are made of. A runner keeps nothing that another engine could read before writing it.
+    """What engines are made of. Several may use it in turn: each writes a runner's KV cache before it reads it.
 
-    lanes: None where nobody can draft ahead.
+    lanes: None where drafting cannot overlap with a step.
     """
 
     target: Runner
@@ -106,15 +109,15 @@ def make_world(
     partition: Partition | None = None,
     choosers: tuple[TokenSampler | None, TokenSampler | None] = (None, None),
 ) -> World:
-    """partition: of the processors between the two models; None: they take turns, on one backend.
+    """partition: divides the processors between the two models; None: they take turns on one backend.
 
     choosers: of target and drafter, where runners choose.
     """
-    beside = backend if partition is None else backend.beside()
+    draft_backend = backend if partition is None else backend.beside()
     return World(
         target=make_runner(pair[0], backend, choosers[0]),
-        drafter=make_runner(pair[1], beside, choosers[1]),
-        lanes=None if partition is None else Lanes(partition=partition, target=backend, draft=beside),
+        drafter=make_runner(pair[1], draft_backend, choosers[1]),
+        lanes=None if partition is None else Lanes(partition=partition, target=backend, draft=draft_backend),
     )
 
 
@@ -176,6 +179,25 @@ def make_pruning(gate: Gate, judge: Judge, *, num_slots: int = NUM_SLOTS) -> Ear
     """Early pruning that believes every step takes 10 ms."""
     table = CostTable(rows=(1,), seconds=(0.01,))
     return EarlyPruning(gate, judge, StepSeconds(table), num_slots=num_slots)
+
+
+ForwardedStep = tuple[Runner, RowBatch, tuple[SequenceRows, ...]]
+
+
+def four_sequences(pair: tuple[Path, Path]) -> ForwardedStep:
+    """A step of four sequences: 2 drafted tokens, a prompt's, none, 3 drafted tokens."""
+    runner = make_runner(pair[0], TorchBackend())
+    table = BlockTable(NUM_SLOTS, 4)
+    rows = []
+    for slot, (count, num_drafts, samples) in enumerate(((3, 2, True), (5, 0, False), (1, 0, True), (4, 3, True))):
+        table.append(slot, (slot,))
+        token_ids = tuple(np.random.default_rng(slot).integers(3, VOCAB_SIZE, count).tolist())
+        rows.append(
+            SequenceRows(
+                slot=slot, start=0, token_ids=token_ids, new_blocks=(), samples=samples, num_drafts=num_drafts
+            )
+        )
+    return runner, table.gather(tuple(rows)), tuple(rows)
 
 
 Answer = tuple[tuple[int, ...], tuple[object, ...]]

@@ -1,7 +1,7 @@
-"""Rows that leave a forward on the emulated device of test_graphs: the others go on as if nobody had left.
+"""Rows leave a forward on an emulated device; the others get the bits that they would have got with all rows.
 
 Oracle: the forward of all rows. Planted bugs that this test has caught: row numbers of the step before; a wait for
-the device; rows that stay taken from behind.
+the device; the last rows of a sequence kept instead of the first.
 """
 
 from pathlib import Path
@@ -30,8 +30,8 @@ def make_table() -> BlockTable:
     return table
 
 
-def test_rows_that_stay_go_on_and_nobody_waits_for_their_numbers(checkpoint: Path) -> None:
-    """Several steps behind each other, so that numbers of one are still under way in the next."""
+def test_rows_that_stay_go_on_and_the_host_does_not_wait_for_their_numbers(checkpoint: Path) -> None:
+    """Several steps after each other, so that row numbers of one are still being sent in the next."""
     device = FakeAccelerator()
     runner, table = Side(checkpoint, fake_backend(device)).eager(), make_table()
     for seed, left in enumerate(([4, 1, 5], [1, 1, 1], [2, 1, 6], [4, 1, 3])):

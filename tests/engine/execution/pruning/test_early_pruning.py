@@ -1,10 +1,10 @@
 """Early pruning changes no token, flags what ranks low, and learns from what was judged and from nothing else.
 
 Planted bugs that these tests have caught: a count that includes the drafted token's own column; the rows of the
-next sequence pruned (an offset of one); the last flagged token taken for the first; the target's own token counted
-as refused though it is the drafted one; tokens behind a refusal counted as refused; the likely tokens of another
-draft's tokens; a border token that is not skipped; likely tokens of overlapped steps that are forgotten, or named
-in every step; pruned rows that still count as verified, and a false prune as refused.
+next sequence pruned (an offset of one); the last flagged token taken for the first; a bonus token that equals the
+drafted one counted as a refusal; tokens after a refusal counted as refused; the likely tokens of another draft's
+tokens; a border token that is not skipped; likely tokens of overlapped steps that are forgotten, or named in every
+step; pruned rows that still count as verified, and a false prune as refused.
 """
 
 import os
@@ -17,19 +17,23 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from benchmarks.selected_drafter import SelectedDrafter
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceRows, SequenceStart, StopRule
+from faser.engine.contract.step_times import CostTable
 from faser.engine.control.speculation.control import OverlapOptions
 from faser.engine.control.speculation.drafter_selection import DrafterSelection
 from faser.engine.control.speculation.policies.policy import Candidates
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.drafter import NO_TOP, Continuation, Drafter, Proposals
 from faser.engine.execution.drafters.text_and_model import TextAndModel
+from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.gate import Floats, Ints, Lesson, Look, Split
-from faser.engine.execution.pruning.rank_judge import UNKNOWN, DraftedTokens, RankJudge, drafted_tokens
+from faser.engine.execution.pruning.rank_judge import UNKNOWN, DraftedTokens, RankJudge
+from faser.engine.execution.pruning.step_seconds import StepSeconds
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.text_lookup.lookup import CombinedLookup
@@ -46,9 +50,11 @@ from tests.engine.execution.pruning.pruning_world import (
     NUM_BLOCKS,
     NUM_LAYERS,
     NUM_SLOTS,
+    ForwardedStep,
     PatientCores,
     World,
     answers,
+    four_sequences,
     make_engine,
     make_pruning,
     make_runner,
@@ -60,7 +66,7 @@ MOST = 8  # beating tokens that a made-up judge reports
 
 
 class RandomGate:
-    """Stops anywhere, with any thresholds, and prunes more often than not. Remembers what it is told."""
+    """Stops anywhere, with any thresholds, and prunes more often than not. Remembers looks and lessons."""
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -97,7 +103,7 @@ class RandomGate:
 
 
 class RandomJudge:
-    """Counts that nothing was counted for."""
+    """Random counts."""
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -159,7 +165,7 @@ def requests(count: int, **sampling: Any) -> list[Request]:
 def speculation(**given: Any) -> SpeculationConfig:
     asked: dict[str, Any] = {
         "method": "draft_model",
-        "model": "beside",
+        "model": "drafter",
         "policy": "fixed",
         "num_speculative_tokens": CAP,
     }
@@ -179,7 +185,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     [{}, {"draft_sample_method": "greedy"}, {"method": "layer_skip", "draft_layers": 4}, {"method": "auto"}],
     ids=["coupled", "greedy", "layer_skip", "auto"],
 )
-def test_whatever_is_pruned_tokens_and_scores_are_those_without_speculation(
+def test_whatever_is_pruned_tokens_and_log_probabilities_are_those_without_speculation(
     world: World, sampling: str, given_config: dict[str, Any]
 ) -> None:
     """Any suffix of any draft leaves, at any layer; sequences are preempted, prefixes shared."""
@@ -211,7 +217,7 @@ def test_whatever_is_pruned_tokens_are_the_same_on_the_reference_backend(pair: t
 
 
 def test_a_judge_that_ranks_prunes_what_would_be_refused(world: World) -> None:
-    """After all layers the preview is the verdict: with a threshold of 1 at temperature 0 nothing is false."""
+    """After all layers the preview is the logits: with a threshold of 1 at temperature 0 no flag is false."""
     asked = requests(6, temperature=0.0)
     pruning = make_pruning(GivenGate(threshold=1, layer=NUM_LAYERS), RankJudge())
     engine = make_engine(world, speculation(), pruning)
@@ -244,7 +250,7 @@ class SeldomGate(RandomGate):
         return super().ask(num_rows, num_drafts, named=named)
 
 
-def test_likely_tokens_are_named_in_the_steps_that_may_be_looked_at_and_in_no_other(world: World) -> None:
+def test_likely_tokens_are_named_for_the_steps_that_may_be_looked_at_and_for_no_other(world: World) -> None:
     gate = SeldomGate(4)
     pruning = make_pruning(gate, RandomJudge(2))
     asked = requests(4, temperature=0.0)
@@ -255,12 +261,12 @@ def test_likely_tokens_are_named_in_the_steps_that_may_be_looked_at_and_in_no_ot
 
 LANES = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
 OVERLAP = OverlapOptions(name="cores", lanes=(LANES,), mode="on", every=1000)
-HALF_RIGHT = 0.01  # noise of a drafter whose chunks often follow on chunks
+HALF_RIGHT = 0.01  # noise of a drafter whose overlapped drafts often continue accepted ones
 
 
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> World:
-    """The same on two lanes, with a better drafter."""
+def overlapping(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> World:
+    """The same on two lanes, so that drafting overlaps, with a better drafter."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two lanes take two cores")
     good = write_pair(tmp_path_factory.mktemp("good"), noise=HALF_RIGHT)
@@ -268,7 +274,7 @@ def beside(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Worl
 
 
 class CoinJudge:
-    """Flags every third token or so, whatever it is; and looks at who draws up the counts."""
+    """Flags about every third token, whatever it is, and remembers each token with its likely tokens."""
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(9)
@@ -281,15 +287,15 @@ class CoinJudge:
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("overlap", [None, OVERLAP], ids=["serial", "beside"])
+@pytest.mark.parametrize("overlap", [None, OVERLAP], ids=["serial", "overlapped"])
 def test_tokens_flagged_at_random_leave_in_steps_with_and_without_overlap_and_change_nothing(
-    beside: World, sampling: str, overlap: OverlapOptions | None
+    overlapping: World, sampling: str, overlap: OverlapOptions | None
 ) -> None:
     asked = requests(6, **SAMPLING[sampling])
     judge = CoinJudge()
     pruning = make_pruning(GivenGate(threshold=1, layer=3), judge)
-    engine = make_engine(beside, speculation(), pruning, overlap=overlap)
-    assert answers(engine, asked) == answers(make_engine(beside, OFF, None), asked)
+    engine = make_engine(overlapping, speculation(), pruning, overlap=overlap)
+    assert answers(engine, asked) == answers(make_engine(overlapping, OFF, None), asked)
     found = engine.stats().speculation
     assert found is not None
     modes = dict(found.mode_steps)
@@ -305,14 +311,14 @@ def test_tokens_flagged_at_random_leave_in_steps_with_and_without_overlap_and_ch
     assert (layer.rows, layer.layer) == (pruning.stats.pruned_rows, 3)
 
 
-@pytest.mark.parametrize("overlap", [None, OVERLAP], ids=["serial", "beside"])
-def test_a_drafted_token_is_held_against_its_own_likely_tokens(
-    beside: World, overlap: OverlapOptions | None
+@pytest.mark.parametrize("overlap", [None, OVERLAP], ids=["serial", "overlapped"])
+def test_a_drafted_token_is_compared_with_the_likely_tokens_of_its_own_place(
+    overlapping: World, overlap: OverlapOptions | None
 ) -> None:
-    """At temperature 0 a drafted token is the likeliest of its own; that of another rarely has it first."""
+    """At temperature 0 a drafted token is the likeliest at its place, and rarely at another."""
     judge = CoinJudge()
     pruning = make_pruning(GivenGate(threshold=2), judge)
-    answers(make_engine(beside, speculation(), pruning, overlap=overlap), requests(4, temperature=0.0))
+    answers(make_engine(overlapping, speculation(), pruning, overlap=overlap), requests(4, temperature=0.0))
     assert len(judge.looked_at) > 30
     assert all(token_id == top_ids[0] for token_id, top_ids in judge.looked_at)
 
@@ -326,7 +332,7 @@ class FirstJudge:
 
 
 class Everything:
-    """A policy that drafts all it may, and remembers what it was told to expect of first tokens."""
+    """A policy that drafts all it may, and remembers the survival that it sees for first tokens."""
 
     name = "everything"
 
@@ -344,10 +350,10 @@ class Everything:
         return lengths
 
 
-def test_a_flagged_token_that_was_right_is_learned_as_accepted(beside: World) -> None:
+def test_a_flagged_token_that_was_right_is_learned_as_accepted(overlapping: World) -> None:
     """All rows leave, so that no draft has an accepted token; that first ones were right is known all the same."""
     pruning, policy = make_pruning(GivenGate(threshold=1), FirstJudge()), Everything()
-    engine = make_engine(beside, speculation(), pruning, policy=policy)
+    engine = make_engine(overlapping, speculation(), pruning, policy=policy)
     answers(engine, requests(5, temperature=0.0))
     (layer,) = pruning.stats.layers
     right = layer.false_prunes / layer.judged
@@ -360,60 +366,8 @@ def test_a_flagged_token_that_was_right_is_learned_as_accepted(beside: World) ->
 
 
 @pytest.fixture(scope="module")
-def line(pair: tuple[Path, Path]) -> tuple[Runner, RowBatch, tuple[SequenceRows, ...]]:
-    """A step of four sequences: 2 drafted tokens, a prompt's, none, 3 drafted tokens."""
-    runner = make_runner(pair[0], TorchBackend())
-    table = BlockTable(NUM_SLOTS, 4)
-    rows = []
-    for slot, (count, num_drafts, samples) in enumerate(((3, 2, True), (5, 0, False), (1, 0, True), (4, 3, True))):
-        table.append(slot, (slot,))
-        token_ids = tuple(np.random.default_rng(slot).integers(3, VOCAB_SIZE, count).tolist())
-        rows.append(
-            SequenceRows(
-                slot=slot, start=0, token_ids=token_ids, new_blocks=(), samples=samples, num_drafts=num_drafts
-            )
-        )
-    return runner, table.gather(tuple(rows)), tuple(rows)
-
-
-Step = tuple[Runner, RowBatch, tuple[SequenceRows, ...]]
-
-
-def test_counts_are_those_of_a_loop_over_all_logits(line: Step) -> None:
-    runner, batch, rows = line
-    top_ids = torch.from_numpy(np.random.default_rng(3).integers(0, VOCAB_SIZE, (5, 30)))
-    top_ids[1] = NO_TOP
-    top_ids[2, 10:] = NO_TOP
-    drafted = drafted_tokens(rows, batch, top_ids)
-    assert drafted.judged_by.tolist() == [0, 1, 9, 10, 11]
-    own = [rows[0].token_ids[1], rows[0].token_ids[2], *rows[3].token_ids[1:]]
-    assert drafted.token_ids.tolist() == own
-    assert drafted.slots.tolist() == [0, 0, 3, 3, 3]
-    top_ids[3, :4] = own[3]  # a token does not beat itself
-    runner.forward(batch, 2)
-    logits = runner.logits([0, 1, 9, 10, 11]).clone()
-    expected = [
-        sum(
-            float(logits[t, i]) > float(logits[t, token_id])
-            for i in top_ids[t].tolist()
-            if i not in (-1, token_id)
-        )
-        for t, token_id in enumerate(own)
-    ]
-    expected[1] = UNKNOWN
-    assert RankJudge().counts(runner, drafted).tolist() == expected
-    assert max(expected) > 3
-
-
-def test_a_count_over_some_tokens_is_never_above_the_rank_in_all(line: Step) -> None:
-    runner, batch, rows = line
-    runner.forward(batch, 3)
-    everything = torch.arange(VOCAB_SIZE).expand(5, -1)
-    some = everything[:, torch.from_numpy(np.random.default_rng(0).permutation(VOCAB_SIZE)[:40].copy())]
-    ranks = RankJudge().counts(runner, drafted_tokens(rows, batch, everything))
-    counts = RankJudge().counts(runner, drafted_tokens(rows, batch, some))
-    assert (counts <= ranks).all()
-    assert counts.max() > 0
+def step(pair: tuple[Path, Path]) -> ForwardedStep:
+    return four_sequences(pair)
 
 
 @pytest.mark.parametrize(
@@ -426,10 +380,10 @@ def test_a_count_over_some_tokens_is_never_above_the_rank_in_all(line: Step) -> 
         ([UNKNOWN, 5, 0, 0, 5], (1, 2)),
     ],
 )
-def test_the_first_flagged_token_and_all_behind_it_leave(
-    line: Step, counts: list[int], left: tuple[int, int]
+def test_the_first_flagged_token_and_all_after_it_leave(
+    step: ForwardedStep, counts: list[int], left: tuple[int, int]
 ) -> None:
-    runner, batch, rows = line
+    runner, batch, rows = step
     gate = GivenGate(threshold=5)
     pruning = make_pruning(gate, GivenJudge(counts))
     top_ids = torch.zeros((5, 1), dtype=torch.int64)
@@ -445,8 +399,8 @@ def test_the_first_flagged_token_and_all_behind_it_leave(
     assert [look.flagged_rows for look in gate.looks] == [5 - sum(left)]
 
 
-def test_a_shadow_look_prunes_nothing(line: Step) -> None:
-    runner, batch, rows = line
+def test_a_shadow_look_prunes_nothing(step: ForwardedStep) -> None:
+    runner, batch, rows = step
     gate = GivenGate(threshold=0, prunes=False)
     pruning = make_pruning(gate, GivenJudge([5] * 5))
     assert pruning.run(runner, rows, batch, torch.zeros((5, 1), dtype=torch.int64)) == (rows, batch)
@@ -454,8 +408,8 @@ def test_a_shadow_look_prunes_nothing(line: Step) -> None:
     assert (pruning.stats.shadow_steps, pruning.stats.pruned_rows) == (1, 0)
 
 
-def test_drafts_that_name_no_other_tokens_go_through_whole(line: Step) -> None:
-    runner, batch, rows = line
+def test_drafts_that_name_no_other_tokens_go_through_whole(step: ForwardedStep) -> None:
+    runner, batch, rows = step
     gate = GivenGate(threshold=0)
     pruning = make_pruning(gate, GivenJudge([5] * 5))
     assert pruning.run(runner, rows, batch, None) == (rows, batch)
@@ -466,8 +420,8 @@ drafts_strategy = st.lists(st.lists(st.integers(0, 2), max_size=4), min_size=1, 
 
 
 @given(drafts_strategy, st.data())
-def test_lessons_are_drawn_from_judged_tokens_alone(drafts: list[list[int]], data: st.DataObject) -> None:
-    """Oracle: a loop. The token behind the accepted ones is judged as well, by the target's own."""
+def test_only_verified_tokens_are_learned_from(drafts: list[list[int]], data: st.DataObject) -> None:
+    """Oracle: a loop. The bonus token judges the drafted token after the accepted ones as well."""
     own = [data.draw(st.lists(st.integers(0, 2), min_size=5, max_size=5)) for _ in drafts]
     counts = [data.draw(st.integers(UNKNOWN, 3)) for draft in drafts for _ in draft]
     pruned_to = [data.draw(st.integers(0, len(draft))) for draft in drafts]
@@ -501,11 +455,20 @@ def acceptance_of(came: Sequence[tuple[int, ...]]) -> dict[int, AcceptanceResult
 
 
 class _NoModel:
-    """A runner that runs nothing."""
+    """A runner that runs nothing, in 8 layers."""
 
-    def begin(self, batch: RowBatch) -> None: ...
+    num_layers = 8
+    _batch: RowBatch
+
+    def begin(self, batch: RowBatch) -> None:
+        self._batch = batch
 
     def advance(self, num_layers: int | None = None) -> None: ...
+
+    def forward(self, batch: RowBatch) -> None: ...
+
+    def narrow(self, counts: NDArray[np.int32]) -> RowBatch:
+        return self._batch.narrowed(counts)[0]
 
 
 def step_of(drafts: list[list[int]]) -> tuple[tuple[SequenceRows, ...], RowBatch]:
@@ -519,7 +482,7 @@ def step_of(drafts: list[list[int]]) -> tuple[tuple[SequenceRows, ...], RowBatch
     return rows, table.gather(rows)
 
 
-def test_lessons_name_the_temperature_of_their_request() -> None:
+def test_verified_tokens_are_learned_with_the_temperature_of_their_request() -> None:
     rows, batch = step_of([[1], [1], [1]])
     gate = GivenGate(threshold=9, prunes=False)
     pruning = make_pruning(gate, GivenJudge([0, 1, 2]), num_slots=3)
@@ -540,8 +503,32 @@ def test_lessons_name_the_temperature_of_their_request() -> None:
     assert lesson.accepted.tolist() == [True, False]
 
 
+def test_a_cut_saves_the_layers_after_the_look() -> None:
+    """Of 8 rows 3 leave after a quarter of the layers; a step takes 1 s and 0.1 s for each row."""
+    table = CostTable(rows=(1, 2), seconds=(1.1, 1.2))
+    rows, batch = step_of([[1, 1, 1], [0, 0, 0]])
+    judge = GivenJudge([0, 0, 9, 0, 9, 0])
+    pruning = EarlyPruning(GivenGate(threshold=5), judge, StepSeconds(table), num_slots=2)
+    shorter, _ = pruning.run(_NoModel(), rows, batch, torch.zeros((6, 1), dtype=torch.int64))  # type: ignore[arg-type]
+    assert [each.num_drafts for each in shorter] == [2, 1]
+    assert pruning.saved_s == pytest.approx(0.225)
+    pruning.run(_NoModel(), rows, batch, None)  # type: ignore[arg-type]
+    assert pruning.saved_s == 0.0
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_step_times_follow_steps_that_ran_alone(overlapped: bool) -> None:
+    """Running nothing is faster than any table says."""
+    rows, batch = step_of([[1, 1]])
+    seconds = StepSeconds(CostTable(rows=(1,), seconds=(10.0,)))
+    pruning = EarlyPruning(GivenGate(threshold=5), GivenJudge([]), seconds, num_slots=1)
+    pruning.run(_NoModel(), rows, batch, None)  # type: ignore[arg-type]
+    pruning.learn(rows, acceptance_of([(1, 2)]), overlapped=overlapped)
+    assert seconds.factor == (1.0 if overlapped else pytest.approx(0.9 + 0.1 / 3))
+
+
 class TextDrafter:
-    """Proposes the same for everybody, and names no other tokens."""
+    """Proposes the same for every sequence, and names no other tokens."""
 
     drafts_overlapped = True
 
@@ -599,7 +586,7 @@ def drafting_plan(slots: Sequence[int], *, wants_top_ids: bool = True) -> DraftP
 
 
 def likeliest(pair: tuple[Path, Path], draft: Draft, num_top: int) -> list[set[int]]:
-    """Oracle: prompt and draft in one forward of a model that nobody else uses."""
+    """Oracle: prompt and draft in one forward of another copy of the model."""
     runner, table = make_runner(pair[1], TorchBackend()), BlockTable(1, 4)
     table.append(0, (0, 1, 2))
     token_ids = (*PROMPTS[draft.slot], *draft.token_ids)
@@ -620,7 +607,7 @@ def test_a_model_names_its_likeliest_tokens_at_the_place_of_each_that_it_drafts(
     assert [set(line) for line in found.top_ids.tolist()] == expected
 
 
-def test_nobody_names_tokens_that_were_not_asked_for(pair: tuple[Path, Path]) -> None:
+def test_likely_tokens_are_named_only_when_asked_for(pair: tuple[Path, Path]) -> None:
     assert model_drafter(pair, 0).propose(drafting_plan((0, 1))).top_ids is None
     assert model_drafter(pair, 9).propose(drafting_plan((0, 1), wants_top_ids=False)).top_ids is None
 

@@ -1,0 +1,111 @@
+"""Steps that start before the host has the tokens of the step before: what they are fed, and when they began."""
+
+import time
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+import pytest
+
+from faser.engine.contract.executor import LaunchedStep
+from faser.engine.contract.plan import PLACEHOLDER, SequenceRows, StepPlan
+from faser.engine.execution.async_steps import AsyncSteps
+from faser.engine.execution.runner.batch import BlockTable, RowBatch
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.token_samplers import SampledTokens
+
+
+@dataclass
+class Pending:
+    """Tokens that become known only when they are waited for."""
+
+    token_ids: list[int]
+
+    def wait(self) -> SampledTokens:
+        return SampledTokens(token_ids=np.array(self.token_ids))
+
+
+@dataclass
+class CountingRunner:
+    """Runs nothing; the n-th row that it samples in all gets token n."""
+
+    batches: list[RowBatch] = field(default_factory=list)
+    sampled_rows: list[list[int]] = field(default_factory=list)
+    num_sampled: int = 0
+
+    def forward(self, batch: RowBatch) -> None:
+        self.batches.append(batch)
+
+    def choose(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]], _metadata: object) -> Pending:
+        self.sampled_rows.append(rows.tolist())
+        first, self.num_sampled = self.num_sampled, self.num_sampled + len(rows)
+        return Pending([*range(first, self.num_sampled)])
+
+
+class NoSampler:
+    def requests(self, slots: list[int], positions: list[int]) -> None: ...
+
+
+def plan_of(*rows: tuple[int, tuple[int, ...], bool]) -> StepPlan:
+    """rows: slot, inputs, whether the last of them yields a token."""
+    made = tuple(
+        SequenceRows(slot=slot, start=3, token_ids=token_ids, new_blocks=(), samples=samples)
+        for slot, token_ids, samples in rows
+    )
+    return StepPlan(step=1, released=(), started=(), rows=made)
+
+
+def make() -> tuple[AsyncSteps, CountingRunner]:
+    runner = CountingRunner()
+    return AsyncSteps(cast("Runner", runner), cast("Sampler", NoSampler())), runner
+
+
+def launch(steps: AsyncSteps, plan: StepPlan, began_s: float = 0.0) -> LaunchedStep:
+    table = BlockTable(4, 1)
+    for slot in range(4):
+        table.append(slot, (slot,))
+    return steps.launch(plan, table.gather(plan.rows), began_s)
+
+
+def test_placeholders_are_fed_with_the_tokens_that_the_step_in_flight_chooses_for_the_same_slots() -> None:
+    steps, runner = make()
+    launch(steps, plan_of((2, (7, 7), True), (0, (7,), False), (1, (7,), True)))
+    launch(steps, plan_of((1, (PLACEHOLDER,), True), (2, (PLACEHOLDER,), True)))
+    first, second = (batch.feed for batch in runner.batches)
+    assert first is None
+    assert second is not None
+    assert (second.rows.tolist(), second.sources.tolist()) == ([0, 1], [1, 0])
+    assert second.pending.wait().token_ids.tolist() == [0, 1]
+
+
+def test_rows_that_yield_a_token_are_sampled_and_their_tokens_come_by_slot() -> None:
+    steps, runner = make()
+    launched = launch(steps, plan_of((2, (7, 7), True), (0, (7,), False), (1, (7,), True)))
+    assert runner.sampled_rows == [[1, 3]]
+    acceptance, _, _ = steps.collect(launched)
+    assert {slot: each.token_ids for slot, each in acceptance.items()} == {2: (0,), 1: (1,)}
+
+
+def test_a_step_in_which_no_row_yields_a_token_brings_none() -> None:
+    steps, runner = make()
+    acceptance, _, _ = steps.collect(launch(steps, plan_of((0, (7,), False))))
+    assert acceptance == {}
+    assert runner.sampled_rows == []
+
+
+def test_a_step_that_was_launched_during_another_one_begins_when_that_one_ends() -> None:
+    steps, _ = make()
+    began_s = time.perf_counter()
+    first = launch(steps, plan_of((0, (7,), True)), began_s)
+    second = launch(steps, plan_of((0, (PLACEHOLDER,), True)), began_s)
+    _, first_began_s, first_ended_s = steps.collect(first)
+    _, second_began_s, second_ended_s = steps.collect(second)
+    assert first_began_s == began_s
+    assert began_s <= first_ended_s == second_began_s <= second_ended_s
+
+
+def test_a_step_of_another_executor_is_not_collected() -> None:
+    steps, _ = make()
+    with pytest.raises(AssertionError, match="another executor"):
+        steps.collect(LaunchedStep(plan=plan_of((0, (7,), True)), began_s=0.0))

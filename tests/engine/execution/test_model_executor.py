@@ -1,0 +1,264 @@
+"""An executor over a small model, plan by plan. Oracle: one token at a time, by the largest logit."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from faser.engine.contract.plan import (
+    PLACEHOLDER,
+    Draft,
+    DraftPlan,
+    DraftRequest,
+    SequenceRows,
+    SequenceStart,
+    StepPlan,
+    StepResult,
+)
+from faser.engine.execution.drafters.drafter import Continuation, Proposals
+from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
+from faser.engine.execution.runner.batch import BlockTable, RowBatch
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.token_samplers import SampledTokens
+from faser.engine.execution.verification_forward import PlainForward, VerificationForward
+from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
+from faser.engine.execution.verifiers.verifier import AcceptanceResult
+from faser.kernels.torch.backend import TorchBackend
+from faser.types import PruneStats, SamplingParams
+from tests.engine.execution.pruning.pruning_world import NUM_SLOTS, make_runner, write_pair
+
+PROMPT = (11, 12, 13, 14, 15)
+SLOT = 2
+
+
+class GivenDrafter:
+    """Proposes given tokens with given likely ones, and remembers what sequences went on with."""
+
+    drafts_overlapped = False
+
+    def __init__(self, token_ids: tuple[int, ...] = (), top_ids: Tensor | None = None) -> None:
+        self.token_ids = token_ids
+        self.top_ids = top_ids
+        self.plans: list[DraftPlan] = []
+        self.continuations: list[Continuation] = []
+        self.released: list[int] = []
+
+    def start(self, start: SequenceStart) -> None: ...
+
+    def propose(self, plan: DraftPlan, _until: Callable[[], bool] | None = None, /) -> Proposals:
+        self.plans.append(plan)
+        drafts = tuple(
+            Draft(slot=each.slot, method="draft_model", token_ids=self.token_ids) for each in plan.requests
+        )
+        return Proposals(drafts=drafts, passes=1, top_ids=self.top_ids)
+
+    def commit(self, continuations: Sequence[Continuation]) -> None:
+        self.continuations += continuations
+
+    def release(self, slot: int) -> None:
+        self.released.append(slot)
+
+
+class LastTokenCutter:
+    """Cuts the last token of every draft before the forward, and remembers what it was called with."""
+
+    wants_top_ids = True
+
+    def __init__(self) -> None:
+        self.saved_s = 0.0
+        self.stats = PruneStats(drafted_rows=1)
+        self.started: list[int] = []
+        self.top_ids: list[Tensor | None] = []
+        self.learned: list[tuple[tuple[int, ...], bool]] = []
+
+    def start(self, start: SequenceStart) -> None:
+        self.started.append(start.slot)
+
+    def run(
+        self, runner: Runner, rows: tuple[SequenceRows, ...], batch: RowBatch, top_ids: Tensor | None, /
+    ) -> tuple[tuple[SequenceRows, ...], RowBatch]:
+        self.top_ids.append(top_ids)
+        shorter = tuple(
+            replace(each, token_ids=each.token_ids[:-1], num_drafts=each.num_drafts - 1)
+            if each.num_drafts
+            else each
+            for each in rows
+        )
+        self.saved_s = 0.5 if shorter != rows else 0.0
+        batch, _ = batch.narrowed(np.array([len(each.token_ids) for each in shorter], dtype=np.int32))
+        runner.forward(batch)
+        return shorter, batch
+
+    def learn(
+        self, rows: tuple[SequenceRows, ...], acceptance: Mapping[int, AcceptanceResult], *, overlapped: bool
+    ) -> None:
+        assert len(self.learned) < len(self.top_ids), "a step is learned from before it has run"
+        self.learned += [(acceptance[each.slot].token_ids, overlapped) for each in rows]
+
+
+@dataclass
+class Pending:
+    tokens: Tensor
+
+    def wait(self) -> SampledTokens:
+        return SampledTokens(token_ids=self.tokens.numpy())
+
+
+class GreedySampler:
+    """A TokenSampler of largest logits. The runner that has it drafts nothing."""
+
+    def take(self, logits: Tensor, _requests: object) -> Pending:
+        return Pending(logits.argmax(-1))
+
+    def guess(self, _logits: Tensor, _requests: object, _window: float) -> Pending:
+        raise NotImplementedError
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    return make_runner(write_pair(tmp_path_factory.mktemp("pair"))[0], TorchBackend(), GreedySampler())
+
+
+@pytest.fixture(scope="module")
+def expected(runner: Runner) -> list[int]:
+    """Six greedy tokens after the prompt, each from a forward over everything before it."""
+    table, token_ids = BlockTable(1, 2), list(PROMPT)
+    table.append(0, (20, 21))
+    for _ in range(6):
+        rows = SequenceRows(slot=0, start=0, token_ids=tuple(token_ids), new_blocks=(), samples=True)
+        runner.forward(table.gather((rows,)))
+        token_ids.append(int(runner.logits([len(token_ids) - 1]).argmax()))
+    return token_ids[len(PROMPT) :]
+
+
+def make_executor(
+    runner: Runner, drafter: GivenDrafter | None = None, forward: VerificationForward | None = None
+) -> ModelExecutor:
+    sampler = Sampler(NUM_SLOTS, runner.vocab_size, (), "cpu", runner.sampling_kernels)
+    speculation = None
+    if drafter is not None:
+        speculation = SpeculativeExecution(
+            drafter=drafter, verifier=SampleAndMatch(sampler), forward=forward or PlainForward()
+        )
+    table = BlockTable(NUM_SLOTS, 2)
+    return ModelExecutor(runner, sampler, table, max_logit_rows=16, speculation=speculation)
+
+
+def prompt_plan() -> StepPlan:
+    start = SequenceStart(
+        slot=SLOT, sampling=SamplingParams(temperature=0.0), seed=0, prompt_len=len(PROMPT), token_ids=PROMPT
+    )
+    rows = SequenceRows(slot=SLOT, start=0, token_ids=PROMPT, new_blocks=(0, 1), samples=True)
+    return StepPlan(step=1, released=(), started=(start,), rows=(rows,))
+
+
+def verifying_plan(pending: int, draft: tuple[int, ...]) -> StepPlan:
+    rows = SequenceRows(
+        slot=SLOT,
+        start=len(PROMPT),
+        token_ids=(pending, *draft),
+        new_blocks=(),
+        samples=True,
+        num_drafts=len(draft),
+    )
+    return StepPlan(step=2, released=(), started=(), rows=(rows,))
+
+
+def verify(executor: ModelExecutor, drafter: GivenDrafter, pending: int) -> StepResult:
+    """Compute the prompt, draft, and verify the whole draft."""
+    executor.run(prompt_plan())
+    request = DraftRequest(slot=SLOT, max_tokens=len(drafter.token_ids), new_blocks=())
+    (draft,) = executor.draft(DraftPlan(step=2, requests=(request,))).drafts
+    return executor.run(verifying_plan(pending, draft.token_ids))
+
+
+def test_a_prompt_yields_its_first_token_with_and_without_a_drafter(runner: Runner, expected: list[int]) -> None:
+    for drafter in (None, GivenDrafter()):
+        (found,) = make_executor(runner, drafter).run(prompt_plan()).sequences
+        assert found.token_ids == (expected[0],)
+
+
+def test_a_draft_is_accepted_as_far_as_it_is_what_the_model_says(runner: Runner, expected: list[int]) -> None:
+    wrong = (expected[3] + 1) % runner.vocab_size
+    drafter = GivenDrafter((expected[1], expected[2], wrong))
+    (found,) = verify(make_executor(runner, drafter), drafter, expected[0]).sequences
+    assert found.token_ids == tuple(expected[1:4])
+    assert found.num_cut == 0
+    assert [(each.token_ids, each.num_accepted) for each in drafter.continuations] == [
+        ((expected[0],), 0),
+        (tuple(expected[1:4]), 2),
+    ]
+
+
+def test_the_plain_forward_saves_nothing_and_asks_for_no_likely_tokens(
+    runner: Runner, expected: list[int]
+) -> None:
+    drafter = GivenDrafter((expected[1],))
+    result = verify(make_executor(runner, drafter), drafter, expected[0])
+    assert (result.saved_s, result.pruning) == (0.0, None)
+    assert [plan.wants_top_ids for plan in drafter.plans] == [False]
+
+
+def test_a_forward_that_cuts_drafts_is_reported_and_learns_what_came(runner: Runner, expected: list[int]) -> None:
+    """The cut token is the bonus token all the same; without it no token would be another one."""
+    drafter = GivenDrafter((expected[1], expected[2]), torch.tensor([[1, 2, 3], [4, 5, 6]]))
+    cutter = LastTokenCutter()
+    result = verify(make_executor(runner, drafter, cutter), drafter, expected[0])
+    (found,) = result.sequences
+    assert found.token_ids == tuple(expected[1:3])
+    assert found.num_cut == 1
+    assert (result.saved_s, result.pruning) == (0.5, cutter.stats)
+    assert cutter.started == [SLOT]
+    assert cutter.learned == [((expected[0],), False), (tuple(expected[1:3]), False)]
+    assert [plan.wants_top_ids for plan in drafter.plans] == [True]
+    before, named = cutter.top_ids
+    assert before is None
+    assert named is not None
+    assert named.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_drafts_are_forgotten_after_the_step_that_verifies_them(runner: Runner, expected: list[int]) -> None:
+    drafter, cutter = GivenDrafter((expected[1],), torch.zeros(1, 2)), LastTokenCutter()
+    executor = make_executor(runner, drafter, cutter)
+    verify(executor, drafter, expected[0])
+    executor.run(verifying_plan(expected[0], ()))
+    assert cutter.top_ids[-1] is None
+
+
+def test_released_slots_are_released_everywhere(runner: Runner) -> None:
+    drafter = GivenDrafter()
+    executor = make_executor(runner, drafter)
+    executor.run(prompt_plan())
+    executor.draft(DraftPlan(step=2, requests=(), released=(SLOT,)))
+    assert drafter.released == [SLOT]
+
+
+def test_an_engine_without_a_drafter_does_not_draft(runner: Runner) -> None:
+    with pytest.raises(AssertionError, match="no drafter"):
+        make_executor(runner).draft(DraftPlan(step=1, requests=()))
+
+
+def test_launched_steps_bring_the_same_tokens_one_after_the_other(runner: Runner, expected: list[int]) -> None:
+    executor = make_executor(runner)
+    found, launched = [], executor.launch(prompt_plan())
+    for at in range(3):
+        rows = SequenceRows(
+            slot=SLOT, start=len(PROMPT) + at, token_ids=(PLACEHOLDER,), new_blocks=(), samples=True
+        )
+        following = executor.launch(StepPlan(step=2 + at, released=(), started=(), rows=(rows,)))
+        found.append(executor.collect(launched).sequences[0].token_ids)
+        launched = following
+    found.append(executor.collect(launched).sequences[0].token_ids)
+    assert found == [(token_id,) for token_id in expected[:4]]
+
+
+def test_what_a_step_saved_is_not_reported_again_with_a_launched_one(runner: Runner, expected: list[int]) -> None:
+    drafter, cutter = GivenDrafter((expected[1],)), LastTokenCutter()
+    executor = make_executor(runner, drafter, cutter)
+    assert verify(executor, drafter, expected[0]).saved_s == 0.5
+    result = executor.collect(executor.launch(verifying_plan(expected[0], ())))
+    assert (result.saved_s, result.pruning) == (0.0, cutter.stats)
