@@ -1,6 +1,6 @@
 """Puts an engine together: models, backend, KV caches, drafter, scheduler. The only place that knows all of them.
 
-What is loaded is in loading.py, how large it may be in sizing.py.
+What happens once, such as loading, sizing and measuring, is in execution/startup.
 """
 
 from dataclasses import asdict, dataclass
@@ -30,21 +30,21 @@ from faser.engine.execution.pruning.gate import PruneGate, prunes
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.startup.device import place
-from faser.engine.execution.startup.gpu_budget import ResidentModel, gpu_budget, prepare_kernels
+from faser.engine.execution.startup.device import resolve_device
+from faser.engine.execution.startup.interference_cells import InterferenceSetup
 from faser.engine.execution.startup.kernel_check import check_kernels
-from faser.engine.execution.startup.lane_cells import Pair
+from faser.engine.execution.startup.memory_profile import profile_memory
 from faser.engine.execution.startup.model_loading import (
     LoadedModel,
-    Report,
     Sources,
     load_draft_model,
     load_target,
 )
 from faser.engine.execution.startup.profile import cached_profile, fingerprint, profile
-from faser.engine.execution.startup.runner_factory import Use, make_runner
+from faser.engine.execution.startup.runner_factory import ModelRole, make_runner
 from faser.engine.execution.startup.sizing import CachedModel, kv_cache_dtype, kv_shapes
 from faser.engine.execution.startup.step_profiler import DummyBatchLimits
+from faser.engine.execution.startup.warm_up import ResidentModel, prepare_kernels
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
 from faser.engine.step_trace import StepTrace
@@ -52,7 +52,7 @@ from faser.kernels.cuda.flashinfer.build import arch_of
 from faser.kernels.cuda.memory import CudaMemory
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend, KvShape
-from faser.types import ModelInfo
+from faser.types import ModelInfo, ProgressCallback
 
 # Steps that lanes are measured with, as far as there is time: rows, those first that matter most, and contexts.
 # A GPU's rows lie on both sides of where arithmetic takes longer than reading weights, up to those recorded.
@@ -112,7 +112,7 @@ class Watch(Protocol):
 def build_engine(
     config: EngineConfig,
     directory: Path,
-    report: Report,
+    report: ProgressCallback,
     watch: Watch | None = None,
     costs: CostModel | None = None,
     partition: Partition | None = None,
@@ -126,7 +126,7 @@ def build_engine(
 def build(
     config: EngineConfig,
     directory: Path,
-    report: Report,
+    report: ProgressCallback,
     watch: Watch | None = None,
     costs: CostModel | None = None,
     partition: Partition | None = None,
@@ -139,7 +139,7 @@ def build(
     processors; None: the usual one. sources: who has the tensors of a model; None: its directory.
     Raises ConfigError (or ModelError) naming what does not fit.
     """
-    parts = _load(place(config), directory, report, partition, sources)
+    parts = _load(resolve_device(config), directory, report, partition, sources)
     engine = _assemble(parts, report, watch, costs)
     decoder = parts.target.decoder
     info = ModelInfo(
@@ -161,7 +161,7 @@ def build(
 def _load(
     config: EngineConfig,
     directory: Path,
-    report: Report,
+    report: ProgressCallback,
     partition: Partition | None,
     sources: Sources | None,
 ) -> _Parts:
@@ -186,29 +186,29 @@ def _load(
     if backend.name == "flashinfer":
         _check_kernels(cached, backend, report)
     lanes = make_lanes(config, backend, None if draft is None else draft_backend, partition)
-    places = DeviceLanes() if lanes is None or memory is None else device_lanes_of(lanes.partition)
+    device_lanes = DeviceLanes() if lanes is None or memory is None else device_lanes_of(lanes.partition)
     budget = None
     if memory is not None:
-        tenants = [ResidentModel(model=target, backend=backend, use=Use.TARGET, num_places=len(places.verify))]
+        residents = [ResidentModel(model=target, backend=backend, role=ModelRole.TARGET, num_device_lanes=len(device_lanes.verify))]
         if draft is not None:
-            num_places = len(places.draft)
-            tenants.append(
-                ResidentModel(model=draft, backend=draft_backend, use=Use.DRAFTER, num_places=num_places)
+            num_device_lanes = len(device_lanes.draft)
+            residents.append(
+                ResidentModel(model=draft, backend=draft_backend, role=ModelRole.DRAFTER, num_device_lanes=num_device_lanes)
             )
-        prepare_kernels(config, tenants, report)
+        prepare_kernels(config, residents, report)
         report("measuring memory", 0, 0)
-        budget = gpu_budget(config, tenants, memory, free_bytes)
+        budget = profile_memory(config, residents, memory, free_bytes)
     shapes = kv_shapes(config, cached, target.max_positions, budget)
     return _Parts(
         config=config,
         backend=backend,
         target=target,
-        runner=make_runner(config, backend, target, shapes[0], Use.TARGET, report, places.verify),
+        runner=make_runner(config, backend, target, shapes[0], ModelRole.TARGET, report, device_lanes.verify),
         kv=shapes[0],
         draft=draft,
         draft_runner=None
         if draft is None
-        else make_runner(config, draft_backend, draft, shapes[1], Use.DRAFTER, report, places.draft),
+        else make_runner(config, draft_backend, draft, shapes[1], ModelRole.DRAFTER, report, device_lanes.draft),
         lanes=lanes,
         kv_cache_bytes=sum(shape.total_bytes for shape in shapes),
     )
@@ -219,14 +219,14 @@ def _cached(config: EngineConfig, model: LoadedModel) -> CachedModel:
     return CachedModel(spec=model.decoder.spec, dtype=dtype, kv_dtype=kv_cache_dtype(config, dtype))
 
 
-def _check_kernels(models: list[CachedModel], backend: Backend, report: Report) -> None:
+def _check_kernels(models: list[CachedModel], backend: Backend, report: ProgressCallback) -> None:
     """Nothing is compiled in silence."""
     arch = arch_of(torch.cuda.get_device_capability(backend.device))
     ahead, workspace = cache_dir() / "kernels", flashinfer_workspace()
     check_kernels(models, arch, report, kernels=ahead, workspace=workspace, may_compile=may_compile_kernels())
 
 
-def _draft_directory(config: EngineConfig, report: Report) -> Path | None:
+def _draft_directory(config: EngineConfig, report: ProgressCallback) -> Path | None:
     """Where the draft model lies, fetched first if need be; None where none drafts."""
     speculation = config.speculation
     if not names_model(speculation):
@@ -234,7 +234,7 @@ def _draft_directory(config: EngineConfig, report: Report) -> Path | None:
     return resolve(speculation.model, cache_dir(), revision=speculation.revision, progress=report)
 
 
-def _assemble(parts: _Parts, report: Report, watch: Watch | None, costs: CostModel | None) -> Engine:
+def _assemble(parts: _Parts, report: ProgressCallback, watch: Watch | None, costs: CostModel | None) -> Engine:
     config, target, kv = parts.config, parts.target, parts.kv
     sampler = Sampler(
         config.max_num_seqs,
@@ -346,7 +346,7 @@ def _overlap(config: EngineConfig, lanes: Lanes, costs: CostModel) -> OverlapOpt
     )
 
 
-def _costs(parts: _Parts, report: Report) -> CostModel:
+def _costs(parts: _Parts, report: ProgressCallback) -> CostModel:
     """Measured, unless the same engine was measured on this machine before."""
     config, draft = parts.config, parts.draft
     num_layers = None
@@ -360,7 +360,7 @@ def _costs(parts: _Parts, report: Report) -> CostModel:
         max_rows=config.max_num_batched_tokens,
         max_logit_rows=config.max_num_seqs,
     )
-    pair = _pair(config, parts.lanes)
+    setup = _interference_setup(config, parts.lanes)
     described = fingerprint(
         {
             "models": [
@@ -373,8 +373,8 @@ def _costs(parts: _Parts, report: Report) -> CostModel:
             "threads": config.threads,
             "draft_layers": num_layers,
             "lanes": None
-            if pair is None
-            else (pair.partition.name, pair.partition.shares(), pair.rows, pair.contexts),
+            if setup is None
+            else (setup.partition.name, setup.partition.shares(), setup.rows, setup.contexts),
             "rows": (room.max_rows, room.max_logit_rows, room.max_len),
         }
     )
@@ -386,7 +386,7 @@ def _costs(parts: _Parts, report: Report) -> CostModel:
             room,
             progress=report,
             draft_layers=num_layers,
-            pair=pair,
+            lanes=setup,
         ),
     )
 
@@ -396,11 +396,11 @@ def _device_name(device: torch.device) -> str:
     return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
 
 
-def _pair(config: EngineConfig, lanes: Lanes | None) -> Pair | None:
+def _interference_setup(config: EngineConfig, lanes: Lanes | None) -> InterferenceSetup | None:
     if lanes is None or lanes.draft is None:
         return None
     most = min(config.max_num_seqs * (1 + config.speculation.cap), config.max_num_batched_tokens)
-    return Pair(
+    return InterferenceSetup(
         partition=lanes.partition,
         target=lanes.target,
         draft=lanes.draft,

@@ -1,7 +1,7 @@
-"""Measures what a step takes on this machine, before the first request comes: the tables of the cost model.
+"""Measures step times and the interference of lanes on this machine, and keeps them on disk.
 
-What is measured is kept on disk, by a fingerprint of all that it depends on. How it is timed is the stopwatch's,
-what lanes are measured with is in lane_cells. Decides nothing.
+The file's name is a fingerprint of everything that the times depend on. step_profiler.py times steps,
+interference_profile.py measures lanes.
 """
 
 import hashlib
@@ -15,32 +15,32 @@ from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.step_times import CostTable, Role
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.startup.interference_profile import measure_slowdown
-from faser.engine.execution.startup.lane_cells import Pair, make_cells
+from faser.engine.execution.startup.interference_cells import InterferenceSetup, make_cells
+from faser.engine.execution.startup.interference_profile import measure_interference
 from faser.engine.execution.startup.step_profiler import (
-    BUCKETS,
+    ROW_COUNTS,
     DummyBatchLimits,
     ProfileProgress,
-    Progress,
     StepProfiler,
 )
 from faser.errors import ConfigError
+from faser.types import ProgressCallback
 
 _log = logging.getLogger("faser.engine")
 
 LANES_STAGE = "measuring lanes"
-_TEXT_S = 30e-6  # a look-up in text, per sequence; a first guess, the engine follows the real one
-_DRAFT_SHARE = 0.35  # of the time there is, for the passes of the draft model
+_TEXT_S = 30e-6  # a text look-up, per sequence: an initial estimate, which the engine corrects as it runs
+_DRAFT_SHARE = 0.35  # the part of the time budget for passes of the drafter
 
 
 def fingerprint(described: Mapping[str, object]) -> str:
-    """Of all that step times depend on: model, type, backend, threads, machine, draft model; and this version."""
+    """A name for measurements that depend on the described values, on this CPU and on this version of FASER."""
     text = json.dumps({"faser": __version__, "cpu": _cpu_name(), **described}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def cached_profile(path: Path, measure: Callable[[], CostModel]) -> CostModel:
-    """The cost model kept at path, or a new one that is then kept there. What cannot be read is measured again."""
+    """The measurement kept at path, or a new one that is kept there. A file that cannot be read is replaced."""
     if path.exists():
         try:
             return CostModel.load(path)
@@ -57,47 +57,42 @@ def cached_profile(path: Path, measure: Callable[[], CostModel]) -> CostModel:
 def profile(
     runner: Runner,
     draft_runner: Runner | None,
-    room: DummyBatchLimits,
+    limits: DummyBatchLimits,
     *,
-    progress: Progress,
+    progress: ProgressCallback,
     draft_layers: int | None = None,
-    pair: Pair | None = None,
+    lanes: InterferenceSetup | None = None,
     budget_s: float = 30.0,
 ) -> CostModel:
     """Time steps of the target and passes of the drafter, within about budget_s seconds.
 
-    pair: measure as well how the two of them disturb each other at the same time, in its own time.
-    draft_runner: of a draft model, or the target's own when its first draft_layers layers draft; None: no passes.
-    The keys and values of the dummy sequences stay in the cache, in blocks that nobody holds.
+    draft_runner: the draft model's, or the target's own where its first draft_layers layers draft; None: no passes.
+    lanes: measure their interference too, within its own time budget. The KV cache keeps keys and values of dummy
+    sequences, in blocks that no sequence holds.
     """
     share = 0.0 if draft_runner is None else _DRAFT_SHARE
     num_roles = 1 if draft_runner is None else 2
-    report = ProfileProgress(progress, num_roles * len(BUCKETS))
-    step = StepProfiler(runner, room).table(budget_s * (1 - share), report)
+    counter = ProfileProgress(progress, num_roles * len(ROW_COUNTS))
+    step = StepProfiler(runner, limits).table(budget_s * (1 - share), counter)
     tables = {Role.STEP: step, Role.TEXT: CostTable(rows=(1, 2), seconds=(_TEXT_S, 2 * _TEXT_S))}
     if draft_runner is not None:
-        passes = StepProfiler(draft_runner, room, num_layers=draft_layers, rows_each=1)
-        tables[Role.PASS] = passes.table(budget_s * share, report)
-    report.finish()
-    lanes: tuple[InterferenceTable, ...] = ()
-    if pair is not None and draft_runner is not None:
+        passes = StepProfiler(draft_runner, limits, num_layers=draft_layers, rows_each=1)
+        tables[Role.PASS] = passes.table(budget_s * share, counter)
+    counter.finish()
+    interference: tuple[InterferenceTable, ...] = ()
+    if lanes is not None and draft_runner is not None:
         progress(LANES_STAGE, 0, 0)
-        lanes = measure_slowdown(
-            pair.partition,
-            make_cells(pair, runner, draft_runner, room, CostModel(tables)),
-            budget_s=pair.budget_s,
+        interference = measure_interference(
+            lanes.partition,
+            make_cells(lanes, runner, draft_runner, limits, CostModel(tables)),
+            budget_s=lanes.budget_s,
             progress=lambda done, total: progress(LANES_STAGE, done, total),
         )
-    return CostModel(tables, lanes)
-
-
-def largest_step(runner: Runner, room: DummyBatchLimits) -> None:
-    """Run a step of max_rows rows and take all the logits that a step may take, for what they need in memory."""
-    StepProfiler(runner, room).largest()
+    return CostModel(tables, interference)
 
 
 def _cpu_name() -> str:
-    """As the machine calls its processor."""
+    """The model name of this machine's CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -87,7 +87,7 @@ def budget(left: int, *, beyond: int = 0) -> MemoryBudget:
         loaded_bytes=20,
         step_bytes=5,
         step_rows=32,
-        recordings_bytes=4,
+        graph_bytes=4,
         workspaces_bytes=1,
     )
 
