@@ -189,11 +189,17 @@ def _load(
     device_lanes = DeviceLanes() if lanes is None or memory is None else device_lanes_of(lanes.partition)
     budget = None
     if memory is not None:
-        residents = [ResidentModel(model=target, backend=backend, role=ModelRole.TARGET, num_device_lanes=len(device_lanes.verify))]
+        residents = [
+            ResidentModel(
+                model=target, backend=backend, role=ModelRole.TARGET, num_device_lanes=len(device_lanes.verify)
+            )
+        ]
         if draft is not None:
             num_device_lanes = len(device_lanes.draft)
             residents.append(
-                ResidentModel(model=draft, backend=draft_backend, role=ModelRole.DRAFTER, num_device_lanes=num_device_lanes)
+                ResidentModel(
+                    model=draft, backend=draft_backend, role=ModelRole.DRAFTER, num_device_lanes=num_device_lanes
+                )
             )
         prepare_kernels(config, residents, report)
         report("measuring memory", 0, 0)

@@ -36,7 +36,7 @@ class InterferenceSetup:
 def make_cells(
     setup: InterferenceSetup, runner: Runner, draft_runner: Runner, limits: DummyBatchLimits, costs: CostModel
 ) -> list[InterferenceCell]:
-    """Steps of several sequences, each beside a pass of the drafter for as many, as far as there is limits."""
+    """Steps of several sequences, each with a pass of the drafter for as many sequences, as far as they fit."""
     cells = []
     counts = dict.fromkeys(min(rows, limits.max_rows) for rows in setup.rows)
     most = min(-(-max(counts) // ROWS_EACH), setup.num_sequences)
