@@ -28,7 +28,7 @@ from torch import Tensor
 from faser.engine.contract.interference import FACTORS, InterferenceTable
 from faser.engine.execution.overlap.cores import Cores, core_numbers
 from faser.engine.execution.overlap.partition import EVERYTHING, Lane, Serial, synchronous
-from faser.engine.execution.startup.interference_profile import Cell, measure_slowdown
+from faser.engine.execution.startup.interference_profile import InterferenceCell, measure_interference
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import detect_isa, library_path
 
@@ -126,13 +126,15 @@ def measure_pair(lanes: Cores, draft: Load, verify: Load, seconds: float) -> Rec
                 partition.resize(share)
             joined = partition.run_both(lambda lane, _done: draft.run(lane), synchronous(verify.run))
             times[name].append(max(joined.draft_ended_s, joined.verify_ended_s) - joined.began_s)
-    cell = Cell(rows=verify.rows, context=1, verify=synchronous(verify.run), draft=draft.run, whole_s=1.0)
+    cell = InterferenceCell(
+        rows=verify.rows, context=1, verify=synchronous(verify.run), draft=draft.run, whole_s=1.0
+    )
     return {
         "rounds": len(times["serial"]),
         "serial_ms": round(1e3 * min(times["serial"]), 3),
         "speed_up": ratios(times, min),
         "median": ratios(times, statistics.median),
-        "co_run": [_rounded(each) for each in measure_slowdown(lanes, [cell], budget_s=seconds)],
+        "co_run": [_rounded(each) for each in measure_interference(lanes, [cell], budget_s=seconds)],
     }
 
 

@@ -5,6 +5,7 @@ here knows HTTP, tensors or processes.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,6 +17,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 
 _MOST_NEGATIVE, _MOST_POSITIVE = -(2**63), 2**63 - 1  # what one process can tell another
+
+# Reports progress: the name of a stage, how much of it is done, and how much there is; 0 of 0 where unknown.
+ProgressCallback = Callable[[str, int, int], None]
 
 
 class FinishReason(StrEnum):

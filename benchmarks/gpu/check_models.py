@@ -24,7 +24,7 @@ from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.rope import rotary_angles
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.startup.device import place
+from faser.engine.execution.startup.device import resolve_device
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import AttentionShape, Backend, KvShape
 from faser.kernels.torch.backend import TorchBackend
@@ -115,7 +115,7 @@ def logits(plan: Plan) -> Json:
 
 
 def backend_of(plan: Plan) -> Backend:
-    config = place(EngineConfig(device=plan.device, backend=plan.backend, compile_kernels=plan.dry_run))
+    config = resolve_device(EngineConfig(device=plan.device, backend=plan.backend, compile_kernels=plan.dry_run))
     kernels = cache_dir() / "kernels"
     return make_backend(config.backend, config.device, num_threads=config.threads, cache_dir=kernels)
 

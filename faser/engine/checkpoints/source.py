@@ -7,11 +7,11 @@ found: that is the loader's. Loads no torch.
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from faser.errors import ModelError
+from faser.types import ProgressCallback
 
 _DEFAULT_NAMES = ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m-instruct")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -72,7 +72,7 @@ def resolve(
     cache_dir: Path,
     *,
     revision: str | None = None,
-    progress: Callable[[str, int, int], None],
+    progress: ProgressCallback,
     downloads: Downloads | None = None,
 ) -> Path:
     """A local checkpoint directory or .gguf file for what the operator named; None is the embedded default.

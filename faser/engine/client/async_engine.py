@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,9 +35,16 @@ from faser.engine.contract.plan import SequenceDelta
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import ConfigError, EngineError, FaserError, NotReadyError, OverloadError, RequestError
 from faser.metrics.server import Metrics
-from faser.types import EngineState, EngineStats, FinishReason, ModelInfo, Request, RequestOutput, SamplingParams
-
-ProgressCallback = Callable[[str, int, int], None]
+from faser.types import (
+    EngineState,
+    EngineStats,
+    FinishReason,
+    ModelInfo,
+    ProgressCallback,
+    Request,
+    RequestOutput,
+    SamplingParams,
+)
 
 
 class AsyncEngine:

@@ -3,7 +3,7 @@
 Work is run as it is given, but
 
     a copy to the device    may be under way until a fence behind it is waited for: whoever overwrites its source
-                            before that is found out when somebody waits
+                            before that is found at the next wait
     a copy to the host      arrives when a fence behind it is waited for, and is nonsense before
     a recording             is every call of torch's dispatcher while work is recorded, with the very tensors and
                             numbers of that moment, and every kernel that torch knows nothing of (`launch`). A
@@ -258,7 +258,7 @@ class FakeAccelerator:
         return FakeGraphRecorder(self, lane)
 
     def wait(self) -> None:
-        self.check_not_recording("somebody waits")
+        self.check_not_recording("the host waits")
         self.reach(self.given)
 
     def wide_product(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:

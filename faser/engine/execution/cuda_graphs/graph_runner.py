@@ -10,7 +10,7 @@ a recording stays on the processors that it was recorded for. The backend's plac
 that has none, everything is computed by the eager runner.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, P
 from faser.kernels.interface.backend import Backend, KvShape
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.processors import DeviceLane
+from faser.types import ProgressCallback
 
 STAGE, LANES_STAGE = "recording steps", "recording steps on lanes"
 _NO_GUESSES = DraftGraphs()
@@ -50,7 +51,7 @@ class GraphRunner(Runner):
         max_logit_rows: int,
         guessing: DraftGraphs = _NO_GUESSES,
         on_lanes: Mapping[DeviceLane, GraphCapture] | None = None,
-        report: Callable[[str, int, int], None],
+        report: ProgressCallback,
     ) -> None:
         super().__init__(decoder, backend, kv, chooser)
         self._device_chooser = chooser
@@ -141,9 +142,7 @@ class GraphRunner(Runner):
         return self._sets.get(self._backend.place)
 
 
-def _record(
-    sets: list[StepGraphs], guessing: DraftGraphs, stage: str, report: Callable[[str, int, int], None]
-) -> None:
+def _record(sets: list[StepGraphs], guessing: DraftGraphs, stage: str, report: ProgressCallback) -> None:
     """One after the other: torch tells cuBLAS of a lane's processors for the whole process."""
     total = sum(each.num_wanted(guessing) for each in sets)
 

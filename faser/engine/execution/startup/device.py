@@ -1,7 +1,4 @@
-"""Where an engine runs: puts the name of a device in the place of auto, once, before anything is loaded.
-
-Knows what devices there are, not how anything is computed on them.
-"""
+"""Which device and backend an engine uses: resolves `auto` before anything is loaded."""
 
 import logging
 from collections.abc import Callable
@@ -22,38 +19,37 @@ def flashinfer_installed() -> bool:
     return find_spec("flashinfer") is not None
 
 
-def place(
+def resolve_device(
     config: EngineConfig,
-    look: Callable[[], CudaFacts] = cuda_facts,
+    find_devices: Callable[[], CudaFacts] = cuda_facts,
     has_flashinfer: Callable[[], bool] = flashinfer_installed,
 ) -> EngineConfig:
-    """The config with the device's own name, cpu or cuda:N, and on a GPU with the backend's.
+    """The config with the device's name, cpu or cuda:N, and on a GPU with the name of its backend.
 
-    The first thing of an engine: it sets the environment that CUDA's libraries read when they are loaded, and the
-    config is checked once more, now that the device is known. Warns of what has no effect there. A config that was
-    placed comes back as it is.
+    Call it first: it sets the environment that CUDA's libraries read when they are loaded. The config is validated
+    again, now for this device. Logs a warning for every setting that has no effect there. Idempotent.
 
-    Raises ConfigError naming what is missing of a GPU that was asked for, and what the device cannot do.
+    Raises ConfigError naming what the requested GPU lacks, or what the device cannot do.
     """
     if config.device != "cpu" and torch.version.cuda is not None:
         cuda_environment(compile_kernels=config.compile_kernels)
     device, backend = config.device, config.backend
     if device == "auto":
-        device, missing = auto_device(backend, look(), has_flashinfer())
+        device, missing = auto_device(backend, find_devices(), has_flashinfer())
         if missing is not None:
             _log.warning("computing on the CPU, though there is a GPU: %s", missing)
     elif config.on_gpu:
-        device = str(open_cuda(device, look()))
+        device = str(open_cuda(device, find_devices()))
     if device != "cpu" and backend == "auto":
         backend = "flashinfer"
-    placed = replace(config, device=device, backend=backend)
-    for name in placed.without_effect:
+    resolved = replace(config, device=device, backend=backend)
+    for name in resolved.without_effect:
         _log.warning("--%s has no effect on a CPU", name.replace("_", "-"))
-    return placed
+    return resolved
 
 
 def auto_device(backend: str, facts: CudaFacts, has_flashinfer: bool) -> tuple[str, str | None]:
-    """What auto stands for: the first GPU, or cpu, and then what is missing of the GPU that is there, if one is.
+    """The device that auto stands for, the first GPU or cpu; with cpu, why a GPU that is present is not used.
 
     Raises ConfigError naming what is missing where the backend computes on GPUs only.
     """

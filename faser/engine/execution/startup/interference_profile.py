@@ -1,7 +1,6 @@
-"""Measures what two lanes cost each other on this machine, for every share a partition offers and several steps.
+"""Measures how much two lanes slow each other on this machine, for every share of a partition and several steps.
 
-Runs the calls it is given, again and again. Knows nothing of what they do, and decides nothing but for how many
-of them there is time.
+Runs the given calls repeatedly. Knows nothing of what they compute; decides only for which cells there is time.
 """
 
 import math
@@ -23,21 +22,23 @@ from faser.engine.execution.overlap.partition import (
 )
 
 _ROUNDS, _LEAST_ROUNDS = 15, 4
-_COMPANY = 2.0  # drafts that a verification beside them has time for, at least
+_MIN_DRAFTS = 2.0  # drafts that fit into the verification that overlaps with them, at least
 
 D = TypeVar("D")
 Work = Callable[[Lane], object]
-Progress = Callable[[int, int], None]
-_Ratios = tuple[float, float, float, float]  # verify and draft beside each other, then alone on their lanes
+DoneOfTotal = Callable[[int, int], None]  # reports how many parts are done, of how many
+# Times over those on the whole machine: verify and draft while they overlap, then verify and draft alone in their
+# lanes.
+_Ratios = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One kind of step: rows of it, tokens of context of its sequences, and the two calls that are timed.
+class InterferenceCell:
+    """One size of step and the two calls that are timed. rows: of the step. context: tokens of each sequence.
 
-    verify, draft: a forward of the target, a pass of the drafter for as many sequences, on the processors of the
-    lane they are given; with EVERYTHING, alone on all. A draft ends with tokens on the host.
-    whole_s: that both should take in turns, in any unit common to all cells.
+    verify, draft: a forward of the target, and a pass of the drafter for as many sequences, on the processors of
+    the given lane. A draft ends with tokens on the host. whole_s: expected time of both in turns on all processors,
+    in any unit common to all cells.
     """
 
     rows: int
@@ -47,22 +48,22 @@ class Cell:
     whole_s: float
 
 
-def measure_slowdown(
+def measure_interference(
     partition: Partition,
-    cells: Sequence[Cell],
+    cells: Sequence[InterferenceCell],
     *,
     budget_s: float = 3.0,
-    progress: Progress = lambda _done, _total: None,
+    progress: DoneOfTotal = lambda _done, _total: None,
 ) -> tuple[InterferenceTable, ...]:
-    """One InterferenceTable for every share, ascending; none where nothing runs at the same time.
+    """One InterferenceTable per share, ascending by share; none for a partition whose lanes run in turns.
 
-    cells: every pair of some rows and some contexts, those first that matter most. The first is always measured.
-    What a round of it takes tells for which of the others there is time: first for other rows at its context, then
-    for other contexts at all these rows; what is left out is not in the answer.
+    cells: every combination of some row counts and some contexts, the most important first. The first cell is
+    always measured. From the time of one round of it follows for which others there is time: first for other row
+    counts at its context, then for other contexts at these row counts. The tables lack the cells left out.
 
-    Rounds over all shares and cells until budget_s is over, at least one, after one that only warms up. What
-    counts is the median over rounds of the ratio within a round, so that a busy moment of the machine slows both
-    sides of a ratio. The partition has its share back afterwards.
+    After one warm-up round, rounds over all shares and cells until budget_s is over, one at least. The result is
+    the median over rounds of the ratio within a round: a busy moment of the machine slows both sides of a ratio.
+    The partition's share is the same afterwards.
     """
     shares = partition.shares()
     if not shares:
@@ -71,29 +72,29 @@ def measure_slowdown(
     ends_s = time.perf_counter() + budget_s
     first_s = _round(partition, cells[:1], lambda _share, _cell, _ratios: None)
     chosen = _affordable(cells, first_s, budget_s)
-    report = _Report(progress, (1 + _ROUNDS) * len(shares) * len(chosen))
+    counter = _ProgressCounter(progress, (1 + _ROUNDS) * len(shares) * len(chosen))
     if len(chosen) > 1:
-        _round(partition, chosen[1:], lambda _share, _cell, _ratios: report.advance())
+        _round(partition, chosen[1:], lambda _share, _cell, _ratios: counter.advance())
     found: dict[tuple[float, int, int], list[_Ratios]] = {
         (share, cell.rows, cell.context): [] for share in shares for cell in chosen
     }
 
-    def keep(share: float, cell: Cell, ratios: _Ratios) -> None:
+    def keep(share: float, cell: InterferenceCell, ratios: _Ratios) -> None:
         found[share, cell.rows, cell.context].append(ratios)
-        report.advance()
+        counter.advance()
 
     for done in range(_ROUNDS):
         if done and time.perf_counter() > ends_s:
             break
         _round(partition, chosen, keep)
-    report.finish()
+    counter.finish()
     partition.resize(share_before)
     medians = {at: _medians(rounds) for at, rounds in found.items()}
-    return tuple(_gathered(share, chosen, medians) for share in shares)
+    return tuple(_table(share, chosen, medians) for share in shares)
 
 
-class _Report:
-    def __init__(self, progress: Progress, total: int) -> None:
+class _ProgressCounter:
+    def __init__(self, progress: DoneOfTotal, total: int) -> None:
         self._progress = progress
         self._total = total
         self._done = 0
@@ -106,10 +107,10 @@ class _Report:
         self._progress(self._total, self._total)
 
 
-def _affordable(cells: Sequence[Cell], first_s: float, budget_s: float) -> Sequence[Cell]:
-    """Those for which there is time for _LEAST_ROUNDS, and one before: every pair of some rows and some contexts.
+def _affordable(cells: Sequence[InterferenceCell], first_s: float, budget_s: float) -> Sequence[InterferenceCell]:
+    """The cells with time for a warm-up and _LEAST_ROUNDS: all combinations of some row counts and some contexts.
 
-    first_s: a round of the first cell.
+    first_s: time of one round of the first cell.
     """
     least_s = (1 + _LEAST_ROUNDS) * first_s / cells[0].whole_s
     rows, contexts = {cells[0].rows}, {cells[0].context}
@@ -126,8 +127,12 @@ def _affordable(cells: Sequence[Cell], first_s: float, budget_s: float) -> Seque
     return [cell for cell in cells if cell.rows in rows and cell.context in contexts]
 
 
-def _round(partition: Partition, cells: Sequence[Cell], keep: Callable[[float, Cell, _Ratios], None]) -> float:
-    """Every cell at every share once. Returns seconds."""
+def _round(
+    partition: Partition,
+    cells: Sequence[InterferenceCell],
+    keep: Callable[[float, InterferenceCell, _Ratios], None],
+) -> float:
+    """Measure every cell at every share once. Returns the seconds that took."""
     began_s = time.perf_counter()
     for share in partition.shares():
         partition.resize(share)
@@ -138,39 +143,41 @@ def _round(partition: Partition, cells: Sequence[Cell], keep: Callable[[float, C
 
 def _ratios(partition: Partition, verify: Verify[object], draft: Work) -> _Ratios:
     whole = _verify_seconds(verify, EVERYTHING), _seconds(draft, EVERYTHING)
-    times = math.ceil(_COMPANY * whole[1] / whole[0])  # so that the drafts are never alone
-    beside = _beside(partition, _repeated(verify, times), draft)
+    times = math.ceil(_MIN_DRAFTS * whole[1] / whole[0])  # so that verification never ends before a draft
+    overlapped = _overlapped(partition, _repeated(verify, times), draft)
     alone = (
-        _verify_s(partition.run_both(lambda _lane, _over: None, verify)),
-        partition.run_both(lambda lane, _over: _seconds(draft, lane), synchronous(lambda _lane: None)).drafted,
+        _verify_s(partition.run_both(lambda _lane, _verify_done: None, verify)),
+        partition.run_both(
+            lambda lane, _verify_done: _seconds(draft, lane), synchronous(lambda _lane: None)
+        ).drafted,
     )
-    return beside[0] / times / whole[0], beside[1] / whole[1], alone[0] / whole[0], alone[1] / whole[1]
+    return overlapped[0] / times / whole[0], overlapped[1] / whole[1], alone[0] / whole[0], alone[1] / whole[1]
 
 
-def _beside(partition: Partition, verify: Verify[object], draft: Work) -> tuple[float, float]:
-    """Seconds of verification while drafts are made as long as it lasts, and of a draft among these.
+def _overlapped(partition: Partition, verify: Verify[object], draft: Work) -> tuple[float, float]:
+    """Seconds of verification while drafts run throughout, and the median seconds of these drafts.
 
-    As in a real step the first draft comes a little after verification has begun.
+    As in a real step, the first draft begins shortly after verification.
     """
     times: list[float] = []
 
-    def drafts(lane: Lane, is_over: Callable[[], bool]) -> None:
-        while not (times and is_over()):
+    def drafts(lane: Lane, verify_done: Callable[[], bool]) -> None:
+        while not (times and verify_done()):
             times.append(_seconds(draft, lane))
 
     joined = partition.run_both(drafts, verify)
-    return _verify_s(joined), statistics.median(times[:-1] or times)  # the last may have been alone for a part
+    return _verify_s(joined), statistics.median(times[:-1] or times)  # the last draft may outlast verification
 
 
 def _repeated(verify: Verify[object], times: int) -> Verify[object]:
-    """One behind the other: the last is over when all are."""
+    """Several verifications in a row; the result is the last one's."""
 
-    def given(lane: Lane) -> PendingResult[object]:
+    def repeated(lane: Lane) -> PendingResult[object]:
         for _ in range(times - 1):
             verify(lane)
         return verify(lane)
 
-    return given
+    return repeated
 
 
 def _verify_s(joined: OverlapResult[D, object]) -> float:
@@ -182,8 +189,8 @@ def _medians(rounds: list[_Ratios]) -> _Ratios:
     return verify, draft, verify_alone, draft_alone
 
 
-def _gathered(
-    share: float, cells: Sequence[Cell], medians: dict[tuple[float, int, int], _Ratios]
+def _table(
+    share: float, cells: Sequence[InterferenceCell], medians: dict[tuple[float, int, int], _Ratios]
 ) -> InterferenceTable:
     rows = tuple(sorted({cell.rows for cell in cells}))
     contexts = tuple(sorted({cell.context for cell in cells}))

@@ -1,10 +1,9 @@
-"""Kernels that have to be compiled before models can run on a GPU: said before it happens, or refused."""
+"""Finds attention kernels that FlashInfer has yet to compile for the models, and reports or refuses them."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.execution.startup.model_loading import Report
 from faser.engine.execution.startup.sizing import CachedModel
 from faser.errors import ConfigError
 from faser.kernels.cuda.flashinfer.modules import (
@@ -19,24 +18,25 @@ from faser.kernels.cuda.flashinfer.modules import (
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind
 from faser.kernels.interface.backend import AttentionShape
 from faser.kernels.interface.fp8 import FP8
+from faser.types import ProgressCallback
 
 
 def check_kernels(
     models: Sequence[CachedModel],
     arch: str,
-    report: Report,
+    progress: ProgressCallback,
     *,
     kernels: Path,
     workspace: Path,
     may_compile: bool,
 ) -> None:
-    """Report what FlashInfer will compile when first called, and how long that takes; nothing where all is there.
+    """Report the kernels that FlashInfer will compile at their first call, and about how long that takes.
 
-    To be called before the first step. arch: as flashinfer_build.arch_of has it. kernels, workspace: folders of
-    what was compiled ahead of time, and of what FlashInfer compiles; see flashinfer_modules. Where a package of
-    compiled modules is installed, everything is taken to be there.
+    Call it before the first step. Reports nothing where all are compiled, or where a package of compiled modules
+    is installed. arch: of arch_of. kernels, workspace: folders of the modules that were compiled ahead of time,
+    and of those that FlashInfer compiles.
 
-    Raises ConfigError naming what is missing where nothing may be compiled.
+    Raises ConfigError naming the missing kernels where none may be compiled.
     """
     if package_of_modules():
         return
@@ -54,7 +54,7 @@ def check_kernels(
             f"no kernels may be compiled, and these are missing: {listed}; looked in {places}; "
             f"{_remedy(missing, arch)}"
         )
-    report(f"compiling kernels for {arch}, {compile_time(missing)} on one core: {listed}", 0, 0)
+    progress(f"compiling kernels for {arch}, {compile_time(missing)} on one core: {listed}", 0, 0)
 
 
 def _remedy(missing: Sequence[Module], arch: str) -> str:
@@ -64,7 +64,7 @@ def _remedy(missing: Sequence[Module], arch: str) -> str:
 
 
 def _attention(model: CachedModel) -> set[Attention]:
-    """The kinds of attention that a model's layers have."""
+    """The kinds of attention among a model's layers."""
     return {_kind(model, window) for window in set(model.spec.windows)}
 
 

@@ -9,11 +9,11 @@ from faser.config.environment import cache_dir
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.overlap.lanes import Lanes
-from faser.engine.execution.startup.lane_cells import Pair
-from faser.engine.execution.startup.model_loading import Report
+from faser.engine.execution.startup.interference_cells import InterferenceSetup
 from faser.engine.execution.startup.parts import EngineParts
 from faser.engine.execution.startup.profile import cached_profile, fingerprint, profile
 from faser.engine.execution.startup.step_profiler import DummyBatchLimits
+from faser.types import ProgressCallback
 
 # The steps that lanes are measured with, as far as time allows: row counts, the most important ones first, and
 # contexts. A GPU's row counts lie on both sides of the point where arithmetic takes longer than reading weights, up
@@ -23,7 +23,7 @@ _CPU_CONTEXTS, _GPU_CONTEXTS = (64, 1024), (64, 1024, 8192)
 _CPU_LANES_S, _GPU_LANES_S = 3.0, 20.0
 
 
-def measured_times(parts: EngineParts, report: Report) -> StepTimes:
+def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
     """Measured now, unless the same engine was measured on this machine before."""
     config, draft = parts.config, parts.draft
     num_layers = None
@@ -37,7 +37,7 @@ def measured_times(parts: EngineParts, report: Report) -> StepTimes:
         max_rows=config.max_num_batched_tokens,
         max_logit_rows=config.max_num_seqs,
     )
-    pair = _pair(config, parts.lanes)
+    setup = _interference_setup(config, parts.lanes)
     described = fingerprint(
         {
             "models": [
@@ -50,8 +50,8 @@ def measured_times(parts: EngineParts, report: Report) -> StepTimes:
             "threads": config.threads,
             "draft_layers": num_layers,
             "lanes": None
-            if pair is None
-            else (pair.partition.name, pair.partition.shares(), pair.rows, pair.contexts),
+            if setup is None
+            else (setup.partition.name, setup.partition.shares(), setup.rows, setup.contexts),
             "rows": (limits.max_rows, limits.max_logit_rows, limits.max_len),
         }
     )
@@ -63,7 +63,7 @@ def measured_times(parts: EngineParts, report: Report) -> StepTimes:
             limits,
             progress=report,
             draft_layers=num_layers,
-            pair=pair,
+            lanes=setup,
         ),
     )
 
@@ -73,11 +73,11 @@ def _device_name(device: torch.device) -> str:
     return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
 
 
-def _pair(config: EngineConfig, lanes: Lanes | None) -> Pair | None:
+def _interference_setup(config: EngineConfig, lanes: Lanes | None) -> InterferenceSetup | None:
     if lanes is None or lanes.draft is None:
         return None
     most = min(config.max_num_seqs * (1 + config.speculation.cap), config.max_num_batched_tokens)
-    return Pair(
+    return InterferenceSetup(
         partition=lanes.partition,
         target=lanes.target,
         draft=lanes.draft,

@@ -1,7 +1,6 @@
-"""Loads the models of an engine: the target and, where one drafts, a draft model, both on one backend.
+"""Loads the models of an engine, the target and an optional draft model, and checks that they fit together.
 
-They run one after the other, so they share the backend and its threads. What does not fit together is refused
-here. Knows neither caches nor schedules.
+Knows neither caches nor schedules.
 """
 
 from collections.abc import Callable
@@ -16,14 +15,14 @@ from faser.engine.execution.models.weights import WeightSource
 from faser.engine.execution.startup.sizing import compute_dtype, context_len, most_logit_rows
 from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
+from faser.types import ProgressCallback
 
-Report = Callable[[str, int, int], None]
-Sources = Callable[[Path], WeightSource]  # by the directory of a model
+Sources = Callable[[Path], WeightSource]  # the tensors of the model in a directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """config: what its files say. max_positions: positions it will be asked for, at most."""
+    """config: its config.json. max_positions: the largest number of positions that the engine uses."""
 
     config: ModelConfig
     decoder: Decoder
@@ -31,11 +30,15 @@ class LoadedModel:
 
 
 def load_target(
-    config: EngineConfig, directory: Path, backend: Backend, report: Report, sources: Sources | None = None
+    config: EngineConfig,
+    directory: Path,
+    backend: Backend,
+    progress: ProgressCallback,
+    sources: Sources | None = None,
 ) -> LoadedModel:
-    """The model that is served. sources: who has its tensors; None: its directory.
+    """The model that is served. sources: where its tensors come from; None: its directory.
 
-    Raises ConfigError (or ModelError) naming what does not fit.
+    Raises ConfigError or ModelError naming what does not fit.
     """
     model = read_model_config(directory)
     max_positions = context_len(config, model)
@@ -48,7 +51,7 @@ def load_target(
         max_logit_rows=most_logit_rows(config),
         quantization=config.quantization,
         source=None if sources is None else sources(directory),
-        progress=lambda done, total: report("loading weights", done, total),
+        progress=lambda done, total: progress("loading weights", done, total),
     )
     return LoadedModel(config=model, decoder=decoder, max_positions=max_positions)
 
@@ -58,13 +61,14 @@ def load_draft_model(
     directory: Path,
     target: LoadedModel,
     backend: Backend,
-    report: Report,
+    progress: ProgressCallback,
     sources: Sources | None = None,
 ) -> LoadedModel:
-    """The model that drafts for target. A shorter context is fine: it drafts as far as that goes.
+    """The model that drafts for the target. Its context may be shorter: it drafts up to its end.
 
     sources: as in load_target.
-    Raises ConfigError where its vocabulary is not the target's size, ModelError naming what cannot be loaded.
+    Raises ConfigError where its vocabulary differs in size from the target's, ModelError naming what cannot be
+    loaded.
     """
     model = read_model_config(directory)
     ours, theirs = model.spec.vocab_size, target.config.spec.vocab_size
@@ -83,6 +87,6 @@ def load_draft_model(
         max_rows=config.max_num_batched_tokens,
         max_logit_rows=config.max_num_seqs,
         source=None if sources is None else sources(directory),
-        progress=lambda done, total: report("loading draft model", done, total),
+        progress=lambda done, total: progress("loading draft model", done, total),
     )
     return LoadedModel(config=model, decoder=decoder, max_positions=max_positions)

@@ -15,22 +15,22 @@ from faser.engine.execution.overlap.factory import make_lanes
 from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.startup.gpu_budget import ResidentModel, gpu_budget, prepare_kernels
 from faser.engine.execution.startup.kernel_check import check_kernels
+from faser.engine.execution.startup.memory_profile import profile_memory
 from faser.engine.execution.startup.model_loading import (
     LoadedModel,
-    Report,
     Sources,
     load_draft_model,
     load_target,
 )
-from faser.engine.execution.startup.runner_factory import Use, make_runner
+from faser.engine.execution.startup.runner_factory import ModelRole, make_runner
 from faser.engine.execution.startup.sizing import CachedModel, kv_cache_dtype, kv_shapes
+from faser.engine.execution.startup.warm_up import ResidentModel, prepare_kernels
 from faser.kernels.cuda.flashinfer.build import arch_of
 from faser.kernels.cuda.memory import CudaMemory
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend, KvShape
-from faser.types import ModelInfo
+from faser.types import ModelInfo, ProgressCallback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class EngineParts:
 def load_parts(
     config: EngineConfig,
     directory: Path,
-    report: Report,
+    report: ProgressCallback,
     partition: Partition | None,
     sources: Sources | None,
 ) -> EngineParts:
@@ -101,29 +101,35 @@ def load_parts(
     if backend.name == "flashinfer":
         _check_kernels(cached, backend, report)
     lanes = make_lanes(config, backend, None if draft is None else draft_backend, partition)
-    places = DeviceLanes() if lanes is None or memory is None else device_lanes_of(lanes.partition)
+    device_lanes = DeviceLanes() if lanes is None or memory is None else device_lanes_of(lanes.partition)
     budget = None
     if memory is not None:
-        tenants = [ResidentModel(model=target, backend=backend, use=Use.TARGET, num_places=len(places.verify))]
-        if draft is not None:
-            num_places = len(places.draft)
-            tenants.append(
-                ResidentModel(model=draft, backend=draft_backend, use=Use.DRAFTER, num_places=num_places)
+        residents = [
+            ResidentModel(
+                model=target, backend=backend, role=ModelRole.TARGET, num_device_lanes=len(device_lanes.verify)
             )
-        prepare_kernels(config, tenants, report)
+        ]
+        if draft is not None:
+            num_device_lanes = len(device_lanes.draft)
+            residents.append(
+                ResidentModel(
+                    model=draft, backend=draft_backend, role=ModelRole.DRAFTER, num_device_lanes=num_device_lanes
+                )
+            )
+        prepare_kernels(config, residents, report)
         report("measuring memory", 0, 0)
-        budget = gpu_budget(config, tenants, memory, free_bytes)
+        budget = profile_memory(config, residents, memory, free_bytes)
     shapes = kv_shapes(config, cached, target.max_positions, budget)
     return EngineParts(
         config=config,
         backend=backend,
         target=target,
-        runner=make_runner(config, backend, target, shapes[0], Use.TARGET, report, places.verify),
+        runner=make_runner(config, backend, target, shapes[0], ModelRole.TARGET, report, device_lanes.verify),
         kv=shapes[0],
         draft=draft,
         draft_runner=None
         if draft is None
-        else make_runner(config, draft_backend, draft, shapes[1], Use.DRAFTER, report, places.draft),
+        else make_runner(config, draft_backend, draft, shapes[1], ModelRole.DRAFTER, report, device_lanes.draft),
         lanes=lanes,
         kv_cache_bytes=sum(shape.total_bytes for shape in shapes),
     )
@@ -134,14 +140,14 @@ def _cached(config: EngineConfig, model: LoadedModel) -> CachedModel:
     return CachedModel(spec=model.decoder.spec, dtype=dtype, kv_dtype=kv_cache_dtype(config, dtype))
 
 
-def _check_kernels(models: list[CachedModel], backend: Backend, report: Report) -> None:
+def _check_kernels(models: list[CachedModel], backend: Backend, report: ProgressCallback) -> None:
     """Say which kernels are missing before they are compiled, which takes minutes."""
     arch = arch_of(torch.cuda.get_device_capability(backend.device))
     kernels, workspace = cache_dir() / "kernels", flashinfer_workspace()
     check_kernels(models, arch, report, kernels=kernels, workspace=workspace, may_compile=may_compile_kernels())
 
 
-def _draft_directory(config: EngineConfig, report: Report) -> Path | None:
+def _draft_directory(config: EngineConfig, report: ProgressCallback) -> Path | None:
     """The folder of the draft model, which is fetched first if need be; None where the config names none."""
     speculation = config.speculation
     if not speculation.needs_draft_model:

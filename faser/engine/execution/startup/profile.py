@@ -1,7 +1,7 @@
-"""Measures how long steps take on this machine before the first request: the StepTimes of the engine.
+"""Measures step times and the interference of lanes on this machine, and keeps them on disk.
 
-The measurement is kept on disk under a fingerprint of everything that it depends on. StepProfiler does the timing;
-lane_cells says which steps the lanes are measured with.
+The file's name is a fingerprint of everything that the times depend on. step_profiler.py times steps,
+interference_profile.py measures lanes.
 """
 
 import hashlib
@@ -14,32 +14,32 @@ from pathlib import Path
 from faser import __version__
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.startup.interference_profile import measure_slowdown
-from faser.engine.execution.startup.lane_cells import Pair, make_cells
+from faser.engine.execution.startup.interference_cells import InterferenceSetup, make_cells
+from faser.engine.execution.startup.interference_profile import measure_interference
 from faser.engine.execution.startup.step_profiler import (
-    BUCKETS,
+    ROW_COUNTS,
     DummyBatchLimits,
     ProfileProgress,
-    Progress,
     StepProfiler,
 )
 from faser.errors import ConfigError
+from faser.types import ProgressCallback
 
 _log = logging.getLogger("faser.engine")
 
 LANES_STAGE = "measuring lanes"
-_TEXT_S = 30e-6  # a text look-up, per sequence; a starting value that the cost model corrects online
-_DRAFT_SHARE = 0.35  # of the time budget, for the passes of the draft model
+_TEXT_S = 30e-6  # a text look-up, per sequence: an initial estimate, which the engine corrects as it runs
+_DRAFT_SHARE = 0.35  # the part of the time budget for passes of the drafter
 
 
 def fingerprint(described: Mapping[str, object]) -> str:
-    """A hash of everything that step times depend on: `described`, the processor and this version of FASER."""
+    """A name for measurements that depend on the described values, on this CPU and on this version of FASER."""
     text = json.dumps({"faser": __version__, "cpu": _cpu_name(), **described}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def cached_profile(path: Path, measure: Callable[[], StepTimes]) -> StepTimes:
-    """The step times kept at path; where that file is missing or unreadable, new ones, which are then kept there."""
+    """The measurement kept at path, or a new one that is kept there. A file that cannot be read is replaced."""
     if path.exists():
         try:
             return StepTimes.load(path)
@@ -56,44 +56,39 @@ def cached_profile(path: Path, measure: Callable[[], StepTimes]) -> StepTimes:
 def profile(
     runner: Runner,
     draft_runner: Runner | None,
-    room: DummyBatchLimits,
+    limits: DummyBatchLimits,
     *,
-    progress: Progress,
+    progress: ProgressCallback,
     draft_layers: int | None = None,
-    pair: Pair | None = None,
+    lanes: InterferenceSetup | None = None,
     budget_s: float = 30.0,
 ) -> StepTimes:
     """Time the target's steps and the drafter's passes, within about budget_s seconds.
 
-    draft_runner: of a draft model, or the target's own when its first draft_layers layers draft; None: no passes.
-    pair: also measure how both slow each other down at the same time; pair.budget_s bounds this part.
-    The keys and values of the dummy sequences stay in the cache, in blocks that no sequence holds.
+    draft_runner: the draft model's, or the target's own where its first draft_layers layers draft; None: no passes.
+    lanes: measure their interference too, within its own time budget. The KV cache keeps keys and values of dummy
+    sequences, in blocks that no sequence holds.
     """
     share = 0.0 if draft_runner is None else _DRAFT_SHARE
     num_roles = 1 if draft_runner is None else 2
-    report = ProfileProgress(progress, num_roles * len(BUCKETS))
-    step = StepProfiler(runner, room).table(budget_s * (1 - share), report)
+    counter = ProfileProgress(progress, num_roles * len(ROW_COUNTS))
+    step = StepProfiler(runner, limits).table(budget_s * (1 - share), counter)
     tables = {Role.STEP: step, Role.TEXT: CostTable(rows=(1, 2), seconds=(_TEXT_S, 2 * _TEXT_S))}
     if draft_runner is not None:
-        passes = StepProfiler(draft_runner, room, num_layers=draft_layers, rows_each=1)
-        tables[Role.PASS] = passes.table(budget_s * share, report)
-    report.finish()
+        passes = StepProfiler(draft_runner, limits, num_layers=draft_layers, rows_each=1)
+        tables[Role.PASS] = passes.table(budget_s * share, counter)
+    counter.finish()
     times = StepTimes(tables=tables)
-    if pair is None or draft_runner is None:
+    if lanes is None or draft_runner is None:
         return times
     progress(LANES_STAGE, 0, 0)
-    interference = measure_slowdown(
-        pair.partition,
-        make_cells(pair, runner, draft_runner, room, times),
-        budget_s=pair.budget_s,
+    interference = measure_interference(
+        lanes.partition,
+        make_cells(lanes, runner, draft_runner, limits, times),
+        budget_s=lanes.budget_s,
         progress=lambda done, total: progress(LANES_STAGE, done, total),
     )
     return replace(times, interference=interference)
-
-
-def largest_step(runner: Runner, room: DummyBatchLimits) -> None:
-    """Run a step of max_rows rows with as many logits as a step may have, to claim the memory that it needs."""
-    StepProfiler(runner, room).largest()
 
 
 def _cpu_name() -> str:

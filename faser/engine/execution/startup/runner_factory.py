@@ -1,4 +1,4 @@
-"""Makes the runner of a model: eager or of recordings, with whoever chooses tokens where its logits are."""
+"""Makes the runner of a model: eager or with CUDA graphs, and with the token sampler of its device."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -11,15 +11,14 @@ from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, HostTokenSampler, TokenSampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.engine.execution.startup.model_loading import LoadedModel, Report
+from faser.engine.execution.startup.model_loading import LoadedModel
 from faser.engine.execution.startup.sizing import most_logit_rows
 from faser.kernels.interface.backend import Backend, KvShape
 from faser.kernels.interface.processors import LANE_BYTES, DeviceLane
+from faser.types import ProgressCallback
 
 
-class Use(Enum):
-    """What a runner is for."""
-
+class ModelRole(Enum):
     TARGET = "target"
     DRAFTER = "draft model"
 
@@ -29,69 +28,73 @@ def make_runner(
     backend: Backend,
     model: LoadedModel,
     kv: KvShape,
-    use: Use,
-    report: Report,
-    places: Sequence[DeviceLane] = (),
+    role: ModelRole,
+    progress: ProgressCallback,
+    device_lanes: Sequence[DeviceLane] = (),
 ) -> Runner:
-    """Records its steps where the device replays recordings and the config wants it.
+    """With CUDA graphs where the device can replay them and the config does not forbid it.
 
-    places: parts of the device that it may be on while another runner is on the rest.
+    device_lanes: those that it computes on while another model's runner computes on the rest of the device.
     """
     decoder, capture = model.decoder, backend.capture
-    most = max_logit_rows(config, use)
-    choice = backend.device_sampling_kernels(most, decoder.spec.vocab_size)
-    if capture is None or choice is None:
-        chooser: TokenSampler = HostTokenSampler(backend.sampling_kernels or TorchSamplingKernels())
-        return Runner(decoder, backend, kv, chooser)
-    device_chooser = DeviceTokenSampler(choice, capture, backend.device, most)
+    most = max_logit_rows(config, role)
+    kernels = backend.device_sampling_kernels(most, decoder.spec.vocab_size)
+    if capture is None or kernels is None:
+        sampler: TokenSampler = HostTokenSampler(backend.sampling_kernels or TorchSamplingKernels())
+        return Runner(decoder, backend, kv, sampler)
+    device_sampler = DeviceTokenSampler(kernels, capture, backend.device, most)
     if not config.records_steps:
-        return Runner(decoder, backend, kv, device_chooser)
+        return Runner(decoder, backend, kv, device_sampler)
     return GraphRunner(
         decoder,
         backend,
         kv,
-        device_chooser,
+        device_sampler,
         capture,
-        sizes=_sizes(config, model, use),
+        sizes=_sizes(config, model, role),
         max_logit_rows=most,
-        guessing=_guessing(config, decoder.spec.num_layers, use),
-        on_lanes={each: lane for each in places if (lane := backend.capture_on(each)) is not None},
-        report=lambda stage, done, total: report(f"{stage} of the {use.value}", done, total),
+        guessing=_draft_graphs(config, decoder.spec.num_layers, role),
+        on_lanes={each: lane for each in device_lanes if (lane := backend.capture_on(each)) is not None},
+        report=lambda stage, done, total: progress(f"{stage} of the {role.value}", done, total),
     )
 
 
-def max_logit_rows(config: EngineConfig, use: Use) -> int:
-    """Most rows whose logits are taken at once."""
-    return most_logit_rows(config) if use is Use.TARGET else config.max_num_seqs
+def max_logit_rows(config: EngineConfig, role: ModelRole) -> int:
+    """Most rows of one step that need logits."""
+    return most_logit_rows(config) if role is ModelRole.TARGET else config.max_num_seqs
 
 
-def recordings_bytes(config: EngineConfig, model: LoadedModel, use: Use, num_places: int = 0) -> int:
-    """About what the recordings of this model will take, those for parts of the device included."""
+def expected_graph_bytes(
+    config: EngineConfig, model: LoadedModel, role: ModelRole, num_device_lanes: int = 0
+) -> int:
+    """About the device memory of the model's CUDA graphs, those for device lanes included."""
     if not config.records_steps:
-        return num_places * LANE_BYTES
-    spec, sizes = model.decoder.spec, _sizes(config, model, use)
-    depths = dict.fromkeys((None, *_guessing(config, spec.num_layers, use).depths))
+        return num_device_lanes * LANE_BYTES
+    spec, sizes = model.decoder.spec, _sizes(config, model, role)
+    depths = dict.fromkeys((None, *_draft_graphs(config, spec.num_layers, role).depths))
     num_kinds = len(set(spec.windows))
-    everywhere = sizes.expected_bytes(num_kinds, len(depths))
-    return everywhere + num_places * (sizes.for_lanes().expected_bytes(num_kinds, len(depths)) + LANE_BYTES)
+    whole_device = sizes.expected_bytes(num_kinds, len(depths))
+    return whole_device + num_device_lanes * (
+        sizes.for_lanes().expected_bytes(num_kinds, len(depths)) + LANE_BYTES
+    )
 
 
-def _sizes(config: EngineConfig, model: LoadedModel, use: Use) -> GraphSizes:
+def _sizes(config: EngineConfig, model: LoadedModel, role: ModelRole) -> GraphSizes:
     drafts = 0 if config.speculation.policy == "off" else config.speculation.cap
     return GraphSizes.usual(
         most_rows=config.max_num_batched_tokens,
         most_sequences=config.max_num_seqs,
-        # A draft begins with what was accepted behind the last one: a row or two a sequence.
-        most_drafts=drafts if use is Use.TARGET else 1,
+        # A draft's first pass also stores the tokens that followed the last draft: a row or two per sequence.
+        most_drafts=drafts if role is ModelRole.TARGET else 1,
         blocks_each=-(-model.max_positions // config.block_size),
         wanted=config.cudagraph_capture_sizes,
     )
 
 
-def _guessing(config: EngineConfig, num_layers: int, use: Use) -> DraftGraphs:
-    """Layers of the target draft only by layer skipping."""
+def _draft_graphs(config: EngineConfig, num_layers: int, role: ModelRole) -> DraftGraphs:
+    """The target's own layers draft only with layer skipping."""
     speculation = config.speculation
-    if use is Use.DRAFTER:
+    if role is ModelRole.DRAFTER:
         return DraftGraphs(windows=(WINDOW,))
     if speculation.drafts_with_target:
         return DraftGraphs(windows=(WINDOW,), depths=(draft_layers(speculation.draft_layers, num_layers),))

@@ -1,4 +1,4 @@
-"""How large things may be: the context, the KV pool, the rows. What does not fit is refused with both numbers."""
+"""Sizes that follow from config and model: context, KV cache, rows. Refuses what does not fit, with both numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from faser.kernels.interface.backend import KvShape
 from faser.kernels.interface.fp8 import FP8
 from faser.machine import available_memory
 
-# Without --kv-cache-memory a CPU gives the pool this share of the memory that is free, and no more than this:
-# the pool is shared with everything else on the machine, and pages that are never used cost nothing.
+# Without --kv-cache-memory the KV cache of a CPU gets this share of the free memory, up to this limit: other
+# programs need memory too. Pages that are never used cost nothing.
 _CPU_KV_SHARE = 0.25
 _CPU_KV_MOST_BYTES = 4 << 30
 
@@ -25,9 +25,9 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedModel:
-    """A model that holds keys and values of every token: the target, or a draft model beside it.
+    """A model with a KV cache: the target or the draft model.
 
-    dtype: of activations. kv_dtype: of keys and values as they are stored; see kv_cache_dtype.
+    dtype: of activations. kv_dtype: of stored keys and values; see kv_cache_dtype.
     """
 
     spec: DecoderSpec
@@ -36,7 +36,7 @@ class CachedModel:
 
 
 def context_len(config: EngineConfig, model: ModelConfig) -> int:
-    """Positions of a context. Raises ConfigError for more than the model has."""
+    """Positions of the longest context. Raises ConfigError for more than the model has."""
     longest = model.spec.max_position_embeddings
     if config.max_model_len is None:
         return longest
@@ -46,10 +46,10 @@ def context_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def compute_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
-    """auto: the checkpoint's own, or bfloat16 in its place.
+    """The type of activations. auto: float32 for a float32 checkpoint, else bfloat16.
 
-    In place of float16, which no CPU product takes and for which no GPU kernels are compiled ahead; and of float32
-    under flashinfer, which computes in 16 bits.
+    bfloat16 replaces float16, for which a CPU has no products and a GPU no kernels compiled ahead of time; and
+    float32 under flashinfer, which computes in 16 bits.
     """
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
@@ -58,12 +58,12 @@ def compute_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
 
 
 def kv_cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
-    """What a model that computes in dtype keeps keys and values in; a draft model as the target."""
+    """The type of stored keys and values of a model that computes in dtype; the same rule for both models."""
     return FP8 if config.kv_cache_dtype == "fp8" else dtype
 
 
 def most_logit_rows(config: EngineConfig) -> int:
-    """Rows of one step whose logits are wanted: one a sequence, and in an engine that speculates one a draft."""
+    """Most rows of one step that need logits: one per sequence, and with speculation one per draft token."""
     if config.speculation.policy == "off":
         return config.max_num_seqs
     return min(config.max_num_batched_tokens, config.max_num_seqs * (config.speculation.cap + 1))
@@ -72,10 +72,10 @@ def most_logit_rows(config: EngineConfig) -> int:
 def kv_shapes(
     config: EngineConfig, models: Sequence[CachedModel], max_model_len: int, budget: MemoryBudget | None = None
 ) -> list[KvShape]:
-    """One pool, a cache per model: all have the same blocks, so a block costs what it costs in all of them.
+    """The KV cache of each model. All have the same blocks, so a block costs its bytes in all of them together.
 
-    It holds at least one whole context, and no more than all sequences can ever fill. budget: how a GPU's memory
-    is divided; None on a CPU. Raises ConfigError where what was asked for is less, or what a GPU has is.
+    They hold at least one whole context, and no more than all sequences can fill. budget: of a GPU; None: on a
+    CPU. Raises ConfigError where the configured memory, or the GPU's, is too small.
     """
     block_bytes = sum(each.block_bytes for each in _shapes(config, models, 1))
     one_context = -(-max_model_len // config.block_size)
@@ -95,7 +95,7 @@ def kv_shapes(
 
 
 def _check_given(given: int, needed: int, max_model_len: int, budget: MemoryBudget | None) -> None:
-    """given, needed: bytes; what was asked for, and what one context takes."""
+    """given: configured bytes. needed: bytes of one context."""
     if given < needed:
         raise ConfigError(
             f"--kv-cache-memory is {given} bytes; one context of {max_model_len} tokens needs "
@@ -104,16 +104,16 @@ def _check_given(given: int, needed: int, max_model_len: int, budget: MemoryBudg
     if budget is not None and given > budget.most_bytes:
         raise ConfigError(
             f"--kv-cache-memory is {show_bytes(given)}; at most {show_bytes(budget.most_bytes)} can be had: "
-            f"{budget.told()}"
+            f"{budget.describe()}"
         )
 
 
 def _too_little(budget: MemoryBudget, needed: int, max_model_len: int, fitting: int) -> str:
-    """fitting: tokens for which there is room."""
+    """fitting: tokens that fit."""
     shorter = f"lower --max-model-len to {fitting}, " if fitting else ""
     return (
         f"one context of {max_model_len} tokens needs {show_bytes(needed)} of KV cache, and "
-        f"{show_bytes(budget.left_bytes)} are left: {budget.told()}; {shorter}lower --max-num-batched-tokens or "
+        f"{show_bytes(budget.left_bytes)} are left: {budget.describe()}; {shorter}lower --max-num-batched-tokens or "
         "--max-num-seqs, or raise --gpu-memory-utilization"
     )
 

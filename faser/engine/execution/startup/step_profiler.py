@@ -1,13 +1,11 @@
-"""Times forwards of one runner, with made-up tokens in the KV cache while it is still empty.
+"""Times forwards of one runner over dummy sequences, while the KV cache is still empty.
 
-Steps are laid out as in verification: a few sequences with several rows each. Decides nothing but how often each
-size is timed.
+Steps look like verification: a few sequences with several rows each. Decides only how often each size is timed.
 """
 
 import logging
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,24 +16,23 @@ from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.kernels.interface.backend import RowLayout
+from faser.types import ProgressCallback
 
 _log = logging.getLogger("faser.engine")
 
-Progress = Callable[[str, int, int], None]
-
 STAGE = "measuring step times"
-BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-ROWS_EACH = 4  # of a sequence in a step with several
+ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+ROWS_EACH = 4  # rows of each sequence in a step that verifies
 _REPEATS, _LEAST_REPEATS, _MOST_REPEATS = 7, 5, 31
-_LONG_ENOUGH_S = 0.25  # of one row count: short steps are timed more often, for they need it and cost little
+_LONG_ENOUGH_S = 0.25  # per row count: short steps vary more and cost little, so they are timed more often
 _SHORT_CONTEXT, _LONG_CONTEXT = 64, 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DummyBatchLimits:
-    """What dummy sequences may use: blocks 0 … num_blocks - 1 of block_size tokens, max_len positions each.
+    """What dummy sequences may use: blocks 0 … num_blocks - 1 of block_size tokens, and max_len positions each.
 
-    max_rows: most rows of a step. max_logit_rows: most rows whose logits are taken at once.
+    max_rows: most rows of a step. max_logit_rows: most rows whose logits are computed at once.
     """
 
     num_blocks: int
@@ -47,9 +44,9 @@ class DummyBatchLimits:
 
 @dataclass(slots=True)
 class ProfileProgress:
-    """Progress over all buckets of all roles."""
+    """Progress over all row counts of all roles."""
 
-    progress: Progress
+    progress: ProgressCallback
     total: int
     done: int = field(default=0)
 
@@ -62,62 +59,70 @@ class ProfileProgress:
 
 
 class StepProfiler:
-    """Times forwards of one runner. rows_each: rows of a sequence: several in verification, one in a pass."""
+    """Times forwards of one runner. rows_each: rows per sequence: several in verification, one in a drafter's pass."""
 
     def __init__(
-        self, runner: Runner, room: DummyBatchLimits, *, num_layers: int | None = None, rows_each: int = ROWS_EACH
+        self,
+        runner: Runner,
+        limits: DummyBatchLimits,
+        *,
+        num_layers: int | None = None,
+        rows_each: int = ROWS_EACH,
     ) -> None:
         self._runner = runner
-        self._room = room
+        self._limits = limits
         self._num_layers = num_layers
         self._rows_each = rows_each
 
-    def table(self, budget_s: float, report: ProfileProgress) -> CostTable:
-        """Small row counts first: they are the most frequent ones, and the large ones can be extrapolated.
+    def table(self, budget_s: float, progress: ProfileProgress) -> CostTable:
+        """Step times by row count, measured within about budget_s seconds.
 
-        Then round after round over all of them: whatever else the machine does for a while slows every count.
+        Small row counts come first: they are the most frequent, and large ones can be extrapolated. Then each round
+        times every count once, so that a busy moment of the machine slows all of them alike.
         """
         ends_s = time.perf_counter() + budget_s
         short, long = min(_SHORT_CONTEXT, self._longest()), min(_LONG_CONTEXT, self._longest())
-        batches = [self.laid_out(1, long)] if long >= 2 * short else []  # the slope's, beside the first bucket
+        batches = (
+            [self.dummy_batch(1, long)] if long >= 2 * short else []
+        )  # for the slope over context, with the first row count
         num_slopes = len(batches)
         times: list[list[float]] = [[self._warm_s(batch)] for batch in batches]
-        buckets = [each for each in BUCKETS if each <= self._room.max_rows]
-        for rows in buckets:
+        row_counts = [each for each in ROW_COUNTS if each <= self._limits.max_rows]
+        for rows in row_counts:
             round_s = sum(each for (each,) in times)
             if len(times) > num_slopes and time.perf_counter() + _LEAST_REPEATS * round_s > ends_s:
-                measured = buckets[len(times) - num_slopes - 1]
+                measured = row_counts[len(times) - num_slopes - 1]
                 _log.info(
                     "step times: measured up to %d rows within %.0f s, extrapolated above", measured, budget_s
                 )
                 break
-            batches.append(self.laid_out(rows, short))
+            batches.append(self.dummy_batch(rows, short))
             times.append([self._warm_s(batches[-1])])
-            report.advance()
+            progress.advance()
         wanted = [min(max(int(_LONG_ENOUGH_S / each[0]), _REPEATS), _MOST_REPEATS) for each in times]
         for done in range(1, max(wanted)):
             if done >= _LEAST_REPEATS and time.perf_counter() > ends_s:
                 break
             for batch, each, often in zip(batches, times, wanted, strict=True):
                 if done < often:
-                    each.append(self.once_s(batch))
+                    each.append(self.time_s(batch))
         medians = [statistics.median(each) for each in times]
         kv_token_s = max(medians[0] - medians[1], 0.0) / (long - short) if num_slopes else 0.0
         read = [kv_token_s * int(batch.layout.seq_len.sum()) for batch in batches]
         net = [max(median - kv_s, 1e-9) for median, kv_s in zip(medians, read, strict=True)]
-        return CostTable.measured(dict(zip(buckets, net[num_slopes:], strict=False)), kv_token_s=kv_token_s)
+        return CostTable.measured(dict(zip(row_counts, net[num_slopes:], strict=False)), kv_token_s=kv_token_s)
 
-    def largest(self) -> None:
-        self.once_s(self.laid_out(self._room.max_rows, min(_SHORT_CONTEXT, self._longest())))
+    def run_largest(self) -> None:
+        self.time_s(self.dummy_batch(self._limits.max_rows, min(_SHORT_CONTEXT, self._longest())))
 
     def _longest(self) -> int:
-        """Tokens that one dummy sequence may have."""
-        return max(1, min(self._room.max_len, self._room.num_blocks * self._room.block_size))
+        """Most tokens of one dummy sequence."""
+        return max(1, min(self._limits.max_len, self._limits.num_blocks * self._limits.block_size))
 
-    def laid_out(self, rows: int, context: int) -> RowBatch:
-        """rows rows, rows_each a sequence, with context tokens in the cache, the rows among them.
+    def dummy_batch(self, rows: int, context: int) -> RowBatch:
+        """A step of this many rows, rows_each per sequence, that ends at `context` tokens of each sequence.
 
-        All sequences write the same blocks, one after the other's rows: what is in there makes no difference.
+        Sequences may share blocks and overwrite each other's keys and values, which has no effect on times.
         """
         each = min(self._rows_each, context)
         counts = np.full(-(-rows // each), each, dtype=np.int32)
@@ -138,32 +143,32 @@ class StepProfiler:
         )
 
     def _blocks(self, num_sequences: int, context: int) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
-        """[num_sequences, blocks of a context]; as far as there are enough, no block is in two sequences."""
-        width = -(-context // self._room.block_size)
-        numbers = np.arange(num_sequences * width, dtype=np.int32) % self._room.num_blocks
+        """[num_sequences, blocks of a context]. Sequences share blocks only where there are too few."""
+        width = -(-context // self._limits.block_size)
+        numbers = np.arange(num_sequences * width, dtype=np.int32) % self._limits.num_blocks
         return numbers.reshape(num_sequences, width)
 
     def _warm_s(self, batch: RowBatch) -> float:
-        """The second time: the first one meets cold memory."""
-        self.once_s(batch)
-        return self.once_s(batch)
+        """Seconds of a second run: the first one meets cold memory."""
+        self.time_s(batch)
+        return self.time_s(batch)
 
-    def once_s(self, batch: RowBatch) -> float:
+    def time_s(self, batch: RowBatch) -> float:
         began_s = time.perf_counter()
-        self.give(batch).wait()
+        self.enqueue(batch).wait()
         return time.perf_counter() - began_s
 
-    def give(self, batch: RowBatch) -> PendingResult[None]:
-        """A forward, the logits of all its rows and the greedy choice, as verification needs them."""
+    def enqueue(self, batch: RowBatch) -> PendingResult[None]:
+        """A forward, the logits of all its rows and their greedy tokens, as in verification."""
         self._runner.forward(batch, self._num_layers)
-        num_rows, most = len(batch.token_ids), self._room.max_logit_rows
-        chosen = [
+        num_rows, most = len(batch.token_ids), self._limits.max_logit_rows
+        token_ids = [
             self._runner.logits(np.arange(first, min(first + most, num_rows))).argmax(dim=-1)
             for first in range(0, num_rows, most)
         ]
 
         def wait() -> None:
-            for each in chosen:
+            for each in token_ids:
                 each.tolist()
 
         return PendingResult(wait)

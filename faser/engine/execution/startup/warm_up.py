@@ -1,18 +1,19 @@
-"""Everything that a step may do with logits, done once before the first request comes.
+"""Warm-up: does everything once that a step may do with logits, before the first request.
 
-Kernels that are compiled when they are first called are then there, workspaces have their size, and what a step
-takes of a device's memory beside the model's forward can be measured (gpu_budget). Slots, drafts and probabilities
-are made up; nobody sees what comes of them. Knows neither what kernels there are nor how they are compiled: it
-asks those who ask for them in service, in the same way, so that they get the variants that requests will need. Not
-yet run on a GPU.
+Kernels are then compiled, workspaces have their final size, and the memory that a step takes besides the forward
+can be measured (memory_profile.py). Slots, drafts and probabilities are dummies, and the results are dropped. It
+calls the samplers and verifiers of the engine, not kernels, so each kernel is compiled in the variants that requests
+will need.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from faser.config.engine import EngineConfig
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.drafters.draft_samplers import (
@@ -25,12 +26,16 @@ from faser.engine.execution.drafters.draft_samplers import (
 from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
+from faser.engine.execution.startup.model_loading import LoadedModel
+from faser.engine.execution.startup.runner_factory import ModelRole
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.verifier import DraftedRows
 from faser.kernels.interface.backend import Backend
-from faser.types import MAX_LOGPROBS, SamplingParams
+from faser.types import MAX_LOGPROBS, ProgressCallback, SamplingParams
 
-# All at once: whatever edits and cuts a request may ask for, and as many log probabilities.
+STAGE = "preparing kernels"
+
+# Every logits processor, every truncation and as many log probabilities as a request may have.
 _EVERYTHING = SamplingParams(
     temperature=0.9,
     min_p=0.01,
@@ -48,10 +53,10 @@ _EVERYTHING = SamplingParams(
 
 
 class WarmUp:
-    """backend: whose kernels, with the workspaces that they will have in service.
+    """backend: the engine's own, so that its kernels' workspaces are kept.
 
-    logits: [R, V] float32, where the model leaves those of a step; overwritten. speculation: what the engine does
-    with drafts. verifies, drafts: the model judges drafts, or makes them; both of layers that draft for the rest.
+    logits: [R, V] float32, the model's buffer for the logits of a step; overwritten. verifies, drafts: whether the
+    model verifies drafts, and whether it makes them; with layer skipping the target does both.
     """
 
     def __init__(
@@ -60,25 +65,25 @@ class WarmUp:
         self._backend = backend
         self._logits = logits
         self._speculation = speculation
-        self._guesses = drafts
-        samples = _are_sampled(speculation)
-        self._parts: list[Callable[[int], None]] = [self._choose_on_device]
+        self._drafts = drafts
+        has_draft_probs = _has_draft_probs(speculation)
+        self._parts: list[Callable[[int], None]] = [self._sample_on_device]
         if verifies:
             self._parts.append(self._sample)
-        if verifies and samples and speculation.rejection_sample_method != "synthetic":
-            self._parts.append(self._judge)
+        if verifies and has_draft_probs and speculation.rejection_sample_method != "synthetic":
+            self._parts.append(self._verify)
         if drafts:
             self._parts.append(self._draft)
-        if drafts and samples:
-            self._parts.append(self._join)
+        if drafts and has_draft_probs:
+            self._parts.append(self._join_draft_probs)
 
     def __len__(self) -> int:
-        """How often `play` calls done."""
+        """Number of parts."""
         return len(self._parts)
 
     @torch.inference_mode()
-    def play(self, num_sequences: int, done: Callable[[], None] = lambda: None) -> None:
-        """Do everything once, for a step of so many sequences. done: called behind each part."""
+    def run(self, num_sequences: int, done: Callable[[], None] = lambda: None) -> None:
+        """Run every part once, for a step of num_sequences sequences. done: called after each part."""
         for part in self._parts:
             self._logits.zero_()
             part(num_sequences)
@@ -89,30 +94,30 @@ class WarmUp:
         return self._logits.shape[1]
 
     def _num_rows(self, num_sequences: int) -> int:
-        """Rows of a step in which all sequences have the longest draft, as far as there is room for them."""
+        """Rows of a step in which all sequences have the longest draft, as far as they fit."""
         drafts = 0 if self._speculation.policy == "off" else self._speculation.cap
         return min(num_sequences * (drafts + 1), len(self._logits))
 
-    def _choose_on_device(self, _num_sequences: int) -> None:
-        """What recordings end with. For one row: the runner, which is made later, has a workspace of its own."""
-        capture, choice = self._backend.capture, self._backend.device_sampling_kernels(1, self._width)
-        if capture is None or choice is None:
+    def _sample_on_device(self, _num_sequences: int) -> None:
+        """The sampling at the end of CUDA graphs. For one row: the runner will have a workspace of its own."""
+        capture, kernels = self._backend.capture, self._backend.device_sampling_kernels(1, self._width)
+        if capture is None or kernels is None:
             return
-        chooser = DeviceTokenSampler(choice, capture, self._backend.device, 1)
+        sampler = DeviceTokenSampler(kernels, capture, self._backend.device, 1)
         for temperature in (0.0, 0.9):
             requests = _requests(temperature)
-            chooser.take(self._logits[:1], requests).wait()
-            if self._guesses:
-                chooser.guess(self._logits[:1], requests, WINDOW).wait()
+            sampler.take(self._logits[:1], requests).wait()
+            if self._drafts:
+                sampler.guess(self._logits[:1], requests, WINDOW).wait()
 
     def _sample(self, num_sequences: int) -> None:
-        """Every row of a step with drafts asks for everything."""
+        """Every row of a step with drafts uses every sampling parameter."""
         num_rows = self._num_rows(num_sequences)
         sampler = self._sampler(num_rows, _EVERYTHING)
         sampler.sample(self._logits[:num_rows], range(num_rows), [2] * num_rows)
 
-    def _judge(self, num_sequences: int) -> None:
-        """Drafts of all lengths for which kernels differ, the longest last: of all sequences."""
+    def _verify(self, num_sequences: int) -> None:
+        """Verifies drafts of every length that has a kernel variant of its own; all sequences have the longest."""
         sampler = self._sampler(num_sequences, SamplingParams(temperature=0.9, top_k=5, top_p=0.9))
         verifier = make_verifier(self._speculation, sampler, self._backend.rejection_kernels)
         for length in draft_lengths(self._speculation.cap):
@@ -124,28 +129,28 @@ class WarmUp:
             verifier.judge(self._logits[: count * (length + 1)], drafts, proposed.clone())
 
     def _draft(self, num_sequences: int) -> None:
-        """A pass in which every sequence drafts a token."""
-        choice = self._draft_choice(num_sequences)
-        if choice is None:
+        """One pass in which every sequence drafts a token."""
+        sampler = self._draft_sampler(num_sequences)
+        if sampler is None:
             return
         for slot in range(num_sequences):
-            choice.start(_start(slot, SamplingParams(temperature=0.9, top_k=5, top_p=0.9)))
+            sampler.start(_start(slot, SamplingParams(temperature=0.9, top_k=5, top_p=0.9)))
         at = np.full(num_sequences, 2, dtype=np.int64)
         rows = DraftRows(slots=np.arange(num_sequences), positions=at, draft_starts=at)
-        choice.choose(self._logits[:num_sequences], rows)
+        sampler.choose(self._logits[:num_sequences], rows)
 
-    def _join(self, num_sequences: int) -> None:
-        """Only takes the memory of probabilities, as execution/drafters/passes.py does: pass by pass, all in one, and in order.
+    def _join_draft_probs(self, num_sequences: int) -> None:
+        """Takes the memory of a draft's probabilities as execution/drafters/passes.py does, and computes nothing.
 
-        What the last pass's were kept from is still there as well.
+        One tensor per pass, all of them joined, and the joined one reordered; the last pass's input is alive too.
         """
         size, device = (num_sequences, self._width), self._logits.device
         passes = [torch.empty(size, dtype=torch.float64, device=device) for _ in range(self._speculation.cap + 1)]
         joined = torch.cat(passes[1:])
         joined.index_select(0, torch.arange(len(joined), device=device))
 
-    def _draft_choice(self, num_slots: int) -> DraftSampler | None:
-        """Who chooses drafted tokens by more than the most likely one; None where nobody does."""
+    def _draft_sampler(self, num_slots: int) -> DraftSampler | None:
+        """The sampler of draft tokens; None where drafts are greedy."""
         match self._speculation.draft_sample_method:
             case "probabilistic":
                 return ProbabilisticDraftSampler(num_slots, choice=self._backend.sampling_kernels)
@@ -169,13 +174,49 @@ class WarmUp:
         return sampler
 
 
-def _are_sampled(speculation: SpeculationConfig) -> bool:
-    """Whether drafts come with what they were drawn from."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidentModel:
+    """A model on the device. num_device_lanes: how many it may compute on while another model computes."""
+
+    model: LoadedModel
+    backend: Backend
+    role: ModelRole
+    num_device_lanes: int = 0
+
+
+def make_warm_up(config: EngineConfig, resident: ResidentModel) -> WarmUp:
+    speculation, is_target = config.speculation, resident.role is ModelRole.TARGET
+    return WarmUp(
+        resident.backend,
+        resident.model.decoder.logit_rows,
+        speculation,
+        verifies=is_target,
+        drafts=not is_target or (speculation.policy != "off" and speculation.method == "layer_skip"),
+    )
+
+
+def prepare_kernels(config: EngineConfig, models: Sequence[ResidentModel], progress: ProgressCallback) -> None:
+    """Compile every kernel that sampling and verification may need. Call it after loading all models."""
+    warm_ups = [make_warm_up(config, each) for each in models]
+    total, num_done = sum(map(len, warm_ups)), 0
+
+    def done() -> None:
+        nonlocal num_done
+        num_done += 1
+        progress(STAGE, num_done, total)
+
+    progress(STAGE, 0, total)
+    for each in warm_ups:
+        each.run(1, done)
+
+
+def _has_draft_probs(speculation: SpeculationConfig) -> bool:
+    """Whether drafts come with the distributions that they were drawn from."""
     return speculation.needs_passes and speculation.draft_sample_method == "probabilistic"
 
 
 def draft_lengths(cap: int) -> list[int]:
-    """1, 3, 7, …, as far as cap, and cap itself: kernels are made for 2, 4, 8, … rows of a sequence."""
+    """1, 3, 7, … below cap, and cap itself: kernels have variants for 2, 4, 8, … rows of a sequence."""
     return [*(2**i - 1 for i in range(1, cap.bit_length() + 1) if 2**i - 1 < cap), cap]
 
 
@@ -184,7 +225,7 @@ def _start(slot: int, sampling: SamplingParams) -> SequenceStart:
 
 
 def _requests(temperature: float) -> SamplingMetadata:
-    """Of one row that asks for everything."""
+    """One row that uses every sampling parameter."""
     return SamplingMetadata(
         temperature=np.full(1, temperature, dtype=np.float32),
         min_p=np.full(1, 0.01),

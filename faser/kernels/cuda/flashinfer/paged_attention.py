@@ -63,9 +63,9 @@ class AttentionWorkspace:
 
     One for all wrappers of a backend, those of its lanes included: nothing in it outlives one layer's attention,
     and steps of one backend never run at the same time, wherever they run. A lane's stream is held behind the
-    caller's before its first kernel, and the caller's behind the lane's last one (engine/stream_lanes). So a step
-    on a lane comes behind all that were given before it, be it for the whole device or for a lane of another size,
-    and before all that follow. Recording keeps that order wherever it runs what it records (cuda_device). The two
+    caller's before its first kernel, and the caller's behind the lane's last one
+    (engine/execution/overlap/streams.py). So a step on a lane comes behind all that were given before it, be it for
+    the whole device or for a lane of another size, and before all that follow. Recording keeps that order wherever it runs what it records (cuda_device). The two
     lanes that run at the same time have a backend each. Plans are another matter: they stay from step to step, and
     every wrapper has memory of its own for its plan.
     """

@@ -1,11 +1,11 @@
-"""What auto stands for on machines with and without GPUs, and what is said where it cannot be."""
+"""What auto stands for on machines with and without GPUs, and what is refused."""
 
 import logging
 
 import pytest
 
 from faser.config.engine import EngineConfig
-from faser.engine.execution.startup.device import auto_device, place
+from faser.engine.execution.startup.device import auto_device, resolve_device
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import CudaFacts
 
@@ -15,9 +15,9 @@ HOPPER = CudaFacts(build="13.0", capabilities=((9, 0), (9, 0)))
 OLD = CudaFacts(build="13.0", capabilities=((7, 5),))
 
 
-def placed(facts: CudaFacts, options: dict[str, object], *, flashinfer: bool = True) -> EngineConfig:
+def resolved(facts: CudaFacts, options: dict[str, object], *, flashinfer: bool = True) -> EngineConfig:
     config = EngineConfig(**options)  # type: ignore[arg-type]
-    return place(config, lambda: facts, lambda: flashinfer)
+    return resolve_device(config, lambda: facts, lambda: flashinfer)
 
 
 @pytest.mark.parametrize(
@@ -37,15 +37,15 @@ def placed(facts: CudaFacts, options: dict[str, object], *, flashinfer: bool = T
 def test_a_device_is_chosen_and_its_backend(
     facts: CudaFacts, options: dict[str, object], device: str, backend: str
 ) -> None:
-    found = placed(facts, options)
+    found = resolved(facts, options)
     assert (found.device, found.backend) == (device, backend)
-    assert placed(facts, {"device": found.device, "backend": found.backend}) == found
+    assert resolved(facts, {"device": found.device, "backend": found.backend}) == found
 
 
-def test_a_gpu_that_cannot_be_used_is_named_and_the_cpu_computes(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_cpu_computes_where_the_gpu_cannot_and_the_reason_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="faser.engine"):
-        assert placed(OLD, {}).device == "cpu"
-        assert placed(HOPPER, {}, flashinfer=False).device == "cpu"
+        assert resolved(OLD, {}).device == "cpu"
+        assert resolved(HOPPER, {}, flashinfer=False).device == "cpu"
     assert [each.getMessage() for each in caplog.records] == [
         "computing on the CPU, though there is a GPU: device is cuda, of compute capability 7.5; at least 8.0 is "
         "needed",
@@ -79,23 +79,23 @@ def test_torch_computes_on_a_gpu_without_flashinfer() -> None:
 )
 def test_what_a_device_cannot_do_is_refused(facts: CudaFacts, options: dict[str, object], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        placed(facts, options)
+        resolved(facts, options)
 
 
-def test_what_only_a_gpu_knows_is_warned_of_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_of_a_gpu_log_a_warning_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None:
     options: dict[str, object] = {"enforce_eager": True, "gpu_memory_utilization": 0.5, "compile_kernels": True}
     with caplog.at_level(logging.WARNING, logger="faser.engine"):
-        placed(HOPPER, options)
+        resolved(HOPPER, options)
         assert caplog.records == []
-        placed(NO_GPU, options)
+        resolved(NO_GPU, options)
     assert [each.getMessage() for each in caplog.records] == [
         "--gpu-memory-utilization has no effect on a CPU",
         "--enforce-eager has no effect on a CPU",
     ]
 
 
-def test_a_gpu_is_not_looked_for_where_the_cpu_is_asked_for() -> None:
-    def look() -> CudaFacts:
-        raise AssertionError("looked")
+def test_no_gpu_is_looked_for_where_the_config_names_the_cpu() -> None:
+    def find_devices() -> CudaFacts:
+        raise AssertionError("no device is asked for")
 
-    assert place(EngineConfig(device="cpu"), look).device == "cpu"
+    assert resolve_device(EngineConfig(device="cpu"), find_devices).device == "cpu"

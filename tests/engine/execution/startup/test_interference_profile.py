@@ -22,7 +22,7 @@ from faser.engine.execution.overlap.partition import (
     Verify,
     synchronous,
 )
-from faser.engine.execution.startup.interference_profile import Cell, Work, measure_slowdown
+from faser.engine.execution.startup.interference_profile import InterferenceCell, Work, measure_interference
 
 D = TypeVar("D")
 V = TypeVar("V")
@@ -58,8 +58,8 @@ class Machine:
             self._busy.discard(name)
 
 
-def cell(verify: Work, draft: Work, *, rows: int = 8, context: int = 64, whole_s: float = 1.0) -> Cell:
-    return Cell(rows=rows, context=context, verify=synchronous(verify), draft=draft, whole_s=whole_s)
+def cell(verify: Work, draft: Work, *, rows: int = 8, context: int = 64, whole_s: float = 1.0) -> InterferenceCell:
+    return InterferenceCell(rows=rows, context=context, verify=synchronous(verify), draft=draft, whole_s=whole_s)
 
 
 @pytest.mark.parametrize("quick", ["verify", "draft"])
@@ -67,7 +67,7 @@ def test_slowdowns_are_those_of_the_machine(lanes: Cores, quick: str) -> None:
     """Whichever lane is the quicker one. Caught: the quicker one not repeated, alone and beside confused."""
     machine = Machine()
     verify_s, draft_s = (0.004, 0.016) if quick == "verify" else (0.016, 0.004)
-    found = measure_slowdown(
+    found = measure_interference(
         lanes,
         [
             cell(
@@ -112,13 +112,13 @@ class ManyShares:
 def test_a_small_budget_still_gives_every_share_an_answer_and_the_old_share_comes_back(lanes: Cores) -> None:
     """One round that warms up, one that counts. Caught: a share left as the last one tried."""
     many = ManyShares(lanes)
-    found = measure_slowdown(many, [cell(_short, _short)], budget_s=0.0)
+    found = measure_interference(many, [cell(_short, _short)], budget_s=0.0)
     assert [each.share for each in found] == [0.125, 0.25, 0.5]
     assert many.tried == [0.125, 0.25, 0.5, 0.125, 0.25, 0.5, 0.25]
 
 
 def test_where_nothing_runs_at_the_same_time_nothing_is_measured() -> None:
-    assert measure_slowdown(Serial(), [cell(_fail, _fail)]) == ()
+    assert measure_interference(Serial(), [cell(_fail, _fail)]) == ()
 
 
 def test_an_error_of_the_work_ends_the_measurement(lanes: Cores) -> None:
@@ -129,9 +129,9 @@ def test_an_error_of_the_work_ends_the_measurement(lanes: Cores) -> None:
             raise ValueError("no such kernel")
 
     with pytest.raises(ValueError, match="no such kernel"):
-        measure_slowdown(lanes, [cell(_short, fails_in_company)])
+        measure_interference(lanes, [cell(_short, fails_in_company)])
     with pytest.raises(ValueError, match="no such kernel"):
-        measure_slowdown(lanes, [cell(fails_in_company, _short)])
+        measure_interference(lanes, [cell(fails_in_company, _short)])
 
 
 class Unhurried:
@@ -157,7 +157,7 @@ class Unhurried:
 def test_with_time_for_all_every_pair_of_rows_and_contexts_is_measured(lanes: Cores) -> None:
     """In whatever order they come. Caught: rows in the order of importance, not ascending."""
     given = Unhurried({(rows, context): 0.001 for context in (64, 512) for rows in (8, 32, 2)})
-    for found in measure_slowdown(lanes, given.cells, budget_s=5.0):
+    for found in measure_interference(lanes, given.cells, budget_s=5.0):
         assert (found.rows, found.contexts) == ((2, 8, 32), (64, 512))
         assert (len(found.verify), len(found.verify[0])) == (2, 3)
 
@@ -172,7 +172,7 @@ def test_every_cell_has_its_own_numbers(lanes: Cores) -> None:
     cells = [
         cell(slowed(factor), _short, rows=rows, context=context) for (rows, context), factor in factors.items()
     ]
-    for found in measure_slowdown(lanes, cells, budget_s=2.0):
+    for found in measure_interference(lanes, cells, budget_s=2.0):
         wanted = np.array([[3.0, 1.0], [12.0, 6.0]])  # contexts 64 and 512 of rows 2 and 8
         for matrix in (found.verify, found.verify_alone):
             assert (np.abs(np.log(np.array(matrix) / wanted)) < np.log(1.4)).all(), matrix
@@ -184,7 +184,7 @@ def test_what_there_is_no_time_for_is_left_out_and_not_tried(lanes: Cores, told:
     seconds = {(8, 64): 0.002, (64, 64): 0.2, (2, 64): 0.002, (8, 512): 0.003, (64, 512): 0.3, (2, 512): 0.003}
     given = Unhurried(seconds, told=told)
     began_s = time.perf_counter()
-    found = measure_slowdown(lanes, given.cells, budget_s=1.0)
+    found = measure_interference(lanes, given.cells, budget_s=1.0)
     assert time.perf_counter() - began_s < 2.0
     assert set(given.asked) == {(8, 64), (2, 64), (8, 512), (2, 512)}
     for each in found:
@@ -194,14 +194,14 @@ def test_what_there_is_no_time_for_is_left_out_and_not_tried(lanes: Cores, told:
 def test_a_context_is_measured_for_all_rows_or_for_none(lanes: Cores) -> None:
     seconds = {(8, 64): 0.002, (2, 64): 0.002, (8, 512): 0.002, (2, 512): 0.5}
     given = Unhurried(seconds)
-    for each in measure_slowdown(lanes, given.cells, budget_s=1.0):
+    for each in measure_interference(lanes, given.cells, budget_s=1.0):
         assert (each.rows, each.contexts) == ((2, 8), (64,))
 
 
 def test_every_cell_has_as_many_rounds_as_any_other(lanes: Cores) -> None:
     """Caught: cells measured one after the other until time is over."""
     given = Unhurried({(rows, 64): 0.004 for rows in (8, 32, 2)})
-    measure_slowdown(lanes, given.cells, budget_s=0.8)
+    measure_interference(lanes, given.cells, budget_s=0.8)
     counts = {given.asked.count((rows, 64)) for rows in (8, 32, 2)}
     assert len(counts) == 1
     assert given.asked[-3:] == [(8, 64), (32, 64), (2, 64)]
@@ -209,13 +209,13 @@ def test_every_cell_has_as_many_rounds_as_any_other(lanes: Cores) -> None:
 
 def test_without_time_the_first_cell_alone_is_measured(lanes: Cores) -> None:
     given = Unhurried({(rows, 64): 0.001 for rows in (8, 32, 2)})
-    assert {each.rows for each in measure_slowdown(lanes, given.cells, budget_s=0.0)} == {(8,)}
+    assert {each.rows for each in measure_interference(lanes, given.cells, budget_s=0.0)} == {(8,)}
 
 
 def test_progress_rises_to_its_end_even_if_time_is_over_before(lanes: Cores) -> None:
     said: list[tuple[int, int]] = []
     given = Unhurried({(rows, 64): 0.004 for rows in (8, 32)})
-    measure_slowdown(lanes, given.cells, budget_s=0.5, progress=lambda done, total: said.append((done, total)))
+    measure_interference(lanes, given.cells, budget_s=0.5, progress=lambda done, total: said.append((done, total)))
     assert [done for done, _ in said] == sorted(done for done, _ in said)
     assert len({total for _, total in said}) == 1
     assert said[-1][0] == said[-1][1]

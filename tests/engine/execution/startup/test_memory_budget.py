@@ -1,9 +1,9 @@
 """How a GPU's memory is divided.
 
-Oracle: a simulated device on which everything is then really taken. Bugs these tests have been seen to catch: what
-the allocator keeps taken for what is needed, kernels past the allocator forgotten, weights hidden by what others
-gave back, the share taken of what is free, more granted than is free, a step counted from nothing, workspaces
-forgotten.
+Oracle: a simulated device on which everything is then really taken. Bugs that these tests have caught: memory in
+the allocator's cache counted as needed, kernels that bypass the allocator forgotten, weights hidden by memory that
+another process freed, the share taken of the free memory, more granted than is free, a step counted from zero,
+workspaces forgotten.
 """
 
 import pytest
@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser.config.engine import EngineConfig
-from faser.engine.execution.startup.memory_budget import MemoryBudget, measure_budget
+from faser.engine.execution.startup.memory_budget import MemoryBudget
+from faser.engine.execution.startup.memory_profile import measure_budget
 from faser.errors import ConfigError
 from tests.kernels.cuda.fake_memory import FakeMemory
 
@@ -23,7 +24,7 @@ def config(share: float = 0.9) -> EngineConfig:
 
 
 class Machine:
-    """A device on which a step takes `step` for a while, and the first one leaves something behind."""
+    """A device on which a step takes `step` bytes while it runs, and the first step leaves a workspace and kernels."""
 
     def __init__(self, memory: FakeMemory, step: int, workspace: int, kernels: int) -> None:
         self.memory = memory
@@ -42,9 +43,9 @@ def test_every_part_has_its_own_bytes() -> None:
     memory = FakeMemory(total_bytes=200, others=10)
     start = memory.free_bytes()
     memory.allocate(70)
-    memory.free(30)  # what loading needed for a while
+    memory.free(30)  # needed only while loading
     machine = Machine(memory, step=7, workspace=3, kernels=2)
-    found = measure_budget(config(0.5), memory, start, machine.step, recordings_bytes=5, workspaces_bytes=1)
+    found = measure_budget(config(0.5), memory, start, machine.step, graph_bytes=5, workspaces_bytes=1)
     assert found == MemoryBudget(
         device="cuda:0",
         total_bytes=200,
@@ -53,7 +54,7 @@ def test_every_part_has_its_own_bytes() -> None:
         loaded_bytes=45,
         step_bytes=7,
         step_rows=256,
-        recordings_bytes=5,
+        graph_bytes=5,
         workspaces_bytes=1,
     )
     assert (found.granted_bytes, found.left_bytes, found.most_bytes) == (100, 42, 132)
@@ -66,22 +67,20 @@ def test_every_part_has_its_own_bytes() -> None:
     step=SIZES,
     workspace=SIZES,
     kernels=SIZES,
-    recordings=SIZES,
+    graphs=SIZES,
     share=st.floats(min_value=0.01, max_value=1),
 )
 def test_what_is_left_can_be_taken_and_no_more_would_be_within_the_share(
-    others: int, weights: int, rest: int, step: int, workspace: int, kernels: int, recordings: int, share: float
+    others: int, weights: int, rest: int, step: int, workspace: int, kernels: int, graphs: int, share: float
 ) -> None:
     memory = FakeMemory(total_bytes=1000, others=others)
     start = memory.free_bytes()
     memory.allocate(weights + rest)
     memory.free(rest)
     machine = Machine(memory, step, workspace, kernels)
-    budget = measure_budget(
-        config(share), memory, start, machine.step, recordings_bytes=recordings, workspaces_bytes=0
-    )
+    budget = measure_budget(config(share), memory, start, machine.step, graph_bytes=graphs, workspaces_bytes=0)
     memory.allocate(budget.left_bytes)
-    memory.allocate(recordings)
+    memory.allocate(graphs)
     memory.reset_peak()
     machine.step()
     ours = memory.peak_bytes() + memory.past
@@ -91,23 +90,23 @@ def test_what_is_left_can_be_taken_and_no_more_would_be_within_the_share(
 
 def test_no_more_is_granted_than_was_free() -> None:
     memory = FakeMemory(total_bytes=100, others=60)
-    found = measure_budget(config(), memory, 40, lambda: None, recordings_bytes=0, workspaces_bytes=0)
+    found = measure_budget(config(), memory, 40, lambda: None, graph_bytes=0, workspaces_bytes=0)
     assert (found.granted_bytes, found.left_bytes) == (40, 40)
 
 
-def test_what_others_give_back_meanwhile_is_not_lost_weights() -> None:
+def test_memory_that_another_process_frees_does_not_hide_weights() -> None:
     memory = FakeMemory(total_bytes=100, others=50)
     start = memory.free_bytes()
     memory.allocate(20)
     memory.others = 0
-    found = measure_budget(config(), memory, start, lambda: None, recordings_bytes=0, workspaces_bytes=0)
+    found = measure_budget(config(), memory, start, lambda: None, graph_bytes=0, workspaces_bytes=0)
     assert found.loaded_bytes == 20
 
 
 def test_nothing_is_left_where_more_is_taken_than_granted() -> None:
     memory = FakeMemory(total_bytes=100)
     memory.allocate(95)
-    found = measure_budget(config(), memory, 100, lambda: None, recordings_bytes=2, workspaces_bytes=1)
+    found = measure_budget(config(), memory, 100, lambda: None, graph_bytes=2, workspaces_bytes=1)
     assert (found.left_bytes, found.most_bytes) == (0, 2)
 
 
@@ -116,21 +115,21 @@ def test_a_step_without_room_is_refused_with_its_rows() -> None:
     memory.allocate(98 << 30)
     machine = Machine(memory, step=3 << 30, workspace=0, kernels=0)
     with pytest.raises(ConfigError) as caught:
-        measure_budget(config(), memory, 100 << 30, machine.step, recordings_bytes=0, workspaces_bytes=0)
+        measure_budget(config(), memory, 100 << 30, machine.step, graph_bytes=0, workspaces_bytes=0)
     assert str(caught.value) == (
         "--max-num-batched-tokens is 256; cuda:0 has no room for a step of 256 rows beside the models, which take "
         "98GiB; 100GiB were free"
     )
 
 
-def test_the_parts_are_told_with_their_units() -> None:
+def test_the_description_names_every_part_with_its_unit() -> None:
     memory = FakeMemory(total_bytes=140 << 30, others=1 << 30)
     memory.allocate(15 << 30)
     machine = Machine(memory, step=1 << 30, workspace=0, kernels=0)
     found = measure_budget(
-        config(), memory, 139 << 30, machine.step, recordings_bytes=1 << 29, workspaces_bytes=128 << 20
+        config(), memory, 139 << 30, machine.step, graph_bytes=1 << 29, workspaces_bytes=128 << 20
     )
-    assert found.told() == (
+    assert found.describe() == (
         "cuda:0 has 140GiB, of which 139GiB were free; --gpu-memory-utilization 0.9 grants 126GiB; loaded 15GiB, "
-        "a step of 256 rows 1GiB, recordings 512MiB, workspaces 128MiB; left for the KV cache: 109.4GiB"
+        "a step of 256 rows 1GiB, CUDA graphs 512MiB, workspaces 128MiB; left for the KV cache: 109.4GiB"
     )

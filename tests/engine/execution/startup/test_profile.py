@@ -13,9 +13,9 @@ from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.overlap.cores import Cores
 from faser.engine.execution.overlap.partition import Serial
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.startup.lane_cells import Pair
+from faser.engine.execution.startup.interference_cells import InterferenceSetup
 from faser.engine.execution.startup.profile import LANES_STAGE, cached_profile, fingerprint, profile
-from faser.engine.execution.startup.step_profiler import BUCKETS, STAGE, DummyBatchLimits
+from faser.engine.execution.startup.step_profiler import ROW_COUNTS, STAGE, DummyBatchLimits
 from faser.kernels.interface.backend import KvShape
 from faser.kernels.torch.backend import TorchBackend
 from faser.machine import usable_cores
@@ -62,7 +62,7 @@ def silent(stage: str, done: int, total: int) -> None:
 def test_every_bucket_that_a_step_can_have_is_measured(runner: Runner) -> None:
     times = profile(runner, None, ROOM, progress=silent)
     table = times.tables[Role.STEP]
-    assert table.rows == tuple(each for each in BUCKETS if each <= ROOM.max_rows)
+    assert table.rows == tuple(each for each in ROW_COUNTS if each <= ROOM.max_rows)
     assert all(0 < each < 5 for each in table.seconds)
     assert Role.PASS not in times.tables
     assert times.tables[Role.TEXT].seconds_at(1) > 0
@@ -111,11 +111,11 @@ def drafter(tiny_checkpoint: Path) -> Runner:
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def setup() -> Iterator[InterferenceSetup]:
     if usable_cores() < 2:
         pytest.skip("needs two cores")
     lanes = Cores()
-    yield Pair(
+    yield InterferenceSetup(
         partition=lanes,
         target=TorchBackend("cpu"),
         draft=TorchBackend("cpu"),
@@ -128,11 +128,11 @@ def pair() -> Iterator[Pair]:
 
 
 def test_lanes_are_measured_for_all_rows_and_contexts_that_there_is_room_for(
-    runner: Runner, drafter: Runner, pair: Pair
+    runner: Runner, drafter: Runner, setup: InterferenceSetup
 ) -> None:
     """Steps of 500 rows there are none: with room for 8 they are those of 8 once more."""
-    times = profile(runner, drafter, ROOM, progress=silent, pair=pair, budget_s=0.5)
-    assert [each.share for each in times.interference] == list(pair.partition.shares())
+    times = profile(runner, drafter, ROOM, progress=silent, lanes=setup, budget_s=0.5)
+    assert [each.share for each in times.interference] == list(setup.partition.shares())
     for each in times.interference:
         assert (each.rows, each.contexts) == ((2, 8), (16, 100))
         assert all(0.05 < factor < 100 for line in (*each.verify, *each.draft) for factor in line)
@@ -144,16 +144,21 @@ def test_lanes_are_measured_for_all_rows_and_contexts_that_there_is_room_for(
     [(80, 200, (16, 100)), (80, 60, (16, 60)), (80, 20, (16,)), (5, 200, (16, 40)), (3, 200, (16,)), (1, 9, (9,))],
 )
 def test_contexts_are_as_long_as_the_cache_allows_for_all_sequences(
-    runner: Runner, drafter: Runner, pair: Pair, num_blocks: int, max_len: int, wanted: tuple[int, ...]
+    runner: Runner,
+    drafter: Runner,
+    setup: InterferenceSetup,
+    num_blocks: int,
+    max_len: int,
+    wanted: tuple[int, ...],
 ) -> None:
     """Two sequences, blocks of 16. Contexts that come out nearly alike are not measured twice."""
     room = DummyBatchLimits(num_blocks=num_blocks, block_size=16, max_len=max_len, max_rows=8, max_logit_rows=3)
-    times = profile(runner, drafter, room, progress=silent, pair=pair, budget_s=0.0)
+    times = profile(runner, drafter, room, progress=silent, lanes=setup, budget_s=0.0)
     assert {each.contexts for each in times.interference} == {wanted}
 
 
 def test_progress_of_lanes_follows_that_of_steps_to_its_own_end(
-    runner: Runner, drafter: Runner, pair: Pair
+    runner: Runner, drafter: Runner, setup: InterferenceSetup
 ) -> None:
     seen: list[tuple[str, int, int]] = []
     profile(
@@ -161,7 +166,7 @@ def test_progress_of_lanes_follows_that_of_steps_to_its_own_end(
         drafter,
         ROOM,
         progress=lambda stage, done, total: seen.append((stage, done, total)),
-        pair=pair,
+        lanes=setup,
         budget_s=0.0,
     )
     stages = [stage for stage, _, _ in seen]
@@ -171,9 +176,9 @@ def test_progress_of_lanes_follows_that_of_steps_to_its_own_end(
     assert seen[-1][1] == seen[-1][2] > 0
 
 
-def test_lanes_that_take_turns_are_not_measured(runner: Runner, drafter: Runner, pair: Pair) -> None:
-    serial = replace(pair, partition=Serial())
-    assert profile(runner, drafter, ROOM, progress=silent, pair=serial, budget_s=0.0).interference == ()
+def test_lanes_that_take_turns_are_not_measured(runner: Runner, drafter: Runner, setup: InterferenceSetup) -> None:
+    serial = replace(setup, partition=Serial())
+    assert profile(runner, drafter, ROOM, progress=silent, lanes=serial, budget_s=0.0).interference == ()
 
 
 HALF_A_SECOND = StepTimes(tables={Role.STEP: CostTable(rows=(1,), seconds=(0.5,))})

@@ -87,7 +87,7 @@ def budget(left: int, *, beyond: int = 0) -> MemoryBudget:
         loaded_bytes=20,
         step_bytes=5,
         step_rows=32,
-        recordings_bytes=4,
+        graph_bytes=4,
         workspaces_bytes=1,
     )
 
@@ -113,7 +113,7 @@ def test_a_gpu_without_room_for_one_context_is_refused_with_all_parts() -> None:
         kv_shapes(gpu(), [TARGET], CONTEXT, budget(100 * BLOCK_BYTES))
     said = str(caught.value)
     assert said.startswith("one context of 2048 tokens needs 1MiB of KV cache, and 800KiB are left: cuda:0 has ")
-    for part in ("loaded 20B", "a step of 32 rows 5B", "recordings 4B", "workspaces 1B"):
+    for part in ("loaded 20B", "a step of 32 rows 5B", "CUDA graphs 4B", "workspaces 1B"):
         assert part in said
     assert "lower --max-model-len to 1600, lower --max-num-batched-tokens or --max-num-seqs" in said
     assert said.endswith("or raise --gpu-memory-utilization")

@@ -1,4 +1,4 @@
-"""A rehearsal does what steps do, and takes at least the memory that they take.
+"""Warm-up does what steps do, and takes at least the memory that they take.
 
 Oracle: the memory that tensors really take while the parts of a step do their largest work one by one, on the
 emulated device. Bugs these tests have been seen to catch: rows without drafts, drafts not joined, no verdicts.
@@ -123,9 +123,9 @@ def judged(backend: FlashInferBackend, speculation: SpeculationConfig) -> None:
 
 
 def played(speculation: SpeculationConfig, *, verifies: bool, drafts: bool) -> int:
-    """Bytes beside the logits, which a rehearsal is given."""
-    rehearsal = WarmUp(fake_backend(), new_logits(), speculation, verifies=verifies, drafts=drafts)
-    return peak_of(lambda: rehearsal.play(SLOTS))
+    """Bytes beside the logits, which a warm_up is given."""
+    warm_up = WarmUp(fake_backend(), new_logits(), speculation, verifies=verifies, drafts=drafts)
+    return peak_of(lambda: warm_up.run(SLOTS))
 
 
 def test_no_draft_takes_more_memory() -> None:
@@ -148,9 +148,9 @@ def test_no_log_probabilities_take_more_memory() -> None:
 
 def test_a_part_is_told_when_it_is_done() -> None:
     told: list[None] = []
-    rehearsal = WarmUp(fake_backend(), new_logits(), SAMPLED, verifies=True, drafts=True)
-    rehearsal.play(1, lambda: told.append(None))
-    assert len(told) == len(rehearsal) == 5
+    warm_up = WarmUp(fake_backend(), new_logits(), SAMPLED, verifies=True, drafts=True)
+    warm_up.run(1, lambda: told.append(None))
+    assert len(told) == len(warm_up) == 5
 
 
 def test_a_draft_model_judges_nothing_and_a_target_without_drafts_guesses_nothing() -> None:

@@ -166,7 +166,7 @@ def main(width: int, cap: int) -> None:
     logits = torch.zeros(SLOTS * (cap + 1), width)
     rehearsed = collect()
     for drafts in (speculation, SpeculationConfig(policy="fixed", method="layer_skip")):
-        WarmUp(backend, logits, drafts, verifies=True, drafts=True).play(1)
+        WarmUp(backend, logits, drafts, verifies=True, drafts=True).run(1)
     asked = collect()
     requested = Requested(backend, logits, speculation)
     requested.sampled()

@@ -1,7 +1,7 @@
-"""What is done before a GPU's memory is divided: on the emulated device, with a model's real steps.
+"""Kernels are prepared and the largest step is run, on the emulated device, with a model's real steps.
 
-Bugs these tests have been seen to catch: a rehearsal of one sequence where the largest step is asked for, none at
-all, one tenant left out of what is prepared.
+Bugs that these tests have caught: a warm-up of one sequence in place of the largest step, no warm-up at all, one
+model left out.
 """
 
 from pathlib import Path
@@ -12,9 +12,10 @@ from torch import Tensor
 from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.engine.execution.startup.gpu_budget import STAGE, ResidentModel, gpu_budget, prepare_kernels
+from faser.engine.execution.startup.memory_profile import profile_memory
 from faser.engine.execution.startup.model_loading import LoadedModel
-from faser.engine.execution.startup.runner_factory import Use
+from faser.engine.execution.startup.runner_factory import ModelRole
+from faser.engine.execution.startup.warm_up import STAGE, ResidentModel, prepare_kernels
 from faser.kernels.interface.sampling_kernels import Ints, Reals, TruncationParams
 from tests.engine.execution.cuda_graphs.test_graph_runner import (
     BLOCK_SIZE,
@@ -38,7 +39,7 @@ CONFIG = EngineConfig(
 
 
 class Counted(TorchSamplingKernels):
-    """rows: how many were chosen for at a time."""
+    """rows: the number of rows of each call."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -53,25 +54,28 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_heads_of_64(tmp_path_factory.mktemp("heads-of-64"))
 
 
-def tenant(checkpoint: Path, use: Use) -> tuple[ResidentModel, Counted]:
+def resident(checkpoint: Path, role: ModelRole) -> tuple[ResidentModel, Counted]:
     side, counted = Side(checkpoint), Counted()
     side.backend.sampling_kernels = counted
     config = read_model_config(checkpoint)
     model = LoadedModel(config=config, decoder=side.decoder, max_positions=BLOCK_SIZE * WIDTH)
-    return ResidentModel(model=model, backend=side.backend, use=use), counted
+    return ResidentModel(model=model, backend=side.backend, role=role), counted
 
 
-def test_the_largest_step_chooses_for_all_rows_that_sequences_and_drafts_have(checkpoint: Path) -> None:
-    target, counted = tenant(checkpoint, Use.TARGET)
+def test_the_largest_step_samples_all_rows_of_sequences_and_drafts(checkpoint: Path) -> None:
+    target, counted = resident(checkpoint, ModelRole.TARGET)
     memory = FakeMemory(total_bytes=1 << 30)
-    gpu_budget(CONFIG, [target], memory, memory.free_bytes())
+    profile_memory(CONFIG, [target], memory, memory.free_bytes())
     assert counted.rows == [SEQUENCES * (DRAFTS + 1)]
     assert max(counted.rows) <= MAX_LOGIT_ROWS
 
 
-def test_kernels_of_every_model_are_prepared_and_each_part_is_told(checkpoint: Path) -> None:
-    (target, of_target), (draft, _) = tenant(checkpoint, Use.TARGET), tenant(checkpoint, Use.DRAFTER)
-    told: list[tuple[str, int, int]] = []
-    prepare_kernels(CONFIG, [target, draft], lambda *stage: told.append(stage))
+def test_kernels_of_every_model_are_prepared_and_each_part_is_reported(checkpoint: Path) -> None:
+    (target, of_target), (draft, _) = (
+        resident(checkpoint, ModelRole.TARGET),
+        resident(checkpoint, ModelRole.DRAFTER),
+    )
+    reports: list[tuple[str, int, int]] = []
+    prepare_kernels(CONFIG, [target, draft], lambda *stage: reports.append(stage))
     assert of_target.rows == [DRAFTS + 1]
-    assert told == [(STAGE, done, 4) for done in range(5)]
+    assert reports == [(STAGE, done, 4) for done in range(5)]
