@@ -23,7 +23,7 @@ from faser.engine.execution.drafter_registry import DrafterParts, DraftModelPart
 from faser.engine.execution.drafters.drafter import Drafter
 from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.model_executor import Lanes, ModelExecutor, SpeculativeExecution
-from faser.engine.execution.overlap.factory import LanePlaces, divide_gpu, make_lanes, places_of, wants
+from faser.engine.execution.overlap.factory import LanePlaces, divide_gpu, make_lanes, places_of
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.pruning.early_pruning import NUM_TOP, EarlyPruning, RankJudge
 from faser.engine.execution.pruning.gate import PruneGate, prunes
@@ -339,11 +339,10 @@ def _control(
 
 def _overlap(config: EngineConfig, lanes: Lanes, costs: CostModel) -> OverlapOptions | None:
     """Whether drafts may be made ahead, by what the measured lanes cost."""
-    measured = tuple(each for each in costs.lanes if wants(config, each.share))
-    if not measured:
+    if not costs.lanes:
         return None
     return OverlapOptions(
-        name=lanes.partition.name, lanes=measured, mode=config.spec_overlap, fallback=lanes.fallback
+        name=lanes.partition.name, lanes=costs.lanes, mode=config.spec_overlap, fallback=lanes.fallback
     )
 
 

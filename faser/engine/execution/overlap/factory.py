@@ -4,13 +4,14 @@ Knows how a partition is chosen and asked, not how it divides.
 """
 
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from faser.config.drafters import PASS_METHODS
 from faser.config.engine import EngineConfig
+from faser.config.speculation import AUTO
 from faser.engine.execution.model_executor import Lanes
 from faser.engine.execution.overlap.gpu_partition import make_gpu_partition
 from faser.engine.execution.overlap.kept_rates import rates_on
@@ -45,9 +46,11 @@ def make_lanes(
     """Where drafting may overlap with verification: with a draft model, whose drafts are point masses.
 
     draft: None: there is no draft model. partition: None: the one that the config names.
-    Raises ConfigError where overlapping is wanted and cannot be, and for a share that cannot be had.
+    Raises ConfigError where overlapping is demanded and impossible.
     """
     missing = _missing(config, target, draft)
+    if config.spec_overlap == "on" and draft is None and config.speculation.policy != "off":
+        raise ConfigError(_needs_draft_model(config.speculation.method))
     if config.spec_overlap == "on" and missing:
         raise ConfigError(f"spec_overlap is on, but {missing}")
     if config.spec_overlap == "off" or missing:
@@ -55,18 +58,17 @@ def make_lanes(
     fallback = ""
     if partition is None:
         partition, fallback = _partition(config, target.device, divide)
-    if config.draft_share is not None and not any(wants(config, share) for share in partition.shares()):
-        offered = ", ".join(f"{share:g}" for share in partition.shares())
-        whole = (
-            str(target.device) if target.device.type == "cuda" else f"{len(core_numbers(config.threads))} cores"
-        )
-        raise ConfigError(f"draft_share is {config.draft_share:g}; of {whole} it can be {offered}")
     return Lanes(partition=partition, target=target, draft=draft, fallback=fallback)
 
 
-def wants(config: EngineConfig, share: float) -> bool:
-    """Whether the draft lane may have this share. People give three digits of it."""
-    return config.draft_share is None or math.isclose(config.draft_share, share, rel_tol=5e-3)
+def _needs_draft_model(method: str) -> str:
+    """Why drafting cannot overlap without a draft model, and what an operator can do, in one sentence."""
+    drafter = "the default method" if method == AUTO else f"method {method}"
+    source = "with the model itself" if method in PASS_METHODS else "from text alone"
+    return (
+        f"--spec-overlap on needs a draft model, and {drafter} drafts {source}; "
+        """add --speculative-config '{"model": "DRAFT"}' or leave --spec-overlap at auto"""
+    )
 
 
 def _missing(config: EngineConfig, target: Backend, draft: Backend | None) -> str | None:
@@ -75,7 +77,7 @@ def _missing(config: EngineConfig, target: Backend, draft: Backend | None) -> st
     if speculation.policy == "off":
         return "nobody drafts: the policy is off"
     if draft is None:
-        return f"method {speculation.method} has no draft model, and text is looked up in no time"
+        return _needs_draft_model(speculation.method)
     if speculation.draft_sample_method == "probabilistic":
         return "draft_sample_method is probabilistic; only point masses can be judged at the border of two drafts"
     if speculation.rejection_sample_method == "synthetic":

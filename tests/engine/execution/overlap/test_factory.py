@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from faser.config.engine import EngineConfig
-from faser.engine.execution.overlap.factory import LanePlaces, make_lanes, places_of, wants
+from faser.engine.execution.overlap.factory import LanePlaces, make_lanes, places_of
 from faser.engine.execution.overlap.partition import Partition, Serial
 from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
@@ -89,23 +89,31 @@ def test_what_is_wanted_and_cannot_be_is_refused_by_name(settings: dict[str, Any
         make_lanes(config_of(spec_overlap="on", **settings), on_gpu(), on_gpu(), divide=Divider())
 
 
+@pytest.mark.parametrize(
+    "speculative, drafter",
+    [
+        ({}, "the default method drafts from text alone"),
+        ({"method": "ngram"}, "method ngram drafts from text alone"),
+        ({"method": "layer_skip"}, "method layer_skip drafts with the model itself"),
+    ],
+)
+def test_overlap_without_a_draft_model_is_refused_with_what_to_add(
+    speculative: dict[str, Any], drafter: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_lanes(config_of("cpu", spec_overlap="on", speculative=speculative), TorchBackend(), None)
+    assert str(caught.value) == (
+        f"--spec-overlap on needs a draft model, and {drafter}; "
+        """add --speculative-config '{"model": "DRAFT"}' or leave --spec-overlap at auto"""
+    )
+
+
 def test_a_partition_for_another_kind_of_device_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError, match="spec_partition is cores, which divides a cpu device; device is cuda:0"):
         config_of(spec_partition="cores")
     for name in ("sm", "streams"):
         with pytest.raises(ConfigError, match=f"spec_partition is {name}, which divides a cuda device"):
             config_of("cpu", spec_partition=name)
-
-
-def test_a_share_is_named_by_three_digits_and_refused_with_those_that_there_are() -> None:
-    lanes = make_lanes(config_of(draft_share=0.0909), on_gpu(), on_gpu(), divide=Divider())
-    assert lanes is not None
-    assert [wants(config_of(draft_share=0.152), share) for share in SHARES] == [False, True, False]
-    assert all(wants(config_of(), share) for share in SHARES)
-    with pytest.raises(
-        ConfigError, match=r"draft_share is 0.2; of cuda:0 it can be 0.0909091, 0.151515, 0.272727"
-    ):
-        make_lanes(config_of(draft_share=0.2), on_gpu(), on_gpu(), divide=Divider())
 
 
 def test_on_a_cpu_the_setting_divides_cores_and_no_gpu_is_asked_for() -> None:
