@@ -5,8 +5,6 @@ online. Does not measure: `profile` in the data plane fills the tables, the engi
 """
 
 import json
-import os
-import tempfile
 from bisect import bisect_left
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from faser.engine.contract.interference import FACTORS, InterferenceTable
 from faser.engine.contract.step_times import CostTable, Role
 from faser.errors import ConfigError
+from faser.files import write_atomically
 from faser.types import STEP_ERROR_EDGES, RoleStats
 
 Ints = NDArray[np.int64]
@@ -176,14 +175,9 @@ class CostModel:
             raise ConfigError(f"{source} is not a cost model: {type(error).__name__}: {error}") from error
 
     def save(self, path: Path) -> None:
-        """Written beside and moved into place: a reader never sees half of it. Raises ConfigError."""
+        """Raises ConfigError."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8"
-            ) as file:
-                file.write(self.to_json())
-            os.replace(file.name, path)
+            write_atomically(path, self.to_json())
         except OSError as error:
             raise ConfigError(f"the cost model cannot be written to {path}: {error}") from error
 
