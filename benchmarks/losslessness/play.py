@@ -89,7 +89,7 @@ class TableModel:
         self._choice.start(start)
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
-        openings = [
+        inputs = [
             DraftInput(
                 slot=wish.slot,
                 start=self._num_known[wish.slot] - 1,
@@ -98,10 +98,10 @@ class TableModel:
             )
             for wish in plan.requests
         ]
-        found = self._loop.draft(openings, plan.stop, until)
+        found = self._loop.draft(inputs, plan.stop, until)
         drafts = tuple(
-            Draft(slot=each.slot, method="draft_model", token_ids=went.token_ids, confidences=went.confidences)
-            for each, went in zip(openings, found.courses, strict=True)
+            Draft(slot=each.slot, method="draft_model", token_ids=token_ids, confidences=confidences)
+            for each, token_ids, confidences in zip(inputs, found.token_ids, found.confidences, strict=True)
         )
         return Proposals(drafts=drafts, passes=found.passes, probs=found.probs)
 

@@ -1,4 +1,4 @@
-"""What is wrong with the values of settings, one line a problem. Knows no setting by name."""
+"""Checks the values of settings: one line for each problem."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
@@ -24,7 +24,7 @@ _WHOLE_GENERATION_KEYS = ("top_k", "max_tokens")
 
 
 def sampling_problems(values: Mapping[str, Any], label: str) -> list[str]:
-    """Sampling defaults are held to the limits of requests. max_new_tokens is max_tokens by its file's name."""
+    """Sampling defaults have the limits of requests. Files of models call max_tokens max_new_tokens."""
     found = []
     for key, value in values.items():
         name = "max_tokens" if key == "max_new_tokens" else key
@@ -46,10 +46,10 @@ def sampling_problems(values: Mapping[str, Any], label: str) -> list[str]:
 def find_problems(
     config_type: Any, values: Mapping[str, Any], label: Label, unreadable: Collection[str] = ()
 ) -> list[str]:
-    """Everything that keeps values from becoming a config, one line each.
+    """Every reason why values cannot become a config, one line each.
 
-    values: by field name; what is missing takes its default. label: what to call a field in a message.
-    unreadable: fields that have a value of their own which could not be read.
+    values: by field name; a missing one takes its default. label: what messages call a field.
+    unreadable: fields whose text could not be read as a value; they are not checked again.
     """
     found = []
     sound = {each.name: values.get(each.name, each.default) for each in settings_of(config_type)}

@@ -1,8 +1,6 @@
-"""A setting: one knob, declared once, from which everything else about it follows.
+"""Setting: one knob, declared once. Its flag, variable, config file key, help and documentation follow from it.
 
-Owns how a setting is described, read from text and checked. Flags, environment variables, keys of the
-config file, help and the documentation's tables all come from the same description. Does not know which
-settings there are.
+Owns how a setting is described, read from text and checked. The settings are in engine.py and server.py.
 """
 
 import difflib
@@ -21,7 +19,7 @@ _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
 class Kind(StrEnum):
-    """What values a setting takes; the value is the placeholder in help."""
+    """What values a setting takes. The text of a member is the placeholder in help."""
 
     TEXT = "text"
     FILE = "file"
@@ -54,10 +52,10 @@ class Setting:
     """One knob. name: the field's, with underscores.
 
     aliases: further flags. low, high: inclusive limits; above: low itself is excluded.
-    synonyms: accepted spellings of a choice, or of None. refused: values known by name that cannot work, with the
-    reason. numbered: choices that may carry a number, as in cuda:1.
+    synonyms: accepted spellings of a choice, or of None. refused: known values that are not supported, each with
+    the reason. numbered: choices that may have a number, as in cuda:1.
     one_flag_many: the flag takes several values at once. secret: the value is never shown.
-    common: stands in the short help and in the README.
+    common: shown in the short help and in the README.
     """
 
     help: str
@@ -93,7 +91,7 @@ class Setting:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The choices as they are written, those with a number last."""
+        """The choices as an operator writes them, those with a number last."""
         return self.choices + tuple(f"{each}:N" for each in self.numbered)
 
 
@@ -109,9 +107,9 @@ def settings_of(config_type: type) -> tuple[Setting, ...]:
 
 
 def read(each: Setting, texts: tuple[str, ...]) -> Any:
-    """The value that the texts of a flag, a variable or a config file stand for.
+    """The value of the texts that a flag, a variable or a config file gives.
 
-    Raises ValueError that says what is expected. Limits are not looked at; see `complaint`.
+    Raises ValueError that says what is expected. Does not check limits; `complaint` does.
     """
     try:
         return _READERS[each.kind](each, texts)
@@ -120,7 +118,7 @@ def read(each: Setting, texts: tuple[str, ...]) -> Any:
 
 
 def complaint(each: Setting, value: Any) -> str | None:
-    """Why a value cannot be: "it must be …", or None if it can. None is fine as a default."""
+    """Why a value is not allowed: "it must be …"; None if it is. A default of None is allowed."""
     if value is None and each.default is None:
         return None
     if not _has_kind(each.kind, value):
@@ -147,7 +145,7 @@ def _is_numbered(each: Setting, value: str) -> bool:
 
 
 def limits(each: Setting) -> str:
-    """What a setting may be, in words; empty where everything of its kind is allowed."""
+    """The allowed values, in words; empty if all of its kind are allowed."""
     if each.choices:
         return f"one of {', '.join(each.words)}"
     parts = []
@@ -161,7 +159,7 @@ def limits(each: Setting) -> str:
 
 
 def shown(each: Setting, value: Any) -> str:
-    """A value as a message or a table shows it."""
+    """A value as messages and tables show it."""
     if value is None:
         return "none"
     if each.secret:
@@ -182,7 +180,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def show_bytes(size: int) -> str:
-    """1536 is "1.5KiB"; what is not a multiple of a tenth of a unit is rounded to one digit."""
+    """1536 is "1.5KiB". Rounded to one digit after the point."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         scale = _BYTE_UNITS[unit[0]]
         if size >= scale:
@@ -232,7 +230,7 @@ def _read_integer(each: Setting, texts: tuple[str, ...]) -> int:
 
 
 def _read_scaled(pattern: str, units: Mapping[str, int], text: str) -> int:
-    """A number and a unit. Only whole results count."""
+    """A number and a unit. Raises ValueError if the result is not whole."""
     found = re.fullmatch(pattern, text)
     if found is None:
         raise ValueError(text)
@@ -274,7 +272,7 @@ def _read_switch(each: Setting, texts: tuple[str, ...]) -> bool | None:
 
 
 def _read_json(each: Setting, texts: tuple[str, ...]) -> dict[str, Any]:
-    """Objects given one after the other are merged, so that dotted flags add up."""
+    """Several objects are merged, so that dotted flags add up."""
     del each
     merged: dict[str, Any] = {}
     for text in texts:
@@ -286,7 +284,7 @@ def _read_json(each: Setting, texts: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Both objects, and the objects in them; where they differ the other wins."""
+    """Both objects merged at every depth; other wins where both have a value."""
     both = dict(one)
     for key, value in other.items():
         inner = both.get(key)

@@ -1,4 +1,4 @@
-"""What an engine needs to know before it loads a model: EngineConfig, whose fields declare the settings."""
+"""EngineConfig: every setting of an engine, each declared once. Checked when it is built, frozen afterwards."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,23 +15,23 @@ from faser.types import MAX_LOGPROBS, Slo
 _HALF = "it is not computed on a CPU; use bfloat16 or float32"
 _NO_FLOAT32 = "flashinfer computes in 16 bits; use bfloat16, float16 or the torch backend"
 _OTHER_QUANTIZATION = "only fp8 is implemented; use fp8 or an unquantized checkpoint"
-_OF_CHECKPOINT = "what a checkpoint is quantized to is read from its files; leave it out"
+_OF_CHECKPOINT = "the type of a quantized checkpoint is read from its files; leave it out"
 
 _OTHER_FP8 = "of 8-bit types only e4m3 is implemented; use fp8 or auto"
 _OTHER_KV = "keys and values are stored as they are computed, in --dtype, or in 8 bits; use auto or fp8"
 _NO_FP8_KV = "no kernels for CPUs read 8-bit keys and values; use auto, or the torch backend, which is slow"
 
-# Where a backend computes, if not everywhere.
+# The device of each backend that computes on one kind only.
 _HOME = {"native": "cpu", "flashinfer": "cuda"}
-# Which devices a partition divides, if not all.
+# The device of each partition that divides one kind only.
 _DIVIDED = {"cores": "cpu", "sm": "cuda", "streams": "cuda"}
-# Settings that only a GPU knows; on a CPU they are accepted without effect.
+# Settings that have no effect on a CPU.
 _GPU_ONLY = ("gpu_memory_utilization", "enforce_eager", "cudagraph_capture_sizes", "compile_kernels")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What an engine needs to know before it loads a model. Raises ConfigError with every problem in one line."""
+    """All settings of an engine. Raises ConfigError that names every problem in one line."""
 
     model: str | None = setting(
         None,
@@ -58,7 +58,7 @@ class EngineConfig:
     )
     quantization: str | None = setting(
         None,
-        "Round the weights of the layers to this type as they are loaded. None: as the checkpoint has them.",
+        "Round the weights of the layers to this type while loading. None: keep the type of the checkpoint.",
         group=MODEL,
         kind=Kind.TEXT,
         aliases=("-q",),
@@ -80,7 +80,7 @@ class EngineConfig:
     )
     seed: int = setting(
         0,
-        "Seeds the requests that bring no seed of their own.",
+        "Random seed of requests that have none of their own.",
         group=MODEL,
         kind=Kind.INTEGER,
         low=-(2**63),
@@ -97,8 +97,8 @@ class EngineConfig:
     )
     backend: str = setting(
         "auto",
-        "Arithmetic. auto: flashinfer on a GPU; on a CPU native, compiled for it, where a compiler is at hand, "
-        "else torch.",
+        "Kernels that compute. auto: flashinfer on a GPU; on a CPU native, compiled for it, if there is a C++ "
+        "compiler, else torch.",
         group=ENGINE,
         kind=Kind.TEXT,
         choices=("auto", "torch", "native", "flashinfer"),
@@ -113,11 +113,17 @@ class EngineConfig:
         common=True,
     )
     max_num_seqs: int = setting(
-        64, "Sequences that run together.", group=ENGINE, kind=Kind.COUNT, low=1, high=4096, common=True
+        64,
+        "Most sequences that run at the same time.",
+        group=ENGINE,
+        kind=Kind.COUNT,
+        low=1,
+        high=4096,
+        common=True,
     )
     max_num_batched_tokens: int = setting(
         256,
-        "Tokens one step computes at most. Longer prompts are computed in pieces.",
+        "Most tokens that one step computes. Longer prompts are computed in pieces.",
         group=ENGINE,
         kind=Kind.COUNT,
         low=1,
@@ -126,7 +132,7 @@ class EngineConfig:
     )
     max_num_queued_reqs: int = setting(
         1024,
-        "Sequences that wait at most; beyond them a request gets 503.",
+        "Most sequences that wait; further requests get status 503.",
         group=ENGINE,
         kind=Kind.COUNT,
         low=0,
@@ -137,7 +143,7 @@ class EngineConfig:
     )
     kv_cache_memory: int | None = setting(
         None,
-        "Memory of the KV cache. None: chosen from the memory that is free once the model is loaded.",
+        "Memory of the KV cache. None: chosen from the memory that is free after the model is loaded.",
         group=ENGINE,
         kind=Kind.BYTES,
         aliases=("--kv-cache-memory-bytes",),
@@ -146,7 +152,7 @@ class EngineConfig:
     )
     kv_cache_dtype: str = setting(
         "auto",
-        "Type of keys and values in the KV cache. auto: the activations' own; fp8: 8-bit floats, half the memory.",
+        "Type of keys and values in the KV cache. auto: that of activations; fp8: 8-bit floats, half the memory.",
         group=ENGINE,
         kind=Kind.TEXT,
         choices=("auto", "fp8"),
@@ -158,7 +164,7 @@ class EngineConfig:
     )
     gpu_memory_utilization: float = setting(
         0.9,
-        "Share of a GPU's memory that weights, steps and KV cache may take together. No effect on a CPU.",
+        "Share of a GPU's memory for weights, steps and KV cache together. No effect on a CPU.",
         group=ENGINE,
         kind=Kind.NUMBER,
         low=0,
@@ -167,13 +173,13 @@ class EngineConfig:
     )
     enforce_eager: bool = setting(
         False,
-        "Start every kernel of a step one by one instead of replaying CUDA graphs. No effect on a CPU.",
+        "Launch each kernel of a step separately instead of replaying CUDA graphs. No effect on a CPU.",
         group=ENGINE,
         kind=Kind.SWITCH,
     )
     cudagraph_capture_sizes: tuple[int, ...] | None = setting(
         None,
-        "Rows of the steps that are recorded as CUDA graphs. None: chosen by --max-num-seqs. No effect on a CPU.",
+        "Rows of the steps that are captured as CUDA graphs. None: set by --max-num-seqs. No effect on a CPU.",
         group=ENGINE,
         kind=Kind.COUNTS,
         one_flag_many=True,
@@ -182,29 +188,30 @@ class EngineConfig:
     )
     async_scheduling: bool | None = setting(
         None,
-        "Start a step before the tokens of the last one are known to the host. None or auto: on a GPU.",
+        "Launch a step before the host has the tokens of the last one. None or auto: on a GPU.",
         group=ENGINE,
         kind=Kind.SWITCH,
     )
     compile_kernels: bool = setting(
         True,
-        "Compile CUDA kernels that are missing; takes minutes. Off: they must be there. No effect on a CPU.",
+        "Compile missing CUDA kernels at the start, which takes minutes. Off: a missing kernel is an error. "
+        "No effect on a CPU.",
         group=ENGINE,
         kind=Kind.SWITCH,
     )
     enable_prefix_caching: bool = setting(
-        True, "Reuse the KV blocks of prompts that begin alike.", group=ENGINE, kind=Kind.SWITCH
+        True, "Reuse the KV cache of prompts that begin with the same tokens.", group=ENGINE, kind=Kind.SWITCH
     )
     scheduling_policy: str = setting(
         "fcfs",
-        "Who runs first: first come, or the lower number in a request's priority field.",
+        "Which request runs first: the first to arrive (fcfs), or the one with the lowest priority field.",
         group=ENGINE,
         kind=Kind.TEXT,
         choices=("fcfs", "priority"),
     )
     speculative_config: Mapping[str, Any] | None = setting(
         None,
-        "How to draft and verify, with vLLM's keys. None: drafts from text, as many as pay.",
+        "How to draft and verify, as JSON with vLLM's keys. None: drafts from text, as many as pay off.",
         group=SPECULATION,
         kind=Kind.JSON,
         aliases=("-sc",),
@@ -212,7 +219,7 @@ class EngineConfig:
     )
     speculative_policy: str | None = setting(
         None,
-        "Who decides how many tokens are drafted; off: nobody drafts. None: faser.",
+        "How the number of drafted tokens is chosen; off: no drafts. None: faser.",
         group=SPECULATION,
         kind=Kind.TEXT,
         aliases=("--spec-policy",),
@@ -221,44 +228,37 @@ class EngineConfig:
     )
     spec_overlap: str = setting(
         "auto",
-        "Draft the next tokens while the target verifies the last ones. auto: where that is faster.",
+        "Draft the next tokens while the model verifies the last ones. auto: when that is faster.",
         group=SPECULATION,
         kind=Kind.TEXT,
         choices=("auto", "on", "off"),
     )
     spec_partition: str = setting(
         "auto",
-        "What divides the processors while drafting overlaps. auto: cores of a CPU; on a GPU sm, or streams.",
+        "How drafting and verification share the processors while they overlap. auto: cores on a CPU; on a GPU "
+        "sm, or streams.",
         group=SPECULATION,
         kind=Kind.TEXT,
         choices=("auto", "sm", "streams", "cores", "serial"),
     )
-    draft_share: float | None = setting(
-        None,
-        "Share of the processors that drafting has while it overlaps. None: the best of those measured.",
-        group=SPECULATION,
-        kind=Kind.NUMBER,
-        low=0,
-        above=True,
-        high=0.5,
-    )
     early_prune: str = setting(
         "off",
-        "Let rows that the target will clearly refuse leave its forward pass early. auto: where that is faster.",
+        "Let drafted tokens that the model will clearly reject leave its forward pass early. auto: when that is "
+        "faster.",
         group=SPECULATION,
         kind=Kind.TEXT,
         choices=("auto", "on", "off"),
     )
     trace_steps: str | None = setting(
         None,
-        "File for what every step did and when, as Perfetto and chrome://tracing open it.",
+        "File for a trace of every step, which Perfetto and chrome://tracing can open.",
         group=ENGINE,
         kind=Kind.TEXT,
         metavar="path",
     )
     slo_ttft_ms: float | None = setting(
         None,
-        "Target for the time to the first token, of requests that bring none, in milliseconds.",
+        "Target for the time to the first token, in milliseconds, of requests that have none of their own.",
         group=SPECULATION,
         kind=Kind.NUMBER,
         metavar="ms",
@@ -267,7 +267,7 @@ class EngineConfig:
     )
     slo_tpot_ms: float | None = setting(
         None,
-        "Target for the time per further token, of requests that bring none, in milliseconds.",
+        "Target for the time per further token, in milliseconds, of requests that have none of their own.",
         group=SPECULATION,
         kind=Kind.NUMBER,
         metavar="ms",
@@ -276,14 +276,14 @@ class EngineConfig:
     )
     per_request_spec_decode_metrics: str = setting(
         "none",
-        "Whether answers have vLLM's metrics.speculative_decoding, beside metrics.faser.",
+        "Whether answers have vLLM's metrics.speculative_decoding, in addition to metrics.faser.",
         group=OUTPUT,
         kind=Kind.TEXT,
         choices=("none", "summary", "detailed"),
     )
     max_logprobs: int = setting(
         MAX_LOGPROBS,
-        "Alternatives a request may ask for at each position.",
+        "Most log probabilities that a request may ask for at each position.",
         group=OUTPUT,
         kind=Kind.INTEGER,
         low=0,
@@ -300,22 +300,22 @@ class EngineConfig:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the device is a GPU. Not while it is auto: engine/execution/startup/device.py puts a name in its place."""
+        """Whether the device is a GPU. False for auto, which execution/startup/device.py replaces by a device."""
         return _kind_of(self.device) == "cuda"
 
     @property
     def records_steps(self) -> bool:
-        """Whether steps are recorded and replayed."""
+        """Whether steps are captured as CUDA graphs and replayed."""
         return self.on_gpu and not self.enforce_eager
 
     @property
     def schedules_async(self) -> bool:
-        """Whether a step is started before the tokens of the last one are known to the host."""
+        """Whether a step is launched before the host has the tokens of the last one."""
         return self.on_gpu if self.async_scheduling is None else self.async_scheduling
 
     @property
     def without_effect(self) -> tuple[str, ...]:
-        """Settings that were changed and that this device does not know."""
+        """Settings that were changed and have no effect on this device."""
         if self.device != "cpu":
             return ()
         defaults = {each.name: each.default for each in settings_of(EngineConfig)}
@@ -323,14 +323,14 @@ class EngineConfig:
 
     @property
     def speculation(self) -> SpeculationConfig:
-        """How the engine speculates. Policy off: it needs no drafter."""
+        """How the engine speculates."""
         config = self._parsed.config
         assert config is not None, "problems were raised when this was built"
         return config
 
     @property
     def speculation_warnings(self) -> tuple[str, ...]:
-        """What of speculative_config is accepted without effect."""
+        """Keys of speculative_config that are accepted and have no effect, one sentence each."""
         return self._parsed.warnings
 
     @property
@@ -339,7 +339,7 @@ class EngineConfig:
 
     @staticmethod
     def conflicts(values: Mapping[str, Any], label: Label) -> list[str]:
-        """Problems that no single setting has. A value that is a problem by itself is None here."""
+        """Problems between settings. A value that is a problem by itself is None here."""
         found = []
         tokens, seqs = values["max_num_batched_tokens"], values["max_num_seqs"]
         if tokens is not None and seqs is not None and tokens < seqs:
@@ -360,7 +360,7 @@ class EngineConfig:
 
 
 def _device_problems(values: Mapping[str, Any], label: Label) -> list[str]:
-    """What the device that is named cannot do. Of auto nothing is known yet."""
+    """What the chosen device cannot do. Nothing is checked for auto."""
     device, backend, dtype = values["device"], values["backend"], values["dtype"]
     if device in (None, "auto"):
         return []

@@ -1,4 +1,4 @@
-"""The process's environment: the only module that reads it, or writes to it."""
+"""Environment variables: the only module that reads or writes them."""
 
 import os
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -8,7 +8,7 @@ from faser.config.declaration import Setting
 
 
 def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where models, compiled kernels and step times are kept: FASER_CACHE_DIR, else the user's cache folder."""
+    """The folder of models, compiled kernels and step times: FASER_CACHE_DIR, else in the user's cache folder."""
     if own := environment.get("FASER_CACHE_DIR"):
         return Path(own).expanduser()
     if shared := environment.get("XDG_CACHE_HOME"):
@@ -17,7 +17,7 @@ def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of the engine's process: ours, without the keys, which it has no use for."""
+    """The environment of the engine's process: this one's without API keys, which the engine does not use."""
     return {name: value for name, value in environment.items() if name not in _SECRETS}
 
 
@@ -25,14 +25,14 @@ _SECRETS = ("FASER_API_KEY", "VLLM_API_KEY")
 
 
 def cuda_environment(environment: MutableMapping[str, str] = os.environ, *, compile_kernels: bool = True) -> None:
-    """Tell CUDA and FlashInfer what they read from the environment; what an operator has set stays as it is.
+    """Set the variables that CUDA and FlashInfer read, but none that the operator has set.
 
-    To be called before the process uses CUDA for the first time, and before flashinfer is imported.
+    Call it before the process uses CUDA for the first time, and before flashinfer is imported.
     """
     wanted = {
         # Queues between this process and the GPU: streams that share one wait for each other.
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-        # The norm that is compiled ahead of time, also where a package brings another one.
+        # The norm kernel that FASER compiles in advance, even where a package has another one.
         "FLASHINFER_USE_CUDA_NORM": "1",
         _WORKSPACE: str(flashinfer_workspace(environment)),
     }
@@ -43,12 +43,12 @@ def cuda_environment(environment: MutableMapping[str, str] = os.environ, *, comp
 
 
 def may_compile_kernels(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether FlashInfer compiles what is missing. Any text forbids it, 0 too: that is how FlashInfer reads it."""
+    """Whether FlashInfer compiles missing kernels. Any text forbids it, even 0: FlashInfer reads it so."""
     return not environment.get(_NO_COMPILING)
 
 
 def flashinfer_workspace(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where FlashInfer keeps what it compiles."""
+    """The folder of the kernels that FlashInfer compiles."""
     return Path(environment.get(_WORKSPACE) or cache_dir(environment) / "kernels")
 
 
@@ -58,7 +58,7 @@ _NO_COMPILING, _WORKSPACE = "FLASHINFER_DISABLE_JIT", "FLASHINFER_WORKSPACE_BASE
 def flag_environment(
     settings: Iterable[Setting], environment: Mapping[str, str] = os.environ
 ) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """What the environment says about settings: (variable, text) by name; and FASER_* variables nobody knows."""
+    """(variable, text) of each setting that a variable gives, by name; and unknown FASER_* variables."""
     by_variable = {each.variable: each.name for each in settings}
     given, unknown = {}, []
     if "VLLM_API_KEY" in environment:

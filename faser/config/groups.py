@@ -1,4 +1,4 @@
-"""The groups that settings are shown in: by `--help` and in docs/cli.md."""
+"""The groups of settings in `--help` and in docs/cli.md."""
 
 MODEL, ENGINE, SPECULATION, SERVER, OUTPUT = "model", "engine", "speculation", "server", "output"
 GROUPS = {

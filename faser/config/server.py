@@ -1,4 +1,4 @@
-"""What the HTTP server needs to know: ServerConfig, whose fields declare the settings."""
+"""ServerConfig: every setting of the HTTP server, each declared once. Checked when it is built, then frozen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from faser.config.groups import MODEL, OUTPUT, SERVER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """What the HTTP side needs to know. Raises ConfigError with every problem in one line."""
+    """All settings of the HTTP server. Raises ConfigError that names every problem in one line."""
 
     host: str = setting(
         "127.0.0.1", "Address to listen on.", group=SERVER, kind=Kind.TEXT, metavar="address", common=True
@@ -27,7 +27,7 @@ class ServerConfig:
     )
     served_model_name: tuple[str, ...] = setting(
         (),
-        "Names that requests may use; the first one stands in answers. Empty: the model's own name.",
+        "Names of the model in requests; answers have the first one. Empty: the model's own name.",
         group=MODEL,
         kind=Kind.TEXTS,
         one_flag_many=True,
@@ -35,7 +35,7 @@ class ServerConfig:
     )
     api_key: tuple[str, ...] = setting(
         (),
-        "Key that requests must bring. May be repeated.",
+        "API key that requests must have. May be repeated.",
         group=SERVER,
         kind=Kind.TEXTS,
         metavar="key",
@@ -46,7 +46,7 @@ class ServerConfig:
         None, "File with further keys, one a line.", group=SERVER, kind=Kind.FILE, metavar="file"
     )
     metrics_require_key: bool = setting(
-        False, "Ask for the key on /metrics as well.", group=SERVER, kind=Kind.SWITCH
+        False, "Require the API key on /metrics as well.", group=SERVER, kind=Kind.SWITCH
     )
     root_path: str | None = setting(
         None, "Path under which a proxy serves FASER.", group=SERVER, kind=Kind.TEXT, metavar="path"
@@ -57,7 +57,7 @@ class ServerConfig:
     )
     max_request_bytes: int = setting(
         32 << 20,
-        "Size of a request's body at most.",
+        "Largest body of a request.",
         group=SERVER,
         kind=Kind.BYTES,
         low=1 << 10,
@@ -65,13 +65,13 @@ class ServerConfig:
     )
     strict_request_fields: bool = setting(
         False,
-        "Refuse requests with unknown fields instead of naming them in the log.",
+        "Refuse requests with unknown fields. Off: they are named in the log.",
         group=SERVER,
         kind=Kind.SWITCH,
     )
     shutdown_timeout: float = setting(
         25.0,
-        "Seconds that running requests get to finish after SIGTERM. 0: they are aborted.",
+        "Seconds that running requests have to finish after SIGTERM. 0: they are aborted at once.",
         group=SERVER,
         kind=Kind.NUMBER,
         metavar="seconds",
@@ -80,7 +80,7 @@ class ServerConfig:
     )
     log_level: str = setting(
         "info",
-        "How much is logged.",
+        "Lowest level of messages that are logged.",
         group=SERVER,
         kind=Kind.TEXT,
         aliases=("--uvicorn-log-level",),
@@ -88,24 +88,27 @@ class ServerConfig:
         common=True,
     )
     disable_uvicorn_access_log: bool = setting(
-        False, "Do not log a line a request.", group=SERVER, kind=Kind.SWITCH
+        False, "Do not log a line for each request.", group=SERVER, kind=Kind.SWITCH
     )
     chat_template: str | None = setting(
         None, "Jinja file that turns messages into a prompt. None: the model's.", group=OUTPUT, kind=Kind.FILE
     )
     generation_config: str = setting(
         "auto",
-        "Sampling defaults: auto takes them from the model's generation_config.json, none from the API's rules.",
+        "Sampling defaults. auto: those of the model's generation_config.json; none: those of the OpenAI API.",
         group=OUTPUT,
         kind=Kind.TEXT,
         choices=("auto", "none"),
         synonyms=(("vllm", "none"),),
     )
     override_generation_config: Mapping[str, float] | None = setting(
-        None, "Sampling defaults that win over the model's.", group=OUTPUT, kind=Kind.JSON
+        None, "Sampling defaults that replace the model's.", group=OUTPUT, kind=Kind.JSON
     )
     enable_force_include_usage: bool = setting(
-        False, "End every stream with its usage, asked for or not.", group=OUTPUT, kind=Kind.SWITCH
+        False,
+        "End every stream with its usage, whether or not the request asks for it.",
+        group=OUTPUT,
+        kind=Kind.SWITCH,
     )
 
     def __post_init__(self) -> None:
@@ -113,7 +116,7 @@ class ServerConfig:
 
     @staticmethod
     def conflicts(values: Mapping[str, Any], label: Label) -> list[str]:
-        """Problems that no single setting has, or that need more than limits to be seen."""
+        """Problems between settings, and those that limits cannot express."""
         found = []
         for one, other in (("ssl_keyfile", "ssl_certfile"), ("ssl_certfile", "ssl_keyfile")):
             if values[one] is not None and values[other] is None:

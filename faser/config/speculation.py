@@ -1,7 +1,7 @@
-"""What an operator and a request may say about speculation. Frozen values; speculation never changes tokens.
+"""SpeculationConfig: how an engine speculates, as `--speculative-config` and the flags of speculation say.
 
-SpeculationConfig is what `--speculative-config` becomes, SpeculationParams what one request asks for, once
-classes, headers and server defaults have been applied. Knows no drafter and no policy by class.
+What one request asks for is SpeculationParams, in types.py. No value here changes a token of any answer, except
+rejection_sample_method synthetic.
 """
 
 from collections.abc import Mapping
@@ -15,18 +15,18 @@ METHODS = (AUTO, *DRAFT_METHODS)
 POLICIES = ("off", "fixed", "table", "goodput", "survival", "faser")
 REJECTION_METHODS = ("standard", "block", "synthetic")
 DRAFT_SAMPLE_METHODS = ("greedy", "coupled", "probabilistic")
-MAX_DRAFT_TOKENS = 32  # gamma never exceeds it: the arrays of the policies are this wide
+MAX_DRAFT_TOKENS = 32  # the largest gamma; the arrays of the policies are this wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:
     """How the engine speculates.
 
-    method: auto is suffix and n-gram, beside them the draft model if one is named; which of them drafts is then
-    chosen per request. num_speculative_tokens: gamma under `fixed`, its cap under every other policy; None: 16
+    method: one drafter, or auto: those that draft from text, and the draft model if one is named, of which one is
+    chosen per request. num_speculative_tokens: gamma under policy `fixed`, its maximum under every other; None: 16
     for drafts from text, 8 for a model's. draft_layers: of layer_skip; None: a quarter of the target's.
-    table: (first, last, gamma) by number of sequences, ascending without gaps. classes: by name, what a request
-    of that class gets.
+    suffix_max_cached_requests: past answers that suffix lookup drafts from. table: (first, last, gamma) by number
+    of sequences, ascending without gaps. classes: settings of each class of requests, by name.
     """
 
     method: str = AUTO
@@ -38,10 +38,7 @@ class SpeculationConfig:
     draft_layers: int | None = None
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
-    suffix_max_tree_depth: int = 24
     suffix_max_cached_requests: int = 10_000
-    suffix_max_spec_factor: float = 1.0
-    suffix_min_token_prob: float = 0.1
     table: tuple[tuple[int, int, int], ...] = ()
     rejection_sample_method: str = "standard"
     draft_sample_method: str = "coupled"
@@ -51,7 +48,7 @@ class SpeculationConfig:
 
     @property
     def synthetic(self) -> bool:
-        """Whether drafts are accepted by given rates: the answers are then not the model's."""
+        """Whether drafts are accepted at given rates. The answers are then not the model's."""
         return self.rejection_sample_method == "synthetic" and self.policy != "off"
 
     @property
@@ -60,7 +57,7 @@ class SpeculationConfig:
         return tuple(dict.fromkeys((DEFAULT_CLASS, *self.classes)))
 
     def params_of(self, class_name: str) -> SpeculationParams:
-        """What a request of that class gets if it says no more. class_name: one of class_names."""
+        """Settings of a request of this class that has none of its own. class_name: one of class_names."""
         if class_name in self.classes:
             return self.classes[class_name]
         assert class_name == DEFAULT_CLASS, f"there is no class {class_name}"
@@ -68,7 +65,7 @@ class SpeculationConfig:
 
     @property
     def drafters(self) -> tuple[DrafterInfo, ...]:
-        """The drafters that the engine makes: of text in order of preference, then one that runs a model."""
+        """The drafters that the engine makes: from text in order of preference, then one that runs a model."""
         if self.policy == "off":
             return ()
         if self.method != AUTO:
@@ -100,5 +97,5 @@ class SpeculationConfig:
 
     @property
     def model_cap(self) -> int:
-        """The most tokens that a model drafts, each of them a pass."""
+        """The most tokens that a model drafts; each of them takes a pass."""
         return 8 if self.num_speculative_tokens is None else self.num_speculative_tokens

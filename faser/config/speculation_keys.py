@@ -1,14 +1,13 @@
-"""The keys of `--speculative-config`: vLLM's, as far as they mean something here, and FASER's own.
+"""The keys of `--speculative-config`: vLLM's, as far as FASER has what they stand for, and FASER's own.
 
-Each key is declared once, as a setting; reading, messages and the documentation's table follow. Keys and
-methods of vLLM's that FASER has not are known by name, so that each gets its own answer. Reads nothing itself.
+Each key is declared once, as a setting; reading, messages and the documentation's table follow from it.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 from faser.config.declaration import Kind, Setting
-from faser.config.drafters import PASS_METHODS
+from faser.config.drafters import DRAFTERS, PASS_METHODS
 from faser.config.speculation import (
     AUTO,
     DRAFT_SAMPLE_METHODS,
@@ -18,14 +17,12 @@ from faser.config.speculation import (
     REJECTION_METHODS,
 )
 
-MAX_CLASSES = 32  # each is a label value of a dozen metrics
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """setting: name, limits and help. field: of SpeculationConfig, None where the value is read by hand.
+    """One key. setting: its name, limits and help. field: the field of SpeculationConfig that takes its value.
 
-    methods: those that look at it; empty: all. structured: a list or an object, read by hand.
+    methods: the methods that use it; empty: all. structured: a list or an object, which the parser reads itself.
     """
 
     setting: Setting
@@ -36,19 +33,6 @@ class Key:
     @property
     def name(self) -> str:
         return self.setting.name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignKey:
-    """A key of vLLM's that FASER has not. neutral: values, beside null, that ask for nothing.
-
-    only_speed: the value is accepted with a warning, since it could only change speed.
-    """
-
-    reason: str
-    neutral: tuple[Any, ...] = ()
-    instead: str = ""
-    only_speed: bool = False
 
 
 def _key(
@@ -65,14 +49,16 @@ def _key(
     return Key(setting=described, field=field, methods=methods, structured=structured)
 
 
-_OWN_MODEL = (AUTO, "draft_model")
-_LOOKUP = (AUTO, "ngram")
+_OWN_MODEL = (AUTO, *(each.name for each in DRAFTERS.values() if each.needs_draft_model))
+_NGRAM = (AUTO, "ngram")
 _SUFFIX = (AUTO, "suffix")
+
+MAX_CLASSES = 32  # each is a label value of a dozen metrics
 
 KEYS: tuple[Key, ...] = (
     _key(
         "method",
-        "Who drafts. auto: suffix and n-gram lookup, and the model if one is named, chosen per request.",
+        "The drafter. auto: suffix and n-gram lookup, and the draft model if one is named; chosen per request.",
         Kind.TEXT,
         field="method",
         choices=METHODS,
@@ -80,13 +66,13 @@ KEYS: tuple[Key, ...] = (
     ),
     _key(
         "policy",
-        "Who decides how many tokens are drafted and verified.",
+        "How the number of drafted and verified tokens is chosen.",
         Kind.TEXT,
         choices=POLICIES,
     ),
     _key(
         "num_speculative_tokens",
-        "Drafted tokens a step: exactly so many under policy fixed, at most under every other.",
+        "Drafted tokens of a sequence in a step: the number under policy fixed, the maximum under every other.",
         Kind.INTEGER,
         field="num_speculative_tokens",
         low=1,
@@ -123,7 +109,7 @@ KEYS: tuple[Key, ...] = (
         "Shortest match of n-gram lookup, in tokens.",
         Kind.INTEGER,
         field="prompt_lookup_min",
-        methods=_LOOKUP,
+        methods=_NGRAM,
         low=1,
         high=64,
     ),
@@ -132,46 +118,18 @@ KEYS: tuple[Key, ...] = (
         "Longest match of n-gram lookup, in tokens.",
         Kind.INTEGER,
         field="prompt_lookup_max",
-        methods=_LOOKUP,
+        methods=_NGRAM,
         low=1,
         high=64,
     ),
     _key(
-        "suffix_decoding_max_tree_depth",
-        "Longest match and draft of suffix lookup, in tokens.",
-        Kind.INTEGER,
-        field="suffix_max_tree_depth",
-        methods=_SUFFIX,
-        low=1,
-        high=1024,
-    ),
-    _key(
         "suffix_decoding_max_cached_requests",
-        "Past answers that suffix lookup remembers. 0: none.",
+        "Past answers that suffix lookup drafts from. 0: none.",
         Kind.INTEGER,
         field="suffix_max_cached_requests",
         methods=_SUFFIX,
         low=0,
         high=1 << 30,
-    ),
-    _key(
-        "suffix_decoding_max_spec_factor",
-        "Longest draft of suffix lookup, as a multiple of the match.",
-        Kind.NUMBER,
-        field="suffix_max_spec_factor",
-        methods=_SUFFIX,
-        low=0,
-        above=True,
-        high=1024,
-    ),
-    _key(
-        "suffix_decoding_min_token_prob",
-        "Estimated probability below which suffix lookup stops.",
-        Kind.NUMBER,
-        field="suffix_min_token_prob",
-        methods=_SUFFIX,
-        low=0,
-        high=1,
     ),
     _key(
         "num_speculative_tokens_per_batch_size",
@@ -182,14 +140,15 @@ KEYS: tuple[Key, ...] = (
     _key("enable_adaptive_verification", "true: policy survival.", Kind.SWITCH),
     _key(
         "rejection_sample_method",
-        "How drafts are judged. synthetic accepts by given rates: answers are not the model's.",
+        "How drafts are verified. synthetic accepts at given rates: answers are not the model's.",
         Kind.TEXT,
         field="rejection_sample_method",
         choices=REJECTION_METHODS,
     ),
     _key(
         "draft_sample_method",
-        "How a draft model chooses: its likeliest token; one coupled to the request's noise; one at random.",
+        "How a model drafts. greedy: its likeliest token; coupled: with the random numbers that the target will "
+        "use; probabilistic: with its own.",
         Kind.TEXT,
         field="draft_sample_method",
         methods=(AUTO, *PASS_METHODS),
@@ -197,79 +156,20 @@ KEYS: tuple[Key, ...] = (
     ),
     _key(
         "synthetic_acceptance_rates",
-        "With synthetic: for each position, how often the draft is accepted up to there; never rising.",
+        "With synthetic: for each position the share of drafts that are accepted up to there; never rising.",
         Kind.JSON,
         structured=True,
     ),
     _key(
-        "synthetic_acceptance_length",
-        "With synthetic: mean tokens a step, the target's own included.",
-        Kind.NUMBER,
-        low=1,
-        high=MAX_DRAFT_TOKENS + 1,
+        "slo",
+        "{ttft_ms, tpot_ms}: latency targets of requests that have none of their own.",
+        Kind.JSON,
+        structured=True,
     ),
-    _key("slo", "{ttft_ms, tpot_ms}: targets of requests that bring none.", Kind.JSON, structured=True),
     _key(
         "classes",
-        "{name: {enabled, max_tokens, slo}}: what requests of a class get.",
+        "{name: {enabled, max_tokens, slo}}: settings of each class of requests.",
         Kind.JSON,
         structured=True,
     ),
 )
-
-_NO_CODE = "no code of a checkpoint is run"
-_NO_SPLIT = "drafting and verifying take turns in this release"
-_OLDER = "it belongs to older versions"
-
-FOREIGN_KEYS: dict[str, ForeignKey] = {
-    "code_revision": ForeignKey(reason=_NO_CODE),
-    "quantization": ForeignKey(reason="weights are computed as they are, or dequantised (GGUF)"),
-    "kv_cache_dtype": ForeignKey(reason="it is the target's: --kv-cache-dtype", neutral=(AUTO,)),
-    "draft_load_config": ForeignKey(reason="how to load follows from the files", neutral=({},)),
-    "hf_overrides": ForeignKey(reason="a checkpoint is served as it is", neutral=({},)),
-    "draft_tensor_parallel_size": ForeignKey(reason="a model runs on one device", neutral=(1,), instead="1"),
-    "use_heterogeneous_vocab": ForeignKey(
-        reason="drafter and model must share a vocabulary", neutral=(False,), instead="method 'suffix'"
-    ),
-    "parallel_drafting": ForeignKey(reason="draft models draft token by token", neutral=(False,)),
-    "attention_backend": ForeignKey(reason="it follows from --backend", neutral=(AUTO,), instead="--backend"),
-    "moe_backend": ForeignKey(reason="it follows from --backend", neutral=(AUTO,), instead="--backend"),
-    "speculative_token_tree": ForeignKey(reason="drafts are chains, not trees"),
-    "disable_by_batch_size": ForeignKey(
-        reason=_OLDER,
-        neutral=(0,),
-        instead='{"policy": "faser"}, which stops drafting where it does not pay, '
-        'or {"num_speculative_tokens_per_batch_size": [[1, 16, 4], [17, 4096, 0]]}',
-    ),
-    "speculative_disable_by_batch_size": ForeignKey(reason=_OLDER, neutral=(0,), instead='{"policy": "faser"}'),
-    "enforce_eager": ForeignKey(reason="--enforce-eager holds for both models", neutral=(False,), only_speed=True),
-    "use_local_argmax_reduction": ForeignKey(
-        reason="a model runs on one device", neutral=(False,), only_speed=True
-    ),
-    "disable_padded_drafter_batch": ForeignKey(
-        reason="drafts are never padded", neutral=(False,), only_speed=True
-    ),
-}
-
-# FASER's own keys of a later release. Values that ask for what is so anyway are accepted.
-LATER_KEYS: dict[str, ForeignKey] = {
-    "overlap": ForeignKey(reason=_NO_SPLIT, neutral=(AUTO, "serial")),
-    "sm_share": ForeignKey(reason=_NO_SPLIT, neutral=(AUTO,)),
-    "chunk": ForeignKey(reason=_NO_SPLIT, neutral=(AUTO,)),
-    "pruning": ForeignKey(reason="drafts are trimmed before verification only", neutral=(AUTO, "off", False)),
-    "audit_rate": ForeignKey(reason="this release has no shadow checks", neutral=(0, 0.0)),
-}
-
-_HIDDEN_STATES = "no drafter reads the model's hidden states"
-
-FOREIGN_METHODS: dict[str, str] = {
-    "eagle": _HIDDEN_STATES,
-    "eagle3": _HIDDEN_STATES,
-    "mtp": _HIDDEN_STATES,
-    "medusa": _HIDDEN_STATES,
-    "mlp_speculator": _HIDDEN_STATES,
-    "dflash": _HIDDEN_STATES,
-    "dspark": _HIDDEN_STATES,
-    "custom_class": "no code of the operator's runs in the engine",
-    "extract_hidden_states": "hidden states are not handed out",
-}

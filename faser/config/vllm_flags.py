@@ -1,7 +1,7 @@
-"""Flags that vLLM has and FASER has not: which of them may be left on a command line, and why not the others.
+"""Flags that FASER does not have and knows by name: those of vLLM, and those that FASER had once.
 
-A value that means "off", "one" or the default is always accepted. What can only change speed or logging is
-accepted with a warning. Everything else is refused by name. Knows nothing of parsing.
+A value that means "off", "one" or the default is always accepted. A flag that can only change speed or logging is
+accepted with a warning. Every other one is refused, with the reason and what to use instead.
 """
 
 from dataclasses import dataclass
@@ -11,25 +11,26 @@ from faser import __version__
 
 
 class FlagSupport(Enum):
-    ACCEPT = "what the flag asks for is always so"
-    WARN = "without effect on what is answered"
-    REFUSE = "would change what is answered, or what is reachable"
+    ACCEPT = "FASER always does what the flag asks for"
+    WARN = "the flag has no effect on answers"
+    REFUSE = "the flag would change answers, or what is reachable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignFlag:
-    """One flag of vLLM's. neutral: values, beside the usual ones, that ask for nothing. switch: takes no value.
+    """One flag. neutral: values that ask for nothing, apart from _ALWAYS_NEUTRAL. origin: which program has it.
 
-    many: takes several values.
+    switch: takes no value. many: takes several values. instead: what to use; VALUE in it is the flag's value.
     """
 
     flags: tuple[str, ...]
-    verdict: FlagSupport
+    support: FlagSupport
     reason: str
     neutral: tuple[str, ...] = ()
     switch: bool = False
     many: bool = False
     instead: str = ""
+    origin: str = "vLLM"
 
     @property
     def key(self) -> str:
@@ -42,49 +43,56 @@ _ONE = ("1",)
 
 
 def judge(foreign: ForeignFlag, label: str, text: str) -> tuple[str | None, str | None]:
-    """(problem, warning) of a flag and its value; both None when it asks for nothing, or for what is so anyway."""
+    """(problem, warning) for a flag and its value; both None when FASER does what it asks for anyway."""
     neutral = text.lower() in _ALWAYS_NEUTRAL or text in foreign.neutral
-    if foreign.verdict is FlagSupport.ACCEPT or (neutral and foreign.verdict is FlagSupport.REFUSE):
+    if foreign.support is FlagSupport.ACCEPT or (neutral and foreign.support is FlagSupport.REFUSE):
         return None, None
-    if foreign.verdict is FlagSupport.WARN:
+    if foreign.support is FlagSupport.WARN:
         return None, f"{label} has no effect: {foreign.reason}"
     instead = foreign.instead.replace(_VALUE, text or _VALUE)
     alternative = f"Remove it or use {instead}." if instead else "Remove it."
     value = "" if foreign.switch else f": '{text}'"
-    known = f"{label}{value} is known from vLLM but not supported by FASER {__version__}"
+    known = f"{label}{value} is known from {foreign.origin} but not supported by FASER {__version__}"
     return f"{known}: {foreign.reason}. {alternative}", None
 
 
 def _refuse(
-    flags: str, reason: str, *, neutral: tuple[str, ...] = (), switch: bool = False, instead: str = ""
+    flags: str,
+    reason: str,
+    *,
+    neutral: tuple[str, ...] = (),
+    switch: bool = False,
+    instead: str = "",
+    origin: str = "vLLM",
 ) -> ForeignFlag:
     return ForeignFlag(
         flags=tuple(flags.split()),
-        verdict=FlagSupport.REFUSE,
+        support=FlagSupport.REFUSE,
         reason=reason,
         neutral=neutral,
         switch=switch,
         instead=instead,
+        origin=origin,
     )
 
 
 def _warn(flags: str, reason: str, *, switch: bool = False, many: bool = False) -> ForeignFlag:
     return ForeignFlag(
-        flags=tuple(flags.split()), verdict=FlagSupport.WARN, reason=reason, switch=switch, many=many
+        flags=tuple(flags.split()), support=FlagSupport.WARN, reason=reason, switch=switch, many=many
     )
 
 
 def _accept(flags: str, reason: str, *, switch: bool = True) -> ForeignFlag:
-    return ForeignFlag(flags=tuple(flags.split()), verdict=FlagSupport.ACCEPT, reason=reason, switch=switch)
+    return ForeignFlag(flags=tuple(flags.split()), support=FlagSupport.ACCEPT, reason=reason, switch=switch)
 
 
 _ONE_DEVICE = "a model runs on one device"
-_IN_JSON = "all that concerns speculation is in one JSON object"
+_IN_JSON = "all settings of the drafter are in one JSON object"
 _NO_TOOLS = "this build has no tool parser"
 _NO_LORA = "this build has no adapters"
 _NO_MEDIA = "this build serves text only"
 _KV_SCALES = "8-bit keys and values are stored with a scale of one"
-_GRAPHS = "steps are recorded for the sizes of --cudagraph-capture-sizes, and for every length"
+_GRAPHS = "CUDA graphs are captured for the sizes of --cudagraph-capture-sizes, and for every length"
 _NO_ADMIN = "this build has no admin routes"
 
 FOREIGN_FLAGS: tuple[ForeignFlag, ...] = (
@@ -152,6 +160,11 @@ FOREIGN_FLAGS: tuple[ForeignFlag, ...] = (
     _refuse("--collect-detailed-traces", "this build sends no traces"),
     _refuse("--kv-transfer-config", "the KV cache stays in one process", neutral=("{}",)),
     _refuse("--kv-events-config", "the KV cache stays in one process", neutral=("{}",)),
+    _refuse(
+        "--draft-share",
+        "of the shares that a partition offers, drafting gets the best one, by measured step times",
+        origin="an earlier version",
+    ),
     _warn("--trust-remote-code", "no code of a checkpoint is ever run", switch=True),
     _warn("--compilation-config -cc -O", "torch compiles nothing here"),
     _warn("--cuda-graph-sizes", _GRAPHS, many=True),

@@ -17,7 +17,6 @@ from faser.engine.control.speculation.drafter_selection import make_selection
 from faser.engine.control.timing.clock import Clock, WallClock
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.overlap.factory import accepts
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
@@ -153,12 +152,11 @@ def _speculation_control(
 def _overlap(
     config: EngineConfig, lanes: Lanes | None, interference: tuple[InterferenceTable, ...]
 ) -> OverlapOptions | None:
-    """None without lanes, and where the measured ones exclude the share that config asks for."""
-    measured = tuple(each for each in interference if accepts(config, each.share))
-    if lanes is None or not measured:
+    """None without lanes, and where their interference was not measured."""
+    if lanes is None or not interference:
         return None
     return OverlapOptions(
-        name=lanes.partition.name, lanes=measured, mode=config.spec_overlap, fallback=lanes.fallback
+        name=lanes.partition.name, lanes=interference, mode=config.spec_overlap, fallback=lanes.fallback
     )
 
 

@@ -81,7 +81,7 @@ def test_an_engine_config_survives_the_pipe() -> None:
         ),
         (
             {"quantization": "gguf"},
-            "quantization is gguf; what a checkpoint is quantized to is read from its files; leave it out",
+            "quantization is gguf; the type of a quantized checkpoint is read from its files; leave it out",
         ),
         ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype is fp4; it must be one of auto, fp8"),
         (

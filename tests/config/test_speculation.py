@@ -1,4 +1,4 @@
-"""What --speculative-config may hold, what becomes of it, and in which words it is refused."""
+"""What --speculative-config may hold, which config it becomes, and the messages that refuse it."""
 
 from typing import Any
 
@@ -10,8 +10,9 @@ from faser import __version__
 from faser.config.declaration import Kind
 from faser.config.engine import EngineConfig
 from faser.config.speculation import METHODS, POLICIES, SpeculationConfig
-from faser.config.speculation_keys import FOREIGN_KEYS, FOREIGN_METHODS, KEYS, LATER_KEYS, Key
+from faser.config.speculation_keys import KEYS, Key
 from faser.config.speculation_parser import parse_speculation
+from faser.config.vllm_speculation_keys import FOREIGN_KEYS, FOREIGN_METHODS
 from faser.errors import ConfigError, RequestError
 from faser.types import Slo, SpeculationParams
 
@@ -31,7 +32,7 @@ def problems(**keys: Any) -> tuple[str, ...]:
     return parsed.problems
 
 
-def test_nothing_said_is_text_drafts_under_the_faser_policy() -> None:
+def test_the_default_is_text_drafts_under_policy_faser() -> None:
     assert config() == SpeculationConfig(method="auto", policy="faser")
     assert config().cap == 16
 
@@ -56,10 +57,7 @@ def test_null_is_the_same_as_absent(key: Key) -> None:
         ({"prompt_lookup_max": 4}, "prompt_lookup_min", 2),
         ({"prompt_lookup_max": 1}, "prompt_lookup_min", 1),
         ({"prompt_lookup_min": 7}, "prompt_lookup_max", 7),
-        ({"suffix_decoding_max_tree_depth": 8}, "suffix_max_tree_depth", 8),
         ({"suffix_decoding_max_cached_requests": 0}, "suffix_max_cached_requests", 0),
-        ({"suffix_decoding_max_spec_factor": 2}, "suffix_max_spec_factor", 2),
-        ({"suffix_decoding_min_token_prob": 0.5}, "suffix_min_token_prob", 0.5),
         ({"policy": "goodput"}, "policy", "goodput"),
         ({"enable_adaptive_verification": True}, "policy", "survival"),
         ({"enable_adaptive_verification": False}, "policy", "faser"),
@@ -107,9 +105,9 @@ def test_a_key_of_vllms_is_refused_by_name_or_accepted_with_a_warning(name: str)
 
 @pytest.mark.parametrize(
     "name, value",
-    [(name, value) for name, foreign in (FOREIGN_KEYS | LATER_KEYS).items() for value in (None, *foreign.neutral)],
+    [(name, value) for name, foreign in FOREIGN_KEYS.items() for value in (None, *foreign.neutral)],
 )
-def test_a_value_that_asks_for_nothing_is_accepted_without_a_word(name: str, value: Any) -> None:
+def test_a_value_that_asks_for_nothing_is_accepted_without_a_warning(name: str, value: Any) -> None:
     parsed = parse_speculation({name: value})
     assert (parsed.config, parsed.warnings) == (SpeculationConfig(), ())
 
@@ -119,16 +117,6 @@ def test_a_method_of_vllms_that_is_not_built_is_refused_by_name(method: str) -> 
     (problem,) = problems(method=method)
     assert problem.startswith(f"'{method}' is known from vLLM but not supported by FASER {__version__}: ")
     assert problem.endswith(" Remove it or use 'suffix', 'ngram', 'draft_model' or 'layer_skip'.")
-
-
-def test_what_a_later_release_brings_is_refused_with_what_may_be_said_now() -> None:
-    assert problems(overlap="streams") == (
-        f"'overlap' is streams; FASER {__version__} takes auto or serial only: "
-        f"drafting and verifying take turns in this release",
-    )
-    assert problems(sm_share=0.5, chunk=4, pruning="on", audit_rate=0.1)[3] == (
-        f"'audit_rate' is 0.1; FASER {__version__} takes 0 or 0.0 only: this release has no shadow checks"
-    )
 
 
 @pytest.mark.parametrize(
@@ -171,12 +159,21 @@ def test_what_a_later_release_brings_is_refused_with_what_may_be_said_now() -> N
             "prompt_lookup_min is 5; it must be at most prompt_lookup_max, 4",
         ),
         (
-            {"suffix_decoding_min_token_prob": 1.5},
-            "suffix_decoding_min_token_prob is 1.5; it must be at least 0 and at most 1",
+            {"suffix_decoding_max_cached_requests": -1},
+            "suffix_decoding_max_cached_requests is -1; it must be at least 0 and at most 1073741824",
         ),
         (
-            {"suffix_decoding_max_spec_factor": 0},
-            "suffix_decoding_max_spec_factor is 0; it must be above 0 and at most 1024",
+            {"rejection_sample_method": "synthetic"},
+            "rejection_sample_method is synthetic; it needs 'synthetic_acceptance_rates'",
+        ),
+        (
+            {"synthetic_acceptance_rates": [0.5]},
+            "'synthetic_acceptance_rates' needs rejection_sample_method synthetic",
+        ),
+        (
+            {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5},
+            f"'synthetic_acceptance_length' is known from vLLM but not supported by FASER {__version__}: an "
+            "acceptance is given for each position. Remove it or use 'synthetic_acceptance_rates'.",
         ),
         ({"enable_adaptive_verification": 1}, "enable_adaptive_verification is 1; it must be true or false"),
         ({"slo": {"tpot_ms": 0}}, "slo.tpot_ms is 0; it must be a number of milliseconds above 0"),
@@ -201,21 +198,21 @@ def test_what_a_later_release_brings_is_refused_with_what_may_be_said_now() -> N
         ),
     ],
 )
-def test_a_mistake_is_told_in_these_words(keys: dict[str, Any], problem: str) -> None:
+def test_each_mistake_has_its_message(keys: dict[str, Any], problem: str) -> None:
     assert problems(**keys) == (problem,)
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     found = problems(metod=1, num_speculative_tokens=0, overlap="cores", quantization="awq", slo={"x": 1})
     assert len(found) == 5
 
 
-def test_one_mistake_is_complained_of_once() -> None:
-    assert len(problems(rejection_sample_method="synthetic", synthetic_acceptance_length="x")) == 1
+def test_one_mistake_is_reported_once() -> None:
+    assert len(problems(rejection_sample_method="synthetic", synthetic_acceptance_rates="x")) == 1
     assert len(problems(method="draft_model", model=7)) == 1
 
 
-def test_a_key_that_the_method_does_not_look_at_is_warned_of() -> None:
+def test_a_key_that_the_method_does_not_use_is_warned_of() -> None:
     parsed = parse_speculation({"method": "suffix", "prompt_lookup_max": 4, "model": "d"})
     assert parsed.warnings == (
         "'model' has no effect with method suffix",
@@ -256,35 +253,10 @@ def test_no_entry_of_a_table_exceeds_the_cap() -> None:
     assert problem.endswith("is [1, 8, 4]; tokens must be at least 0 and at most 3")
 
 
-M6 = (
-    "'synthetic' needs exactly one of 'synthetic_acceptance_rates' and 'synthetic_acceptance_length' (and they "
-    "need 'synthetic').",
-)
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"rejection_sample_method": "synthetic"},
-        {"synthetic_acceptance_rates": [0.5]},
-        {"synthetic_acceptance_length": 2},
-        {
-            "rejection_sample_method": "synthetic",
-            "synthetic_acceptance_rates": [0.5],
-            "synthetic_acceptance_length": 1.5,
-        },
-    ],
-)
-def test_synthetic_and_its_two_keys_come_as_a_pair(keys: dict[str, Any]) -> None:
-    assert problems(**keys) == M6
-
-
 @pytest.mark.parametrize(
     "keys, rates",
     [
-        ({"num_speculative_tokens": 4, "synthetic_acceptance_length": 2.5}, (1.0, 0.5, 0.0, 0.0)),
-        ({"num_speculative_tokens": 2, "synthetic_acceptance_length": 1}, (0.0, 0.0)),
-        ({"num_speculative_tokens": 2, "synthetic_acceptance_length": 3}, (1.0, 1.0)),
+        ({"num_speculative_tokens": 2, "synthetic_acceptance_rates": [1, 0]}, (1.0, 0.0)),
         ({"synthetic_acceptance_rates": [0.9, 0.5, 0.5]}, (0.9, 0.5, 0.5)),
     ],
 )
@@ -293,20 +265,6 @@ def test_synthetic_acceptance_becomes_rates_as_many_as_the_cap(keys: dict[str, A
     assert read.synthetic_acceptance_rates == rates
     assert read.cap == len(rates)
     assert read.synthetic
-
-
-@settings(max_examples=100, deadline=None)
-@given(size=st.integers(1, 32), share=st.floats(0, 1))
-def test_a_synthetic_length_is_the_mean_tokens_a_step_under_its_rates(size: int, share: float) -> None:
-    """Oracle: the mean is one, and the sum of unconditional rates."""
-    length = 1 + share * size
-    read = config(
-        rejection_sample_method="synthetic", num_speculative_tokens=size, synthetic_acceptance_length=length
-    )
-    rates = read.synthetic_acceptance_rates
-    assert 1 + sum(rates) == pytest.approx(length)
-    assert list(rates) == sorted(rates, reverse=True)
-    assert sum(0 < rate < 1 for rate in rates) <= 1
 
 
 @pytest.mark.parametrize("rates", [[0.5, 0.6], [1.5], [-0.1], [], ["x"], 0.5, [True], [0.1] * 33])
@@ -322,22 +280,12 @@ def test_rates_are_as_many_as_the_tokens() -> None:
     assert problem == "synthetic_acceptance_rates is [0.5]; it must be 2 numbers from 0 to 1 that never rise"
 
 
-def test_a_length_beyond_the_cap_is_refused() -> None:
-    (problem,) = problems(
-        rejection_sample_method="synthetic", synthetic_acceptance_length=4.5, num_speculative_tokens=3
-    )
-    assert problem == (
-        "synthetic_acceptance_length is 4.5; it must be at least 1 and at most 4, one more than "
-        "num_speculative_tokens"
-    )
-
-
 def test_without_drafts_nothing_is_synthetic() -> None:
-    read = config(policy="off", rejection_sample_method="synthetic", synthetic_acceptance_length=2)
+    read = config(policy="off", rejection_sample_method="synthetic", synthetic_acceptance_rates=[0.5])
     assert not read.synthetic
 
 
-def test_a_class_inherits_what_it_does_not_say() -> None:
+def test_a_class_inherits_the_values_that_it_does_not_give() -> None:
     read = config(
         num_speculative_tokens=8,
         slo={"ttft_ms": 500, "tpot_ms": 50},
@@ -350,7 +298,7 @@ def test_a_class_inherits_what_it_does_not_say() -> None:
     assert read.params_of("one").max_tokens == 1
 
 
-def test_the_default_class_may_be_told_what_it_gets() -> None:
+def test_the_default_class_can_be_configured() -> None:
     read = config(classes={"default": {"max_tokens": 2}})
     assert read.class_names == ("default",)
     assert read.params_of("default").max_tokens == 2
@@ -366,13 +314,13 @@ def test_flags_and_keys_agree_or_are_refused() -> None:
     )
 
 
-def test_an_engine_config_always_says_how_it_speculates() -> None:
+def test_an_engine_config_always_has_a_speculation_config() -> None:
     assert EngineConfig().speculation == SpeculationConfig()
     chosen = EngineConfig(speculative_config={"method": "ngram"}, speculative_policy="off", slo_tpot_ms=20.0)
     assert chosen.speculation == SpeculationConfig(method="ngram", policy="off", slo=Slo(tpot_ms=20.0))
 
 
-def test_an_engine_config_tells_its_problems_under_the_setting_s_name() -> None:
+def test_problems_of_an_engine_config_name_the_setting() -> None:
     with pytest.raises(ConfigError) as caught:
         EngineConfig(speculative_config={"methd": "ngram"}, speculative_policy="best", slo_ttft_ms=-1.0)
     text = str(caught.value)
@@ -393,7 +341,7 @@ _json = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
-_names = st.sampled_from([*(key.name for key in KEYS), *FOREIGN_KEYS, *LATER_KEYS, "x"])
+_names = st.sampled_from([*(key.name for key in KEYS), *FOREIGN_KEYS, "x"])
 
 
 @settings(max_examples=300, deadline=None)

@@ -8,8 +8,9 @@ from faser.cli.flags.sources import UsageError
 from faser.config.declaration import Kind, Setting, did_you_mean, limits, shown
 from faser.config.groups import GROUPS
 from faser.config.speculation import SpeculationConfig
-from faser.config.speculation_keys import FOREIGN_KEYS, KEYS, LATER_KEYS, Key
+from faser.config.speculation_keys import KEYS, Key
 from faser.config.vllm_flags import FOREIGN_FLAGS, FlagSupport
+from faser.config.vllm_speculation_keys import FOREIGN_KEYS
 
 _DEFAULTS = SpeculationConfig()
 _INDENT = 32
@@ -63,7 +64,7 @@ def markdown(settings: Sequence[Setting]) -> str:
     parts.append("Known by name and refused, or accepted with a warning where they can only change speed:\n")
     parts.append("| key | accepted | because |\n| --- | --- | --- |")
     parts.append("\n".join(_foreign_key_rows()) + "\n")
-    parts.append("## Flags of vLLM's\n")
+    parts.append("## Flags of vLLM, and earlier ones\n")
     parts.append(
         "Known by name. A value that means off, one or the default is accepted for each of them.\n\n"
         "| flag | else | because |\n| --- | --- | --- |"
@@ -79,7 +80,7 @@ def _foreign_rows() -> list[str]:
         FlagSupport.REFUSE: "refused",
     }
     return [
-        f"| `{' '.join(each.flags)}` | {words[each.verdict]} | {each.reason}"
+        f"| `{' '.join(each.flags)}` | {words[each.support]} | {each.reason}"
         f"{f'; use {each.instead}' if each.instead else ''} |"
         for each in FOREIGN_FLAGS
     ]
@@ -95,7 +96,7 @@ def _foreign_key_rows() -> list[str]:
     return [
         f"| `{name}` | {'all' if each.only_speed else ', '.join(json.dumps(value) for value in each.neutral)} "
         f"| {each.reason} |"
-        for name, each in (FOREIGN_KEYS | LATER_KEYS).items()
+        for name, each in FOREIGN_KEYS.items()
     ]
 
 

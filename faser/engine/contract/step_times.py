@@ -5,8 +5,6 @@ The control plane builds its cost model from them and corrects that model online
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 
 from faser.engine.contract.interference import FACTORS, InterferenceTable
 from faser.errors import ConfigError
+from faser.files import write_atomically
 
 Floats = NDArray[np.float64]
 
@@ -140,14 +139,9 @@ class StepTimes:
             raise ConfigError(f"{source} is not a cost model: {type(error).__name__}: {error}") from error
 
     def save(self, path: Path) -> None:
-        """Write a temporary file and move it into place, so that no reader sees half of it. Raises ConfigError."""
+        """Raises ConfigError."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8"
-            ) as file:
-                file.write(self.to_json())
-            os.replace(file.name, path)
+            write_atomically(path, self.to_json())
         except OSError as error:
             raise ConfigError(f"the cost model cannot be written to {path}: {error}") from error
 

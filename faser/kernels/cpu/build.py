@@ -6,17 +6,16 @@ libraries into the package itself, so that an image needs no compiler when it ru
 
 import argparse
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
 from faser.errors import ConfigError
+from faser.files import replacing
 
 SOURCE_DIR = Path(__file__).parent / "native"
 PREBUILT_DIR = SOURCE_DIR / "prebuilt"
@@ -115,25 +114,20 @@ def prebuild(directory: Path, isas: Sequence[Isa]) -> list[Path]:
 
 
 def _compile(compiler: str, isa: Isa, target: Path) -> None:
-    """Compile into a temporary file beside target, then rename: nobody ever sees half a library."""
+    """Compile into target; a process that loads it never sees half a library."""
+    sources = [str(path) for path in _source_files() if path.suffix == ".cpp"]
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
+        with replacing(target) as new:
+            done = subprocess.run(
+                [compiler, *_flags(isa), *sources, "-o", str(new)], capture_output=True, text=True, check=False
+            )
+            if done.returncode != 0:
+                said = "\n".join(done.stderr.splitlines()[:_ERROR_LINES])
+                raise ConfigError(f"{compiler} could not compile the native kernels for {isa}:\n{said}")
+            new.chmod(0o755)
     except OSError as error:
         raise ConfigError(f"cannot write compiled kernels to {target.parent}: {error.strerror}") from error
-    os.close(descriptor)
-    try:
-        sources = [str(path) for path in _source_files() if path.suffix == ".cpp"]
-        done = subprocess.run(
-            [compiler, *_flags(isa), *sources, "-o", name], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            said = "\n".join(done.stderr.splitlines()[:_ERROR_LINES])
-            raise ConfigError(f"{compiler} could not compile the native kernels for {isa}:\n{said}")
-        Path(name).chmod(0o755)
-        os.replace(name, target)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _flags(isa: Isa) -> tuple[str, ...]:

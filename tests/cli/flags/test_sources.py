@@ -192,15 +192,15 @@ def test_no_flag_of_vllms_shadows_one_of_ours() -> None:
 
 
 @pytest.mark.parametrize("each", FOREIGN_FLAGS, ids=lambda each: each.key)
-def test_a_flag_of_vllms_is_refused_or_accepted_as_its_verdict_says(tmp_path: Path, each: ForeignFlag) -> None:
+def test_a_flag_of_vllms_is_refused_or_accepted_as_its_support_says(tmp_path: Path, each: ForeignFlag) -> None:
     by_flag = [each.flags[0]] if each.switch else [each.flags[0], "77"]
     by_key = yaml_file(tmp_path, f"{each.key}: {'true' if each.switch else '77'}\n")
-    if each.verdict is FlagSupport.REFUSE:
+    if each.support is FlagSupport.REFUSE:
         assert each.reason in problems(*by_flag)[0]
         assert each.reason in problems(file=by_key)[0]
     else:
         warnings = [build(*by_flag)[2].warnings, build(file=by_key)[2].warnings]
-        assert [len(found) for found in warnings] == ([1, 1] if each.verdict is FlagSupport.WARN else [0, 0])
+        assert [len(found) for found in warnings] == ([1, 1] if each.support is FlagSupport.WARN else [0, 0])
 
 
 @pytest.mark.parametrize("each", FOREIGN_FLAGS, ids=lambda each: each.key)

@@ -57,7 +57,7 @@ def test_a_model_loaded_here_can_be_talked_to(tiny_checkpoint: Path, capsys: pyt
 
 def test_warnings_and_the_synthetic_banner_come_before_the_model_is_loaded(tiny_checkpoint: Path) -> None:
     """The context is too long for the model, so the server never starts."""
-    config = '{"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2, "enforce_eager": true}'
+    config = '{"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5], "enforce_eager": true}'
     flags = ["--port", "0", "--max-model-len", "9M", "--speculative-config", config]
     done = subprocess.run(
         [sys.executable, "-m", "faser", "serve", str(tiny_checkpoint), *flags],

@@ -82,9 +82,6 @@ def test_the_lookup_is_native_where_there_is_a_library_and_drafts_the_same_where
 ) -> None:
     config = SpeculationConfig(
         num_speculative_tokens=7,
-        suffix_max_tree_depth=6,
-        suffix_max_spec_factor=1.5,
-        suffix_min_token_prob=0.4,
         suffix_max_cached_requests=2,
         prompt_lookup_min=3,
         prompt_lookup_max=4,

@@ -1,19 +1,19 @@
-"""The drafting loop without a wait between passes: what one is still choosing is what the next is fed.
+"""The drafting loop without a wait between passes: the device feeds the tokens of one pass to the next.
 
-Owns the order in which passes are launched and read. What a draft is and which of its tokens are kept is as in
-passes.py; the tokens stay where the model runs until then, and the host lays out one pass while another runs.
+Owns the order in which passes are launched and read. DraftProgress of passes.py decides which tokens are kept,
+once the host has read them; until then they stay on the device, and the host lays out one pass while another runs.
 
     device    | pass 1               | pass 2               | pass 3               |
     host      launch 1, launch 2     | read 1, launch 3     | read 2, launch 4     | read 3 ...
 
-So a rule takes effect one pass later: whether pass 3 may be is asked of what pass 1 chose. A token below the price
-of its row is dropped all the same, and so is the one drafted behind it meanwhile. Where the price of a pass ends a
-round, one pass more was made, and what it brought is kept as far as the price of a row allows.
+So the stop rule takes effect one pass later: the tokens of pass 1 decide whether there is a pass 3. A token below
+the price of its row is still dropped, and so is the one that was meanwhile drafted after it. Where the price of a
+pass ends the drafts, one more pass has run, and its tokens are kept as far as the price of a row allows.
 
-What was fed and is then dropped has keys and values behind the end of its course, where nothing is taken for
-computed: whoever computes this position next writes it before any row reads it.
+A token that was fed and is dropped later has keys and values after the end of its draft. The draft's num_fed does
+not count them, so the next pass over this position writes them again before any row reads them.
 
-On a GPU this loop has not run yet.
+This loop has not run on a GPU yet.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,16 +45,16 @@ Ints = NDArray[np.int64]
 
 
 class DeviceFedPassLoop:
-    """See DraftLoop. The runner makes the choice; until is asked while the pass before the one it is about runs.
+    """See DraftLoop. The runner samples. `until` is asked while the pass before the one that it may prevent runs.
 
-    waiting: drafts where likely tokens are to be named, which a runner's guess does not do.
+    waiting: the loop that drafts where likely tokens are to be named, which the runner does not do.
     """
 
     def __init__(
         self,
         runner: Runner,
         table: BlockTable,
-        choice: RunnerDraftSampler,
+        sampler: RunnerDraftSampler,
         *,
         max_rows: int,
         waiting: DraftLoop,
@@ -62,7 +62,7 @@ class DeviceFedPassLoop:
     ) -> None:
         self._runner = runner
         self._table = table
-        self._choice = choice
+        self._sampler = sampler
         self._max_rows = max_rows
         self._waiting = waiting
         self._num_layers = num_layers
@@ -70,69 +70,69 @@ class DeviceFedPassLoop:
     @torch.inference_mode()
     def draft(
         self,
-        openings: Sequence[DraftInput],
+        inputs: Sequence[DraftInput],
         stop: StopRule | None,
         until: Callable[[], bool] | None = None,
         *,
         wants_top_ids: bool = False,
     ) -> DraftBatch:
         if wants_top_ids:
-            return self._waiting.draft(openings, stop, until, wants_top_ids=True)
-        if not openings:
-            return DraftBatch(courses=(), passes=0, probs=None)
-        progress = DraftProgress(openings)
-        running, passes = self._open(openings, progress)
-        willing = running.going
-        while len(going := willing[progress.max_tokens[willing] > running.depth]) and not (
+            return self._waiting.draft(inputs, stop, until, wants_top_ids=True)
+        if not inputs:
+            return DraftBatch()
+        progress = DraftProgress(inputs)
+        running, passes = self._launch_first(inputs, progress)
+        staying = running.active
+        while len(active := staying[progress.max_tokens[staying] > running.depth]) and not (
             until is not None and until()
         ):
-            last, running = running, self._go_on(running, going)
-            progress.count_fed(going)
+            last, running = running, self._launch_next(running, active)
+            progress.count_fed(active)
             passes += 1
-            willing = _read(last, progress, stop)
+            staying = _read(last, progress, stop)
         _read(running, progress, stop)
-        return DraftBatch(courses=progress.courses(), passes=passes, probs=None)
+        return progress.batch(passes)
 
-    def _open(self, openings: Sequence[DraftInput], progress: DraftProgress) -> tuple["_Pass", int]:
-        """Launch what chooses the first token of every opening; and how many passes that is."""
-        *before, last = spread(openings, self._max_rows)
+    def _launch_first(self, inputs: Sequence[DraftInput], progress: DraftProgress) -> tuple["_Pass", int]:
+        """Launch the passes over the inputs; returns the last of them, and how many there are."""
+        *before, last = spread(inputs, self._max_rows)
         for pieces in before:
             self._runner.forward(rows_of(pieces, self._table), self._num_layers)
         batch = rows_of(last, self._table)
         self._runner.forward(batch, self._num_layers)
-        requests = self._choice.requests(progress.slots, progress.draft_starts)
-        pending = self._runner.guess(batch.last_rows, requests, self._choice.window)
-        lines = _Lines(progress.draft_starts, batch.layout.block_table, requests)
-        opened = _Pass(depth=1, going=np.arange(len(openings)), lines=lines, pending=pending)
-        return opened, len(before) + 1
+        requests = self._sampler.requests(progress.slots, progress.draft_starts)
+        pending = self._runner.guess(batch.last_rows, requests, self._sampler.window)
+        sequences = _Sequences(progress.draft_starts, batch.layout.block_table, requests)
+        first = _Pass(depth=1, active=np.arange(len(inputs)), sequences=sequences, pending=pending)
+        return first, len(before) + 1
 
-    def _go_on(self, last: "_Pass", going: Ints) -> "_Pass":
-        """Launch a pass that is fed what the last one chooses, of those that still go on."""
-        everybody = len(going) == len(last.going)
-        sources = None if everybody else np.searchsorted(last.going, going)
-        lines = last.lines if sources is None else last.lines.of(sources)
-        rows = lines.rows
+    def _launch_next(self, last: "_Pass", active: Ints) -> "_Pass":
+        """Launch a pass over the tokens that the last one samples for the active sequences."""
+        all_active = len(active) == len(last.active)
+        sources = None if all_active else np.searchsorted(last.active, active)
+        sequences = last.sequences if sources is None else last.sequences.of(sources)
+        rows = sequences.rows
         feed = TokenFeedback(pending=last.pending, rows=rows, sources=rows if sources is None else sources)
-        self._runner.forward(lines.batch(last.depth, feed), self._num_layers)
-        pending = self._runner.guess(rows, lines.requests_behind(last.depth), self._choice.window)
-        return _Pass(depth=last.depth + 1, going=going, lines=lines, pending=pending)
+        self._runner.forward(sequences.batch(last.depth, feed), self._num_layers)
+        pending = self._runner.guess(rows, sequences.requests_after(last.depth), self._sampler.window)
+        return _Pass(depth=last.depth + 1, active=active, sequences=sequences, pending=pending)
 
 
-def spread(openings: Sequence[DraftInput], max_rows: int) -> list[Sequence[DraftInput | Piece]]:
-    """All rows of the openings in as few passes as can be, and the last row of every opening in the last pass.
+def spread(inputs: Sequence[DraftInput], max_rows: int) -> list[Sequence[DraftInput | Piece]]:
+    """All tokens of the inputs in as few passes as possible, and the last one of every input in the last pass.
 
-    So one guess is for all of them. Three openings with last rows A, B and C, in passes of 6 rows:
+    So the runner samples once for all of them. Three inputs with last tokens A, B and C, in passes of 6 rows:
 
         in order     a a a a a A | b B c c c c | C
         here         a a a a a b | c c c c     | A B C
     """
-    assert len(openings) <= max_rows, f"{len(openings)} sequences draft; a pass has {max_rows} rows"
-    num_rows = sum(len(each.token_ids) for each in openings)
+    assert len(inputs) <= max_rows, f"{len(inputs)} sequences draft; a pass has {max_rows} rows"
+    num_rows = sum(len(each.token_ids) for each in inputs)
     room = (-(-num_rows // max_rows) - 1) * max_rows  # of all passes before the last
     if not room:
-        return [openings]
+        return [inputs]
     early, last = [], []
-    for each in openings:
+    for each in inputs:
         count = min(room, len(each.token_ids) - 1)
         room -= count
         if count:
@@ -141,10 +141,10 @@ def spread(openings: Sequence[DraftInput], max_rows: int) -> list[Sequence[Draft
     return [*chunks(early, max_rows), last]
 
 
-class _Lines:
-    """Sequences that have one row each in a pass, [S]: what of it is the same in every pass.
+class _Sequences:
+    """S sequences with one row each in a pass: everything that is the same in every pass.
 
-    draft_starts: positions of their first drafted tokens. requests: of these tokens. rows: numbers of the rows.
+    draft_starts: [S] positions of the first draft tokens. requests: of these tokens. rows: [S] row numbers.
     """
 
     def __init__(self, draft_starts: Ints, block_table: Tensor, requests: SamplingMetadata) -> None:
@@ -152,15 +152,15 @@ class _Lines:
         self._block_table = block_table
         self._requests = requests
         self.rows = np.arange(len(draft_starts))
-        self._token_ids = torch.from_numpy(np.zeros_like(draft_starts))  # all are fed
+        self._token_ids = torch.from_numpy(np.zeros_like(draft_starts))  # the device puts in the fed tokens
         self._query_start = torch.from_numpy(np.arange(len(draft_starts) + 1, dtype=np.int32))
 
-    def of(self, chosen: Ints) -> "_Lines":
+    def of(self, chosen: Ints) -> "_Sequences":
         table = self._block_table[torch.from_numpy(chosen)]
-        return _Lines(self._draft_starts[chosen], table, self._requests.among(chosen))
+        return _Sequences(self._draft_starts[chosen], table, self._requests.among(chosen))
 
     def batch(self, depth: int, feed: TokenFeedback) -> RowBatch:
-        """The rows of everybody's drafted token number depth, from 1 on."""
+        """The rows of draft token number depth, from 1 on, of every sequence."""
         seq_len = (self._draft_starts + depth).astype(np.int32)
         return RowBatch(
             token_ids=self._token_ids,
@@ -174,24 +174,24 @@ class _Lines:
             feed=feed,
         )
 
-    def requests_behind(self, depth: int) -> SamplingMetadata:
-        """Of the tokens that follow these rows."""
+    def requests_after(self, depth: int) -> SamplingMetadata:
+        """Of the tokens that follow draft token number depth."""
         return self._requests.at(self._draft_starts + depth)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pass:
-    """A pass that was launched. It chooses token number depth, from 1 on, of each of going: [S] openings."""
+    """A launched pass. It samples draft token number depth, from 1 on. active: [S] numbers of the inputs."""
 
     depth: int
-    going: Ints
-    lines: _Lines
+    active: Ints
+    sequences: _Sequences
     pending: PendingTokens
 
 
 def _read(passed: _Pass, progress: DraftProgress, stop: StopRule | None) -> Ints:
-    """Wait for a pass and take its tokens; returns who is willing to go on.
+    """Wait for a pass and take its tokens; returns the sequences that stay active.
 
-    Who drafted on behind a dropped token is dropped again: survival never rises.
+    A token drafted after a dropped one is dropped too: survival never rises.
     """
-    return progress.take(passed.going, guessed(passed.pending.wait()), stop)
+    return progress.take(passed.active, guessed(passed.pending.wait()), stop)

@@ -1,8 +1,8 @@
 """Drafts of a second, smaller model with weights and a KV cache of its own.
 
-The cache has the target's blocks: one block table, one set of block numbers, two tensors. Owns the course from
-a request to a draft; draft_kv keeps the books of the cache, passes runs the loop. Speculative decoding with a
-small model: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
+The cache has the target's blocks: one block table, one set of block numbers, two tensors. Turns requests into
+drafts: draft_kv_cache.py knows what the cache holds, passes.py runs the loop. Speculative decoding with a small
+model: Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,58 +11,60 @@ from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceS
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.draft_samplers import DraftSampler
 from faser.engine.execution.drafters.drafter import Continuation, Proposals
-from faser.engine.execution.drafters.passes import DraftLoop, DraftOutput
+from faser.engine.execution.drafters.passes import DraftLoop
 
 METHOD = "draft_model"
-_USUAL_ROWS = 2  # after a whole draft was accepted: its last token, which was no row, and the target's own
+_USUAL_ROWS = 2  # after a whole draft is accepted: its last token, which was no row, and the bonus token
 
 
 class DraftModel:
-    """See Drafter. max_positions: the draft model computes no position beyond; longer sequences draft nothing.
+    """See Drafter. max_positions: the context length of the draft model; longer sequences draft nothing.
 
-    A sequence's first draft computes its whole prompt, as far as no block of it was computed before, and the
-    first one after a pause what came in the meantime: all before any token is drafted.
+    The first draft of a sequence computes all of its prompt that no block in the cache holds, and the first one
+    after a pause all tokens since the last one, before any token is drafted.
     """
 
-    def __init__(self, loop: DraftLoop, kv: DraftKvCache, choice: DraftSampler, *, max_positions: int) -> None:
+    def __init__(self, loop: DraftLoop, kv: DraftKvCache, sampler: DraftSampler, *, max_positions: int) -> None:
         self._loop = loop
         self._kv = kv
-        self._choice = choice
+        self._sampler = sampler
         self._max_positions = max_positions
 
     @property
     def drafts_overlapped(self) -> bool:
-        return not self._choice.draws
+        return not self._sampler.draws
 
     def start(self, start: SequenceStart) -> None:
         self._kv.start(start.slot, start.token_ids)
-        self._choice.start(start)
+        self._sampler.start(start)
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         assert self.drafts_overlapped or not any(request.unverified for request in plan.requests), (
-            "drawn drafts cannot go ahead"
+            "drafts that are drawn cannot continue unverified tokens"
         )
-        openings = []
-        for request in plan.requests:
-            room = self._room(request)
-            if room > 0:
-                openings.append(self._kv.open(request.slot, min(request.max_tokens, room), request.unverified))
-        found = self._loop.draft(openings, plan.stop, until, wants_top_ids=plan.wants_top_ids)
-        courses = {each.slot: course for each, course in zip(openings, found.courses, strict=True)}
+        rooms = [(request, self._room(request)) for request in plan.requests]
+        drafting = [(request, room) for request, room in rooms if room > 0]
+        inputs = [
+            self._kv.missing(request.slot, min(request.max_tokens, room), request.unverified)
+            for request, room in drafting
+        ]
+        batch = self._loop.draft(inputs, plan.stop, until, wants_top_ids=plan.wants_top_ids)
+        drafts = {}
+        for (request, _), token_ids, confidences, num_fed in zip(
+            drafting, batch.token_ids, batch.confidences, batch.num_fed, strict=True
+        ):
+            slot = request.slot
+            self._kv.fill(slot, request.unverified + token_ids[:num_fed])
+            drafts[slot] = Draft(slot=slot, method=METHOD, token_ids=token_ids, confidences=confidences)
         return Proposals(
-            drafts=tuple([self._drafted(request, courses.get(request.slot)) for request in plan.requests]),
-            passes=found.passes,
-            catchup_tokens=sum([max(0, len(each.token_ids) - _USUAL_ROWS) for each in openings]),
-            probs=found.probs,
-            top_ids=found.top_ids,
+            drafts=tuple(
+                [drafts.get(each.slot) or Draft(slot=each.slot, method=METHOD) for each in plan.requests]
+            ),
+            passes=batch.passes,
+            catchup_tokens=sum([max(0, len(each.token_ids) - _USUAL_ROWS) for each in inputs]),
+            probs=batch.probs,
+            top_ids=batch.top_ids,
         )
-
-    def _drafted(self, request: DraftRequest, course: DraftOutput | None) -> Draft:
-        """course: None: the model has no positions left."""
-        if course is None:
-            return Draft(slot=request.slot, method=METHOD)
-        self._kv.fill(request.slot, request.unverified + course.token_ids[: course.num_fed])
-        return Draft(slot=request.slot, method=METHOD, token_ids=course.token_ids, confidences=course.confidences)
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         for each in continuations:
@@ -72,5 +74,5 @@ class DraftModel:
         self._kv.release(slot)
 
     def _room(self, request: DraftRequest) -> int:
-        """Tokens that can be drafted: the last of them is no row, so it may lie just beyond the last position."""
+        """How many tokens can be drafted. The last of them is no row, so its position may be max_positions."""
         return self._max_positions - self._kv.num_known(request.slot) - len(request.unverified) + 1

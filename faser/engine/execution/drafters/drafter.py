@@ -1,14 +1,15 @@
-"""The Drafter seam: who proposes the next tokens of sequences, and is told how they went on.
+"""The Drafter protocol: it proposes the next tokens of sequences and learns how the sequences continue.
 
-A drafter lives in the data plane and is the only owner of what it remembers of a slot. What it proposes is a
-function of the tokens that the sequence has, never of its neighbours, so that a draft taken greedily is a point
-mass and may be cut anywhere. It never sees the target's verdicts on its tokens beyond the tokens themselves.
+A drafter belongs to the data plane and is the only owner of what it remembers of a slot. A proposal depends on
+the tokens of its sequence alone, never on other sequences in the batch, so a greedy draft is a point mass and may
+be cut anywhere. Of acceptance results a drafter sees only the committed tokens.
 
-While the target verifies one draft the next can be made: it continues DraftWish.unverified as if it were known.
+While the target verifies one draft, the next can be made: it continues DraftRequest.unverified as if it were known.
 
-    position     0 ...... n - 1 | n ... n + c - 1 | n + c ............
-    a step       known          | behind: verified | drafted meanwhile
-    the next     known, as far as behind was accepted, and the target's own token: the first of the draft, or not
+    position      0 ...... n - 1 | n ... n + c - 1           | n + c ............
+    this step     known          | unverified: being verified | drafted meanwhile
+    the next one  known: the accepted ones of the unverified tokens, then a bonus or recovered token, which may or
+                  may not be the first token of the new draft
 """
 
 from collections.abc import Callable, Sequence
@@ -19,17 +20,17 @@ from torch import Tensor
 
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
 
-NO_TOP = -1  # in place of a token id: there is none
+NO_TOP = -1  # in top_ids: no token id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposals:
     """drafts: in the order of the plan's requests. passes, catchup_tokens: as in Drafts.
 
-    probs: [T, V] float64 on the target's device, the distribution each of the T drafted tokens was sampled from,
+    probs: [T, V] float64 on the target's device, the distribution each of the T draft tokens was sampled from,
     draft after draft; None where drafts are point masses.
-    top_ids: [T, M] int64 on the target's device, the likeliest tokens at each drafted token's place, in any order;
-    a line of NO_TOP where the drafter of that token knows none. None: nobody asked for them.
+    top_ids: [T, M] int64 on the target's device, the likeliest tokens at each draft token's position, unordered;
+    a row of NO_TOP where the drafter knows none. None where the plan does not want them.
     """
 
     drafts: tuple[Draft, ...]
@@ -41,7 +42,7 @@ class Proposals:
 
 @dataclass(slots=True, kw_only=True)
 class Continuation:
-    """token_ids: what the sequence in slot goes on with. num_accepted: so many leading ones it had drafted.
+    """Tokens that a step committed to the sequence in slot. num_accepted: of them, leading accepted draft tokens.
 
     Read only, and not frozen: see engine/contract/plan.py.
     """
@@ -54,39 +55,39 @@ class Continuation:
 class Drafter(Protocol):
     """One drafter for all slots. One call at a time; start, commit and release never while the target computes.
 
-    Calls come in this order: start, then any number of propose and commit, then release.
+    The calls for a slot: start, then any number of propose and commit, then release.
     """
 
     @property
     def drafts_overlapped(self) -> bool:
-        """Whether it can continue tokens that are being verified, in a thread of its own meanwhile.
+        """Whether it can continue unverified tokens, in a thread of its own, while the target verifies them.
 
-        Not where it computes with the target's cache, nor where a draft is no point mass: the first token of such
-        a draft could not be accepted by being the target's own.
+        False where it computes with the target's KV cache, and where drafts are not point masses: the first token
+        of an overlapped draft is accepted by being equal to the bonus token, which holds for point masses only.
         """
         ...
 
     def start(self, start: SequenceStart) -> None:
-        """A sequence takes over a free slot with the tokens it has; its prompt is computed in later steps."""
+        """A sequence with its known tokens takes over a free slot. Its prompt is computed in later steps."""
         ...
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
-        """Drafts for every request. Their blocks are in the block table. Changes no sequence's tokens.
+        """Drafts for every request. The block table holds their blocks. Changes no sequence's tokens.
 
-        A request with tokens behind gets the draft that it would get if they were known; only where drafts_overlapped.
-        May then run beside the target's forward: of what is not the drafter's own it reads the block table alone.
-        until: True once nobody waits for longer drafts. Asked between the passes of a drafter that needs them.
+        A request with unverified tokens gets the draft that it would get if they were known. Only where
+        drafts_overlapped; such a call may run concurrently with the target's forward, so of all that the drafter
+        does not own it reads the block table alone. until: asked between passes; True ends all drafts.
         """
         ...
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
-        """Sequences go on with these tokens, drafted or not. Called after every step that brought tokens.
+        """Sequences continue with these tokens, drafted or not. Called after every step that committed tokens.
 
-        What was drafted behind tokens that came otherwise is void; what was drafted behind those that came may
-        still come true, in this step and in the next ones.
+        A draft that continued other tokens than the committed ones is void; one that continued these may still be
+        accepted, in this step and in later ones.
         """
         ...
 
     def release(self, slot: int) -> None:
-        """The slot is free. What the sequence said may be remembered, its slot not."""
+        """The slot is free. The drafter may remember the text of the sequence, but nothing by its slot."""
         ...

@@ -1,8 +1,8 @@
 """Drafts of the target's own first layers, its final norm and its head: self-speculation without more weights.
 
-Reads and writes the target's KV cache. Below the last drafting layer the cache holds what the target itself
-computed for committed tokens, so nothing is ever caught up; the rows of drafted tokens write these layers
-beyond, and verification writes the same values there again.
+Reads and writes the target's KV cache. In the layers that draft, the cache holds what the target computed for
+committed tokens, so no token is ever computed again to catch up. Rows of draft tokens write the positions after
+them, and verification writes the same values there again.
 
 Source: early exit with shared KV, Elhoushi et al., arXiv 2404.16710 section 4.3; layers skipped without
 training, Zhang et al., arXiv 2309.08168.
@@ -20,7 +20,7 @@ METHOD = "layer_skip"
 
 
 def draft_layers(asked: int | None, num_layers: int) -> int:
-    """How many layers draft: what was asked for, else a quarter of the target's, 7 of 30.
+    """How many layers draft: as many as asked, or a quarter of the target's, 7 of 30.
 
     Raises ConfigError outside 1 … num_layers - 1.
     """
@@ -36,36 +36,36 @@ def draft_layers(asked: int | None, num_layers: int) -> int:
 
 
 class LayerSkip:
-    """See Drafter. loop: over the target's runner, limited to the layers that draft.
+    """See Drafter. loop: runs the layers of the target's runner that draft.
 
-    It drafts only between the target's steps: runner, cache and hidden states are the target's.
+    It drafts between the target's steps only, because runner, cache and hidden states are the target's.
     """
 
     drafts_overlapped = False
 
-    def __init__(self, loop: DraftLoop, choice: DraftSampler) -> None:
+    def __init__(self, loop: DraftLoop, sampler: DraftSampler) -> None:
         self._loop = loop
-        self._choice = choice
+        self._sampler = sampler
         self._last: dict[int, tuple[int, int]] = {}  # by slot: position and id of the last known token
 
     def start(self, start: SequenceStart) -> None:
         self._last[start.slot] = (len(start.token_ids) - 1, start.token_ids[-1])
-        self._choice.start(start)
+        self._sampler.start(start)
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
-        openings = []
+        inputs = []
         for request in plan.requests:
-            assert not request.unverified, f"slot {request.slot}: layer_skip drafts nothing ahead of the target"
+            assert not request.unverified, f"slot {request.slot}: layer_skip continues no unverified tokens"
             position, token_id = self._last[request.slot]
-            openings.append(
+            inputs.append(
                 DraftInput(slot=request.slot, start=position, token_ids=(token_id,), max_tokens=request.max_tokens)
             )
-        found = self._loop.draft(openings, plan.stop, until, wants_top_ids=plan.wants_top_ids)
+        batch = self._loop.draft(inputs, plan.stop, until, wants_top_ids=plan.wants_top_ids)
         drafts = tuple(
-            Draft(slot=opening.slot, method=METHOD, token_ids=course.token_ids, confidences=course.confidences)
-            for opening, course in zip(openings, found.courses, strict=True)
+            Draft(slot=each.slot, method=METHOD, token_ids=token_ids, confidences=confidences)
+            for each, token_ids, confidences in zip(inputs, batch.token_ids, batch.confidences, strict=True)
         )
-        return Proposals(drafts=drafts, passes=found.passes, probs=found.probs, top_ids=found.top_ids)
+        return Proposals(drafts=drafts, passes=batch.passes, probs=batch.probs, top_ids=batch.top_ids)
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         for each in continuations:

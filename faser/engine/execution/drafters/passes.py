@@ -1,18 +1,18 @@
-"""The drafting loop: a first pass over what a model has not seen, then a pass for every further token.
+"""The drafting loop: a first pass over tokens that a model has not computed, then one for every further token.
 
-Owns the course of one proposal. Knows neither whose weights run nor whose KV cache they read, and remembers
-nothing from one proposal to the next.
+Owns the drafts of one proposal, for a draft model and for layers of the target alike; remembers nothing from one
+proposal to the next.
 
     position      start ............... n - 1 | n       n + 1     ...
-    rows          |  opening, what is drafted | x_1     x_2       ...      each row chooses the token after it
-                  |  from: known, and behind  |
-    pass          |            1              | 2       3         ...      over all sequences that still go on
+    rows          |  DraftInput: known and    | x_1     x_2       ...      each row yields the token after it
+                  |  unverified tokens        |
+    pass          |            1              | 2       3         ...      over all active sequences
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,9 +27,9 @@ from faser.engine.execution.runner.runner import Runner
 
 @dataclass(slots=True, kw_only=True)
 class DraftInput:
-    """Where one sequence's draft begins. token_ids: of positions start …, up to the last token before the draft.
+    """Where one sequence's draft begins. token_ids: at positions start …, up to the last token before the draft.
 
-    max_tokens: most tokens to draft, at least 1; the slot's blocks hold their positions.
+    max_tokens: most tokens to draft, at least 1; the slot's blocks have room for them.
     Read only, and not frozen: see engine/contract/plan.py.
     """
 
@@ -39,23 +39,19 @@ class DraftInput:
     max_tokens: int
 
 
-@dataclass(slots=True, kw_only=True)
-class DraftOutput:
-    """What became of one opening. num_fed: so many leading drafted tokens were rows themselves: the model's KV
-    holds them. confidences: margins in nats. Read only, as Opening is."""
-
-    token_ids: tuple[int, ...]
-    confidences: tuple[float, ...]
-    num_fed: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftBatch:
-    """courses: in the order of the openings. passes: forwards of the model. probs, top_ids: as in Proposals."""
+    """Drafts in the order of the inputs. confidences: margins in nats, one per token.
 
-    courses: tuple[DraftOutput, ...]
-    passes: int
-    probs: Tensor | None
+    num_fed: how many leading tokens of each draft were rows themselves, so that the model's KV cache holds them.
+    passes: forwards of the model. probs, top_ids: as in Proposals.
+    """
+
+    token_ids: tuple[tuple[int, ...], ...] = ()
+    confidences: tuple[tuple[float, ...], ...] = ()
+    num_fed: tuple[int, ...] = ()
+    passes: int = 0
+    probs: Tensor | None = None
     top_ids: Tensor | None = None
 
 
@@ -64,16 +60,16 @@ class DraftLoop(Protocol):
 
     def draft(
         self,
-        openings: Sequence[DraftInput],
+        inputs: Sequence[DraftInput],
         stop: StopRule | None,
         until: Callable[[], bool] | None = None,
         *,
         wants_top_ids: bool = False,
     ) -> DraftBatch:
-        """Draft for every opening, each as far as it and the stop rule allow.
+        """Draft for every input, as many tokens as its limit and the stop rule allow.
 
-        until: asked before every pass but those that open; True ends all drafts where they are. What it says must
-        not depend on the tokens drafted. wants_top_ids: as in DraftPlan.
+        until: asked before every pass after the inputs are computed; True ends all drafts where they are. Its
+        answer must not depend on the draft tokens. wants_top_ids: as in DraftPlan.
         """
         ...
 
@@ -88,41 +84,39 @@ class PassLoop:
         self,
         runner: Runner,
         table: BlockTable,
-        choice: DraftSampler,
+        sampler: DraftSampler,
         *,
         max_rows: int,
         num_layers: int | None = None,
     ) -> None:
         self._runner = runner
         self._table = table
-        self._choice = choice
+        self._sampler = sampler
         self._max_rows = max_rows
         self._num_layers = num_layers
 
     def draft(
         self,
-        openings: Sequence[DraftInput],
+        inputs: Sequence[DraftInput],
         stop: StopRule | None,
         until: Callable[[], bool] | None = None,
         *,
         wants_top_ids: bool = False,
     ) -> DraftBatch:
-        if not openings:
-            return DraftBatch(courses=(), passes=0, probs=None)
-        progress = DraftProgress(openings, wants_top_ids)
-        chosen, passes = self._open(openings, wants_top_ids)
-        going = np.arange(len(openings))
-        while len(going := progress.take(going, chosen, stop)) and not (until is not None and until()):
-            chosen = self._go_on(progress.feed(going))
+        if not inputs:
+            return DraftBatch()
+        progress = DraftProgress(inputs, wants_top_ids)
+        tokens, passes = self._first_tokens(inputs, wants_top_ids)
+        active = np.arange(len(inputs))
+        while len(active := progress.take(active, tokens, stop)) and not (until is not None and until()):
+            tokens = self._next_tokens(*progress.feed(active))
             passes += 1
-        return DraftBatch(
-            courses=progress.courses(), passes=passes, probs=progress.probs(), top_ids=progress.top_ids()
-        )
+        return progress.batch(passes)
 
-    def _open(self, openings: Sequence[DraftInput], wants_top_ids: bool) -> tuple[DraftTokens, int]:
-        """The first token of every opening, and how many passes that took."""
+    def _first_tokens(self, inputs: Sequence[DraftInput], wants_top_ids: bool) -> tuple[DraftTokens, int]:
+        """The first draft token of every input, and how many passes that took."""
         parts, passes = [], 0
-        for pieces in chunks(openings, self._max_rows):
+        for pieces in chunks(inputs, self._max_rows):
             batch = rows_of(pieces, self._table)
             self._runner.forward(batch, self._num_layers)
             passes += 1
@@ -131,33 +125,25 @@ class PassLoop:
                 starts = np.array([pieces[i].start + len(pieces[i].token_ids) for i in ends])
                 slots = np.array([pieces[i].slot for i in ends])
                 rows = DraftRows(slots=slots, positions=starts, draft_starts=starts, wants_top_ids=wants_top_ids)
-                parts.append(self._choose(batch.last_rows[ends], rows))
+                parts.append(self._sample(batch.last_rows[ends], rows))
         return _joined(parts), passes
 
-    def _go_on(self, fed: "_Fed") -> DraftTokens:
-        """One pass: a row for each drafted token that is fed, which chooses the one after it."""
-        ones = np.ones(len(fed.token_ids), dtype=np.int32)
-        starts = (fed.choice.positions - 1).astype(np.int32)
-        batch = self._table.lay_out(fed.choice.slots.tolist(), starts, ones, fed.token_ids)
+    def _next_tokens(self, token_ids: NDArray[np.int64], rows: DraftRows) -> DraftTokens:
+        """One pass over a draft token of each sequence. rows: of the tokens that follow them."""
+        ones = np.ones(len(token_ids), dtype=np.int32)
+        starts = (rows.positions - 1).astype(np.int32)
+        batch = self._table.lay_out(rows.slots.tolist(), starts, ones, token_ids)
         self._runner.forward(batch, self._num_layers)
-        return self._choose(batch.last_rows, fed.choice)
+        return self._sample(batch.last_rows, rows)
 
     @torch.inference_mode()
-    def _choose(self, last_rows: NDArray[np.int64], rows: DraftRows) -> DraftTokens:
-        return self._choice.choose(self._runner.logits(last_rows), rows)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fed:
-    """Inputs of a pass, one a sequence, and what is to be chosen after them."""
-
-    token_ids: NDArray[np.int64]
-    choice: DraftRows
+    def _sample(self, last_rows: NDArray[np.int64], rows: DraftRows) -> DraftTokens:
+        return self._sampler.choose(self._runner.logits(last_rows), rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Rows of one opening that share a pass. ends: the last of them is the opening's last."""
+    """Tokens of one input that share a pass. ends: the last of them is the input's last."""
 
     slot: int
     start: int
@@ -165,19 +151,17 @@ class Piece:
     ends: bool
 
 
-def chunks(openings: Sequence[DraftInput], max_rows: int) -> Iterator[list[Piece]]:
-    """All rows of the openings in order, max_rows at a time."""
+def chunks(inputs: Sequence[DraftInput], max_rows: int) -> Iterator[list[Piece]]:
+    """All tokens of the inputs in order, max_rows at a time."""
     pieces: list[Piece] = []
     room = max_rows
-    for opening in openings:
+    for each in inputs:
         done = 0
-        while done < len(opening.token_ids):
-            part = opening.token_ids[done : done + room]
-            start = opening.start + done
+        while done < len(each.token_ids):
+            part = each.token_ids[done : done + room]
+            start = each.start + done
             done += len(part)
-            pieces.append(
-                Piece(slot=opening.slot, start=start, token_ids=part, ends=done == len(opening.token_ids))
-            )
+            pieces.append(Piece(slot=each.slot, start=start, token_ids=part, ends=done == len(each.token_ids)))
             room -= len(part)
             if not room:
                 yield pieces
@@ -187,7 +171,7 @@ def chunks(openings: Sequence[DraftInput], max_rows: int) -> Iterator[list[Piece
 
 
 def rows_of(pieces: Sequence[DraftInput | Piece], table: BlockTable) -> RowBatch:
-    """The rows of a pass, a sequence of the batch for each piece."""
+    """The rows of a pass: each piece is one sequence of the batch."""
     inputs = [piece.token_ids for piece in pieces]
     return table.lay_out(
         [piece.slot for piece in pieces],
@@ -214,107 +198,101 @@ _ALL = slice(None)
 
 
 @dataclass(slots=True)
-class _Kept:
-    """A line of a tensor for each kept token, pass after pass, and whose they are."""
+class _KeptRows:
+    """One row of a tensor for each kept token, pass after pass. drafts: which input each row belongs to."""
 
-    lines: list[Tensor] = field(default_factory=list)
-    owners: list[NDArray[np.int64]] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
+    drafts: list[NDArray[np.int64]] = field(default_factory=list)
 
-    def add(self, lines: Tensor | None, kept: NDArray[np.bool_] | slice, owners: NDArray[np.int64]) -> None:
-        if lines is not None:
-            self.lines.append(lines[kept if isinstance(kept, slice) else torch.from_numpy(kept)])
-            self.owners.append(owners)
+    def add(self, rows: Tensor | None, kept: NDArray[np.bool_] | slice, drafts: NDArray[np.int64]) -> None:
+        if rows is not None:
+            self.rows.append(rows[kept if isinstance(kept, slice) else torch.from_numpy(kept)])
+            self.drafts.append(drafts)
 
     def joined(self) -> Tensor | None:
-        """[T, …], draft after draft: passes come one after the other, so a stable sort by owner orders them."""
-        if not self.lines:
+        """[T, …], draft after draft. Passes are in order, so a stable sort by draft keeps the order of tokens."""
+        if not self.rows:
             return None
-        order = np.argsort(np.concatenate(self.owners), kind="stable")
-        return torch.cat(self.lines)[torch.from_numpy(order)]
+        order = np.argsort(np.concatenate(self.drafts), kind="stable")
+        return torch.cat(self.rows)[torch.from_numpy(order)]
 
 
 class DraftProgress:
-    """The drafts of one round, by opening. slots, draft_starts, max_tokens: of the openings, [S] int64."""
+    """The drafts of one proposal while they grow. slots, draft_starts, max_tokens: [S] int64, of the S inputs.
 
-    def __init__(self, openings: Sequence[DraftInput], wants_top_ids: bool = False) -> None:
-        self._names_likely = wants_top_ids
-        self.slots = np.array([each.slot for each in openings])
-        self.draft_starts = np.array([each.start + len(each.token_ids) for each in openings])
-        self.max_tokens = np.array([each.max_tokens for each in openings])
-        shape = (len(openings), int(self.max_tokens.max()))
+    Sequences are numbered as the inputs; an active one gets a further token.
+    """
+
+    def __init__(self, inputs: Sequence[DraftInput], wants_top_ids: bool = False) -> None:
+        self._wants_top_ids = wants_top_ids
+        self.slots = np.array([each.slot for each in inputs])
+        self.draft_starts = np.array([each.start + len(each.token_ids) for each in inputs])
+        self.max_tokens = np.array([each.max_tokens for each in inputs])
+        shape = (len(inputs), int(self.max_tokens.max()))
         self._token_ids = np.zeros(shape, dtype=np.int64)
         self._margins = np.zeros(shape)
-        self._survival = np.ones(len(openings))
-        self._counts = np.zeros(len(openings), dtype=np.int64)  # tokens kept
-        self._num_fed = np.zeros(len(openings), dtype=np.int64)
-        self._probs, self._top_ids = _Kept(), _Kept()
+        self._survival = np.ones(len(inputs))
+        self._counts = np.zeros(len(inputs), dtype=np.int64)  # tokens kept
+        self._num_fed = np.zeros(len(inputs), dtype=np.int64)
+        self._probs, self._top_ids = _KeptRows(), _KeptRows()
 
-    def take(self, going: NDArray[np.int64], chosen: DraftTokens, stop: StopRule | None) -> NDArray[np.int64]:
-        """Keep what the rule lets in of a pass's tokens, one for each of going; returns who goes on.
+    def take(self, active: NDArray[np.int64], tokens: DraftTokens, stop: StopRule | None) -> NDArray[np.int64]:
+        """Keep those tokens of a pass, one an active sequence, that the rule allows; returns what stays active.
 
-        A token is kept while survival, its own acceptance included, exceeds the price of its row. For a token
-        that was drawn this looks at the margin only, which was there before it.
+        A token is kept while the survival of the draft, its own acceptance included, exceeds the price of its row.
+        For a token that was drawn, the rule uses the margin only, which does not depend on the draw.
         """
         kept: NDArray[np.bool_] | slice = _ALL
-        staying = going
+        staying = active
         if stop is not None:
-            survival = self._survival[going] * _sigmoid(stop.intercept + stop.slope * chosen.margins)
-            self._survival[going] = survival
+            survival = self._survival[active] * _sigmoid(stop.intercept + stop.slope * tokens.margins)
+            self._survival[active] = survival
             kept = survival > stop.row_price
-            staying = going[kept]
+            staying = active[kept]
         depth = self._counts[staying]
-        self._token_ids[staying, depth] = chosen.token_ids[kept]
-        self._margins[staying, depth] = chosen.margins[kept]
+        self._token_ids[staying, depth] = tokens.token_ids[kept]
+        self._margins[staying, depth] = tokens.margins[kept]
         depth += 1
         self._counts[staying] = depth
-        self._probs.add(chosen.probs, kept, staying)
-        self._top_ids.add(chosen.top_ids, kept, staying)
+        self._probs.add(tokens.probs, kept, staying)
+        self._top_ids.add(tokens.top_ids, kept, staying)
         staying = staying[depth < self.max_tokens[staying]]
         if stop is None or not len(staying):
             return staying
         excess = (self._survival[staying] - stop.row_price).sum()
         return staying if excess > stop.pass_prices[len(staying) - 1] else staying[:0]
 
-    def count_fed(self, going: NDArray[np.int64]) -> None:
-        """A pass has one more token of each of going as a row, whether it will be kept or not."""
-        self._num_fed[going] += 1
+    def count_fed(self, active: NDArray[np.int64]) -> None:
+        """One more token of each active sequence is a row of a pass, whether or not it is kept later."""
+        self._num_fed[active] += 1
 
-    def feed(self, going: NDArray[np.int64]) -> _Fed:
-        """The last drafted token of each of going, for the next pass."""
-        self.count_fed(going)
-        count, first = self._counts[going], self.draft_starts[going]
-        return _Fed(
-            token_ids=self._token_ids[going, count - 1],
-            choice=DraftRows(
-                slots=self.slots[going],
-                positions=first + count,
-                draft_starts=first,
-                wants_top_ids=self._names_likely,
-            ),
+    def feed(self, active: NDArray[np.int64]) -> tuple[NDArray[np.int64], DraftRows]:
+        """The last draft token of each active sequence, and the rows of the tokens that follow them."""
+        self.count_fed(active)
+        count, first = self._counts[active], self.draft_starts[active]
+        return self._token_ids[active, count - 1], DraftRows(
+            slots=self.slots[active],
+            positions=first + count,
+            draft_starts=first,
+            wants_top_ids=self._wants_top_ids,
         )
 
-    def courses(self) -> tuple[DraftOutput, ...]:
-        lines = zip(
-            self._token_ids.tolist(),
-            self._margins.tolist(),
-            self._counts.tolist(),
-            np.minimum(self._num_fed, self._counts).tolist(),
-            strict=True,
-        )
-        return tuple(
-            [
-                DraftOutput(
-                    token_ids=tuple(token_ids[:count]), confidences=tuple(margins[:count]), num_fed=num_fed
-                )
-                for token_ids, margins, count, num_fed in lines
-            ]
+    def batch(self, passes: int) -> DraftBatch:
+        """The drafts as they are now. passes: how many there were."""
+        counts = self._counts.tolist()
+        return DraftBatch(
+            token_ids=_cut(self._token_ids, counts),
+            confidences=_cut(self._margins, counts),
+            num_fed=tuple(np.minimum(self._num_fed, self._counts).tolist()),
+            passes=passes,
+            probs=self._probs.joined(),
+            top_ids=self._top_ids.joined(),
         )
 
-    def probs(self) -> Tensor | None:
-        return self._probs.joined()
 
-    def top_ids(self) -> Tensor | None:
-        return self._top_ids.joined()
+def _cut(rows: NDArray[Any], counts: list[int]) -> tuple[tuple[Any, ...], ...]:
+    """The first counts[i] values of row i."""
+    return tuple([tuple(row[:count]) for row, count in zip(rows.tolist(), counts, strict=True)])
 
 
 def _sigmoid(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,12 +1,13 @@
 """Whether drafting may overlap with verification, and which partition divides the processors for it."""
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 
 import torch
 
+from faser.config.drafters import PASS_METHODS
 from faser.config.engine import EngineConfig
+from faser.config.speculation import AUTO
 from faser.engine.execution.overlap.cores import Cores, core_numbers
 from faser.engine.execution.overlap.green_contexts import GreenContexts, verify_counts
 from faser.engine.execution.overlap.lanes import Lanes
@@ -38,10 +39,11 @@ def make_lanes(
     """The lanes of an engine whose drafting may overlap with verification; None where it may not.
 
     draft: None: there is no draft model. partition: None: the one that the config names.
-    Raises ConfigError where the config demands overlap and it is impossible, and for a draft_share that the
-    partition does not offer.
+    Raises ConfigError where overlapping is demanded and impossible.
     """
     obstacle = _obstacle(config, target, draft)
+    if config.spec_overlap == "on" and draft is None and config.speculation.policy != "off":
+        raise ConfigError(_needs_draft_model(config.speculation.method))
     if config.spec_overlap == "on" and obstacle:
         raise ConfigError(f"spec_overlap is on, but {obstacle}")
     if config.spec_overlap == "off" or obstacle:
@@ -49,18 +51,17 @@ def make_lanes(
     fallback = ""
     if partition is None:
         partition, fallback = _partition(config, target.device, divide)
-    if config.draft_share is not None and not any(accepts(config, share) for share in partition.shares()):
-        offered = ", ".join(f"{share:g}" for share in partition.shares())
-        whole = (
-            str(target.device) if target.device.type == "cuda" else f"{len(core_numbers(config.threads))} cores"
-        )
-        raise ConfigError(f"draft_share is {config.draft_share:g}; of {whole} it can be {offered}")
     return Lanes(partition=partition, target=target, draft=draft, fallback=fallback)
 
 
-def accepts(config: EngineConfig, share: float) -> bool:
-    """Whether the draft lane may have this share. The setting names a share by three digits."""
-    return config.draft_share is None or math.isclose(config.draft_share, share, rel_tol=5e-3)
+def _needs_draft_model(method: str) -> str:
+    """Why drafting cannot overlap without a draft model, and what an operator can do, in one sentence."""
+    drafter = "the default method" if method == AUTO else f"method {method}"
+    source = "with the model itself" if method in PASS_METHODS else "from text alone"
+    return (
+        f"--spec-overlap on needs a draft model, and {drafter} drafts {source}; "
+        """add --speculative-config '{"model": "DRAFT"}' or leave --spec-overlap at auto"""
+    )
 
 
 def make_partition(name: str, cores: Sequence[int] | None = None) -> Partition:
@@ -113,7 +114,7 @@ def _obstacle(config: EngineConfig, target: Backend, draft: Backend | None) -> s
     if speculation.policy == "off":
         return "nothing is drafted: the policy is off"
     if draft is None:
-        return f"method {speculation.method} has no draft model, and looking text up takes almost no time"
+        return f"method {speculation.method} has no draft model"
     if speculation.draft_sample_method == "probabilistic":
         return "draft_sample_method is probabilistic; only point masses can be judged at the border of two drafts"
     if speculation.rejection_sample_method == "synthetic":

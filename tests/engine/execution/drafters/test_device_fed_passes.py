@@ -42,7 +42,7 @@ from faser.engine.execution.drafters.draft_samplers import (
     WithTopIds,
     guessed,
 )
-from faser.engine.execution.drafters.passes import DraftInput, DraftLoop, PassLoop
+from faser.engine.execution.drafters.passes import DraftBatch, DraftInput, DraftLoop, PassLoop
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
@@ -221,7 +221,7 @@ def start(choice: DraftSampler, slot: int, temperature: float) -> None:
     choice.start(SequenceStart(slot=slot, sampling=sampling, seed=slot + 100, prompt_len=1, token_ids=(slot + 1,)))
 
 
-def random_openings(rng: random.Random, texts: list[list[int]], computed: list[int]) -> list[DraftInput]:
+def random_inputs(rng: random.Random, texts: list[list[int]], computed: list[int]) -> list[DraftInput]:
     """Of some slots, what lies behind the computed positions of their texts; computed becomes what then is."""
     found = []
     for slot in sorted(rng.sample(range(len(texts)), rng.randint(1, len(texts)))):
@@ -254,7 +254,7 @@ def test_without_a_rule_the_round_is_that_of_the_loop_that_waits(
     computed = [0] * num_slots
     num_pieces = 0
     for _ in range(25):
-        asked = random_openings(rng, texts, computed)
+        asked = random_inputs(rng, texts, computed)
         found = fed.draft(asked, None)
         assert found == plain.draft(asked, None)
         num_pieces += found.passes - max(each.max_tokens for each in asked)
@@ -275,17 +275,16 @@ def test_the_price_of_a_row_keeps_the_same_tokens(pair: Pair, choose: Choice) ->
     computed = [0] * num_slots
     lengths = set()
     for _ in range(25):
-        asked = random_openings(rng, texts, computed)
+        asked = random_inputs(rng, texts, computed)
         stop = StopRule(
             row_price=rng.uniform(0.05, 0.6), pass_prices=(NO_STOP,) * num_slots, intercept=0.5, slope=2.0
         )
         found, expected = fed.draft(asked, stop), plain.draft(asked, stop)
-        kept = [(each.token_ids, each.confidences) for each in found.courses]
-        assert kept == [(each.token_ids, each.confidences) for each in expected.courses]
+        assert (found.token_ids, found.confidences) == (expected.token_ids, expected.confidences)
         assert 0 <= found.passes - expected.passes <= 1
-        for course, other, opening in zip(found.courses, expected.courses, asked, strict=True):
-            assert course.num_fed in (other.num_fed, len(course.token_ids))
-            lengths.add(len(course.token_ids) - opening.max_tokens)
+        for s, each in enumerate(asked):
+            assert found.num_fed[s] in (expected.num_fed[s], len(found.token_ids[s]))
+            lengths.add(len(found.token_ids[s]) - each.max_tokens)
     assert len(lengths) > 4, "the rule is meant to end drafts at all lengths"
 
 
@@ -380,21 +379,21 @@ def test_the_rule_means_what_it_says_one_pass_later(
     table = full_table(4)
     found = fed_loop(scripted, table, script).draft(asked, stop)
     words = Words(margins, limits, stop)
-    assert [len(course.token_ids) for course in found.courses] == words.lengths
+    assert [*map(len, found.token_ids)] == words.lengths
     assert found.passes == words.passes
-    for s, course in enumerate(found.courses):
-        assert course.token_ids == tuple(range(KNOWN, KNOWN + words.lengths[s]))
-        assert course.confidences == tuple(margins[s, KNOWN + k] for k in range(words.lengths[s]))
-        assert course.num_fed == min(words.launched[s] - 1, words.lengths[s])
+    for s, length in enumerate(words.lengths):
+        assert found.token_ids[s] == tuple(range(KNOWN, KNOWN + length))
+        assert found.confidences[s] == tuple(margins[s, KNOWN + k] for k in range(length))
+        assert found.num_fed[s] == min(words.launched[s] - 1, length)
 
     waited = PassLoop(pair.plain, table, script, max_rows=MAX_ROWS).draft(asked, stop)
     assert 0 <= found.passes - waited.passes <= 1
-    for course, other in zip(found.courses, waited.courses, strict=True):
-        assert course.token_ids[: len(other.token_ids)] == other.token_ids
-        assert len(course.token_ids) - len(other.token_ids) <= 1
+    for token_ids, others in zip(found.token_ids, waited.token_ids, strict=True):
+        assert token_ids[: len(others)] == others
+        assert len(token_ids) - len(others) <= 1
 
 
-def openings(limits: list[int]) -> list[DraftInput]:
+def inputs_of(limits: list[int]) -> list[DraftInput]:
     return [
         DraftInput(slot=slot, start=0, token_ids=tuple(range(KNOWN)), max_tokens=limit)
         for slot, limit in enumerate(limits)
@@ -410,17 +409,17 @@ def generous(num_slots: int) -> StopRule:
 
 @pytest.mark.parametrize("rule", [False, True])
 def test_a_pass_is_launched_before_the_last_one_is_read(pair: Pair, rule: bool) -> None:
-    """And the one before that is read before it: nobody is more than one pass ahead of what the rule has seen."""
+    """The one before that is read before it: no sequence is more than one pass ahead of the stop rule."""
     chooser = late()
     loop = fed_loop(pair.runner(chooser), full_table(3), GreedyDraftSampler())
-    loop.draft(openings([4, 2, 4]), generous(3) if rule else None)
+    loop.draft(inputs_of([4, 2, 4]), generous(3) if rule else None)
     order = "launch 1, launch 2, read 1, launch 3, read 2, launch 4, read 3, read 4"
     assert chooser.events == order.split(", ")
     assert [len(asked) for asked in chooser.asked] == [3, 3, 2, 2]
 
 
-def test_when_nobody_waits_no_further_pass_is_launched(pair: Pair) -> None:
-    """What runs by then is read. The opening passes, here two, are always made."""
+def test_until_ends_all_drafts_where_they_are(pair: Pair) -> None:
+    """Running passes are read. The passes over the inputs, here two, are always made."""
     asked = [
         DraftInput(slot=s, start=0, token_ids=tuple(range(length)), max_tokens=5)
         for s, length in enumerate([3, MAX_ROWS])
@@ -438,8 +437,8 @@ def test_when_nobody_waits_no_further_pass_is_launched(pair: Pair) -> None:
 
             found = loop.draft(asked, stop, until)
             assert found.passes == 2 + allowed
-            assert [len(course.token_ids) for course in found.courses] == [1 + allowed] * 2
-            assert [course.num_fed for course in found.courses] == [allowed] * 2
+            assert [*map(len, found.token_ids)] == [1 + allowed] * 2
+            assert list(found.num_fed) == [allowed] * 2
             assert asked_after == list(range(min(allowed + 1, 4)))
 
 
@@ -447,11 +446,11 @@ def test_where_likely_tokens_are_to_be_named_the_loop_that_waits_drafts(pair: Pa
     table, choice, chooser = full_table(2), GreedyDraftSampler(), late()
     plain = PassLoop(pair.plain, table, WithTopIds(choice, 3), max_rows=MAX_ROWS)
     loop = fed_loop(pair.runner(chooser), table, choice, plain)
-    found = loop.draft(openings([3, 2]), None, wants_top_ids=True)
+    found = loop.draft(inputs_of([3, 2]), None, wants_top_ids=True)
     assert found.top_ids is not None
     assert found.top_ids.shape == (5, 3)
     assert chooser.events == []
-    assert loop.draft(openings([3, 2]), None).courses == found.courses
+    assert loop.draft(inputs_of([3, 2]), None).token_ids == found.token_ids
     assert len(chooser.asked) == 3
 
 
@@ -473,13 +472,13 @@ def test_a_guess_becomes_the_token_and_the_margin_that_a_choice_makes_of_the_sam
         assert found.margins[:3].tolist() == [100.0, 0.0, 100.0]
 
 
-def test_nobody_to_draft_for_costs_no_pass(pair: Pair) -> None:
+def test_no_input_costs_no_pass(pair: Pair) -> None:
     found = fed_loop(pair.plain, full_table(1), GreedyDraftSampler()).draft([], None)
-    assert (found.courses, found.passes, found.probs) == ((), 0, None)
+    assert found == DraftBatch()
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(8, 20))
-def test_openings_take_as_few_passes_as_can_be_and_all_end_in_the_last(lengths: list[int], max_rows: int) -> None:
+def test_inputs_take_as_few_passes_as_possible_and_all_end_in_the_last(lengths: list[int], max_rows: int) -> None:
     """Rows of a sequence come in order, none twice and none left out."""
     asked = [
         DraftInput(slot=slot, start=100 * slot, token_ids=tuple(range(length)), max_tokens=1)

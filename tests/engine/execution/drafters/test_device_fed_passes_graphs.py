@@ -65,7 +65,7 @@ def recorded(side: Side) -> GraphRunner:
     return side.recorded(SIZES, guessing=DraftGraphs(windows=(WINDOW,)))
 
 
-def random_openings(rng: random.Random, texts: list[list[int]], computed: list[int]) -> list[DraftInput]:
+def random_inputs(rng: random.Random, texts: list[list[int]], computed: list[int]) -> list[DraftInput]:
     """All fit into one pass: then both loops have the same rows in it."""
     found, room = [], MAX_ROWS
     for slot in sorted(rng.sample(range(SLOTS), rng.randint(1, SLOTS))):
@@ -100,14 +100,14 @@ def test_recorded_passes_draft_what_passes_that_wait_draft(side: Side, runner: G
     computed = [0] * SLOTS
     num_drafted = 0
     for _ in range(12):
-        asked = random_openings(rng, texts, computed)
+        asked = random_inputs(rng, texts, computed)
         expected = waiting.draft(asked, None)
         assert fed.draft(asked, None) == expected
-        num_drafted += sum(len(course.token_ids) for course in expected.courses)
+        num_drafted += sum(map(len, expected.token_ids))
     assert num_drafted > 100
     rule = StopRule(row_price=0.3, pass_prices=(-1.0,) * SLOTS, intercept=0.0, slope=2.0)
     alone = [DraftInput(slot=3, start=0, token_ids=tuple(texts[3][:5]), max_tokens=MOST_TOKENS)]
-    (found,), (kept,) = (loop.draft(alone, rule).courses for loop in (fed, waiting))
+    found, kept = (loop.draft(alone, rule) for loop in (fed, waiting))
     assert (found.token_ids, found.confidences) == (kept.token_ids, kept.confidences)
 
 
@@ -120,7 +120,7 @@ def test_a_pass_like_the_one_before_sends_its_layout_only(tmp_path: Path) -> Non
     choice, looping = GreedyDraftSampler(side.backend.sampling_kernels), recorded(side)
     waiting = PassLoop(looping, table, choice, max_rows=MAX_ROWS)
     fed = DeviceFedPassLoop(looping, table, choice, max_rows=MAX_ROWS, waiting=waiting)
-    openings = [DraftInput(slot=slot, start=0, token_ids=(1, 2, 3), max_tokens=MOST_TOKENS) for slot in (0, 1)]
+    inputs = [DraftInput(slot=slot, start=0, token_ids=(1, 2, 3), max_tokens=MOST_TOKENS) for slot in (0, 1)]
     sends = accelerator.sends
-    assert fed.draft(openings, None).passes == MOST_TOKENS
+    assert fed.draft(inputs, None).passes == MOST_TOKENS
     assert accelerator.sends - sends == 3 + 3 + (MOST_TOKENS - 2)

@@ -23,7 +23,7 @@ def make(tables: dict[int, tuple[int, ...]]) -> DraftKvCache:
 def fill(kv: DraftKvCache, slot: int, token_ids: tuple[int, ...], fed: tuple[int, ...] = ()) -> int:
     """Start a sequence and let its cache be computed. Returns where that began."""
     kv.start(slot, token_ids)
-    start = kv.open(slot, 2).start
+    start = kv.missing(slot, 2).start
     kv.fill(slot, fed)
     kv.check_invariants()
     return start
@@ -56,7 +56,7 @@ def test_drafted_tokens_that_were_accepted_stay_and_are_counted_once() -> None:
     fill(kv, 0, A, fed=(7, 8))
     kv.extend(0, (7, 5))  # 8 was refused
     kv.extend(0, (7, 8))  # as drafted once, but by nobody now
-    opening = kv.open(0, 1)
+    opening = kv.missing(0, 1)
     assert opening.start == SIZE + 1
     assert tuple(opening.token_ids) == (5, 7, 8)
 
@@ -102,20 +102,20 @@ def test_what_was_fed_stays_as_long_as_everything_agrees() -> None:
 def test_a_block_of_tokens_behind_is_marked_only_when_they_came() -> None:
     kv = make({0: (1, 2, 3), 1: (1, 2, 3), 2: (1, 2, 3)})
     fill(kv, 0, (*A, 1))
-    kv.open(0, 2, B)
+    kv.missing(0, 2, B)
     kv.fill(0, (*B, 5))
     kv.check_invariants()
     kv.start(1, (*A, 1, *B))
-    assert kv.open(1, 2).start == SIZE, "the second block holds what nobody has accepted yet"
+    assert kv.missing(1, 2).start == SIZE, "the second block holds what nobody has accepted yet"
     kv.release(1)
     kv.extend(0, B)
     kv.check_invariants()
     kv.start(2, (*A, 1, *B, 7))
-    assert kv.open(2, 2).start == 2 * SIZE
+    assert kv.missing(2, 2).start == 2 * SIZE
 
 
 def opened(kv: DraftKvCache, slot: int, behind: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    opening = kv.open(slot, 1, behind)
+    opening = kv.missing(slot, 1, behind)
     return opening.start, tuple(opening.token_ids)
 
 

@@ -88,7 +88,7 @@ def test_drafts_are_those_of_the_first_layers_alone(target: Path, oracle: Oracle
             world.commit({slot: world.accept(slot, rng.randint(0, len(kept)))})
 
 
-def test_nothing_is_drafted_ahead_of_a_target_that_computes_with_the_same_layers(target: Path) -> None:
+def test_unverified_tokens_are_not_continued_by_the_layers_that_verify_them(target: Path) -> None:
     table = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE))
     choice = GreedyDraftSampler()
     loop = PassLoop(make_runner(target), table, choice, max_rows=MAX_ROWS, num_layers=DRAFT_LAYERS)
@@ -96,7 +96,7 @@ def test_nothing_is_drafted_ahead_of_a_target_that_computes_with_the_same_layers
     world.start(0, [1, 2, 3])
 
     assert not world.drafter.drafts_overlapped
-    with pytest.raises(AssertionError, match="slot 0: layer_skip drafts nothing ahead"):
+    with pytest.raises(AssertionError, match="slot 0: layer_skip continues no unverified tokens"):
         world.propose({0: 2}, unverified={0: (4,)})
 
 

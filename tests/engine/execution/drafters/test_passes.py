@@ -18,7 +18,7 @@ from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart, StopRule
 from faser.engine.execution.drafters.draft_samplers import DraftRows, DraftTokens
-from faser.engine.execution.drafters.passes import DraftInput, PassLoop
+from faser.engine.execution.drafters.passes import DraftBatch, DraftInput, PassLoop
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from tests.engine.execution.drafters.drafting import BLOCK_SIZE, MAX_ROWS, NUM_BLOCKS, make_runner
@@ -63,7 +63,7 @@ def make_loop(runner: Runner, choice: ScriptedChoice, num_slots: int) -> PassLoo
     return PassLoop(runner, table, choice, max_rows=MAX_ROWS)
 
 
-def openings(limits: list[int]) -> list[DraftInput]:
+def inputs_of(limits: list[int]) -> list[DraftInput]:
     return [
         DraftInput(slot=slot, start=0, token_ids=tuple(range(KNOWN)), max_tokens=limit)
         for slot, limit in enumerate(limits)
@@ -95,38 +95,38 @@ def expected_lengths(margins: Mapping[tuple[int, int], float], limits: list[int]
     st.floats(0, 0.6),
     st.lists(st.floats(0, 1.5), min_size=4, max_size=4),
 )
-def test_the_stop_rule_means_what_it_says(
+def test_drafts_end_where_the_stop_rule_says(
     runner: Runner, limits: list[int], drawn: list[float], row_price: float, pass_prices: list[float]
 ) -> None:
     """Oracle: the plain loop. Its sums may differ by rounding, so the prices lie off every attainable sum."""
     stop = StopRule(row_price=row_price, pass_prices=tuple(pass_prices), intercept=-0.5, slope=1.1)
     margins = {(s, KNOWN + k): drawn[s * DEPTH + k] for s in range(4) for k in range(DEPTH)}
     choice = ScriptedChoice(margins)
-    found = make_loop(runner, choice, len(limits)).draft(openings(limits), stop)
-    lengths = [len(course.token_ids) for course in found.courses]
+    found = make_loop(runner, choice, len(limits)).draft(inputs_of(limits), stop)
+    lengths = [*map(len, found.token_ids)]
     assert lengths == expected_lengths(margins, limits, stop)
-    for s, course in enumerate(found.courses):
-        assert course.token_ids == tuple(range(KNOWN, KNOWN + lengths[s]))
-        assert course.confidences == tuple(margins[s, KNOWN + k] for k in range(lengths[s]))
-        assert course.num_fed in (lengths[s], lengths[s] - 1)
+    for s, length in enumerate(lengths):
+        assert found.token_ids[s] == tuple(range(KNOWN, KNOWN + length))
+        assert found.confidences[s] == tuple(margins[s, KNOWN + k] for k in range(length))
+        assert found.num_fed[s] in (length, length - 1)
     assert found.passes == len(choice.calls)
     assert found.probs is not None
-    whose = [100 * s + KNOWN + k for s, length in enumerate(lengths) for k in range(length)]
-    assert found.probs.argmax(-1).tolist() == whose
+    expected = [100 * s + KNOWN + k for s, length in enumerate(lengths) for k in range(length)]
+    assert found.probs.argmax(-1).tolist() == expected
 
 
-def test_without_a_rule_everybody_drafts_what_was_asked_for(runner: Runner) -> None:
+def test_without_a_rule_every_sequence_drafts_max_tokens(runner: Runner) -> None:
     margins = {(s, KNOWN + k): 0.0 for s in range(3) for k in range(DEPTH)}
     choice = ScriptedChoice(margins)
-    found = make_loop(runner, choice, 3).draft(openings([2, 5, 1]), None)
-    assert [len(course.token_ids) for course in found.courses] == [2, 5, 1]
-    assert [course.num_fed for course in found.courses] == [1, 4, 0]
+    found = make_loop(runner, choice, 3).draft(inputs_of([2, 5, 1]), None)
+    assert [*map(len, found.token_ids)] == [2, 5, 1]
+    assert list(found.num_fed) == [1, 4, 0]
     assert choice.calls == [[0, 1, 2], [0, 1], [1], [1], [1]]
     assert choice.draft_starts == {(slot, KNOWN) for slot in range(3)}
 
 
-def test_when_nobody_waits_no_further_pass_is_made(runner: Runner) -> None:
-    """The opening passes, here two, are always made: they are what the first tokens come from."""
+def test_until_ends_all_drafts_where_they_are(runner: Runner) -> None:
+    """The passes over the inputs, here two, are always made: the first tokens come from them."""
     margins = {
         (s, position): 1.0 for s, length in enumerate([3, MAX_ROWS]) for position in range(length, length + 5)
     }
@@ -139,13 +139,13 @@ def test_when_nobody_waits_no_further_pass_is_made(runner: Runner) -> None:
         answers = iter([False] * allowed + [True])
         found = make_loop(runner, choice, 2).draft(asked, None, lambda answers=answers: next(answers))  # type: ignore[misc]
         assert found.passes == 2 + allowed
-        assert [len(course.token_ids) for course in found.courses] == [1 + allowed] * 2
-        assert [course.num_fed for course in found.courses] == [allowed] * 2
+        assert [*map(len, found.token_ids)] == [1 + allowed] * 2
+        assert list(found.num_fed) == [allowed] * 2
         assert found.probs is not None
         assert len(found.probs) == 2 * (1 + allowed)
 
 
-def test_openings_are_computed_in_pieces_of_the_rows_a_pass_may_have(runner: Runner) -> None:
+def test_inputs_are_computed_in_pieces_of_at_most_max_rows(runner: Runner) -> None:
     lengths = [5, 2 * MAX_ROWS + 3, 1, MAX_ROWS]
     margins = dict.fromkeys(enumerate(lengths), 1.0)
     choice = ScriptedChoice(margins)
@@ -154,12 +154,12 @@ def test_openings_are_computed_in_pieces_of_the_rows_a_pass_may_have(runner: Run
         for s, length in enumerate(lengths)
     ]
     found = make_loop(runner, choice, 4).draft(asked, None)
-    assert [course.token_ids for course in found.courses] == [(length,) for length in lengths]
+    assert found.token_ids == tuple((length,) for length in lengths)
     assert found.passes == -(-sum(lengths) // MAX_ROWS)
     assert [slot for call in choice.calls for slot in call] == [0, 1, 2, 3]
     assert 4 * -(-max(lengths) // BLOCK_SIZE) <= NUM_BLOCKS
 
 
-def test_nobody_to_draft_for_costs_no_pass(runner: Runner) -> None:
+def test_no_input_costs_no_pass(runner: Runner) -> None:
     found = make_loop(runner, ScriptedChoice({}), 1).draft([], None)
-    assert (found.courses, found.passes, found.probs) == ((), 0, None)
+    assert found == DraftBatch()

@@ -9,7 +9,7 @@ import torch
 
 from faser.config.engine import EngineConfig
 from faser.engine.execution.overlap.cores import core_numbers
-from faser.engine.execution.overlap.factory import accepts, make_gpu_partition, make_lanes, make_partition
+from faser.engine.execution.overlap.factory import make_gpu_partition, make_lanes, make_partition
 from faser.engine.execution.overlap.lanes import DeviceLanes, device_lanes_of
 from faser.engine.execution.overlap.partition import Partition, Serial
 from faser.errors import ConfigError
@@ -99,23 +99,31 @@ def test_overlap_that_is_demanded_and_impossible_is_refused_with_the_reason(
         make_lanes(config_of(spec_overlap="on", **settings), on_gpu(), on_gpu(), divide=FakeDivider())
 
 
+@pytest.mark.parametrize(
+    "speculative, drafter",
+    [
+        ({}, "the default method drafts from text alone"),
+        ({"method": "ngram"}, "method ngram drafts from text alone"),
+        ({"method": "layer_skip"}, "method layer_skip drafts with the model itself"),
+    ],
+)
+def test_overlap_without_a_draft_model_is_refused_with_what_to_add(
+    speculative: dict[str, Any], drafter: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_lanes(config_of("cpu", spec_overlap="on", speculative=speculative), TorchBackend(), None)
+    assert str(caught.value) == (
+        f"--spec-overlap on needs a draft model, and {drafter}; "
+        """add --speculative-config '{"model": "DRAFT"}' or leave --spec-overlap at auto"""
+    )
+
+
 def test_a_partition_for_another_kind_of_device_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError, match="spec_partition is cores, which divides a cpu device; device is cuda:0"):
         config_of(spec_partition="cores")
     for name in ("sm", "streams"):
         with pytest.raises(ConfigError, match=f"spec_partition is {name}, which divides a cuda device"):
             config_of("cpu", spec_partition=name)
-
-
-def test_a_share_is_named_by_three_digits_and_refused_with_those_that_are_offered() -> None:
-    lanes = make_lanes(config_of(draft_share=0.0909), on_gpu(), on_gpu(), divide=FakeDivider())
-    assert lanes is not None
-    assert [accepts(config_of(draft_share=0.152), share) for share in SHARES] == [False, True, False]
-    assert all(accepts(config_of(), share) for share in SHARES)
-    with pytest.raises(
-        ConfigError, match=r"draft_share is 0.2; of cuda:0 it can be 0.0909091, 0.151515, 0.272727"
-    ):
-        make_lanes(config_of(draft_share=0.2), on_gpu(), on_gpu(), divide=FakeDivider())
 
 
 def test_on_a_cpu_the_setting_divides_cores() -> None:

@@ -106,7 +106,7 @@ def drafted(backend: FlashInferBackend) -> torch.Tensor:
     while len(going):
         rows = DraftRows(slots=going, positions=going + 3, draft_starts=going + 3)
         going = progress.take(going, choice.choose(logits[: len(going)], rows), None)
-    probs = progress.probs()
+    probs = progress.batch(passes=CAP).probs
     assert probs is not None
     return probs
 
