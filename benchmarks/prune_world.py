@@ -27,7 +27,8 @@ from faser.engine.execution.startup.sizing import CachedModel, kv_shapes
 from faser.engine.execution.startup.step_profiler import DummyBatchLimits
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.factory import make_backend
-from faser.kernels.interface.backend import Backend, KvShape
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.shapes import KvShape
 from faser.types import Request, SamplingParams
 
 MAX_LEN = 1024
@@ -76,7 +77,7 @@ def load_target_of(config: EngineConfig, directory: Path) -> Target:
 
 
 def pair_of(config: EngineConfig, target: Target, drafter: Path) -> PrunePair:
-    backend = target.backend.beside()
+    backend = target.backend.concurrent_instance()
     draft = load_draft_model(config, drafter, target.model, backend, _quiet)
     models = [
         CachedModel(spec=each.decoder.spec, dtype=each.decoder.dtype, kv_dtype=each.decoder.dtype)

@@ -51,7 +51,8 @@ from faser.engine.step_trace import StepTrace
 from faser.kernels.cuda.flashinfer.build import arch_of
 from faser.kernels.cuda.memory import CudaMemory
 from faser.kernels.factory import make_backend
-from faser.kernels.interface.backend import Backend, KvShape
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.shapes import KvShape
 from faser.types import ModelInfo
 
 # Steps that lanes are measured with, as far as there is time: rows, those first that matter most, and contexts.
@@ -174,7 +175,7 @@ def _load(
     free_bytes = 0 if memory is None else memory.free_bytes()
     target = load_target(config, directory, backend, report, sources)
     draft = None
-    draft_backend = backend.beside()  # so that both may run at the same time
+    draft_backend = backend.concurrent_instance()  # so that both may run at the same time
     if draft_directory is not None:
         draft = load_draft_model(config, draft_directory, target, draft_backend, report, sources)
     if backend.name == "native":

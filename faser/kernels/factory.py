@@ -70,7 +70,7 @@ def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
     from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
     from faser.kernels.cuda.flashinfer.build import arch_of, modules_dir
     from faser.kernels.cuda.flashinfer.library import load_flashinfer
-    from faser.kernels.cuda.triton.own_kernels import triton_kernels
+    from faser.kernels.cuda.triton.device_kernels import triton_kernels
     from faser.kernels.cuda.triton.scaled_fp8 import scaled_fp8
 
     arch = arch_of(facts.capabilities[opened.index])

@@ -105,7 +105,7 @@ def test_recorded_steps_over_8_bit_keys_and_values_answer_as_eager_ones(tmp_path
         side.kv = replace(side.kv, dtype=FP8)
     wanted = answers(engine_over(eager, eager.eager(), ahead=False))
 
-    found = answers(engine_over(recorded, recorded.recorded(SIZES), ahead=True))
+    found = answers(engine_over(recorded, recorded.graph_runner(SIZES), ahead=True))
 
     assert {name: len(token_ids) for name, token_ids in found.items()} == dict.fromkeys(wanted, NUM_TOKENS)
     assert sum(found[name] == wanted[name] for name in wanted) >= len(wanted) - 2

@@ -151,11 +151,11 @@ class ModelExecutor:
         began_s = time.perf_counter()
         self._apply(plan)
         batch = self._table.gather(plan.rows)
-        self._runner.forward(replace(batch, feed=self._feed(plan.rows)))
+        self._runner.forward(replace(batch, feedback=self._feed(plan.rows)))
         chosen = [rows for rows in plan.rows if rows.samples]
         pending = None
         if chosen:
-            pending = self._runner.choose(_last_rows(chosen, plan.rows, batch), self._requests(chosen))
+            pending = self._runner.sample(_last_rows(chosen, plan.rows, batch), self._requests(chosen))
         self._last = _Choosing(plan=plan, chosen=chosen, pending=pending, began_s=began_s)
         return self._last
 
@@ -306,7 +306,7 @@ class ModelExecutor:
         slots = np.array([rows.slot for rows in chosen]).repeat(counts)
         ends = np.array([rows.start + len(rows.token_ids) for rows in chosen]).repeat(counts)
         requests = self._sampler.requests(slots, ends - behind)
-        pending = self._runner.choose(last_rows.repeat(counts) - behind, requests)
+        pending = self._runner.sample(last_rows.repeat(counts) - behind, requests)
         return lambda: acceptance_of_tokens(chosen, pending.wait().token_ids)
 
     def _sample(self, chosen: list[SequenceRows], last_rows: NDArray[np.int64]) -> list[AcceptanceResult]:

@@ -18,10 +18,10 @@ from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.sampling import CpuSamplingKernels
 from faser.kernels.cpu.thread_pools import LanePools, NativePool, full_pool
-from faser.kernels.interface.backend import AttentionShape, KvShape, RowLayout
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.processors import DeviceLane, Processors
+from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 
 _DTYPES = {torch.float32: native_library.FLOAT32, torch.bfloat16: native_library.BFLOAT16}
 _MULTIPLE = 16  # tokens of a block and channels of a head come in groups of this many
@@ -96,8 +96,8 @@ class NativeBackend:
         self.sampling_kernels = CpuSamplingKernels(self._library, self._pools, self._pool)
         self.logits_processor_kernels = None
         self.rejection_kernels = None
-        self.capture: GraphCapture | None = None
-        self.place: DeviceLane | None = None
+        self.graph_capture: GraphCapture | None = None
+        self.lane: DeviceLane | None = None
         self._bind()
 
     def _bind(self) -> None:
@@ -118,11 +118,11 @@ class NativeBackend:
         self._pool = self._pools.use(processors)
         self.sampling_kernels.use(self._pool)
 
-    def beside(self) -> "NativeBackend":
+    def concurrent_instance(self) -> "NativeBackend":
         """See Backend. At full width both have the same threads: idle ones of one never disturb the other."""
         return NativeBackend(self._path, num_threads=self.num_threads, full=self._full)
 
-    def capture_on(self, _place: DeviceLane) -> None:
+    def graph_capture_on(self, _lane: DeviceLane) -> None:
         """See Backend. There is none."""
         return
 
@@ -295,14 +295,6 @@ class NativeBackend:
             out_stride,
         )
         return out
-
-    def copy_blocks(self, cache: _Cache, pairs: list[tuple[int, int]]) -> None:
-        flat = np.asarray(pairs, dtype=np.int32).reshape(-1, 2)
-        self._library.faser_copy_blocks(cache.address, flat.ctypes.data, len(flat))
-
-    def read_bandwidth(self, memory: Tensor) -> None:
-        """Read every byte of memory once; for measuring. Its bytes are a multiple of 1 MiB."""
-        self._library.faser_read(self._pool, memory.data_ptr(), memory.numel() * memory.itemsize)
 
     def _heads_address(self, shape: AttentionShape) -> int:
         """Address of the FaserHeads of a shape; a model has few."""

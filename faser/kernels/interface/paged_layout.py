@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.kernels.interface.backend import RowLayout
+from faser.kernels.interface.shapes import RowLayout
 
 NO_SLOT = -1  # where a row stores nothing
 PADDING_BLOCK = 0  # read by sequences that are not there: any block will do, nobody looks at what they yield

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from faser.kernels.interface.backend import AttentionShape, KvShape, RowLayout
 from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
 from faser.kernels.interface.fp8_cache import as_bytes, stored
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.sampling_kernels import SamplingKernels
+from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class TorchBackend:
         self.sampling_kernels: SamplingKernels | None = None
         self.logits_processor_kernels = None
         self.rejection_kernels = None
-        self.capture: GraphCapture | None = None
-        self.place: DeviceLane | None = None
+        self.graph_capture: GraphCapture | None = None
+        self.lane: DeviceLane | None = None
         self.has_fp8 = True
         self._fp8 = ReferenceFp8()
         self._width = torch.get_num_threads()
@@ -61,16 +61,16 @@ class TorchBackend:
         batches: torch cuts its products differently for another number of threads. On a part of a GPU the current
         stream is all that there is to say.
         """
-        self.place = processors if isinstance(processors, DeviceLane) else None
+        self.lane = processors if isinstance(processors, DeviceLane) else None
         cores = processors if isinstance(processors, tuple) else None
         torch.set_num_threads(self._width if cores is None else len(cores))
         if cores is not None:
             os.sched_setaffinity(0, cores)
 
-    def beside(self) -> "TorchBackend":
+    def concurrent_instance(self) -> "TorchBackend":
         return TorchBackend(self.device)
 
-    def capture_on(self, _place: DeviceLane) -> None:
+    def graph_capture_on(self, _lane: DeviceLane) -> None:
         """See Backend. There is none."""
         return
 
@@ -179,13 +179,6 @@ class TorchBackend:
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.mul(functional.silu(gate), up, out=out)
-
-    def copy_blocks(self, cache: _Cache, pairs: list[tuple[int, int]]) -> None:
-        if not pairs:
-            return
-        sources, targets = torch.tensor(pairs, device=self.device).unbind(1)
-        for part in (cache.keys, cache.values):
-            as_bytes(part)[:, targets] = as_bytes(part)[:, sources]
 
 
 def _read(part: Tensor, blocks: Tensor, length: int) -> Tensor:

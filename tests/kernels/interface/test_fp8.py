@@ -202,7 +202,7 @@ def test_a_quantised_product_can_be_recorded(has_residual: bool) -> None:
     def work() -> None:
         backend.linear(x, packed, out, residual=residual)
 
-    recording = backend.capture.record(work)
+    recording = backend.graph_capture.capture(work)
     x.copy_(random(4, 32, seed=2))
     out.fill_(1)
     wanted = out.clone()
@@ -213,7 +213,7 @@ def test_a_quantised_product_can_be_recorded(has_residual: bool) -> None:
 
 def test_a_lane_beside_has_the_products_too() -> None:
     packed = flashinfer(ReferenceFp8()).pack(quantise_weight(random(16, 16)))
-    other = flashinfer(ReferenceFp8()).beside()
+    other = flashinfer(ReferenceFp8()).concurrent_instance()
     assert other.has_fp8
     out = other.linear(random(2, 16).half(), packed, torch.empty(2, 16, dtype=torch.float16))
     assert out.isfinite().all()

@@ -24,12 +24,11 @@ from torch.testing import assert_close
 
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, AttentionWorkspace, AttentionWrappers
-from faser.kernels.cuda.triton import rope_append
 from faser.kernels.factory import make_backend
-from faser.kernels.interface.backend import AttentionPlan, AttentionShape, Backend, KvCache, RowLayout
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture
-from faser.kernels.interface.paged_layout import NO_SLOT
 from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, RowLayout
 from faser.kernels.torch.backend import TorchBackend
 from tests.kernels.cuda.fake_device import FakeAccelerator, FakeRecorder
 from tests.kernels.cuda.fake_graph import fake_backend, fake_kernels
@@ -90,7 +89,7 @@ class Layers:
         self.shapes = (shape, replace(shape, window=5))
         self.angles = None if angles is None else angles.to(backend.device)
         self.cache: KvCache = backend.allocate_kv(kv_shape(shape, NUM_SEQUENCES * BLOCKS_EACH, torch.bfloat16))
-        self.capture: GraphCapture = backend.capture
+        self.capture: GraphCapture = backend.graph_capture
         self._backend = backend
         self.sizes = [self._record(bucket) for bucket in BUCKETS]
 
@@ -100,7 +99,7 @@ class Layers:
         device, width = self._backend.device, shape.num_heads * shape.head_dim
         qkv = torch.randn(2, bucket.rows, qkv_width(shape)).bfloat16().to(device)
         out = torch.zeros(2, bucket.rows, width, dtype=torch.bfloat16, device=device)
-        recording = self.capture.record(lambda: run_layers(self._backend, self, plan, qkv, out))
+        recording = self.capture.capture(lambda: run_layers(self._backend, self, plan, qkv, out))
         return Sized(bucket, plan, qkv, out, recording)
 
     def step(self, layout: RowLayout, qkv: Tensor) -> Tensor:
@@ -109,7 +108,7 @@ class Layers:
         sized = next(each for each in self.sizes if each.fits(layout))
         sized.qkv[:, :rows] = qkv.to(sized.qkv.device)
         sized.qkv[:, rows:] = torch.nan
-        self.capture.lay_out(sized.plan, layout)
+        self.capture.update_plan(sized.plan, layout)
         sized.recording.replay()
         return sized.out[:, :rows].cpu()
 
@@ -190,7 +189,7 @@ def test_a_gpu_gives_what_the_reference_gives(tmp_path: Path, group: int, num_kv
         wanted = reference.step(layout, qkv)
         for step in (layers.step, layers.eager_step):
             assert_close(step(layout, qkv).float(), wanted, rtol=NEAR, atol=NEAR)
-    assert backend.capture.recorded_bytes > 0
+    assert backend.graph_capture.graph_bytes > 0
 
 
 def test_padding_leaves_the_cache_as_it_is() -> None:
@@ -226,7 +225,7 @@ def test_sizes_that_are_laid_out_early_keep_their_layout() -> None:
     wanted = [reference.step(layout, made(at, layout, shape)) for at, layout in enumerate(layouts)]
     chosen = layers.sizes[2:]
     for at, (sized, layout) in enumerate(zip(chosen, layouts, strict=True)):
-        layers.capture.lay_out(sized.plan, layout)
+        layers.capture.update_plan(sized.plan, layout)
         sized.qkv[:, : len(layout.positions)] = made(at, layout, shape)
     for at in (1, 0):
         chosen[at].recording.replay()
@@ -242,7 +241,7 @@ def test_laying_out_waits_for_no_more_than_the_step_before_the_last() -> None:
     for position in range(6):
         layout = layout_of([Span(sequence=s, start=position, rows=1) for s in range(2)], table)
         before = accelerator.given  # the replay of the step before is the last piece of work
-        layers.capture.lay_out(sized.plan, layout)
+        layers.capture.update_plan(sized.plan, layout)
         assert accelerator.done < before
         sized.recording.replay()
     accelerator.wait()
@@ -251,16 +250,16 @@ def test_laying_out_waits_for_no_more_than_the_step_before_the_last() -> None:
 def test_nothing_is_allocated_for_a_step() -> None:
     accelerator = FakeAccelerator()
     layers = Layers(fake_backend(accelerator), attention_shape(4, 2, 64), None)
-    pinned, recorded = accelerator.pinned_bytes, layers.capture.recorded_bytes
+    pinned, recorded = accelerator.pinned_bytes, layers.capture.graph_bytes
     table = shuffled_table(NUM_SEQUENCES, BLOCKS_EACH)
     for position in range(4):
         layout = layout_of([Span(sequence=0, start=position, rows=1)], table)
         layers.step(layout, made(position, layout, layers.shapes[0]))
-    assert (accelerator.pinned_bytes, layers.capture.recorded_bytes) == (pinned, recorded)
+    assert (accelerator.pinned_bytes, layers.capture.graph_bytes) == (pinned, recorded)
 
 
 def test_a_layout_larger_than_its_bucket_is_our_own_mistake() -> None:
-    capture = fake_backend().capture
+    capture = fake_backend().graph_capture
     table = shuffled_table(NUM_SEQUENCES, BLOCKS_EACH)
     plan = capture.plan(GraphBatchSize(rows=4, sequences=2, one_row_each=False), BLOCK_SIZE, 3)
     for spans, problem in (
@@ -272,7 +271,7 @@ def test_a_layout_larger_than_its_bucket_is_our_own_mistake() -> None:
         ),
     ):
         with pytest.raises(AssertionError, match=problem):
-            capture.lay_out(plan, layout_of(spans, table))
+            capture.update_plan(plan, layout_of(spans, table))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +284,7 @@ def test_a_layout_larger_than_its_bucket_is_our_own_mistake() -> None:
 )
 def test_a_bucket_that_contradicts_itself_is_our_own_mistake(bucket: GraphBatchSize) -> None:
     with pytest.raises(AssertionError, match="GraphBatchSize"):
-        fake_backend().capture.plan(bucket, BLOCK_SIZE, 8)
+        fake_backend().graph_capture.plan(bucket, BLOCK_SIZE, 8)
 
 
 def test_each_size_and_kind_has_a_wrapper_of_its_own_over_one_workspace() -> None:
@@ -311,7 +310,7 @@ def test_a_workspace_grows_with_the_size_and_earlier_wrappers_keep_theirs() -> N
     shape = attention_shape(8, 8, 128)
     cache = backend.allocate_kv(kv_shape(shape, 4, torch.bfloat16))
     for rows in (4, 600):
-        plan = backend.capture.plan(
+        plan = backend.graph_capture.plan(
             GraphBatchSize(rows=rows, sequences=rows // 2, one_row_each=False), BLOCK_SIZE, rows
         )
         qkv = torch.zeros(rows, qkv_width(shape), dtype=torch.bfloat16)
@@ -320,7 +319,7 @@ def test_a_workspace_grows_with_the_size_and_earlier_wrappers_keep_theirs() -> N
         def work(plan: AttentionPlan = plan, qkv: Tensor = qkv, out: Tensor = out) -> None:
             backend.attend(backend.rope_append(qkv, None, cache, 0, shape, plan), cache, 0, shape, plan, out)
 
-        backend.capture.record(work)
+        backend.graph_capture.capture(work)
     small, large = library.wrappers
     assert small.workspace.nbytes == 128 << 20
     assert large.workspace.nbytes > 128 << 20
@@ -330,7 +329,7 @@ def test_two_lanes_record_apart() -> None:
     accelerator = FakeAccelerator()
     library = FakeFlashInfer(accelerator)
     backend = FlashInferBackend(accelerator, library, fake_kernels(accelerator))
-    lanes = [Layers(each, attention_shape(4, 2, 64), None) for each in (backend, backend.beside())]
+    lanes = [Layers(each, attention_shape(4, 2, 64), None) for each in (backend, backend.concurrent_instance())]
     assert lanes[0].capture is not lanes[1].capture
     ours, theirs = library.wrappers[: 2 * len(BUCKETS)], library.wrappers[2 * len(BUCKETS) :]
     assert ours[0].workspace.data_ptr() != theirs[0].workspace.data_ptr()
@@ -349,12 +348,12 @@ def lane_of(name: str, num_processors: int) -> DeviceLane:
 def test_places_of_one_backend_record_apart_and_each_is_the_same_every_time() -> None:
     backend = fake_backend()
     places = (lane_of("verify", 120), lane_of("verify", 96))
-    captures = [backend.capture, *(backend.capture_on(each) for each in places)]
-    assert captures[1] is backend.capture_on(lane_of("verify", 120))
+    captures = [backend.graph_capture, *(backend.graph_capture_on(each) for each in places)]
+    assert captures[1] is backend.graph_capture_on(lane_of("verify", 120))
     recorders = [each._recorder for each in captures]
     assert [each.place for each in recorders if isinstance(each, FakeRecorder)] == [None, *places]
     assert len({id(each.pool) for each in recorders if isinstance(each, FakeRecorder)}) == 3
-    assert backend.beside().capture_on(places[0]) is not captures[1]
+    assert backend.concurrent_instance().graph_capture_on(places[0]) is not captures[1]
 
 
 def test_places_of_one_backend_have_wrappers_of_their_own_over_one_workspace() -> None:
@@ -366,8 +365,8 @@ def test_places_of_one_backend_have_wrappers_of_their_own_over_one_workspace() -
     workspaces = set()
     for here in (None, place, None, place):
         backend.use(here)
-        assert backend.place == here
-        capture = backend.capture if here is None else backend.capture_on(here)
+        assert backend.lane == here
+        capture = backend.graph_capture if here is None else backend.graph_capture_on(here)
         recorded = capture.plan(bucket, BLOCK_SIZE, 8).attention(kind)
         planned = backend.plan(layout, BLOCK_SIZE).attention(kind)
         for wrapper in (planned, recorded):
@@ -380,11 +379,7 @@ def test_places_of_one_backend_have_wrappers_of_their_own_over_one_workspace() -
     assert eager[None] != eager[place]
     assert len(workspaces) == 1
     backend.use(None)
-    assert backend.place is None
-
-
-def test_a_row_without_a_slot_is_the_same_to_the_kernel_and_the_layout() -> None:
-    assert NO_SLOT == rope_append.NO_SLOT
+    assert backend.lane is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from faser.kernels.interface.backend import RowLayout
 from faser.kernels.interface.paged_layout import (
     NO_SLOT,
     LayoutSizes,
@@ -21,6 +20,7 @@ from faser.kernels.interface.paged_layout import (
     layout_within,
     paged_layout,
 )
+from faser.kernels.interface.shapes import RowLayout
 from tests.kernels.layouts import Span, layout_of, shuffled_table
 
 BLOCK_SIZES = (1, 4, 16)

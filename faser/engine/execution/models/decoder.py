@@ -12,7 +12,8 @@ from torch import Tensor
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.weights import DecoderWeights
-from faser.kernels.interface.backend import AttentionPlan, AttentionShape, Backend, KvCache
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

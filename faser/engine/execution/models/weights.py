@@ -15,8 +15,9 @@ from torch import Tensor
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.execution.models import tensors
 from faser.errors import ModelError
-from faser.kernels.interface.backend import Backend, PackedLinear
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import FP8, Fp8Rows, stack_rows
+from faser.kernels.interface.shapes import PackedLinear
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all), counted in the type of the activations
 StoredRows = Callable[[str], Fp8Rows | None]  # a tensor as it is stored, if that is quantised

@@ -210,7 +210,7 @@ class EarlyPruning:
         shorter = tuple(cut(each, left) for each, left in zip(rows, kept.tolist(), strict=True))
         if shorter == rows:
             return rows, batch
-        return shorter, runner.narrow(np.fromiter((len(each.token_ids) for each in shorter), np.int32, len(rows)))
+        return shorter, runner.compact(np.fromiter((len(each.token_ids) for each in shorter), np.int32, len(rows)))
 
     def _lesson(
         self, seen: _Seen, drafted: DraftedTokens, judged: NDArray[np.bool_], accepted: NDArray[np.bool_]

@@ -18,7 +18,8 @@ from faser.engine.execution.startup.sizing import kv_cache_dtype
 from faser.engine.execution.startup.step_profiler import DummyBatchLimits
 from faser.engine.execution.startup.warm_up import WarmUp
 from faser.kernels.cuda.memory import DeviceMemory
-from faser.kernels.interface.backend import Backend, KvShape
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.shapes import KvShape
 
 STAGE = "preparing kernels"
 _CHOICE_BYTES = 160  # a row and 1,024 tokens of the vocabulary: sums by chunk and digit

@@ -17,8 +17,8 @@ from faser.kernels.cuda.flashinfer.modules import (
     package_of_modules,
 )
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind
-from faser.kernels.interface.backend import AttentionShape
 from faser.kernels.interface.fp8 import FP8
+from faser.kernels.interface.shapes import AttentionShape
 
 
 def check_kernels(

@@ -13,8 +13,9 @@ from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, H
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.startup.model_loading import LoadedModel, Report
 from faser.engine.execution.startup.sizing import most_logit_rows
-from faser.kernels.interface.backend import Backend, KvShape
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.processors import PLACE_BYTES, DeviceLane
+from faser.kernels.interface.shapes import KvShape
 
 
 class Use(Enum):
@@ -37,7 +38,7 @@ def make_runner(
 
     places: parts of the device that it may be on while another runner is on the rest.
     """
-    decoder, capture = model.decoder, backend.capture
+    decoder, capture = model.decoder, backend.graph_capture
     most = max_logit_rows(config, use)
     choice = backend.device_sampling_kernels(most, decoder.spec.vocab_size)
     if capture is None or choice is None:
@@ -54,8 +55,8 @@ def make_runner(
         capture,
         sizes=_sizes(config, model, use),
         max_logit_rows=most,
-        guessing=_guessing(config, decoder.spec.num_layers, use),
-        on_lanes={each: lane for each in places if (lane := backend.capture_on(each)) is not None},
+        drafts=_guessing(config, decoder.spec.num_layers, use),
+        lane_captures={each: lane for each in places if (lane := backend.graph_capture_on(each)) is not None},
         report=lambda stage, done, total: report(f"{stage} of the {use.value}", done, total),
     )
 
@@ -78,13 +79,13 @@ def recordings_bytes(config: EngineConfig, model: LoadedModel, use: Use, num_pla
 
 def _sizes(config: EngineConfig, model: LoadedModel, use: Use) -> GraphSizes:
     drafts = 0 if config.speculation.policy == "off" else config.speculation.cap
-    return GraphSizes.usual(
-        most_rows=config.max_num_batched_tokens,
-        most_sequences=config.max_num_seqs,
+    return GraphSizes.default(
+        max_rows=config.max_num_batched_tokens,
+        max_sequences=config.max_num_seqs,
         # A draft begins with what was accepted behind the last one: a row or two a sequence.
-        most_drafts=drafts if use is Use.TARGET else 1,
-        blocks_each=-(-model.max_positions // config.block_size),
-        wanted=config.cudagraph_capture_sizes,
+        max_drafts=drafts if use is Use.TARGET else 1,
+        max_blocks_each=-(-model.max_positions // config.block_size),
+        requested=config.cudagraph_capture_sizes,
     )
 
 

@@ -96,7 +96,7 @@ class WarmUp:
 
     def _choose_on_device(self, _num_sequences: int) -> None:
         """What recordings end with. For one row: the runner, which is made later, has a workspace of its own."""
-        capture, choice = self._backend.capture, self._backend.device_sampling_kernels(1, self._width)
+        capture, choice = self._backend.graph_capture, self._backend.device_sampling_kernels(1, self._width)
         if capture is None or choice is None:
             return
         chooser = DeviceTokenSampler(choice, capture, self._backend.device, 1)

@@ -209,20 +209,4 @@ Pool* faser_pool_on(const int32_t* cores, int32_t num_cores) {
 void faser_pool_rest(Pool* pool) { pool->rest(); }
 
 void faser_pool_free(Pool* pool) { delete pool; }
-
-// Adds up `bytes` of memory as fast as it can be read; what the benchmark calls the read bandwidth.
-float faser_read(Pool* pool, const float* data, int64_t bytes) {
-    const int64_t piece = 1 << 20;
-    std::atomic<int> seen{0};
-    pool->run(bytes / piece, [&](int64_t i) {
-        const float* from = data + i * piece / 4;
-        vf total[4] = {};
-        for (int64_t at = 0; at < piece / 4; at += 4 * kLanes) {
-            __builtin_prefetch(from + at + 512);
-            for (int j = 0; j < 4; j++) total[j] += load(from + at + j * kLanes);
-        }
-        seen += sum(total[0] + total[1] + total[2] + total[3]) > 0;
-    });
-    return float(seen);
-}
 }

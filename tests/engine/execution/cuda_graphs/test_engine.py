@@ -31,7 +31,7 @@ from tests.engine.execution.cuda_graphs.test_graph_runner import (
 )
 
 SLOTS, NUM_TOKENS = 4, 14
-SIZES = GraphSizes(rows=(2, 4, 8), most_sequences=SLOTS, blocks_each=WIDTH)
+SIZES = GraphSizes(rows=(2, 4, 8), max_sequences=SLOTS, max_blocks_each=WIDTH)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_answers_are_those_of_an_engine_that_calls_kernel_after_kernel(checkpoin
     eager, recorded = Side(checkpoint), Side(checkpoint)
     wanted = answers(engine_over(eager, eager.eager(), ahead=False))
 
-    found = answers(engine_over(recorded, recorded.recorded(SIZES), ahead=True))
+    found = answers(engine_over(recorded, recorded.graph_runner(SIZES), ahead=True))
 
     assert {name: len(token_ids) for name, token_ids in found.items()} == dict.fromkeys(wanted, NUM_TOKENS)
     assert sum(found[name] == wanted[name] for name in wanted) >= len(wanted) - 2

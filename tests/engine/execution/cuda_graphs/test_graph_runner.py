@@ -25,9 +25,9 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.interface.backend import KvShape
 from faser.kernels.interface.graph_capture import GraphBatchSize, GraphCapture
 from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.shapes import KvShape
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend
@@ -35,7 +35,7 @@ from tests.kernels.cuda.fake_graph import fake_backend
 NUM_LAYERS, BLOCK_SIZE, NUM_BLOCKS, SLOTS, WIDTH = 2, 16, 24, 6, 4
 MAX_ROWS, MAX_LOGIT_ROWS, WINDOW = 48, 16, 0.05
 NEAR = 2.0**-5  # products of another number of rows may round another way
-SIZES = GraphSizes(rows=(1, 2, 4, 8, 16), most_sequences=4, blocks_each=WIDTH)
+SIZES = GraphSizes(rows=(1, 2, 4, 8, 16), max_sequences=4, max_blocks_each=WIDTH)
 NO_GUESSES = DraftGraphs()
 
 
@@ -86,17 +86,17 @@ class Side:
         )
         choice = self.backend.device_sampling_kernels(MAX_LOGIT_ROWS, VOCAB_SIZE)
         assert choice is not None
-        self.chooser = DeviceTokenSampler(choice, self.backend.capture, self.backend.device, MAX_LOGIT_ROWS)
+        self.chooser = DeviceTokenSampler(choice, self.backend.graph_capture, self.backend.device, MAX_LOGIT_ROWS)
 
     def eager(self) -> Runner:
         return Runner(self.decoder, self.backend, self.kv, self.chooser)
 
-    def recorded(
+    def graph_runner(
         self,
         sizes: GraphSizes,
         *,
-        guessing: DraftGraphs = NO_GUESSES,
-        on_lanes: Mapping[DeviceLane, GraphCapture] | None = None,
+        drafts: DraftGraphs = NO_GUESSES,
+        lane_captures: Mapping[DeviceLane, GraphCapture] | None = None,
         report: Callable[[str, int, int], None] = lambda *_: None,
     ) -> GraphRunner:
         return GraphRunner(
@@ -104,11 +104,11 @@ class Side:
             self.backend,
             self.kv,
             self.chooser,
-            self.backend.capture,
+            self.backend.graph_capture,
             sizes=sizes,
             max_logit_rows=MAX_LOGIT_ROWS,
-            guessing=guessing,
-            on_lanes=on_lanes,
+            drafts=drafts,
+            lane_captures=lane_captures,
             report=report,
         )
 
@@ -116,8 +116,8 @@ class Side:
 @pytest.fixture(scope="module")
 def replaying(checkpoint: Path) -> tuple[GraphRunner, list[tuple[str, int, int]]]:
     said: list[tuple[str, int, int]] = []
-    guessing = DraftGraphs(windows=(WINDOW,), depths=(1,))
-    runner = Side(checkpoint).recorded(SIZES, guessing=guessing, report=lambda *each: said.append(each))
+    drafts = DraftGraphs(windows=(WINDOW,), depths=(1,))
+    runner = Side(checkpoint).graph_runner(SIZES, drafts=drafts, report=lambda *each: said.append(each))
     return runner, said
 
 
@@ -148,13 +148,13 @@ def asked(count: int, seed: int, *, random_share: float = 0.5) -> SamplingMetada
 
 
 def test_buckets_are_bounded_and_take_every_step_of_their_sizes() -> None:
-    sizes = GraphSizes.usual(most_rows=256, most_sequences=100, most_drafts=5, blocks_each=8)
+    sizes = GraphSizes.default(max_rows=256, max_sequences=100, max_drafts=5, max_blocks_each=8)
     assert sizes.rows == (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 100, 128, 192, 256)
-    assert GraphBatchSize(rows=100, sequences=100, one_row_each=True) in sizes.buckets
-    assert GraphBatchSize(rows=128, sequences=100, one_row_each=False) in sizes.buckets
-    assert all(each.rows <= 100 for each in sizes.buckets if each.one_row_each)
-    assert GraphSizes.usual(
-        most_rows=8192, most_sequences=64, most_drafts=0, blocks_each=8, wanted=(4, 1, 4)
+    assert GraphBatchSize(rows=100, sequences=100, one_row_each=True) in sizes.batch_sizes
+    assert GraphBatchSize(rows=128, sequences=100, one_row_each=False) in sizes.batch_sizes
+    assert all(each.rows <= 100 for each in sizes.batch_sizes if each.one_row_each)
+    assert GraphSizes.default(
+        max_rows=8192, max_sequences=64, max_drafts=0, max_blocks_each=8, requested=(4, 1, 4)
     ).rows == (1, 4)
 
 
@@ -162,8 +162,8 @@ def test_recording_says_how_far_it_is(replaying: tuple[GraphRunner, list[tuple[s
     runner, said = replaying
     assert {stage for stage, _, _ in said} == {STAGE}
     assert [done for _, done, _ in said] == sorted(done for _, done, _ in said)
-    assert said[-1][1] == said[-1][2] == runner.num_recordings
-    assert runner.num_recordings == 2 * len(SIZES.buckets) + len(SIZES.rows) * (1 + 5 + 5)
+    assert said[-1][1] == said[-1][2] == runner.num_graphs
+    assert runner.num_graphs == 2 * len(SIZES.batch_sizes) + len(SIZES.rows) * (1 + 5 + 5)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -195,7 +195,7 @@ def test_steps_of_more_blocks_than_recordings_have_room_for_are_not_replayed(che
     accelerator = FakeAccelerator()
     side, table, replays = Side(checkpoint, fake_backend(accelerator)), BlockTable(SLOTS, WIDTH), [0]
     side.kv = replace(side.kv, num_blocks=3)
-    runner = side.recorded(SIZES)
+    runner = side.graph_runner(SIZES)
     accelerator.on_replay = lambda _: replays.append(replays.pop() + 1)
     for slot in range(4):
         table.append(slot, (0, 1, 2))
@@ -222,9 +222,9 @@ def test_tokens_and_guesses_are_those_of_the_eager_choice(
         batch = rows_of(table, slots, [0] * len(slots), [-(-count // len(slots))] * len(slots), seed=count)
         runner.forward(batch)
         rows, requests = np.arange(count), asked(count, seed=count, random_share=random_share)
-        taken = runner.choose(rows, requests).wait().token_ids
-        guessed = runner.guess(rows, requests, WINDOW).wait()
-        chooser = Runner.choose(runner, rows, requests), Runner.guess(runner, rows, requests, WINDOW)
+        taken = runner.sample(rows, requests).wait().token_ids
+        guessed = runner.sample_drafts(rows, requests, WINDOW).wait()
+        chooser = Runner.sample(runner, rows, requests), Runner.sample_drafts(runner, rows, requests, WINDOW)
         theirs, their_guess = (each.wait() for each in chooser)
         assert taken.tolist() == theirs.token_ids.tolist()
         assert guessed.token_ids.tolist() == their_guess.token_ids.tolist()
@@ -241,9 +241,9 @@ def test_a_token_is_fed_where_it_was_chosen(
     first = rows_of(table, slots, [0] * 3, [4] * 3, seed=1)
     after = rows_of(table, slots[:2], [4] * 2, [1] * 2, seed=2)
     runner.forward(first)
-    pending = runner.choose(first.last_rows, asked(count, seed=5))
-    feed = TokenFeedback(pending=pending, rows=np.arange(2), sources=np.array([2, 0]))
-    fed = RowBatch(token_ids=after.token_ids, layout=after.layout, last_rows=after.last_rows, feed=feed)
+    pending = runner.sample(first.last_rows, asked(count, seed=5))
+    feedback = TokenFeedback(pending=pending, rows=np.arange(2), sources=np.array([2, 0]))
+    fed = RowBatch(token_ids=after.token_ids, layout=after.layout, last_rows=after.last_rows, feedback=feedback)
 
     runner.forward(fed)
     found = runner.logits(fed.last_rows).clone()

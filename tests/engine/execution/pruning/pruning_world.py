@@ -26,7 +26,8 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.token_samplers import TokenSampler
 from faser.engine.execution.verifiers.factory import make_verifier
-from faser.kernels.interface.backend import Backend, KvShape
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.shapes import KvShape
 from faser.types import Request
 from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 
@@ -104,7 +105,7 @@ def make_world(
 
     choosers: of target and drafter, where runners choose.
     """
-    beside = backend if partition is None else backend.beside()
+    beside = backend if partition is None else backend.concurrent_instance()
     return World(
         target=make_runner(pair[0], backend, choosers[0]),
         drafter=make_runner(pair[1], beside, choosers[1]),

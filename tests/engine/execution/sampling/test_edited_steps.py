@@ -42,7 +42,7 @@ from tests.engine.execution.cuda_graphs.test_graph_runner import (
 from tests.kernels.cuda.fake_graph import FakeDraftVerdicts, FakeLogitEdits
 
 SLOTS, NUM_TOKENS, EOS = 4, 7, (2,)
-SIZES = GraphSizes(rows=(4, 12), most_sequences=SLOTS, blocks_each=WIDTH)
+SIZES = GraphSizes(rows=(4, 12), max_sequences=SLOTS, max_blocks_each=WIDTH)
 FEATURES: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "logprobs": 2},
     {"presence_penalty": 0.6, "temperature": 0.0},
@@ -69,7 +69,7 @@ class Device:
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
     side = Side(write_heads_of_64(tmp_path_factory.mktemp("heads-of-64")))
-    return Device(side, side.recorded(SIZES, guessing=DraftGraphs(depths=(1,))))
+    return Device(side, side.graph_runner(SIZES, drafts=DraftGraphs(depths=(1,))))
 
 
 def engine_on(

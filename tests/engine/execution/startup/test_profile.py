@@ -16,7 +16,7 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.lane_cells import Pair
 from faser.engine.execution.startup.profile import LANES_STAGE, cached_profile, fingerprint, profile
 from faser.engine.execution.startup.step_profiler import BUCKETS, STAGE, DummyBatchLimits
-from faser.kernels.interface.backend import KvShape
+from faser.kernels.interface.shapes import KvShape
 from faser.kernels.torch.backend import TorchBackend
 from faser.machine import usable_cores
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from faser.engine.execution.models.loader import load_decoder
-from faser.kernels.interface.backend import AttentionPlan, Backend, KvShape
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import GraphBatchSize
+from faser.kernels.interface.shapes import AttentionPlan, KvShape
 from faser.kernels.torch.backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.execution.models.paged import BLOCK_SIZE, MAX_POSITIONS, PagedModel, Rows, prompt
@@ -88,7 +89,7 @@ class RecordedModel:
 
     def __init__(self, checkpoint: Path, dtype: torch.dtype) -> None:
         backend = fake_backend()
-        self._capture = backend.capture
+        self._capture = backend.graph_capture
         decoder = load_decoder(
             checkpoint, backend, dtype, max_model_len=MAX_POSITIONS, max_rows=MAX_ROWS, progress=lambda *_: None
         )
@@ -103,7 +104,7 @@ class RecordedModel:
             dtype=dtype,
         )
         cache = backend.allocate_kv(kv)
-        self._token_ids = self._capture.stage(MAX_ROWS, torch.int64)
+        self._token_ids = self._capture.staging_buffer(MAX_ROWS, torch.int64)
         self._plans, self._trunks, self._heads = {}, {}, {}
         for bucket in BUCKETS:
             plan = self._capture.plan(bucket, BLOCK_SIZE, self._table.numel())
@@ -117,8 +118,8 @@ class RecordedModel:
 
             self._plans[bucket] = plan
             with torch.inference_mode():
-                self._trunks[bucket] = self._capture.record(trunk)
-                self._heads[bucket] = self._capture.record(head)
+                self._trunks[bucket] = self._capture.capture(trunk)
+                self._heads[bucket] = self._capture.capture(head)
         self._decoder = decoder
 
     def step(self, batch: Sequence[Rows]) -> Tensor:
@@ -130,10 +131,10 @@ class RecordedModel:
         numbers[count:] = 0
         self._token_ids.send()
         spans = [Span(sequence=rows.sequence, start=rows.start, rows=len(rows.token_ids)) for rows in batch]
-        self._capture.lay_out(self._plans[bucket], layout_of(spans, self._table))
+        self._capture.update_plan(self._plans[bucket], layout_of(spans, self._table))
         self._trunks[bucket].replay()
         self._heads[bucket].replay()
-        (found,) = self._capture.fetch((self._decoder.logit_rows[:count],)).wait()
+        (found,) = self._capture.readback((self._decoder.logit_rows[:count],)).wait()
         return torch.from_numpy(found)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, AttentionWorkspace, AttentionWrappers
-from faser.kernels.interface.backend import AttentionShape
+from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 from tests.kernels.layouts import attention_shape

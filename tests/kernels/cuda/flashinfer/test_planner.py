@@ -17,7 +17,7 @@ import torch
 
 from faser.kernels.cuda.flashinfer.lane_plans import BLOCKS_PER_PROCESSOR
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, split_bytes
-from faser.kernels.interface.backend import AttentionShape
+from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.flashinfer import planned_wrappers
 from tests.kernels.cuda.flashinfer.planner import HEAD_DIM, MODULES, PAGE_SIZE, Layout, Planner, missing
 
