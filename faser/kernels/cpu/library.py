@@ -1,4 +1,4 @@
-"""The C interface of the compiled kernels: structures, argument types, and the library that binds them.
+"""The C interface of the compiled kernels: structures, argument types, and loading the library.
 
 Mirrors the extern "C" parts of native/*.cpp, field by field. Knows nothing of tensors.
 """
@@ -96,9 +96,9 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Load and bind; calls release the interpreter lock.
+    """Load the library and declare its functions. Their calls release the interpreter lock.
 
-    Raises ConfigError when the file is not a library this process can load.
+    Raises ConfigError if this process cannot load the file.
     """
     try:
         library = ctypes.CDLL(str(path))

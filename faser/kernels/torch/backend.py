@@ -1,6 +1,6 @@
-"""The reference backend: stock torch operators, any device torch has. The oracle of every other backend.
+"""The reference backend: torch operators, on any device of torch. The oracle of every other backend.
 
-Readable before fast. Its matrix products may give a row other bits in another batch, as torch's do.
+Written to be read, not to be fast. A row may get other bits in another batch, as torch's matrix products do.
 """
 
 import os
@@ -40,7 +40,7 @@ class _Plan:
 
 
 class TorchBackend:
-    """See Backend. device: where all tensors live."""
+    """See Backend."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -55,11 +55,12 @@ class TorchBackend:
         self._width = torch.get_num_threads()
 
     def use(self, processors: Processors | None) -> None:
-        """See Backend. torch keeps this number per thread, and starts its threads where the calling one may run.
+        """See Backend. On cores: sets torch's number of threads, and lets the caller run on all of these cores.
 
-        So the caller of several cores is let onto all of them. Results may differ in the last bits, as between
-        batches: torch cuts its products differently for another number of threads. On a part of a GPU the current
-        stream is all that there is to say.
+        torch keeps the number per calling thread, and its threads may run on the caller's cores. Results may
+        differ
+        in the last bits: torch cuts products differently for another number of threads. On a lane of a GPU the
+        current stream decides, so there is nothing to set.
         """
         self.lane = processors if isinstance(processors, DeviceLane) else None
         cores = processors if isinstance(processors, tuple) else None
@@ -71,11 +72,11 @@ class TorchBackend:
         return TorchBackend(self.device)
 
     def graph_capture_on(self, _lane: DeviceLane) -> None:
-        """See Backend. There is none."""
+        """See Backend. None: this backend captures no graphs."""
         return
 
     def device_sampling_kernels(self, _max_rows: int, _width: int) -> None:
-        """See Backend. There is none."""
+        """See Backend. None: this backend captures no graphs."""
         return
 
     def wait(self) -> None:
@@ -182,7 +183,7 @@ class TorchBackend:
 
 
 def _read(part: Tensor, blocks: Tensor, length: int) -> Tensor:
-    """[length, Hkv, D], the first positions in these blocks of [blocks, block_size, Hkv, D]."""
+    """[length, Hkv, D]: the first `length` positions of these blocks. part: [blocks, block_size, Hkv, D]."""
     return as_bytes(part)[blocks].flatten(0, 1)[:length].view(part.dtype)
 
 
@@ -192,7 +193,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rotate(heads: Tensor, angles: Tensor) -> Tensor:
-    """heads: [R, H, D]; angles: [R, D] float32. Channel i turns with channel i + D/2 (arXiv 2104.09864)."""
+    """heads: [R, H, D]; angles: [R, D] float32. Channels i and i + D/2 rotate as a pair (arXiv:2104.09864)."""
     cos, sin = angles[:, None].chunk(2, dim=-1)  # [R, 1, D/2]
     first, second = heads.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(heads.dtype)

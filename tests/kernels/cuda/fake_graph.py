@@ -2,8 +2,8 @@
 
 `fake_backend()` is a FlashInferBackend of which everything below is emulated on the CPU, in bfloat16 or float16,
 for heads of 64 or 128 channels: the device with its recordings (fake_device), FlashInfer (fake_flashinfer), and
-here our own kernels, in plain torch. Tokens are chosen by the engine's reference. `backend.graph_capture` records and
-replays; `backend.concurrent_instance()` gives another lane on the same device.
+here our own kernels, in plain torch. Tokens are chosen by the engine's reference. `backend.graph_capture` records
+and replays; `backend.concurrent_instance()` gives another lane on the same device.
 
     backend = fake_backend()
     plan = backend.graph_capture.plan(Bucket(rows=4, sequences=4, one_row_each=True), block_size=16, max_blocks=64)

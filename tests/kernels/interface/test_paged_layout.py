@@ -16,7 +16,6 @@ from faser.kernels.interface.paged_layout import (
     LayoutSizes,
     LayoutWriter,
     PagedLayout,
-    fill,
     layout_within,
     paged_layout,
 )
@@ -104,7 +103,7 @@ def test_a_table_that_is_too_narrow_is_our_own_mistake() -> None:
 
 def padded(layout: RowLayout, block_size: int, sizes: LayoutSizes, *, one_row_each: bool) -> PagedLayout:
     found = layout_within(empty(sizes.numbers), sizes)
-    fill(found, layout, block_size, one_row_each=one_row_each)
+    LayoutWriter(found, block_size, one_row_each=one_row_each).fill(layout)
     return found
 
 
@@ -177,7 +176,7 @@ def test_what_is_read_lies_at_the_beginning_of_the_buffer(
         rows=tight.rows, sequences=tight.sequences + sequences, pages=tight.pages + sequences + pages
     )
     found = layout_within(empty(sizes.numbers), sizes)
-    num_read = fill(found, layout, block_size, one_row_each=False)
+    num_read = LayoutWriter(found, block_size, one_row_each=False).fill(layout)
     sent = torch.full_like(found.packed, NOWHERE)
     sent[:num_read] = found.packed[:num_read]
     arrived = found.within(sent)

@@ -65,7 +65,7 @@ class _Cache:
 
 @dataclass(slots=True)
 class _PlannedWrapper:
-    """A wrapper and its current plan. copied: marked after the device's copy of the plan from the pinned buffer."""
+    """A wrapper and its current plan. copied: marked after the copy of the plan from the pinned buffer."""
 
     wrapper: PagedAttention
     copied: Fence

@@ -50,7 +50,7 @@ def modules_dir(kernels: Path, arch: str) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltModule:
-    """The result of one module. kept: it existed before. error: first lines of the compiler; None: it succeeded."""
+    """The result of one module. kept: it existed before. error: the compiler's first lines; None: success."""
 
     name: str
     kept: bool

@@ -2,8 +2,8 @@
 
 A fixed plan owns its index arrays, one copy on the device and two on the host, and the attention wrappers of the
 layers that run with it. Updating it takes one transfer of all arrays, then a plan for each kind of attention among
-the captured layers, which makes FlashInfer copy its plan and three of the arrays to the device. The plan learns the
-kinds when the work runs before the capture.
+the captured layers, which makes FlashInfer copy its plan and three of the arrays to the device. The plan learns
+the kinds when the work runs before the capture.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,8 +60,8 @@ class FixedPlan:
         self._no_pages = self.device.page_indices[:0]
         self._planned: dict[AttentionKind, PagedAttention] = {}
         self._splits: dict[AttentionKind, bool] = {}
-        # Marked after the copies that planning launches, from its pinned memory and from the host arrays. The update
-        # after the next one overwrites these host arrays, and the next one waits for this fence.
+        # Marked after the copies that planning launches, from its pinned memory and from the host arrays. The
+        # update after the next one overwrites these host arrays, and the next one waits for this fence.
         self._copied: Fence = accelerator.fence()
         self._host = self._hosts[0]
         self._write(_blank(size, block_size))
@@ -85,7 +85,7 @@ class FixedPlan:
         self._copied.mark()
 
     def attention(self, kind: AttentionKind) -> PagedAttention:
-        """The wrapper of a kind, planned for the layout. The first call for a kind plans it, outside the capture."""
+        """The wrapper of a kind, planned for the layout. The first call for a kind plans it, before the capture."""
         wrapper = self._planned.get(kind)
         if wrapper is None:
             assert self._is_blank, "a kind of attention that the captured layers do not have"
@@ -140,7 +140,7 @@ class FlashInferGraphCapture:
         return plan
 
     def update_plan(self, plan: FixedPlan, layout: RowLayout) -> None:
-        """See GraphCapture. Waits until the device has copied the previous step's layout, not for the step itself."""
+        """See GraphCapture. Waits until the device has copied the previous layout, not for the step that uses it."""
         plan.update(layout)
 
     def capture(self, work: Callable[[], None]) -> CapturedGraph:

@@ -2,13 +2,13 @@
 
 The planner of FlashInfer's prefill kernel, which also decodes with tensor cores, splits sequences among two blocks
 for every processor of the device, minus `num_colocated_ctas`. FlashInfer's Python wrappers always pass 0 for that
-(prefill.py, decode.py). A lane's wrappers pass the number of blocks that the processors outside the lane would take:
-on a stand-in of the CUDA runtime, the planner planned for 132 processors minus 112 as it does for 20.
+(prefill.py, decode.py). A lane's wrappers pass the number of blocks that the processors outside the lane would
+take: on a stand-in of the CUDA runtime, the planner planned for 132 processors minus 112 as it does for 20.
 
 Every plan looks up its compiled module, which all wrappers of a process share, and keeps it in `_cached_module`.
-Here that attribute is a property of a class of its own for each lane; it wraps the module so that the lane's number
-enters the call. So the plans of other wrappers and other threads cannot change. Two alternatives were rejected:
-replacing `plan` in the module, which would need to know for each thread which wrapper plans; and passing
+Here that attribute is a property of a class of its own for each lane; it wraps the module so that the lane's
+number enters the call. So the plans of other wrappers and other threads cannot change. Two alternatives were
+rejected: replacing `plan` in the module, which would need to know for each thread which wrapper plans; and passing
 `fixed_split_size`, which is public: a captured kernel needs plans that are always split or never, and with it they
 vary.
 

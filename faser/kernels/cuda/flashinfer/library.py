@@ -1,7 +1,7 @@
 """The part of FlashInfer that the backend calls, as a protocol, and how the package is loaded.
 
-Names and arguments are those of FlashInfer 0.7.2.post1, which the extra `cuda` pins; tests check every call against
-that package's signatures. This module alone imports the package, and only in load_flashinfer.
+Names and arguments are those of FlashInfer 0.7.2.post1, which the extra `cuda` pins; tests check every call
+against that package's signatures. This module alone imports the package, and only in load_flashinfer.
 """
 
 from collections.abc import Callable

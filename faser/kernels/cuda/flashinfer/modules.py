@@ -1,4 +1,5 @@
-"""Which of FlashInfer's compiled modules a model needs, which of them exist, and how long compiling the others takes.
+"""Which of FlashInfer's compiled modules a model needs, which of them exist, and how long compiling the others
+takes.
 
 Knows how FlashInfer names its modules and where it looks for them, both read in its sources. Imports neither
 FlashInfer nor torch. build.py compiles modules ahead of time.
@@ -100,7 +101,8 @@ def folders_ahead(kernels: Path, arch: str) -> tuple[Path, ...]:
 
 
 def folder_of_compiled(workspace: Path, arch: str) -> Path:
-    """The folder of modules that FlashInfer compiles at their first call. It is ignored where compiling is disabled.
+    """The folder of modules that FlashInfer compiles at their first call. It is ignored where compiling is
+    disabled.
 
     workspace: the folder that FLASHINFER_WORKSPACE_BASE names.
     """

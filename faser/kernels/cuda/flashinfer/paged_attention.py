@@ -1,16 +1,17 @@
 """FlashInfer's attention wrappers: how to make and plan them, and how large their workspace must be.
 
-Owns the workspace of a backend, which holds the partial results of split sequences. Knows neither caches nor models.
-FlashInfer plans on the host, from host arrays, and copies the plan from a pinned buffer of the wrapper to the device:
-the caller must not plan a wrapper again before that copy is done.
+Owns the workspace of a backend, which holds the partial results of split sequences. Knows neither caches nor
+models. FlashInfer plans on the host, from host arrays, and copies the plan from a pinned buffer of the wrapper to
+the device: the caller must not plan a wrapper again before that copy is done.
 
-A wrapper for CUDA graphs is made for fixed arrays and a fixed number of sequences. A graph captures the addresses of
-the arrays and the plan, and the grid. The grid depends on the most rows that a plan may have, which FlashInfer takes
-from the first plan, and on the processors planned for. Each plan says which blocks of the grid have work.
+A wrapper for CUDA graphs is made for fixed arrays and a fixed number of sequences. A graph captures the addresses
+of the arrays and the plan, and the grid. The grid depends on the most rows that a plan may have, which FlashInfer
+takes from the first plan, and on the processors planned for. Each plan says which blocks of the grid have work.
 
-The statements about FlashInfer were read in 0.7.2.post1: prefill.py, decode.py, scheduler.cuh, batch_prefill.cu. The
-prefill kernel's planner was also run, on a stand-in of the CUDA runtime (tests/kernels/cuda/flashinfer/test_planner.py),
-for its use of the workspace, its plans for lanes, and whether anything captured changes from plan to plan.
+The statements about FlashInfer were read in 0.7.2.post1: prefill.py, decode.py, scheduler.cuh, batch_prefill.cu.
+The prefill kernel's planner was also run, on a stand-in of the CUDA runtime
+(tests/kernels/cuda/flashinfer/test_planner.py), for its use of the workspace, its plans for lanes, and whether
+anything captured changes from plan to plan.
 """
 
 from dataclasses import dataclass
@@ -38,8 +39,8 @@ _SLACK_BYTES = 64  # for the alignment of two arrays in a workspace
 class AttentionKind:
     """What a wrapper needs to know apart from the layout. one_row_each: every sequence has exactly one row.
 
-    dtype: of queries and results. kv_dtype: of keys and values, dtype or float8_e4m3fn. Kernels widen these as they
-    load them, to dtype for tensor cores, else to float32; FlashInfer takes scales that are not given as one.
+    dtype: of queries and results. kv_dtype: of keys and values, dtype or float8_e4m3fn. Kernels widen these as
+    they load them, to dtype for tensor cores, else to float32; FlashInfer takes scales that are not given as one.
     """
 
     shape: AttentionShape
@@ -61,12 +62,12 @@ class AttentionKind:
 class AttentionWorkspace:
     """Holds the partial results of split sequences from one kernel until the next one joins them.
 
-    All wrappers of a backend share it, on all lanes: nothing in it outlives one layer's attention, and steps of one
-    backend never run at the same time. The overlap partition makes a lane's stream wait for the caller's stream
-    before its first kernel, and the caller's stream for the lane's last one: a step on a lane runs after all steps
-    launched before it, and before all later ones, on whatever lane. Graph capture keeps that order (cuda/device.py).
-    Two lanes that run concurrently have a backend each. Plans are not stored here: they live from step to step, and
-    every wrapper has memory of its own for its plan.
+    All wrappers of a backend share it, on all lanes: nothing in it outlives one layer's attention, and steps of
+    one backend never run at the same time. The overlap partition makes a lane's stream wait for the caller's
+    stream before its first kernel, and the caller's stream for the lane's last one: a step on a lane runs after
+    all steps launched before it, and before all later ones, on whatever lane. Graph capture keeps that order
+    (cuda/device.py). Two lanes that run concurrently have a backend each. Plans are not stored here: they live
+    from step to step, and every wrapper has memory of its own for its plan.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -78,7 +79,7 @@ class AttentionWorkspace:
         return 0 if self._memory is None else self._memory.nbytes
 
     def of(self, needed_bytes: int) -> Tensor:
-        """[≥ needed_bytes] uint8. Earlier callers keep their smaller tensor, whose address graphs have captured."""
+        """[≥ needed_bytes] uint8. Earlier callers keep their smaller tensor: graphs have captured its address."""
         if self._memory is None or self._memory.nbytes < needed_bytes:
             size = max(_WORKSPACE_BYTES, needed_bytes)
             self._memory = torch.empty(size, dtype=torch.uint8, device=self._accelerator.device)
@@ -106,8 +107,9 @@ class AttentionWrappers:
     def splits(self, kind: AttentionKind, sequences: int) -> bool:
         """Whether a fixed plan may split long sequences among blocks; another launch then joins the parts.
 
-        False for decoding steps with enough sequences for all processors: the planner would split none of them, but
-        FlashInfer would still launch the join. Other steps may have far fewer sequences than their size allows.
+        False for decoding steps with enough sequences for all processors: the planner would split none of them,
+        but FlashInfer would still launch the join. Other steps may have far fewer sequences than their size
+        allows.
         """
         at_once = _blocks_at_once(kind, self._num_processors)
         return not (kind.one_row_each and kind.uses_tensor_cores and sequences > at_once)
@@ -201,8 +203,8 @@ def plan_attention(
 def split_bytes(kind: AttentionKind, num_processors: int, *, rows: int = 0, sequences: int = 0) -> int:
     """Most workspace that a plan takes: weighted values and their weights, float32, of all blocks of the grid.
 
-    rows, sequences: of a fixed plan, which needs room for its largest grid; 0: an eager plan, which splits only into
-    as many blocks as run at the same time. Follows the layout of FlashInfer's planner (scheduler.cuh).
+    rows, sequences: of a fixed plan, which needs room for its largest grid; 0: an eager plan, which splits only
+    into as many blocks as run at the same time. Follows the layout of FlashInfer's planner (scheduler.cuh).
     """
     if not kind.uses_tensor_cores:
         return _partial_bytes(kind, _MOST_BLOCKS_PER_PROCESSOR * num_processors // kind.shape.num_kv_heads)

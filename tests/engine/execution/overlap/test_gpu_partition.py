@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from benchmarks.gpu.processor_probe import MOST_PROCESSORS, count_blocks, processors_of
 from faser.engine.execution.overlap.gpu_partition import SmGroups, Streams, make_gpu_partition
 from faser.engine.execution.overlap.gpu_shares import shares_for
 from faser.engine.execution.overlap.kept_rates import RatesOf
@@ -20,7 +21,6 @@ from faser.errors import ConfigError
 from faser.kernels.cuda.device_rates import DeviceRates, measure_rates
 from faser.kernels.cuda.green_contexts import GreenContextError, GreenDriver, open_green_driver
 from faser.kernels.cuda.streams import CudaLaneDevice, LaneDevice
-from faser.kernels.cuda.triton.processor_probe import MOST_PROCESSORS, count_blocks, whereabouts
 from tests.kernels.cuda.fake_green_driver import FakeGreenDriver
 from tests.kernels.cuda.fake_lane_device import FakeLaneDevice, FakeStream
 from tests.kernels.cuda.fake_rates import H200, L4, Curve, RatedDevice, linear
@@ -555,7 +555,7 @@ def test_on_a_gpu_each_lane_stays_on_processors_of_its_own() -> None:
     def probe(lane: Lane) -> tuple[set[int], set[int], int]:
         assert lane.place is not None
         assert isinstance(lane.place.stream, torch.cuda.Stream)
-        return whereabouts(lane.place.stream), replayed(lane.place.stream), lane.place.num_processors
+        return processors_of(lane.place.stream), replayed(lane.place.stream), lane.place.num_processors
 
     def replayed(stream: torch.cuda.Stream) -> set[int]:
         counts = torch.zeros(MOST_PROCESSORS, dtype=torch.int32, device=gpu)
