@@ -85,7 +85,7 @@ class FixedPlan:
         self._copied.mark()
 
     def attention(self, kind: AttentionKind) -> PagedAttention:
-        """The wrapper of a kind, planned for the layout. The first call for a kind plans it, before the capture."""
+        """The wrapper of a kind, planned for the layout. A kind's first call plans it, before the capture."""
         wrapper = self._planned.get(kind)
         if wrapper is None:
             assert self._is_blank, "a kind of attention that the captured layers do not have"
@@ -140,7 +140,7 @@ class FlashInferGraphCapture:
         return plan
 
     def update_plan(self, plan: FixedPlan, layout: RowLayout) -> None:
-        """See GraphCapture. Waits until the device has copied the previous layout, not for the step that uses it."""
+        """See GraphCapture. Waits until the device has copied the previous layout, not for its step."""
         plan.update(layout)
 
     def capture(self, work: Callable[[], None]) -> CapturedGraph:
