@@ -1,5 +1,4 @@
-"""Keys and values as 8-bit floats: what a cache of float8_e4m3fn stores, and the error that attention gets from
-it.
+"""Keys and values as 8-bit floats: what a cache of float8_e4m3fn stores, and the error that this causes.
 
 The scale is one, so nothing is calibrated and no token depends on the others in its block: a number becomes the
 nearest one of the type, ties to even; a magnitude above 448 becomes 448; a NaN stays a NaN. Queries, products and

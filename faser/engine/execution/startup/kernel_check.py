@@ -12,7 +12,7 @@ from faser.kernels.cuda.flashinfer.modules import (
     Module,
     compile_time,
     folder_of_compiled,
-    folders_ahead,
+    precompiled_folders,
     needed_modules,
     package_of_modules,
 )
@@ -40,7 +40,7 @@ def check_kernels(
     """
     if package_of_modules():
         return
-    folders = folders_ahead(kernels, arch)
+    folders = precompiled_folders(kernels, arch)
     if may_compile:
         folders = (*folders, folder_of_compiled(workspace, arch))
     needed = needed_modules(each for model in models for each in _attention(model))

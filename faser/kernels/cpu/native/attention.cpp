@@ -1,6 +1,6 @@
 // Attention of ragged rows over the paged cache.
 //
-// Keys are taken in spans of 256 positions that start at multiples of 256. Within a span a row's softmax is plain:
+// Keys are taken in spans of 256 positions that start at multiples of 256. Within a span a row has an ordinary softmax:
 // all scores, their maximum, weights, sums. Spans are then joined in order by the usual rescaling (Milakov and
 // Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135, section 3.1). A row's result therefore depends on
 // its own query and the keys it sees, and on nothing else: not on other rows, nor on which thread computed what.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import Accelerator, Fence
+from faser.kernels.cuda.flashinfer.build import HEAD_DIMS
 from faser.kernels.cuda.flashinfer.graph_capture import FixedPlan, FlashInferGraphCapture
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
 from faser.kernels.cuda.flashinfer.paged_attention import (
@@ -38,7 +39,6 @@ from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 
 DTYPES = (torch.bfloat16, torch.float16)
 KV_DTYPES = (*DTYPES, FP8)  # of keys and values
-HEAD_DIMS = (64, 128)  # the sizes that kernels are compiled for
 
 
 @dataclass(frozen=True, slots=True)

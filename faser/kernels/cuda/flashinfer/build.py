@@ -23,13 +23,13 @@ from faser.kernels.cpu.build import find_compiler
 
 VERSION = "0.7.2.post1"  # modules of one version do not load into another
 ARCH = "9.0a"
-_PLAIN = ("silu_and_mul", "norm")
-_HEAD_DIMS = (64, 128)
+COMMON_MODULES = ("silu_and_mul", "norm")
+HEAD_DIMS = (64, 128)
 # Attention is compiled for each head size. Models with sliding windows need modules of their own.
-MODULES = (*_PLAIN, *(f"{kind}_{size}" for kind in ("decode", "prefill") for size in _HEAD_DIMS))
-WINDOW_MODULES = tuple(f"{name}_window" for name in MODULES if name not in _PLAIN)
+MODULES = (*COMMON_MODULES, *(f"{kind}_{size}" for kind in ("decode", "prefill") for size in HEAD_DIMS))
+WINDOW_MODULES = tuple(f"{name}_window" for name in MODULES if name not in COMMON_MODULES)
 # So do 8-bit keys and values.
-FP8_MODULES = tuple(f"{name}_fp8" for name in MODULES + WINDOW_MODULES if name not in _PLAIN)
+FP8_MODULES = tuple(f"{name}_fp8" for name in MODULES + WINDOW_MODULES if name not in COMMON_MODULES)
 _KNOWN = MODULES + WINDOW_MODULES + FP8_MODULES
 _ERROR_LINES = 12
 _NO_PACKAGE = 3  # exit status of the child process

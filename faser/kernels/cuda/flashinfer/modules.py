@@ -1,5 +1,4 @@
-"""Which of FlashInfer's compiled modules a model needs, which of them exist, and how long compiling the others
-takes.
+"""Which compiled modules of FlashInfer a model needs, which of them exist, and how long the others take.
 
 Knows how FlashInfer names its modules and where it looks for them, both read in its sources. Imports neither
 FlashInfer nor torch. build.py compiles modules ahead of time.
@@ -10,9 +9,15 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from faser.kernels.cuda.flashinfer.build import FP8_MODULES, MODULES, VERSION, WINDOW_MODULES, modules_dir
+from faser.kernels.cuda.flashinfer.build import (
+    COMMON_MODULES,
+    FP8_MODULES,
+    MODULES,
+    VERSION,
+    WINDOW_MODULES,
+    modules_dir,
+)
 
-_PLAIN = ("silu_and_mul", "norm")
 _TYPES = {"bfloat16": "bf16", "float16": "f16"}
 _FP8 = "e4m3"
 # Approximate seconds to compile, for one arch on one core; docs/gpu.md has the measurements.
@@ -74,7 +79,7 @@ class Module:
 
 def needed_modules(attention: Iterable[Attention]) -> tuple[Module, ...]:
     """The modules that models with these kinds of attention call."""
-    found = {name: Module(name=name) for name in _PLAIN}
+    found = {name: Module(name=name) for name in COMMON_MODULES}
     for each in sorted(set(attention)):
         suffix = ("_window" if each.window else "") + ("_fp8" if each.fp8 else "")
         kinds = ("prefill", "decode") if each.decodes else ("prefill",)
@@ -89,20 +94,19 @@ def known_modules() -> tuple[Module, ...]:
     return (*names, *(Module(name=each.name, dtype="float16") for each in names if each.is_attention))
 
 
-def folders_ahead(kernels: Path, arch: str) -> tuple[Path, ...]:
+def precompiled_folders(kernels: Path, arch: str) -> tuple[Path, ...]:
     """The folders in which FlashInfer looks for modules compiled ahead of time; they may not exist.
 
     kernels: the folder of compiled kernels; its modules replace those that came with FlashInfer.
     """
-    ahead = modules_dir(kernels, arch)
-    spec = None if ahead.exists() else find_spec("flashinfer")
+    own = modules_dir(kernels, arch)
+    spec = None if own.exists() else find_spec("flashinfer")
     packaged = () if spec is None else spec.submodule_search_locations or ()
-    return (ahead, *(Path(place) / "data" / "aot" for place in packaged))
+    return (own, *(Path(place) / "data" / "aot" for place in packaged))
 
 
 def folder_of_compiled(workspace: Path, arch: str) -> Path:
-    """The folder of modules that FlashInfer compiles at their first call. It is ignored where compiling is
-    disabled.
+    """The folder of modules that FlashInfer compiles at their first call, ignored if compiling is disabled.
 
     workspace: the folder that FLASHINFER_WORKSPACE_BASE names.
     """

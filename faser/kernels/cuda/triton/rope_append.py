@@ -39,11 +39,11 @@ def _rope_append(
             mean = (tl.sum(wide * wide) + tl.sum(other * other)) / (2 * HALF)
             factor = 1.0 / tl.sqrt(mean + eps)
             weight = tl.where(head < NUM_HEADS, tl.load(q_weight + channel), tl.load(k_weight + channel))
-            behind = tl.where(
+            second_weight = tl.where(
                 head < NUM_HEADS, tl.load(q_weight + HALF + channel), tl.load(k_weight + HALF + channel)
             )
             first = ((wide * factor).to(kind).to(tl.float32) * weight.to(tl.float32)).to(kind)
-            second = ((other * factor).to(kind).to(tl.float32) * behind.to(tl.float32)).to(kind)
+            second = ((other * factor).to(kind).to(tl.float32) * second_weight.to(tl.float32)).to(kind)
         if ROTATE:
             angle = angles + tl.load(positions + row) * 2 * HALF + channel
             cosine, sine = tl.load(angle), tl.load(angle + HALF)

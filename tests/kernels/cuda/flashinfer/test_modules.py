@@ -11,7 +11,7 @@ from faser.kernels.cuda.flashinfer.modules import (
     Module,
     compile_time,
     folder_of_compiled,
-    folders_ahead,
+    precompiled_folders,
     known_modules,
     needed_modules,
 )
@@ -85,10 +85,10 @@ def test_modules_are_looked_for_where_flashinfer_looks(tmp_path: Path) -> None:
     compiled = tmp_path / ".cache" / "flashinfer" / VERSION / "90a" / "cached_ops"
     assert folder_of_compiled(tmp_path, "9.0a") == compiled
     ahead = modules_dir(tmp_path, "9.0a")
-    assert folders_ahead(tmp_path, "9.0a")[0] == ahead
-    assert len(folders_ahead(tmp_path, "9.0a")) == 1 + (find_spec("flashinfer") is not None)
+    assert precompiled_folders(tmp_path, "9.0a")[0] == ahead
+    assert len(precompiled_folders(tmp_path, "9.0a")) == 1 + (find_spec("flashinfer") is not None)
     ahead.mkdir()
-    assert folders_ahead(tmp_path, "9.0a") == (ahead,)
+    assert precompiled_folders(tmp_path, "9.0a") == (ahead,)
 
 
 def test_times_are_told_in_minutes() -> None:
