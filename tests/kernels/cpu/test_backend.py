@@ -256,7 +256,7 @@ def test_a_row_attends_to_the_same_bits_however_its_sequence_is_cut(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_attends_to_the_same_bits_whoever_else_is_in_the_step(
+def test_a_row_attends_to_the_same_bits_with_any_other_rows_in_the_step(
     native: NativeBackend, dtype: torch.dtype
 ) -> None:
     """A long decode row alone is cut into spans over the threads; among others it is not."""

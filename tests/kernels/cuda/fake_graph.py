@@ -1,15 +1,17 @@
-"""A flashinfer backend without a GPU, recordings included.
+"""A flashinfer backend without a GPU, CUDA graphs included.
 
-`fake_backend()` is a FlashInferBackend of which everything below is emulated on the CPU, in bfloat16 or float16,
-for heads of 64 or 128 channels: the device with its recordings (fake_device), FlashInfer (fake_flashinfer), and
-here our own kernels, in plain torch. Tokens are chosen by the engine's reference. `backend.graph_capture` records
-and replays; `backend.concurrent_instance()` gives another lane on the same device.
+`fake_backend()` is a FlashInferBackend whose surroundings are emulated on the CPU, in bfloat16 or float16, for
+heads
+of 64 or 128 channels: the device with its graphs (fake_device), FlashInfer (fake_flashinfer), and here FASER's own
+kernels, in torch operators. Tokens are sampled by the engine's reference. `backend.graph_capture` captures and
+replays; `backend.concurrent_instance()` gives a backend for another lane of the same device.
 
     backend = fake_backend()
-    plan = backend.graph_capture.plan(Bucket(rows=4, sequences=4, one_row_each=True), block_size=16, max_blocks=64)
-    recording = backend.graph_capture.capture(lambda: decoder.run_layers(hidden, 0, depth, cache, plan))
+    size = GraphBatchSize(rows=4, sequences=4, one_row_each=True)
+    plan = backend.graph_capture.plan(size, block_size=16, max_blocks=64)
+    graph = backend.graph_capture.capture(lambda: decoder.run_layers(hidden, 0, depth, cache, plan))
     backend.graph_capture.update_plan(plan, batch.layout)
-    recording.replay()
+    graph.replay()
 """
 
 from functools import partial
@@ -46,14 +48,14 @@ def fake_kernels(accelerator: FakeAccelerator) -> DeviceKernels:
     return DeviceKernels(
         rope_append=FakeRopeAppend(accelerator),
         sampling_kernels=lambda _: TorchSamplingKernels(),
-        device_sampling_kernels=lambda max_rows, width: FakeDeviceChoice(accelerator, max_rows, width),
-        logits_processor_kernels=lambda _: FakeLogitEdits(accelerator),
-        rejection_kernels=lambda _: FakeDraftVerdicts(accelerator),
+        device_sampling_kernels=lambda max_rows, width: FakeDeviceSamplingKernels(accelerator, max_rows, width),
+        logits_processor_kernels=lambda _: FakeLogitsProcessorKernels(accelerator),
+        rejection_kernels=lambda _: FakeRejectionKernels(accelerator),
     )
 
 
 class FakeRopeAppend:
-    """See RopeAppend. calls: how often it was called."""
+    """See DeviceKernels.rope_append. calls: number of calls."""
 
     def __init__(self, accelerator: FakeAccelerator) -> None:
         self._accelerator = accelerator
@@ -132,8 +134,8 @@ def _rotate(heads: Tensor, angles: Tensor) -> None:
     heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
 
 
-class FakeDeviceChoice:
-    """See DeviceChoice: what the engine's reference says of the rows."""
+class FakeDeviceSamplingKernels:
+    """See DeviceSamplingKernels: the tokens of the engine's reference."""
 
     def __init__(self, accelerator: FakeAccelerator, max_rows: int, width: int) -> None:
         self._accelerator = accelerator
@@ -201,8 +203,8 @@ class FakeDeviceChoice:
             assert each.is_contiguous()
 
 
-class FakeLogitEdits:
-    """See LogitEdits: what the engine's processors do. calls: how often it was called."""
+class FakeLogitsProcessorKernels:
+    """See LogitsProcessorKernels: the engine's processors. calls: number of calls."""
 
     def __init__(self, accelerator: FakeAccelerator) -> None:
         self._accelerator = accelerator
@@ -213,8 +215,8 @@ class FakeLogitEdits:
         self._accelerator.launch(partial(TorchLogitsProcessors().apply, logits, edits))
 
 
-class FakeDraftVerdicts:
-    """See DraftVerdicts: the rule of the rejection verifier, row by row. calls: how often it was called."""
+class FakeRejectionKernels:
+    """See RejectionKernels: the rule of the rejection verifier, row by row. calls: number of calls."""
 
     def __init__(self, accelerator: FakeAccelerator) -> None:
         self._accelerator = accelerator

@@ -108,7 +108,7 @@ def padded(layout: RowLayout, block_size: int, sizes: LayoutSizes, *, one_row_ea
 
 
 @given(case=layouts(), more=st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 9)))
-def test_padding_stands_behind_what_is_there_and_stores_nothing(
+def test_padding_follows_the_layout_and_stores_nothing(
     case: tuple[RowLayout, int], more: tuple[int, int, int]
 ) -> None:
     layout, block_size = case
@@ -144,7 +144,7 @@ def test_padding_stands_behind_what_is_there_and_stores_nothing(
 
 @given(cases=st.lists(layouts(), min_size=2, max_size=4))
 def test_nothing_is_left_of_the_layout_before(cases: list[tuple[RowLayout, int]]) -> None:
-    """Oracle: arrays that nothing was written to. Pages that nobody reads may hold anything."""
+    """Oracle: arrays that nothing was written to. Unused pages may hold anything."""
     sizes = LayoutSizes(rows=60, sequences=7, pages=300)
     writers, used = {}, {size: layout_within(empty(sizes.numbers), sizes) for size in BLOCK_SIZES}
     for size, target in used.items():

@@ -1,4 +1,4 @@
-"""Drives a Decoder through a paged cache with shuffled blocks, as an engine would, for the tests beside it."""
+"""Drives a Decoder through a paged cache with shuffled blocks, as an engine would, for these tests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -113,7 +113,7 @@ def test_rows_that_stay_get_what_they_get_with_all_the_others(
 
 
 def test_what_left_is_forgotten_once_its_positions_are_fed_again(line: Line, backend: Backend) -> None:
-    """Other tokens come in its place, as after a refused draft."""
+    """Other tokens take their positions, as after a rejected draft."""
     line.runner.begin(line.batch(COUNTS))
     line.runner.advance(2)
     line.runner.compact(np.array((2, 1, 3), dtype=np.int32))

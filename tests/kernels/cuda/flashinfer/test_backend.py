@@ -7,7 +7,7 @@ Bugs these tests have been seen to catch: the last page's length one short, the 
 from the top left or not at all, a window one wider, the scale left to its default, keys and values swapped,
 keys' weight replaced by the queries', values rotated too, every layer read from the first, one layer copied of
 two; planned only once, planned anew without waiting, one plan for all kinds of layers, index arrays never sent,
-float16 by default, a kernel that FlashInfer chooses itself, a workspace for two lanes; a bias dropped beside a
+float16 by default, a kernel that FlashInfer chooses itself, a workspace for two lanes; a bias dropped next to a
 residual, a residual that is overwritten before it is added, a weight that is not copied; a keyword that does
 not exist, an argument missing; keys and values planned with the queries' type or the other way round.
 """
@@ -174,11 +174,11 @@ def grown(backend: Backend, shape: AttentionShape, rows: int) -> tuple[KvCache, 
 
 def test_a_step_is_planned_once_for_all_layers_of_a_kind_and_sent_once() -> None:
     backend, library, accelerator = fake()
-    plain, narrow = attention_shape(4, 1, 64), attention_shape(4, 1, 64, window=3)
-    cache = backend.allocate_kv(kv_shape(plain, 2, torch.float16, num_layers=4))
+    unbounded, windowed = attention_shape(4, 1, 64), attention_shape(4, 1, 64, window=3)
+    cache = backend.allocate_kv(kv_shape(unbounded, 2, torch.float16, num_layers=4))
     layout = layout_of([Span(sequence=0, start=0, rows=5)], shuffled_table(1, 2))
     plan = backend.plan(layout, BLOCK_SIZE)
-    for layer, shape in enumerate((plain, narrow, plain, narrow)):
+    for layer, shape in enumerate((unbounded, windowed, unbounded, windowed)):
         qkv = torch.randn(5, qkv_width(shape)).half()
         queries = backend.rope_append(qkv, None, cache, layer, shape, plan)
         backend.attend(queries, cache, layer, shape, plan, torch.empty(5, 4 * 64, dtype=torch.float16))
@@ -360,7 +360,7 @@ def test_lanes_are_refused_where_plans_may_be_others() -> None:
         library.planning_without(20)
 
 
-def test_modules_that_were_compiled_ahead_are_where_the_package_looks_first(tmp_path: Path) -> None:
+def test_the_package_looks_first_for_modules_compiled_ahead_of_time(tmp_path: Path) -> None:
     package = fake_package()
     assert load_flashinfer(None, lambda: package).rmsnorm is package.rmsnorm
     assert Path("own") == package.jit.env.FLASHINFER_AOT_DIR
