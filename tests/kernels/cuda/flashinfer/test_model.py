@@ -99,7 +99,7 @@ class GraphModel:
             num_layers=spec.num_layers,
             num_blocks=self._table.numel(),
             block_size=BLOCK_SIZE,
-            num_kv_lm_heads=spec.num_kv_lm_heads,
+            num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             dtype=dtype,
         )
