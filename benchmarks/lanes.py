@@ -105,7 +105,7 @@ def _measure(backend: NativeBackend, lanes: Cores, seconds: float) -> Record:
     }
     for drafting in SIZES:
         for verifying in SIZES:
-            draft = Load(backend.beside(), SIZES[drafting])
+            draft = Load(backend.concurrent_instance(), SIZES[drafting])
             verify = Load(backend, SIZES[verifying])
             pair = {"draft": drafting, "verify": verifying, **measure_pair(lanes, draft, verify, seconds)}
             record["pairs"].append(pair)
@@ -172,7 +172,7 @@ def _use_us(backend: NativeBackend) -> Record:
 
 def _first_kernels_us(backend: NativeBackend, lanes: Cores) -> Record:
     """A draft lane's short work right after work at full width: threads left to spin, and told to rest."""
-    load, lane_load = Load(backend, SMALL), Load(backend.beside(), SMALL)
+    load, lane_load = Load(backend, SMALL), Load(backend.concurrent_instance(), SMALL)
     lanes.resize(lanes.shares()[0])
     first = lanes.run_both(lambda _lane, _done: None, synchronous(lambda lane: lane)).verified
     found: Record = {}

@@ -29,7 +29,8 @@ from faser.engine.execution.startup.step_profiler import DummyBatchLimits
 from faser.engine.execution.verification_forward import PlainForward
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.factory import make_backend
-from faser.kernels.interface.backend import Backend, KvShape
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.shapes import KvShape
 from faser.types import Request, SamplingParams
 
 MAX_LEN = 1024
@@ -78,7 +79,7 @@ def load_target_of(config: EngineConfig, directory: Path) -> Target:
 
 
 def pair_of(config: EngineConfig, target: Target, drafter: Path) -> PrunePair:
-    backend = target.backend.beside()
+    backend = target.backend.concurrent_instance()
     draft = load_draft_model(config, drafter, target.model, backend, _quiet)
     models = [
         CachedModel(spec=each.decoder.spec, dtype=each.decoder.dtype, kv_dtype=each.decoder.dtype)

@@ -13,7 +13,7 @@ from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import PendingTokens
-from faser.kernels.interface.backend import RowLayout
+from faser.kernels.interface.shapes import RowLayout
 
 _WARM = 3
 
@@ -64,7 +64,7 @@ def steps_s(runner: Runner, batch: RowBatch, clock: DeviceClock, repeats: int) -
     for _ in range(_WARM + repeats):
         marks.append(clock.mark())
         runner.forward(batch)
-        behind = runner.choose(rows, requests)
+        behind = runner.sample(rows, requests)
         if pending is not None:
             pending.wait()
         pending = behind

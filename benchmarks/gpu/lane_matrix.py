@@ -97,7 +97,7 @@ def cells(plan: Plan, desk: Desk, opened: Opened, divided: Divided, clock: Devic
     assert drafting is not None, "the engine has no draft model"
     for context in plan.sizes.lane_contexts:
         for sequences, rows_each in plan.sizes.lane_rows:
-            verify = steps_of(runner, runner.choose, _batch(opened, sequences, rows_each, context), 1)
+            verify = steps_of(runner, runner.sample, _batch(opened, sequences, rows_each, context), 1)
             passes = _batch(opened, sequences, 1, context)
             draft = steps_of(drafting, partial(_guess, drafting), passes, plan.sizes.cycle_gamma)
             for share in lanes.partition.shares():
@@ -159,7 +159,7 @@ def steps_of(runner: Runner, choose: Choose, batch: RowBatch, count: int) -> Wor
 
 
 def _guess(runner: Runner, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
-    return runner.guess(rows, requests, WINDOW)
+    return runner.sample_drafts(rows, requests, WINDOW)
 
 
 def _batch(opened: Opened, sequences: int, rows_each: int, context: int) -> RowBatch:

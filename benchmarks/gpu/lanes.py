@@ -20,6 +20,7 @@ from benchmarks.gpu.lane_loads import KINDS, Load, median_s
 from benchmarks.gpu.lane_matrix import Divide
 from benchmarks.gpu.lane_places import GreenPlaces, Places, ThreadPlaces
 from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.processor_probe import MOST_PROCESSORS, count_blocks, processors_of
 from benchmarks.gpu.record import Desk, Json
 from benchmarks.gpu.timed_partition import divide
 from benchmarks.gpu.timing import DeviceClock, clock_of
@@ -28,7 +29,6 @@ from faser.engine.execution.overlap.partition import Partition, synchronous
 from faser.errors import ConfigError
 from faser.kernels.cuda.green_contexts import GreenContextError, open_green_driver
 from faser.kernels.cuda.streams import CudaLaneDevice
-from faser.kernels.cuda.triton.processor_probe import MOST_PROCESSORS, count_blocks, whereabouts
 
 # Makes a recording of work on the current stream, and returns what replays it.
 Record = Callable[[Callable[[], object]], Callable[[], None]]
@@ -137,9 +137,9 @@ def _seen(plan: Plan, places: Places, narrow: int) -> Json:
     if plan.dry_run:
         return {"says": "a CPU has no such processors"}
     with places.on(places.num_processors):
-        everywhere = whereabouts(torch.cuda.current_stream())
+        everywhere = processors_of(torch.cuda.current_stream())
     with places.on(narrow):
-        here = whereabouts(torch.cuda.current_stream())
+        here = processors_of(torch.cuda.current_stream())
         counts = torch.zeros(MOST_PROCESSORS, dtype=torch.int32, device=plan.device)
         replay = _recorded(lambda: count_blocks(counts, places.num_processors))
     with places.on(places.num_processors):

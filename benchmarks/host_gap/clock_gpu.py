@@ -23,7 +23,7 @@ from torch import Tensor
 
 from faser.kernels.cpu.build import COMPILERS, find_compiler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.cuda.triton.own_kernels import DeviceKernels
+from faser.kernels.cuda.triton.device_kernels import DeviceKernels
 
 COPY_CALL_S, EVENT_CALL_S, QUERY_CALL_S, REPLAY_CALL_S, PLAN_CALL_S = 4e-6, 1.5e-6, 1e-6, 12e-6, 25e-6
 _COPY_S, _SMALL_S = 2e-6, 60e-6  # on the device: a copy; the head or the choice of a step
@@ -237,7 +237,7 @@ def clock_backend(gpu: ClockGpu) -> FlashInferBackend:
     """The backend of a GPU, on a clock."""
     nothing: Any = None
     kernels = DeviceKernels(
-        rope_append=lambda qkv, _angles, _positions, _slots, _keys, _values, shape, _norms: qkv[
+        rope_append=lambda qkv, _angles, _positions, _slots, _keys, _values, shape, *_norms: qkv[
             :, : shape.num_heads * shape.head_dim
         ],
         sampling_kernels=lambda *_: nothing,

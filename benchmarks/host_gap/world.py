@@ -35,8 +35,8 @@ from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.interface.backend import KvShape
 from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.shapes import KvShape
 from faser.types import Request, SamplingParams
 
 PLAIN, SERIAL, BESIDE = "plain", "serial", "beside"
@@ -111,7 +111,7 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
     partition = Streams(gpu)
     places = device_lanes_of(partition)
     target_backend = clock_backend(gpu)
-    draft_backend = target_backend.beside()
+    draft_backend = target_backend.concurrent_instance()
     table, clock = BlockTable(slots, _WIDTH), WallClock()
     with tempfile.TemporaryDirectory() as folder:
         target = _runner(_TARGET, Path(folder) / "target", target_backend, places.verify, slots, rows, GAMMA)
@@ -197,20 +197,20 @@ def _runner(
         dtype=torch.bfloat16,
     )
     chooser = DeviceTokenSampler(
-        backend.device_sampling_kernels(rows, spec.vocab_size), backend.capture, backend.device, rows
+        backend.device_sampling_kernels(rows, spec.vocab_size), backend.graph_capture, backend.device, rows
     )
-    sizes = GraphSizes.usual(
-        most_rows=rows, most_sequences=slots, most_drafts=1 if drafts is None else drafts, blocks_each=_WIDTH
+    sizes = GraphSizes.default(
+        max_rows=rows, max_sequences=slots, max_drafts=1 if drafts is None else drafts, max_blocks_each=_WIDTH
     )
     return GraphRunner(
         decoder,
         backend,
         kv,
         chooser,
-        backend.capture,
+        backend.graph_capture,
         sizes=sizes,
         max_logit_rows=rows,
-        guessing=DraftGraphs(windows=(WINDOW,)) if drafts is None else DraftGraphs(),
-        on_lanes={each: backend.capture_on(each) for each in places},
+        drafts=DraftGraphs(windows=(WINDOW,)) if drafts is None else DraftGraphs(),
+        lane_captures={each: backend.graph_capture_on(each) for each in places},
         report=lambda *_: None,
     )

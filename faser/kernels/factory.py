@@ -1,4 +1,4 @@
-"""Chooses a backend by name and imports only the chosen one."""
+"""Makes a backend by name, and imports only that one."""
 
 import logging
 from pathlib import Path
@@ -11,19 +11,20 @@ if TYPE_CHECKING:
     import torch
 
 _log = logging.getLogger("faser")
-# Where each backend computes; None: on any device.
+# The kind of device that each backend needs; None: any.
 _DEVICE_OF: dict[str, str | None] = {"auto": None, "torch": None, "native": "cpu", "flashinfer": "cuda"}
 
 
 def make_backend(name: str, device: str, *, num_threads: int, cache_dir: Path) -> Backend:
     """The backend called name (auto, torch, native or flashinfer) on device (cpu, cuda or cuda:N).
 
-    auto on a CPU: native where it can be compiled or came with the package, else torch, and a warning that says
-    why. auto on a GPU: flashinfer. num_threads: threads of the native kernels, the caller's included. cache_dir:
-    where compiled kernels are kept.
+    auto on a CPU: native if it can be compiled or came with the package, else torch, with a warning that says why.
+    auto on a GPU: flashinfer. num_threads: threads of the native kernels, the caller's included. cache_dir: folder
+    for compiled kernels.
 
-    Raises ConfigError for a name or device that is not known here, for a pair that does not go together, and for
-    what is missing: native's compiler; a CUDA build of torch, the device, or the package flashinfer.
+    Raises ConfigError for an unknown name or device, for a backend that does not run on the device, and for what
+    is
+    missing: native's compiler; a CUDA build of torch, the device, or the package flashinfer.
     """
     if name not in _DEVICE_OF:
         raise ConfigError(f"backend is {name}; it must be {', '.join(_DEVICE_OF)}")
@@ -70,7 +71,7 @@ def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
     from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
     from faser.kernels.cuda.flashinfer.build import arch_of, modules_dir
     from faser.kernels.cuda.flashinfer.library import load_flashinfer
-    from faser.kernels.cuda.triton.own_kernels import triton_kernels
+    from faser.kernels.cuda.triton.device_kernels import triton_kernels
     from faser.kernels.cuda.triton.scaled_fp8 import scaled_fp8
 
     arch = arch_of(facts.capabilities[opened.index])
@@ -81,7 +82,7 @@ def _on_cuda(name: str, device: str, cache_dir: Path) -> Backend:
 
 
 def _make_current(device: "torch.device") -> None:
-    """Triton launches on the calling thread's current device, wherever its tensors are."""
+    """Triton launches on the calling thread's current device, not on that of the tensors."""
     import torch
 
     torch.cuda.set_device(device)

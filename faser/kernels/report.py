@@ -14,7 +14,7 @@ import torch
 from faser.config.declaration import show_bytes
 from faser.kernels.cuda.device import CudaFacts
 from faser.kernels.cuda.flashinfer.build import arch_of
-from faser.kernels.cuda.flashinfer.modules import folder_of_compiled, folders_ahead, known_modules
+from faser.kernels.cuda.flashinfer.modules import folder_of_compiled, known_modules, precompiled_folders
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -93,7 +93,7 @@ def _compiled_archs(kernels: Path) -> set[str]:
 
 
 def _listed(arch: str, kernels: Path, workspace: Path) -> str:
-    folders = (*folders_ahead(kernels, arch), folder_of_compiled(workspace, arch))
+    folders = (*precompiled_folders(kernels, arch), folder_of_compiled(workspace, arch))
     present = [each.label for each in known_modules() if each.is_in(folders)]
     return ", ".join(present) or f"none compiled; faser env --build-kernels --arch {arch}"
 

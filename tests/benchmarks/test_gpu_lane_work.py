@@ -228,10 +228,10 @@ class Forwards:
         (length,) = set(batch.layout.seq_len.tolist())
         self.seen.append((len(batch.layout.seq_len), length, len(batch.token_ids)))
 
-    def choose(self, *_asked: object) -> Any:
+    def sample(self, *_asked: object) -> Any:
         return self
 
-    guess = choose
+    sample_drafts = sample
 
     def wait(self) -> None:
         pass

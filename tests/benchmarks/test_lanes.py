@@ -40,7 +40,7 @@ def test_a_load_multiplies_its_hidden_state_by_every_layer(kernel_cache: Path) -
 def test_a_pair_is_measured_every_way(kernel_cache: Path) -> None:
     backend = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=2)
     lanes = Cores()
-    found = measure_pair(lanes, Load(backend.beside(), TINY), Load(backend, TINY), 0.02)
+    found = measure_pair(lanes, Load(backend.concurrent_instance(), TINY), Load(backend, TINY), 0.02)
     lanes.close()
     assert found["rounds"] >= 1
     assert found["serial_ms"] > 0

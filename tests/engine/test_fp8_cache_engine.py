@@ -103,9 +103,9 @@ def test_recorded_steps_over_8_bit_keys_and_values_answer_as_eager_ones(tmp_path
     eager, recorded = Side(checkpoint), Side(checkpoint)
     for side in (eager, recorded):
         side.kv = replace(side.kv, dtype=FP8)
-    wanted = answers(engine_over(eager, eager.eager(), ahead=False))
+    wanted = answers(engine_over(eager, eager.eager(), schedules_async=False))
 
-    found = answers(engine_over(recorded, recorded.recorded(SIZES), ahead=True))
+    found = answers(engine_over(recorded, recorded.graph_runner(SIZES), schedules_async=True))
 
     assert {name: len(token_ids) for name, token_ids in found.items()} == dict.fromkeys(wanted, NUM_TOKENS)
     assert sum(found[name] == wanted[name] for name in wanted) >= len(wanted) - 2

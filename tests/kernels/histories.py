@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from faser.kernels.interface.backend import AttentionShape
+from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.layouts import Span, attention_shape
 
 NUM_SEQUENCES = 3

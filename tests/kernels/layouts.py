@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from faser.kernels.interface.backend import AttentionShape, Backend, KvCache, KvShape, RowLayout
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.shapes import AttentionShape, KvCache, KvShape, RowLayout
 
 BLOCK_SIZE = 16
 MAX_POSITIONS = 2048

@@ -81,7 +81,7 @@ class NextTokens:
         slots = np.array([rows.slot for rows in sampling]).repeat(counts)
         ends = np.array([rows.start + len(rows.token_ids) for rows in sampling]).repeat(counts)
         metadata = self._sampler.requests(slots, ends - distances)
-        pending = self._runner.choose(last_rows.repeat(counts) - distances, metadata)
+        pending = self._runner.sample(last_rows.repeat(counts) - distances, metadata)
         return lambda: acceptance_of_tokens(sampling, pending.wait().token_ids)
 
     def _sample_last_rows(self, sampling: list[SequenceRows], last_rows: Ints) -> list[AcceptanceResult]:

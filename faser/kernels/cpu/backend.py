@@ -1,7 +1,7 @@
-"""The native CPU backend: packed weights, a paged cache in the layout the kernels read, threads of its own.
+"""The CPU backend, called `native`: packed weights, a paged cache in the kernels' layout, threads of its own.
 
-Translates tensors into addresses; the arithmetic is in native/*.cpp. A row gets the same bits whatever other rows
-are in the step and however many threads there are. bfloat16 and float32; products accumulate in float32.
+Passes the addresses of tensors to the kernels in native/*.cpp. A row gets the same bits whatever other rows are in
+the step, for any number of threads. Computes in bfloat16 and float32; products accumulate in float32.
 """
 
 import ctypes
@@ -18,15 +18,15 @@ from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.sampling import CpuSamplingKernels
 from faser.kernels.cpu.thread_pools import LanePools, NativePool, full_pool
-from faser.kernels.interface.backend import AttentionShape, KvShape, RowLayout
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.processors import DeviceLane, Processors
+from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 
 _DTYPES = {torch.float32: native_library.FLOAT32, torch.bfloat16: native_library.BFLOAT16}
-_MULTIPLE = 16  # tokens of a block and channels of a head come in groups of this many
+_MULTIPLE = 16  # the kernels handle tokens of a block and channels of a head in groups of this size
 _HUGE_PAGE_BYTES = 2 << 20
-_SLAB_BYTES = 64 << 20  # weights are laid one after another, so that huge pages cover small ones too
+_SLAB_BYTES = 64 << 20  # small weights share a slab, so that huge pages cover them too
 
 
 class _Linear:
@@ -64,7 +64,7 @@ class _Cache:
 
 
 class _Plan:
-    """A digested layout. address: of its FaserPlan, freed with this object."""
+    """A digested layout. address: of its FaserPlan, which this object frees."""
 
     __slots__ = ("__weakref__", "address", "num_rows")
 
@@ -74,9 +74,9 @@ class _Plan:
 
 
 class NativeBackend:
-    """See Backend. library: what native_build.library_path returned. num_threads: the caller's included.
+    """See Backend. library: path from build.library_path. num_threads: the caller's thread included.
 
-    full: threads of the full width to share; None: new ones.
+    full: the pool of num_threads threads to share with another instance; None: a new pool.
     """
 
     def __init__(self, library: Path, *, num_threads: int, full: NativePool | None = None) -> None:
@@ -91,17 +91,17 @@ class NativeBackend:
         self._full = full_pool(self._library, num_threads) if full is None else full
         self._pools = LanePools(self._library, self._full, frozenset(os.sched_getaffinity(0)))
         self._pool = self._pools.use(None)  # address of the pool that calls run on
-        self._slab = torch.empty(0, dtype=torch.uint8)  # what is left of the newest slab of weights
+        self._slab = torch.empty(0, dtype=torch.uint8)  # the free rest of the newest slab of weights
         self._heads: dict[AttentionShape, native_library.HeadsStruct] = {}
         self.sampling_kernels = CpuSamplingKernels(self._library, self._pools, self._pool)
         self.logits_processor_kernels = None
         self.rejection_kernels = None
-        self.capture: GraphCapture | None = None
-        self.place: DeviceLane | None = None
+        self.graph_capture: GraphCapture | None = None
+        self.lane: DeviceLane | None = None
         self._bind()
 
     def _bind(self) -> None:
-        """Look up once what every call needs."""
+        """Look up the functions of every step once."""
         library = self._library
         self._linear_call = library.faser_linear
         self._rms_norm_call = library.faser_rms_norm
@@ -110,7 +110,7 @@ class NativeBackend:
         self._attend_call = library.faser_attend
 
     def use(self, processors: Processors | None) -> None:
-        """See Backend. Bits do not depend on it. A set of cores that was used before costs microseconds."""
+        """See Backend. Does not change any bits. Takes microseconds for a set of cores used before."""
         if isinstance(processors, DeviceLane):
             raise ConfigError(
                 f"the native backend computes on cpu; it cannot use the {processors.name} lane of a GPU"
@@ -118,23 +118,23 @@ class NativeBackend:
         self._pool = self._pools.use(processors)
         self.sampling_kernels.use(self._pool)
 
-    def beside(self) -> "NativeBackend":
-        """See Backend. At full width both have the same threads: idle ones of one never disturb the other."""
+    def concurrent_instance(self) -> "NativeBackend":
+        """See Backend. Without `use` both run on the same pool, so idle threads of one never disturb the other."""
         return NativeBackend(self._path, num_threads=self.num_threads, full=self._full)
 
-    def capture_on(self, _place: DeviceLane) -> None:
-        """See Backend. There is none."""
+    def graph_capture_on(self, _lane: DeviceLane) -> None:
+        """See Backend. None: a CPU has no graphs."""
         return
 
     def device_sampling_kernels(self, _max_rows: int, _width: int) -> None:
-        """See Backend. There is none."""
+        """See Backend. None: `sampling_kernels` serves."""
         return
 
     def wait(self) -> None:
-        """See Backend. Every call has waited."""
+        """See Backend. Every call is synchronous."""
 
     def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> _Linear:
-        """See Backend. Raises ConfigError for dtypes but bfloat16 and float32, and for odd K in bfloat16."""
+        """See Backend. Raises ConfigError for a dtype but bfloat16 and float32, and for odd K in bfloat16."""
         if isinstance(weight, Fp8Rows):
             raise ConfigError("the native backend has no fp8 products; the backends torch and flashinfer have")
         dtype = _checked_dtype("weight", weight.dtype)
@@ -218,7 +218,7 @@ class NativeBackend:
         return out
 
     def allocate_kv(self, shape: KvShape) -> _Cache:
-        """See Backend. Raises ConfigError when block_size or head_dim is no multiple of 16, or for a dtype."""
+        """See Backend. Raises ConfigError for a block_size or head_dim that is no multiple of 16, and a dtype."""
         _checked_dtype("KV cache", shape.dtype)
         for name, value in (("block_size", shape.block_size), ("head_dim", shape.head_dim)):
             if value < 1 or value % _MULTIPLE:
@@ -296,16 +296,8 @@ class NativeBackend:
         )
         return out
 
-    def copy_blocks(self, cache: _Cache, pairs: list[tuple[int, int]]) -> None:
-        flat = np.asarray(pairs, dtype=np.int32).reshape(-1, 2)
-        self._library.faser_copy_blocks(cache.address, flat.ctypes.data, len(flat))
-
-    def read_bandwidth(self, memory: Tensor) -> None:
-        """Read every byte of memory once; for measuring. Its bytes are a multiple of 1 MiB."""
-        self._library.faser_read(self._pool, memory.data_ptr(), memory.numel() * memory.itemsize)
-
     def _heads_address(self, shape: AttentionShape) -> int:
-        """Address of the FaserHeads of a shape; a model has few."""
+        """Address of the FaserHeads of a shape, made once per shape."""
         struct = self._heads.get(shape)
         if struct is None:
             assert shape.scale > 0, shape.scale
@@ -314,7 +306,7 @@ class NativeBackend:
         return ctypes.addressof(struct)
 
     def _take(self, num_bytes: int) -> Tensor:
-        """A piece of a slab; a slab lives as long as any of its pieces."""
+        """A piece of the current slab. Pieces keep their slab alive."""
         rounded = -(-num_bytes // 64) * 64
         if len(self._slab) < rounded:
             self._slab = _allocate(max(rounded, _SLAB_BYTES))
@@ -323,7 +315,7 @@ class NativeBackend:
 
 
 def _allocate(num_bytes: int) -> Tensor:
-    """Zeroed bytes on a huge page's boundary, in huge pages where the system has them; used pages cost memory."""
+    """Zeroed bytes at a huge page boundary, in huge pages if available. Untouched pages cost no memory."""
     # Private: shared memory, the default, gets no huge pages.
     memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -334,7 +326,7 @@ def _allocate(num_bytes: int) -> Tensor:
 
 
 def _rows(x: Tensor, width: int) -> tuple[int, int]:
-    """Rows of x, and how many values lie from one to the next; asserts that each row is `width` values in line."""
+    """The number of rows of x and their stride in values; asserts that each row is `width` contiguous values."""
     (rows, columns), (stride, step) = x.shape, x.stride()
     assert columns == width, (columns, width)
     assert step == 1, step

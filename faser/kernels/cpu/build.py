@@ -1,7 +1,7 @@
-"""Compiles the native kernels and finds the compiled library. Owns compiler flags, file names and the cache.
+"""Compiles the C++ kernels and finds the compiled library. Owns compiler flags, file names and the cache.
 
 Knows nothing of torch or of what the kernels compute. `python -m faser.kernels.cpu.build --prebuild` puts the
-libraries into the package itself, so that an image needs no compiler when it runs.
+libraries into the package, so that a container image needs no compiler.
 """
 
 import argparse
@@ -44,7 +44,8 @@ _ISA_FLAGS = {
     Isa.AVX2: ("-mavx2", "-mfma"),
     Isa.GENERIC: (),
 }
-# No contraction: a multiply-add is fused where the source says so, hence alike in every kernel that inlines it.
+# No contraction: a multiply-add is fused only where the source says so, hence alike in every kernel that inlines
+# it.
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wall")
 
 
@@ -55,10 +56,10 @@ def library_path(
     compilers: Sequence[str] = COMPILERS,
     prebuilt_dir: Path = PREBUILT_DIR,
 ) -> Path:
-    """The compiled library for this CPU (or for isa), built now unless it is in the package or the cache.
+    """The compiled library for this CPU (or for isa), built now unless the package or the cache has it.
 
-    Several processes may ask at once: each compiles into a file of its own, and the last one to finish wins.
-    Raises ConfigError when there is no compiler, or with the compiler's first words when it fails.
+    Several processes may call this at once: each compiles into a file of its own, and the last one to finish wins.
+    Raises ConfigError without a compiler, and with the compiler's first lines if it fails.
     """
     isa = detect_isa() if isa is None else isa
     prebuilt = prebuilt_dir / prebuilt_name(isa)
@@ -77,12 +78,12 @@ def library_path(
 
 
 def can_build(*, compilers: Sequence[str] = COMPILERS, prebuilt_dir: Path = PREBUILT_DIR) -> bool:
-    """Whether library_path has something to work with on this machine."""
+    """Whether library_path finds a prebuilt library or a compiler."""
     return (prebuilt_dir / prebuilt_name(detect_isa())).exists() or find_compiler(compilers) is not None
 
 
 def detect_isa(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = None) -> Isa:
-    """The best instruction set of this CPU; generic where that cannot be told."""
+    """The best instruction set of this CPU; generic if it cannot be determined."""
     if (machine or platform.machine()) not in _X86_64 or not cpuinfo.exists():
         return Isa.GENERIC
     flags: set[str] = set()
@@ -102,7 +103,7 @@ def prebuilt_name(isa: Isa) -> str:
 
 
 def prebuild(directory: Path, isas: Sequence[Isa]) -> list[Path]:
-    """Compile for every isa into directory, under the names library_path looks for."""
+    """Compile for every isa into directory, under the names that library_path looks for."""
     compiler = find_compiler()
     if compiler is None:
         raise ConfigError(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
@@ -114,7 +115,7 @@ def prebuild(directory: Path, isas: Sequence[Isa]) -> list[Path]:
 
 
 def _compile(compiler: str, isa: Isa, target: Path) -> None:
-    """Compile into target; a process that loads it never sees half a library."""
+    """Compile into a temporary file in the target\'s folder, then rename: no process ever sees half a library."""
     sources = [str(path) for path in _source_files() if path.suffix == ".cpp"]
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -152,7 +153,7 @@ def _digest(*parts: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Build for every CPU of this machine's kind."""
+    """Build for every instruction set of this machine's architecture."""
     parser = argparse.ArgumentParser(prog="python -m faser.kernels.cpu.build", description=__doc__)
     parser.add_argument(
         "--prebuild", type=Path, nargs="?", const=PREBUILT_DIR, required=True, metavar="DIR", help="where to"

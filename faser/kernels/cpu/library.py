@@ -1,4 +1,4 @@
-"""The C interface of the compiled kernels: structures, argument types, and the library that binds them.
+"""The C interface of the compiled kernels: structures, argument types, and loading the library.
 
 Mirrors the extern "C" parts of native/*.cpp, field by field. Knows nothing of tensors.
 """
@@ -69,7 +69,6 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_pool_on": ((_P, _I), _P),
     "faser_pool_rest": ((_P,), None),
     "faser_pool_free": ((_P,), None),
-    "faser_read": ((_P, _P, _L), _F),
     "faser_packed_bytes": ((_L, _L, _I), _L),
     "faser_pack": ((_P, _P, _P), None),
     "faser_linear": ((_P, _P, _P, _L, _L, _P, _L, _I, _P, _L), None),
@@ -77,7 +76,6 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_rms_norm": ((_P, _P, _L, _L, _L, _P, _F, _P, _L, _I), None),
     "faser_silu_mul": ((_P, _P, _L, _L, _L, _P, _L, _I), None),
     "faser_rope_append": ((_P, _P, _P, _L, _L, _P, _L, _P, _P, _P, _F), None),
-    "faser_copy_blocks": ((_P, _P, _L), None),
     "faser_best": ((_P, _P, _L, _L, _L, _P, _P), None),
     "faser_draw": ((_P, _P, _L, _L, _P, _L, _P, _P), None),
     "faser_nearest": ((_P, _P, _L, _L, _P, _L, _P, _D, _P, _P), None),
@@ -98,9 +96,9 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Load and bind; calls release the interpreter lock.
+    """Load the library and declare its functions. Their calls release the interpreter lock.
 
-    Raises ConfigError when the file is not a library this process can load.
+    Raises ConfigError if this process cannot load the file.
     """
     try:
         library = ctypes.CDLL(str(path))

@@ -1,6 +1,6 @@
-"""The threads of the native kernels: one pool over the full width, and one for every set of cores asked for.
+"""The threads of the C++ kernels: one pool of all threads, and one pool for every set of cores in use.
 
-Owns their lives: made at first use, a few kept, ended with the last backend that holds them. Runs nothing itself.
+Creates pools at first use, keeps a few, and ends them with the last backend that holds them. Runs no work itself.
 """
 
 import ctypes
@@ -11,11 +11,11 @@ import numpy as np
 
 from faser.errors import ConfigError
 
-_MOST_LANES = 8  # pools of pinned threads that are kept: both lanes of three shares, and some
+_MOST_LANES = 8  # pools of pinned threads to keep: both lanes of three shares, and two to spare
 
 
 class NativePool:
-    """Some threads. address: of their Pool, freed with this object."""
+    """A pool of threads. address: of its C++ Pool, which this object frees."""
 
     __slots__ = ("__weakref__", "address")
 
@@ -25,9 +25,9 @@ class NativePool:
 
 
 class LanePools:
-    """Pools for the calls of one backend, of which one is in use. full: unpinned; others may share it.
+    """The pools of one backend, one of them in use. full: unpinned threads; other backends may share it.
 
-    usable: the cores there are to choose from.
+    usable: the cores of this process.
     """
 
     def __init__(self, library: ctypes.CDLL, full: NativePool, usable: frozenset[int]) -> None:
@@ -38,9 +38,10 @@ class LanePools:
         self._usable = usable
 
     def use(self, cores: tuple[int, ...] | None) -> int:
-        """Address of the pool from now on; the threads of the one before leave their cores to others at once.
+        """Switch to the pool of these cores (None: the full pool) and return its address.
 
-        cores: as Backend.use has them. Raises ConfigError for cores that this process cannot use.
+        The threads of the previous pool stop spinning at once. Raises ConfigError for cores that this process
+        cannot use.
         """
         pool = self._full if cores is None else self._lanes.get(cores) or self._new(cores)
         if pool is not self._using:
@@ -65,11 +66,11 @@ class LanePools:
 
 
 def full_pool(library: ctypes.CDLL, num_threads: int) -> NativePool:
-    """num_threads threads, the caller's included, wherever the system likes them."""
+    """num_threads unpinned threads, the caller's included."""
     return NativePool(library.faser_pool_new(num_threads), library)
 
 
 def _free(library: ctypes.CDLL, address: int, owner: int) -> None:
-    """A forked child has the pool's memory but not its threads: nobody would answer who waits for their end."""
+    """Free the pool, except in a forked child: it has the pool's memory but no threads that it could join."""
     if os.getpid() == owner:
         library.faser_pool_free(address)

@@ -1,94 +1,28 @@
-"""The seam between the models and the arithmetic: what every backend promises.
+"""The seam between models and arithmetic: what every backend promises.
 
-A backend owns the layout of packed weights and of the KV cache; nobody above it may assume either. All
-tensors live on the backend's device. Activations are [R, ...] where R counts the rows of one step; `out`
-arguments are written in place and returned. Rows are independent of each other: a backend must give a row
-the same bits whatever other rows are in the step (torch_backend may not; its docstring says so).
+A backend chooses the layout of packed weights and of the KV cache; its callers must not assume either. All tensors
+live on the backend's device. Activations are [R, ...], where R counts the rows of one step; `out` arguments are
+written in place and returned. Rows are independent: a backend gives a row the same bits whatever other rows are in
+the step. Backends on torch's matrix products cannot promise that; their docstrings say so.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from faser.kernels.interface.device_sampling_kernels import DeviceSamplingKernels
 from faser.kernels.interface.fp8 import Fp8Rows
+from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.rejection_kernels import RejectionKernels
 from faser.kernels.interface.sampling_kernels import SamplingKernels
-
-if TYPE_CHECKING:
-    from faser.kernels.interface.graph_capture import GraphCapture
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowLayout:
-    """Which rows a step has, and where their keys and values live. CPU tensors, contiguous.
-
-    query_start: [S + 1] int32; sequence s owns rows query_start[s] : query_start[s + 1].
-    seq_len: [S] int32; tokens of s in the cache once this step's rows are appended.
-    positions: [R] int32; position of each row in its sequence. Rows of one sequence are consecutive
-        positions and end at seq_len - 1.
-    block_table: [S, B] int32; block_table[s, p // block_size] holds position p. Entries past the end of a
-        sequence are arbitrary.
-
-        position   0 ............ computed ............ seq_len
-        sequence   |  in the cache   |  rows of this step  |
-    """
-
-    query_start: Tensor
-    seq_len: Tensor
-    positions: Tensor
-    block_table: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvShape:
-    """Size of a paged KV cache, in which bytes count keys and values of all layers.
-
-    dtype: what is stored, the type of the activations or float8_e4m3fn: see kernels/fp8_cache.
-    """
-
-    num_layers: int
-    num_blocks: int
-    block_size: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-
-    @property
-    def block_bytes(self) -> int:
-        return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
-
-    @property
-    def total_bytes(self) -> int:
-        return self.num_blocks * self.block_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionShape:
-    """Heads of one attention layer. window: a row sees at most this many positions, itself included; None: all.
-
-    query head h reads KV head h // (num_heads // num_kv_heads).
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    window: int | None = None
-
-
-# Handles: each backend has its own classes behind these names; callers only pass them back.
-PackedLinear = Any
-KvCache = Any
-AttentionPlan = Any
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, KvShape, PackedLinear, RowLayout
 
 
 class Backend(Protocol):
-    """Arithmetic of one device. One instance serves one thread at a time, and all runners that take turns."""
+    """Arithmetic of one device. An instance serves one thread at a time; several runners may share it in turn."""
 
     @property
     def name(self) -> str: ...
@@ -98,40 +32,39 @@ class Backend(Protocol):
 
     @property
     def sampling_kernels(self) -> SamplingKernels | None:
-        """Kernels that choose tokens from logits; None where there are none, and tensor operations have to do."""
+        """Kernels that sample tokens from logits; None: the engine uses tensor operations."""
         ...
 
     @property
     def logits_processor_kernels(self) -> LogitsProcessorKernels | None:
-        """Kernels that edit logits before that; None as there."""
+        """Kernels that edit logits before sampling; None: the engine uses tensor operations."""
         ...
 
     @property
     def rejection_kernels(self) -> RejectionKernels | None:
-        """Kernels that judge drafts which were sampled; None as there."""
+        """Kernels that accept or reject sampled draft tokens; None: the engine uses tensor operations."""
         ...
 
     def use(self, processors: Processors | None) -> None:
-        """From the next call on, run on these processors; None: on all, wherever.
+        """Run on these processors from the next call on; None: on all of them.
 
-        Said by the thread that makes the calls, once it is where they are: who divides the processors puts it
-        there (Partition), and brings it back. On a CPU there is a thread on each of the cores; the caller is the
-        first of them, and is on the first core or anywhere among them. On a GPU the caller's current stream is
-        the lane's.
+        The calling thread must be in place already: the overlap partition moves it there and back. On a CPU the
+        backend runs one thread on each core; the caller counts as the first thread, and runs on the first core or
+        anywhere among the cores. On a GPU the caller's current stream is the lane's stream.
 
         Raises ConfigError for processors that this backend cannot use.
         """
         ...
 
     @property
-    def place(self) -> DeviceLane | None:
-        """The part of a GPU that is used; None: all of it, or no GPU."""
+    def lane(self) -> DeviceLane | None:
+        """The part of a GPU in use; None: all of it, or no GPU."""
         ...
 
-    def beside(self) -> "Backend":
-        """Another instance on this device, for a runner that may run at the same time as those of this one.
+    def concurrent_instance(self) -> "Backend":
+        """A second instance on this device, for a runner that may run concurrently with those of this one.
 
-        Of two at the same time each must use processors of its own. Handles of one are as good as the other's.
+        While both run, each uses processors of its own. Either instance accepts the handles of the other.
         """
         ...
 
@@ -141,31 +74,31 @@ class Backend(Protocol):
         ...
 
     @property
-    def capture(self) -> "GraphCapture | None":
-        """Recordings of this instance's work on the whole device; None where it has none."""
+    def graph_capture(self) -> GraphCapture | None:
+        """Captures CUDA graphs of this instance's work on the whole device; None: the device has no graphs."""
         ...
 
-    def capture_on(self, place: DeviceLane) -> "GraphCapture | None":
-        """Recordings of this instance's work on a part of the device, the same for the same place; or None.
+    def graph_capture_on(self, lane: DeviceLane) -> GraphCapture | None:
+        """Captures CUDA graphs of this instance's work on one lane; the same object for the same lane.
 
-        They are replayed while that place is used. Their plans, their workspace and their pool are not those of
-        any other place, nor of another instance: two lanes may replay theirs at the same time.
+        Its graphs are replayed while that lane is in use. It shares plans, workspace and memory pool with no other
+        lane and no other instance: two lanes may replay their graphs at the same time.
         """
         ...
 
     def device_sampling_kernels(self, max_rows: int, width: int) -> DeviceSamplingKernels | None:
-        """A new chooser of tokens where the logits are, for so many rows; None: sampling_kernels has to do."""
+        """New kernels that sample up to max_rows rows of `width` logits on the device; None: it has none."""
         ...
 
     def wait(self) -> None:
-        """Return when everything given to the device is done. For profiles and tests: no step needs it."""
+        """Return when the device has finished all its work. For profiles and tests: no step needs it."""
         ...
 
     def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> PackedLinear:
         """Prepare a product with weight [N, K] (and bias [N]) for `linear` and `embed`.
 
-        Copies: the argument may be freed. The dtype of the weight is the dtype of the product's input. A quantised
-        weight is for `linear` only, takes any input of the backend's types, and quantises it: see kernels/interface/fp8.py.
+        Copies: the argument may be freed. The product's input has the dtype of the weight. A quantised weight is
+        for `linear` only; it takes any input of the backend's types and quantises it (interface/fp8.py).
 
         Raises ConfigError for a quantised weight where has_fp8 is False, or whose sizes have no kernel.
         """
@@ -192,7 +125,7 @@ class Backend(Protocol):
     def allocate_kv(self, shape: KvShape) -> KvCache:
         """A zeroed cache of shape.total_bytes bytes. Block 0 is an ordinary block.
 
-        Raises ConfigError for a type of numbers, or sizes, without kernels.
+        Raises ConfigError for a dtype or sizes without kernels.
         """
         ...
 
@@ -213,7 +146,7 @@ class Backend(Protocol):
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
-        """Normalise, rotate and store: queries come back, keys and values go to the cache, rounded to its type.
+        """Normalise and rotate queries and keys; store keys and values in the cache, rounded to its dtype.
 
         qkv: [R, (Hq + 2 Hkv) * D], queries, then keys, then values; overwritten. angles: [P, D] float32,
         cosines of the D/2 pairs then their sines, indexed by position; channel i is paired with i + D/2.
@@ -230,8 +163,4 @@ class Backend(Protocol):
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
         """out = silu(gate) * up, with gate_up [R, 2 F] = gate then up; out: [R, F]."""
-        ...
-
-    def copy_blocks(self, cache: KvCache, pairs: list[tuple[int, int]]) -> None:
-        """Copy whole blocks (source, target) in all layers; no target is another pair's source."""
         ...

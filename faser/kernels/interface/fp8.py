@@ -1,14 +1,14 @@
-"""Products of 8-bit floats: what a quantised weight and a quantised row are, and the arithmetic that defines them.
+"""Products of 8-bit floats: quantised weights and rows, and the arithmetic that defines them.
 
 A matrix is quantised row by row: values in float8_e4m3fn (Micikevicius et al., arXiv:2209.05433, section 3), and
-one float32 scale a row, chosen so that the row's largest magnitude becomes 448, the largest value of that type.
-Weights [N, K] have their rows quantised once, activations [R, K] in every step, so nothing is calibrated and
-nothing clips. The product multiplies 8-bit values, adds in float32 and scales the sum by both scales. Knows no
-checkpoints, and not which products of a model are quantised.
+one float32 scale per row, chosen so that the row's largest magnitude becomes 448, the largest value of that type.
+The rows of a weight [N, K] are quantised once, those of activations [R, K] in every step, so nothing is calibrated
+and nothing clips. The product multiplies 8-bit values, adds in float32 and scales the sum by both scales. Knows
+neither checkpoints nor which products of a model are quantised.
 
-How far off: with x' the number that stands for x in a row of scale s, |x' - x| <= max(|x| / 16, s / 1024), half a
+The error: with x' the number that stands for x in a row of scale s, |x' - x| <= max(|x| / 16, s / 1024), half a
 unit in the last place of a normal and of a subnormal number. So a product is off by no more than the sum over k of
-|w| dx + |x| dw + dx dw, with dx and dw these bounds; most of the time far less, for the errors have both signs.
+|w| dx + |x| dw + dx dw, with dx and dw these bounds; mostly by far less, since the errors have both signs.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
-# What a row is taken to reach at least, so that no scale is zero and no quotient overflows.
+# The least largest magnitude of a row, so that no scale is zero and no quotient overflows.
 LEAST_LARGEST = 2.0**-100
 _ROWS_AT_ONCE = 2048  # of a weight; bounds the float32 copies that quantising makes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Rows:
-    """A matrix, row by row: row r stands for values[r] * scales[r]. One device.
+    """A quantised matrix: row r stands for values[r] * scales[r]. Both tensors are on one device.
 
     values: [R, K] float8_e4m3fn, contiguous. scales: [R] float32, contiguous.
     """
@@ -45,32 +45,32 @@ class Fp8Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Linear:
-    """A product whose weight is quantised. weight: of [N, K]. bias: [N] in the activations' type."""
+    """A product with a quantised weight [N, K]. bias: [N] in the dtype of the activations."""
 
     weight: Fp8Rows
     bias: Tensor | None
 
 
 class Fp8Products(Protocol):
-    """The arithmetic on one device. Nothing waits for the device, so all of it may be recorded."""
+    """Quantised products on one device. No method waits for the device, so CUDA graphs can capture them."""
 
     def check(self, weight: Fp8Rows) -> None:
-        """Raises ConfigError that names the size and the limit if there is no kernel for this weight."""
+        """Raises ConfigError that names the size and the limit if this weight has no kernel."""
         ...
 
     def linear(self, x: Tensor, packed: Fp8Linear, out: Tensor, residual: Tensor | None) -> Tensor:
-        """Backend.linear: bias and residual are added in float32, and the result is rounded once.
+        """See Backend.linear. Adds bias and residual in float32 and rounds the result once.
 
-        A row of x that is not finite has no finite product.
+        A row of x with an infinity or a NaN gets no finite product.
         """
         ...
 
 
 class ReferenceFp8:
-    """See Fp8Products. Stock operators on any device, and slow: every product widens its weight again."""
+    """See Fp8Products. torch operators on any device; slow, because every product widens its weight again."""
 
     def check(self, weight: Fp8Rows) -> None:
-        """See Fp8Products. Takes any size."""
+        """Every size has a kernel."""
 
     def linear(self, x: Tensor, packed: Fp8Linear, out: Tensor, residual: Tensor | None) -> Tensor:
         rows, weight = quantise_rows(x), packed.weight
@@ -82,7 +82,7 @@ class ReferenceFp8:
 
 
 def quantise_rows(x: Tensor) -> Fp8Rows:
-    """x: [R, K], any float type. Rounds to nearest, ties to even; the definition that kernels give the bits of."""
+    """Quantise x [R, K], any float type, to the nearest values, ties to even. Kernels must give the same bits."""
     wide = x.float()
     largest = wide.abs().amax(-1).clamp_min(LEAST_LARGEST)
     limit = torch.full_like(largest, FP8_MAX)  # a tensor: dividing by a number may multiply by its reciprocal
@@ -91,19 +91,19 @@ def quantise_rows(x: Tensor) -> Fp8Rows:
 
 
 def quantise_weight(weight: Tensor) -> Fp8Rows:
-    """quantise_rows of a weight [N, K], some rows at a time."""
+    """quantise_rows of a weight [N, K], a part of the rows at a time."""
     firsts = range(0, len(weight), _ROWS_AT_ONCE)
     return stack_rows([quantise_rows(weight[first : first + _ROWS_AT_ONCE]) for first in firsts])
 
 
 def stack_rows(parts: list[Fp8Rows]) -> Fp8Rows:
-    """One matrix of several, one below the other; each row keeps its scale."""
-    codes = torch.cat([part.values.view(torch.uint8) for part in parts])  # bytes: not every device stacks FP8
+    """Concatenate matrices along their rows; each row keeps its scale."""
+    codes = torch.cat([part.values.view(torch.uint8) for part in parts])  # not every device concatenates float8
     return Fp8Rows(values=codes.view(FP8), scales=torch.cat([part.scales for part in parts]))
 
 
 def pack_fp8(weight: Fp8Rows, bias: Tensor | None, device: torch.device) -> Fp8Linear:
-    """Copies on the device."""
+    """Copy a quantised product to the device."""
     return Fp8Linear(
         weight=Fp8Rows(
             values=weight.values.to(device, copy=True).contiguous(),

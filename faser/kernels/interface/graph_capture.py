@@ -1,7 +1,7 @@
-"""Work that is recorded once and replayed: what a backend offers beside eager calls, where its device can.
+"""CUDA graphs: device work that a backend captures once and replays many times.
 
-A recording is device work at fixed addresses: whatever it reads and writes stays where it is, and the host says
-what is new by writing into those places before each replay. Nothing here knows models, sequences or tokens.
+A graph works at fixed addresses: every buffer it reads or writes stays in place, and the host writes the inputs of
+the next replay into those buffers. Nothing here knows models, sequences or tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.kernels.interface.backend import AttentionPlan, RowLayout
+from faser.kernels.interface.shapes import AttentionPlan, RowLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphBatchSize:
-    """The size of a recorded step: of so many rows and sequences, real ones first, padding behind.
+    """Rows and sequences of a captured step. The real ones come first, padding follows.
 
-    one_row_each: every sequence has exactly one row, as in plain decoding; then rows equals sequences.
+    one_row_each: every sequence has exactly one row, as in decoding without drafts; rows equals sequences.
     """
 
     rows: int
@@ -28,76 +28,76 @@ class GraphBatchSize:
 
 
 class CapturedGraph(Protocol):
-    """Device work that is given again as often as wanted, by the thread that has it in hand."""
+    """Captured device work; one thread at a time may replay it."""
 
     def replay(self) -> None:
-        """Give it to the device. Does not wait."""
+        """Launch the work. Does not wait."""
         ...
 
 
 class StagingBuffer(Protocol):
-    """Numbers that the host writes and the device reads at a fixed place."""
+    """A pinned host buffer and its copy at a fixed place on the device."""
 
     @property
     def device(self) -> Tensor:
-        """[count], on the device: what was sent last, for work given after that."""
+        """[count]; work launched after a `send` reads the numbers of that send."""
         ...
 
     def host(self) -> NDArray[Any]:
-        """[count], to be filled for the next send; what is in there is arbitrary.
+        """[count], arbitrary values, to be filled before the next `send`.
 
-        Waits until the device has copied what was sent from there before, which is two sends ago.
+        Two host buffers take turns: waits until the device has copied what the send before the last one sent.
         """
         ...
 
     def send(self) -> None:
-        """Give the copy to the device, unless it has these numbers already. Does not wait."""
+        """Launch the copy to the device; skipped if the device has these numbers already. Does not wait."""
         ...
 
 
 class Readback(Protocol):
-    """Values on their way from the device."""
+    """Values on their way from the device to the host."""
 
     def wait(self) -> tuple[NDArray[Any], ...]:
-        """The values, when everything given to the device before the fetch is done. May be asked again."""
+        """The values, once all work launched before the readback is done. May be called again."""
         ...
 
 
 class GraphCapture(Protocol):
-    """Of one backend instance at one place: its recordings share a pool of memory, so no two run at the same time.
+    """Captures graphs of one backend instance on one lane. They share a memory pool: no two run at the same time.
 
-    Stages and fetches belong to no place: they are work for the stream that is the caller's current one.
+    Staging buffers and readbacks are not bound to the lane: their copies run on the caller's current stream.
     """
 
-    def plan(self, bucket: GraphBatchSize, block_size: int, max_blocks: int) -> AttentionPlan:
-        """A plan of fixed places for layouts that fit into the bucket; its sequences have max_blocks at most.
+    def plan(self, size: GraphBatchSize, block_size: int, max_blocks: int) -> AttentionPlan:
+        """A plan at fixed addresses, for layouts that fit into `size`. All of it is padding until `update_plan`.
 
-        max_blocks counts the blocks of all sequences together. Until `lay_out` it is all padding.
+        max_blocks: most blocks of all sequences together.
         """
         ...
 
-    def lay_out(self, plan: AttentionPlan, layout: RowLayout) -> None:
-        """Make it the plan of a layout, for whatever is given to the device from now on.
+    def update_plan(self, plan: AttentionPlan, layout: RowLayout) -> None:
+        """Make `plan` the plan of this layout, for all work launched from now on.
 
-        Rows and sequences beyond the layout's are padding: they store nothing, and what they yield is arbitrary.
+        Rows and sequences beyond the layout's are padding: they store nothing, and their results are arbitrary.
         """
         ...
 
-    def record(self, work: Callable[[], None]) -> CapturedGraph:
-        """Run it as often as kernels need to be ready, then record it.
+    def capture(self, work: Callable[[], None]) -> CapturedGraph:
+        """Run the work until its kernels are loaded, then capture it.
 
-        It must use tensors that stay alive and in place, and must not wait for the device. What is allocated
-        within it belongs to the recording.
+        The work must use tensors that stay alive and in place, and must not wait for the device. The graph owns
+        what the work allocates.
         """
         ...
 
-    def stage(self, count: int, dtype: torch.dtype) -> StagingBuffer: ...
+    def staging_buffer(self, count: int, dtype: torch.dtype) -> StagingBuffer: ...
 
-    def fetch(self, values: Sequence[Tensor]) -> Readback:
-        """Bring tensors of the device to the host. They may be overwritten by work given later."""
+    def readback(self, values: Sequence[Tensor]) -> Readback:
+        """Launch copies of device tensors to the host. Later work may overwrite the tensors."""
         ...
 
     @property
-    def recorded_bytes(self) -> int:
-        """Device memory that the recordings hold, buffers of attention included; 0 where that is not known."""
+    def graph_bytes(self) -> int:
+        """Device memory that the graphs hold, buffers of attention included; 0 where that is not known."""
         ...

@@ -1,8 +1,8 @@
-"""Rows and blocks as index arrays: the layout of a step the way paged attention kernels read it.
+"""The layout of a step as index arrays, in the form that paged attention kernels read.
 
-Owns the arithmetic from block tables to lists of pages and slots, and what stands for rows and sequences that are
-not there. Knows neither a device nor the library that reads the arrays: everything here is on the CPU, in one
-buffer, so that one transfer takes all of it to wherever it is read.
+Turns block tables into lists of pages and slots, and fills the arrays of padding rows and sequences. Works on the
+CPU, in one buffer, so that one transfer takes all arrays to a device. Knows neither the device nor the library
+that reads them.
 """
 
 from collections.abc import Callable
@@ -13,16 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.kernels.interface.backend import RowLayout
+from faser.kernels.interface.shapes import RowLayout
 
-NO_SLOT = -1  # where a row stores nothing
-PADDING_BLOCK = 0  # read by sequences that are not there: any block will do, nobody looks at what they yield
-_ALIGNMENT = 4  # numbers; arrays begin at multiples of 16 bytes, as arrays of their own would
+NO_SLOT = -1  # the slot of a row that stores nothing
+PADDING_BLOCK = 0  # the block that padding sequences read; any block would do, since their results are ignored
+_ALIGNMENT = 4  # numbers: each array begins at a multiple of 16 bytes, like a separate allocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutSizes:
-    """Room that index arrays have. pages: of all sequences together."""
+    """Capacity of the index arrays. pages: of all sequences together."""
 
     rows: int
     sequences: int
@@ -30,28 +30,28 @@ class LayoutSizes:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Of the arrays, in the order of `packed`, in int32."""
+        """Lengths of the arrays in int32, in the order of `packed`."""
         indptr = self.sequences + 1
         return (indptr, indptr, self.sequences, self.sequences, 2 * self.rows, 2 * self.rows, self.pages)
 
     @property
     def numbers(self) -> int:
-        """How many int32 hold all arrays."""
+        """Length of `packed`, in int32."""
         return sum(map(_aligned, self.lengths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedLayout:
-    """Index arrays of one step, int32 unless something else is said, all views of `packed`.
+    """Index arrays of one step, int32 unless stated otherwise, all views of `packed`.
 
     query_indptr: [S + 1]; sequence s owns rows query_indptr[s] : query_indptr[s + 1].
     page_indptr: [S + 1]; its pages are page_indices[page_indptr[s] : page_indptr[s + 1]], in order of position.
-    page_indices: [pages of all sequences]; numbers of blocks. Last in `packed`, so that pages which are not used
-        need not be sent.
+    page_indices: [pages of all sequences]; block numbers. Last in `packed`, so that a transfer can leave out the
+        unused ones.
     last_page_len: [S]; positions in each sequence's last page, 1 … block_size.
     seq_len: [S]; (pages - 1) * block_size + last_page_len.
     positions: [R] int64; each row's position in its sequence.
-    slots: [R] int64; where it is stored, block * block_size + offset, or NO_SLOT.
+    slots: [R] int64; where each row is stored: block * block_size + offset, or NO_SLOT.
 
         block_size 4, seq_len 6    page_indices | 7 . . . | 2 . |    last_page_len 2
         positions                                 0 1 2 3   4 5
@@ -69,7 +69,7 @@ class PagedLayout:
 
     @property
     def one_row_each(self) -> bool:
-        """Of a layout without padding: every sequence has exactly one row, as in plain decoding."""
+        """For a layout without padding: whether every sequence has exactly one row."""
         return len(self.positions) == len(self.seq_len)
 
     @property
@@ -82,28 +82,20 @@ class PagedLayout:
 
 
 def paged_layout(layout: RowLayout, block_size: int, allocate: Callable[[int], Tensor]) -> PagedLayout:
-    """Lay a step out in pages, without padding.
-
-    allocate: gives that many int32 on the CPU, for `packed`.
-    """
+    """The index arrays of a step, without padding. allocate: makes `packed`, this many int32 on the CPU."""
     sizes = LayoutSizes(
         rows=len(layout.positions), sequences=len(layout.seq_len), pages=_num_pages(layout, block_size)
     )
     found = layout_within(allocate(sizes.numbers), sizes)
-    fill(found, layout, block_size, one_row_each=False)
+    LayoutWriter(found, block_size, one_row_each=False).fill(layout)
     return found
 
 
-def fill(target: PagedLayout, layout: RowLayout, block_size: int, *, one_row_each: bool) -> int:
-    """See LayoutWriter, of arrays that are written once."""
-    return LayoutWriter(target, block_size, one_row_each=one_row_each).fill(layout)
-
-
 class LayoutWriter:
-    """Lays steps out in pages, one after the other, in arrays that may be longer than they need.
+    """Writes the layouts of successive steps into the same arrays, which may be longer than a step needs.
 
-    target: on the CPU. Rows behind a layout's have position 0 and NO_SLOT; sequences behind it have one position,
-    in PADDING_BLOCK, and no row, or one where one_row_each.
+    target: on the CPU. Padding rows have position 0 and NO_SLOT; padding sequences have one position, in
+    PADDING_BLOCK, and no row; with one_row_each they have one row.
     """
 
     def __init__(self, target: PagedLayout, block_size: int, *, one_row_each: bool) -> None:
@@ -118,14 +110,14 @@ class LayoutWriter:
         self._num_before_pages = self._sizes.numbers - _aligned(self._sizes.pages)
 
     def fill(self, layout: RowLayout) -> int:
-        """Returns how much of the beginning of `packed` is read: all but pages of no sequence."""
+        """Write a layout. Returns how many of the first numbers of `packed` are read: all but the unused pages."""
         starts, lengths, table = layout.query_start.numpy(), layout.seq_len.numpy(), layout.block_table.numpy()
         positions = layout.positions.numpy()
         num_rows, count, sizes = len(positions), len(lengths), self._sizes
         missing = sizes.sequences - count
         assert num_rows <= sizes.rows, f"{num_rows} rows do not fit into {sizes.rows}"
         assert missing >= 0, f"{count} sequences do not fit into {sizes.sequences}"
-        blocks, offsets = np.divmod(lengths - 1, self._block_size)  # of everybody's last position
+        blocks, offsets = np.divmod(lengths - 1, self._block_size)  # of each sequence's last position
         _check(lengths, blocks, table.shape[1])
         num_pages, ends = blocks + 1, self._page_indptr[1 : count + 1]
         np.add.accumulate(num_pages, out=ends)
@@ -152,13 +144,13 @@ class LayoutWriter:
         return self._num_before_pages + used + missing
 
     def _fill_slots(self, blocks: NDArray[np.int32], offsets: NDArray[np.int32]) -> None:
-        """Of rows in these blocks."""
+        """Slots of rows in these blocks, at these offsets."""
         slots = self._slots[: len(blocks)]
         np.multiply(blocks, self._block_size, out=slots, dtype=np.int64)
         slots += offsets
 
     def _pad(self, num_rows: int, count: int, used: int) -> None:
-        """Sequences behind the layout's."""
+        """Fill the arrays of the padding sequences."""
         missing = self._sizes.sequences - count
         steps = self._steps[:missing]
         self._query_indptr[count + 1 :] = num_rows + steps if self._one_row_each else num_rows
@@ -174,15 +166,15 @@ def _fill_pages(
     num_pages: NDArray[np.int32],
     begins: NDArray[np.int32],
 ) -> None:
-    """Each sequence's blocks, one after the other. No mask of the table: a single long sequence makes it wide."""
-    firsts = np.arange(len(begins)) * table.shape[1]  # in the table, all lines in one
+    """Concatenate the blocks of the sequences. No mask of the table: one long sequence makes the table wide."""
+    firsts = np.arange(len(begins)) * table.shape[1]  # index of each sequence's first entry in the flattened table
     places = np.arange(len(pages))
     places += (firsts - begins).repeat(num_pages)
-    table.reshape(-1).take(places, out=pages, mode="clip")  # another mode would take a copy
+    table.reshape(-1).take(places, out=pages, mode="clip")  # another mode would copy
 
 
 def _check(lengths: NDArray[np.int32], blocks: NDArray[np.int32], width: int) -> None:
-    """blocks: numbers of the last ones, below 0 where there is none."""
+    """blocks: index of each sequence's last block, below 0 for a sequence without positions."""
     if len(blocks):
         assert np.minimum.reduce(blocks) >= 0, f"a sequence of {lengths.min()} positions has no row"
         most = np.maximum.reduce(blocks) + 1
@@ -190,7 +182,7 @@ def _check(lengths: NDArray[np.int32], blocks: NDArray[np.int32], width: int) ->
 
 
 def _num_pages(layout: RowLayout, block_size: int) -> int:
-    """Of all sequences."""
+    """Pages of all sequences."""
     return int(((layout.seq_len.numpy() + (block_size - 1)) // block_size).sum())
 
 

@@ -1,6 +1,6 @@
-"""The reference backend: stock torch operators, any device torch has. The oracle of every other backend.
+"""The reference backend: torch operators, on any device of torch. The oracle of every other backend.
 
-Readable before fast. Its matrix products may give a row other bits in another batch, as torch's do.
+Written to be read, not to be fast. A row may get other bits in another batch, as torch's matrix products do.
 """
 
 import os
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from faser.kernels.interface.backend import AttentionShape, KvShape, RowLayout
 from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
 from faser.kernels.interface.fp8_cache import as_bytes, stored
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.sampling_kernels import SamplingKernels
+from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Plan:
 
 
 class TorchBackend:
-    """See Backend. device: where all tensors live."""
+    """See Backend."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -48,34 +48,35 @@ class TorchBackend:
         self.sampling_kernels: SamplingKernels | None = None
         self.logits_processor_kernels = None
         self.rejection_kernels = None
-        self.capture: GraphCapture | None = None
-        self.place: DeviceLane | None = None
+        self.graph_capture: GraphCapture | None = None
+        self.lane: DeviceLane | None = None
         self.has_fp8 = True
         self._fp8 = ReferenceFp8()
         self._width = torch.get_num_threads()
 
     def use(self, processors: Processors | None) -> None:
-        """See Backend. torch keeps this number per thread, and starts its threads where the calling one may run.
+        """See Backend. On cores: sets torch's number of threads, and lets the caller run on all of these cores.
 
-        So the caller of several cores is let onto all of them. Results may differ in the last bits, as between
-        batches: torch cuts its products differently for another number of threads. On a part of a GPU the current
-        stream is all that there is to say.
+        torch keeps the number per calling thread, and its threads may run on the caller's cores. Results may
+        differ
+        in the last bits: torch cuts products differently for another number of threads. On a lane of a GPU the
+        current stream decides, so there is nothing to set.
         """
-        self.place = processors if isinstance(processors, DeviceLane) else None
+        self.lane = processors if isinstance(processors, DeviceLane) else None
         cores = processors if isinstance(processors, tuple) else None
         torch.set_num_threads(self._width if cores is None else len(cores))
         if cores is not None:
             os.sched_setaffinity(0, cores)
 
-    def beside(self) -> "TorchBackend":
+    def concurrent_instance(self) -> "TorchBackend":
         return TorchBackend(self.device)
 
-    def capture_on(self, _place: DeviceLane) -> None:
-        """See Backend. There is none."""
+    def graph_capture_on(self, _lane: DeviceLane) -> None:
+        """See Backend. None: this backend captures no graphs."""
         return
 
     def device_sampling_kernels(self, _max_rows: int, _width: int) -> None:
-        """See Backend. There is none."""
+        """See Backend. None: this backend captures no graphs."""
         return
 
     def wait(self) -> None:
@@ -180,16 +181,9 @@ class TorchBackend:
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.mul(functional.silu(gate), up, out=out)
 
-    def copy_blocks(self, cache: _Cache, pairs: list[tuple[int, int]]) -> None:
-        if not pairs:
-            return
-        sources, targets = torch.tensor(pairs, device=self.device).unbind(1)
-        for part in (cache.keys, cache.values):
-            as_bytes(part)[:, targets] = as_bytes(part)[:, sources]
-
 
 def _read(part: Tensor, blocks: Tensor, length: int) -> Tensor:
-    """[length, Hkv, D], the first positions in these blocks of [blocks, block_size, Hkv, D]."""
+    """[length, Hkv, D]: the first `length` positions of these blocks. part: [blocks, block_size, Hkv, D]."""
     return as_bytes(part)[blocks].flatten(0, 1)[:length].view(part.dtype)
 
 
@@ -199,7 +193,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rotate(heads: Tensor, angles: Tensor) -> Tensor:
-    """heads: [R, H, D]; angles: [R, D] float32. Channel i turns with channel i + D/2 (arXiv 2104.09864)."""
+    """heads: [R, H, D]; angles: [R, D] float32. Channels i and i + D/2 rotate as a pair (arXiv:2104.09864)."""
     cos, sin = angles[:, None].chunk(2, dim=-1)  # [R, 1, D/2]
     first, second = heads.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(heads.dtype)

@@ -72,7 +72,7 @@ def test_placeholders_are_fed_with_the_tokens_that_the_step_in_flight_chooses_fo
     steps, runner = make()
     launch(steps, plan_of((2, (7, 7), True), (0, (7,), False), (1, (7,), True)))
     launch(steps, plan_of((1, (PLACEHOLDER,), True), (2, (PLACEHOLDER,), True)))
-    first, second = (batch.feed for batch in runner.batches)
+    first, second = (batch.feedback for batch in runner.batches)
     assert first is None
     assert second is not None
     assert (second.rows.tolist(), second.sources.tolist()) == ([0, 1], [1, 0])

@@ -89,7 +89,7 @@ class LastTokenCutter:
             for each in rows
         )
         self.saved_s = 0.5 if shorter != rows else 0.0
-        batch, _ = batch.narrowed(np.array([len(each.token_ids) for each in shorter], dtype=np.int32))
+        batch, _ = batch.compact(np.array([len(each.token_ids) for each in shorter], dtype=np.int32))
         runner.forward(batch)
         return shorter, batch
 

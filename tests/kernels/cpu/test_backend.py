@@ -21,7 +21,8 @@ from torch.testing import assert_close
 from faser.errors import ConfigError
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.backend import AttentionShape, Backend, KvCache
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.shapes import AttentionShape, KvCache
 from faser.kernels.torch.backend import TorchBackend
 from tests.kernels.layouts import (
     BLOCK_SIZE,
@@ -255,7 +256,7 @@ def test_a_row_attends_to_the_same_bits_however_its_sequence_is_cut(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_attends_to_the_same_bits_whoever_else_is_in_the_step(
+def test_a_row_attends_to_the_same_bits_with_any_other_rows_in_the_step(
     native: NativeBackend, dtype: torch.dtype
 ) -> None:
     """A long decode row alone is cut into spans over the threads; among others it is not."""
@@ -318,31 +319,6 @@ def test_slots_that_no_row_sees_may_hold_anything(
         caches.append(out)
     assert not caches[0].isnan().any()
     assert torch.equal(*caches)
-
-
-def test_copied_blocks_attend_alike_in_every_layer(native: NativeBackend) -> None:
-    shape = attention_shape(2, 2, 16)
-    cache = native.allocate_kv(kv_shape(shape, 6, torch.bfloat16))
-    qkv = random(21, qkv_width(shape), dtype=torch.bfloat16)
-    tables = torch.tensor([[4, 1], [0, 5]], dtype=torch.int32)
-    for layer in (0, 1):
-        step(native, cache, shape, layout_of([Span(sequence=0, start=0, rows=20)], tables), qkv[:20], layer=layer)
-    native.copy_blocks(cache, [(4, 0), (1, 5)])
-    native.copy_blocks(cache, [])
-    for layer in (0, 1):
-        ours, copied = (
-            step(
-                native,
-                cache,
-                shape,
-                layout_of([Span(sequence=s, start=20, rows=1)], tables),
-                qkv[20:],
-                layer=layer,
-            )
-            for s in (0, 1)
-        )
-        assert ours.any()
-        assert torch.equal(ours, copied)
 
 
 def test_a_cache_the_kernels_cannot_read_is_refused(native: NativeBackend) -> None:

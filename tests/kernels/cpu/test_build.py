@@ -58,7 +58,7 @@ def test_builders_in_a_race_all_get_a_whole_library(tmp_path: Path) -> None:
     assert len(list(cache.iterdir())) == 1
 
 
-def test_a_failing_compiler_is_quoted_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failing_compiler_is_quoted_and_leaves_no_files(tmp_path: Path) -> None:
     compiler = fake_compiler(tmp_path, 'for i in 1 2 3 4 5 6 7 8 9 10; do echo "error $i" >&2; done; exit 1')
     with pytest.raises(ConfigError, match=r"for avx2:\nerror 1\n(.*\n)*error 8$"):
         library_path(Isa.AVX2, cache_dir=tmp_path / "cache", compilers=(compiler,), prebuilt_dir=NOWHERE)

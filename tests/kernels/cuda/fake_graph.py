@@ -1,15 +1,17 @@
-"""A flashinfer backend without a GPU, recordings included.
+"""A flashinfer backend without a GPU, CUDA graphs included.
 
-`fake_backend()` is a FlashInferBackend of which everything below is emulated on the CPU, in bfloat16 or float16,
-for heads of 64 or 128 channels: the device with its recordings (fake_device), FlashInfer (fake_flashinfer), and
-here our own kernels, in plain torch. Tokens are chosen by the engine's reference. `backend.capture` records and
-replays; `backend.beside()` gives another lane on the same device.
+`fake_backend()` is a FlashInferBackend whose surroundings are emulated on the CPU, in bfloat16 or float16, for
+heads
+of 64 or 128 channels: the device with its graphs (fake_device), FlashInfer (fake_flashinfer), and here FASER's own
+kernels, in torch operators. Tokens are sampled by the engine's reference. `backend.graph_capture` captures and
+replays; `backend.concurrent_instance()` gives a backend for another lane of the same device.
 
     backend = fake_backend()
-    plan = backend.capture.plan(Bucket(rows=4, sequences=4, one_row_each=True), block_size=16, max_blocks=64)
-    recording = backend.capture.record(lambda: decoder.run_layers(hidden, 0, depth, cache, plan))
-    backend.capture.lay_out(plan, batch.layout)
-    recording.replay()
+    size = GraphBatchSize(rows=4, sequences=4, one_row_each=True)
+    plan = backend.graph_capture.plan(size, block_size=16, max_blocks=64)
+    graph = backend.graph_capture.capture(lambda: decoder.run_layers(hidden, 0, depth, cache, plan))
+    backend.graph_capture.update_plan(plan, batch.layout)
+    graph.replay()
 """
 
 from functools import partial
@@ -24,14 +26,14 @@ from faser.engine.execution.sampling.noise import Purpose, uniforms
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.verifiers.rejection import accept_probs, replacement_masses
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.cuda.triton.own_kernels import DeviceKernels, HeadNorms
-from faser.kernels.interface.backend import AttentionShape
+from faser.kernels.cuda.triton.device_kernels import DeviceKernels
 from faser.kernels.interface.device_sampling_kernels import DeviceSamplingMetadata
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.fp8_cache import as_bytes, stored
 from faser.kernels.interface.logits_processor_kernels import LogitsEdits
 from faser.kernels.interface.rejection_kernels import RejectionInputs
 from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, TruncationParams
+from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 
@@ -46,14 +48,14 @@ def fake_kernels(accelerator: FakeAccelerator) -> DeviceKernels:
     return DeviceKernels(
         rope_append=FakeRopeAppend(accelerator),
         sampling_kernels=lambda _: TorchSamplingKernels(),
-        device_sampling_kernels=lambda max_rows, width: FakeDeviceChoice(accelerator, max_rows, width),
-        logits_processor_kernels=lambda _: FakeLogitEdits(accelerator),
-        rejection_kernels=lambda _: FakeDraftVerdicts(accelerator),
+        device_sampling_kernels=lambda max_rows, width: FakeDeviceSamplingKernels(accelerator, max_rows, width),
+        logits_processor_kernels=lambda _: FakeLogitsProcessorKernels(accelerator),
+        rejection_kernels=lambda _: FakeRejectionKernels(accelerator),
     )
 
 
 class FakeRopeAppend:
-    """See RopeAppend. calls: how often it was called."""
+    """See DeviceKernels.rope_append. calls: number of calls."""
 
     def __init__(self, accelerator: FakeAccelerator) -> None:
         self._accelerator = accelerator
@@ -68,7 +70,9 @@ class FakeRopeAppend:
         keys: Tensor,
         values: Tensor,
         shape: AttentionShape,
-        norms: HeadNorms | None,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
     ) -> Tensor:
         self.calls += 1
         rows, heads = len(qkv), shape.num_heads + 2 * shape.num_kv_heads
@@ -82,7 +86,9 @@ class FakeRopeAppend:
             assert each.dtype in (qkv.dtype, FP8), (each.dtype, qkv.dtype)
             assert each.shape[2:] == (shape.num_kv_heads, shape.head_dim), each.shape
             assert each.is_contiguous()
-        self._accelerator.launch(partial(_rope_append, qkv, angles, positions, slots, keys, values, shape, norms))
+        self._accelerator.launch(
+            partial(_rope_append, qkv, angles, positions, slots, keys, values, shape, q_norm, k_norm, eps)
+        )
         return qkv[:, : shape.num_heads * shape.head_dim]
 
 
@@ -94,15 +100,17 @@ def _rope_append(
     keys: Tensor,
     values: Tensor,
     shape: AttentionShape,
-    norms: HeadNorms | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
 ) -> None:
     parts = qkv.view(len(qkv), -1, shape.head_dim)
     queries = parts[:, : shape.num_heads]
     new_keys = parts[:, shape.num_heads : -shape.num_kv_heads]
     new_values = parts[:, -shape.num_kv_heads :]
-    if norms is not None:
-        _normalise(queries, norms.queries, norms.eps)
-        _normalise(new_keys, norms.keys, norms.eps)
+    for heads, weight in ((queries, q_norm), (new_keys, k_norm)):
+        if weight is not None:
+            _normalise(heads, weight, eps)
     if angles is not None:
         _rotate(queries, angles[positions])
         _rotate(new_keys, angles[positions])
@@ -126,8 +134,8 @@ def _rotate(heads: Tensor, angles: Tensor) -> None:
     heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
 
 
-class FakeDeviceChoice:
-    """See DeviceChoice: what the engine's reference says of the rows."""
+class FakeDeviceSamplingKernels:
+    """See DeviceSamplingKernels: the tokens of the engine's reference."""
 
     def __init__(self, accelerator: FakeAccelerator, max_rows: int, width: int) -> None:
         self._accelerator = accelerator
@@ -195,8 +203,8 @@ class FakeDeviceChoice:
             assert each.is_contiguous()
 
 
-class FakeLogitEdits:
-    """See LogitEdits: what the engine's processors do. calls: how often it was called."""
+class FakeLogitsProcessorKernels:
+    """See LogitsProcessorKernels: the engine's processors. calls: number of calls."""
 
     def __init__(self, accelerator: FakeAccelerator) -> None:
         self._accelerator = accelerator
@@ -207,8 +215,8 @@ class FakeLogitEdits:
         self._accelerator.launch(partial(TorchLogitsProcessors().apply, logits, edits))
 
 
-class FakeDraftVerdicts:
-    """See DraftVerdicts: the rule of the rejection verifier, row by row. calls: how often it was called."""
+class FakeRejectionKernels:
+    """See RejectionKernels: the rule of the rejection verifier, row by row. calls: number of calls."""
 
     def __init__(self, accelerator: FakeAccelerator) -> None:
         self._accelerator = accelerator

@@ -192,8 +192,8 @@ def test_any_number_of_rows_gives_what_the_reference_gives(rows: int) -> None:
 
 
 @pytest.mark.parametrize("has_residual", [False, True])
-def test_a_quantised_product_can_be_recorded(has_residual: bool) -> None:
-    """A recording that waits for the device, or whose tensors move, fails on the emulated device."""
+def test_a_graph_can_capture_a_quantised_product(has_residual: bool) -> None:
+    """A graph that waits for the device, or whose tensors move, fails on the emulated device."""
     backend = flashinfer(ReferenceFp8())
     packed = backend.pack(quantise_weight(random(16, 32)), random(16, seed=1).half())
     x, out = random(4, 32).half(), torch.zeros(4, 16, dtype=torch.float16)
@@ -202,18 +202,18 @@ def test_a_quantised_product_can_be_recorded(has_residual: bool) -> None:
     def work() -> None:
         backend.linear(x, packed, out, residual=residual)
 
-    recording = backend.capture.record(work)
+    graph = backend.graph_capture.capture(work)
     x.copy_(random(4, 32, seed=2))
     out.fill_(1)
     wanted = out.clone()
     backend.linear(x, packed, wanted, residual=wanted if has_residual else None)
-    recording.replay()
+    graph.replay()
     assert torch.equal(out, wanted)
 
 
-def test_a_lane_beside_has_the_products_too() -> None:
+def test_a_concurrent_instance_has_the_products_too() -> None:
     packed = flashinfer(ReferenceFp8()).pack(quantise_weight(random(16, 16)))
-    other = flashinfer(ReferenceFp8()).beside()
+    other = flashinfer(ReferenceFp8()).concurrent_instance()
     assert other.has_fp8
     out = other.linear(random(2, 16).half(), packed, torch.empty(2, 16, dtype=torch.float16))
     assert out.isfinite().all()
@@ -277,7 +277,7 @@ def test_a_model_quantised_while_loading_says_the_same_by_the_kernels_of_a_gpu(t
 def test_a_gpu_gives_the_product_that_the_definition_gives(
     outputs: int, inputs: int, rows: int, dtype: torch.dtype
 ) -> None:
-    """By a replay, of other rows than were recorded. For few rows of many inputs cuBLAS may have no kernel."""
+    """By a replay, with other rows than those captured. For few rows of many inputs cuBLAS may have no kernel."""
     device = torch.device("cuda")
     products = ScaledFp8(device)
     on_host = quantise_weight(random(outputs, inputs, spread=1.0))

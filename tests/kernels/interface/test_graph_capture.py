@@ -1,13 +1,13 @@
-"""Recorded steps against eager ones on the reference backend, the device and its kernels emulated.
+"""Replayed steps against eager ones on the reference backend; the device and its kernels are emulated.
 
-The emulation replays what was recorded call by call (fake_device), so a number of the host that ended up in a
-recording, an array that was replaced, a plan that stands in another place than the kernel looks: all that shows.
-One test is the same on a GPU, where there is one.
+The emulation replays what was captured call by call (fake_device). So a host number that ended up in a graph, an
+array that was replaced, or a plan at another address than the kernel reads, all show. One test runs the same on a
+GPU, if the machine has one.
 
 Bugs these tests have been seen to catch: plans that are not renewed, or only the first kind's, or before the last
 one was copied; arrays that are not sent; a blank plan, or padding, that stores; padding without a row in decoding;
-page numbers taken from the host; wrappers of eager steps in a recording; a workspace that does not grow; values
-read from the keys; two lanes over one workspace.
+page numbers taken from the host; wrappers of eager steps in a graph; a workspace that does not grow; values read
+from the keys; two lanes over one workspace.
 """
 
 from collections.abc import Iterator
@@ -24,12 +24,11 @@ from torch.testing import assert_close
 
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, AttentionWorkspace, AttentionWrappers
-from faser.kernels.cuda.triton import rope_append
 from faser.kernels.factory import make_backend
-from faser.kernels.interface.backend import AttentionPlan, AttentionShape, Backend, KvCache, RowLayout
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture
-from faser.kernels.interface.paged_layout import NO_SLOT
 from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, RowLayout
 from faser.kernels.torch.backend import TorchBackend
 from tests.kernels.cuda.fake_device import FakeAccelerator, FakeGraphRecorder
 from tests.kernels.cuda.fake_graph import fake_backend, fake_kernels
@@ -47,9 +46,9 @@ from tests.kernels.layouts import (
 )
 
 REFERENCE = TorchBackend()
-NEAR = 2.0**-6  # keys and mixed values are rounded to bfloat16 in other places than the reference's
+NEAR = 2.0**-6  # keys and mixed values are rounded to bfloat16 in other lanes than the reference's
 BLOCKS_EACH = 8
-BUCKETS = (
+BATCH_SIZES = (
     GraphBatchSize(rows=2, sequences=2, one_row_each=True),
     GraphBatchSize(rows=4, sequences=4, one_row_each=True),
     GraphBatchSize(rows=9, sequences=3, one_row_each=False),
@@ -68,49 +67,49 @@ def _seeded() -> Iterator[None]:
 
 @dataclass
 class Sized:
-    """A recording of one size, and its inputs and results: [rows, …] for each of the layers."""
+    """The graph of one size, with its inputs and results: [rows, …] for each of the layers."""
 
-    bucket: GraphBatchSize
+    batch_size: GraphBatchSize
     plan: AttentionPlan
     qkv: Tensor
     out: Tensor
-    recording: CapturedGraph
+    graph: CapturedGraph
 
     def fits(self, layout: RowLayout) -> bool:
         rows, sequences = len(layout.positions), len(layout.seq_len)
-        if self.bucket.one_row_each and rows != sequences:
+        if self.batch_size.one_row_each and rows != sequences:
             return False
-        return rows <= self.bucket.rows and sequences <= self.bucket.sequences
+        return rows <= self.batch_size.rows and sequences <= self.batch_size.sequences
 
 
 class Layers:
-    """Two layers, the second with a window, in recordings of several sizes. Projections come from outside."""
+    """Two layers, the second with a window, in graphs of several sizes. The caller gives the projections."""
 
     def __init__(self, backend: FlashInferBackend, shape: AttentionShape, angles: Tensor | None) -> None:
         self.shapes = (shape, replace(shape, window=5))
         self.angles = None if angles is None else angles.to(backend.device)
         self.cache: KvCache = backend.allocate_kv(kv_shape(shape, NUM_SEQUENCES * BLOCKS_EACH, torch.bfloat16))
-        self.capture: GraphCapture = backend.capture
+        self.capture: GraphCapture = backend.graph_capture
         self._backend = backend
-        self.sizes = [self._record(bucket) for bucket in BUCKETS]
+        self.sizes = [self._captured(batch_size) for batch_size in BATCH_SIZES]
 
-    def _record(self, bucket: GraphBatchSize) -> Sized:
-        shape, max_blocks = self.shapes[0], bucket.sequences * BLOCKS_EACH
-        plan = self.capture.plan(bucket, BLOCK_SIZE, max_blocks)
+    def _captured(self, batch_size: GraphBatchSize) -> Sized:
+        shape, max_blocks = self.shapes[0], batch_size.sequences * BLOCKS_EACH
+        plan = self.capture.plan(batch_size, BLOCK_SIZE, max_blocks)
         device, width = self._backend.device, shape.num_heads * shape.head_dim
-        qkv = torch.randn(2, bucket.rows, qkv_width(shape)).bfloat16().to(device)
-        out = torch.zeros(2, bucket.rows, width, dtype=torch.bfloat16, device=device)
-        recording = self.capture.record(lambda: run_layers(self._backend, self, plan, qkv, out))
-        return Sized(bucket, plan, qkv, out, recording)
+        qkv = torch.randn(2, batch_size.rows, qkv_width(shape)).bfloat16().to(device)
+        out = torch.zeros(2, batch_size.rows, width, dtype=torch.bfloat16, device=device)
+        graph = self.capture.capture(lambda: run_layers(self._backend, self, plan, qkv, out))
+        return Sized(batch_size, plan, qkv, out, graph)
 
     def step(self, layout: RowLayout, qkv: Tensor) -> Tensor:
-        """[2, R, …] of both layers, by the smallest recording."""
+        """[2, R, …] of both layers, by the smallest graph that fits."""
         rows = qkv.shape[1]
         sized = next(each for each in self.sizes if each.fits(layout))
         sized.qkv[:, :rows] = qkv.to(sized.qkv.device)
         sized.qkv[:, rows:] = torch.nan
-        self.capture.lay_out(sized.plan, layout)
-        sized.recording.replay()
+        self.capture.update_plan(sized.plan, layout)
+        sized.graph.replay()
         return sized.out[:, :rows].cpu()
 
     def eager_step(self, layout: RowLayout, qkv: Tensor) -> Tensor:
@@ -154,7 +153,7 @@ def made(seed: int, layout: RowLayout, shape: AttentionShape) -> Tensor:
 
 @settings(max_examples=15, deadline=None)
 @given(steps=histories(most_steps=8), shape=shapes(), rotates=st.booleans(), eager=st.sets(st.integers(0, 7)))
-def test_recorded_steps_give_what_the_reference_gives(
+def test_replayed_steps_give_what_the_reference_gives(
     steps: Steps, shape: AttentionShape, rotates: bool, eager: set[int]
 ) -> None:
     """Sizes take turns as they come, with eager steps in between; refused tails are computed again."""
@@ -175,7 +174,7 @@ def test_recorded_steps_give_what_the_reference_gives(
 )
 @pytest.mark.parametrize("group, num_kv_heads", [(1, 2), (4, 2)])
 def test_a_gpu_gives_what_the_reference_gives(tmp_path: Path, group: int, num_kv_heads: int) -> None:
-    """Reading, verifying with a refused tail and decoding, recorded and eager, with windows."""
+    """Reading, verifying with a refused tail and decoding, replayed and eager, with windows."""
     backend = make_backend("flashinfer", "cuda", num_threads=1, cache_dir=tmp_path)
     assert isinstance(backend, FlashInferBackend)
     layers = Layers(backend, attention_shape(group, num_kv_heads, 64), rotary_angles(64))
@@ -190,7 +189,7 @@ def test_a_gpu_gives_what_the_reference_gives(tmp_path: Path, group: int, num_kv
         wanted = reference.step(layout, qkv)
         for step in (layers.step, layers.eager_step):
             assert_close(step(layout, qkv).float(), wanted, rtol=NEAR, atol=NEAR)
-    assert backend.capture.recorded_bytes > 0
+    assert backend.graph_capture.graph_bytes > 0
 
 
 def test_padding_leaves_the_cache_as_it_is() -> None:
@@ -207,17 +206,17 @@ def test_padding_leaves_the_cache_as_it_is() -> None:
         assert torch.equal(layers.cache.data, others.cache.data)
 
 
-@pytest.mark.parametrize("bucket", BUCKETS)
-def test_a_plan_that_was_never_laid_out_is_all_padding(bucket: GraphBatchSize) -> None:
+@pytest.mark.parametrize("batch_size", BATCH_SIZES)
+def test_a_plan_that_was_never_updated_is_all_padding(batch_size: GraphBatchSize) -> None:
     layers = Layers(fake_backend(), attention_shape(4, 2, 64), None)
-    assert not layers.cache.data.any(), "recording has stored something"
-    sized = next(each for each in layers.sizes if each.bucket is bucket)
-    sized.recording.replay()
+    assert not layers.cache.data.any(), "capturing has stored something"
+    sized = next(each for each in layers.sizes if each.batch_size is batch_size)
+    sized.graph.replay()
     assert not layers.cache.data.any()
 
 
-def test_sizes_that_are_laid_out_early_keep_their_layout() -> None:
-    """Two plans laid out before either is replayed; each replay sees its own."""
+def test_plans_that_are_updated_early_keep_their_layout() -> None:
+    """Two plans are updated before either graph is replayed; each replay sees its own."""
     shape = attention_shape(1, 2, 64)
     layers = Layers(fake_backend(), shape, None)
     reference, table = Reference(layers), shuffled_table(NUM_SEQUENCES, BLOCKS_EACH)
@@ -226,41 +225,41 @@ def test_sizes_that_are_laid_out_early_keep_their_layout() -> None:
     wanted = [reference.step(layout, made(at, layout, shape)) for at, layout in enumerate(layouts)]
     chosen = layers.sizes[2:]
     for at, (sized, layout) in enumerate(zip(chosen, layouts, strict=True)):
-        layers.capture.lay_out(sized.plan, layout)
+        layers.capture.update_plan(sized.plan, layout)
         sized.qkv[:, : len(layout.positions)] = made(at, layout, shape)
     for at in (1, 0):
-        chosen[at].recording.replay()
+        chosen[at].graph.replay()
         found = chosen[at].out[:, : wanted[at].shape[1]]
         assert_close(found.float(), wanted[at], rtol=NEAR, atol=NEAR)
 
 
-def test_laying_out_waits_for_no_more_than_the_step_before_the_last() -> None:
-    """What the host waits for is the copy of the plan before, never the step that is being computed."""
+def test_updating_a_plan_waits_for_no_more_than_the_step_before_the_last() -> None:
+    """The host waits for the copy of the previous plan, never for the running step."""
     accelerator = FakeAccelerator()
     layers = Layers(fake_backend(accelerator), attention_shape(4, 2, 64), None)
     sized, table = layers.sizes[1], shuffled_table(NUM_SEQUENCES, BLOCKS_EACH)
     for position in range(6):
         layout = layout_of([Span(sequence=s, start=position, rows=1) for s in range(2)], table)
-        before = accelerator.given  # the replay of the step before is the last piece of work
-        layers.capture.lay_out(sized.plan, layout)
+        before = accelerator.given  # the last piece of work is the replay of the previous step
+        layers.capture.update_plan(sized.plan, layout)
         assert accelerator.done < before
-        sized.recording.replay()
+        sized.graph.replay()
     accelerator.wait()
 
 
 def test_nothing_is_allocated_for_a_step() -> None:
     accelerator = FakeAccelerator()
     layers = Layers(fake_backend(accelerator), attention_shape(4, 2, 64), None)
-    pinned, recorded = accelerator.pinned_bytes, layers.capture.recorded_bytes
+    pinned, captured = accelerator.pinned_bytes, layers.capture.graph_bytes
     table = shuffled_table(NUM_SEQUENCES, BLOCKS_EACH)
     for position in range(4):
         layout = layout_of([Span(sequence=0, start=position, rows=1)], table)
         layers.step(layout, made(position, layout, layers.shapes[0]))
-    assert (accelerator.pinned_bytes, layers.capture.recorded_bytes) == (pinned, recorded)
+    assert (accelerator.pinned_bytes, layers.capture.graph_bytes) == (pinned, captured)
 
 
-def test_a_layout_larger_than_its_bucket_is_our_own_mistake() -> None:
-    capture = fake_backend().capture
+def test_a_layout_that_does_not_fit_its_plan_is_refused() -> None:
+    capture = fake_backend().graph_capture
     table = shuffled_table(NUM_SEQUENCES, BLOCKS_EACH)
     plan = capture.plan(GraphBatchSize(rows=4, sequences=2, one_row_each=False), BLOCK_SIZE, 3)
     for spans, problem in (
@@ -272,20 +271,20 @@ def test_a_layout_larger_than_its_bucket_is_our_own_mistake() -> None:
         ),
     ):
         with pytest.raises(AssertionError, match=problem):
-            capture.lay_out(plan, layout_of(spans, table))
+            capture.update_plan(plan, layout_of(spans, table))
 
 
 @pytest.mark.parametrize(
-    "bucket",
+    "batch_size",
     [
         GraphBatchSize(rows=2, sequences=3, one_row_each=False),
         GraphBatchSize(rows=3, sequences=2, one_row_each=True),
         GraphBatchSize(rows=0, sequences=0, one_row_each=True),
     ],
 )
-def test_a_bucket_that_contradicts_itself_is_our_own_mistake(bucket: GraphBatchSize) -> None:
+def test_a_batch_size_that_contradicts_itself_is_refused(batch_size: GraphBatchSize) -> None:
     with pytest.raises(AssertionError, match="GraphBatchSize"):
-        fake_backend().capture.plan(bucket, BLOCK_SIZE, 8)
+        fake_backend().graph_capture.plan(batch_size, BLOCK_SIZE, 8)
 
 
 def test_each_size_and_kind_has_a_wrapper_of_its_own_over_one_workspace() -> None:
@@ -293,7 +292,7 @@ def test_each_size_and_kind_has_a_wrapper_of_its_own_over_one_workspace() -> Non
     library = FakeFlashInfer(accelerator)
     backend = FlashInferBackend(accelerator, library, fake_kernels(accelerator))
     layers = Layers(backend, attention_shape(4, 2, 64), None)
-    assert len(library.wrappers) == 2 * len(BUCKETS)
+    assert len(library.wrappers) == 2 * len(BATCH_SIZES)
     assert all(each.is_fixed for each in library.wrappers)
     assert len({each.workspace.data_ptr() for each in library.wrappers}) == 1
     layout = layout_of([Span(sequence=0, start=0, rows=2)], shuffled_table(NUM_SEQUENCES, BLOCKS_EACH))
@@ -311,7 +310,7 @@ def test_a_workspace_grows_with_the_size_and_earlier_wrappers_keep_theirs() -> N
     shape = attention_shape(8, 8, 128)
     cache = backend.allocate_kv(kv_shape(shape, 4, torch.bfloat16))
     for rows in (4, 600):
-        plan = backend.capture.plan(
+        plan = backend.graph_capture.plan(
             GraphBatchSize(rows=rows, sequences=rows // 2, one_row_each=False), BLOCK_SIZE, rows
         )
         qkv = torch.zeros(rows, qkv_width(shape), dtype=torch.bfloat16)
@@ -320,19 +319,19 @@ def test_a_workspace_grows_with_the_size_and_earlier_wrappers_keep_theirs() -> N
         def work(plan: AttentionPlan = plan, qkv: Tensor = qkv, out: Tensor = out) -> None:
             backend.attend(backend.rope_append(qkv, None, cache, 0, shape, plan), cache, 0, shape, plan, out)
 
-        backend.capture.record(work)
+        backend.graph_capture.capture(work)
     small, large = library.wrappers
     assert small.workspace.nbytes == 128 << 20
     assert large.workspace.nbytes > 128 << 20
 
 
-def test_two_lanes_record_apart() -> None:
+def test_two_instances_capture_apart() -> None:
     accelerator = FakeAccelerator()
     library = FakeFlashInfer(accelerator)
     backend = FlashInferBackend(accelerator, library, fake_kernels(accelerator))
-    lanes = [Layers(each, attention_shape(4, 2, 64), None) for each in (backend, backend.beside())]
+    lanes = [Layers(each, attention_shape(4, 2, 64), None) for each in (backend, backend.concurrent_instance())]
     assert lanes[0].capture is not lanes[1].capture
-    ours, theirs = library.wrappers[: 2 * len(BUCKETS)], library.wrappers[2 * len(BUCKETS) :]
+    ours, theirs = library.wrappers[: 2 * len(BATCH_SIZES)], library.wrappers[2 * len(BATCH_SIZES) :]
     assert ours[0].workspace.data_ptr() != theirs[0].workspace.data_ptr()
     table = shuffled_table(NUM_SEQUENCES, BLOCKS_EACH)
     for lane in lanes:
@@ -346,29 +345,29 @@ def lane_of(name: str, num_processors: int) -> DeviceLane:
     return DeviceLane(name=name, share=num_processors / 132, num_processors=num_processors, stream=f"of {name}")
 
 
-def test_places_of_one_backend_record_apart_and_each_is_the_same_every_time() -> None:
+def test_lanes_of_one_backend_capture_apart_and_each_has_one_graph_capture() -> None:
     backend = fake_backend()
-    places = (lane_of("verify", 120), lane_of("verify", 96))
-    captures = [backend.capture, *(backend.capture_on(each) for each in places)]
-    assert captures[1] is backend.capture_on(lane_of("verify", 120))
+    lanes = (lane_of("verify", 120), lane_of("verify", 96))
+    captures = [backend.graph_capture, *(backend.graph_capture_on(each) for each in lanes)]
+    assert captures[1] is backend.graph_capture_on(lane_of("verify", 120))
     recorders = [each._recorder for each in captures]
-    assert [each.lane for each in recorders if isinstance(each, FakeGraphRecorder)] == [None, *places]
+    assert [each.lane for each in recorders if isinstance(each, FakeGraphRecorder)] == [None, *lanes]
     assert len({id(each.pool) for each in recorders if isinstance(each, FakeGraphRecorder)}) == 3
-    assert backend.beside().capture_on(places[0]) is not captures[1]
+    assert backend.concurrent_instance().graph_capture_on(lanes[0]) is not captures[1]
 
 
-def test_places_of_one_backend_have_wrappers_of_their_own_over_one_workspace() -> None:
-    backend, place = fake_backend(), lane_of("draft", 12)
+def test_lanes_of_one_backend_have_wrappers_of_their_own_over_one_workspace() -> None:
+    backend, lane = fake_backend(), lane_of("draft", 12)
     kind = AttentionKind(attention_shape(4, 2, 64), torch.bfloat16, torch.bfloat16, one_row_each=False)
     layout = layout_of([Span(sequence=1, start=0, rows=7)], shuffled_table(NUM_SEQUENCES, BLOCKS_EACH))
-    bucket = GraphBatchSize(rows=9, sequences=3, one_row_each=False)
-    eager: dict[DeviceLane | None, set[FakePrefill]] = {None: set(), place: set()}
+    batch_size = GraphBatchSize(rows=9, sequences=3, one_row_each=False)
+    eager: dict[DeviceLane | None, set[FakePrefill]] = {None: set(), lane: set()}
     workspaces = set()
-    for here in (None, place, None, place):
+    for here in (None, lane, None, lane):
         backend.use(here)
-        assert backend.place == here
-        capture = backend.capture if here is None else backend.capture_on(here)
-        recorded = capture.plan(bucket, BLOCK_SIZE, 8).attention(kind)
+        assert backend.lane == here
+        capture = backend.graph_capture if here is None else backend.graph_capture_on(here)
+        recorded = capture.plan(batch_size, BLOCK_SIZE, 8).attention(kind)
         planned = backend.plan(layout, BLOCK_SIZE).attention(kind)
         for wrapper in (planned, recorded):
             assert isinstance(wrapper, FakePrefill)
@@ -377,27 +376,23 @@ def test_places_of_one_backend_have_wrappers_of_their_own_over_one_workspace() -
         assert isinstance(planned, FakePrefill)
         eager[here].add(planned)
     assert [len(each) for each in eager.values()] == [1, 1]
-    assert eager[None] != eager[place]
+    assert eager[None] != eager[lane]
     assert len(workspaces) == 1
     backend.use(None)
-    assert backend.place is None
-
-
-def test_a_row_without_a_slot_is_the_same_to_the_kernel_and_the_layout() -> None:
-    assert NO_SLOT == rope_append.NO_SLOT
+    assert backend.lane is None
 
 
 @pytest.mark.parametrize(
-    "bucket, splits",
+    "batch_size, splits",
     [
         (GraphBatchSize(rows=132, sequences=132, one_row_each=True), True),
         (GraphBatchSize(rows=133, sequences=133, one_row_each=True), False),
         (GraphBatchSize(rows=300, sequences=133, one_row_each=False), True),
     ],
 )
-def test_sequences_are_split_unless_each_has_a_processor_anyway(bucket: GraphBatchSize, splits: bool) -> None:
+def test_sequences_are_split_unless_each_has_a_processor_anyway(batch_size: GraphBatchSize, splits: bool) -> None:
     """132 processors of two blocks each, two KV heads."""
     accelerator = FakeAccelerator()
     wrappers = AttentionWrappers(accelerator, FakeFlashInfer(accelerator), AttentionWorkspace(accelerator), 132)
-    kind = AttentionKind(attention_shape(4, 2, 64), torch.bfloat16, torch.bfloat16, bucket.one_row_each)
-    assert wrappers.splits(kind, bucket.sequences) is splits
+    kind = AttentionKind(attention_shape(4, 2, 64), torch.bfloat16, torch.bfloat16, batch_size.one_row_each)
+    assert wrappers.splits(kind, batch_size.sequences) is splits

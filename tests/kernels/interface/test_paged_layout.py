@@ -11,16 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from faser.kernels.interface.backend import RowLayout
 from faser.kernels.interface.paged_layout import (
     NO_SLOT,
     LayoutSizes,
     LayoutWriter,
     PagedLayout,
-    fill,
     layout_within,
     paged_layout,
 )
+from faser.kernels.interface.shapes import RowLayout
 from tests.kernels.layouts import Span, layout_of, shuffled_table
 
 BLOCK_SIZES = (1, 4, 16)
@@ -104,12 +103,12 @@ def test_a_table_that_is_too_narrow_is_our_own_mistake() -> None:
 
 def padded(layout: RowLayout, block_size: int, sizes: LayoutSizes, *, one_row_each: bool) -> PagedLayout:
     found = layout_within(empty(sizes.numbers), sizes)
-    fill(found, layout, block_size, one_row_each=one_row_each)
+    LayoutWriter(found, block_size, one_row_each=one_row_each).fill(layout)
     return found
 
 
 @given(case=layouts(), more=st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 9)))
-def test_padding_stands_behind_what_is_there_and_stores_nothing(
+def test_padding_follows_the_layout_and_stores_nothing(
     case: tuple[RowLayout, int], more: tuple[int, int, int]
 ) -> None:
     layout, block_size = case
@@ -145,7 +144,7 @@ def test_padding_stands_behind_what_is_there_and_stores_nothing(
 
 @given(cases=st.lists(layouts(), min_size=2, max_size=4))
 def test_nothing_is_left_of_the_layout_before(cases: list[tuple[RowLayout, int]]) -> None:
-    """Oracle: arrays that nothing was written to. Pages that nobody reads may hold anything."""
+    """Oracle: arrays that nothing was written to. Unused pages may hold anything."""
     sizes = LayoutSizes(rows=60, sequences=7, pages=300)
     writers, used = {}, {size: layout_within(empty(sizes.numbers), sizes) for size in BLOCK_SIZES}
     for size, target in used.items():
@@ -177,7 +176,7 @@ def test_what_is_read_lies_at_the_beginning_of_the_buffer(
         rows=tight.rows, sequences=tight.sequences + sequences, pages=tight.pages + sequences + pages
     )
     found = layout_within(empty(sizes.numbers), sizes)
-    num_read = fill(found, layout, block_size, one_row_each=False)
+    num_read = LayoutWriter(found, block_size, one_row_each=False).fill(layout)
     sent = torch.full_like(found.packed, NOWHERE)
     sent[:num_read] = found.packed[:num_read]
     arrived = found.within(sent)

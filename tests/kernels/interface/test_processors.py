@@ -170,7 +170,7 @@ def asleep(task: int) -> bool:
 @two_cores
 def test_two_instances_compute_side_by_side(backend: NativeBackend) -> None:
     """Each on a core of its own, with the choice of tokens. Caught: a choice that stays on the shared threads."""
-    other = backend.beside()
+    other = backend.concurrent_instance()
     jobs = []
     for each in (backend, other):
         x = torch.randn(40, 256)
@@ -205,7 +205,7 @@ def test_an_instance_beside_another_shares_its_threads_and_its_handles(backend: 
     x = torch.randn(9, 32)
     wanted = backend.linear(x, packed, torch.empty(9, 64))
     before = tasks()
-    other = backend.beside()
+    other = backend.concurrent_instance()
     assert tasks() == before
     del backend
     assert torch.equal(other.linear(x, packed, torch.empty(9, 64)), wanted)
@@ -279,7 +279,7 @@ def test_torch_has_its_width_per_thread() -> None:
         seen.append(torch.get_num_threads())
 
     try:
-        thread = threading.Thread(target=lane, args=(TorchBackend().beside(),))
+        thread = threading.Thread(target=lane, args=(TorchBackend().concurrent_instance(),))
         thread.start()
         thread.join()
         seen.append(torch.get_num_threads())

@@ -114,18 +114,3 @@ def test_head_norms_come_before_the_rotation(backend: TorchBackend) -> None:
     wanted = backend.rope_append(normed, angles, cache, 0, shape, plan)
     queries = backend.rope_append(qkv, angles, cache, 0, shape, plan, q_norm=weight, k_norm=weight)
     assert_close(queries, wanted)
-
-
-def test_copied_blocks_attend_alike(backend: TorchBackend) -> None:
-    shape = attention_shape(2, 2, 16)
-    cache = backend.allocate_kv(kv_shape(shape, 6, torch.float32))
-    qkv = torch.randn(20, qkv_width(shape))
-    tables = torch.tensor([[4, 1], [0, 5]], dtype=torch.int32)
-    step(backend, cache, shape, layout_of([Span(sequence=0, start=0, rows=20)], tables), qkv)
-    backend.copy_blocks(cache, [(4, 0), (1, 5)])
-    last = torch.randn(1, qkv_width(shape))
-    ours, copied = (
-        step(backend, cache, shape, layout_of([Span(sequence=s, start=20, rows=1)], tables), last) for s in (0, 1)
-    )
-    assert torch.equal(ours, copied)
-    backend.copy_blocks(cache, [])

@@ -1,13 +1,13 @@
-"""A runner that replays recordings instead of calling kernel after kernel, where the sizes of a step allow it.
+"""A runner that replays CUDA graphs, where a step fits one, instead of launching kernel after kernel.
 
-A step is three recordings, one behind the other and without a wait in between: trunk, head, choice (see
-step_recordings), so that their number is the sum of these sizes, not the product. A step in between is padded to
-the next size. The same trunks serve steps with and without drafts: who never drafts replays the same recordings.
-What no recording fits is computed by the eager runner, on the same buffers.
+A step replays three graphs in a row without a wait: backbone, LM head, sampler (step_graphs.py). Their sizes vary
+independently, so the number of graphs is the sum of the sizes, not the product. A step is padded to the next graph
+batch size. Steps with and without drafts replay the same backbones. A step that fits no graph runs eagerly, on the
+same buffers.
 
-On a GPU that two lanes share there is a set of recordings for every part of it that the runner may run on, because
-a recording stays on the processors that it was recorded for. The backend's place says which set it is; at a place
-that has none, everything is computed by the eager runner.
+On a GPU that two lanes share, the runner has a set of graphs for every lane that it may run on, because a graph
+stays on the processors that it was captured for. The backend's current lane selects the set; on a lane without
+graphs every step runs eagerly.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,20 +23,21 @@ from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, PendingTokens
-from faser.kernels.interface.backend import Backend, KvShape
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.shapes import KvShape
 from faser.types import ProgressCallback
 
-STAGE, LANES_STAGE = "recording steps", "recording steps on lanes"
-_NO_GUESSES = DraftGraphs()
+STAGE, LANES_STAGE = "capturing CUDA graphs", "capturing CUDA graphs on lanes"
+_NO_DRAFTS = DraftGraphs()
 
 
 class GraphRunner(Runner):
-    """See Runner. Records at construction; report is called with (stage, done, total).
+    """See Runner. Captures its graphs when constructed; calls report with (stage, done, total).
 
-    max_logit_rows: most rows whose logits are taken at once. on_lanes: what records at the places that the runner
-    may share the device on.
+    max_logit_rows: most rows whose logits are computed at once. lane_captures: for each lane that the runner may
+    run on.
     """
 
     def __init__(
@@ -44,110 +45,109 @@ class GraphRunner(Runner):
         decoder: Decoder,
         backend: Backend,
         kv: KvShape,
-        chooser: DeviceTokenSampler,
+        token_sampler: DeviceTokenSampler,
         capture: GraphCapture,
         *,
         sizes: GraphSizes,
         max_logit_rows: int,
-        guessing: DraftGraphs = _NO_GUESSES,
-        on_lanes: Mapping[DeviceLane, GraphCapture] | None = None,
+        drafts: DraftGraphs = _NO_DRAFTS,
+        lane_captures: Mapping[DeviceLane, GraphCapture] | None = None,
         report: ProgressCallback,
     ) -> None:
-        super().__init__(decoder, backend, kv, chooser)
-        self._device_chooser = chooser
+        super().__init__(decoder, backend, kv, token_sampler)
+        self._device_sampler = token_sampler
         self._inputs = GraphInputs(capture, sizes.rows[-1])
-        self._head_rows = capture.stage(max_logit_rows, torch.int64)
-        recorded = GraphParts(
+        self._logit_rows = capture.staging_buffer(max_logit_rows, torch.int64)
+        parts = GraphParts(
             decoder=decoder,
             cache=self._cache,
             block_size=kv.block_size,
             num_blocks=kv.num_blocks,
-            chooser=chooser,
+            token_sampler=token_sampler,
             inputs=self._inputs,
-            head_rows=self._head_rows,
+            logit_rows=self._logit_rows,
         )
-        everything = StepGraphs(recorded, capture, sizes, max_logit_rows=max_logit_rows)
+        whole = StepGraphs(parts, capture, sizes, max_logit_rows=max_logit_rows)
         lanes: dict[DeviceLane | None, StepGraphs] = {
-            place: StepGraphs(recorded, each, sizes.for_lanes(), max_logit_rows=max_logit_rows)
-            for place, each in (on_lanes or {}).items()
+            lane: StepGraphs(parts, each, sizes.for_lanes(), max_logit_rows=max_logit_rows)
+            for lane, each in (lane_captures or {}).items()
         }
-        _record([everything], guessing, STAGE, report)
-        _record(list(lanes.values()), guessing, LANES_STAGE, report)
-        self._sets = {None: everything, **lanes}
+        _capture([whole], drafts, STAGE, report)
+        _capture(list(lanes.values()), drafts, LANES_STAGE, report)
+        self._graphs_by_lane = {None: whole, **lanes}
 
     @property
-    def num_recordings(self) -> int:
-        return sum(each.num_recordings for each in self._sets.values())
+    def num_graphs(self) -> int:
+        return sum(each.num_graphs for each in self._graphs_by_lane.values())
 
     def forward(self, batch: RowBatch, num_layers: int | None = None) -> None:
         depth = self.num_layers if num_layers is None else num_layers
-        here = self._here
-        trunk = None if here is None else here.trunk(batch, depth)
-        if here is None or trunk is None:
+        graphs = self._graphs
+        backbone = None if graphs is None else graphs.backbone(batch, depth)
+        if graphs is None or backbone is None:
             super().forward(batch, num_layers)
             return
-        self._replay(here, trunk, batch)
+        self._replay(graphs, backbone, batch)
         self._next_layer = depth
 
-    def _replay(self, here: StepGraphs, trunk: BackboneGraph, batch: RowBatch) -> None:
-        self._inputs.send(batch, self._device_chooser)
-        here.run(trunk, batch.layout)
+    def _replay(self, graphs: StepGraphs, backbone: BackboneGraph, batch: RowBatch) -> None:
+        self._inputs.send(batch, self._device_sampler)
+        graphs.run(backbone, batch.layout)
         self._batch, self._plan = batch, None
         self._hidden = self._decoder.hidden[: batch.num_rows]
 
     @torch.inference_mode()
     def advance(self, num_layers: int | None = None) -> None:
-        """See Runner. Behind a replayed part too, whose plan has padded rows and is of no use to the others."""
+        """See Runner. May follow a replay of the first layers; its padded plan does not suit the eager layers."""
         assert self._batch is not None, "advance before begin"
         if self._plan is None:
             self._plan = self._backend.plan(self._batch.layout, self._block_size)
         super().advance(num_layers)
 
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
-        """See Runner. Valid until the next call."""
         assert self._hidden is not None, "logits before forward"
-        here = self._here
-        recording = None if here is None else here.head(len(rows))
-        if recording is None:
+        graphs = self._graphs
+        graph = None if graphs is None else graphs.lm_head(len(rows))
+        if graph is None:
             return super().logits(rows)
-        wanted = self._head_rows.host()
-        wanted[: len(rows)], wanted[len(rows) :] = rows, 0
-        self._head_rows.send()
-        recording.replay()
+        numbers = self._logit_rows.host()
+        numbers[: len(rows)], numbers[len(rows) :] = rows, 0
+        self._logit_rows.send()
+        graph.replay()
         return self._decoder.logit_rows[: len(rows)]
 
-    def choose(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
-        logits, here = self.logits(rows), self._here
-        cuts = requests.cuts
-        recording = None if here is None else here.take(len(rows), cuts)
-        if recording is None:
-            return self._device_chooser.take(logits, requests)
-        self._device_chooser.send(requests, cuts)
-        recording.replay()
-        return self._device_chooser.taken(len(rows))
+    def sample(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
+        logits, graphs = self.logits(rows), self._graphs
+        flags = requests.cuts
+        graph = None if graphs is None else graphs.sampler(len(rows), flags)
+        if graph is None:
+            return self._device_sampler.take(logits, requests)
+        self._device_sampler.send(requests, flags)
+        graph.replay()
+        return self._device_sampler.taken(len(rows))
 
-    def guess(self, rows: NDArray[np.int64], requests: SamplingMetadata, window: float) -> PendingTokens:
-        logits, here = self.logits(rows), self._here
-        cuts = requests.cuts
-        recording = None if here is None else here.guess(len(rows), cuts, window)
-        if recording is None:
-            return self._device_chooser.guess(logits, requests, window)
-        self._device_chooser.send(requests, cuts)
-        recording.replay()
-        return self._device_chooser.guessed(len(rows))
+    def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata, window: float) -> PendingTokens:
+        logits, graphs = self.logits(rows), self._graphs
+        flags = requests.cuts
+        graph = None if graphs is None else graphs.draft_sampler(len(rows), flags, window)
+        if graph is None:
+            return self._device_sampler.guess(logits, requests, window)
+        self._device_sampler.send(requests, flags)
+        graph.replay()
+        return self._device_sampler.guessed(len(rows))
 
     @property
-    def _here(self) -> StepGraphs | None:
-        """Those of the place that the backend is told to use."""
-        return self._sets.get(self._backend.place)
+    def _graphs(self) -> StepGraphs | None:
+        """The graphs of the backend's current lane."""
+        return self._graphs_by_lane.get(self._backend.lane)
 
 
-def _record(sets: list[StepGraphs], guessing: DraftGraphs, stage: str, report: ProgressCallback) -> None:
-    """One after the other: torch tells cuBLAS of a lane's processors for the whole process."""
-    total = sum(each.num_wanted(guessing) for each in sets)
+def _capture(sets: list[StepGraphs], drafts: DraftGraphs, stage: str, report: ProgressCallback) -> None:
+    """Capture one set after the other: torch sets cuBLAS's processor count of a lane for the whole process."""
+    total = sum(each.num_expected(drafts) for each in sets)
 
     def progress() -> None:
-        report(stage, sum(each.num_recordings for each in sets), total)
+        report(stage, sum(each.num_graphs for each in sets), total)
 
     for each in sets:
-        each.record(guessing, progress)
+        each.capture_all(drafts, progress)

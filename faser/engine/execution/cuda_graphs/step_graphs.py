@@ -1,11 +1,12 @@
-"""The recordings of one runner at one place: on the whole device, or on a lane's part of it.
+"""The CUDA graphs of one runner on one lane, or on the whole device.
 
-    trunk     rows -> hidden states     by GraphBatchSize: so many rows, of so many sequences, one each or several
-    head      hidden states -> logits   by how many rows
-    choice    logits -> tokens          by how many rows, and by what their requests ask for
+    backbone       rows -> hidden states          one graph per GraphBatchSize and number of layers
+    LM head        hidden states -> logits        one graph per number of rows
+    sampler        logits -> tokens               one graph per number of rows and truncation flags
+    draft sampler  logits -> tokens and margins   one graph per number of rows, truncation flags and window
 
-Places differ in the processors that work was recorded for and in their pools and plans. What goes in and out of a
-step, and what lies between its parts, are buffers of the runner, whichever place it runs on: it takes turns.
+Every lane has plans and a graph memory pool of its own. The buffers between the graphs belong to the runner; its
+lanes share them, since a runner uses one lane at a time.
 """
 
 from collections.abc import Callable
@@ -16,15 +17,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from faser.engine.execution.cuda_graphs.batch_sizes import BatchSizes, DraftGraphs, GraphSizes, next_size
+from faser.engine.execution.cuda_graphs.batch_sizes import BatchSizeIndex, DraftGraphs, GraphSizes, next_size
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.sampling.metadata import TruncationFlags
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
-from faser.kernels.interface.backend import AttentionPlan, KvCache, RowLayout
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture, StagingBuffer
+from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
-_ALL_CUTS = (
+_ALL_FLAGS = (
     TruncationFlags(random=False, top_k=False, top_p=False),
     *(
         TruncationFlags(random=True, top_k=top_k, top_p=top_p)
@@ -35,42 +36,45 @@ _ALL_CUTS = (
 
 
 class GraphInputs:
-    """Token ids of a step's rows at a fixed place, and where fed ones come from."""
+    """Token ids of a step's rows at a fixed address, with the source of each id that comes by token feedback."""
 
     def __init__(self, capture: GraphCapture, max_rows: int) -> None:
         self._max_rows = max_rows
-        self._stage: StagingBuffer = capture.stage(2 * max_rows, torch.int64)
+        self._staging: StagingBuffer = capture.staging_buffer(2 * max_rows, torch.int64)
 
-    def send(self, batch: RowBatch, chooser: DeviceTokenSampler) -> None:
-        numbers, count = self._stage.host(), batch.num_rows
+    def send(self, batch: RowBatch, token_sampler: DeviceTokenSampler) -> None:
+        numbers, count = self._staging.host(), batch.num_rows
         token_ids, sources = numbers[: self._max_rows], numbers[self._max_rows :]
         token_ids[:count], token_ids[count:] = batch.token_ids.numpy(), 0
         sources[:] = -1
-        if batch.feed is not None:
-            pending = batch.feed.pending.tokens
-            assert pending.data_ptr() == chooser.tokens.data_ptr(), "fed from another runner's choice"
-            sources[batch.feed.rows] = batch.feed.sources
-        self._stage.send()
+        if batch.feedback is not None:
+            pending = batch.feedback.pending.tokens
+            assert pending.data_ptr() == token_sampler.tokens.data_ptr(), "tokens fed back from another runner"
+            sources[batch.feedback.rows] = batch.feedback.sources
+        self._staging.send()
 
-    def read(self, rows: int, chooser: DeviceTokenSampler) -> torch.Tensor:
+    def read(self, rows: int, token_sampler: DeviceTokenSampler) -> torch.Tensor:
         """[rows] int64, on the device."""
-        device = self._stage.device
+        device = self._staging.device
         token_ids, sources = device[:rows], device[self._max_rows : self._max_rows + rows]
-        fed = chooser.tokens.index_select(0, sources.clamp_min(0)).clamp_min(0)
-        return torch.where(sources >= 0, fed, token_ids)
+        fed_back = token_sampler.tokens.index_select(0, sources.clamp_min(0)).clamp_min(0)
+        return torch.where(sources >= 0, fed_back, token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphParts:
-    """What of a runner is recorded: the same wherever it runs. head_rows: of hidden states, that become logits."""
+    """The parts of a runner that its graphs work with, on every lane.
+
+    logit_rows: numbers of the rows of hidden states that the LM head reads.
+    """
 
     decoder: Decoder
     cache: KvCache
     block_size: int
     num_blocks: int
-    chooser: DeviceTokenSampler
+    token_sampler: DeviceTokenSampler
     inputs: GraphInputs
-    head_rows: StagingBuffer
+    logit_rows: StagingBuffer
 
     @property
     def num_layers(self) -> int:
@@ -79,114 +83,116 @@ class GraphParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackboneGraph:
-    """max_blocks: that all sequences of a step may have together."""
+    """max_blocks: most blocks that all sequences of a step have together."""
 
-    bucket: GraphBatchSize
+    batch_size: GraphBatchSize
     plan: AttentionPlan
     max_blocks: int
-    recording: CapturedGraph
+    graph: CapturedGraph
 
 
 class StepGraphs:
-    """capture: of the place, for nobody else. max_logit_rows: most rows whose logits are taken at once."""
+    """capture: of this lane, used by nothing else. max_logit_rows: most rows whose logits are computed at once."""
 
     def __init__(
-        self, recorded: GraphParts, capture: GraphCapture, sizes: GraphSizes, *, max_logit_rows: int
+        self, parts: GraphParts, capture: GraphCapture, sizes: GraphSizes, *, max_logit_rows: int
     ) -> None:
-        self._recorded = recorded
+        self._parts = parts
         self._capture = capture
         self._sizes = sizes
-        self._head_sizes = tuple(each for each in sizes.rows if each <= max_logit_rows)
-        self._buckets = {each: BatchSizes(sizes, one_row_each=each) for each in (True, False)}
-        self._trunks: dict[tuple[GraphBatchSize, int], BackboneGraph] = {}
-        self._heads: dict[int, CapturedGraph] = {}
-        self._takes: dict[tuple[int, TruncationFlags], CapturedGraph] = {}
-        self._guesses: dict[tuple[int, TruncationFlags, float], CapturedGraph] = {}
+        self._logit_sizes = tuple(each for each in sizes.rows if each <= max_logit_rows)
+        self._index = {each: BatchSizeIndex(sizes, one_row_each=each) for each in (True, False)}
+        self._backbones: dict[tuple[GraphBatchSize, int], BackboneGraph] = {}
+        self._lm_heads: dict[int, CapturedGraph] = {}
+        self._samplers: dict[tuple[int, TruncationFlags], CapturedGraph] = {}
+        self._draft_samplers: dict[tuple[int, TruncationFlags, float], CapturedGraph] = {}
 
     @property
-    def num_recordings(self) -> int:
-        return len(self._trunks) + len(self._heads) + len(self._takes) + len(self._guesses)
+    def num_graphs(self) -> int:
+        return len(self._backbones) + len(self._lm_heads) + len(self._samplers) + len(self._draft_samplers)
 
-    def num_wanted(self, guessing: DraftGraphs) -> int:
-        """How many there will be."""
-        trunks = len(self._sizes.buckets) * len(self._depths(guessing))
-        return trunks + len(self._head_sizes) * (1 + len(_ALL_CUTS) * (1 + len(guessing.windows)))
+    def num_expected(self, drafts: DraftGraphs) -> int:
+        """The number of graphs after `capture_all`."""
+        backbones = len(self._sizes.batch_sizes) * len(self._depths(drafts))
+        return backbones + len(self._logit_sizes) * (1 + len(_ALL_FLAGS) * (1 + len(drafts.windows)))
 
-    def trunk(self, batch: RowBatch, depth: int) -> BackboneGraph | None:
-        """The smallest that the batch fits into."""
+    def backbone(self, batch: RowBatch, depth: int) -> BackboneGraph | None:
+        """The smallest graph of the first `depth` layers that the batch fits into; None: none fits."""
         layout = batch.layout
         num_rows, num_sequences = batch.num_rows, layout.seq_len.shape[0]
-        bucket = self._buckets[num_rows == num_sequences].fitting(num_rows, num_sequences)
-        trunk = None if bucket is None else self._trunks.get((bucket, depth))
-        if trunk is None or not _has_room(trunk, layout, self._recorded.block_size):
+        batch_size = self._index[num_rows == num_sequences].fitting(num_rows, num_sequences)
+        backbone = None if batch_size is None else self._backbones.get((batch_size, depth))
+        if backbone is None or not _has_room(backbone, layout, self._parts.block_size):
             return None
-        return trunk
+        return backbone
 
-    def run(self, trunk: BackboneGraph, layout: RowLayout) -> None:
-        self._capture.lay_out(trunk.plan, layout)
-        trunk.recording.replay()
+    def run(self, backbone: BackboneGraph, layout: RowLayout) -> None:
+        self._capture.update_plan(backbone.plan, layout)
+        backbone.graph.replay()
 
-    def head(self, num_rows: int) -> CapturedGraph | None:
-        size = next_size(self._head_sizes, num_rows)
-        return None if size is None else self._heads[size]
+    def lm_head(self, num_rows: int) -> CapturedGraph | None:
+        size = next_size(self._logit_sizes, num_rows)
+        return None if size is None else self._lm_heads[size]
 
-    def take(self, num_rows: int, cuts: TruncationFlags) -> CapturedGraph | None:
-        size = next_size(self._head_sizes, num_rows)
-        return None if size is None else self._takes.get((size, cuts))
+    def sampler(self, num_rows: int, flags: TruncationFlags) -> CapturedGraph | None:
+        size = next_size(self._logit_sizes, num_rows)
+        return None if size is None else self._samplers.get((size, flags))
 
-    def guess(self, num_rows: int, cuts: TruncationFlags, window: float) -> CapturedGraph | None:
-        size = next_size(self._head_sizes, num_rows)
-        return None if size is None else self._guesses.get((size, cuts, window))
+    def draft_sampler(self, num_rows: int, flags: TruncationFlags, window: float) -> CapturedGraph | None:
+        size = next_size(self._logit_sizes, num_rows)
+        return None if size is None else self._draft_samplers.get((size, flags, window))
 
-    def record(self, guessing: DraftGraphs, progress: Callable[[], None]) -> None:
-        """Large ones first: what they allocate is enough for the others. progress is called now and then."""
-        for bucket in reversed(self._sizes.buckets):
-            for depth in self._depths(guessing):
-                self._trunks[bucket, depth] = self._record_trunk(bucket, depth)
+    def capture_all(self, drafts: DraftGraphs, progress: Callable[[], None]) -> None:
+        """Capture the largest first: their memory is enough for the smaller ones. Calls progress in between."""
+        for batch_size in reversed(self._sizes.batch_sizes):
+            for depth in self._depths(drafts):
+                self._backbones[batch_size, depth] = self._capture_backbone(batch_size, depth)
                 progress()
-        for size in reversed(self._head_sizes):
-            self._record_ends(size, guessing.windows)
+        for size in reversed(self._logit_sizes):
+            self._capture_heads(size, drafts.windows)
             progress()
 
-    def _depths(self, guessing: DraftGraphs) -> tuple[int, ...]:
-        most = self._recorded.num_layers
-        return tuple(dict.fromkeys(most if each is None else each for each in (None, *guessing.depths)))
+    def _depths(self, drafts: DraftGraphs) -> tuple[int, ...]:
+        most = self._parts.num_layers
+        return tuple(dict.fromkeys(most if each is None else each for each in (None, *drafts.depths)))
 
-    def _record_trunk(self, bucket: GraphBatchSize, depth: int) -> BackboneGraph:
-        recorded = self._recorded
-        # Sequences may share blocks, so that all of them together can have more than there are.
-        max_blocks = min(bucket.sequences * self._sizes.blocks_each, 2 * recorded.num_blocks + bucket.sequences)
-        plan = self._capture.plan(bucket, recorded.block_size, max_blocks)
+    def _capture_backbone(self, batch_size: GraphBatchSize, depth: int) -> BackboneGraph:
+        parts = self._parts
+        # Sequences may share blocks, so all of them together may count more blocks than the cache has.
+        max_blocks = min(
+            batch_size.sequences * self._sizes.max_blocks_each, 2 * parts.num_blocks + batch_size.sequences
+        )
+        plan = self._capture.plan(batch_size, parts.block_size, max_blocks)
 
         def run() -> None:
-            hidden = recorded.decoder.embed(recorded.inputs.read(bucket.rows, recorded.chooser))
-            recorded.decoder.run_layers(hidden, 0, depth, recorded.cache, plan)
+            hidden = parts.decoder.embed(parts.inputs.read(batch_size.rows, parts.token_sampler))
+            parts.decoder.run_layers(hidden, 0, depth, parts.cache, plan)
 
-        return BackboneGraph(bucket=bucket, plan=plan, max_blocks=max_blocks, recording=self._record(run))
+        return BackboneGraph(batch_size=batch_size, plan=plan, max_blocks=max_blocks, graph=self._captured(run))
 
-    def _record_ends(self, size: int, windows: tuple[float, ...]) -> None:
-        """What comes behind a trunk, for so many rows."""
-        decoder, chooser = self._recorded.decoder, self._recorded.chooser
-        rows, logits = self._recorded.head_rows.device[:size], decoder.logit_rows[:size]
-        self._heads[size] = self._record(lambda: _run_head(decoder, rows))
-        for cuts in _ALL_CUTS:
-            self._takes[size, cuts] = self._record(partial(chooser.run_take, logits, cuts))
+    def _capture_heads(self, size: int, windows: tuple[float, ...]) -> None:
+        """The LM head and the samplers for `size` rows."""
+        decoder, token_sampler = self._parts.decoder, self._parts.token_sampler
+        rows, logits = self._parts.logit_rows.device[:size], decoder.logit_rows[:size]
+        self._lm_heads[size] = self._captured(lambda: _run_lm_head(decoder, rows))
+        for flags in _ALL_FLAGS:
+            self._samplers[size, flags] = self._captured(partial(token_sampler.run_take, logits, flags))
             for window in windows:
-                guess = partial(chooser.run_guess, logits, window, cuts)
-                self._guesses[size, cuts, window] = self._record(guess)
+                draft = partial(token_sampler.run_guess, logits, window, flags)
+                self._draft_samplers[size, flags, window] = self._captured(draft)
 
     @torch.inference_mode()
-    def _record(self, work: Callable[[], None]) -> CapturedGraph:
-        return self._capture.record(work)
+    def _captured(self, work: Callable[[], None]) -> CapturedGraph:
+        return self._capture.capture(work)
 
 
-def _run_head(decoder: Decoder, rows: torch.Tensor) -> None:
+def _run_lm_head(decoder: Decoder, rows: torch.Tensor) -> None:
     decoder.logits(decoder.hidden.index_select(0, rows))
 
 
-def _has_room(trunk: BackboneGraph, layout: RowLayout, block_size: int) -> bool:
-    """For the blocks of all sequences. They are counted only where those of the table are too many."""
-    if layout.block_table.numel() <= trunk.max_blocks:
+def _has_room(backbone: BackboneGraph, layout: RowLayout, block_size: int) -> bool:
+    """Whether the graph has room for the blocks of all sequences; counts them only if the table is too large."""
+    if layout.block_table.numel() <= backbone.max_blocks:
         return True
     lengths: NDArray[np.int32] = layout.seq_len.numpy()
-    return int((-(-lengths // np.int32(block_size))).sum()) <= trunk.max_blocks
+    return int((-(-lengths // np.int32(block_size))).sum()) <= backbone.max_blocks

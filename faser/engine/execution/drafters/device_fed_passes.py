@@ -39,7 +39,7 @@ from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedb
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import PendingTokens
-from faser.kernels.interface.backend import RowLayout
+from faser.kernels.interface.shapes import RowLayout
 
 Ints = NDArray[np.int64]
 
@@ -101,7 +101,7 @@ class DeviceFedPassLoop:
         batch = rows_of(last, self._table)
         self._runner.forward(batch, self._num_layers)
         requests = self._sampler.requests(progress.slots, progress.draft_starts)
-        pending = self._runner.guess(batch.last_rows, requests, self._sampler.window)
+        pending = self._runner.sample_drafts(batch.last_rows, requests, self._sampler.window)
         sequences = _Sequences(progress.draft_starts, batch.layout.block_table, requests)
         first = _Pass(depth=1, active=np.arange(len(inputs)), sequences=sequences, pending=pending)
         return first, len(before) + 1
@@ -114,7 +114,7 @@ class DeviceFedPassLoop:
         rows = sequences.rows
         feed = TokenFeedback(pending=last.pending, rows=rows, sources=rows if sources is None else sources)
         self._runner.forward(sequences.batch(last.depth, feed), self._num_layers)
-        pending = self._runner.guess(rows, sequences.requests_after(last.depth), self._sampler.window)
+        pending = self._runner.sample_drafts(rows, sequences.requests_after(last.depth), self._sampler.window)
         return _Pass(depth=last.depth + 1, active=active, sequences=sequences, pending=pending)
 
 
@@ -171,7 +171,7 @@ class _Sequences:
                 block_table=self._block_table,
             ),
             last_rows=feed.rows,
-            feed=feed,
+            feedback=feed,
         )
 
     def requests_after(self, depth: int) -> SamplingMetadata:

@@ -1,7 +1,7 @@
 """The decoder: from token ids to logits, over the rows of one step, on one backend.
 
-Owns the packed weights and the buffers that activations pass through. Allocates nothing in a step and calls
-nothing but the backend. Knows neither files nor families, neither sequences nor sampling.
+Owns the packed weights and the activation buffers. Allocates nothing during a step and calls only the backend.
+Knows neither files nor model families, neither sequences nor sampling.
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,16 @@ from torch import Tensor
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.weights import DecoderWeights
-from faser.kernels.interface.backend import AttentionPlan, AttentionShape, Backend, KvCache
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffers:
-    """Where activations live during a step; every step overwrites them. All on the backend's device.
+    """Activations of a step, on the backend's device; every step overwrites them. R: the most rows of a step.
 
     hidden, normed: [R, H]; qkv: [R, (Hq + 2 Hkv) * D]; mixed: [R, Hq * D]; gate_up: [R, 2 F]; inner: [R, F];
-    logits: [max_logit_rows, V] float32. R is the most rows that one step may have.
+    logits: [max_logit_rows, V] float32.
     """
 
     hidden: Tensor
@@ -50,9 +51,9 @@ class Buffers:
 
 
 class Decoder:
-    """A model that is ready to run. One step at a time: two lanes need a Decoder each, over the same weights.
+    """A loaded model. It runs one step at a time: concurrent lanes need a Decoder each.
 
-    angles: [P, D] float32, cosines then sines, on the backend's device; P bounds the positions.
+    angles: [P, D] float32, cosines then sines, on the backend's device; positions are below P.
     """
 
     def __init__(
@@ -81,17 +82,17 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights in the types they are computed in."""
+        """Bytes of all packed weights."""
         return self._weights.num_bytes
 
     @property
     def hidden(self) -> Tensor:
-        """[max_rows, H], the place whose first rows embed returns."""
+        """[max_rows, H]: the buffer whose first rows embed returns."""
         return self._buffers.hidden
 
     @property
     def logit_rows(self) -> Tensor:
-        """[max_logit_rows, V] float32, the place whose first rows logits returns."""
+        """[max_logit_rows, V] float32: the buffer whose first rows logits returns."""
         return self._buffers.logits
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -100,9 +101,9 @@ class Decoder:
         return self._backend.embed(token_ids, self._weights.embedding, self._buffers.hidden[: len(token_ids)])
 
     def run_layers(self, hidden: Tensor, first: int, last: int, cache: KvCache, plan: AttentionPlan) -> Tensor:
-        """Layers first … last - 1 over hidden [R, H], in place; their keys and values enter the cache.
+        """Run layers first … last - 1 over hidden [R, H], in place; their keys and values enter the cache.
 
-        plan: of the layout whose rows hidden holds. Returns hidden.
+        plan: of the layout of these rows. Returns hidden.
         """
         backend, buffers, eps = self._backend, self._buffers, self.spec.rms_norm_eps
         rows = len(hidden)
@@ -133,10 +134,10 @@ class Decoder:
         return self._backend.linear(normed, self._weights.head, self._buffers.logits[:rows])
 
     def scores(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        """Logits of a few tokens a row, [N, M] float32, rounded to the weights' type.
+        """Logits of a few tokens per row, [N, M] float32, rounded to the dtype of the weights.
 
-        hidden: [N, H], after any layer, unchanged. token_ids: [N, M] int64, every row's own. Takes N M H products
-        where all logits take N V H; costs N M rows of the head in memory.
+        hidden: [N, H], after any layer, unchanged. token_ids: [N, M] int64, each row's tokens. Takes N M H
+        products instead of the N V H of all logits, and memory for N M rows of the head.
         """
         (rows, width), tokens = hidden.shape, token_ids.shape[1]
         assert rows <= len(self._buffers.normed), "more rows than the buffers hold"

@@ -1,7 +1,7 @@
-"""Makes a Decoder of a checkpoint: configuration, weights, rotary table, buffers.
+"""Builds a Decoder from a checkpoint: configuration, weights, rotary table, buffers.
 
-Decides which products are computed in 8 bits: those of a checkpoint that stores them so, or all of the layers'
-where that is asked for.
+Decides which products are computed in 8 bits: those that the checkpoint stores in 8 bits, or all products of the
+layers if quantization is requested.
 """
 
 import logging
@@ -13,7 +13,7 @@ from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.rope import rotary_angles
 from faser.engine.execution.models.stored_fp8 import Fp8Source
-from faser.engine.execution.models.weights import DecoderWeights, Progress, WeightSource, pack_weights
+from faser.engine.execution.models.weights import ByteProgress, DecoderWeights, WeightSource, pack_weights
 from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import quantise_weight
@@ -32,18 +32,18 @@ def load_decoder(
     max_logit_rows: int | None = None,
     quantization: str | None = None,
     source: WeightSource | None = None,
-    progress: Progress,
+    progress: ByteProgress,
 ) -> Decoder:
     """Load a checkpoint directory, or a GGUF file.
 
-    dtype: what weights, activations and products have, but for products in 8 bits. max_model_len: positions
-    that will be asked for. max_rows: most rows of a step. max_logit_rows: most rows of one logits call; None: as
-    many as max_rows. quantization: fp8 quantises the layers' products; None: they are as the checkpoint has them.
-    source: where tensors come from instead of the directory, which then only says how large they are.
-    progress: called with (bytes done, bytes in all) after every tensor.
+    dtype: of weights and activations, except in 8-bit products. max_model_len: positions of the rotary table.
+    max_rows: most rows of a step. max_logit_rows: most rows of one logits call; None: max_rows. quantization: fp8
+    quantises the products of the layers; None: they stay as the checkpoint stores them. source: gives the tensors
+    instead of the files in the directory; the directory still gives the configuration. progress: called with
+    (bytes done, bytes in all) after every tensor.
 
-    Raises ModelError that names the file, the field or the tensor that cannot be used; ConfigError for a
-    quantization that is not known, or that the backend has no products for.
+    Raises ModelError that names the unusable file, field or tensor; ConfigError for an unknown quantization, or
+    one that the backend has no products for.
     """
     _check_quantization(quantization, backend)
     config = read_model_config(directory)
@@ -77,9 +77,9 @@ def _pack(
     backend: Backend,
     dtype: torch.dtype,
     quantization: str | None,
-    progress: Progress,
+    progress: ByteProgress,
 ) -> DecoderWeights:
-    """A checkpoint that is quantised stays as it is where the backend has products for it."""
+    """Pack the weights. A quantised checkpoint stays quantised if the backend has products for it."""
     stored = config.quantization
     if stored is None:
         quantise = None if quantization is None else quantise_weight

@@ -1,7 +1,6 @@
 """Rotary angles: one table of cosines and sines for all positions of a model.
 
-Computed in float32 in the order in which the models' training code computes it, so that a long position
-gets the same rounding here as there.
+Computed in float32, in the order of the models' training code, so that late positions get the same rounding.
 """
 
 import math
@@ -26,36 +25,36 @@ def rotary_angles(rope: RopeSpec, *, head_dim: int, num_positions: int) -> Tenso
 
 def frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
     """[head_dim / 2] float32: radians by which each pair turns from one position to the next."""
-    plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    unscaled = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     match rope.scaling:
         case None:
-            return plain
+            return unscaled
         case LinearScaling(factor=factor):
-            return plain / factor
+            return unscaled / factor
         case Llama3Scaling():
-            return _llama3(plain, rope.scaling)
+            return _llama3(unscaled, rope.scaling)
         case YarnScaling():
-            return _yarn(plain, rope.scaling, rope.theta)
+            return _yarn(unscaled, rope.scaling, rope.theta)
 
 
-def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
+def _llama3(unscaled: Tensor, scaling: Llama3Scaling) -> Tensor:
     """Source: the Llama 3.1 reference code (meta-llama/llama-models), apply_scaling."""
-    wavelengths = 2 * math.pi / plain
+    wavelengths = 2 * math.pi / unscaled
     turns = scaling.original_positions / wavelengths
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    blended = (1 - kept) * plain / scaling.factor + kept * plain
+    blended = (1 - kept) * unscaled / scaling.factor + kept * unscaled
     long = wavelengths > scaling.original_positions / scaling.low_freq_factor
     short = wavelengths < scaling.original_positions / scaling.high_freq_factor
-    return torch.where(long, plain / scaling.factor, torch.where(short, plain, blended))
+    return torch.where(long, unscaled / scaling.factor, torch.where(short, unscaled, blended))
 
 
-def _yarn(plain: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
+def _yarn(unscaled: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
     """Source: Peng et al., arXiv:2309.00071, section 3.2 ("NTK-by-parts"); its α is beta_slow, its β beta_fast.
 
     pair       0 ......... first ............ last ......... D/2
     frequency  |  kept as it is  |  blended  |  divided by factor  |
     """
-    pairs = len(plain)
+    pairs = len(unscaled)
 
     def pair_that_turns(times: float) -> float:
         return 2 * pairs * math.log(scaling.original_positions / (times * 2 * math.pi)) / (2 * math.log(theta))
@@ -66,4 +65,4 @@ def _yarn(plain: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
     first, last = max(first, 0), min(last, 2 * pairs - 1)
     width = last - first or 0.001  # one pair: the ramp is a step
     divided = ((torch.arange(pairs, dtype=torch.float32) - first) / width).clamp(0, 1)
-    return plain / scaling.factor * divided + plain * (1 - divided)
+    return unscaled / scaling.factor * divided + unscaled * (1 - divided)

@@ -1,4 +1,4 @@
-"""Weights in safetensors files: one file, or several with an index. Memory-mapped, read one tensor at a time."""
+"""Weights in safetensors files: one file, or several with an index, memory-mapped."""
 
 import json
 from pathlib import Path
@@ -16,9 +16,9 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 
 
 class SafetensorsSource:
-    """A WeightSource over a checkpoint directory. The files stay mapped as long as this lives.
+    """A WeightSource over a checkpoint directory. The files stay mapped as long as this object lives.
 
-    Raises ModelError that names the file that is missing, cut short or damaged.
+    Raises ModelError that names a missing, truncated or damaged file.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -33,10 +33,7 @@ class SafetensorsSource:
         return list(self._file_of)
 
     def get(self, name: str) -> Tensor:
-        """A view of the mapped file, on the CPU, in the stored type.
-
-        Raises ModelError if the type is none of the float types that are read.
-        """
+        """A view of the mapped file, on the CPU, in the stored dtype. Raises ModelError for unsupported dtypes."""
         path = self._file_of[name]
         try:
             tensor: Tensor = self._open[path].get_tensor(name)
@@ -50,7 +47,7 @@ class SafetensorsSource:
 
 
 def _files_by_tensor(directory: Path) -> dict[str, Path]:
-    """The file of every tensor. A single file goes before an index."""
+    """The file of every tensor. A single file takes precedence over an index."""
     single, index = directory / _SINGLE, directory / _INDEX
     if single.exists():
         return dict.fromkeys(_open(single).keys(), single)

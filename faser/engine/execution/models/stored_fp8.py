@@ -1,7 +1,7 @@
-"""A checkpoint whose products are stored as 8-bit floats: their values and scales, as they are or dequantised.
+"""A checkpoint that stores products as 8-bit floats: gives their values and scales, or dequantised tensors.
 
-A product is quantised when the checkpoint has its scales, in a tensor of its name and `_scale` behind it: one for
-the tensor, or one for each output channel. Knows neither configs nor backends.
+A product is quantised if the checkpoint has its scales, in a tensor of its name plus `_scale`: one for the whole
+tensor, or one for each output channel. Knows neither configs nor backends.
 """
 
 from torch import Tensor
@@ -10,16 +10,16 @@ from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ModelError
 from faser.kernels.interface.fp8 import FP8, Fp8Rows
 
-# Scales that nothing here needs. Rows of activations get scales of their own in every step, finer than one that
-# was fixed for all of them; keys and values are stored with a scale of one.
+# Scales that FASER does not use. Activations get a scale per row in every step, finer than one fixed scale for all
+# rows; keys and values are stored with a scale of one.
 _OF_CACHE = (".k_scale", ".v_scale", ".kv_scale")
 _UNUSED = (".input_scale", ".output_scale", ".q_scale", *_OF_CACHE)
 
 
 class Fp8Source:
-    """A WeightSource over a quantised one: `get` dequantises. Scales have no names of their own here.
+    """A WeightSource over a quantised checkpoint: `get` dequantises, and `names` leaves the scales out.
 
-    has_cache_scales: there are scales of keys and values, which nobody uses.
+    has_cache_scales: whether the checkpoint has scales of keys and values, which FASER does not use.
     """
 
     def __init__(self, source: WeightSource) -> None:
@@ -35,14 +35,14 @@ class Fp8Source:
         return self._names
 
     def get(self, name: str) -> Tensor:
-        """float32 where the tensor is quantised, else as it is stored."""
+        """The tensor: float32 if it is quantised, else in the stored dtype."""
         quantised = self.fp8(name)
         return self._source.get(name) if quantised is None else quantised.dequantised()
 
     def fp8(self, name: str) -> Fp8Rows | None:
-        """A quantised tensor as it is stored, a scale a row; None: it is not quantised.
+        """A quantised tensor as it is stored, with one scale per row; None: it is not quantised.
 
-        Raises ModelError that names a tensor of another type, or scales that do not go with it.
+        Raises ModelError that names a tensor of another dtype, or scales whose shape does not fit.
         """
         if name not in self._quantised:
             return None

@@ -1,6 +1,6 @@
-"""Which tensors a checkpoint of a decoder holds: names as on the hub, shapes from the spec.
+"""The tensors of a decoder's checkpoint: names as on the Hugging Face hub, shapes from the spec.
 
-The one place that spells checkpoint names. Opens no file and holds no tensor.
+The one module that spells these names. Opens no file and holds no tensor.
 """
 
 import math
@@ -19,7 +19,7 @@ def layer_prefix(layer: int) -> str:
 
 
 def tensor_shapes(spec: DecoderSpec) -> dict[str, Shape]:
-    """Every tensor the decoder needs, in the order in which it is loaded; products are [out, in]."""
+    """Every tensor that the decoder needs, in loading order; products are [out, in]."""
     shapes: dict[str, Shape] = {EMBEDDING: (spec.vocab_size, spec.hidden_size)}
     for layer in range(spec.num_layers):
         shapes |= {layer_prefix(layer) + name: shape for name, shape in _layer_shapes(spec).items()}
@@ -30,7 +30,7 @@ def tensor_shapes(spec: DecoderSpec) -> dict[str, Shape]:
 
 
 def ignorable(name: str, spec: DecoderSpec) -> bool:
-    """Whether a checkpoint may hold this tensor beside those of tensor_shapes: it repeats what is known.
+    """Whether a checkpoint may hold this tensor in addition to those of tensor_shapes, because it is redundant.
 
     Old checkpoints store the rotary frequencies; some tied ones store the embedding again as the head.
     """

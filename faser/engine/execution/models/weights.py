@@ -1,8 +1,7 @@
-"""The weights of a decoder, packed for one backend, and the way they get there from a checkpoint.
+"""The weights of a decoder, packed for one backend, and how they are read from a checkpoint.
 
-Products that read the same input are fused into one. Tensors are read one at a time and dropped once they
-are packed, so that memory peaks at the packed weights and one fused product. Where tensors come from is
-the business of a WeightSource.
+Products of the same input are fused into one. Tensors are read one at a time and dropped once they are packed, so
+memory peaks at the packed weights and one fused product. A WeightSource gives the tensors.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,23 +14,24 @@ from torch import Tensor
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.execution.models import tensors
 from faser.errors import ModelError
-from faser.kernels.interface.backend import Backend, PackedLinear
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import FP8, Fp8Rows, stack_rows
+from faser.kernels.interface.shapes import PackedLinear
 
-Progress = Callable[[int, int], None]  # (bytes done, bytes in all), counted in the type of the activations
-StoredRows = Callable[[str], Fp8Rows | None]  # a tensor as it is stored, if that is quantised
+ByteProgress = Callable[[int, int], None]  # (bytes done, bytes in all), counted in the dtype of the activations
+StoredRows = Callable[[str], Fp8Rows | None]  # a quantised tensor as it is stored; None: it is not quantised
 Quantise = Callable[[Tensor], Fp8Rows]
 
 _MOST_NAMED = 3  # names of tensors in one error
 
 
 class WeightSource(Protocol):
-    """The tensors of a checkpoint, under the names of the hub's checkpoints."""
+    """The tensors of a checkpoint, under the names of tensors.py."""
 
     def names(self) -> Sequence[str]: ...
 
     def get(self, name: str) -> Tensor:
-        """One of the named tensors: any float type, not to be written to; on the CPU, or where it is packed for.
+        """One tensor: any float dtype, on the CPU or on the backend's device. The caller must not write to it.
 
         Raises ModelError if it cannot be read.
         """
@@ -54,7 +54,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderWeights:
-    """embedding and head are one object when the model ties them. num_bytes: of all weights as they are packed."""
+    """embedding and head are one object if the model ties them. num_bytes: of all packed weights."""
 
     embedding: PackedLinear
     layers: tuple[LayerWeights, ...]
@@ -68,19 +68,19 @@ def pack_weights(
     spec: DecoderSpec,
     backend: Backend,
     dtype: torch.dtype,
-    progress: Progress,
+    progress: ByteProgress,
     *,
     stored: StoredRows | None = None,
     quantise: Quantise | None = None,
 ) -> DecoderWeights:
     """Read every tensor of the spec, cast it to dtype and pack it.
 
-    stored: what it gives of the layers' products is packed as it is. quantise: makes a quantised weight of each
-    other one, given on the backend's device. Embedding and head always have the dtype: their rows are looked up,
-    and nothing behind the head repairs what an error in it does to the tokens.
+    stored: gives those products of the layers that are packed as they are stored. quantise: quantises the other
+    products of the layers, on the backend's device; None: they keep the dtype. Embedding and head are never
+    quantised: their rows are looked up, and an error of the head goes into the tokens directly.
 
-    Raises ModelError that names tensors that are missing, unexpected or of another shape; nothing has been
-    packed yet when names are wrong.
+    Raises ModelError that names tensors that are missing, unexpected or of another shape; names are checked before
+    anything is packed.
     """
     _check_names(source, spec)
     packer = _Packer(source, spec, backend, dtype, progress, stored, quantise)
@@ -94,10 +94,7 @@ def pack_weights(
 
 
 class _Packer:
-    """Reads and packs in the order it is asked; counts the bytes done.
-
-    packed_bytes: of what has been packed so far, in the types it was packed in.
-    """
+    """Reads and packs tensors in the order of the calls. packed_bytes: of the weights packed so far."""
 
     def __init__(
         self,
@@ -105,7 +102,7 @@ class _Packer:
         spec: DecoderSpec,
         backend: Backend,
         dtype: torch.dtype,
-        progress: Progress,
+        progress: ByteProgress,
         stored: StoredRows | None,
         quantise: Quantise | None,
     ) -> None:
@@ -139,11 +136,11 @@ class _Packer:
         )
 
     def product(self, name: str) -> PackedLinear:
-        """The product of a weight outside the layers: it has no bias and is never quantised."""
+        """The product of a weight outside the layers: without a bias, never quantised."""
         return self._pack(self._stacked((name,)), None)
 
     def layer_product(self, *names: str) -> PackedLinear:
-        """One product of the named weights stacked, with their biases if the spec has them."""
+        """One product of the named weights, stacked, with their biases if the spec has them."""
         biases = tuple(f"{name.removesuffix('.weight')}.bias" for name in names)
         bias = self._stacked(biases) if biases[0] in self._shapes else None
         quantised = self._stored_rows(names)
@@ -165,9 +162,9 @@ class _Packer:
         return self._backend.pack(weight, bias)
 
     def _stored_rows(self, names: Sequence[str]) -> Fp8Rows | None:
-        """The named weights as they are stored, one below the other; None: they are not quantised.
+        """The named weights as they are stored, stacked; None: they are not quantised.
 
-        Raises ModelError for a product of which a part is quantised and another is not.
+        Raises ModelError if some of them are quantised and others are not.
         """
         if self._stored is None:
             return None
@@ -185,7 +182,7 @@ class _Packer:
         return stack_rows(parts)
 
     def _stacked(self, names: Sequence[str]) -> Tensor:
-        """A fresh tensor in the target type, where the first one lies, of the named ones one below the other."""
+        """A new tensor of the named ones, stacked, in the target dtype, on the device of the first one."""
         shapes = [self._shapes[name] for name in names]
         size = (sum(shape[0] for shape in shapes), *shapes[0][1:])
         stacked: Tensor | None = None
@@ -201,7 +198,7 @@ class _Packer:
                 stacked = torch.empty(size, dtype=self._dtype, device=found.device)
             stacked[first : first + shape[0]].copy_(found)
             first += shape[0]
-        assert stacked is not None, "nothing to be stacked"
+        assert stacked is not None, "no tensors to stack"
         return stacked
 
     def _read(self, name: str, found: Tensor) -> None:
@@ -214,7 +211,7 @@ class _Packer:
 
 
 def _check_names(source: WeightSource, spec: DecoderSpec) -> None:
-    """The checkpoint has the tensors of the spec, no fewer and no others."""
+    """Raises ModelError unless the checkpoint has exactly the tensors of the spec, apart from ignorable ones."""
     expected, found = tensors.tensor_shapes(spec), set(source.names())
     if missing := [name for name in expected if name not in found]:
         raise ModelError(f"the checkpoint lacks {_listed('tensor', missing)}")

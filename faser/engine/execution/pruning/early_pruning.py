@@ -220,7 +220,7 @@ def _cut_drafts(
     shorter = tuple(cut(each, count) for each, count in zip(rows, staying.tolist(), strict=True))
     if shorter == rows:
         return rows, batch
-    return shorter, runner.narrow(np.fromiter((len(each.token_ids) for each in shorter), np.int32, len(rows)))
+    return shorter, runner.compact(np.fromiter((len(each.token_ids) for each in shorter), np.int32, len(rows)))
 
 
 def cut(rows: SequenceRows, num_drafts: int) -> SequenceRows:

@@ -1,6 +1,6 @@
-"""The data plane's picture of its sequences: which blocks each slot holds, and the rows of one step as arrays.
+"""The rows of a step as arrays, and the block table: which KV blocks each slot holds, in order of position.
 
-Owns the block table. Knows nothing of models, sampling or why a sequence runs.
+Knows nothing of models, of sampling, or why a sequence runs.
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from faser.engine.contract.plan import SequenceRows
 from faser.engine.execution.sampling.token_samplers import PendingTokens
-from faser.kernels.interface.backend import RowLayout
+from faser.kernels.interface.shapes import RowLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFeedback:
-    """Inputs of rows that are still being chosen. rows: [F] of the batch; sources: [F] tokens of the choice.
+    """Device-side token feedback: input tokens that are still being sampled when the batch is launched.
 
-    pending: the last choice of the runner that the batch is for. What could not be chosen is fed as token 0: the
-    sequence ends with an error anyway.
+    pending: the last tokens sampled by the batch's own runner. rows: [F] row numbers in the batch. sources: [F]
+    indices into pending.tokens. NO_TOKEN enters as token 0: its sequence ends with an error anyway.
     """
 
     pending: PendingTokens
@@ -32,49 +32,49 @@ class TokenFeedback:
 class RowBatch:
     """The rows of one step.
 
-    token_ids: [R] int64, anything at rows that are fed. last_rows: [S] for each sequence of the plan, the index of
-    its last row. feed: None where all inputs are known.
+    token_ids: [R] int64, arbitrary at rows that get their token by feedback. last_rows: [S], the number of each
+    sequence's last row, in plan order. feedback: None: all tokens are known.
     """
 
     token_ids: torch.Tensor
     layout: RowLayout
     last_rows: NDArray[np.int64]
-    feed: TokenFeedback | None = None
+    feedback: TokenFeedback | None = None
 
     @property
     def num_rows(self) -> int:
         return self.token_ids.shape[0]
 
-    def narrowed(self, counts: NDArray[np.int32]) -> tuple["RowBatch", NDArray[np.int64]]:
-        """The batch of each sequence's first counts[s] rows, [S], at least one; and which these are, ascending.
+    def compact(self, counts: NDArray[np.int32]) -> tuple["RowBatch", NDArray[np.int64]]:
+        """The batch of each sequence's first counts[s] rows, [S], at least one; and their old numbers, ascending.
 
-        rows     | a0 a1 a2 a3 | b0 | c0 c1 |    counts 2, 1, 2    rows that stay 0, 1, 4, 5, 6
+        rows     | a0 a1 a2 a3 | b0 | c0 c1 |    counts 2, 1, 2    kept rows 0, 1, 4, 5, 6
         """
         starts = self.layout.query_start.numpy()
         owned = np.diff(starts)
-        assert ((counts >= 1) & (counts <= owned)).all(), f"{counts} rows are to stay of {owned}"
+        assert ((counts >= 1) & (counts <= owned)).all(), f"{counts} rows are to be kept of {owned}"
         query_start = np.zeros_like(starts)
         np.cumsum(counts, out=query_start[1:])
-        staying = np.arange(query_start[-1], dtype=np.int64) + np.repeat(starts[:-1] - query_start[:-1], counts)
+        kept = np.arange(query_start[-1], dtype=np.int64) + np.repeat(starts[:-1] - query_start[:-1], counts)
         batch = RowBatch(
-            token_ids=self.token_ids[torch.from_numpy(staying)],
+            token_ids=self.token_ids[torch.from_numpy(kept)],
             layout=RowLayout(
                 query_start=torch.from_numpy(query_start),
                 seq_len=self.layout.seq_len - torch.from_numpy(owned - counts.astype(owned.dtype)),
-                positions=self.layout.positions[torch.from_numpy(staying)],
+                positions=self.layout.positions[torch.from_numpy(kept)],
                 block_table=self.layout.block_table,
             ),
             last_rows=query_start[1:].astype(np.int64) - 1,
         )
-        return batch, staying
+        return batch, kept
 
 
 class BlockTable:
-    """Blocks of every slot, in order of position. [num_slots, max_blocks] int32, allocated once."""
+    """Blocks of every slot, in order of position: [num_slots, max_blocks] int32, allocated once."""
 
     def __init__(self, num_slots: int, max_blocks: int) -> None:
         self._blocks = np.zeros((num_slots, max_blocks), dtype=np.int32)
-        self._lists: list[list[int]] = [[] for _ in range(num_slots)]  # the same, where one is asked for at a time
+        self._lists: list[list[int]] = [[] for _ in range(num_slots)]  # the same, for look-ups of one slot
 
     def clear(self, slot: int) -> None:
         self._lists[slot] = []
@@ -85,11 +85,11 @@ class BlockTable:
         held.extend(blocks)
 
     def blocks(self, slot: int, first: int = 0) -> list[int]:
-        """Blocks of a slot, in order of position, from number first on."""
+        """Blocks of a slot, in order of position, without the first `first`."""
         return self._lists[slot][first:]
 
     def gather(self, rows: tuple[SequenceRows, ...]) -> RowBatch:
-        """Lay the rows of one plan out as arrays; their new blocks must have been appended."""
+        """The rows of one plan as arrays. Append their new blocks first."""
         inputs = [each.token_ids for each in rows]
         return self.lay_out(
             [each.slot for each in rows],
@@ -105,7 +105,7 @@ class BlockTable:
         counts: NDArray[np.int32],
         token_ids: NDArray[np.int64],
     ) -> RowBatch:
-        """Rows at positions starts[s], starts[s] + 1, … of slot s, counts[s] of them; token_ids: of all."""
+        """counts[s] rows of slots[s], at positions starts[s], starts[s] + 1, …; token_ids: of all rows."""
         query_start = np.zeros(len(slots) + 1, dtype=np.int32)
         counts.cumsum(out=query_start[1:])
         positions = np.arange(len(token_ids), dtype=np.int32)

@@ -1,9 +1,9 @@
-"""Runs a model over the rows of a step. Owns its KV cache and the hidden states of the last step.
+"""Runs a model over the rows of a step. Owns the model's KV cache and the hidden states of the last forward.
 
-What follows a row comes as logits, for whoever wants to do more with them, or as a token that is being chosen.
+The caller gets logits of rows, or tokens that are being sampled from them.
 
-A forward may stop between two layers: begin, advance to a layer, look at what the rows would say there, let some
-of them leave, advance to the end. The rows that stay get the bits they would have got with all the others.
+A forward may pause between two layers: `begin`, `advance` to a layer, `preview` scores of the rows there,
+`compact` the rows, `advance` to the end. The remaining rows get the same bits as in a forward of all rows.
 """
 
 from collections.abc import Sequence
@@ -16,30 +16,32 @@ from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import PendingTokens, TokenSampler
-from faser.kernels.interface.backend import AttentionPlan, Backend, KvCache, KvShape
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import StagingBuffer
 from faser.kernels.interface.sampling_kernels import SamplingKernels
+from faser.kernels.interface.shapes import AttentionPlan, KvCache, KvShape
 
 
 class Runner:
     """One model on one backend.
 
-    kv: the size of the cache, allocated here. chooser: of this runner alone; None: only logits are wanted of it.
+    kv: size of the KV cache, which the runner allocates. token_sampler: used by this runner alone; None: the
+    runner gives logits only.
     """
 
     def __init__(
-        self, decoder: Decoder, backend: Backend, kv: KvShape, chooser: TokenSampler | None = None
+        self, decoder: Decoder, backend: Backend, kv: KvShape, token_sampler: TokenSampler | None = None
     ) -> None:
         self._decoder = decoder
         self._backend = backend
-        self._chooser = chooser
+        self._token_sampler = token_sampler
         self._block_size = kv.block_size
         self._cache: KvCache = backend.allocate_kv(kv)
-        self._hidden: torch.Tensor | None = None  # [R, H] after the layers that the rows have been through
+        self._hidden: torch.Tensor | None = None  # [R, H] after the layers below _next_layer
         self._batch: RowBatch | None = None
         self._plan: AttentionPlan = None
         self._next_layer = 0
-        self._staying: StagingBuffer | None = None  # row numbers on a device; made when rows first leave there
+        self._row_numbers: StagingBuffer | None = None  # made at first use
 
     @property
     def num_layers(self) -> int:
@@ -51,7 +53,7 @@ class Runner:
 
     @property
     def sampling_kernels(self) -> SamplingKernels | None:
-        """Kernels that choose from this model's logits, on the threads that the model runs on; None: none do."""
+        """Kernels that sample from this model's logits, on the threads that run the model; None: no kernels."""
         return self._backend.sampling_kernels
 
     def forward(self, batch: RowBatch, num_layers: int | None = None) -> None:
@@ -61,7 +63,7 @@ class Runner:
 
     @torch.inference_mode()
     def begin(self, batch: RowBatch) -> None:
-        """Start a forward: the rows have been through no layer."""
+        """Start a forward: embed the rows, run no layer."""
         self._batch = batch
         self._plan = self._backend.plan(batch.layout, self._block_size)
         self._hidden = self._decoder.embed(_inputs(batch, self._backend.device))
@@ -69,7 +71,7 @@ class Runner:
 
     @torch.inference_mode()
     def advance(self, num_layers: int | None = None) -> None:
-        """Run on until the rows have been through the first num_layers layers; None: through all."""
+        """Run the following layers until the first num_layers layers have run; None: all layers."""
         assert self._hidden is not None, "advance before begin"
         last = self.num_layers if num_layers is None else num_layers
         assert self._next_layer <= last <= self.num_layers, f"no way from layer {self._next_layer} to {last}"
@@ -77,38 +79,38 @@ class Runner:
         self._next_layer = last
 
     @torch.inference_mode()
-    def narrow(self, counts: NDArray[np.int32]) -> RowBatch:
-        """Let rows leave the forward: counts[s] rows of sequence s stay, its first ones, and at least one.
+    def compact(self, counts: NDArray[np.int32]) -> RowBatch:
+        """Drop rows from the forward: sequence s keeps its first counts[s] rows, at least one.
 
-        Rows are numbered anew; returns the batch of those that stay. Layers to come know nothing of the others:
-        their positions count as not computed.
+        Renumbers the rows; returns the compact batch. The following layers do not see the dropped rows: their
+        positions count as not computed.
         """
-        assert self._batch is not None, "narrow before begin"
-        assert self._hidden is not None, "narrow before begin"
-        batch, staying = self._batch.narrowed(counts)
-        if len(staying) < len(self._hidden):
+        assert self._batch is not None, "compact before begin"
+        assert self._hidden is not None, "compact before begin"
+        batch, kept = self._batch.compact(counts)
+        if len(kept) < len(self._hidden):
             self._batch = batch
             self._plan = self._backend.plan(batch.layout, self._block_size)
-            stayed = self._hidden.index_select(0, self._at(staying))
-            self._hidden = self._hidden[: len(staying)].copy_(stayed)
+            kept_hidden = self._hidden.index_select(0, self._on_device(kept))
+            self._hidden = self._hidden[: len(kept)].copy_(kept_hidden)
         return self._batch
 
-    def _at(self, rows: NDArray[np.int64]) -> torch.Tensor:
-        """Row numbers where the hidden states are, [N] int64, valid until the next call. Nobody waits for them."""
-        capture = self._backend.capture
+    def _on_device(self, rows: NDArray[np.int64]) -> torch.Tensor:
+        """Row numbers on the device of the hidden states, [N] int64, valid until the next call. Does not wait."""
+        capture = self._backend.graph_capture
         if capture is None:
             return torch.from_numpy(rows).to(self._backend.device)
-        if self._staying is None:
-            self._staying = capture.stage(len(self._decoder.hidden), torch.int64)
-        self._staying.host()[: len(rows)] = rows
-        self._staying.send()
-        return self._staying.device[: len(rows)]
+        if self._row_numbers is None:
+            self._row_numbers = capture.staging_buffer(len(self._decoder.hidden), torch.int64)
+        self._row_numbers.host()[: len(rows)] = rows
+        self._row_numbers.send()
+        return self._row_numbers.device[: len(rows)]
 
     @torch.inference_mode()
     def preview(self, rows: NDArray[np.int64], token_ids: torch.Tensor) -> torch.Tensor:
-        """What rows would score some tokens if the layers they have been through were all: [N, M] float32.
+        """Logits of some tokens as if the model ended at the current layer: [N, M] float32. Changes nothing.
 
-        rows: [N]; token_ids: [N, M] int64, of each row. Changes nothing.
+        rows: [N]. token_ids: [N, M] int64, the tokens of each row.
         """
         assert self._hidden is not None, "preview before begin"
         return self._decoder.scores(self._hidden[torch.from_numpy(rows)], token_ids)
@@ -117,24 +119,26 @@ class Runner:
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
         """Logits [len(rows), V] float32 of rows of the last forward; valid until the next call."""
         assert self._hidden is not None, "logits before forward"
-        return self._decoder.logits(self._hidden.index_select(0, self._at(np.asarray(rows, dtype=np.int64))))
+        return self._decoder.logits(
+            self._hidden.index_select(0, self._on_device(np.asarray(rows, dtype=np.int64)))
+        )
 
-    def choose(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
-        """The tokens that follow rows of the last forward, as their requests want them."""
-        assert self._chooser is not None, "this runner only gives logits"
-        return self._chooser.take(self.logits(rows), requests)
+    def sample(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
+        """Sample the token that follows each of these rows of the last forward."""
+        assert self._token_sampler is not None, "this runner only gives logits"
+        return self._token_sampler.take(self.logits(rows), requests)
 
-    def guess(self, rows: NDArray[np.int64], requests: SamplingMetadata, window: float) -> PendingTokens:
-        """Drafted tokens that follow rows of the last forward, and their leads. window: see SamplingKernels."""
-        assert self._chooser is not None, "this runner only gives logits"
-        return self._chooser.guess(self.logits(rows), requests, window)
+    def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata, window: float) -> PendingTokens:
+        """Sample the draft token that follows each row, with its logit margin. window: see SamplingKernels."""
+        assert self._token_sampler is not None, "this runner only gives logits"
+        return self._token_sampler.guess(self.logits(rows), requests, window)
 
 
 def _inputs(batch: RowBatch, device: torch.device) -> torch.Tensor:
-    """[R] int64 on the device, what is fed included."""
-    feed = batch.feed
+    """Token ids [R] int64 on the device, tokens fed back included."""
+    feedback = batch.feedback
     token_ids = batch.token_ids.to(device)
-    if feed is None:
+    if feedback is None:
         return token_ids
-    rows, sources = (torch.from_numpy(each).to(device) for each in (feed.rows, feed.sources))
-    return token_ids.index_put((rows,), feed.pending.tokens[sources].clamp_min(0))
+    rows, sources = (torch.from_numpy(each).to(device) for each in (feedback.rows, feedback.sources))
+    return token_ids.index_put((rows,), feedback.pending.tokens[sources].clamp_min(0))

@@ -113,7 +113,7 @@ class SamplingMetadataBuffer:
     def __init__(self, capture: GraphCapture, max_rows: int) -> None:
         self._max_rows = max_rows
         self._room = -(-max_rows // _LINE) * _LINE
-        self._stage: StagingBuffer = capture.stage(_WORDS_A_ROW * self._room, torch.int64)
+        self._stage: StagingBuffer = capture.staging_buffer(_WORDS_A_ROW * self._room, torch.int64)
 
     def send(self, requests: SamplingMetadata) -> None:
         """Rows beyond these are greedy ones."""
@@ -221,8 +221,8 @@ class DeviceTokenSampler:
 
     def taken(self, count: int) -> DeviceTokens:
         tokens = self.tokens[:count]
-        return DeviceTokens(tokens, count, self._capture.fetch((tokens,)))
+        return DeviceTokens(tokens, count, self._capture.readback((tokens,)))
 
     def guessed(self, count: int) -> DeviceTokens:
         words = self._words[: self._leads_at + -(-count // 2)]
-        return DeviceTokens(self.tokens[:count], count, self._capture.fetch((words,)), self._leads_at)
+        return DeviceTokens(self.tokens[:count], count, self._capture.readback((words,)), self._leads_at)

@@ -11,13 +11,13 @@ from faser.kernels.cuda.flashinfer.modules import (
     Module,
     compile_time,
     folder_of_compiled,
-    folders_ahead,
     needed_modules,
     package_of_modules,
+    precompiled_folders,
 )
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind
-from faser.kernels.interface.backend import AttentionShape
 from faser.kernels.interface.fp8 import FP8
+from faser.kernels.interface.shapes import AttentionShape
 from faser.types import ProgressCallback
 
 
@@ -40,7 +40,7 @@ def check_kernels(
     """
     if package_of_modules():
         return
-    folders = folders_ahead(kernels, arch)
+    folders = precompiled_folders(kernels, arch)
     if may_compile:
         folders = (*folders, folder_of_compiled(workspace, arch))
     needed = needed_modules(each for model in models for each in _attention(model))

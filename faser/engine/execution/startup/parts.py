@@ -29,7 +29,8 @@ from faser.engine.execution.startup.warm_up import ResidentModel, prepare_kernel
 from faser.kernels.cuda.flashinfer.build import arch_of
 from faser.kernels.cuda.memory import CudaMemory
 from faser.kernels.factory import make_backend
-from faser.kernels.interface.backend import Backend, KvShape
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.shapes import KvShape
 from faser.types import ModelInfo, ProgressCallback
 
 
@@ -89,7 +90,7 @@ def load_parts(
     free_bytes = 0 if memory is None else memory.free_bytes()
     target = load_target(config, directory, backend, report, sources)
     draft = None
-    draft_backend = backend.beside()  # so that both models may run at the same time
+    draft_backend = backend.concurrent_instance()  # so that both models may run at the same time
     if draft_directory is not None:
         draft = load_draft_model(config, draft_directory, target, draft_backend, report, sources)
     if backend.name == "native":

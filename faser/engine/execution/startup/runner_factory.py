@@ -13,8 +13,9 @@ from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, H
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.startup.model_loading import LoadedModel
 from faser.engine.execution.startup.sizing import most_logit_rows
-from faser.kernels.interface.backend import Backend, KvShape
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.processors import LANE_BYTES, DeviceLane
+from faser.kernels.interface.shapes import KvShape
 from faser.types import ProgressCallback
 
 
@@ -36,7 +37,7 @@ def make_runner(
 
     device_lanes: those that it computes on while another model's runner computes on the rest of the device.
     """
-    decoder, capture = model.decoder, backend.capture
+    decoder, capture = model.decoder, backend.graph_capture
     most = max_logit_rows(config, role)
     kernels = backend.device_sampling_kernels(most, decoder.spec.vocab_size)
     if capture is None or kernels is None:
@@ -53,8 +54,10 @@ def make_runner(
         capture,
         sizes=_sizes(config, model, role),
         max_logit_rows=most,
-        guessing=_draft_graphs(config, decoder.spec.num_layers, role),
-        on_lanes={each: lane for each in device_lanes if (lane := backend.capture_on(each)) is not None},
+        drafts=_draft_graphs(config, decoder.spec.num_layers, role),
+        lane_captures={
+            each: lane for each in device_lanes if (lane := backend.graph_capture_on(each)) is not None
+        },
         report=lambda stage, done, total: progress(f"{stage} of the {role.value}", done, total),
     )
 
@@ -81,13 +84,13 @@ def expected_graph_bytes(
 
 def _sizes(config: EngineConfig, model: LoadedModel, role: ModelRole) -> GraphSizes:
     drafts = 0 if config.speculation.policy == "off" else config.speculation.cap
-    return GraphSizes.usual(
-        most_rows=config.max_num_batched_tokens,
-        most_sequences=config.max_num_seqs,
+    return GraphSizes.default(
+        max_rows=config.max_num_batched_tokens,
+        max_sequences=config.max_num_seqs,
         # A draft's first pass also stores the tokens that followed the last draft: a row or two per sequence.
-        most_drafts=drafts if role is ModelRole.TARGET else 1,
-        blocks_each=-(-model.max_positions // config.block_size),
-        wanted=config.cudagraph_capture_sizes,
+        max_drafts=drafts if role is ModelRole.TARGET else 1,
+        max_blocks_each=-(-model.max_positions // config.block_size),
+        requested=config.cudagraph_capture_sizes,
     )
 
 

@@ -11,8 +11,8 @@ from faser.engine.checkpoints.config_json import ModelConfig
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.execution.startup.memory_budget import MemoryBudget
 from faser.errors import ConfigError
-from faser.kernels.interface.backend import KvShape
 from faser.kernels.interface.fp8 import FP8
+from faser.kernels.interface.shapes import KvShape
 from faser.machine import available_memory
 
 # Without --kv-cache-memory the KV cache of a CPU gets this share of the free memory, up to this limit: other

@@ -15,7 +15,7 @@ from faser.engine.contract.step_times import CostTable
 from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.kernels.interface.backend import RowLayout
+from faser.kernels.interface.shapes import RowLayout
 from faser.types import ProgressCallback
 
 _log = logging.getLogger("faser.engine")

@@ -100,7 +100,7 @@ class WarmUp:
 
     def _sample_on_device(self, _num_sequences: int) -> None:
         """The sampling at the end of CUDA graphs. For one row: the runner will have a workspace of its own."""
-        capture, kernels = self._backend.capture, self._backend.device_sampling_kernels(1, self._width)
+        capture, kernels = self._backend.graph_capture, self._backend.device_sampling_kernels(1, self._width)
         if capture is None or kernels is None:
             return
         sampler = DeviceTokenSampler(kernels, capture, self._backend.device, 1)

@@ -1,9 +1,9 @@
 // Attention of ragged rows over the paged cache.
 //
-// Keys are taken in spans of 256 positions that start at multiples of 256. Within a span a row's softmax is plain:
+// Keys are taken in spans of 256 positions that start at multiples of 256. Within a span a row has an ordinary softmax:
 // all scores, their maximum, weights, sums. Spans are then joined in order by the usual rescaling (Milakov and
 // Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135, section 3.1). A row's result therefore depends on
-// its own query and the keys it sees, and on nothing else: not on its neighbours, nor on who computed what.
+// its own query and the keys it sees, and on nothing else: not on other rows, nor on which thread computed what.
 // Positions that a row does not see weigh exactly 0, and slots that no row of the tile sees are never used.
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using namespace faser;
 
 extern "C" {
 
-// Mirrored field by field in native_library.py.
+// Mirrored field by field in library.py.
 struct FaserHeads {
     int64_t num_heads;
     float scale;
@@ -30,7 +30,7 @@ namespace {
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr int kQueries = 24;  // queries (rows times heads of a group) of a tile, where rows allow
+constexpr int kQueries = 24;  // most queries (rows times heads of a group) of a tile of several rows
 constexpr int kSpanChunks = kSpan / kChunk;
 
 struct Call {
@@ -133,8 +133,8 @@ Chunks find_chunks(const Call& call, const Tile& tile, int64_t head, int span, S
     return chunks;
 }
 
-// scores[query][key] = query . key, for `Panels` chunks; rows of scores lie kSpan apart. The chunks' values, needed
-// next, are fetched meanwhile: blocks lie scattered, so the processor cannot guess them.
+// scores[query][key] = query . key, for `Panels` chunks; rows of scores lie kSpan apart. Prefetches the chunks'
+// values, which are needed next: blocks are scattered in memory, so the processor cannot predict them.
 template <class T, int Panels>
 void score_chunks(const FaserCache& cache, const char* queries, int64_t num_queries, const char* const* keys,
                   const char* const* values, float* scores) {
@@ -163,7 +163,7 @@ void score(const FaserCache& cache, const char* queries, int64_t num_queries, co
     }
 }
 
-// Blot out what each row does not see: positions after its own, and those before its window.
+// Mask the positions that each row does not see: those after its own, and those before its window.
 void hide_unseen(const Call& call, const Tile& tile, const Chunks& chunks, float* scores) {
     const int64_t keys = int64_t(chunks.count) * kChunk;
     for (int64_t q = 0; q < tile.rows * call.group(); q++) {
@@ -276,7 +276,7 @@ void write_out(const Call& call, const Tile& tile, int64_t head, const Partial& 
         T* out = (T*)call.out + (tile.row + q / call.group()) * call.out_stride +
                  (head * call.group() + q % call.group()) * width;
         const float scale = 1.0f / sums.total[q];
-        // Adding 0 makes -0 to 0: weights of 0 may have done so or not, depending on the neighbours.
+        // Adding 0 makes -0 to 0: weights of 0 may have done so or not, depending on other rows.
         for (int64_t d = 0; d < width; d += kLanes) store(out + d, load(sums.values + q * width + d) * scale + 0.0f);
     }
 }
@@ -296,7 +296,7 @@ void attend_tile(const Call& call, const Tile& tile, int64_t head) {
     write_out<T>(call, tile, head, sums);
 }
 
-// Where partial results of split tiles wait to be joined: [stored spans, KV heads].
+// Partial results of split tiles until they are joined: [stored spans, KV heads].
 struct Store {
     float* memory;
     int64_t queries;

@@ -1,17 +1,17 @@
-// Where a key and a value lie in the paged cache.
+// The place of a key and a value in the paged cache.
 //
 // [layer][block][KV head], each holding the keys of the block's B tokens, then their values:
 //     keys    [D / n][B][n]    n = values of a step (2 bf16, 1 float): 16 tokens are the columns of a panel
 //     values  [B / n][D][n]    16 channels are the columns of a panel
-// so that scores (queries x keys) and sums (weights x values) are the same product as a linear layer. Both lie in the
-// order in which they are read: two streams in one page would confuse the processor's prefetching.
+// so that scores (queries x keys) and sums (weights x values) are the same product as a linear layer. Keys and values
+// are stored in the order in which they are read: two streams in one page would confuse the processor's prefetching.
 #pragma once
 
 #include "simd.h"
 
 extern "C" {
 
-// Mirrored field by field in native_library.py.
+// Mirrored field by field in library.py.
 struct FaserCache {
     char* data;
     int64_t num_layers;
@@ -25,7 +25,7 @@ struct FaserCache {
 
 namespace faser {
 
-constexpr int kChunk = kPanel;  // tokens that are handled together
+constexpr int kChunk = kPanel;  // tokens that kernels handle together
 
 inline int64_t item_bytes(const FaserCache& cache) { return cache.dtype == kFloat32 ? 4 : 2; }
 

@@ -1,8 +1,8 @@
-// Products with packed weights, and the rows of an embedding out of the same packing.
+// Products with packed weights, and embedding rows read from packed weights.
 //
 // A weight [N, K] is stored in panels of 16 output columns; a panel holds K / values steps of 64 bytes. Columns
-// past N are zero. What is expensive is reading the weights: each panel is read from memory once and multiplied
-// with all rows while it is near.
+// past N are zero. Reading the weights is the expensive part: each panel is read from memory once and multiplied
+// with all rows while it is in the cache.
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@ using namespace faser;
 
 extern "C" {
 
-// Mirrored field by field in native_library.py.
+// Mirrored field by field in library.py.
 struct FaserLinear {
     char* panels;
     const float* bias;  // [N rounded up to 16], or null
@@ -38,7 +38,7 @@ namespace {
 
 constexpr int64_t kRowBlock = 96;             // rows multiplied with a panel group before the next group is read
 constexpr int64_t kPieceBytes = 96 * 1024;    // weights per piece of work while memory is the limit
-constexpr int kFetchBytes = 1536;  // how far ahead weights are asked for
+constexpr int kFetchBytes = 1536;  // distance of the prefetch, in bytes of weights
 
 template <class T>
 int64_t panel_bytes(const FaserLinear& linear) {
@@ -81,10 +81,10 @@ void finish(const FaserLinear& linear, const FaserProduct& call, int64_t row, in
     finish_as<bf16>(linear, call, row, rows, column, columns, sums, sums_stride);
 }
 
-// One tile: `rows` rows from `row` on, `Panels` panels from `panel` on. Fetch, ahead: see multiply.
+// One tile: `rows` rows from `row` on, `Panels` panels from `panel` on. Fetch, prefetched: see multiply.
 template <class T, int Panels, bool Fetch>
 void multiply_tile(const FaserLinear& linear, const FaserProduct& call, int64_t panel, int64_t row, int rows,
-                   const char* const* ahead) {
+                   const char* const* prefetched) {
     const char* w[Panels];
     for (int p = 0; p < Panels; p++) w[p] = linear.panels + (panel + p) * panel_bytes<T>(linear);
     const int64_t x_stride = call.x_stride * sizeof(T);
@@ -94,14 +94,14 @@ void multiply_tile(const FaserLinear& linear, const FaserProduct& call, int64_t 
         Sums<count.value, Panels> tile;
         clear(tile);
         multiply<T, count.value, Panels, Fetch>(x, x_stride, w, kStepBytes, linear.depth / Step<T>::kValues, tile,
-                                                ahead);
+                                                prefetched);
         spill(tile, sums, Panels * kPanel);
     });
     finish(linear, call, row, rows, panel * kPanel, sums, Panels * kPanel);
 }
 
-// Rows [row, end) with `Panels` panels. The first tile fetches these panels themselves, a little ahead. The tiles
-// after it find them near, and a few of them fetch the panels that this thread will probably meet next.
+// Rows [row, end) with `Panels` panels. The first tile prefetches these panels, a little further on. The following
+// tiles find them in the cache, and some of them prefetch the panels that this thread will probably need next.
 template <class T, int Panels>
 void multiply_group(const FaserLinear& linear, const FaserProduct& call, int64_t panel, int64_t next, int64_t row,
                     int64_t end) {
@@ -109,15 +109,15 @@ void multiply_group(const FaserLinear& linear, const FaserProduct& call, int64_t
     const int64_t fetchers = std::min<int64_t>(Panels, (end - row - 1) / kTileRows);
     for (int64_t tile = 0; row < end; tile++) {
         const int rows = tile_rows(end - row);
-        const char* ahead[Panels];
+        const char* prefetched[Panels];
         for (int p = 0; p < Panels; p++) {
             const bool mine = tile > 0 && p * fetchers / Panels == tile - 1;
-            ahead[p] = linear.panels + (mine ? next + p : panel + p) * bytes + (tile == 0 ? kFetchBytes : 0);
+            prefetched[p] = linear.panels + (mine ? next + p : panel + p) * bytes + (tile == 0 ? kFetchBytes : 0);
         }
         if (tile <= fetchers) {
-            multiply_tile<T, Panels, true>(linear, call, panel, row, rows, ahead);
+            multiply_tile<T, Panels, true>(linear, call, panel, row, rows, prefetched);
         } else {
-            multiply_tile<T, Panels, false>(linear, call, panel, row, rows, ahead);
+            multiply_tile<T, Panels, false>(linear, call, panel, row, rows, prefetched);
         }
         row += rows;
     }
@@ -209,20 +209,4 @@ Pool* faser_pool_on(const int32_t* cores, int32_t num_cores) {
 void faser_pool_rest(Pool* pool) { pool->rest(); }
 
 void faser_pool_free(Pool* pool) { delete pool; }
-
-// Adds up `bytes` of memory as fast as it can be read; what the benchmark calls the read bandwidth.
-float faser_read(Pool* pool, const float* data, int64_t bytes) {
-    const int64_t piece = 1 << 20;
-    std::atomic<int> seen{0};
-    pool->run(bytes / piece, [&](int64_t i) {
-        const float* from = data + i * piece / 4;
-        vf total[4] = {};
-        for (int64_t at = 0; at < piece / 4; at += 4 * kLanes) {
-            __builtin_prefetch(from + at + 512);
-            for (int j = 0; j < 4; j++) total[j] += load(from + at + j * kLanes);
-        }
-        seen += sum(total[0] + total[1] + total[2] + total[3]) > 0;
-    });
-    return float(seen);
-}
 }

@@ -1,4 +1,4 @@
-// Philox4x32-10, one counter after the other; engine/execution/sampling/noise.py says where it comes from and what it is for.
+// Philox4x32-10, one counter after the other; kernels/interface/philox.py names the source.
 
 #include <cstdint>
 

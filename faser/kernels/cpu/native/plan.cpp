@@ -1,4 +1,4 @@
-// Builds plans. How work is shared out never changes a result: spans are computed apart and joined in order anyway.
+// Builds plans. The division of work never changes a result: spans are computed apart and joined in order anyway.
 
 #include "plan.h"
 

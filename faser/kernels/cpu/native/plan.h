@@ -1,4 +1,4 @@
-// A step's layout, digested once and used by every layer: where each row is stored, and how attention is shared out.
+// A step's layout, digested once and used by every layer: where each row is stored, and the pieces of attention work.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace faser {
 
-constexpr int kSpan = 256;  // keys that share one softmax; spans start at multiples of it, whatever the batch
+constexpr int kSpan = 256;  // keys that share one softmax; spans start at multiples of it, in every batch
 
 // Query rows of one sequence that are attended together.
 struct Tile {
@@ -22,7 +22,7 @@ struct Tile {
     int spans() const { return last_span() - first_span() + 1; }
 };
 
-// What one thread does at a time, for each KV head.
+// The unit of work of one thread, for each KV head.
 struct Piece {
     int32_t tile;
     int32_t span;  // -1: all of them

@@ -1,9 +1,9 @@
-// A few threads that share out the pieces of one job at a time.
+// A thread pool that runs the pieces of one job at a time.
 //
-// Pieces are claimed one by one, so a thread that the system has put aside delays nobody: the others take its
-// share, and the caller waits only for pieces already begun. (An OpenMP region waits for every thread at its
-// end; with a web server on the same cores that costs whole time slices.) Idle threads spin briefly, because the
-// next job of a step follows within microseconds, then sleep; told to rest, they sleep at once.
+// Threads claim pieces one by one, so a descheduled thread delays no other: the others take its share, and the
+// caller waits only for pieces already begun. (An OpenMP region waits for every thread at its end; with a web server
+// on the same cores that costs whole time slices.) Idle threads spin briefly, because the next job of a step follows
+// within microseconds, then sleep; after rest() they sleep at once.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,7 @@ inline void relax() {
 
 class Pool {
   public:
-    // cores: one for each thread, the caller's first, which stays where its owner put it; null: the system decides.
+    // cores: one for each thread, the caller's first; the pool does not move the caller. null: threads are unpinned.
     explicit Pool(int num_threads, const int32_t* cores = nullptr) : num_threads_(num_threads) {
         for (int i = 1; i < num_threads; i++) {
             threads_.emplace_back([this] { serve(); });
@@ -50,10 +50,10 @@ class Pool {
 
     int num_threads() const { return num_threads_; }
 
-    // Whether every thread is on the core it was meant for.
+    // Whether every thread is pinned to its core.
     bool placed() const { return placed_; }
 
-    // Nothing comes for a while: idle threads leave their cores to others now. The next job wakes them.
+    // No job follows soon: idle threads sleep now and free their cores. The next job wakes them.
     void rest() { resting_.store(true, std::memory_order_relaxed); }
 
     // Calls body(i) once for every i below pieces (at most 2^31), from several threads; returns when all are done.

@@ -167,14 +167,4 @@ void faser_rope_append(Pool* pool, const FaserCache* cache, const FaserPlan* pla
     if (cache->dtype == kFloat32) return append(*pool, *cache, *plan, call, (float*)qkv);
     append(*pool, *cache, *plan, call, (bf16*)qkv);
 }
-
-// pairs: count times (source, target).
-void faser_copy_blocks(const FaserCache* cache, const int32_t* pairs, int64_t count) {
-    for (int64_t layer = 0; layer < cache->num_layers; layer++) {
-        for (int64_t i = 0; i < count; i++) {
-            std::memcpy(block_at(*cache, layer, pairs[2 * i + 1], 0), block_at(*cache, layer, pairs[2 * i], 0),
-                        block_bytes(*cache));
-        }
-    }
-}
 }

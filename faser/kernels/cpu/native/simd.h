@@ -1,7 +1,7 @@
-// Vectors of the width the CPU has, and the arithmetic that every kernel shares.
+// Vectors of the CPU's width, and the arithmetic that every kernel shares.
 //
-// Owns the only code that differs between instruction sets. A "step" is the unit of every product: 16 columns
-// side by side, 64 bytes, holding one value a column (float) or two consecutive ones (bf16).
+// Owns the only code that differs between instruction sets. A "step" is the unit of every product: 64 bytes with 16
+// adjacent columns, holding one value per column (float) or two consecutive ones (bf16).
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ constexpr int kPanel = 16;               // columns of a panel
 constexpr int kParts = kPanel / kLanes;  // vectors that hold one value of every column
 constexpr int kStepBytes = 64;
 
-// How many rows x panels of accumulators fit into the registers, beside the operands.
+// The rows x panels of accumulators that fit into the registers together with the operands.
 constexpr int kTileRows = kLanes == 16 ? 6 : 4;
 constexpr int kTilePanels = kLanes == 16 ? 4 : 1;
 
@@ -48,7 +48,7 @@ enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1 };
 
 inline vf splat(float x) { return vf{} + x; }
 
-// a * b + c, rounded once where the CPU can. Written out so that every kernel that inlines it rounds alike.
+// a * b + c, rounded once if the CPU can. Written out so that every kernel that inlines it rounds alike.
 inline vf fma(vf a, vf b, vf c) {
 #if defined(__AVX512F__)
     return _mm512_fmadd_ps(a, b, c);

@@ -14,12 +14,12 @@ struct Sums {
 };
 
 // Adds x[r] times w[p], `steps` steps. Row r of x starts r * x_stride bytes on; a panel's steps lie w_step bytes
-// apart. Fetch: meanwhile ask for as many steps of `ahead`, data for later, to come from memory into the second
-// cache (into the first they would push out what is in use).
+// apart. Fetch: meanwhile prefetch as many steps of `prefetched`, data for later, into the second-level cache (in the
+// first level they would evict data in use).
 template <class T, int Rows, int Panels, bool Fetch = false>
 inline __attribute__((always_inline)) void multiply(const char* x, ptrdiff_t x_stride, const char* const* w,
                                                     ptrdiff_t w_step, int64_t steps, Sums<Rows, Panels>& sums,
-                                                    const char* const* ahead = nullptr) {
+                                                    const char* const* prefetched = nullptr) {
     using S = Step<T>;
     const char* panels[Panels];
     for (int p = 0; p < Panels; p++) panels[p] = w[p];
@@ -27,7 +27,7 @@ inline __attribute__((always_inline)) void multiply(const char* x, ptrdiff_t x_s
         typename S::Weight weights[Panels * kParts];
 #pragma GCC unroll 8
         for (int p = 0; p < Panels; p++) {
-            if (Fetch) __builtin_prefetch(ahead[p] + step * kStepBytes, 0, 2);
+            if (Fetch) __builtin_prefetch(prefetched[p] + step * kStepBytes, 0, 2);
 #pragma GCC unroll 4
             for (int i = 0; i < kParts; i++) {
                 weights[p * kParts + i] = S::weight(panels[p] + i * sizeof(vf));
@@ -79,7 +79,7 @@ inline void with_count(int count, const F& f) {
     f(Count<Most>{});
 }
 
-// Rows of the next tile when `left` rows remain: as even as can be, so that no tile is left with one row.
+// Rows of the next tile when `left` rows remain: as even as possible, so that no last tile has a single row.
 inline int tile_rows(int64_t left) {
     int64_t tiles = (left + kTileRows - 1) / kTileRows;
     return int((left + tiles - 1) / tiles);

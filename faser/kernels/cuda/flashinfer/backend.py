@@ -1,14 +1,12 @@
 """The CUDA backend: FlashInfer's paged attention and fused kernels, torch's matrix products. bfloat16 and float16.
 
-Owns the cache's layout, a workspace, and attention wrappers for every place; what these are is in paged_attention,
-where kernels come from in flashinfer_library and device_kernels, what only CUDA has in cuda_device, recordings in
-cuda_capture. An eager step is planned once for each kind of attention layer that a model has, from arrays on the
-host. Nothing waits for the device but planning, until it has copied what was planned before. Like torch's, its
-products may give a row other bits in another batch.
+Owns the cache's layout, a workspace, and attention wrappers for every lane. An eager step plans attention on the
+host, once for each kind of attention layer of the model. Only planning waits for the device: until it has copied
+the previous plan. The matrix products are torch's, so a row may get other bits in another batch.
 
-A layer is eight launches and its attention, which is one or two: two norms, four products, rotating with storing,
-the gate. A residual is added by the product before it, in place, so that nothing is copied; adding it in the norm
-behind (fused_add_rmsnorm) would be as many launches and read as much.
+A layer is eight launches and its attention, which is one or two: two norms, four products, one launch that rotates
+and stores, the gate. A product adds the residual in place, so that nothing is copied; adding it in the following
+norm instead (fused_add_rmsnorm) would take as many launches and read as much.
 """
 
 from dataclasses import dataclass
@@ -19,7 +17,8 @@ from torch import Tensor
 from faser.errors import ConfigError
 from faser.kernels.cuda.device import Accelerator
 from faser.kernels.cuda.events import DeviceEvent
-from faser.kernels.cuda.flashinfer.graph_capture import CudaCapture, FixedPlan
+from faser.kernels.cuda.flashinfer.build import HEAD_DIMS
+from faser.kernels.cuda.flashinfer.graph_capture import FixedPlan, FlashInferGraphCapture
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
 from faser.kernels.cuda.flashinfer.paged_attention import (
     AttentionKind,
@@ -27,21 +26,20 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
     AttentionWrappers,
     plan_attention,
 )
-from faser.kernels.cuda.triton.own_kernels import DeviceKernels, HeadNorms
+from faser.kernels.cuda.triton.device_kernels import DeviceKernels
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
-from faser.kernels.interface.backend import AttentionShape, KvShape, RowLayout
 from faser.kernels.interface.device_sampling_kernels import DeviceSamplingKernels
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
-from faser.kernels.interface.fp8_cache import as_bytes, check_cache_dtype
+from faser.kernels.interface.fp8_cache import check_cache_dtype
 from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels
 from faser.kernels.interface.paged_layout import PagedLayout, paged_layout
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.rejection_kernels import RejectionKernels
 from faser.kernels.interface.sampling_kernels import SamplingKernels
+from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 
 DTYPES = (torch.bfloat16, torch.float16)
 KV_DTYPES = (*DTYPES, FP8)  # of keys and values
-HEAD_DIMS = (64, 128)  # the sizes that kernels are compiled for
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class _Linear:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """data: [L, 2, blocks, block_size, Hkv, D]; keys and values of a layer are in line each."""
+    """data: [L, 2, blocks, block_size, Hkv, D]; the keys of a layer are contiguous, and so are its values."""
 
     data: Tensor
 
@@ -61,14 +59,14 @@ class _Cache:
         return self.data.shape[3]
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values, [blocks, block_size, Hkv, D] each, with the same strides: kernels want that."""
+        """Keys and values, [blocks, block_size, Hkv, D] each, with the same strides, which the kernels need."""
         keys, values = self.data[layer].unbind()
         return keys, values
 
 
 @dataclass(slots=True)
-class _Planned:
-    """A wrapper, and the plan it is planned for. copied: behind the copy of what planning left in its buffer."""
+class _PlannedWrapper:
+    """A wrapper and its current plan. copied: marked after the copy of the plan from the pinned buffer."""
 
     wrapper: PagedAttention
     copied: DeviceEvent
@@ -76,24 +74,24 @@ class _Planned:
 
 
 class _EagerPlan:
-    """A digested layout. `host` is read when attention is planned, `device` by kernels."""
+    """A digested layout. Planning reads `host`, kernels read `device`."""
 
-    def __init__(self, host: PagedLayout, device: PagedLayout, block_size: int, place: "_Place") -> None:
+    def __init__(self, host: PagedLayout, device: PagedLayout, block_size: int, state: "_LaneState") -> None:
         self.host = host
         self.device = device
         self.block_size = block_size
         self.one_row_each = host.one_row_each
-        self._place = place
+        self._state = state
 
     def attention(self, kind: AttentionKind) -> PagedAttention:
         """The wrapper of a kind, planned for this layout."""
-        return self._place.planned(kind, self)
+        return self._state.planned(kind, self)
 
 
-class _Place:
-    """The whole device, or a lane's part of it: recordings there, and wrappers of eager steps.
+class _LaneState:
+    """Graph capture and the attention wrappers of eager steps, for one lane or (lane None) for the whole device.
 
-    Of each kind there is one such wrapper, which all steps use one after the other.
+    All eager steps share one wrapper per kind, one step after the other.
     """
 
     def __init__(
@@ -103,19 +101,19 @@ class _Place:
         self._accelerator = accelerator
         num_processors = accelerator.num_processors if lane is None else lane.num_processors
         self._wrappers = AttentionWrappers(accelerator, library, workspace, num_processors)
-        self._planned: dict[AttentionKind, _Planned] = {}
-        self._capture: CudaCapture | None = None
+        self._planned: dict[AttentionKind, _PlannedWrapper] = {}
+        self._capture: FlashInferGraphCapture | None = None
 
     @property
-    def capture(self) -> CudaCapture:
+    def capture(self) -> FlashInferGraphCapture:
         if self._capture is None:
-            self._capture = CudaCapture(self._accelerator, self._wrappers, self.lane)
+            self._capture = FlashInferGraphCapture(self._accelerator, self._wrappers, self.lane)
         return self._capture
 
     def planned(self, kind: AttentionKind, plan: _EagerPlan) -> PagedAttention:
         planned = self._planned.get(kind)
         if planned is None:
-            planned = _Planned(self._wrappers.eager(kind), self._accelerator.event())
+            planned = _PlannedWrapper(self._wrappers.eager(kind), self._accelerator.event())
             self._planned[kind] = planned
         if planned.plan is not plan:
             planned.copied.synchronize()
@@ -126,10 +124,7 @@ class _Place:
 
 
 class FlashInferBackend:
-    """See Backend. Nothing is allocated on the device before it is needed.
-
-    kernels: of our own. fp8: None where the device has no products of quantised weights.
-    """
+    """See Backend. Allocates device memory when it first needs it. fp8: None: the device has no fp8 products."""
 
     def __init__(
         self,
@@ -151,40 +146,40 @@ class FlashInferBackend:
         self._kernels = kernels
         self._fp8 = fp8
         self._workspace = AttentionWorkspace(accelerator)
-        self._places: dict[DeviceLane | None, _Place] = {}
-        self._here = self._place_of(None)
+        self._lane_states: dict[DeviceLane | None, _LaneState] = {}
+        self._current = self._lane_state(None)
 
-    def _place_of(self, lane: DeviceLane | None) -> _Place:
-        if lane not in self._places:
-            self._places[lane] = _Place(self._accelerator, self._library, self._workspace, lane)
-        return self._places[lane]
+    def _lane_state(self, lane: DeviceLane | None) -> _LaneState:
+        if lane not in self._lane_states:
+            self._lane_states[lane] = _LaneState(self._accelerator, self._library, self._workspace, lane)
+        return self._lane_states[lane]
 
     def use(self, processors: Processors | None) -> None:
-        """See Backend. A GPU has no cores to be named: only its lanes are possible.
+        """See Backend. Takes lanes of the GPU, not cores.
 
-        Kernels go to the caller's current stream. Attention is planned for the lane's processors, but for what
-        decodes without tensor cores: that is always cut into pieces for all of the device.
+        Kernels go to the caller's current stream. Attention is planned for the lane's processors, with one
+        exception: the decode kernel without tensor cores is always planned for the whole device.
         """
         if isinstance(processors, tuple):
             raise ConfigError(
                 f"the flashinfer backend computes on {self.device}; it cannot use cores {processors}"
             )
-        self._here = self._place_of(processors)
+        self._current = self._lane_state(processors)
 
     @property
-    def place(self) -> DeviceLane | None:
-        return self._here.lane
+    def lane(self) -> DeviceLane | None:
+        return self._current.lane
 
-    def beside(self) -> "FlashInferBackend":
-        """See Backend. The other one has wrappers, a workspace, and a pool of recordings of its own."""
+    def concurrent_instance(self) -> "FlashInferBackend":
+        """See Backend. The new instance has wrappers, a workspace and a graph memory pool of its own."""
         return FlashInferBackend(self._accelerator, self._library, self._kernels, self._fp8)
 
     @property
-    def capture(self) -> CudaCapture:
-        return self._place_of(None).capture
+    def graph_capture(self) -> FlashInferGraphCapture:
+        return self._lane_state(None).capture
 
-    def capture_on(self, place: DeviceLane) -> CudaCapture:
-        return self._place_of(place).capture
+    def graph_capture_on(self, lane: DeviceLane) -> FlashInferGraphCapture:
+        return self._lane_state(lane).capture
 
     def device_sampling_kernels(self, max_rows: int, width: int) -> DeviceSamplingKernels:
         return self._kernels.device_sampling_kernels(max_rows, width)
@@ -193,13 +188,13 @@ class FlashInferBackend:
         self._accelerator.wait()
 
     def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> _Linear | Fp8Linear:
-        """See Backend. Raises ConfigError for dtypes but bfloat16 and float16, too."""
+        """See Backend. Raises ConfigError for a dtype other than bfloat16 and float16, too."""
         if isinstance(weight, Fp8Rows):
             return self._pack_fp8(weight, bias)
         if weight.dtype not in DTYPES:
             names = " and ".join(map(str, DTYPES))
-            told = f"the flashinfer backend computes in {names}; the weight is {weight.dtype}"
-            raise ConfigError(told.replace("torch.", ""))
+            message = f"the flashinfer backend computes in {names}; the weight is {weight.dtype}"
+            raise ConfigError(message.replace("torch.", ""))
         return _Linear(
             weight.to(self.device, copy=True).contiguous(),
             None if bias is None else bias.to(self.device, weight.dtype, copy=True),
@@ -216,7 +211,7 @@ class FlashInferBackend:
         self, x: Tensor, packed: _Linear | Fp8Linear, out: Tensor, *, residual: Tensor | None = None
     ) -> Tensor:
         if isinstance(packed, Fp8Linear):
-            assert self._fp8 is not None, "a quantised weight was packed by somebody else"
+            assert self._fp8 is not None, "this backend did not pack that quantised weight"
             return self._fp8.linear(x, packed, out, residual)
         weight, bias = packed.weight.t(), packed.bias
         if out.dtype is not x.dtype:
@@ -243,7 +238,7 @@ class FlashInferBackend:
         return self._library.silu_and_mul(input=gate_up, out=out)
 
     def allocate_kv(self, shape: KvShape) -> _Cache:
-        """See Backend. Raises ConfigError for a dtype or head size without kernels."""
+        """See Backend. Raises ConfigError for a dtype or a head size without kernels."""
         check_cache_dtype(self.name, shape.dtype, KV_DTYPES)
         if shape.head_dim not in HEAD_DIMS:
             sizes = " and ".join(map(str, HEAD_DIMS))
@@ -253,9 +248,9 @@ class FlashInferBackend:
         return _Cache(zeros.view(shape.dtype).view(size))
 
     def plan(self, layout: RowLayout, block_size: int) -> _EagerPlan:
-        """See Backend. One transfer; attention is planned when the first layer of a kind comes."""
+        """See Backend. One transfer; the first layer of each kind plans its attention."""
         host = paged_layout(layout, block_size, self._accelerator.host_numbers)
-        return _EagerPlan(host, host.within(self._accelerator.upload(host.packed)), block_size, self._here)
+        return _EagerPlan(host, host.within(self._accelerator.upload(host.packed)), block_size, self._current)
 
     def rope_append(
         self,
@@ -270,15 +265,12 @@ class FlashInferBackend:
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
-        """See Backend. Head norms come for queries and keys together."""
-        norms = None
-        if q_norm is not None or k_norm is not None:
-            assert q_norm is not None, "a norm of keys without one of queries"
-            assert k_norm is not None, "a norm of queries without one of keys"
-            norms = HeadNorms(queries=q_norm, keys=k_norm, eps=eps)
+        """See Backend. Takes q_norm and k_norm together, or neither."""
         keys, values = cache.layer(layer)
         rows = plan.device
-        return self._kernels.rope_append(qkv, angles, rows.positions, rows.slots, keys, values, shape, norms)
+        return self._kernels.rope_append(
+            qkv, angles, rows.positions, rows.slots, keys, values, shape, q_norm, k_norm, eps
+        )
 
     def attend(
         self,
@@ -295,12 +287,3 @@ class FlashInferBackend:
         size = (len(q), shape.num_heads, shape.head_dim)
         wrapper.run(q=q.view(size), paged_kv_cache=cache.layer(layer), out=out.view(size))
         return out
-
-    def copy_blocks(self, cache: _Cache, pairs: list[tuple[int, int]]) -> None:
-        if not pairs:
-            return
-        numbers = self._accelerator.host_numbers(2 * len(pairs), torch.int64)
-        numbers.view(-1, 2)[:] = torch.tensor(pairs)
-        sources, targets = self._accelerator.upload(numbers).view(-1, 2).unbind(1)
-        data = as_bytes(cache.data)
-        data[:, :, targets] = data[:, :, sources]

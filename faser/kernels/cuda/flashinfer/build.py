@@ -1,9 +1,9 @@
 """Compiles FlashInfer's CUDA modules ahead of time, with or without a GPU in this machine.
 
-Owns the list of modules that the flashinfer backend loads, how the compiler is called, and where results lie:
-DIR/NAME/NAME.so, the form in which FlashInfer looks for modules before it compiles any. A module that is there is
-kept, so an interrupted build goes on where it stopped. `python -m faser.kernels.cuda.flashinfer.build` is the child
-process that compiles, since FlashInfer takes its settings from the environment when it is imported.
+Owns the list of modules that the flashinfer backend loads, the call of the compiler, and the place of the results:
+DIR/NAME/NAME.so, where FlashInfer looks for modules before it compiles any. Existing modules are kept, so an
+interrupted build continues where it stopped. `python -m faser.kernels.cuda.flashinfer.build` is the child process
+that compiles: FlashInfer reads its settings from the environment when it is imported.
 """
 
 import json
@@ -23,13 +23,13 @@ from faser.kernels.cpu.build import find_compiler
 
 VERSION = "0.7.2.post1"  # modules of one version do not load into another
 ARCH = "9.0a"
-_PLAIN = ("silu_and_mul", "norm")
-_HEAD_DIMS = (64, 128)
-# Attention is compiled for each size of a head. Models with sliding windows need modules of their own.
-MODULES = (*_PLAIN, *(f"{kind}_{size}" for kind in ("decode", "prefill") for size in _HEAD_DIMS))
-WINDOW_MODULES = tuple(f"{name}_window" for name in MODULES if name not in _PLAIN)
-# And so do 8-bit keys and values.
-FP8_MODULES = tuple(f"{name}_fp8" for name in MODULES + WINDOW_MODULES if name not in _PLAIN)
+COMMON_MODULES = ("silu_and_mul", "norm")
+HEAD_DIMS = (64, 128)
+# Attention is compiled for each head size. Models with sliding windows need modules of their own.
+MODULES = (*COMMON_MODULES, *(f"{kind}_{size}" for kind in ("decode", "prefill") for size in HEAD_DIMS))
+WINDOW_MODULES = tuple(f"{name}_window" for name in MODULES if name not in COMMON_MODULES)
+# So do 8-bit keys and values.
+FP8_MODULES = tuple(f"{name}_fp8" for name in MODULES + WINDOW_MODULES if name not in COMMON_MODULES)
 _KNOWN = MODULES + WINDOW_MODULES + FP8_MODULES
 _ERROR_LINES = 12
 _NO_PACKAGE = 3  # exit status of the child process
@@ -38,19 +38,19 @@ Announce = Callable[[str], None]
 
 
 def arch_of(capability: tuple[int, int]) -> str:
-    """How compilers call a compute capability; from Hopper on with the instructions of just this one."""
+    """The compiler's name of a compute capability; from Hopper on with the instructions of that one alone."""
     major, minor = capability
     return f"{major}.{minor}" + ("a" if major >= 9 else "")
 
 
 def modules_dir(kernels: Path, arch: str) -> Path:
-    """Where modules for arch are kept under the folder of compiled kernels."""
+    """The folder of modules for arch, under the folder of compiled kernels."""
     return kernels / f"flashinfer-{VERSION}-sm{arch.replace('.', '')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltModule:
-    """What became of a module. error: the compiler's first words, None where there is a file."""
+    """The result of one module. kept: it existed before. error: the compiler's first lines; None: success."""
 
     name: str
     kept: bool
@@ -62,11 +62,11 @@ class BuiltModule:
 def build_modules(
     names: Sequence[str], *, arch: str, out: Path, environment: Mapping[str, str], announce: Announce
 ) -> list[BuiltModule]:
-    """Compile modules (of MODULES, WINDOW_MODULES, FP8_MODULES) for bfloat16 into out; announce each that is done.
+    """Compile modules (of MODULES, WINDOW_MODULES, FP8_MODULES) for bfloat16 into out; announce each result.
 
-    environment: of the child process; CUDA_HOME in it says where nvcc is, else /usr/local/cuda.
+    environment: of the child process; its CUDA_HOME is where nvcc is, else /usr/local/cuda.
 
-    Raises ConfigError for a name that is not known, without nvcc or a C compiler, and when modules failed.
+    Raises ConfigError for an unknown name, without nvcc or a C compiler, and if a module failed.
     """
     for name in names:
         if name not in _KNOWN:
@@ -80,7 +80,7 @@ def build_modules(
         settings = _settings(environment, cuda_home, arch, Path(work))
         found = []
         for module in _child(request, settings):
-            announce(_told(module))
+            announce(_line(module))
             found.append(module)
     failed = [each for each in found if each.error is not None]
     if failed:
@@ -90,13 +90,13 @@ def build_modules(
 
 def _settings(environment: Mapping[str, str], cuda_home: Path, arch: str, work: Path) -> dict[str, str]:
     """The environment in which FlashInfer compiles."""
-    # Toolkits from wheels come in pieces; the headers of torch's own CUDA libraries fill the gaps.
+    # CUDA toolkits from wheels are incomplete; the headers of torch's own CUDA libraries fill the gaps.
     include = " ".join(f"-I{found}" for entry in sys.path for found in Path(entry).glob("nvidia/*/include"))
     libraries = _driver_stub(cuda_home, work)
     settings = {name: value for name, value in environment.items() if name != "FLASHINFER_DISABLE_JIT"}
     return settings | {
         "CUDA_HOME": str(cuda_home),
-        "FLASHINFER_CUDA_ARCH_LIST": arch,  # there may be no GPU to ask
+        "FLASHINFER_CUDA_ARCH_LIST": arch,  # this machine may have no GPU
         "FLASHINFER_WORKSPACE_BASE": str(work),
         "FLASHINFER_EXTRA_LDFLAGS": f"-L{libraries}",
         "FLASHINFER_EXTRA_CUDAFLAGS": include,
@@ -107,7 +107,7 @@ def _settings(environment: Mapping[str, str], cuda_home: Path, arch: str, work: 
 
 
 def _driver_stub(cuda_home: Path, work: Path) -> Path:
-    """Where the linker finds a libcuda: the link line names it, though no module uses a symbol of it."""
+    """A folder with a libcuda for the linker: the link line names it, though no module uses its symbols."""
     stubs = cuda_home / "lib64" / "stubs"
     if (stubs / "libcuda.so").exists():
         return stubs
@@ -122,13 +122,13 @@ def _driver_stub(cuda_home: Path, work: Path) -> Path:
 
 
 def _child(request: dict[str, Any], environment: dict[str, str]) -> Iterator[BuiltModule]:
-    """What the child process says, line by line. It ends when nobody listens any more."""
+    """The results that the child process prints, as they come. Ends the child when the generator is closed."""
     command = [sys.executable, "-m", "faser.kernels.cuda.flashinfer.build", json.dumps(request)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         try:
             for line in child.stdout:
-                if line.startswith("{"):  # compilers may talk too
+                if line.startswith("{"):  # other lines are the compiler's
                     yield BuiltModule(**json.loads(line))
         except BaseException:
             child.terminate()
@@ -141,7 +141,7 @@ def _child(request: dict[str, Any], environment: dict[str, str]) -> Iterator[Bui
         raise ConfigError(f"the compiling process ended with status {child.returncode}")
 
 
-def _told(module: BuiltModule) -> str:
+def _line(module: BuiltModule) -> str:
     if module.error is not None:
         return f"{module.name:<20} failed\n{module.error}"
     if module.kept:
@@ -163,7 +163,7 @@ def _build(name: str, out: Path) -> BuiltModule:
             partial = target.with_suffix(".partial")
             shutil.copyfile(spec.jit_library_path, partial)
             partial.replace(target)
-    except Exception as error:  # whatever a compiler may bring: the other modules are still wanted
+    except Exception as error:  # any failure of the compiler: the other modules are still needed
         lines = f"{type(error).__name__}: {error}".splitlines()
         words = [line for line in lines if "error: " in line] or lines
         return BuiltModule(name=name, kept=False, seconds=0.0, bytes=0, error="\n".join(words[:_ERROR_LINES]))
@@ -186,7 +186,7 @@ def _spec(name: str) -> Any:
 
 
 def _attention_spec(name: str) -> Any:
-    """Of decode_64, prefill_128_window_fp8 and the like, where keys and values alone are 8-bit."""
+    """The description of decode_64, prefill_128_window_fp8 and the like. With fp8, keys and values are 8-bit."""
     import torch
     from flashinfer.jit.attention import gen_batch_decode_module
     from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module
@@ -198,12 +198,12 @@ def _attention_spec(name: str) -> Any:
     shape = (*types, int(size), int(size), 0, "window" in options, False)
     if kind == "decode":
         return gen_batch_decode_module(*shape)
-    # The wrapper loads this variant, for equal strides of keys and values; the one with a public name it does not.
+    # The wrapper loads this variant, for equal strides of keys and values, not the one with a public name.
     return _gen_batch_prefill_primary_module("fa2", *shape, False)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The child process: one line of JSON for every module that is done."""
+    """The child process: prints one line of JSON for every module."""
     if find_spec("flashinfer") is None:
         return _NO_PACKAGE
     request = json.loads(arguments[0])

@@ -1,9 +1,9 @@
-"""Plans at fixed places, and what else the recordings of a place need: see Capture.
+"""GraphCapture for FlashInfer: attention plans at fixed addresses, CUDA graphs, staging buffers and readbacks.
 
-A plan owns its index arrays, on the device once and on the host twice, and the attention wrappers of the layers
-that were run with it. Laying a step out is one transfer of all arrays, then a plan of every kind of attention that
-the recorded layers have: FlashInfer's own copies of three of the arrays, and of its plan, come with that. Kinds
-are found when the work is run before it is recorded. Nothing of this has run on a GPU yet.
+A fixed plan owns its index arrays, one copy on the device and two on the host, and the attention wrappers of the
+layers that run with it. Updating it takes one transfer of all arrays, then a plan for each kind of attention among
+the captured layers, which makes FlashInfer copy its plan and three of the arrays to the device. The plan learns
+the kinds when the work runs before the capture.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,61 +22,61 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
     plan_attention,
 )
 from faser.kernels.cuda.staging import DoubleBuffer, PinnedReadback, PinnedStagingBuffer, ReadbackPool
-from faser.kernels.interface.backend import RowLayout
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize
 from faser.kernels.interface.paged_layout import NO_SLOT, LayoutSizes, LayoutWriter, layout_within
 from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.shapes import RowLayout
 
 
 class FixedPlan:
-    """A plan whose arrays stay in place. Rows of what is recorded with it are the bucket's, padding included.
+    """A plan whose arrays stay in place. Work captured with it has the rows of `size`, padding included.
 
-    It is recorded blank: all rows are padding, yet each belongs to a sequence, for FlashInfer wants to see as many
-    rows in a plan as it is given, and takes from its first plan how many there may ever be.
+    During the capture the plan is blank: all rows are padding, but each belongs to a sequence, because FlashInfer
+    needs as many rows in a plan as the kernel gets, and its first plan fixes the most rows of all later ones.
     """
 
     def __init__(
         self,
-        bucket: GraphBatchSize,
+        size: GraphBatchSize,
         block_size: int,
         max_blocks: int,
         *,
         accelerator: Accelerator,
         wrappers: AttentionWrappers,
     ) -> None:
-        assert bucket.rows >= bucket.sequences >= 1, bucket
-        assert not bucket.one_row_each or bucket.rows == bucket.sequences, bucket
+        assert size.rows >= size.sequences >= 1, size
+        assert not size.one_row_each or size.rows == size.sequences, size
         self.block_size = block_size
-        self.one_row_each = bucket.one_row_each
+        self.one_row_each = size.one_row_each
         self._wrappers = wrappers
-        # Each sequence that is not there has a block too, and the blank layout has some for its rows.
-        pages = max(max_blocks, bucket.rows // block_size) + bucket.sequences
-        sizes = LayoutSizes(rows=bucket.rows, sequences=bucket.sequences, pages=pages)
+        # Every padding sequence has a block, and the blank layout has blocks for its rows.
+        pages = max(max_blocks, size.rows // block_size) + size.sequences
+        sizes = LayoutSizes(rows=size.rows, sequences=size.sequences, pages=pages)
         self._staging = DoubleBuffer(accelerator, sizes.numbers, torch.int32)
         self.device = layout_within(self._staging.device, sizes)
         self._hosts = tuple(layout_within(each, sizes) for each in self._staging.hosts)
         self._writers = tuple(
-            LayoutWriter(each, block_size, one_row_each=bucket.one_row_each) for each in self._hosts
+            LayoutWriter(each, block_size, one_row_each=size.one_row_each) for each in self._hosts
         )
         self._no_pages = self.device.page_indices[:0]
         self._planned: dict[AttentionKind, PagedAttention] = {}
         self._splits: dict[AttentionKind, bool] = {}
-        # Behind what planning gave to the device: copies of its own pinned memory, and of the host's arrays. These
-        # are written to again in the layout after the next, and the next one has waited for the event.
+        # Marked after the copies that planning launches, from its pinned memory and from the host arrays. The
+        # update after the next one overwrites these host arrays, and the next one waits for this event.
         self._copied: DeviceEvent = accelerator.event()
         self._host = self._hosts[0]
-        self._write(_blank(bucket, block_size))
+        self._write(_blank(size, block_size))
         self._host.slots.fill_(NO_SLOT)
         self._staging.send()
         self._is_blank = True
 
     @property
     def bytes(self) -> int:
-        """Device memory of the arrays and the wrappers, without the workspace that they share."""
+        """Device memory of the arrays and the wrappers, without their shared workspace."""
         return self._staging.device.nbytes + len(self._planned) * INT_WORKSPACE_BYTES
 
-    def lay_out(self, layout: RowLayout) -> None:
-        """See Capture."""
+    def update(self, layout: RowLayout) -> None:
+        """See GraphCapture.update_plan."""
         num_read = self._write(layout)
         self._is_blank = False
         self._copied.synchronize()
@@ -86,10 +86,10 @@ class FixedPlan:
         self._copied.record()
 
     def attention(self, kind: AttentionKind) -> PagedAttention:
-        """The wrapper of a kind, planned for the layout. A kind that is new is planned here, so not recorded."""
+        """The wrapper of a kind, planned for the layout. A kind's first call plans it, before the capture."""
         wrapper = self._planned.get(kind)
         if wrapper is None:
-            assert self._is_blank, "a kind of attention that was not there when the plan was recorded"
+            assert self._is_blank, "a kind of attention that the captured layers do not have"
             wrapper = self._planned[kind] = self._wrappers.fixed(kind, self.device)
             self._splits[kind] = self._wrappers.splits(kind, len(self.device.seq_len))
             self._plan(wrapper, kind)
@@ -97,7 +97,7 @@ class FixedPlan:
         return wrapper
 
     def _write(self, layout: RowLayout) -> int:
-        """A layout into the host's arrays that are to be sent next; how much of them is to be sent."""
+        """Write a layout into the host arrays of the next send; returns how many of their numbers to send."""
         at = self._staging.claim()
         self._host = self._hosts[at]
         return self._writers[at].fill(layout)
@@ -107,55 +107,54 @@ class FixedPlan:
         plan_attention(wrapper, kind, self._host, self.block_size, self._no_pages, splits=splits)
 
 
-def _blank(bucket: GraphBatchSize, block_size: int) -> RowLayout:
-    """All rows of a bucket from position 0 on, spread over its sequences; all in the first block."""
-    counts = np.full(bucket.sequences, bucket.rows // bucket.sequences, dtype=np.int32)
-    counts[: bucket.rows % bucket.sequences] += 1
-    starts = np.zeros(bucket.sequences + 1, dtype=np.int32)
+def _blank(size: GraphBatchSize, block_size: int) -> RowLayout:
+    """All rows of a size, spread over its sequences from position 0 on, all in block 0."""
+    counts = np.full(size.sequences, size.rows // size.sequences, dtype=np.int32)
+    counts[: size.rows % size.sequences] += 1
+    starts = np.zeros(size.sequences + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
-    positions = np.arange(bucket.rows, dtype=np.int32) - np.repeat(starts[:-1], counts)
+    positions = np.arange(size.rows, dtype=np.int32) - np.repeat(starts[:-1], counts)
     blocks = -(-int(counts.max()) // block_size)
     return RowLayout(
         query_start=torch.from_numpy(starts),
         seq_len=torch.from_numpy(counts),
         positions=torch.from_numpy(positions),
-        block_table=torch.zeros((bucket.sequences, blocks), dtype=torch.int32),
+        block_table=torch.zeros((size.sequences, blocks), dtype=torch.int32),
     )
 
 
-class CudaCapture:
-    """See Capture. wrappers: of the place whose work is recorded. place: None: the whole device."""
+class FlashInferGraphCapture:
+    """See GraphCapture. wrappers: of the captured lane. lane: None: the whole device."""
 
     def __init__(
-        self, accelerator: Accelerator, wrappers: AttentionWrappers, place: DeviceLane | None = None
+        self, accelerator: Accelerator, wrappers: AttentionWrappers, lane: DeviceLane | None = None
     ) -> None:
         self._accelerator = accelerator
         self._wrappers = wrappers
-        self._recorder = accelerator.graph_recorder(place)
+        self._recorder = accelerator.graph_recorder(lane)
         self._readbacks = ReadbackPool(accelerator)
         self._plans: list[FixedPlan] = []
 
-    def plan(self, bucket: GraphBatchSize, block_size: int, max_blocks: int) -> FixedPlan:
-        """See Capture."""
-        plan = FixedPlan(bucket, block_size, max_blocks, accelerator=self._accelerator, wrappers=self._wrappers)
+    def plan(self, size: GraphBatchSize, block_size: int, max_blocks: int) -> FixedPlan:
+        plan = FixedPlan(size, block_size, max_blocks, accelerator=self._accelerator, wrappers=self._wrappers)
         self._plans.append(plan)
         return plan
 
-    def lay_out(self, plan: FixedPlan, layout: RowLayout) -> None:
-        """See Capture. Waits until the step before has taken its own layout, not until it is done."""
-        plan.lay_out(layout)
+    def update_plan(self, plan: FixedPlan, layout: RowLayout) -> None:
+        """See GraphCapture. Waits until the device has copied the previous layout, not for its step."""
+        plan.update(layout)
 
-    def record(self, work: Callable[[], None]) -> CapturedGraph:
-        """See Capture. The work is run twice first: that loads kernels and finds kinds of attention."""
+    def capture(self, work: Callable[[], None]) -> CapturedGraph:
+        """See GraphCapture. Runs the work twice first, which loads kernels and finds the kinds of attention."""
         return self._recorder.capture(work)
 
-    def stage(self, count: int, dtype: torch.dtype) -> PinnedStagingBuffer:
+    def staging_buffer(self, count: int, dtype: torch.dtype) -> PinnedStagingBuffer:
         return PinnedStagingBuffer(self._accelerator, count, dtype)
 
-    def fetch(self, values: Sequence[Tensor]) -> PinnedReadback:
+    def readback(self, values: Sequence[Tensor]) -> PinnedReadback:
         return self._readbacks.read_back(values)
 
     @property
-    def recorded_bytes(self) -> int:
-        """See Capture. Without the workspace, which all places of a backend share."""
+    def graph_bytes(self) -> int:
+        """See GraphCapture. Without the workspace, which all lanes of a backend share."""
         return self._recorder.graph_bytes + sum(plan.bytes for plan in self._plans)

@@ -1,16 +1,16 @@
-"""Attention wrappers of FlashInfer that plan for the processors of a lane instead of all of the device.
+"""Attention wrappers of FlashInfer that plan for the processors of a lane instead of the whole device.
 
-The planner of its prefill kernel, which also decodes with tensor cores, splits sequences among two blocks for
-every processor that the device says it has, less `num_colocated_ctas`. Its Python wrappers always give 0 for that
-(prefill.py, decode.py). A lane's give as many blocks as the processors that it does not have would take: run on a
-stand-in of the CUDA runtime, the planner was seen to plan for 132 processors less 112 as it does for 20.
+The planner of FlashInfer's prefill kernel, which also decodes with tensor cores, splits sequences among two blocks
+for every processor of the device, minus `num_colocated_ctas`. FlashInfer's Python wrappers always pass 0 for that
+(prefill.py, decode.py). A lane's wrappers pass the number of blocks that the processors outside the lane would
+take: on a stand-in of the CUDA runtime, the planner planned for 132 processors minus 112 as it does for 20.
 
-Every plan looks its compiled module up anew, which is one for all wrappers of a process, and keeps it in
-`_cached_module`. That is a property here, in a class of its own for each lane: what a wrapper finds there puts the
-lane's number into the call. So no other wrapper's plans can change, on no other thread. The ways not taken: to
-replace `plan` in the module itself, which had to be told, thread by thread, who is planning; and to choose the
-pieces here, as `fixed_split_size`, which is public: plans of recordings would then be split or not, and one that
-is not leaves out what a recorded kernel reads.
+Every plan looks up its compiled module, which all wrappers of a process share, and keeps it in `_cached_module`.
+Here that attribute is a property of a class of its own for each lane; it wraps the module so that the lane's
+number enters the call. So the plans of other wrappers and other threads cannot change. Two alternatives were
+rejected: replacing `plan` in the module, which would need to know for each thread which wrapper plans; and passing
+`fixed_split_size`, which is public: a captured kernel needs plans that are always split or never, and with it they
+vary.
 
 The planner of the decode kernel without tensor cores takes no such number.
 """
@@ -20,14 +20,14 @@ from typing import Any
 PLANS_OF_VERSION = "0.7.2.post1"  # where the place of the argument was read
 BLOCKS_PER_PROCESSOR = 2  # of the prefill kernel, as its planner counts
 _NUM_ARGUMENTS = 20
-_DISABLES_SPLIT, _COLOCATED = 17, 18  # places of a truth value and, behind it, the blocks that are not there
+_DISABLES_SPLIT, _COLOCATED = 17, 18  # positions of two arguments: a bool, then the number of blocks to leave out
 _ATTRIBUTE = "_cached_module"
 
 
 def lane_wrapper(wrapper: Any, idle_processors: int) -> Any:
-    """A class like `wrapper`, FlashInfer's of paged prefill or decode, whose plans leave some processors out.
+    """A subclass of `wrapper`, FlashInfer's class for paged prefill or decode, whose plans leave processors out.
 
-    Only for backend fa2 and, of decode, with tensor cores: other planners take other arguments.
+    For backend fa2 only, and for decode only with tensor cores: other planners take other arguments.
     """
     idle_blocks = BLOCKS_PER_PROCESSOR * idle_processors
 
@@ -41,7 +41,7 @@ def lane_wrapper(wrapper: Any, idle_processors: int) -> Any:
 
 
 class _LaneModule:
-    """Stands for a compiled module. All but its plans are as they were."""
+    """A compiled module with another `plan`."""
 
     def __init__(self, module: Any, idle_blocks: int) -> None:
         self._module = module

@@ -1,7 +1,7 @@
-"""The part of FlashInfer that is called here, as a contract, and how it is loaded.
+"""The part of FlashInfer that the backend calls, as a protocol, and how the package is loaded.
 
-Names and arguments are those of FlashInfer 0.7.2.post1, which the extra `cuda` pins; tests hold every call against
-that package's signatures. The package itself is imported here only, and only when asked for.
+Names and arguments are those of FlashInfer 0.7.2.post1, which the extra `cuda` pins; tests check every call
+against that package's signatures. This module alone imports the package, and only in load_flashinfer.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from faser.kernels.cuda.flashinfer.lane_plans import PLANS_OF_VERSION, lane_wrap
 
 
 class PagedAttention(Protocol):
-    """A wrapper object of FlashInfer: planned once a step from host arrays, run once a layer.
+    """An attention wrapper of FlashInfer: planned once per step from host arrays, run once per layer.
 
-    Its arguments differ between prefill and decode. It owns a pinned buffer that plan fills and the device copies
-    later: nobody may plan again before that copy is done.
+    Its arguments differ between prefill and decode. `plan` fills a pinned buffer of the wrapper, which the device
+    copies later: the caller must not plan again before that copy is done.
     """
 
     def plan(self, *arguments: Any, **options: Any) -> None: ...
@@ -27,7 +27,7 @@ class PagedAttention(Protocol):
 
 
 class FlashInfer(Protocol):
-    """Functions write to `out`, or in place, on the current stream of their tensors' device."""
+    """Functions write to `out` on the current stream of their tensors' device."""
 
     def rmsnorm(self, *arguments: Any, **options: Any) -> Tensor: ...
 
@@ -38,15 +38,15 @@ class FlashInfer(Protocol):
     def BatchDecodeWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> PagedAttention: ...
 
     def planning_without(self, idle_processors: int) -> "FlashInfer":
-        """The same, with wrappers that plan for a device with so many processors less. See lane_plans.
+        """The same library, whose wrappers plan as if the device had idle_processors fewer (lane_plans.py).
 
-        Raises ConfigError where another version is installed than the one whose plans are known here.
+        Raises ConfigError if the installed version is not the one whose planner lane_plans.py knows.
         """
         ...
 
 
 class _Installed:
-    """The package. Wrappers plan without idle_processors."""
+    """The installed package."""
 
     def __init__(self, package: Any, idle_processors: int = 0) -> None:
         self._package = package
@@ -75,12 +75,12 @@ def _import() -> Any:
 
 
 def load_flashinfer(modules: Path | None, import_package: Callable[[], Any] = _import) -> FlashInfer:
-    """The installed package. Takes seconds; makes a folder for its cache.
+    """Import the package. Takes seconds; FlashInfer creates its cache folder.
 
-    modules: where modules were compiled ahead of time (flashinfer_build), which it then takes from there; None: it
-    compiles each when it is first called, or takes one that came with the package.
+    modules: folder of modules that build.py compiled ahead of time; None: FlashInfer takes the modules that came
+    with its package, or compiles each at its first call.
 
-    Raises ConfigError that names the module that is missing and the extra that brings it.
+    Raises ConfigError that names the missing module and the extra that installs it.
     """
     try:
         package = import_package()

@@ -1,7 +1,7 @@
-"""Which of FlashInfer's compiled modules a model needs, which of them are there, and how long the others take.
+"""Which compiled modules of FlashInfer a model needs, which of them exist, and how long the others take.
 
-Knows how FlashInfer calls its modules and where it looks for them, both read in its sources. Loads neither it nor
-torch. Compiling ahead of time is flashinfer_build's.
+Knows how FlashInfer names its modules and where it looks for them, both read in its sources. Imports neither
+FlashInfer nor torch. build.py compiles modules ahead of time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,21 +9,27 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from faser.kernels.cuda.flashinfer.build import FP8_MODULES, MODULES, VERSION, WINDOW_MODULES, modules_dir
+from faser.kernels.cuda.flashinfer.build import (
+    COMMON_MODULES,
+    FP8_MODULES,
+    MODULES,
+    VERSION,
+    WINDOW_MODULES,
+    modules_dir,
+)
 
-_PLAIN = ("silu_and_mul", "norm")
 _TYPES = {"bfloat16": "bf16", "float16": "f16"}
 _FP8 = "e4m3"
-# About how many seconds compiling takes, for one arch on one core; docs/gpu.md has what was measured.
+# Approximate seconds to compile, for one arch on one core; docs/gpu.md has the measurements.
 _SECONDS = {"silu_and_mul": 5, "norm": 44, "decode": 29, "prefill": 123}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Attention:
-    """Attention as modules are compiled for it. dtype: of queries and results, without "torch.".
+    """A kind of attention that modules are compiled for. dtype: of queries and results, without "torch.".
 
-    fp8: keys and values are 8-bit floats; else they have the type of queries.
-    decodes: single rows have a kernel of their own, the one without tensor cores.
+    fp8: keys and values are 8-bit floats; else they have the dtype of queries.
+    decodes: single rows use a kernel of their own, without tensor cores.
     """
 
     head_dim: int
@@ -35,7 +41,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """name: as flashinfer_build has it, such as norm, decode_64_window or decode_64_fp8. dtype: see Attention."""
+    """name: as in build.py, such as norm, decode_64_window or decode_64_fp8. dtype: see Attention."""
 
     name: str
     dtype: str = "bfloat16"
@@ -46,7 +52,7 @@ class Module:
 
     @property
     def own_name(self) -> str:
-        """FlashInfer's name, of its folder and of the file in it."""
+        """FlashInfer's name of the module: of its folder and of the file in it."""
         if not self.is_attention:
             return self.name
         kind, size, *options = self.name.split("_")
@@ -64,7 +70,7 @@ class Module:
 
     @property
     def seconds(self) -> int:
-        """About what compiling it takes on one core."""
+        """Approximate time to compile it on one core."""
         return _SECONDS[self.name.partition("_")[0] if self.is_attention else self.name]
 
     def is_in(self, folders: Sequence[Path]) -> bool:
@@ -72,8 +78,8 @@ class Module:
 
 
 def needed_modules(attention: Iterable[Attention]) -> tuple[Module, ...]:
-    """What models with these kinds of attention call."""
-    found = {name: Module(name=name) for name in _PLAIN}
+    """The modules that models with these kinds of attention call."""
+    found = {name: Module(name=name) for name in COMMON_MODULES}
     for each in sorted(set(attention)):
         suffix = ("_window" if each.window else "") + ("_fp8" if each.fp8 else "")
         kinds = ("prefill", "decode") if each.decodes else ("prefill",)
@@ -83,24 +89,24 @@ def needed_modules(attention: Iterable[Attention]) -> tuple[Module, ...]:
 
 
 def known_modules() -> tuple[Module, ...]:
-    """All that models which are served here can need."""
+    """All modules that a supported model can need."""
     names = [Module(name=name) for name in MODULES + WINDOW_MODULES + FP8_MODULES]
     return (*names, *(Module(name=each.name, dtype="float16") for each in names if each.is_attention))
 
 
-def folders_ahead(kernels: Path, arch: str) -> tuple[Path, ...]:
-    """Where FlashInfer looks for what was compiled ahead of time, whether there is such a folder or not.
+def precompiled_folders(kernels: Path, arch: str) -> tuple[Path, ...]:
+    """The folders in which FlashInfer looks for modules compiled ahead of time; they may not exist.
 
-    kernels: the folder of compiled kernels; what is in there takes the place of what came with FlashInfer.
+    kernels: the folder of compiled kernels; its modules replace those that came with FlashInfer.
     """
-    ahead = modules_dir(kernels, arch)
-    spec = None if ahead.exists() else find_spec("flashinfer")
+    own = modules_dir(kernels, arch)
+    spec = None if own.exists() else find_spec("flashinfer")
     packaged = () if spec is None else spec.submodule_search_locations or ()
-    return (ahead, *(Path(place) / "data" / "aot" for place in packaged))
+    return (own, *(Path(place) / "data" / "aot" for place in packaged))
 
 
 def folder_of_compiled(workspace: Path, arch: str) -> Path:
-    """Where FlashInfer keeps what it compiles when it is called. Where it may not compile, it does not look there.
+    """The folder of modules that FlashInfer compiles at their first call, ignored if compiling is disabled.
 
     workspace: the folder that FLASHINFER_WORKSPACE_BASE names.
     """
@@ -108,11 +114,11 @@ def folder_of_compiled(workspace: Path, arch: str) -> Path:
 
 
 def package_of_modules() -> bool:
-    """Whether a package of compiled modules is installed. What is in it is known to FlashInfer only."""
+    """Whether a package of compiled modules is installed. Only FlashInfer knows which modules it holds."""
     return find_spec("flashinfer_jit_cache") is not None
 
 
 def compile_time(modules: Sequence[Module]) -> str:
-    """About how long they take one after the other, in words."""
+    """The approximate time to compile them one after the other, as text."""
     minutes = round(sum(each.seconds for each in modules) / 60)
     return f"about {minutes} minutes" if minutes > 1 else "about a minute"

@@ -1,16 +1,17 @@
-"""FlashInfer's attention wrappers: how they are made, planned and how large their workspace has to be.
+"""FlashInfer's attention wrappers: how to make and plan them, and how large their workspace must be.
 
-Owns the workspace of a backend, where sequences that are split leave partial results. Knows neither caches nor
-models. FlashInfer plans on the host, from arrays there, and copies what it found from a pinned buffer of the
-wrapper: nobody may plan a wrapper again before that copy is done.
+Owns the workspace of a backend, which holds the partial results of split sequences. Knows neither caches nor
+models. FlashInfer plans on the host, from host arrays, and copies the plan from a pinned buffer of the wrapper to
+the device: the caller must not plan a wrapper again before that copy is done.
 
-A wrapper for recordings is made for fixed arrays and a fixed number of sequences. What is recorded are the places
-of its arrays and plan, and the grid: that depends on the most rows a plan may have, which FlashInfer takes from
-the first one, and on the processors that it plans for. Of blocks of the grid, a plan says which have work.
+A wrapper for CUDA graphs is made for fixed arrays and a fixed number of sequences. A graph captures the addresses
+of the arrays and the plan, and the grid. The grid depends on the most rows that a plan may have, which FlashInfer
+takes from the first plan, and on the processors planned for. Each plan says which blocks of the grid have work.
 
-What is said of FlashInfer here was read in 0.7.2.post1: prefill.py, decode.py, scheduler.cuh, batch_prefill.cu. Of
-the prefill kernel's planner it was also seen, on a stand-in of the CUDA runtime (tests/kernels/cuda/flashinfer/test_planner.py):
-what plans take of a workspace, what a lane's look like, and that nothing recorded changes from plan to plan.
+The statements about FlashInfer were read in 0.7.2.post1: prefill.py, decode.py, scheduler.cuh, batch_prefill.cu.
+The prefill kernel's planner was also run, on a stand-in of the CUDA runtime
+(tests/kernels/cuda/flashinfer/test_planner.py), for its use of the workspace, its plans for lanes, and whether
+anything captured changes from plan to plan.
 """
 
 from dataclasses import dataclass
@@ -22,24 +23,24 @@ from torch import Tensor
 from faser.kernels.cuda.device import Accelerator
 from faser.kernels.cuda.flashinfer.lane_plans import BLOCKS_PER_PROCESSOR
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
-from faser.kernels.interface.backend import AttentionShape
 from faser.kernels.interface.paged_layout import PagedLayout
+from faser.kernels.interface.shapes import AttentionShape
 
 INT_WORKSPACE_BYTES = 8 << 20  # that every wrapper allocates by itself
 _WORKSPACE_BYTES = 128 << 20  # what FlashInfer recommends for the partial results of split sequences
-# From this many query heads a KV head on, a row of them fills a tile of the tensor cores well enough.
+# From this many query heads per KV head on, one row fills a tile of the tensor cores well enough.
 _TENSOR_CORE_GROUP = 4
-_MOST_BLOCKS_PER_PROCESSOR = 32  # of the decode kernel; hardware has no room for more
+_MOST_BLOCKS_PER_PROCESSOR = 32  # of the decode kernel; the hardware limit
 _WIDEST_TILE = 128  # packed query rows; see _tile
-_SLACK_BYTES = 64  # two arrays in a workspace are aligned
+_SLACK_BYTES = 64  # for the alignment of two arrays in a workspace
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionKind:
-    """What a wrapper is for, beside a layout. one_row_each: every sequence has exactly one row.
+    """What a wrapper needs to know apart from the layout. one_row_each: every sequence has exactly one row.
 
-    dtype: of queries and results. kv_dtype: of keys and values, the same or float8_e4m3fn. Kernels widen these as
-    they load them, to dtype for tensor cores, else to float32; scales that are not given are one.
+    dtype: of queries and results. kv_dtype: of keys and values, dtype or float8_e4m3fn. Kernels widen these as
+    they load them, to dtype for tensor cores, else to float32; FlashInfer takes scales that are not given as one.
     """
 
     shape: AttentionShape
@@ -49,25 +50,24 @@ class AttentionKind:
 
     @property
     def group(self) -> int:
-        """Query heads a KV head."""
+        """Query heads per KV head."""
         return self.shape.num_heads // self.shape.num_kv_heads
 
     @property
     def uses_tensor_cores(self) -> bool:
-        """The kernel that decodes without them is another one, with plans of another form."""
+        """Whether the kernel uses tensor cores. The decode kernel without them has plans of another form."""
         return not self.one_row_each or self.group >= _TENSOR_CORE_GROUP
 
 
 class AttentionWorkspace:
-    """Where split sequences leave partial results, from one kernel until the next one joins them.
+    """Holds the partial results of split sequences from one kernel until the next one joins them.
 
-    One for all wrappers of a backend, those of its lanes included: nothing in it outlives one layer's attention,
-    and steps of one backend never run at the same time, wherever they run. A lane's stream is held behind the
-    caller's before its first kernel, and the caller's behind the lane's last one
-    (engine/execution/overlap/streams.py). So a step on a lane comes behind all that were given before it, be it for
-    the whole device or for a lane of another size, and before all that follow. Recording keeps that order wherever it runs what it records (cuda_device). The two
-    lanes that run at the same time have a backend each. Plans are another matter: they stay from step to step, and
-    every wrapper has memory of its own for its plan.
+    All wrappers of a backend share it, on all lanes: nothing in it outlives one layer's attention, and steps of
+    one backend never run at the same time. The overlap partition makes a lane's stream wait for the caller's
+    stream before its first kernel, and the caller's stream for the lane's last one: a step on a lane runs after
+    all steps launched before it, and before all later ones, on whatever lane. Graph capture keeps that order
+    (cuda/device.py). Two lanes that run concurrently have a backend each. Plans are not stored here: they live
+    from step to step, and every wrapper has memory of its own for its plan.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -79,7 +79,7 @@ class AttentionWorkspace:
         return 0 if self._memory is None else self._memory.nbytes
 
     def of(self, needed_bytes: int) -> Tensor:
-        """[≥ needed_bytes] uint8. Who got a smaller one before keeps that, which recordings know."""
+        """[≥ needed_bytes] uint8. Earlier callers keep their smaller tensor: graphs have captured its address."""
         if self._memory is None or self._memory.nbytes < needed_bytes:
             size = max(_WORKSPACE_BYTES, needed_bytes)
             self._memory = torch.empty(size, dtype=torch.uint8, device=self._accelerator.device)
@@ -87,12 +87,12 @@ class AttentionWorkspace:
 
 
 class AttentionWrappers:
-    """Makes wrappers that run one after the other, on so many processors of the device."""
+    """Makes wrappers for num_processors of the device's processors. They run one after the other."""
 
     def __init__(
         self, accelerator: Accelerator, library: FlashInfer, workspace: AttentionWorkspace, num_processors: int
     ) -> None:
-        """Raises ConfigError where the library cannot plan for a part of the device."""
+        """Raises ConfigError if the library cannot plan for a part of the device."""
         self._library = library
         self._workspace = workspace
         self._all_processors = accelerator.num_processors
@@ -101,22 +101,23 @@ class AttentionWrappers:
         self._lane_library = library.planning_without(idle) if idle else library
 
     def eager(self, kind: AttentionKind) -> PagedAttention:
-        """For plans of any size."""
+        """A wrapper for plans of any size."""
         return self._new(kind, split_bytes(kind, self._planned_for(kind)), {})
 
     def splits(self, kind: AttentionKind, sequences: int) -> bool:
-        """Whether long sequences of a fixed plan are split among blocks; another launch joins their parts.
+        """Whether a fixed plan may split long sequences among blocks; another launch then joins the parts.
 
-        Not in decoding steps that have work for all processors as they are: no sequence would be split there, but
-        FlashInfer would launch what joins them. Other steps may have far fewer sequences than there is room for.
+        False for decoding steps with enough sequences for all processors: the planner would split none of them,
+        but FlashInfer would still launch the join. Other steps may have far fewer sequences than their size
+        allows.
         """
         at_once = _blocks_at_once(kind, self._num_processors)
         return not (kind.one_row_each and kind.uses_tensor_cores and sequences > at_once)
 
     def fixed(self, kind: AttentionKind, arrays: PagedLayout) -> PagedAttention:
-        """For plans that arrays, on the device, have room for. The first plan must have as many rows as they do.
+        """A wrapper for plans that fit into these device arrays. The first plan must have as many rows as they do.
 
-        The caller fills arrays.page_indices; planning writes the values of the others, again.
+        The caller fills arrays.page_indices; planning writes the values of the other arrays again.
         """
         sizes = arrays.sizes
         needed = 0
@@ -135,9 +136,9 @@ class AttentionWrappers:
             options["paged_kv_last_page_len_buf"] = arrays.last_page_len
         return self._new(kind, needed, options)
 
-    @torch.inference_mode(False)  # so that whoever plans may do it outside of that mode
+    @torch.inference_mode(False)  # so that planning works outside of inference mode too
     def _new(self, kind: AttentionKind, needed_bytes: int, options: dict[str, Any]) -> PagedAttention:
-        """fa2 by name: what FlashInfer chooses on its own may be a kernel that was not compiled."""
+        """Names fa2, because FlashInfer's own choice may be a kernel that was not compiled."""
         library = self._lane_library if kind.uses_tensor_cores else self._library
         if kind.one_row_each:
             make = library.BatchDecodeWithPagedKVCacheWrapper
@@ -148,7 +149,7 @@ class AttentionWrappers:
         return make(float_workspace_buffer=workspace, kv_layout="NHD", backend="fa2", **options)
 
     def _planned_for(self, kind: AttentionKind) -> int:
-        """Processors. Of the kernel without tensor cores FlashInfer's planner always takes all of the device."""
+        """Processors that the planner plans for: always all, for the kernel without tensor cores."""
         return self._num_processors if kind.uses_tensor_cores else self._all_processors
 
 
@@ -161,13 +162,13 @@ def plan_attention(
     *,
     splits: bool = True,
 ) -> None:
-    """Plan from arrays on the host: given those of the device, FlashInfer would wait for it.
+    """Plan from host arrays: given device arrays, FlashInfer would wait for the device.
 
-    pages: [all] int32 on the device, which no planner reads; none where the wrapper's own array holds them.
-    splits: see AttentionWrappers.
+    pages: [all] int32 on the device, which no planner reads; empty if the wrapper's own array holds them. splits:
+    see AttentionWrappers.
     """
     shape = kind.shape
-    # FlashInfer counts the positions to the left of a row, ours counts the row itself too.
+    # FlashInfer's window does not count the row itself, FASER's does.
     options: dict[str, Any] = {
         "num_qo_heads": shape.num_heads,
         "num_kv_heads": shape.num_kv_heads,
@@ -202,8 +203,8 @@ def plan_attention(
 def split_bytes(kind: AttentionKind, num_processors: int, *, rows: int = 0, sequences: int = 0) -> int:
     """Most workspace that a plan takes: weighted values and their weights, float32, of all blocks of the grid.
 
-    rows, sequences: of a fixed plan, which keeps room for the largest grid; 0: of plans that split only as far as
-    blocks run at the same time. As FlashInfer's planner (scheduler.cuh) lays them out.
+    rows, sequences: of a fixed plan, which needs room for its largest grid; 0: an eager plan, which splits only
+    into as many blocks as run at the same time. Follows the layout of FlashInfer's planner (scheduler.cuh).
     """
     if not kind.uses_tensor_cores:
         return _partial_bytes(kind, _MOST_BLOCKS_PER_PROCESSOR * num_processors // kind.shape.num_kv_heads)
@@ -216,17 +217,17 @@ def split_bytes(kind: AttentionKind, num_processors: int, *, rows: int = 0, sequ
 
 
 def _blocks_at_once(kind: AttentionKind, num_processors: int) -> int:
-    """Up to so many blocks a KV head run at the same time: sequences are split into no more."""
+    """Most blocks per KV head that run at the same time: the planner splits sequences into no more."""
     return BLOCKS_PER_PROCESSOR * num_processors // kind.shape.num_kv_heads
 
 
 def _partial_bytes(kind: AttentionKind, rows: int) -> int:
-    """Of so many rows of all heads; a block's tile has rows of the heads of one group."""
+    """Workspace for the partial results of this many rows, all heads."""
     return rows * kind.shape.num_heads * (kind.shape.head_dim + 1) * 4 + _SLACK_BYTES
 
 
 def _tile(packed_rows: int) -> int:
-    """Rows of query heads that a block takes, where the longest sequence has so many of them."""
+    """Query rows of one block. packed_rows: rows times query heads per KV head, of the longest sequence."""
     if packed_rows > 64:
         return _WIDEST_TILE
     return 64 if packed_rows > 16 else 16

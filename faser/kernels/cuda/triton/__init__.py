@@ -1,6 +1,6 @@
-"""Kernels in Triton, for CUDA devices: whatever of a step no library computes as exactly as the engine defines it.
+"""Kernels in Triton for CUDA devices: the parts of a step that no library computes with the engine's exact bits.
 
-Each file is about one thing and ends with what Python calls: it checks shapes and types, launches, and never waits
-for the device. Without a GPU the kernels run in Triton's interpreter, where TRITON_INTERPRET=1 was set before
-Triton was first imported; that is for tests.
+A file holds one kernel, or a few, and ends with the function that Python calls: it checks shapes and dtypes,
+launches, and never waits for the device. Start reading at device_kernels.py. Without a GPU the kernels run in
+Triton's interpreter, if TRITON_INTERPRET=1 is set before the first import of Triton; that is for tests.
 """

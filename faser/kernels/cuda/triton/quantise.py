@@ -1,6 +1,6 @@
-"""Quantising rows to 8-bit floats in one launch: the largest magnitude of each, its scale, and its values.
+"""Quantises rows to 8-bit floats in one launch: each row's largest magnitude, scale and values.
 
-The same bits as kernels/fp8.quantise_rows gives, which is the definition.
+Gives the bits of interface/fp8.quantise_rows, which is the definition.
 """
 
 import torch
@@ -36,10 +36,10 @@ def _quantise(x, stride, codes, scales, width, BLOCK: tl.constexpr):
 
 
 def quantise_rows(x: Tensor, values: Tensor, scales: Tensor) -> None:
-    """values [R, K] float8_e4m3fn, scales [R] float32: see kernels/fp8.Fp8Rows.
+    """Write values [R, K] float8_e4m3fn and scales [R] float32, as interface/fp8.Fp8Rows has them.
 
-    x: [R, K] float32, bfloat16 or float16, rows in line. In a row with an infinity or without a number, some value
-    is not a number. Raises EngineError, also for rows wider than WIDEST.
+    x: [R, K] float32, bfloat16 or float16, each row contiguous. A row with an infinity or a NaN gets a NaN value.
+    Raises EngineError that names the tensor that does not fit, and for rows wider than WIDEST.
     """
     rows, width = x.shape
     if width > WIDEST:

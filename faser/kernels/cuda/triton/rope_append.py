@@ -1,12 +1,10 @@
-"""Normalise, rotate and store: queries in place, keys and values into a paged cache, in one launch per layer.
+"""Backend.rope_append in one launch per layer: normalise, rotate, store keys and values in the paged cache.
 
-The layout is NHD: [blocks, block_size, Hkv, D] of keys and of values, so that a token's head lies in line. A slot
-is block * block_size + offset; see Backend.rope_append, of which this is the arithmetic. Grouped queries need
-nothing: only Hkv heads are stored. A cache of 8-bit floats gets what kernels/fp8_cache.stored says. Knows nothing
-of block tables and of attention.
+The cache layout is NHD: [blocks, block_size, Hkv, D] of keys and of values, so that the channels of a token's head
+are contiguous. A slot is block * block_size + offset. Grouped queries need no extra work: only Hkv heads are
+stored. interface/fp8_cache.stored defines the bits of a cache of 8-bit floats. Knows neither block tables nor
+attention.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton.language as tl
@@ -15,22 +13,12 @@ from torch import Tensor
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common.float8 import saturated_code
 from faser.kernels.cuda.triton.common.tensors import EXACT, expect, expect_lines, jit
-from faser.kernels.interface.backend import AttentionShape
 from faser.kernels.interface.fp8 import FP8
+from faser.kernels.interface.shapes import AttentionShape
 
 HEAD_DIMS = (64, 128)
-NO_SLOT = -1
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadNorm:
-    """RMS norm of each head before it is rotated. q_weight, k_weight: [D], of the type of qkv."""
-
-    q_weight: Tensor
-    k_weight: Tensor
-    eps: float
 
 
 @jit
@@ -39,7 +27,7 @@ def _rope_append(
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr,
     NORM: tl.constexpr, ROTATE: tl.constexpr, AS_FP8: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row. A row whose slot is NO_SLOT stores nothing. AS_FP8: keys, values are codes, uint8."""
+    """One head of one row. A row of slot NO_SLOT stores nothing. AS_FP8: keys and values are codes, uint8."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel = tl.arange(0, HALF)
     place = qkv + row * stride + head * 2 * HALF + channel
@@ -51,11 +39,11 @@ def _rope_append(
             mean = (tl.sum(wide * wide) + tl.sum(other * other)) / (2 * HALF)
             factor = 1.0 / tl.sqrt(mean + eps)
             weight = tl.where(head < NUM_HEADS, tl.load(q_weight + channel), tl.load(k_weight + channel))
-            behind = tl.where(
+            second_weight = tl.where(
                 head < NUM_HEADS, tl.load(q_weight + HALF + channel), tl.load(k_weight + HALF + channel)
             )
             first = ((wide * factor).to(kind).to(tl.float32) * weight.to(tl.float32)).to(kind)
-            second = ((other * factor).to(kind).to(tl.float32) * behind.to(tl.float32)).to(kind)
+            second = ((other * factor).to(kind).to(tl.float32) * second_weight.to(tl.float32)).to(kind)
         if ROTATE:
             angle = angles + tl.load(positions + row) * 2 * HALF + channel
             cosine, sine = tl.load(angle), tl.load(angle + HALF)
@@ -88,14 +76,19 @@ def rope_append(
     keys: Tensor,
     values: Tensor,
     shape: AttentionShape,
-    norm: HeadNorm | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
 ) -> Tensor:
-    """Returns queries [R, Hq * D], a view of qkv; keys and values are in the cache.
+    """Returns queries [R, Hq * D], a view of qkv; stores keys and values in the cache.
 
-    qkv: [R, (Hq + 2 Hkv) * D] float32, bfloat16 or float16, rows in line; its queries are overwritten. angles: [P,
-    D] float32, see Backend.rope_append; None rotates nothing. positions: [R] int64, below P. slots: [R] int64,
-    distinct; NO_SLOT stores nothing. keys, values: [blocks, block_size, Hkv, D] of one layer, of the type of qkv
-    or float8_e4m3fn. Raises EngineError, also for a head_dim that is not one of HEAD_DIMS.
+    qkv: [R, (Hq + 2 Hkv) * D] float32, bfloat16 or float16, each row contiguous; its queries are overwritten.
+    angles: [P, D] float32, as in Backend.rope_append; None rotates nothing. positions: [R] int64, below P. slots:
+    [R] int64, distinct; NO_SLOT (interface/paged_layout.py) stores nothing. keys, values: [blocks, block_size,
+    Hkv, D] of one layer, contiguous, of the dtype of qkv or float8_e4m3fn. q_norm, k_norm: [D], the dtype of qkv;
+    both or neither.
+
+    Raises EngineError that names the tensor that does not fit, or a head_dim outside HEAD_DIMS.
     """
     dim, num_kv = shape.head_dim, shape.num_kv_heads
     if dim not in HEAD_DIMS:
@@ -109,17 +102,20 @@ def rope_append(
     expect("values", values, size, keys.dtype, like=qkv)
     if angles is not None:
         expect("angles", angles, (len(angles), dim), torch.float32, like=qkv)
-    if norm is not None:
-        expect("q_weight", norm.q_weight, (dim,), qkv.dtype, like=qkv)
-        expect("k_weight", norm.k_weight, (dim,), qkv.dtype, like=qkv)
+    weights = (qkv, qkv)  # never read
+    if q_norm is not None or k_norm is not None:
+        assert q_norm is not None, "k_norm without q_norm"
+        assert k_norm is not None, "q_norm without k_norm"
+        expect("q_norm", q_norm, (dim,), qkv.dtype, like=qkv)
+        expect("k_norm", k_norm, (dim,), qkv.dtype, like=qkv)
+        weights = (q_norm, k_norm)
     as_fp8 = keys.dtype is FP8
     if as_fp8:
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     if len(qkv):
-        weights = (qkv, qkv, 0.0) if norm is None else (norm.q_weight, norm.k_weight, norm.eps)
         _rope_append[(len(qkv), num_heads)](
-            qkv, qkv.stride(0), qkv if angles is None else angles, positions, slots, keys, values, *weights,
-            NUM_HEADS=shape.num_heads, NUM_KV_HEADS=num_kv, HALF=dim // 2, NORM=norm is not None,
+            qkv, qkv.stride(0), qkv if angles is None else angles, positions, slots, keys, values, *weights, eps,
+            NUM_HEADS=shape.num_heads, NUM_KV_HEADS=num_kv, HALF=dim // 2, NORM=q_norm is not None,
             ROTATE=angles is not None, AS_FP8=as_fp8, num_warps=1, **EXACT,
         )  # fmt: skip
     return qkv[:, : shape.num_heads * dim]

@@ -1,6 +1,6 @@
-"""What comes behind a product of quantised matrices: its sums times both scales, and what is added, in one launch.
+"""Finishes a product of quantised matrices in one launch: scales the sums, adds bias and residual.
 
-See kernels/interface/fp8.py. All arithmetic is in float32 and the result is rounded once.
+interface/fp8.py defines it. All arithmetic is in float32; the result is rounded once.
 """
 
 import torch
@@ -18,7 +18,7 @@ def _scale(
     sums, row_scales, column_scales, addend, residual, residual_stride, scaled, out_stride, width,
     ADDS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of one row. Each place is read before it is written, so residual may be the output."""
+    """Some columns of one row. Reads each element before it writes it, so residual may be the output."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -41,8 +41,8 @@ def scale_sums(
 ) -> Tensor:
     """out[r, n] = sums[r, n] * row_scales[r] * column_scales[n] + bias[n] + residual[r, n]. Returns out.
 
-    sums: [R, N] float32. row_scales: [R], column_scales: [N], float32. bias: [N] of any of the types of out.
-    out: [R, N] float32, bfloat16 or float16, rows in line. residual: of out's type, may be out.
+    sums: [R, N] float32. row_scales: [R], column_scales: [N], float32. bias: [N], any dtype that out may have.
+    out: [R, N] float32, bfloat16 or float16, each row contiguous. residual: [R, N] of out's dtype, may be out.
 
     Raises EngineError that names the tensor that does not fit.
     """

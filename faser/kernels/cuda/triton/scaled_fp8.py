@@ -1,10 +1,10 @@
-"""8-bit products on NVIDIA's tensor cores: Triton kernels before and behind cuBLAS.
+"""8-bit products on NVIDIA's tensor cores: a Triton kernel before cuBLAS, and one after it.
 
-cuBLAS multiplies the values as they are and gives float32 sums; scales, bias and residual are put to them in one
-launch. It could apply a scale a row itself, but was found to have no such kernel for few rows of many columns,
-which is what decoding asks for (pytorch/ao, issue 4582), and has none outside of compute capability 9.
+cuBLAS multiplies the values and gives float32 sums; one launch then applies scales, bias and residual. cuBLAS
+could apply a scale per row itself, but only on compute capability 9, and it has no such kernel for few rows of
+many columns, which is what decoding needs (pytorch/ao, issue 4582).
 
-What torch asks of types, sizes and strides was read in its sources (ScaledBlas.cpp). Not run on a GPU yet.
+torch's requirements on dtypes, sizes and strides were read in its sources (ScaledBlas.cpp).
 """
 
 import torch
@@ -15,12 +15,12 @@ from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows
 
 LOWEST_CAPABILITY = (8, 9)
 MULTIPLE = 16  # of both sizes of a weight: 16 bytes are what the tensor cores load at once
-# A product of fewer rows takes longer (vllm, pull request 4691). Those behind the real ones have no meaning.
+# A product of fewer rows takes longer (vllm, pull request 4691); it is padded with rows of arbitrary values.
 LEAST_ROWS = 17
 
 
 class ScaledFp8:
-    """See Fp8Products. Three launches. What is between them is allocated: within a recording, from its pool."""
+    """See Fp8Products. Three launches; allocates their intermediate tensors, from a graph's pool on capture."""
 
     def __init__(self, device: torch.device) -> None:
         from faser.kernels.cuda.triton.quantise import quantise_rows
@@ -42,8 +42,8 @@ class ScaledFp8:
         values = torch.empty((max(rows, LEAST_ROWS), width), dtype=FP8, device=x.device)
         scales = torch.empty(rows, dtype=torch.float32, device=x.device)
         self._quantise_rows(x, values[:rows], scales)
-        # Fast accumulation would keep some 14 bits of a sum (arXiv:2412.19437, section 3.3.2). The public name of
-        # this, scaled_mm, calls the same on a GPU, but has nothing to call on a CPU, where this can be tested.
+        # Fast accumulation would keep some 14 bits of a sum (arXiv:2412.19437, section 3.3.2). The public
+        # scaled_mm calls the same function on a GPU, but has no implementation on a CPU, where this can be tested.
         sums = torch._scaled_mm(
             values,
             packed.weight.values.t(),
@@ -56,5 +56,5 @@ class ScaledFp8:
 
 
 def scaled_fp8(device: torch.device, capability: tuple[int, int]) -> Fp8Products | None:
-    """The products of a device of this compute capability; None: its tensor cores have none. Imports Triton."""
+    """The products for a device of this compute capability; None: its tensor cores have none. Imports Triton."""
     return ScaledFp8(device) if capability >= LOWEST_CAPABILITY else None

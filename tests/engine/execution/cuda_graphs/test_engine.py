@@ -1,8 +1,8 @@
-"""An engine over recordings whose plain steps run one ahead, on the emulated device of test_graphs.
+"""An engine on a graph runner with asynchronous scheduling, on the emulated device of test_graph_runner.
 
-Oracle: the same requests over an eager runner, a step at a time. Products of other numbers of rows may round
-another way, and a token may then be another one, as on a real device; so nearly all of the answers have to be the
-same, and what is wrong with a step would change nearly all of them.
+Oracle: the same requests on an eager runner, a step at a time. Products of other numbers of rows may round another
+way, and a token may then be another one, as on a real device. So nearly all of the answers have to be the same: a
+wrong step would change nearly all of them.
 """
 
 from pathlib import Path
@@ -31,7 +31,7 @@ from tests.engine.execution.cuda_graphs.test_graph_runner import (
 )
 
 SLOTS, NUM_TOKENS = 4, 14
-SIZES = GraphSizes(rows=(2, 4, 8), most_sequences=SLOTS, blocks_each=WIDTH)
+SIZES = GraphSizes(rows=(2, 4, 8), max_sequences=SLOTS, max_blocks_each=WIDTH)
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_heads_of_64(tmp_path_factory.mktemp("heads-of-64"))
 
 
-def engine_over(side: Side, runner: Runner, *, ahead: bool) -> Engine:
+def engine_over(side: Side, runner: Runner, *, schedules_async: bool) -> Engine:
     sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), "cpu", side.backend.sampling_kernels)
     executor = ModelExecutor(
-        runner, sampler, BlockTable(SLOTS, WIDTH), max_logit_rows=MAX_LOGIT_ROWS, samples_in_runner=ahead
+        runner, sampler, BlockTable(SLOTS, WIDTH), max_logit_rows=MAX_LOGIT_ROWS, samples_in_runner=schedules_async
     )
     scheduler = Scheduler(
         kv=KvManager(NUM_BLOCKS, BLOCK_SIZE),
@@ -52,7 +52,7 @@ def engine_over(side: Side, runner: Runner, *, ahead: bool) -> Engine:
         eos_token_ids=(2,),
         clock=WallClock(),
     )
-    return Engine(scheduler, executor, schedules_async=ahead)
+    return Engine(scheduler, executor, schedules_async=schedules_async)
 
 
 def answers(engine: Engine, count: int = 9, num_tokens: int = NUM_TOKENS) -> dict[str, list[int]]:
@@ -83,10 +83,10 @@ def answers(engine: Engine, count: int = 9, num_tokens: int = NUM_TOKENS) -> dic
 
 
 def test_answers_are_those_of_an_engine_that_calls_kernel_after_kernel(checkpoint: Path) -> None:
-    eager, recorded = Side(checkpoint), Side(checkpoint)
-    wanted = answers(engine_over(eager, eager.eager(), ahead=False))
+    eager, replayed = Side(checkpoint), Side(checkpoint)
+    wanted = answers(engine_over(eager, eager.eager(), schedules_async=False))
 
-    found = answers(engine_over(recorded, recorded.recorded(SIZES), ahead=True))
+    found = answers(engine_over(replayed, replayed.graph_runner(SIZES), schedules_async=True))
 
     assert {name: len(token_ids) for name, token_ids in found.items()} == dict.fromkeys(wanted, NUM_TOKENS)
     assert sum(found[name] == wanted[name] for name in wanted) >= len(wanted) - 2

@@ -1,9 +1,9 @@
-"""A runner that replays recordings gives what an eager one gives: step by step, whatever sizes come when.
+"""A runner that replays CUDA graphs gives what an eager one gives, step by step, for sizes in any order.
 
-Nothing here runs on a GPU. The device is an emulation (fake_graph) that notes every tensor operation of a
-recording and does exactly these again, on the very tensors it noted; so what was baked into a recording stays
-baked, and what the host forgot to write in place is seen. Oracle: the eager runner on the same emulation, with a
-cache of its own.
+Nothing here runs on a GPU. The device is an emulation (fake_graph) that notes every tensor operation of a capture
+and repeats exactly these, on the very tensors it noted. So a value baked into a graph stays baked in, and an input
+that the host forgot to write in place shows. Oracle: the eager runner on the same emulation, with a cache of its
+own.
 """
 
 import random
@@ -25,22 +25,22 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.interface.backend import KvShape
 from faser.kernels.interface.graph_capture import GraphBatchSize, GraphCapture
 from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.shapes import KvShape
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend
 
 NUM_LAYERS, BLOCK_SIZE, NUM_BLOCKS, SLOTS, WIDTH = 2, 16, 24, 6, 4
 MAX_ROWS, MAX_LOGIT_ROWS, WINDOW = 48, 16, 0.05
-NEAR = 2.0**-5  # products of another number of rows may round another way
-SIZES = GraphSizes(rows=(1, 2, 4, 8, 16), most_sequences=4, blocks_each=WIDTH)
-NO_GUESSES = DraftGraphs()
+NEAR = 2.0**-5  # a product of another number of rows may round differently
+SIZES = GraphSizes(rows=(1, 2, 4, 8, 16), max_sequences=4, max_blocks_each=WIDTH)
+NO_DRAFTS = DraftGraphs()
 
 
 def write_heads_of_64(directory: Path, *, noise: float = 0.0) -> Path:
-    """A checkpoint of the tiny Llama with heads of the size that kernels have. noise: in shares of each matrix."""
+    """A checkpoint of the tiny Llama with heads of 64 channels. noise: relative to each matrix."""
     config = tiny_llama_config() | {
         "num_hidden_layers": NUM_LAYERS,
         "hidden_size": 128,
@@ -63,7 +63,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Side:
-    """A backend, None: a new one, and the parts that a runner on it takes."""
+    """A backend (None: a new one) and the parts of a runner on it."""
 
     def __init__(self, checkpoint: Path, backend: FlashInferBackend | None = None) -> None:
         self.backend: FlashInferBackend = backend or fake_backend()
@@ -86,39 +86,41 @@ class Side:
         )
         choice = self.backend.device_sampling_kernels(MAX_LOGIT_ROWS, VOCAB_SIZE)
         assert choice is not None
-        self.chooser = DeviceTokenSampler(choice, self.backend.capture, self.backend.device, MAX_LOGIT_ROWS)
+        self.token_sampler = DeviceTokenSampler(
+            choice, self.backend.graph_capture, self.backend.device, MAX_LOGIT_ROWS
+        )
 
     def eager(self) -> Runner:
-        return Runner(self.decoder, self.backend, self.kv, self.chooser)
+        return Runner(self.decoder, self.backend, self.kv, self.token_sampler)
 
-    def recorded(
+    def graph_runner(
         self,
         sizes: GraphSizes,
         *,
-        guessing: DraftGraphs = NO_GUESSES,
-        on_lanes: Mapping[DeviceLane, GraphCapture] | None = None,
+        drafts: DraftGraphs = NO_DRAFTS,
+        lane_captures: Mapping[DeviceLane, GraphCapture] | None = None,
         report: Callable[[str, int, int], None] = lambda *_: None,
     ) -> GraphRunner:
         return GraphRunner(
             self.decoder,
             self.backend,
             self.kv,
-            self.chooser,
-            self.backend.capture,
+            self.token_sampler,
+            self.backend.graph_capture,
             sizes=sizes,
             max_logit_rows=MAX_LOGIT_ROWS,
-            guessing=guessing,
-            on_lanes=on_lanes,
+            drafts=drafts,
+            lane_captures=lane_captures,
             report=report,
         )
 
 
 @pytest.fixture(scope="module")
 def replaying(checkpoint: Path) -> tuple[GraphRunner, list[tuple[str, int, int]]]:
-    said: list[tuple[str, int, int]] = []
-    guessing = DraftGraphs(windows=(WINDOW,), depths=(1,))
-    runner = Side(checkpoint).recorded(SIZES, guessing=guessing, report=lambda *each: said.append(each))
-    return runner, said
+    reports: list[tuple[str, int, int]] = []
+    drafts = DraftGraphs(windows=(WINDOW,), depths=(1,))
+    runner = Side(checkpoint).graph_runner(SIZES, drafts=drafts, report=lambda *each: reports.append(each))
+    return runner, reports
 
 
 @pytest.fixture
@@ -147,30 +149,30 @@ def asked(count: int, seed: int, *, random_share: float = 0.5) -> SamplingMetada
     )
 
 
-def test_buckets_are_bounded_and_take_every_step_of_their_sizes() -> None:
-    sizes = GraphSizes.usual(most_rows=256, most_sequences=100, most_drafts=5, blocks_each=8)
+def test_batch_sizes_are_bounded_and_take_every_step_of_their_sizes() -> None:
+    sizes = GraphSizes.default(max_rows=256, max_sequences=100, max_drafts=5, max_blocks_each=8)
     assert sizes.rows == (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 100, 128, 192, 256)
-    assert GraphBatchSize(rows=100, sequences=100, one_row_each=True) in sizes.buckets
-    assert GraphBatchSize(rows=128, sequences=100, one_row_each=False) in sizes.buckets
-    assert all(each.rows <= 100 for each in sizes.buckets if each.one_row_each)
-    assert GraphSizes.usual(
-        most_rows=8192, most_sequences=64, most_drafts=0, blocks_each=8, wanted=(4, 1, 4)
+    assert GraphBatchSize(rows=100, sequences=100, one_row_each=True) in sizes.batch_sizes
+    assert GraphBatchSize(rows=128, sequences=100, one_row_each=False) in sizes.batch_sizes
+    assert all(each.rows <= 100 for each in sizes.batch_sizes if each.one_row_each)
+    assert GraphSizes.default(
+        max_rows=8192, max_sequences=64, max_drafts=0, max_blocks_each=8, requested=(4, 1, 4)
     ).rows == (1, 4)
 
 
-def test_recording_says_how_far_it_is(replaying: tuple[GraphRunner, list[tuple[str, int, int]]]) -> None:
-    runner, said = replaying
-    assert {stage for stage, _, _ in said} == {STAGE}
-    assert [done for _, done, _ in said] == sorted(done for _, done, _ in said)
-    assert said[-1][1] == said[-1][2] == runner.num_recordings
-    assert runner.num_recordings == 2 * len(SIZES.buckets) + len(SIZES.rows) * (1 + 5 + 5)
+def test_capturing_reports_its_progress(replaying: tuple[GraphRunner, list[tuple[str, int, int]]]) -> None:
+    runner, reports = replaying
+    assert {stage for stage, _, _ in reports} == {STAGE}
+    assert [done for _, done, _ in reports] == sorted(done for _, done, _ in reports)
+    assert reports[-1][1] == reports[-1][2] == runner.num_graphs
+    assert runner.num_graphs == 2 * len(SIZES.batch_sizes) + len(SIZES.rows) * (1 + 5 + 5)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_steps_give_what_eager_ones_give(
     checkpoint: Path, replaying: tuple[GraphRunner, list[tuple[str, int, int]]], table: BlockTable, seed: int
 ) -> None:
-    """Some too large for any recording; refused tails are computed again."""
+    """Some steps are too large for any graph; rejected drafts are computed again."""
     rng = random.Random(seed)
     eager, replayed = Side(checkpoint).eager(), replaying[0]
     lengths = [0] * SLOTS
@@ -190,12 +192,12 @@ def test_random_steps_give_what_eager_ones_give(
         assert_close(ours, theirs, rtol=NEAR, atol=NEAR)
 
 
-def test_steps_of_more_blocks_than_recordings_have_room_for_are_not_replayed(checkpoint: Path) -> None:
+def test_steps_of_more_blocks_than_the_graphs_have_room_for_are_not_replayed(checkpoint: Path) -> None:
     """Four sequences that share three blocks: there is room for ten blocks, twice those there are and one each."""
     accelerator = FakeAccelerator()
     side, table, replays = Side(checkpoint, fake_backend(accelerator)), BlockTable(SLOTS, WIDTH), [0]
     side.kv = replace(side.kv, num_blocks=3)
-    runner = side.recorded(SIZES)
+    runner = side.graph_runner(SIZES)
     accelerator.on_replay = lambda _: replays.append(replays.pop() + 1)
     for slot in range(4):
         table.append(slot, (0, 1, 2))
@@ -212,28 +214,28 @@ def test_steps_of_more_blocks_than_recordings_have_room_for_are_not_replayed(che
 
 
 @pytest.mark.parametrize("random_share", [0.0, 0.5])
-def test_tokens_and_guesses_are_those_of_the_eager_choice(
+def test_tokens_and_draft_tokens_are_those_of_the_eager_sampler(
     replaying: tuple[GraphRunner, list[tuple[str, int, int]]], table: BlockTable, random_share: float
 ) -> None:
-    """Of the very same logits; a choice may overwrite them, so they are computed anew for each."""
+    """From the very same logits; sampling may overwrite them, so they are computed anew for each."""
     runner, _ = replaying
     for count in (1, 3, 4, 7, 16):
         slots = [i % SLOTS for i in range(min(count, SLOTS))]
         batch = rows_of(table, slots, [0] * len(slots), [-(-count // len(slots))] * len(slots), seed=count)
         runner.forward(batch)
         rows, requests = np.arange(count), asked(count, seed=count, random_share=random_share)
-        taken = runner.choose(rows, requests).wait().token_ids
-        guessed = runner.guess(rows, requests, WINDOW).wait()
-        chooser = Runner.choose(runner, rows, requests), Runner.guess(runner, rows, requests, WINDOW)
-        theirs, their_guess = (each.wait() for each in chooser)
-        assert taken.tolist() == theirs.token_ids.tolist()
-        assert guessed.token_ids.tolist() == their_guess.token_ids.tolist()
-        assert guessed.leads is not None
-        assert their_guess.leads is not None
-        assert guessed.leads.tolist() == their_guess.leads.tolist()
+        sampled = runner.sample(rows, requests).wait().token_ids
+        drafted = runner.sample_drafts(rows, requests, WINDOW).wait()
+        eager = Runner.sample(runner, rows, requests), Runner.sample_drafts(runner, rows, requests, WINDOW)
+        theirs, their_draft = (each.wait() for each in eager)
+        assert sampled.tolist() == theirs.token_ids.tolist()
+        assert drafted.token_ids.tolist() == their_draft.token_ids.tolist()
+        assert drafted.leads is not None
+        assert their_draft.leads is not None
+        assert drafted.leads.tolist() == their_draft.leads.tolist()
 
 
-def test_a_token_is_fed_where_it_was_chosen(
+def test_a_token_is_fed_back_on_the_device(
     replaying: tuple[GraphRunner, list[tuple[str, int, int]]], table: BlockTable
 ) -> None:
     runner, _ = replaying
@@ -241,19 +243,21 @@ def test_a_token_is_fed_where_it_was_chosen(
     first = rows_of(table, slots, [0] * 3, [4] * 3, seed=1)
     after = rows_of(table, slots[:2], [4] * 2, [1] * 2, seed=2)
     runner.forward(first)
-    pending = runner.choose(first.last_rows, asked(count, seed=5))
-    feed = TokenFeedback(pending=pending, rows=np.arange(2), sources=np.array([2, 0]))
-    fed = RowBatch(token_ids=after.token_ids, layout=after.layout, last_rows=after.last_rows, feed=feed)
+    pending = runner.sample(first.last_rows, asked(count, seed=5))
+    feedback = TokenFeedback(pending=pending, rows=np.arange(2), sources=np.array([2, 0]))
+    fed_back = RowBatch(
+        token_ids=after.token_ids, layout=after.layout, last_rows=after.last_rows, feedback=feedback
+    )
 
-    runner.forward(fed)
-    found = runner.logits(fed.last_rows).clone()
+    runner.forward(fed_back)
+    found = runner.logits(fed_back.last_rows).clone()
 
     known = torch.from_numpy(pending.wait().token_ids[[2, 0]])
     runner.forward(RowBatch(token_ids=known, layout=after.layout, last_rows=after.last_rows))
     assert torch.equal(found, runner.logits(after.last_rows))
 
 
-def test_a_part_of_the_layers_has_recordings_of_its_own(
+def test_the_first_layers_alone_have_graphs_of_their_own(
     checkpoint: Path, replaying: tuple[GraphRunner, list[tuple[str, int, int]]], table: BlockTable
 ) -> None:
     eager, replayed = Side(checkpoint).eager(), replaying[0]

@@ -62,7 +62,7 @@ def runner(side: Side) -> GraphRunner:
 
 
 def recorded(side: Side) -> GraphRunner:
-    return side.recorded(SIZES, guessing=DraftGraphs(windows=(WINDOW,)))
+    return side.graph_runner(SIZES, drafts=DraftGraphs(windows=(WINDOW,)))
 
 
 def random_inputs(rng: random.Random, texts: list[list[int]], computed: list[int]) -> list[DraftInput]:

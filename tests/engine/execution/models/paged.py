@@ -1,4 +1,4 @@
-"""Drives a Decoder through a paged cache with shuffled blocks, as an engine would, for the tests beside it."""
+"""Drives a Decoder through a paged cache with shuffled blocks, as an engine would, for these tests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from torch import Tensor
 
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
-from faser.kernels.interface.backend import Backend, KvShape, RowLayout
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.shapes import KvShape, RowLayout
 from faser.kernels.torch.backend import TorchBackend
 
 BLOCK_SIZE = 8

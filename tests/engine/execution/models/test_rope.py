@@ -29,9 +29,9 @@ def test_the_table_holds_cosines_then_sines_of_position_times_frequency() -> Non
 
 
 def test_linear_scaling_stretches_positions() -> None:
-    plain = rotary_angles(RopeSpec(theta=100.0), head_dim=8, num_positions=25)
+    unscaled = rotary_angles(RopeSpec(theta=100.0), head_dim=8, num_positions=25)
     scaled = rotary_angles(RopeSpec(theta=100.0, scaling=LinearScaling(factor=4.0)), head_dim=8, num_positions=100)
-    torch.testing.assert_close(scaled[::4], plain, atol=1e-5, rtol=0)
+    torch.testing.assert_close(scaled[::4], unscaled, atol=1e-5, rtol=0)
 
 
 def test_llama3_scaling_keeps_short_waves_and_stretches_long_ones() -> None:
@@ -61,9 +61,9 @@ def test_the_attention_factor_of_yarn_multiplies_cosines_and_sines() -> None:
 
 
 def test_a_ramp_of_no_width_is_a_step() -> None:
-    narrow = YarnScaling(
+    one_pair = YarnScaling(
         factor=2.0, beta_fast=1.0, beta_slow=1.0, attention_factor=1.0, original_positions=4096, truncate=False
     )
-    ratio = frequencies(RopeSpec(theta=1e4), 64) / frequencies(RopeSpec(theta=1e4, scaling=narrow), 64)
+    ratio = frequencies(RopeSpec(theta=1e4), 64) / frequencies(RopeSpec(theta=1e4, scaling=one_pair), 64)
     assert bool(torch.isfinite(ratio).all())
     assert set(ratio.round(decimals=3).tolist()) == {1.0, 2.0}

@@ -1,7 +1,7 @@
-"""From quantised checkpoints to logits, and from plain ones to quantised products.
+"""From quantised checkpoints to logits, and from unquantised checkpoints to quantised products.
 
-Oracles: the plain checkpoint of what the stored numbers stand for; where activations are quantised too, the same
-plain checkpoint on a backend that rounds the inputs of the layers' products and multiplies in float32.
+Oracles: a checkpoint of the dequantised numbers; where activations are quantised too, the same checkpoint on a
+backend that rounds the inputs of the layers' products and multiplies in float32.
 """
 
 import logging
@@ -59,7 +59,7 @@ class WithoutFp8(TorchBackend):
 
 
 class RoundingInputs(TorchBackend):
-    """Rounds what goes into the layers' products as quantising does, and multiplies by plain weights."""
+    """Rounds what goes into the layers' products as quantising does, and multiplies by dequantised weights."""
 
     def linear(self, x: Tensor, packed: Any, out: Tensor, *, residual: Tensor | None = None) -> Tensor:
         is_head = len(packed.weight) == VOCAB_SIZE
@@ -91,8 +91,8 @@ def distance(found: Tensor, wanted: Tensor) -> float:
 def test_a_backend_without_the_products_computes_what_the_stored_numbers_stand_for(
     quantization: dict[str, Any], how: dict[str, Any], tmp_path: Path
 ) -> None:
-    fp8, plain = write_pair(tmp_path, quantization, stored_weights(tiny_weights(), **how))
-    assert torch.equal(logits(fp8, WithoutFp8()), logits(plain, WithoutFp8()))
+    fp8, dequantised = write_pair(tmp_path, quantization, stored_weights(tiny_weights(), **how))
+    assert torch.equal(logits(fp8, WithoutFp8()), logits(dequantised, WithoutFp8()))
 
 
 @pytest.mark.parametrize("quantization, how", [each for each in FORMATS if "plain" not in each[1]])
@@ -100,10 +100,10 @@ def test_quantised_products_round_their_inputs_and_nothing_else(
     quantization: dict[str, Any], how: dict[str, Any], tmp_path: Path
 ) -> None:
     """Sums differ in the last bits, and now and then so much that an input is rounded to the next number."""
-    fp8, plain = write_pair(tmp_path, quantization, stored_weights(tiny_weights(), **how))
+    fp8, dequantised = write_pair(tmp_path, quantization, stored_weights(tiny_weights(), **how))
     found = logits(fp8, TorchBackend())
-    assert distance(found, logits(plain, RoundingInputs())) < 0.01
-    exact = distance(found, logits(plain, TorchBackend()))
+    assert distance(found, logits(dequantised, RoundingInputs())) < 0.01
+    exact = distance(found, logits(dequantised, TorchBackend()))
     assert 0.01 < exact < 0.2, "what quantising the inputs costs this model"
 
 
@@ -232,9 +232,9 @@ def test_the_native_backend_dequantises_a_checkpoint_and_refuses_to_quantise_one
     tmp_path: Path, kernel_cache: Path
 ) -> None:
     native = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)
-    fp8, plain = write_pair(tmp_path, FP8_DYNAMIC, stored_weights(tiny_weights(), by_channel=False))
-    assert decoder(fp8, native).weight_bytes == decoder(plain, native).weight_bytes
-    for directory in (fp8, plain):
+    fp8, dequantised = write_pair(tmp_path, FP8_DYNAMIC, stored_weights(tiny_weights(), by_channel=False))
+    assert decoder(fp8, native).weight_bytes == decoder(dequantised, native).weight_bytes
+    for directory in (fp8, dequantised):
         with pytest.raises(
             ConfigError, match="quantization is fp8; the native backend has no fp8 products on cpu"
         ):
@@ -247,7 +247,7 @@ def test_a_quantization_that_is_not_known_is_refused(tiny_checkpoint: Path) -> N
 
 
 def test_quantising_while_loading_is_quantising_the_layers_products(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """Oracle: the rounded weights in a plain checkpoint, on the backend that rounds the inputs."""
+    """Oracle: a checkpoint of the rounded weights, on the backend that rounds the inputs."""
     weights = load_file(tiny_checkpoint / "model.safetensors")
     rounded = dequantised_weights(stored_weights(weights, by_channel=True))
     write_checkpoint(tmp_path, tiny_llama_config(), rounded)
@@ -277,7 +277,7 @@ def test_a_checkpoint_that_is_quantised_stays_as_it_is_when_asked_to_be_quantise
     assert torch.equal(logits(fp8, TorchBackend(), quantization="fp8"), logits(fp8, TorchBackend()))
 
 
-def test_a_bias_stays_beside_a_quantised_product(tmp_path: Path) -> None:
+def test_a_quantised_product_keeps_its_bias(tmp_path: Path) -> None:
     config = tiny_llama_config() | {"architectures": ["Qwen2ForCausalLM"]}
     weights = tiny_weights()
     for layer in range(2):
@@ -300,9 +300,9 @@ def test_bytes_of_weights_are_those_of_the_types_they_are_packed_in(tiny_checkpo
     assert decoder(tiny_checkpoint, TorchBackend()).weight_bytes == 4 * (products + others)
     expected = products + 4 * channels + 4 * others
     assert decoder(tiny_checkpoint, TorchBackend(), quantization="fp8").weight_bytes == expected
-    fp8, plain = write_pair(tmp_path, FP8_DYNAMIC, stored_weights(tiny_weights(), by_channel=False))
+    fp8, dequantised = write_pair(tmp_path, FP8_DYNAMIC, stored_weights(tiny_weights(), by_channel=False))
     assert decoder(fp8, TorchBackend()).weight_bytes == expected
-    assert decoder(fp8, WithoutFp8()).weight_bytes == decoder(plain, WithoutFp8()).weight_bytes
+    assert decoder(fp8, WithoutFp8()).weight_bytes == decoder(dequantised, WithoutFp8()).weight_bytes
 
 
 def test_progress_ends_at_its_total_for_a_quantised_checkpoint() -> None:

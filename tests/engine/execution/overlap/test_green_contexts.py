@@ -6,6 +6,7 @@ The driver is a fake that counts its handles. Bugs that these tests have caught 
 import pytest
 import torch
 
+from benchmarks.gpu.processor_probe import MOST_PROCESSORS, count_blocks, processors_of
 from faser.engine.execution.overlap.factory import make_gpu_partition
 from faser.engine.execution.overlap.green_contexts import GreenContexts, verify_counts
 from faser.engine.execution.overlap.partition import (
@@ -14,7 +15,6 @@ from faser.engine.execution.overlap.partition import (
 )
 from faser.kernels.cuda.green_contexts import GreenContextError, Group, open_green_driver
 from faser.kernels.cuda.streams import CudaLaneDevice
-from faser.kernels.cuda.triton.processor_probe import MOST_PROCESSORS, count_blocks, whereabouts
 from tests.kernels.cuda.fake_green_driver import FakeGreenDriver
 from tests.kernels.cuda.fake_lane_device import FakeLaneDevice, FakeStream
 
@@ -194,7 +194,7 @@ def test_on_a_gpu_each_lane_stays_on_processors_of_its_own() -> None:
         assert lane.device_lane is not None
         assert isinstance(lane.device_lane.stream, torch.cuda.Stream)
         return (
-            whereabouts(lane.device_lane.stream),
+            processors_of(lane.device_lane.stream),
             replayed(lane.device_lane.stream),
             lane.device_lane.num_processors,
         )

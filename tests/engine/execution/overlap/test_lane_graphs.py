@@ -26,7 +26,7 @@ from faser.engine.control.speculation.control import OverlapOptions, Speculation
 from faser.engine.control.timing.clock import SimulatedClock
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.cuda_graphs.batch_sizes import BatchSizes, DraftGraphs, GraphSizes
+from faser.engine.execution.cuda_graphs.batch_sizes import BatchSizeIndex, DraftGraphs, GraphSizes
 from faser.engine.execution.cuda_graphs.graph_runner import LANES_STAGE, STAGE, GraphRunner
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.draft_samplers import WINDOW
@@ -61,8 +61,8 @@ from tests.kernels.cuda.fake_graph import fake_backend
 
 SLOTS, NUM_TOKENS, CAP = 4, 12, 3
 few_answers = partial(answers, count=6, num_tokens=NUM_TOKENS)
-SIZES = GraphSizes(rows=(4, 8), most_sequences=SLOTS, blocks_each=WIDTH)
-FEW_SIZES = GraphSizes(rows=(4,), most_sequences=SLOTS, blocks_each=WIDTH)
+SIZES = GraphSizes(rows=(4, 8), max_sequences=SLOTS, max_blocks_each=WIDTH)
+FEW_SIZES = GraphSizes(rows=(4,), max_sequences=SLOTS, max_blocks_each=WIDTH)
 SHARES = (0.25, 0.5)
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class World:
 
 
 def its_own(backend: FlashInferBackend, place: DeviceLane) -> GraphCapture:
-    return backend.capture_on(place)
+    return backend.graph_capture_on(place)
 
 
 def make_world(
@@ -113,7 +113,9 @@ def make_world(
     accelerator = backend._accelerator
     assert isinstance(accelerator, FakeAccelerator)
     partition = AlternatingPartition(accelerator, shares)
-    return world_on(partition, checkpoints, backend, draft_backend or backend.beside(), draft_capture, sizes)
+    return world_on(
+        partition, checkpoints, backend, draft_backend or backend.concurrent_instance(), draft_capture, sizes
+    )
 
 
 def world_on(
@@ -128,11 +130,13 @@ def world_on(
     target, drafter = Side(checkpoints.target, backend), Side(checkpoints.drafter, draft_backend)
     return World(
         lanes=Lanes(partition=partition, target=backend, draft=draft_backend),
-        target=target.recorded(sizes, on_lanes={each: backend.capture_on(each) for each in places.verify}),
-        drafter=drafter.recorded(
+        target=target.graph_runner(
+            sizes, lane_captures={each: backend.graph_capture_on(each) for each in places.verify}
+        ),
+        drafter=drafter.graph_runner(
             sizes,
-            guessing=DraftGraphs(windows=(WINDOW,)),
-            on_lanes={each: draft_capture(draft_backend, each) for each in places.draft},
+            drafts=DraftGraphs(windows=(WINDOW,)),
+            lane_captures={each: draft_capture(draft_backend, each) for each in places.draft},
         ),
     )
 
@@ -255,7 +259,7 @@ def test_a_draft_lane_that_replays_recordings_of_the_verify_lane_is_caught(check
     """Of its own model, but on the other lane's stream and processors."""
 
     def other(backend: FlashInferBackend, place: DeviceLane) -> GraphCapture:
-        return backend.capture_on(
+        return backend.graph_capture_on(
             DeviceLane(name="verify", share=1 - place.share, num_processors=99, stream="the other one")
         )
 
@@ -311,39 +315,39 @@ def test_every_place_has_recordings_of_its_own_and_says_so(checkpoints: Pair) ->
     accelerator = side.backend._accelerator
     assert isinstance(accelerator, FakeAccelerator)
     places = device_lanes_of(AlternatingPartition(accelerator, SHARES)).verify
-    on_lanes = {each: side.backend.capture_on(each) for each in places}
-    runner = side.recorded(SIZES, on_lanes=on_lanes, report=lambda *each: said.append(each))
+    lane_captures = {each: side.backend.graph_capture_on(each) for each in places}
+    runner = side.graph_runner(SIZES, lane_captures=lane_captures, report=lambda *each: said.append(each))
     assert [stage for stage, _, _ in said] == sorted(
         (stage for stage, _, _ in said), key=[STAGE, LANES_STAGE].index
     )
     plain, lanes = SIZES, SIZES.for_lanes()
-    wanted = [len(each.buckets) + len(each.rows) * 6 for each in (plain, lanes, lanes)]
-    assert runner.num_recordings == sum(wanted)
+    wanted = [len(each.batch_sizes) + len(each.rows) * 6 for each in (plain, lanes, lanes)]
+    assert runner.num_graphs == sum(wanted)
     assert said[-1] == (LANES_STAGE, wanted[1] + wanted[2], wanted[1] + wanted[2])
-    captures = [side.backend.capture_on(each) for each in places]
-    assert len({id(each) for each in (*captures, side.backend.capture)}) == 3
-    assert all(each.recorded_bytes > 0 for each in captures)
+    captures = [side.backend.graph_capture_on(each) for each in places]
+    assert len({id(each) for each in (*captures, side.backend.graph_capture)}) == 3
+    assert all(each.graph_bytes > 0 for each in captures)
 
 
 def test_lanes_record_few_sizes_and_the_largest_that_they_take() -> None:
-    sizes = GraphSizes.usual(most_rows=8192, most_sequences=200, most_drafts=5, blocks_each=8)
+    sizes = GraphSizes.default(max_rows=8192, max_sequences=200, max_drafts=5, max_blocks_each=8)
     assert sizes.for_lanes().rows == (4, 16, 32, 64, 128, 200, 256)
     assert SIZES.for_lanes().rows == (4, 8)
-    assert GraphSizes(rows=(1, 2), most_sequences=2, blocks_each=1).for_lanes().rows == (2,)
-    assert len(sizes.for_lanes().buckets) * 2 < len(sizes.buckets)
+    assert GraphSizes(rows=(1, 2), max_sequences=2, max_blocks_each=1).for_lanes().rows == (2,)
+    assert len(sizes.for_lanes().batch_sizes) * 2 < len(sizes.batch_sizes)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 5, 48, 64, 200])
 def test_on_a_lane_too_a_row_of_every_sequence_is_recorded(slots: int) -> None:
     """Caught: slots between two sizes, and very few, where every such step was computed call by call."""
-    sizes = GraphSizes.usual(most_rows=8192, most_sequences=slots, most_drafts=4, blocks_each=8).for_lanes()
-    single = BatchSizes(sizes, one_row_each=True)
+    sizes = GraphSizes.default(max_rows=8192, max_sequences=slots, max_drafts=4, max_blocks_each=8).for_lanes()
+    single = BatchSizeIndex(sizes, one_row_each=True)
     assert all(single.fitting(count, count) for count in range(1, slots + 1))
 
 
 def test_at_a_place_without_recordings_everything_is_computed_call_by_call(checkpoints: Pair) -> None:
     side = Side(checkpoints.target)
-    runner, table = side.recorded(SIZES), filled_table()
+    runner, table = side.graph_runner(SIZES), filled_table()
     accelerator = side.backend._accelerator
     assert isinstance(accelerator, FakeAccelerator)
     partition = AlternatingPartition(accelerator, SHARES)
@@ -352,7 +356,7 @@ def test_at_a_place_without_recordings_everything_is_computed_call_by_call(check
 
     def tokens() -> list[int]:
         runner.forward(batch)
-        found: list[int] = runner.choose(batch.last_rows, requests).wait().token_ids.tolist()
+        found: list[int] = runner.sample(batch.last_rows, requests).wait().token_ids.tolist()
         return found
 
     wanted = tokens()

@@ -38,7 +38,9 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 SHARE = 20 / 132  # the only one that is offered here
-SIZES = GraphSizes(rows=(16,), most_sequences=SLOTS, blocks_each=WIDTH)  # of all steps but those that read prompts
+SIZES = GraphSizes(
+    rows=(16,), max_sequences=SLOTS, max_blocks_each=WIDTH
+)  # of all steps but those that read prompts
 
 
 @dataclass
@@ -171,7 +173,7 @@ def said(
 ) -> dict[str, list[int]]:
     """Answers of a new engine over the witness. forgets: what the draft model's backend is instead."""
     backend = fake_backend(witness.accelerator)
-    beside = backend.beside()
+    beside = backend.concurrent_instance()
     if forgets is not None:
         beside = forgets(backend._accelerator, backend._library, backend._kernels)
     try:

@@ -34,7 +34,8 @@ from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.token_samplers import TokenSampler
 from faser.engine.execution.verification_forward import PlainForward
 from faser.engine.execution.verifiers.factory import make_verifier
-from faser.kernels.interface.backend import Backend, KvShape
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.shapes import KvShape
 from faser.kernels.torch.backend import TorchBackend
 from faser.types import Request
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
@@ -113,7 +114,7 @@ def make_world(
 
     choosers: of target and drafter, where runners choose.
     """
-    draft_backend = backend if partition is None else backend.beside()
+    draft_backend = backend if partition is None else backend.concurrent_instance()
     return World(
         target=make_runner(pair[0], backend, choosers[0]),
         drafter=make_runner(pair[1], draft_backend, choosers[1]),

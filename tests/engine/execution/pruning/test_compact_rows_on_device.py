@@ -42,11 +42,11 @@ def test_rows_that_stay_go_on_and_the_host_does_not_wait_for_their_numbers(check
         runner.advance(1)
         done = device.done
 
-        narrowed = runner.narrow(np.array(left, dtype=np.int32))
+        compact = runner.compact(np.array(left, dtype=np.int32))
 
         assert device.done == done
         runner.advance()
-        staying = [sum(COUNTS[:s]) + i for s, count in enumerate(left) for i in range(count)]
-        assert narrowed.token_ids.tolist() == batch.token_ids[staying].tolist()
-        assert_close(runner.logits(range(sum(left))), whole[staying], rtol=NEAR, atol=NEAR)
+        kept = [sum(COUNTS[:s]) + i for s, count in enumerate(left) for i in range(count)]
+        assert compact.token_ids.tolist() == batch.token_ids[kept].tolist()
+        assert_close(runner.logits(range(sum(left))), whole[kept], rtol=NEAR, atol=NEAR)
     device.wait()

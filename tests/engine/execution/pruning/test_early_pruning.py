@@ -467,8 +467,8 @@ class _NoModel:
 
     def forward(self, batch: RowBatch) -> None: ...
 
-    def narrow(self, counts: NDArray[np.int32]) -> RowBatch:
-        return self._batch.narrowed(counts)[0]
+    def compact(self, counts: NDArray[np.int32]) -> RowBatch:
+        return self._batch.compact(counts)[0]
 
 
 def step_of(drafts: list[list[int]]) -> tuple[tuple[SequenceRows, ...], RowBatch]:

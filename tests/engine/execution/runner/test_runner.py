@@ -1,7 +1,7 @@
 """A forward in parts, from which rows leave between two layers, gives the rest what the whole one gives them.
 
 Oracle: the forward of all rows through all layers; bits on the native kernels, a tolerance on the reference.
-Planted bugs that these tests have caught: positions not narrowed; the old attention plan kept; the last rows of a
+Planted bugs that these tests have caught: positions not compact; the old attention plan kept; the last rows of a
 sequence kept instead of the first ones; a preview without the final norm.
 """
 
@@ -17,7 +17,8 @@ from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.backend import Backend, KvShape
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.shapes import KvShape
 from faser.kernels.torch.backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 
@@ -103,19 +104,19 @@ def test_rows_that_stay_get_what_they_get_with_all_the_others(
     all_logits = line.logits(range(sum(COUNTS)))
     line.runner.begin(line.batch(COUNTS))
     line.runner.advance(layer)
-    narrowed = line.runner.narrow(np.array(left, dtype=np.int32))
+    compact = line.runner.compact(np.array(left, dtype=np.int32))
     line.runner.advance()
-    staying = [sum(COUNTS[:s]) + i for s, count in enumerate(left) for i in range(count)]
-    same(line.logits(range(sum(left))), all_logits[staying], backend)
-    assert narrowed.last_rows.tolist() == (np.cumsum(left) - 1).tolist()
-    assert narrowed.token_ids.tolist() == [t for s, n in enumerate(left) for t in tokens(s, CONTEXT, n)]
+    kept = [sum(COUNTS[:s]) + i for s, count in enumerate(left) for i in range(count)]
+    same(line.logits(range(sum(left))), all_logits[kept], backend)
+    assert compact.last_rows.tolist() == (np.cumsum(left) - 1).tolist()
+    assert compact.token_ids.tolist() == [t for s, n in enumerate(left) for t in tokens(s, CONTEXT, n)]
 
 
 def test_what_left_is_forgotten_once_its_positions_are_fed_again(line: Line, backend: Backend) -> None:
-    """Other tokens come in its place, as after a refused draft."""
+    """Other tokens take their positions, as after a rejected draft."""
     line.runner.begin(line.batch(COUNTS))
     line.runner.advance(2)
-    line.runner.narrow(np.array((2, 1, 3), dtype=np.int32))
+    line.runner.compact(np.array((2, 1, 3), dtype=np.int32))
     line.runner.advance()
     again = tuple(
         SequenceRows(
@@ -155,7 +156,7 @@ def test_a_preview_is_the_logits_of_these_tokens_had_the_layers_been_all(line: L
 
 def test_every_sequence_keeps_a_row(line: Line) -> None:
     line.runner.begin(line.batch(COUNTS))
-    with pytest.raises(AssertionError, match="are to stay"):
-        line.runner.narrow(np.array((0, 1, 6), dtype=np.int32))
-    with pytest.raises(AssertionError, match="are to stay"):
-        line.runner.narrow(np.array((5, 1, 6), dtype=np.int32))
+    with pytest.raises(AssertionError, match="are to be kept"):
+        line.runner.compact(np.array((0, 1, 6), dtype=np.int32))
+    with pytest.raises(AssertionError, match="are to be kept"):
+        line.runner.compact(np.array((5, 1, 6), dtype=np.int32))

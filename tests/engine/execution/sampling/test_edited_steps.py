@@ -40,10 +40,10 @@ from tests.engine.execution.cuda_graphs.test_graph_runner import (
     Side,
     write_heads_of_64,
 )
-from tests.kernels.cuda.fake_graph import FakeDraftVerdicts, FakeLogitEdits
+from tests.kernels.cuda.fake_graph import FakeLogitsProcessorKernels, FakeRejectionKernels
 
 SLOTS, NUM_TOKENS, EOS = 4, 7, (2,)
-SIZES = GraphSizes(rows=(4, 12), most_sequences=SLOTS, blocks_each=WIDTH)
+SIZES = GraphSizes(rows=(4, 12), max_sequences=SLOTS, max_blocks_each=WIDTH)
 FEATURES: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "logprobs": 2},
     {"presence_penalty": 0.6, "temperature": 0.0},
@@ -70,7 +70,7 @@ class Device:
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
     side = Side(write_heads_of_64(tmp_path_factory.mktemp("heads-of-64")))
-    return Device(side, side.recorded(SIZES, guessing=DraftGraphs(depths=(1,))))
+    return Device(side, side.graph_runner(SIZES, drafts=DraftGraphs(depths=(1,))))
 
 
 def engine_on(
@@ -136,8 +136,8 @@ def test_answers_are_those_of_an_engine_that_works_by_tensor_operations(
 ) -> None:
     fake = device.side.backend.logits_processor_kernels
     verdicts = device.side.backend.rejection_kernels
-    assert isinstance(fake, FakeLogitEdits)
-    assert isinstance(verdicts, FakeDraftVerdicts)
+    assert isinstance(fake, FakeLogitsProcessorKernels)
+    assert isinstance(verdicts, FakeRejectionKernels)
     fake.calls = verdicts.calls = 0
     plain = engine_on(device, config, None, None)
     wanted = answers(plain)

@@ -52,7 +52,7 @@ def test_tokens_that_are_fed_to_the_next_step_lie_on_the_device_of_the_logits() 
 def device_chooser(accelerator: FakeAccelerator) -> DeviceTokenSampler:
     backend = fake_backend(accelerator)
     choice = backend.device_sampling_kernels(MAX_ROWS, VOCABULARY)
-    return DeviceTokenSampler(choice, backend.capture, backend.device, MAX_ROWS)
+    return DeviceTokenSampler(choice, backend.graph_capture, backend.device, MAX_ROWS)
 
 
 def test_a_device_chooses_what_the_host_would_whoever_asked_before() -> None:

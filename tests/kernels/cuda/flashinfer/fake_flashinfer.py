@@ -1,9 +1,9 @@
-"""FlashInfer's kernels in plain torch, from its documentation and the sources of its planner.
+"""FlashInfer's kernels in torch operators, from its documentation and the sources of its planner.
 
 Every call is bound to the real signatures first, so a wrong name or a missing argument fails here too. Wrappers
 read only what plan and run were given, and check what the real ones check, or silently get wrong: types, memory
 order, pages that do not exist, a plan that another one has overwritten before it was copied, a workspace that is
-too small. A wrapper for recordings has its arrays from its maker; what it was planned for first bounds its rows;
+too small. A wrapper for CUDA graphs gets its arrays from its maker; its first plan bounds its rows;
 what a kernel finds in them must be what was planned last. Rows that belong to no sequence get numbers that are
 none.
 """
@@ -101,7 +101,7 @@ def _silu_and_mul(x: Tensor, out: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Static:
-    """What a launch takes along from a plan: it stays in a recording."""
+    """The part of a plan that enters a launch, and so a captured graph."""
 
     page_size: int
     num_heads: int

@@ -1,9 +1,9 @@
-"""A program: FlashInfer's own wrappers, planned on places of several sizes, without a GPU. Writes their plans.
+"""A program: FlashInfer's own wrappers, planned for lanes of several sizes, without a GPU. Writes their plans.
 
     python -m tests.kernels.cuda.flashinfer.planned_wrappers MODULES FOLDER 132 20 …
 
-MODULES: where compiled modules are. The runtime is the stand-in of planner, compiled into FOLDER. There is no
-pinned memory, so none is asked for.
+MODULES: where compiled modules are. The runtime is the stand-in of planner, compiled into FOLDER. Without a
+GPU there is no pinned memory, so requests for it are dropped.
 """
 
 import json
@@ -39,13 +39,13 @@ class _Unpinned(TorchFunctionMode):
 
 
 def planned(modules: Path, num_processors: list[int]) -> list[list[list[int]]]:
-    """For each number of processors and each of ROWS, what a launch takes along."""
+    """For each number of processors and each of ROWS: the plan's arguments of a launch."""
     accelerator = FakeAccelerator()
     library, workspace = load_flashinfer(modules), AttentionWorkspace(accelerator)
     shape, table = attention_shape(GROUP, NUM_KV_HEADS, HEAD_DIM), shuffled_table(NUM_SEQUENCES, BLOCKS_EACH)
-    places = [AttentionWrappers(accelerator, library, workspace, each) for each in num_processors]
+    lanes = [AttentionWrappers(accelerator, library, workspace, each) for each in num_processors]
     found: list[list[list[int]]] = []
-    for wrappers in places:
+    for wrappers in lanes:
         found.append([])
         for rows in ROWS:
             start = BLOCKS_EACH * PAGE_SIZE - rows

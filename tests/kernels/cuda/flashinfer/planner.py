@@ -59,7 +59,7 @@ def stand_in(folder: Path) -> ctypes.CDLL:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """rows, pages: of every sequence. most_rows: that a recording has room for; None: this is no plan of one."""
+    """rows, pages: of every sequence. most_rows: of a captured graph; None: an eager plan."""
 
     rows: tuple[int, ...]
     pages: tuple[int, ...]
@@ -71,27 +71,27 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """recorded: the numbers that a launch takes along. chunk_tokens: of the pieces of a sequence.
+    """launch_arguments: the numbers of the plan that enter a launch. chunk_tokens: of the pieces of a sequence.
 
     bytes: of a workspace.
     """
 
-    recorded: tuple[int, ...]
+    launch_arguments: tuple[int, ...]
     chunk_tokens: int
     bytes: int
 
     @property
     def grid(self) -> int:
         """Blocks a KV head."""
-        return self.recorded[0]
+        return self.launch_arguments[0]
 
     @property
     def splits(self) -> bool:
-        return bool(self.recorded[_SPLIT_AT])
+        return bool(self.launch_arguments[_SPLIT_AT])
 
 
 class Planner:
-    """For a device of so many processors."""
+    """Plan for a device of num_processors processors."""
 
     def __init__(self, folder: Path) -> None:
         self._runtime = stand_in(folder)
@@ -120,11 +120,11 @@ class Planner:
             colocated,
             0,
         )
-        recorded = tuple(self._module.plan(self._floats, self._numbers, self._staging, *arguments))
+        launch_arguments = tuple(self._module.plan(self._floats, self._numbers, self._staging, *arguments))
         num_bytes, _ = self._module.workspace_size(self._floats, *arguments)
-        at = recorded[_CHUNK_SIZE_AT]
+        at = launch_arguments[_CHUNK_SIZE_AT]
         chunk_tokens = int(self._numbers[at : at + 4].view(torch.int32))
-        return Plan(recorded=recorded, chunk_tokens=chunk_tokens, bytes=num_bytes)
+        return Plan(launch_arguments=launch_arguments, chunk_tokens=chunk_tokens, bytes=num_bytes)
 
 
 def _starts(counts: tuple[int, ...]) -> Tensor:

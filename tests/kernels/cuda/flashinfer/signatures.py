@@ -1,6 +1,6 @@
 """What FlashInfer 0.7.2.post1 accepts: the parameters of everything that is called, by name and in order.
 
-A parameter with a default ends in "="; those behind "*" are given by name only. One test holds this table against
+A parameter with a default ends in "="; those after "*" are given by name only. One test holds this table against
 the installed package; the emulation binds every call to it.
 """
 

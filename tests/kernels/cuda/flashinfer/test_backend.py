@@ -7,7 +7,7 @@ Bugs these tests have been seen to catch: the last page's length one short, the 
 from the top left or not at all, a window one wider, the scale left to its default, keys and values swapped,
 keys' weight replaced by the queries', values rotated too, every layer read from the first, one layer copied of
 two; planned only once, planned anew without waiting, one plan for all kinds of layers, index arrays never sent,
-float16 by default, a kernel that FlashInfer chooses itself, a workspace for two lanes; a bias dropped beside a
+float16 by default, a kernel that FlashInfer chooses itself, a workspace for two lanes; a bias dropped next to a
 residual, a residual that is overwritten before it is added, a weight that is not copied; a keyword that does
 not exist, an argument missing; keys and values planned with the queries' type or the other way round.
 """
@@ -31,9 +31,10 @@ from torch.testing import assert_close
 from faser.errors import ConfigError
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.flashinfer.library import load_flashinfer
-from faser.kernels.interface.backend import AttentionPlan, AttentionShape, Backend, KvCache, PackedLinear
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.fp8_cache import as_bytes
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
 from faser.kernels.torch.backend import TorchBackend
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_kernels
@@ -84,7 +85,7 @@ def check(actual: Tensor, wanted: Tensor) -> None:
 def test_the_backend_is_one() -> None:
     backend: Backend = fake()[0]
     assert backend.name == "flashinfer"
-    assert backend.capture is not None
+    assert backend.graph_capture is not None
     assert backend.sampling_kernels is not None
     assert backend.device_sampling_kernels(4, 100) is not None
     backend.wait()
@@ -171,33 +172,13 @@ def grown(backend: Backend, shape: AttentionShape, rows: int) -> tuple[KvCache, 
     return cache, table
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.float16, FP8])
-def test_copied_blocks_attend_alike_in_every_layer(kv_dtype: torch.dtype) -> None:
-    backend, _, _ = fake()
-    shape = attention_shape(2, 2, 64)
-    cache = backend.allocate_kv(kv_shape(shape, 6, kv_dtype))
-    tables = torch.tensor([[4, 1], [0, 5]], dtype=torch.int32)
-    first = layout_of([Span(sequence=0, start=0, rows=20)], tables)
-    for layer in range(2):
-        step(backend, cache, shape, first, torch.randn(20, qkv_width(shape)).half(), layer=layer)
-    backend.copy_blocks(cache, [(4, 0), (1, 5)])
-    backend.copy_blocks(cache, [])
-    last = torch.randn(1, qkv_width(shape)).half()
-    for layer in range(2):
-        ours, copied = (
-            step(backend, cache, shape, layout_of([Span(sequence=s, start=20, rows=1)], tables), last, layer=layer)
-            for s in (0, 1)
-        )
-        assert torch.equal(ours, copied)
-
-
 def test_a_step_is_planned_once_for_all_layers_of_a_kind_and_sent_once() -> None:
     backend, library, accelerator = fake()
-    plain, narrow = attention_shape(4, 1, 64), attention_shape(4, 1, 64, window=3)
-    cache = backend.allocate_kv(kv_shape(plain, 2, torch.float16, num_layers=4))
+    unbounded, windowed = attention_shape(4, 1, 64), attention_shape(4, 1, 64, window=3)
+    cache = backend.allocate_kv(kv_shape(unbounded, 2, torch.float16, num_layers=4))
     layout = layout_of([Span(sequence=0, start=0, rows=5)], shuffled_table(1, 2))
     plan = backend.plan(layout, BLOCK_SIZE)
-    for layer, shape in enumerate((plain, narrow, plain, narrow)):
+    for layer, shape in enumerate((unbounded, windowed, unbounded, windowed)):
         qkv = torch.randn(5, qkv_width(shape)).half()
         queries = backend.rope_append(qkv, None, cache, layer, shape, plan)
         backend.attend(queries, cache, layer, shape, plan, torch.empty(5, 4 * 64, dtype=torch.float16))
@@ -243,7 +224,7 @@ def test_one_row_each_is_decoded_and_more_are_prefilled(group: int, tensor_cores
 
 def test_two_lanes_share_weights_but_no_workspace() -> None:
     backend, library, _ = fake()
-    other = backend.beside()
+    other = backend.concurrent_instance()
     shape = attention_shape(1, 1, 64)
     for each in (backend, other):
         grown(each, shape, 2)
@@ -379,7 +360,7 @@ def test_lanes_are_refused_where_plans_may_be_others() -> None:
         library.planning_without(20)
 
 
-def test_modules_that_were_compiled_ahead_are_where_the_package_looks_first(tmp_path: Path) -> None:
+def test_the_package_looks_first_for_modules_compiled_ahead_of_time(tmp_path: Path) -> None:
     package = fake_package()
     assert load_flashinfer(None, lambda: package).rmsnorm is package.rmsnorm
     assert Path("own") == package.jit.env.FLASHINFER_AOT_DIR

@@ -79,10 +79,10 @@ def environment(folder: Path) -> dict[str, str]:
 
 def test_modules_are_compiled_one_by_one_and_kept(tmp_path: Path) -> None:
     folder, out = package(tmp_path / "package"), tmp_path / "out"
-    told: list[str] = []
+    lines: list[str] = []
 
     def build(*names: str) -> list[BuiltModule]:
-        return build_modules(names, arch="8.6", out=out, environment=environment(folder), announce=told.append)
+        return build_modules(names, arch="8.6", out=out, environment=environment(folder), announce=lines.append)
 
     first = build("norm", "prefill_64_window")
     assert [(each.name, each.kept) for each in first] == [("norm", False), ("prefill_64_window", False)]
@@ -91,8 +91,8 @@ def test_modules_are_compiled_one_by_one_and_kept(tmp_path: Path) -> None:
     again = build("decode_128", "norm")
     assert [(each.name, each.kept) for each in again] == [("decode_128", False), ("norm", True)]
     assert (out / "decode_bf16_128_0_False_False" / "decode_bf16_128_0_False_False.so").exists()
-    assert [line.split()[0] for line in told] == ["norm", "prefill_64_window", "decode_128", "norm"]
-    assert told[-1].endswith("is there already")
+    assert [line.split()[0] for line in lines] == ["norm", "prefill_64_window", "decode_128", "norm"]
+    assert lines[-1].endswith("is there already")
     build("prefill_64_fp8", "decode_128_window_fp8")
     assert (out / "fa2_e4m3_64_0_False_False_False").is_dir()
     assert (out / "decode_e4m3_128_0_True_False").is_dir()
@@ -100,12 +100,12 @@ def test_modules_are_compiled_one_by_one_and_kept(tmp_path: Path) -> None:
 
 def test_a_module_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     folder, out = package(tmp_path / "package"), tmp_path / "out"
-    told: list[str] = []
+    lines: list[str] = []
     with pytest.raises(ConfigError, match=r"^silu_and_mul could not be compiled$"):
         build_modules(
-            ["silu_and_mul", "norm"], arch=ARCH, out=out, environment=environment(folder), announce=told.append
+            ["silu_and_mul", "norm"], arch=ARCH, out=out, environment=environment(folder), announce=lines.append
         )
-    assert told[0].split() == ["silu_and_mul", "failed", "silu.cu(3):", "error:", "no", "such", "thing"]
+    assert lines[0].split() == ["silu_and_mul", "failed", "silu.cu(3):", "error:", "no", "such", "thing"]
     assert (out / "norm" / "norm.so").exists()
     assert not (out / "silu_and_mul").exists()
 

@@ -4,7 +4,7 @@ The wrapper here does what FlashInfer's do: it looks its module up in every plan
 others. The real ones, over the real planner, are in test_planner.
 
 Bugs these tests have been seen to catch: one block for a processor; the number one place further; a module's own
-plan replaced, for all wrappers; what was planned not returned; what a module has beside its plans not found.
+plan replaced, for all wrappers; what was planned not returned; other attributes of a module not found.
 """
 
 from types import SimpleNamespace
@@ -74,6 +74,6 @@ def test_all_else_is_as_without_a_lane() -> None:
         ((*ARGUMENTS[:18], 64, 0), "leaves out 64 blocks by itself"),
     ],
 )
-def test_another_planner_is_not_guessed_at(arguments: tuple[Any, ...], problem: str) -> None:
+def test_another_planner_is_refused(arguments: tuple[Any, ...], problem: str) -> None:
     with pytest.raises(AssertionError, match=problem):
         lane_wrapper(Wrapper, 112)("draft").plan(*arguments)

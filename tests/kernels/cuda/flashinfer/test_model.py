@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from faser.engine.execution.models.loader import load_decoder
-from faser.kernels.interface.backend import AttentionPlan, Backend, KvShape
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import GraphBatchSize
+from faser.kernels.interface.shapes import AttentionPlan, KvShape
 from faser.kernels.torch.backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.execution.models.paged import BLOCK_SIZE, MAX_POSITIONS, PagedModel, Rows, prompt
@@ -22,7 +23,7 @@ from tests.kernels.cuda.fake_graph import fake_backend
 from tests.kernels.layouts import Span, layout_of, shuffled_table
 
 MAX_ROWS = 32
-BUCKETS = (
+BATCH_SIZES = (
     GraphBatchSize(rows=4, sequences=4, one_row_each=True),
     GraphBatchSize(rows=8, sequences=4, one_row_each=False),
     GraphBatchSize(rows=MAX_ROWS, sequences=4, one_row_each=False),
@@ -83,12 +84,12 @@ def test_logits_of_the_head_are_not_rounded_to_its_type(checkpoint: Path) -> Non
     assert (found != found.half()).float().mean() > 0.5
 
 
-class RecordedModel:
-    """Steps like PagedModel's, by recordings: embedding and layers in one, the head in another."""
+class GraphModel:
+    """Steps like PagedModel's, by CUDA graphs: the backbone in one, the LM head in another."""
 
     def __init__(self, checkpoint: Path, dtype: torch.dtype) -> None:
         backend = fake_backend()
-        self._capture = backend.capture
+        self._capture = backend.graph_capture
         decoder = load_decoder(
             checkpoint, backend, dtype, max_model_len=MAX_POSITIONS, max_rows=MAX_ROWS, progress=lambda *_: None
         )
@@ -103,45 +104,45 @@ class RecordedModel:
             dtype=dtype,
         )
         cache = backend.allocate_kv(kv)
-        self._token_ids = self._capture.stage(MAX_ROWS, torch.int64)
-        self._plans, self._trunks, self._heads = {}, {}, {}
-        for bucket in BUCKETS:
-            plan = self._capture.plan(bucket, BLOCK_SIZE, self._table.numel())
+        self._token_ids = self._capture.staging_buffer(MAX_ROWS, torch.int64)
+        self._plans, self._backbones, self._lm_heads = {}, {}, {}
+        for size in BATCH_SIZES:
+            plan = self._capture.plan(size, BLOCK_SIZE, self._table.numel())
 
-            def trunk(bucket: GraphBatchSize = bucket, plan: AttentionPlan = plan) -> None:
-                hidden = decoder.embed(self._token_ids.device[: bucket.rows])
+            def backbone(size: GraphBatchSize = size, plan: AttentionPlan = plan) -> None:
+                hidden = decoder.embed(self._token_ids.device[: size.rows])
                 decoder.run_layers(hidden, 0, spec.num_layers, cache, plan)
 
-            def head(bucket: GraphBatchSize = bucket) -> None:
-                decoder.logits(decoder.hidden[: bucket.rows])
+            def lm_head(size: GraphBatchSize = size) -> None:
+                decoder.logits(decoder.hidden[: size.rows])
 
-            self._plans[bucket] = plan
+            self._plans[size] = plan
             with torch.inference_mode():
-                self._trunks[bucket] = self._capture.record(trunk)
-                self._heads[bucket] = self._capture.record(head)
+                self._backbones[size] = self._capture.capture(backbone)
+                self._lm_heads[size] = self._capture.capture(lm_head)
         self._decoder = decoder
 
     def step(self, batch: Sequence[Rows]) -> Tensor:
         count = sum(len(rows.token_ids) for rows in batch)
-        plain = all(len(rows.token_ids) == 1 for rows in batch)
-        bucket = next(each for each in BUCKETS if each.rows >= count and plain >= each.one_row_each)
+        one_row_each = all(len(rows.token_ids) == 1 for rows in batch)
+        size = next(each for each in BATCH_SIZES if each.rows >= count and one_row_each >= each.one_row_each)
         numbers = self._token_ids.host()
         numbers[:count] = [token for rows in batch for token in rows.token_ids]
         numbers[count:] = 0
         self._token_ids.send()
         spans = [Span(sequence=rows.sequence, start=rows.start, rows=len(rows.token_ids)) for rows in batch]
-        self._capture.lay_out(self._plans[bucket], layout_of(spans, self._table))
-        self._trunks[bucket].replay()
-        self._heads[bucket].replay()
-        (found,) = self._capture.fetch((self._decoder.logit_rows[:count],)).wait()
+        self._capture.update_plan(self._plans[size], layout_of(spans, self._table))
+        self._backbones[size].replay()
+        self._lm_heads[size].replay()
+        (found,) = self._capture.readback((self._decoder.logit_rows[:count],)).wait()
         return torch.from_numpy(found)
 
 
 def test_a_replayed_model_says_what_it_says_on_the_reference_backend(checkpoint: Path) -> None:
-    """Of reading, verifying and decoding steps, each padded to the next recorded size."""
+    """Of reading, verifying and decoding steps, each padded to the next graph batch size."""
     reference = TorchBackend()
     wanted = logits(reference, checkpoint, torch.float32)
     bound = 1.1 * float((logits(reference, checkpoint, torch.float16) - wanted).square().mean().sqrt())
-    model = RecordedModel(checkpoint, torch.float16)
+    model = GraphModel(checkpoint, torch.float16)
     found = torch.cat([model.step(batch) for batch in steps()])
     assert float((found - wanted).square().mean().sqrt()) <= bound

@@ -11,9 +11,9 @@ from faser.kernels.cuda.flashinfer.modules import (
     Module,
     compile_time,
     folder_of_compiled,
-    folders_ahead,
     known_modules,
     needed_modules,
+    precompiled_folders,
 )
 
 KNOWN = MODULES + WINDOW_MODULES + FP8_MODULES
@@ -66,10 +66,10 @@ def test_every_module_that_can_be_compiled_has_a_time() -> None:
 
 
 def test_a_model_needs_each_module_once() -> None:
-    plain = Attention(head_dim=64, window=False, dtype="bfloat16", fp8=False, decodes=True)
+    whole = Attention(head_dim=64, window=False, dtype="bfloat16", fp8=False, decodes=True)
     window = Attention(head_dim=64, window=True, dtype="bfloat16", fp8=False, decodes=False)
     small = Attention(head_dim=64, window=True, dtype="bfloat16", fp8=True, decodes=True)
-    assert [each.label for each in needed_modules([plain, window, plain, small])] == [
+    assert [each.label for each in needed_modules([whole, window, whole, small])] == [
         "silu_and_mul",
         "norm",
         "prefill_64",
@@ -81,14 +81,14 @@ def test_a_model_needs_each_module_once() -> None:
 
 
 def test_modules_are_looked_for_where_flashinfer_looks(tmp_path: Path) -> None:
-    """What was compiled ahead of time hides what came with the package: its folder takes that one's place."""
+    """Modules compiled ahead of time replace those that came with the package."""
     compiled = tmp_path / ".cache" / "flashinfer" / VERSION / "90a" / "cached_ops"
     assert folder_of_compiled(tmp_path, "9.0a") == compiled
-    ahead = modules_dir(tmp_path, "9.0a")
-    assert folders_ahead(tmp_path, "9.0a")[0] == ahead
-    assert len(folders_ahead(tmp_path, "9.0a")) == 1 + (find_spec("flashinfer") is not None)
-    ahead.mkdir()
-    assert folders_ahead(tmp_path, "9.0a") == (ahead,)
+    own = modules_dir(tmp_path, "9.0a")
+    assert precompiled_folders(tmp_path, "9.0a")[0] == own
+    assert len(precompiled_folders(tmp_path, "9.0a")) == 1 + (find_spec("flashinfer") is not None)
+    own.mkdir()
+    assert precompiled_folders(tmp_path, "9.0a") == (own,)
 
 
 def test_times_are_told_in_minutes() -> None:

@@ -17,7 +17,7 @@ import torch
 
 from faser.kernels.cuda.flashinfer.lane_plans import BLOCKS_PER_PROCESSOR
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, split_bytes
-from faser.kernels.interface.backend import AttentionShape
+from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.flashinfer import planned_wrappers
 from tests.kernels.cuda.flashinfer.planner import HEAD_DIM, MODULES, PAGE_SIZE, Layout, Planner, missing
 
@@ -59,7 +59,7 @@ def drawn(draw: random.Random, num_sequences: int, num_rows: int) -> tuple[tuple
 
 
 def blank(num_sequences: int, most_rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What recordings are planned for first."""
+    """The first plan of a captured graph."""
     rows = tuple(most_rows // num_sequences + (s < most_rows % num_sequences) for s in range(num_sequences))
     return rows, tuple(-(-each // PAGE_SIZE) for each in rows)
 
@@ -94,7 +94,7 @@ def test_long_sequences_are_cut_for_the_lane_and_not_for_the_device(planner: Pla
 
 @pytest.mark.parametrize("num_processors", [ALL, *LANES])
 @pytest.mark.parametrize("one_row_each", [True, False])
-def test_nothing_that_is_recorded_changes_from_plan_to_plan(
+def test_nothing_that_a_graph_captures_changes_from_plan_to_plan(
     planner: Planner, num_processors: int, one_row_each: bool
 ) -> None:
     """And all of them take a workspace that is hardly smaller than the one that there is."""
@@ -104,7 +104,7 @@ def test_nothing_that_is_recorded_changes_from_plan_to_plan(
         sequences = draw.choice([1, 2, 7, 33, 64, 256])
         most_rows = sequences + (0 if one_row_each else draw.choice([1, 20, sequences, 4 * sequences, 300]))
         window_left = draw.choice([-1, 127])
-        recorded = set()
+        launch_arguments = set()
         for number in range(4):
             num_rows = most_rows if one_row_each else draw.randint(sequences, most_rows)
             rows, pages = drawn(draw, sequences, num_rows) if number else blank(sequences, most_rows)
@@ -117,12 +117,12 @@ def test_nothing_that_is_recorded_changes_from_plan_to_plan(
                 window_left=window_left,
             )
             plan = planner.plan(layout, colocated=idle_blocks(num_processors))
-            recorded.add(plan.recorded)
+            launch_arguments.add(plan.launch_arguments)
             kind = kind_of(layout, one_row_each=one_row_each)
             if kind.uses_tensor_cores:
                 room = split_bytes(kind, num_processors, rows=most_rows, sequences=sequences)
                 assert plan.bytes <= room <= 1.001 * plan.bytes
-        assert len(recorded) == 1
+        assert len(launch_arguments) == 1
 
 
 @pytest.mark.parametrize("num_processors", [ALL, *LANES])
@@ -163,11 +163,11 @@ def test_wrappers_of_the_package_plan_for_their_places(planner: Planner, tmp_pat
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     for num_processors, plans in zip(counts, found, strict=True):
-        for rows, recorded in zip(planned_wrappers.ROWS, plans, strict=True):
+        for rows, launch_arguments in zip(planned_wrappers.ROWS, plans, strict=True):
             layout = Layout(
                 rows=(rows,) * planned_wrappers.NUM_SEQUENCES,
                 pages=(planned_wrappers.BLOCKS_EACH,) * planned_wrappers.NUM_SEQUENCES,
                 num_heads=planned_wrappers.GROUP * planned_wrappers.NUM_KV_HEADS,
                 num_kv_heads=planned_wrappers.NUM_KV_HEADS,
             )
-            assert tuple(recorded) == planner.plan(layout, num_processors=num_processors).recorded
+            assert tuple(launch_arguments) == planner.plan(layout, num_processors=num_processors).launch_arguments

@@ -15,14 +15,15 @@ from torch import Tensor
 from faser.engine.checkpoints.families.architecture import RopeSpec
 from faser.engine.execution.models.rope import rotary_angles
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.rope_append import NO_SLOT, HeadNorm, rope_append
-from faser.kernels.interface.backend import AttentionShape, KvShape, RowLayout
+from faser.kernels.cuda.triton.rope_append import rope_append
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.fp8_cache import stored
+from faser.kernels.interface.paged_layout import NO_SLOT
+from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 from faser.kernels.torch.backend import TorchBackend
 from tests.kernels.cuda.triton.rows import DEVICE
 
-BLOCK_SIZE = 4
+BLOCK_SIZE, EPS = 4, 1e-5
 Outcome = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
 
 LAYOUT = RowLayout(
@@ -46,7 +47,7 @@ def by_backend(
     qkv: Tensor,
     shape: AttentionShape,
     angles: Tensor | None,
-    norm: HeadNorm | None,
+    norms: tuple[Tensor, Tensor] | None,
     kv_dtype: torch.dtype | None = None,
 ) -> Outcome:
     """kv_dtype: of the cache; None: that of qkv."""
@@ -60,9 +61,11 @@ def by_backend(
         dtype=kv_dtype or qkv.dtype,
     )
     cache = backend.allocate_kv(kv)
-    weights = {} if norm is None else {"q_norm": norm.q_weight, "k_norm": norm.k_weight, "eps": norm.eps}
+    q_norm, k_norm = norms or (None, None)
     plan = backend.plan(LAYOUT, BLOCK_SIZE)
-    queries = backend.rope_append(qkv.clone(), angles, cache, 0, shape, plan, **weights)  # type: ignore[arg-type]
+    queries = backend.rope_append(
+        qkv.clone(), angles, cache, 0, shape, plan, q_norm=q_norm, k_norm=k_norm, eps=EPS
+    )
     return queries, cache.keys[0], cache.values[0]
 
 
@@ -70,11 +73,12 @@ def by_kernel(
     qkv: Tensor,
     shape: AttentionShape,
     angles: Tensor | None,
-    norm: HeadNorm | None,
+    norms: tuple[Tensor, Tensor] | None,
     kv_dtype: torch.dtype | None = None,
 ) -> Outcome:
     size, dtype = (7, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim), kv_dtype or qkv.dtype
     keys, values = (torch.zeros(size, dtype=dtype, device=DEVICE) for _ in range(2))
+    q_norm, k_norm = (None, None) if norms is None else (each.to(DEVICE) for each in norms)
     queries = rope_append(
         qkv.clone().to(DEVICE),
         None if angles is None else angles.to(DEVICE),
@@ -83,7 +87,9 @@ def by_kernel(
         keys,
         values,
         shape,
-        norm and HeadNorm(q_weight=norm.q_weight.to(DEVICE), k_weight=norm.k_weight.to(DEVICE), eps=norm.eps),
+        q_norm,
+        k_norm,
+        EPS,
     )
     return queries.cpu(), keys.cpu(), values.cpu()
 
@@ -159,9 +165,8 @@ def test_without_angles_nothing_is_rotated() -> None:
 def test_heads_are_normalised_before_they_are_rotated(dtype: torch.dtype, tolerance: float) -> None:
     shape = shape_of(64)
     generator = torch.Generator().manual_seed(2)
-    weights = [(1 + torch.randn(64, generator=generator) / 4).to(dtype) for _ in range(2)]
-    norm = HeadNorm(q_weight=weights[0], k_weight=weights[1], eps=1e-5)
-    case = (random_qkv(shape, dtype), shape, angles_of(64), norm)
+    q_norm, k_norm = ((1 + torch.randn(64, generator=generator) / 4).to(dtype) for _ in range(2))
+    case = (random_qkv(shape, dtype), shape, angles_of(64), (q_norm, k_norm))
     for found, wanted in zip(by_kernel(*case), by_backend(*case), strict=True):
         torch.testing.assert_close(found.float(), wanted.float(), rtol=tolerance, atol=tolerance)
 

@@ -30,7 +30,7 @@ from faser.engine.execution.startup.warm_up import WarmUp
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.verifier import DraftedRows
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.cuda.triton.own_kernels import triton_kernels
+from faser.kernels.cuda.triton.device_kernels import triton_kernels
 from faser.types import SamplingParams
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
@@ -125,7 +125,7 @@ class Requested:
     def chosen_by_a_runner(self, max_rows: int) -> None:
         """Eagerly, as where no recording fits."""
         choice = self._backend.device_sampling_kernels(max_rows, self._logits.shape[1])
-        chooser = DeviceTokenSampler(choice, self._backend.capture, torch.device("cpu"), max_rows)
+        chooser = DeviceTokenSampler(choice, self._backend.graph_capture, torch.device("cpu"), max_rows)
         for sampling in ASKED:
             for count in (1, max_rows):
                 requests = SamplingMetadata(

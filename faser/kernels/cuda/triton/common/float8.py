@@ -1,7 +1,7 @@
 """Bits of 8-bit floats, by integer arithmetic.
 
-And not by the device's conversion, because Triton's interpreter has a conversion that rounds otherwise: so the
-tests without a GPU are about the bits that a GPU writes.
+The device's own conversion is not used, because Triton's interpreter rounds it differently: so tests without a GPU
+check the bits that a GPU writes.
 """
 
 import triton.language as tl
@@ -23,8 +23,8 @@ _NOT_A_NUMBER = tl.constexpr(0x7F)
 def code(value):
     """The bits of float8_e4m3fn nearest to float32 values of at most 448, ties to even, as int32.
 
-    Of a normal number 20 bits of the mantissa are rounded off, and a carry may run into the exponent. A subnormal
-    one is added to a number so large that the sum is rounded to the right multiple.
+    A normal number loses 20 bits of its mantissa by rounding; a carry may run into the exponent. A subnormal
+    number is added to a number so large that the sum is rounded to the right multiple.
     """
     bits = value.to(tl.int32, bitcast=True)
     size = bits & _SIZE_BITS
@@ -37,6 +37,6 @@ def code(value):
 
 @jit
 def saturated_code(value):
-    """As `code`, of any values: beyond 448, infinities too, they become 448. What is no number stays none."""
+    """As `code`, for any values: magnitudes above 448, infinities included, become 448; a NaN stays a NaN."""
     value = tl.where(value > _LIMIT, _LIMIT, value)
     return code(tl.where(value < -_LIMIT, -_LIMIT, value))

@@ -1,4 +1,4 @@
-"""Arrays of the host for kernels, all in one copy that nobody waits for."""
+"""Uploads host arrays for a kernel, all in one asynchronous copy."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
 
-_LINE = 2  # words: parts begin at multiples of 16 bytes, so that kernels are compiled for such addresses only
+_LINE = 2  # words: each array begins at a multiple of 16 bytes, so that Triton compiles for such addresses only
 
 
 def upload_words(accelerator: Accelerator, arrays: Sequence[NDArray[np.generic]]) -> list[Tensor]:
-    """The arrays on the device, [N] int64 each, as bits. arrays: one axis, 64 bits a number."""
+    """The arrays' bits on the device, [N] int64 each. arrays: [N] each, of 64-bit numbers."""
     starts = [0]
     for each in arrays:
         starts.append(starts[-1] + -(-len(each) // _LINE) * _LINE)

@@ -1,4 +1,4 @@
-"""What a kernel may be given: checks of tensors, by name, before a launch can read past one of them."""
+"""Checks of a kernel's tensor arguments, by name, before a launch could read out of bounds."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,19 +14,19 @@ next_power_of_2: Callable[[int], int] = triton.next_power_of_2
 
 
 def jit_for_any(*counts: str) -> Callable[[Any], Any]:
-    """A kernel that is compiled once for all values of these arguments, not for 1 and for 16 again."""
+    """Like jit, but compiles once for all values of these arguments, not again for 1 and multiples of 16."""
     decorator: Callable[[Any], Any] = jit(do_not_specialize=counts)
     return decorator
 
 
-# No product and sum become one: they are rounded one by one, as on the CPU.
+# Products and sums are not fused: each is rounded by itself, as on the CPU.
 EXACT = {"enable_fp_fusion": False}
 
 
 def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype, like: Tensor) -> None:
-    """A contiguous tensor of this shape, of one of these types, on the device of `like`.
+    """Check for a contiguous tensor of this shape, of one of these dtypes, on the device of `like`.
 
-    Raises EngineError, which names what is wrong.
+    Raises EngineError that names the tensor and the difference.
     """
     if tuple(tensor.shape) != shape:
         raise EngineError(f"{name} has shape {tuple(tensor.shape)}; the kernel needs {shape}")
@@ -39,9 +39,9 @@ def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dty
 
 
 def expect_lines(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype, like: Tensor) -> None:
-    """As `expect`, of a matrix whose rows may lie apart, each of them in line. Raises EngineError."""
+    """As `expect`, for a matrix whose rows are contiguous but may have gaps between them. Raises EngineError."""
     if tensor.dim() == 2 and tensor.numel() and tensor.stride(1) != 1:
-        raise EngineError(f"{name} has strides {tensor.stride()}; the kernel needs each of its rows in line")
+        raise EngineError(f"{name} has strides {tensor.stride()}; the kernel needs contiguous rows")
     if tuple(tensor.shape) != shape:
         raise EngineError(f"{name} has shape {tuple(tensor.shape)}; the kernel needs {shape}")
     if tensor.dtype not in dtypes:

@@ -1,4 +1,4 @@
-"""The probe of processors: refused where there are none, compiled for where there are; asked on a GPU only."""
+"""The processor probe refuses to run without a GPU, and compiles for one. Its counts are checked on a GPU only."""
 
 import json
 import os
@@ -10,28 +10,28 @@ from typing import Any, cast
 import pytest
 import torch
 
-from faser.errors import EngineError
-from faser.kernels.cuda.triton.processor_probe import (
+from benchmarks.gpu.processor_probe import (
     MOST_PROCESSORS,
     blocks_by_processor,
     count_blocks,
-    whereabouts,
+    processors_of,
 )
+from faser.errors import EngineError
 
 COMPILE = """
 import json, sys
 from tests.kernels.cuda.triton.compile_kernels import assembly
-from faser.kernels.cuda.triton import processor_probe as whereabouts
-json.dump(assembly(whereabouts._count_blocks, {}), sys.stdout)
+from benchmarks.gpu import processor_probe
+json.dump(assembly(processor_probe._count_blocks, {}), sys.stdout)
 """
 
 
 def test_blocks_on_a_cpu_are_nowhere() -> None:
-    with pytest.raises(EngineError, match="only a GPU's blocks are somewhere; counts is on cpu"):
+    with pytest.raises(EngineError, match="only blocks on a GPU have a processor; counts is on cpu"):
         count_blocks(torch.zeros(MOST_PROCESSORS, dtype=torch.int32), 132)
 
 
-@pytest.mark.parametrize("ask", [whereabouts, blocks_by_processor])
+@pytest.mark.parametrize("ask", [processors_of, blocks_by_processor])
 def test_what_is_no_stream_of_a_gpu_is_refused(ask: Any) -> None:
     with pytest.raises(EngineError, match="'the current one' is no stream of a GPU"):
         ask(cast(torch.cuda.Stream, "the current one"))
@@ -62,4 +62,4 @@ def test_for_sm_90_every_block_reads_its_processor_once_and_rests(tmp_path: Path
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_an_ordinary_streams_blocks_run_on_all_processors() -> None:
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    assert len(whereabouts(stream)) == torch.cuda.get_device_properties(stream.device).multi_processor_count
+    assert len(processors_of(stream)) == torch.cuda.get_device_properties(stream.device).multi_processor_count

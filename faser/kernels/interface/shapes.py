@@ -1,0 +1,70 @@
+"""Plain values between a model and a backend: the rows of a step, the size of a KV cache, the heads of a layer."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Opaque handles: each backend returns objects of its own classes under these names; callers only pass them back.
+PackedLinear = Any
+KvCache = Any
+AttentionPlan = Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLayout:
+    """The rows of a step, and where their keys and values are stored. CPU tensors, contiguous.
+
+    query_start: [S + 1] int32; sequence s owns rows query_start[s] : query_start[s + 1].
+    seq_len: [S] int32; tokens of s in the cache once this step's rows are appended.
+    positions: [R] int32; position of each row in its sequence. Rows of one sequence have consecutive positions
+        that end at seq_len - 1.
+    block_table: [S, B] int32; block_table[s, p // block_size] holds position p. Entries past the end of a
+        sequence are arbitrary.
+
+        position   0 ............ computed ............ seq_len
+        sequence   |  in the cache   |  rows of this step  |
+    """
+
+    query_start: Tensor
+    seq_len: Tensor
+    positions: Tensor
+    block_table: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvShape:
+    """Size of a paged KV cache. Bytes count the keys and values of all layers.
+
+    dtype: of the stored numbers: the type of the activations, or float8_e4m3fn (interface/fp8_cache.py).
+    """
+
+    num_layers: int
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def block_bytes(self) -> int:
+        return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def total_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """Heads of one attention layer. Query head h reads KV head h // (num_heads // num_kv_heads).
+
+    window: most positions that a row attends to, its own included; None: all.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
