@@ -28,8 +28,7 @@ from benchmarks.ablation.campaign import Bearing, Campaign, Wanted
 from benchmarks.ablation.report import write
 from benchmarks.ablation.summary import Run
 from benchmarks.simulator.workload import read_azure
-from faser.bench.prompts import read_prompts
-from faser.bench.workload import choose
+from faser.bench.prompts import read_prompts, select_prompts
 from faser.cli.console.progress import ProgressReporter, runs_bar
 from faser.cli.tools.env import facts
 from faser.config.engine import EngineConfig
@@ -87,9 +86,8 @@ def _campaign(asked: argparse.Namespace, wanted: Wanted) -> Campaign:
     with ProgressReporter() as report:
         directory = resolve(config.model, cache_dir(), progress=report)
         engine, _ = build_engine(config, directory, report)
-    everything = read_prompts(asked.prompts, load_tokenizer(directory), limit=sys.maxsize)
-    prompts = choose(
-        [(each.category, each.token_ids) for each in everything],
+    prompts = select_prompts(
+        read_prompts(asked.prompts, load_tokenizer(directory)),
         categories=[],
         max_prompt_tokens=asked.max_prompt_tokens,
     )
@@ -97,7 +95,7 @@ def _campaign(asked: argparse.Namespace, wanted: Wanted) -> Campaign:
         engine=engine,
         wanted=wanted,
         trace=trace,
-        prompts=[token_ids for _, token_ids in prompts],
+        prompts=[each.token_ids for each in prompts],
     )
 
 
