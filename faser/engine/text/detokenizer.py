@@ -17,7 +17,7 @@ _CONTEXT_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class DetokenizedText:
     """What one push yields.
 
     text: to be shown now. stop: the stop string that ended the text, or None.
@@ -30,7 +30,7 @@ class Piece:
 
 
 class Detokenizer:
-    """The text of one sample. After a Piece with a stop, or after finished, nothing more may be pushed.
+    """The text of one sample. After a DetokenizedText with a stop, or after finished, nothing more may be pushed.
 
     All texts joined are the decoding of all tokens at once, cut at the stop string that is complete first;
     of several complete at the same character, the longest. So the result does not depend on how tokens
@@ -64,19 +64,19 @@ class Detokenizer:
         # Of stop strings that end at the same character the longest is found first.
         self._matchers = [_Matcher(each) for each in sorted(stop, key=len, reverse=True)]
 
-    def push(self, token_ids: Sequence[int], *, finished: bool) -> Piece:
+    def push(self, token_ids: Sequence[int], *, finished: bool) -> DetokenizedText:
         """Take the next tokens. finished: there are no more, so give out all that is held back."""
         shown: list[str] = []
         for taken, token_id in enumerate(token_ids, start=1):
             self._num_tokens += 1
             stop = self._take(self._decode(self._visible_bytes(token_id)), shown)
             if stop is not None:
-                return Piece(text="".join(shown), stop=stop, num_tokens=taken)
+                return DetokenizedText(text="".join(shown), stop=stop, num_tokens=taken)
         stop = self._take(self._decode(b"", final=True), shown) if finished else None
         if finished and stop is None:
             shown.append(self._held)
             self._held = ""
-        return Piece(text="".join(shown), stop=stop, num_tokens=len(token_ids))
+        return DetokenizedText(text="".join(shown), stop=stop, num_tokens=len(token_ids))
 
     def _take(self, text: str, shown: list[str]) -> str | None:
         """Add new text to what is held back and move what is safe to shown; the stop string that it completes."""
