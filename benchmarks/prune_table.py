@@ -375,7 +375,7 @@ def main() -> None:
     config = config_of(options.target, options.drafters[0], gamma=options.gamma, sequences=sequences)
     target = load_target_of(config, options.target)
     torch.set_num_threads(1)  # the native kernels have threads of their own
-    read = read_prompts(options.prompts, load_tokenizer(options.target), limit=1_000_000)
+    read = read_prompts(options.prompts, load_tokenizer(options.target))
     prompts = [each.token_ids for each in read if len(each.token_ids) <= MOST_PROMPT_TOKENS][:sequences]
     num_layers = target.model.decoder.spec.num_layers
     layers = (*candidate_layers(num_layers), round(LAST * num_layers))

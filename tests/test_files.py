@@ -19,9 +19,14 @@ def test_text_is_written_into_folders_that_did_not_exist(tmp_path: Path) -> None
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
-    with pytest.raises(ValueError, match="halfway"), replacing(path) as new:
-        new.write_text("half")
-        assert path.read_text() == "old"
-        raise ValueError("halfway")
+
+    def write_half() -> None:
+        with replacing(path) as new:
+            new.write_text("half")
+            assert path.read_text() == "old"
+            raise ValueError("halfway")
+
+    with pytest.raises(ValueError, match="halfway"):
+        write_half()
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]

@@ -28,8 +28,7 @@ from benchmarks.ablation.campaign import Bearing, Campaign, Wanted
 from benchmarks.ablation.report import write
 from benchmarks.ablation.summary import Run
 from benchmarks.simulator.workload import read_azure
-from faser.bench.prompts import read_prompts
-from faser.bench.workload import choose
+from faser.bench.prompts import read_prompts, select_prompts
 from faser.cli.console.progress import ProgressReporter, runs_bar
 from faser.cli.tools.env import facts
 from faser.config.engine import EngineConfig
@@ -88,9 +87,8 @@ def _campaign(asked: argparse.Namespace, wanted: Wanted) -> Campaign:
         directory = resolve(config.model, cache_dir(), progress=report)
         built = build(config, directory, report)
     assert built.pruning is not None, "drafts of a model that are point masses can be pruned"
-    everything = read_prompts(asked.prompts, load_tokenizer(directory), limit=sys.maxsize)
-    prompts = choose(
-        [(each.category, each.token_ids) for each in everything],
+    prompts = select_prompts(
+        read_prompts(asked.prompts, load_tokenizer(directory)),
         categories=[],
         max_prompt_tokens=asked.max_prompt_tokens,
     )
@@ -99,7 +97,7 @@ def _campaign(asked: argparse.Namespace, wanted: Wanted) -> Campaign:
         pruning=built.pruning,
         wanted=wanted,
         trace=trace,
-        prompts=[token_ids for _, token_ids in prompts],
+        prompts=[each.token_ids for each in prompts],
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from benchmarks.simulator.trace import RequestTrace, Trace
-from faser.bench.prompts import Prompt
+from faser.bench.prompts import BenchPrompt
 from faser.engine.contract.plan import Draft, SequenceDelta
 from faser.engine.control.sequences.sequence import sample_seed
 from faser.errors import ConfigError
@@ -59,7 +59,7 @@ class Session:
 def record(
     engine: StepEngine,
     recordings: Callable[[], Sequence[Recording]],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[BenchPrompt],
     session: Session,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Trace:

@@ -1,8 +1,8 @@
-"""The HTTP front-end: routes, middleware and error handlers put together. Knows no model and loads no torch."""
+"""create_app: puts routes, middleware and error handlers together. Knows no model and loads no torch."""
 
 from fastapi import FastAPI
 
-from faser.api.middleware.auth import KeyCheck
+from faser.api.middleware.auth import ApiKeyMiddleware
 from faser.api.middleware.request_id import RequestIdMiddleware
 from faser.api.protocol.errors import add_error_handlers
 from faser.api.routes.chat import chat_router
@@ -22,12 +22,12 @@ _ROUTERS = (chat_router, completions_router, models_router, health_router, token
 
 
 def create_app(engine: EngineClient, *, settings: ApiSettings, metrics: Metrics) -> FastAPI:
-    """The application. The engine may still be loading. Raises ModelError if the chat template is broken."""
+    """The application; the engine may still be loading. Raises ModelError for a broken chat template."""
     service = Service.build(engine, settings, metrics)
     app = FastAPI(title="FASER", version=settings.version, docs_url=None, redoc_url=None, redirect_slashes=False)
     for router in _ROUTERS:
         app.include_router(router(service))
     add_error_handlers(app)
-    app.add_middleware(KeyCheck, keys=settings.api_keys, open_metrics=not settings.enable_metrics_auth)
+    app.add_middleware(ApiKeyMiddleware, keys=settings.api_keys, open_metrics=not settings.enable_metrics_auth)
     app.add_middleware(RequestIdMiddleware)  # added last, so outermost
     return app

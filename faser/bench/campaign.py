@@ -1,36 +1,38 @@
-"""A campaign: every policy over every concurrency and temperature, in rounds, and what is kept of each run.
+"""Campaign: runs every policy at every concurrency and temperature, in rounds, and keeps a Run of each.
 
-Within a cell (one concurrency, one temperature) policies take turns, each round beginning with another one, so
-that a machine that slows down slows all of them. A policy that fell far behind in a cell's first round may be left
-out of its others (drop_below): rounds are for those that might be the best. Policy off goes first, uncounted: it
-fills the prefix cache, says how many jobs the cell needs, and gives the tokens that every other run is held
-against. What is learned about acceptance is kept within a cell, as a server that has run for a while would have
-it. Knows neither files nor models.
+A cell is one concurrency at one temperature. Within a cell the policies alternate, and each round begins with
+another policy, so that a machine that slows down slows all policies. A policy that is far slower than the best
+in a cell's first round can be left out of the cell's other rounds (drop_below). Each cell begins with a run of
+policy off that is not counted: it fills the prefix cache, determines the number of requests in the cell, and
+gives the reference tokens for all other runs. Acceptance estimates are kept within a cell, as on a server that
+has been running for a while. Knows neither files nor models.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from faser.bench.policy_spec import PolicySpec
-from faser.bench.runner import Conditions, Outcome, SteppedEngine, StepPoint, Tokens, run
-from faser.bench.workload import Prompts, jobs_of
+from faser.bench.prompts import BenchPrompt
+from faser.bench.runner import Conditions, RunResult, SteppedEngine, StepPoint, Tokens, run
+from faser.bench.workload import bench_requests
 
-_FEWEST_JOBS = 4
-_MOST_POINTS = 60  # of a run's steps are kept, evenly over it
-_LONG_ENOUGH = 4.0  # times the wanted seconds: then the first run, prompts included, needs no second one
+_MIN_REQUESTS = 4
+_MAX_POINTS = 60  # steps of a run that are kept, evenly spaced
+# A first run this many times longer than min_s, prompts included, is not repeated with cached prompts.
+_LONG_FIRST_RUN = 4.0
 _OFF = "off"
-_NOBODY = PolicySpec(text=_OFF, name=_OFF)
-_ALWAYS = (_OFF, "faser")  # what a report compares with, and what it is about
+_REFERENCE_POLICY = PolicySpec(text=_OFF, name=_OFF)
+_NEVER_DROPPED = (_OFF, "faser")  # the report compares faser with off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What to measure. min_s: a run takes at least about so long without speculation.
+class CampaignPlan:
+    """What to measure. min_s: the approximate minimum duration of a run without speculation.
 
-    drop_below: a policy that reached less than this share of the best one's speed in the first round of a cell has
-    no further rounds there; 0 leaves nobody out. Policies off and faser stay.
+    drop_below: a policy slower than this share of the best speed in the first round of a cell has no further
+    rounds in the cell; 0 drops none. Policies off and faser are never dropped.
     """
 
     policies: tuple[PolicySpec, ...]
@@ -49,10 +51,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What is kept of an Outcome. mismatches: answers unlike those without speculation, of num_jobs.
+    """What is kept of a RunResult. num_jobs: requests. mismatches: answers that differ from those without drafts.
 
-    survivals[k - 1]: share of drafts of k or more tokens whose first k were accepted; None: there was none.
-    points: as in Outcome, thinned out.
+    survivals[k - 1]: share of the drafts of k or more tokens whose first k were accepted; None: no such draft.
+    points: a sample of those in RunResult.
     """
 
     policy: str
@@ -85,95 +87,95 @@ class Run:
 
 @dataclass(slots=True)
 class Campaign:
-    """done: runs of an earlier try, not repeated; every new one is appended. now: seconds of a clock."""
+    """done: finished runs, also of an earlier campaign; new ones are appended. now: a clock, in seconds."""
 
     engine: SteppedEngine
-    wanted: Wanted
-    prompts: Prompts
+    plan: CampaignPlan
+    prompts: Sequence[BenchPrompt]
     done: list[Run] = field(default_factory=list)
     now: Callable[[], float] = time.perf_counter
     _name: int = 0
 
     @property
     def num_done(self) -> int:
-        """How many of the wanted runs are there already, or are not needed any more."""
-        known = {each.key for each in self.done}
+        """Number of planned runs that are finished or dropped."""
+        finished = {each.key for each in self.done}
         return sum(
-            (temperature, concurrency, spec.text, round_) in known
+            (temperature, concurrency, spec.text, round_) in finished
             or (round_ > 0 and self._is_dropped(temperature, concurrency, spec))
-            for temperature in self.wanted.temperatures
-            for concurrency in self.wanted.concurrencies
-            for spec in self.wanted.policies
-            for round_ in range(self.wanted.rounds)
+            for temperature in self.plan.temperatures
+            for concurrency in self.plan.concurrencies
+            for spec in self.plan.policies
+            for round_ in range(self.plan.rounds)
         )
 
     def runs(self, announce: Callable[[str], None]) -> Iterator[Run]:
-        """The runs that are missing. announce: told what begins now."""
-        for temperature in self.wanted.temperatures:
-            for concurrency in self.wanted.concurrencies:
+        """Measure the missing runs. announce: is called with a description of each stage."""
+        for temperature in self.plan.temperatures:
+            for concurrency in self.plan.concurrencies:
                 yield from self._cell(temperature, concurrency, announce)
 
     def _cell(self, temperature: float, concurrency: int, announce: Callable[[str], None]) -> Iterator[Run]:
-        known = {each.key for each in self.done}
+        finished = {each.key for each in self.done}
         of_cell = [
             each for each in self.done if (each.temperature, each.concurrency) == (temperature, concurrency)
         ]
         missing = [
             (round_, spec)
-            for round_ in range(self.wanted.rounds)
-            for spec in _rotated(self.wanted.policies, round_)
-            if (temperature, concurrency, spec.text, round_) not in known
+            for round_ in range(self.plan.rounds)
+            for spec in _rotated(self.plan.policies, round_)
+            if (temperature, concurrency, spec.text, round_) not in finished
         ]
         if not missing:
             return
         conditions = Conditions(
             concurrency=concurrency,
             temperature=temperature,
-            output_tokens=self.wanted.output_tokens,
-            include_prefill=self.wanted.include_prefill,
+            output_tokens=self.plan.output_tokens,
+            include_prefill=self.plan.include_prefill,
         )
         announce(f"T={temperature:g} x{concurrency}: warming up")
-        self.engine.use_policy(_OFF)  # nothing is known of another cell's drafts
-        expected = self._reference(conditions, of_cell[0].num_jobs if of_cell else None)
+        self.engine.use_policy(_OFF)  # forgets the acceptance of the previous cell
+        reference = self._reference_answers(conditions, of_cell[0].num_jobs if of_cell else None)
         for round_, spec in missing:
             if round_ and self._is_dropped(temperature, concurrency, spec):
                 continue
             announce(f"T={temperature:g} x{concurrency}: {spec.text}, round {round_ + 1}")
-            outcome = self._run(spec, conditions, len(expected))
-            kept = _kept(outcome, expected, spec.text, conditions, round_)
+            result = self._run(spec, conditions, len(reference))
+            kept = _kept(result, reference, spec.text, conditions, round_)
             self.done.append(kept)
             yield kept
 
     def _is_dropped(self, temperature: float, concurrency: int, spec: PolicySpec) -> bool:
-        """It fell too far behind in the cell's first round, which is over."""
+        """Whether the cell's first round is complete and the policy was too slow in it."""
         first = {
             each.policy: each.tokens_per_s
             for each in self.done
             if (each.temperature, each.concurrency, each.round) == (temperature, concurrency, 0)
         }
-        if spec.name in _ALWAYS or any(each.text not in first for each in self.wanted.policies):
+        if spec.name in _NEVER_DROPPED or any(each.text not in first for each in self.plan.policies):
             return False
-        return first[spec.text] < self.wanted.drop_below * max(first[each.text] for each in self.wanted.policies)
+        return first[spec.text] < self.plan.drop_below * max(first[each.text] for each in self.plan.policies)
 
-    def _reference(self, conditions: Conditions, num_jobs: int | None) -> tuple[Tokens, ...]:
-        """Answers without speculation. num_jobs: of an earlier try; None: so many that a run is long enough."""
-        if num_jobs is not None:
-            return self._run(_NOBODY, conditions, num_jobs).answers
-        count = max(conditions.concurrency, _FEWEST_JOBS)
-        outcome = self._run(_NOBODY, conditions, count)
-        if outcome.wall_s < _LONG_ENOUGH * self.wanted.min_s:
-            outcome = self._run(_NOBODY, conditions, count)
-        if outcome.wall_s < self.wanted.min_s:
-            count = math.ceil(count * self.wanted.min_s / outcome.wall_s / conditions.concurrency)
+    def _reference_answers(self, conditions: Conditions, num_requests: int | None) -> tuple[Tokens, ...]:
+        """Answers without speculation. num_requests: None: enough for a run of min_s."""
+        if num_requests is not None:
+            return self._run(_REFERENCE_POLICY, conditions, num_requests).answers
+        count = max(conditions.concurrency, _MIN_REQUESTS)
+        result = self._run(_REFERENCE_POLICY, conditions, count)
+        if result.wall_s < _LONG_FIRST_RUN * self.plan.min_s:
+            result = self._run(_REFERENCE_POLICY, conditions, count)
+        if result.wall_s < self.plan.min_s:
+            count = math.ceil(count * self.plan.min_s / result.wall_s / conditions.concurrency)
             count *= conditions.concurrency
-            outcome = self._run(_NOBODY, conditions, count)
-        return outcome.answers
+            result = self._run(_REFERENCE_POLICY, conditions, count)
+        return result.answers
 
-    def _run(self, spec: PolicySpec, conditions: Conditions, num_jobs: int) -> Outcome:
+    def _run(self, spec: PolicySpec, conditions: Conditions, num_requests: int) -> RunResult:
         self.engine.use_policy(spec.name, spec.gamma, forget=False, overlap=spec.overlap)
         self._name += 1
-        jobs = jobs_of(self.prompts, num_jobs)
-        return run(self.engine, jobs, conditions, name=f"run-{self._name}", now=self.now)
+        requests = bench_requests(self.prompts, num_requests)
+        return run(self.engine, requests, conditions, name=f"run-{self._name}", now=self.now)
 
 
 def _rotated(policies: tuple[PolicySpec, ...], round_: int) -> tuple[PolicySpec, ...]:
@@ -181,31 +183,33 @@ def _rotated(policies: tuple[PolicySpec, ...], round_: int) -> tuple[PolicySpec,
     return policies[first:] + policies[:first]
 
 
-def _kept(outcome: Outcome, expected: tuple[Tokens, ...], policy: str, conditions: Conditions, round_: int) -> Run:
+def _kept(
+    result: RunResult, reference: tuple[Tokens, ...], policy: str, conditions: Conditions, round_: int
+) -> Run:
     return Run(
         policy=policy,
         concurrency=conditions.concurrency,
         temperature=conditions.temperature,
         round=round_,
-        num_jobs=len(outcome.answers),
-        num_tokens=outcome.num_tokens,
-        wall_s=outcome.wall_s,
-        window_tokens=outcome.window_tokens,
-        window_s=outcome.window_s,
-        num_steps=outcome.num_steps,
-        gamma_mean=outcome.gamma_mean,
-        drafted=outcome.drafted,
-        verified=outcome.verified,
-        accepted=outcome.accepted,
+        num_jobs=len(result.answers),
+        num_tokens=result.num_tokens,
+        wall_s=result.wall_s,
+        window_tokens=result.window_tokens,
+        window_s=result.window_s,
+        num_steps=result.num_steps,
+        gamma_mean=result.gamma_mean,
+        drafted=result.drafted,
+        verified=result.verified,
+        accepted=result.accepted,
         survivals=tuple(
             accepted / drafts if drafts else None
-            for accepted, drafts in zip(outcome.accepted_counts, outcome.draft_counts, strict=True)
+            for accepted, drafts in zip(result.accepted_counts, result.draft_counts, strict=True)
         ),
-        decide_s=outcome.decide_s,
-        mismatches=sum(found != want for found, want in zip(outcome.answers, expected, strict=True)),
-        points=_thinned(outcome.points),
+        decide_s=result.decide_s,
+        mismatches=sum(answer != expected for answer, expected in zip(result.answers, reference, strict=True)),
+        points=_sampled(result.points),
     )
 
 
-def _thinned(points: tuple[StepPoint, ...]) -> tuple[StepPoint, ...]:
-    return points[:: max(1, -(-len(points) // _MOST_POINTS))]
+def _sampled(points: tuple[StepPoint, ...]) -> tuple[StepPoint, ...]:
+    return points[:: max(1, -(-len(points) // _MAX_POINTS))]

@@ -1,6 +1,6 @@
-"""One pair of axes as SVG, without any library: lines, points, a band. Readable on light and on dark ground.
+"""Chart: lines, points and a band in one pair of axes, as SVG, without a library.
 
-Knows numbers and labels; what they stand for is in plots.
+Readable on light and on dark backgrounds.
 """
 
 import math
@@ -19,7 +19,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(slots=True, kw_only=True)
 class Chart:
-    """x from low to high, y from 0 to top. doubling: x on a logarithmic scale with a tick at each power of 2."""
+    """x from low to high, y from 0 to top. doubling: x is logarithmic, with a tick at each power of 2."""
 
     title: str
     x_label: str
@@ -32,16 +32,16 @@ class Chart:
     _names: int = 0
 
     def line(self, name: str, points: Points, *, marks: bool = True) -> None:
-        """A line with its name in the key. points: ascending in x. marks: a dot on each."""
+        """A line with its name in the legend. points: ascending in x. marks: a dot on each point."""
         colour = _COLOURS[self._names % len(_COLOURS)]
         corners = [self._at(x, y) for x, y in points]
         self._parts.append(f'<path d="M{"L".join(corners)}" stroke="{colour}" stroke-width="2" fill="none"/>')
         if marks:
             self._parts.append(_dots(corners, colour))
-        key_y = _TOP + 18 * self._names
-        key_x = _WIDTH - _RIGHT + 16
-        self._parts.append(f'<path d="M{key_x} {key_y}h18" stroke="{colour}" stroke-width="2"/>')
-        self._parts.append(_text(key_x + 24, key_y + 4, name, anchor="start"))
+        legend_y = _TOP + 18 * self._names
+        legend_x = _WIDTH - _RIGHT + 16
+        self._parts.append(f'<path d="M{legend_x} {legend_y}h18" stroke="{colour}" stroke-width="2"/>')
+        self._parts.append(_text(legend_x + 24, legend_y + 4, name, anchor="start"))
         self._names += 1
 
     def dots(self, points: Points) -> None:
@@ -53,7 +53,7 @@ class Chart:
         self._parts.append(f'<path d="M{path}Z" fill="{_GREY}30"/>')
 
     def rule(self, begin: tuple[float, float], end: tuple[float, float]) -> None:
-        """A thin grey line to compare with."""
+        """A dashed grey reference line."""
         path = f"M{self._at(*begin)}L{self._at(*end)}"
         self._parts.append(f'<path d="{path}" stroke="{_GREY}" stroke-dasharray="4 3" fill="none"/>')
 
@@ -113,7 +113,7 @@ def line_chart(
     doubling: bool = False,
     marks: bool = True,
 ) -> str | None:
-    """A chart of the lines that have points, each ascending in x; None if none has."""
+    """A chart of the lines that have points, ascending in x; None if no line has."""
     drawn = {name: points for name, points in lines.items() if points}
     everything = [point for points in drawn.values() for point in points]
     if not everything:

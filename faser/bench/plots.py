@@ -1,4 +1,4 @@
-"""The pictures of a campaign, by file name. A picture that there is nothing to draw in is left out."""
+"""The plots of a campaign, as SVG texts by file name. A plot without data is left out."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ from faser.bench.campaign import Run
 from faser.bench.chart import Chart, line_chart
 from faser.bench.report import BAND, FASER, Summary
 
-_MOST_DOTS = 3000
-_NEARLY_ALL = 0.99  # of the points lie within the axes: a hiccup of the machine must not squeeze the others
+_MAX_DOTS = 3000
+_SHOWN_SHARE = 0.99  # of the points; an outlier must not compress the scale for the others
 
 
-def pictures(runs: Sequence[Run], found: Sequence[Summary]) -> dict[str, str]:
+def plots(runs: Sequence[Run], found: Sequence[Summary]) -> dict[str, str]:
     made: dict[str, str | None] = {}
     for temperature in dict.fromkeys(each.temperature for each in found):
         ending = f"t{temperature:g}.svg"
@@ -23,7 +23,7 @@ def pictures(runs: Sequence[Run], found: Sequence[Summary]) -> dict[str, str]:
 
 
 def speed_ups(found: Sequence[Summary]) -> str | None:
-    """Speed-up over policy off, one line a policy over concurrency."""
+    """Speed-up over policy off by concurrency, one line per policy."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for each in sorted(found, key=lambda one: one.concurrency):
         if each.speed_up is not None:
@@ -43,7 +43,7 @@ def survival_by_depth(found: Sequence[Summary]) -> str | None:
 
 
 def gamma_over_time(runs: Sequence[Run]) -> str | None:
-    """Mean gamma of each step under policy faser, one line a concurrency, in the last round."""
+    """Mean gamma of each step with policy faser, one line per concurrency, of the last round."""
     last = {each.concurrency: each for each in sorted(runs, key=lambda run: run.round) if each.policy == FASER}
     lines = {
         f"{concurrency} at a time": [(point.at_s, point.gamma) for point in each.points]
@@ -53,7 +53,7 @@ def gamma_over_time(runs: Sequence[Run]) -> str | None:
 
 
 def step_times(runs: Sequence[Run]) -> str | None:
-    """Predicted over measured step times, in ms, in a band of ten per cent around equality."""
+    """Predicted by measured step times, in ms, and a band of ten per cent around equality."""
     points = [
         (1000 * point.measured_s, 1000 * point.predicted_s)
         for each in runs
@@ -62,9 +62,9 @@ def step_times(runs: Sequence[Run]) -> str | None:
     ]
     if not points:
         return None
-    top = sorted(map(max, points))[int(_NEARLY_ALL * (len(points) - 1))]
+    top = sorted(map(max, points))[int(_SHOWN_SHARE * (len(points) - 1))]
     chart = Chart(title="Time of a step, ms", x_label="measured", y_label="predicted", low=0, high=top, top=top)
     chart.band([(0, 0), (top / (1 + BAND), top), (top, top), (top, top * (1 - BAND))])
     chart.rule((0, 0), (top, top))
-    chart.dots([point for point in points if max(point) <= top][:: -(-len(points) // _MOST_DOTS)])
+    chart.dots([point for point in points if max(point) <= top][:: -(-len(points) // _MAX_DOTS)])
     return chart.svg()

@@ -1,4 +1,4 @@
-"""The prompts that a bench asks: a file's, or built-in questions, as the model's chat template renders them."""
+"""The prompts of a bench: questions from a file or built in, rendered with the model's chat template."""
 
 import json
 from collections.abc import Sequence
@@ -6,59 +6,76 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faser.api.templates.chat_template import ChatTemplate
+from faser.bench.questions import QUESTIONS, Question
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """token_ids: as the model gets them. category: what kind of text it is."""
+class BenchPrompt:
+    """token_ids: the rendered prompt. category: the kind of its text; empty: unknown."""
 
     token_ids: tuple[int, ...]
     category: str = ""
 
 
-def read_prompts(path: str | None, tokenizer: Tokenizer, *, limit: int) -> list[Prompt]:
-    """Up to `limit` prompts as first turns of chats. path: see questions_of; None: built-in questions.
+def read_prompts(path: str | None, tokenizer: Tokenizer, *, limit: int | None = None) -> list[BenchPrompt]:
+    """Prompts, each the first turn of a chat. path: a file for read_questions; None: the built-in questions.
 
-    Raises ConfigError for a file without prompts, and a model without a chat template.
+    limit: the most prompts to return; None: all.
+    Raises ConfigError for a file without prompts and for a model without a chat template.
     """
     source = tokenizer.chat_template
     if not isinstance(source, str):
-        raise ConfigError("this model has no chat template, which prompts are put into")
+        raise ConfigError("this model has no chat template; the prompts of a bench need one")
     template = ChatTemplate(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
 
-    def tokens(text: str) -> tuple[int, ...]:
+    def token_ids(text: str) -> tuple[int, ...]:
         rendered = template.render(
             [{"role": "user", "content": text}], add_generation_prompt=True, continue_final_message=False, extra={}
         )
         return tuple(tokenizer.encode(rendered, add_special_tokens=False))
 
-    asked = _built_in() if path is None else questions_of(Path(path))
-    return [Prompt(token_ids=tokens(text), category=category) for category, text in spread(asked, limit)]
+    questions = QUESTIONS if path is None else read_questions(Path(path))
+    chosen = questions if limit is None else evenly_spaced(questions, limit)
+    return [BenchPrompt(token_ids=token_ids(each.text), category=each.category) for each in chosen]
 
 
-def questions_of(path: Path) -> list[tuple[str, str]]:
-    """(category, text) of a file: JSON lines with "turns" and "category", as of Spec-Bench, or a text a line."""
+def read_questions(path: Path) -> list[Question]:
+    """Questions of a file: JSON lines with "turns" and "category", as in Spec-Bench, or one text per line."""
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         if not lines:
             raise ConfigError(f"--prompts is {path}; it holds no prompt")
         if path.suffix != ".jsonl":
-            return [("", line) for line in lines]
+            return [Question(category="", text=line) for line in lines]
         records = [json.loads(line) for line in lines]
-        return [(record.get("category", ""), record["turns"][0]) for record in records]
+        return [Question(category=each.get("category", ""), text=each["turns"][0]) for each in records]
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ConfigError(f"--prompts is {path}; it cannot be read: {error!r}") from error
 
 
-def spread(questions: Sequence[tuple[str, str]], limit: int) -> list[tuple[str, str]]:
-    """At most `limit` of them, evenly over the whole, so that no category is left out that a sample can hold."""
+def evenly_spaced(questions: Sequence[Question], limit: int) -> list[Question]:
+    """At most `limit` questions, evenly spaced over all; files group questions by category."""
     count = min(limit, len(questions))
     return [questions[place * len(questions) // count] for place in range(count)]
 
 
-def _built_in() -> list[tuple[str, str]]:
-    from faser.bench.questions import QUESTIONS
+def select_prompts(
+    prompts: Sequence[BenchPrompt], *, categories: Sequence[str], max_prompt_tokens: int | None
+) -> list[BenchPrompt]:
+    """The prompts of these categories (empty: all) with at most max_prompt_tokens tokens.
 
-    return [(question.category, question.text) for question in QUESTIONS]
+    Raises ConfigError for a category that no prompt has, and if no prompt remains.
+    """
+    present = sorted({each.category for each in prompts})
+    for category in categories:
+        if category not in present:
+            raise ConfigError(f"--categories names {category!r}; the prompts have {', '.join(present)}")
+    lengths = [len(each.token_ids) for each in prompts]
+    limit = max(lengths) if max_prompt_tokens is None else max_prompt_tokens
+    chosen = categories or present
+    selected = [each for each in prompts if len(each.token_ids) <= limit and each.category in chosen]
+    if not selected:
+        raise ConfigError(f"--max-prompt-tokens is {limit}; the shortest prompt has {min(lengths)} tokens")
+    return selected

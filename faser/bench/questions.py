@@ -1,11 +1,11 @@
-"""Questions to measure with where no file is given: four each of six kinds, written for FASER."""
+"""The built-in questions of a bench: six categories of four, written for FASER."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """category: what kind of text its answer is likely to be."""
+    """category: the kind of text that its answer is likely to be."""
 
     category: str
     text: str

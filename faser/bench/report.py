@@ -1,7 +1,4 @@
-"""What a campaign found: medians over rounds, the tables, and the file that a later try goes on from.
-
-Knows runs and numbers; how they are drawn is in plots.
-"""
+"""The report of a campaign: medians over rounds, tables, and the result file from which a campaign resumes."""
 
 import json
 from collections.abc import Sequence
@@ -18,14 +15,14 @@ from faser.errors import ConfigError
 RESULT = "result.json"
 OFF, FASER = "off", "faser"
 _FORMAT = 1
-BAND = 0.1  # predicted step times are to lie this near to the measured ones, in the median
+BAND = 0.1  # the largest median error of predicted step times that the report accepts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One policy in one cell, medians over rounds. speed_up: over policy off in the same round; None: without one.
+    """One policy in one cell, medians over rounds. speed_up: over policy off in the same round; None: no such run.
 
-    median_step_error: of |predicted - measured| / measured over the kept steps; None: nothing was predicted.
+    median_step_error: median of |predicted - measured| / measured over the kept steps; None: no predictions.
     """
 
     policy: str
@@ -49,18 +46,20 @@ class Summary:
 
 
 def summaries(runs: Sequence[Run]) -> list[Summary]:
-    """By temperature, concurrency and policy, in the order in which these were first measured."""
+    """One summary per temperature, concurrency and policy, in the order of measurement."""
     groups: dict[tuple[float, int, str], list[Run]] = {}
     for each in runs:
         groups.setdefault((each.temperature, each.concurrency, each.policy), []).append(each)
-    plain = {each.key: each.tokens_per_s for each in runs if each.policy == OFF}
-    return [_summary(group, plain) for group in groups.values()]
+    off_speeds = {each.key: each.tokens_per_s for each in runs if each.policy == OFF}
+    return [_summary(group, off_speeds) for group in groups.values()]
 
 
-def _summary(group: list[Run], plain: dict[tuple[float, int, str, int], float]) -> Summary:
-    """plain: tokens per second of policy off, by the run's key."""
+def _summary(group: list[Run], off_speeds: dict[tuple[float, int, str, int], float]) -> Summary:
+    """off_speeds: tokens per second of policy off, by the key of the run."""
     keys = [(each.temperature, each.concurrency, OFF, each.round) for each in group]
-    ratios = [each.tokens_per_s / plain[key] for each, key in zip(group, keys, strict=True) if key in plain]
+    ratios = [
+        each.tokens_per_s / off_speeds[key] for each, key in zip(group, keys, strict=True) if key in off_speeds
+    ]
     rates = [each.tokens_per_s for each in group]
     verified, accepted = sum(each.verified for each in group), sum(each.accepted for each in group)
     points = [point for each in group for point in each.points if point.predicted_s > 0 and point.measured_s > 0]
@@ -89,7 +88,7 @@ def _summary(group: list[Run], plain: dict[tuple[float, int, str, int], float]) 
 
 
 def save(path: Path, about: dict[str, Any], runs: Sequence[Run]) -> None:
-    """Write all runs so far; a reader never sees half of them."""
+    """Write all finished runs. Atomic: a reader sees the old file or the new one."""
     content = {
         "format": _FORMAT,
         "about": about,
@@ -97,15 +96,15 @@ def save(path: Path, about: dict[str, Any], runs: Sequence[Run]) -> None:
         "rivals": [asdict(each) for each in against_rivals(runs, FASER)],
         "runs": [asdict(each) for each in runs],
     }
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
-    beside.replace(path)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
+    temporary.replace(path)
 
 
 def load(path: Path, conditions: dict[str, Any]) -> list[Run]:
-    """The runs of an earlier try. conditions: what must not have changed since.
+    """The runs of an earlier campaign. conditions: those of the current one.
 
-    Raises ConfigError for a file that is none, and for runs made under other conditions.
+    Raises ConfigError for a file of another format, and for runs under other conditions.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -121,7 +120,7 @@ def load(path: Path, conditions: dict[str, Any]) -> list[Run]:
             for each in content["runs"]
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is no earlier result: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{path} is no result of faser bench spec: {type(error).__name__}: {error}") from error
     for name, value in json.loads(json.dumps(conditions)).items():
         if before.get(name) != value:
             raise ConfigError(f"{path} was measured with {name} {before.get(name)}; now it is {value}")
@@ -131,7 +130,7 @@ def load(path: Path, conditions: dict[str, Any]) -> list[Run]:
 def markdown(
     about: dict[str, Any], found: Sequence[Summary], rivals: Sequence[Comparison], plots: Sequence[str]
 ) -> str:
-    """The report to read. rivals: of faser. plots: file names of the pictures."""
+    """The report as Markdown. rivals: comparisons of faser. plots: file names of the plots."""
     lines = ["# Speculation, measured", "", f"`{about['command']}`", ""]
     lines += [f"- {name}: {value}" for name, value in {**about["machine"], **about["conditions"]}.items()]
     lines += ["", *_losslessness(found), ""]
@@ -139,7 +138,7 @@ def markdown(
         of_temperature = [each for each in found if each.temperature == temperature]
         lines += [f"## Temperature {temperature:g}", "", *_speed_table(of_temperature), ""]
         compared = [each for each in rivals if each.temperature == temperature]
-        lines += [*_verdicts(of_temperature), *_held_out(compared), "", *_detail_table(of_temperature), ""]
+        lines += [*_conclusions(of_temperature), *_held_out(compared), "", *_detail_table(of_temperature), ""]
     lines += [f"![{name}]({name})" for name in plots]
     return "\n".join(lines) + "\n"
 
@@ -157,11 +156,11 @@ def _losslessness(found: Sequence[Summary]) -> list[str]:
 
 
 def _speed_table(found: Sequence[Summary]) -> list[str]:
-    """Output tokens a second and, in brackets, the speed-up over policy off."""
+    """Output tokens per second and the speed-up over policy off, one column per policy."""
     policies = list(dict.fromkeys(each.policy for each in found))
     lines = [
-        "Output tokens per second while all places are taken, median over rounds (slowest … fastest), and speed-up"
-        " over `off`. Fewer rounds than the others have policies that --drop-below left out.",
+        "Output tokens per second at full concurrency, median over rounds (slowest … fastest), and speed-up over"
+        " `off`. Policies that --drop-below left out have fewer rounds.",
         "",
         "| at a time | " + " | ".join(policies) + " | best fixed | faser over it | best other | faser over it |",
         "| --- " * (len(policies) + 5) + "|",
@@ -197,8 +196,8 @@ def _detail_table(found: Sequence[Summary]) -> list[str]:
     return lines
 
 
-def _verdicts(found: Sequence[Summary]) -> list[str]:
-    """Where each policy stops paying, and whether faser follows the better of the others."""
+def _conclusions(found: Sequence[Summary]) -> list[str]:
+    """At which concurrencies each policy is slower than off, and how faser compares with the others."""
     lines = []
     for policy in dict.fromkeys(each.policy for each in found if each.policy != OFF):
         slower = [
@@ -217,7 +216,7 @@ def _verdicts(found: Sequence[Summary]) -> list[str]:
 
 
 def _against_the_best(rows: Sequence[dict[str, Summary]]) -> list[str]:
-    """faser's speed over that of whichever other policy is the fastest in a cell, and over that of each."""
+    """faser's speed divided by that of the fastest other policy of each cell, and by that of each policy."""
     gains = [gain for row in rows if (gain := _gain(row, _best_other(row))) is not None]
     if not gains:
         return []
@@ -236,7 +235,7 @@ def _against_the_best(rows: Sequence[dict[str, Summary]]) -> list[str]:
 
 
 def _held_out(compared: Sequence[Comparison]) -> list[str]:
-    """faser over the best other policy where noise chooses nobody."""
+    """faser over the best other policy, chosen on held-out rounds."""
     if not compared:
         return []
     cells = ", ".join(
@@ -257,13 +256,13 @@ def _rows(found: Sequence[Summary]) -> dict[int, dict[str, Summary]]:
 
 
 def _best_static(row: dict[str, Summary]) -> Summary | None:
-    """The fastest of off and fixed gammas."""
+    """The fastest of off and the fixed policies."""
     static = [each for name, each in row.items() if name == OFF or name.startswith("fixed:")]
     return max(static, key=lambda each: each.tokens_per_s, default=None)
 
 
 def _best_other(row: dict[str, Summary]) -> Summary | None:
-    """The fastest of all but faser."""
+    """The fastest policy other than faser."""
     others = [each for name, each in row.items() if name != FASER]
     return max(others, key=lambda each: each.tokens_per_s, default=None)
 

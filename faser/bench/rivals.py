@@ -1,8 +1,8 @@
-"""A policy against the best of the others, without the luck of the draw.
+"""Compares a policy with the best other policy, chosen on held-out rounds.
 
-The fastest of many noisy medians is faster than it really is: of policies that do the very same, one always won.
-So the rival of each round is the policy that was best in all the other rounds, and only its run in this one, made
-under the same conditions of the machine, is compared.
+The largest of several noisy medians overestimates the best policy: among identical policies one always wins. So
+the rival in each round is the policy that was fastest in all other rounds, and only its run in this round is
+compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ from faser.bench.campaign import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One cell. ratio: median over rounds of the policy's speed over its rival's; lowest, highest: of the rounds.
+    """One cell. rivals: one per round.
 
-    rivals: one a round.
+    ratio: the policy's speed divided by its rival's, median over rounds. lowest, highest: over rounds.
     """
 
     concurrency: int
@@ -28,7 +28,7 @@ class Comparison:
 
 
 def against_rivals(runs: Sequence[Run], policy: str) -> list[Comparison]:
-    """By cell, in the order in which they were first measured; without those that have fewer than two rounds."""
+    """One comparison per cell with at least two rounds, in the order of measurement."""
     cells: dict[tuple[float, int], dict[int, dict[str, float]]] = {}
     for each in runs:
         rounds = cells.setdefault((each.temperature, each.concurrency), {})
@@ -52,7 +52,7 @@ def against_rivals(runs: Sequence[Run], policy: str) -> list[Comparison]:
 
 
 def _rival(rounds: Mapping[int, Mapping[str, float]], number: int, policy: str) -> str | None:
-    """The fastest in the other rounds of those that ran in this one; None: nobody did both."""
+    """The fastest policy in the other rounds, of those measured in this round; None: there is none."""
     others = [rates for at, rates in rounds.items() if at != number]
     medians = {
         name: median(rates[name] for rates in others if name in rates)

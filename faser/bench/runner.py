@@ -1,7 +1,7 @@
-"""One run: a policy answers the jobs of a cell, so many at a time, while its steps are watched.
+"""run: answers all requests of a cell with one policy, at a fixed concurrency, and measures every step.
 
-Owns the closed loop and the differences of the engine's counters. Knows the engine by what it can do, and takes
-wall time from the caller's clock; neither models nor files.
+Owns the closed loop and takes differences of the engine's counters. Reads time from the caller's clock. Knows
+neither models nor files.
 """
 
 import time
@@ -17,11 +17,11 @@ from faser.types import EngineStats, FinishReason, Request, SpeculationStats
 
 Tokens = tuple[int, ...]
 
-_STEP = "step"  # the role of a whole step of the target in the cost model
+_STEP = "step"  # the cost model's name for a whole step of the target model
 
 
 class SteppedEngine(Protocol):
-    """An engine in this process, stepped by hand: see faser.engine.engine.Engine."""
+    """An engine in this process whose caller runs each step; see faser.engine.engine.Engine."""
 
     def add(self, request: Request) -> None: ...
 
@@ -38,7 +38,7 @@ class SteppedEngine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """How the jobs of a run are asked. include_prefill: no prompt is taken from the prefix cache."""
+    """How a run asks its requests. include_prefill: prompts are not taken from the prefix cache."""
 
     concurrency: int
     temperature: float
@@ -48,7 +48,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPoint:
-    """One step. at_s: since the run began. gamma: mean of its sequences. *_s: of the target's step."""
+    """One step of the target model. at_s: since the start of the run. gamma: mean over its sequences."""
 
     at_s: float
     gamma: float
@@ -57,12 +57,12 @@ class StepPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What came of a run. answers: in the order of the jobs. decide_s: host time of the policy.
+class RunResult:
+    """Measurements of one run. answers: in the order of the requests. decide_s: host time of the policy.
 
-    draft_counts[k - 1]: drafts that had k tokens or more; accepted_counts[k - 1]: those of which the first k were
-    accepted. window_tokens, window_s: of the steps with all places taken, up to the one that leaves a place empty
-    for good: answers that end at different times would else be counted against who is fast with some of them.
+    draft_counts[k - 1]: drafts of k or more tokens; accepted_counts[k - 1]: those whose first k tokens were
+    accepted. window_tokens, window_s: of the steps at full concurrency, up to the step that first leaves fewer
+    requests than that. Beyond the window the speed would depend on which answers happen to end last.
     """
 
     answers: tuple[Tokens, ...]
@@ -90,45 +90,45 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Window:
-    """places: requests at a time. Open while as many are running."""
+    """The steps at full concurrency. Open while that many requests are unfinished."""
 
-    places: int
+    concurrency: int
     num_tokens: int = 0
     seconds: float = 0.0
     is_open: bool = True
 
     def step(self, num_tokens: int, num_left: int, at_s: float) -> None:
-        """num_left: requests that have not ended, those that were just admitted among them."""
+        """num_left: unfinished requests, including those not yet submitted."""
         if self.is_open:
             self.num_tokens += num_tokens
             self.seconds = at_s
-            self.is_open = num_left >= self.places
+            self.is_open = num_left >= self.concurrency
 
 
 def run(
     engine: SteppedEngine,
-    jobs: Sequence[BenchRequest],
+    requests: Sequence[BenchRequest],
     conditions: Conditions,
     *,
     name: str,
     now: Callable[[], float] = time.perf_counter,
-) -> Outcome:
-    """Answer all jobs, `concurrency` at a time. name: unlike that of any other run.
+) -> RunResult:
+    """Answer all requests, `concurrency` at a time. name: unique to the run.
 
-    Raises EngineError if an answer fails or the engine has no speculation to watch.
+    Raises EngineError if an answer fails or the engine has no drafter.
     """
     salt = name if conditions.include_prefill else None
-    waiting = iter(enumerate(jobs))
+    waiting = iter(enumerate(requests))
     answers: dict[str, list[int]] = {}
     before = _speculation(engine)
-    watch = _Watch(before)
+    recorder = _StepRecorder(before)
     began_s, num_steps, num_ended = now(), 0, 0
-    window = _Window(min(conditions.concurrency, len(jobs)))
+    window = _Window(min(conditions.concurrency, len(requests)))
 
     def admit(count: int) -> None:
-        for place, job in islice(waiting, count):
-            request = job.request(
-                f"{name}/{place}",
+        for index, each in islice(waiting, count):
+            request = each.request(
+                f"{name}/{index}",
                 temperature=conditions.temperature,
                 output_tokens=conditions.output_tokens,
                 cache_salt=salt,
@@ -145,20 +145,26 @@ def run(
             if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
                 raise EngineError(f"{delta.request_id} ended with {delta.finish_reason}: {delta.error}")
         num_ended += sum(delta.finish_reason is not None for delta in deltas)
-        window.step(sum(len(delta.token_ids) for delta in deltas), len(jobs) - num_ended, now() - began_s)
-        watch.step(
+        window.step(sum(len(delta.token_ids) for delta in deltas), len(requests) - num_ended, now() - began_s)
+        recorder.step(
             _speculation(engine),
             num_sequences=sum(bool(delta.token_ids) for delta in deltas),
             at_s=now() - began_s,
         )
         admit(sum(delta.finish_reason is not None for delta in deltas))
     wall_s = now() - began_s
-    return _outcome(
-        before, watch.last, tuple(map(tuple, answers.values())), wall_s, window, num_steps, tuple(watch.points)
+    return _result(
+        before,
+        recorder.last,
+        tuple(map(tuple, answers.values())),
+        wall_s,
+        window,
+        num_steps,
+        tuple(recorder.points),
     )
 
 
-def _outcome(
+def _result(
     before: SpeculationStats,
     after: SpeculationStats,
     answers: tuple[Tokens, ...],
@@ -166,9 +172,9 @@ def _outcome(
     window: _Window,
     num_steps: int,
     points: tuple[StepPoint, ...],
-) -> Outcome:
+) -> RunResult:
     gammas = _difference(_gammas(before), _gammas(after))
-    return Outcome(
+    return RunResult(
         answers=answers,
         wall_s=wall_s,
         window_tokens=window.num_tokens,
@@ -186,14 +192,14 @@ def _outcome(
 
 
 @dataclass(slots=True)
-class _Watch:
-    """Follows the counters from step to step. last: the newest snapshot."""
+class _StepRecorder:
+    """Records a StepPoint per step, from differences of the counters. last: the latest counters."""
 
     last: SpeculationStats
     points: list[StepPoint] = field(default_factory=list)
 
     def step(self, stats: SpeculationStats, *, num_sequences: int, at_s: float) -> None:
-        """num_sequences: that got tokens in this step."""
+        """num_sequences: those that received tokens in this step."""
         (predicted, measured), (predicted_now, measured_now) = _step_s(self.last), _step_s(stats)
         verified = _total(stats, "verified") - _total(self.last, "verified")
         self.points.append(
@@ -219,12 +225,12 @@ def _total(stats: SpeculationStats, counter: str) -> int:
 
 
 def _gammas(stats: SpeculationStats) -> Tokens:
-    """How often each gamma was verified, over all classes."""
+    """[cap + 1] how often each gamma was verified, summed over the classes."""
     return tuple(map(sum, zip(*(counts for _, counts in stats.gammas), strict=True)))
 
 
 def _difference(before: Tokens, after: Tokens) -> Tokens:
-    """Element by element; what was not there before was 0."""
+    """after - before, element by element; missing elements of before are 0."""
     return tuple(now - then for then, now in zip(_padded(before, len(after)), after, strict=True))
 
 
@@ -234,6 +240,6 @@ def _padded(values: Tokens, size: int) -> Iterator[int]:
 
 
 def _step_s(stats: SpeculationStats) -> tuple[float, float]:
-    """(predicted, measured) seconds of all steps of the target so far."""
+    """(predicted, measured) seconds of all steps of the target model so far."""
     found = next((role for role in stats.roles if role.role == _STEP), None)
     return (0.0, 0.0) if found is None else (found.predicted_s, found.measured_s)

@@ -1,6 +1,6 @@
-"""`faser COMMAND …`: finds the command, and turns errors into one clear line and an exit status.
+"""`faser COMMAND …`: runs the command, and turns an error into one line and an exit status.
 
-Exit status: 0 done, 1 FASER's fault, 2 the operator's (a flag, a file, a model), 130 interrupted.
+Exit status: 0 success, 1 an error of FASER, 2 an error of the operator (flag, file, model), 130 interrupted.
 """
 
 import sys
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str) -> Command:
-    """The command's function. Imported when asked for, so that `faser --help` starts at once."""
+    """The command's function. Imported on demand, so that `faser --help` answers at once."""
     match name:
         case "serve":
             from faser.cli.serve.command import serve

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from faser.bench.rivals import against_rivals
-from tests.bench.test_report import run_of
+from tests.bench.recorded_runs import run_of
 
 
 def test_the_rival_of_a_round_is_the_best_of_the_other_rounds_in_its_run_of_this_one() -> None:

@@ -1,73 +1,76 @@
-"""A run answers every job once, so many at a time, and counts what the engine did in it and nothing before it."""
+"""A run answers every request once, at its concurrency, and counts only its own steps."""
 
 import pytest
 
-from faser.bench.runner import Conditions, Outcome, run
-from faser.bench.workload import choose, jobs_of
-from faser.errors import ConfigError, EngineError
+from faser.bench.prompts import BenchPrompt
+from faser.bench.runner import Conditions, RunResult, run
+from faser.bench.workload import bench_requests
+from faser.errors import EngineError
 from tests.bench.stepped_engine import ROW_S, STEP_S, SteppedEngine
 
-PROMPTS = [("code", (1, 2, 3)), ("chat", (4, 5))]
+PROMPTS = [BenchPrompt(category="code", token_ids=(1, 2, 3)), BenchPrompt(category="chat", token_ids=(4, 5))]
 
 
-def go(engine: SteppedEngine, *, jobs: int = 4, concurrency: int = 2, tokens: int = 9, name: str = "a") -> Outcome:
+def run_requests(
+    engine: SteppedEngine, *, num_requests: int = 4, concurrency: int = 2, tokens: int = 9, name: str = "a"
+) -> RunResult:
     conditions = Conditions(concurrency=concurrency, temperature=1.0, output_tokens=tokens)
-    return run(engine, jobs_of(PROMPTS, jobs), conditions, name=name, now=engine.now)
+    return run(engine, bench_requests(PROMPTS, num_requests), conditions, name=name, now=engine.now)
 
 
-def test_every_job_is_answered_in_full_and_in_order() -> None:
+def test_every_request_is_answered_in_full_and_in_order() -> None:
     engine = SteppedEngine()
-    outcome = go(engine, jobs=5)
-    assert [len(answer) for answer in outcome.answers] == [9] * 5
+    result = run_requests(engine, num_requests=5)
+    assert [len(answer) for answer in result.answers] == [9] * 5
     assert [request.prompt_token_ids for request in engine.asked] == [(1, 2, 3), (4, 5)] * 2 + [(1, 2, 3)]
-    assert [answer[0] for answer in outcome.answers] == [(7 * seed + 3 - seed % 2) % 100 for seed in range(5)]
+    assert [answer[0] for answer in result.answers] == [(7 * seed + 3 - seed % 2) % 100 for seed in range(5)]
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 8])
-def test_no_more_run_at_a_time_than_wanted_and_no_fewer_while_there_are_jobs(concurrency: int) -> None:
+def test_the_concurrency_is_kept_while_requests_remain(concurrency: int) -> None:
     engine = SteppedEngine()
-    go(engine, jobs=8, concurrency=concurrency)
+    run_requests(engine, num_requests=8, concurrency=concurrency)
     assert engine.most_running == concurrency
 
 
-def test_time_is_what_the_clock_says_from_the_first_request_to_the_last_token() -> None:
+def test_time_counts_from_the_first_request_to_the_last_token() -> None:
     engine = SteppedEngine(now_s=50.0)
-    go(engine, jobs=1, concurrency=1, name="warm")
-    outcome = go(engine, jobs=1, concurrency=1)
-    assert outcome.wall_s == pytest.approx(10 * STEP_S + 9 * ROW_S)
-    assert outcome.tokens_per_s == pytest.approx(9 / outcome.wall_s)
+    run_requests(engine, num_requests=1, concurrency=1, name="warm")
+    result = run_requests(engine, num_requests=1, concurrency=1)
+    assert result.wall_s == pytest.approx(10 * STEP_S + 9 * ROW_S)
+    assert result.tokens_per_s == pytest.approx(9 / result.wall_s)
 
 
-def test_speed_is_that_of_the_steps_with_every_place_taken() -> None:
-    """Eight answers in three places: the last two have the engine to themselves, and do not count."""
-    outcome = go(SteppedEngine(), jobs=8, concurrency=3)
-    assert outcome.num_tokens == 8 * 9
-    assert outcome.window_tokens == 6 * 9
-    assert outcome.window_s < outcome.wall_s
-    assert outcome.tokens_per_s == pytest.approx(outcome.window_tokens / outcome.window_s)
+def test_speed_is_measured_at_full_concurrency_only() -> None:
+    """Eight answers, three at a time: the last two run alone and do not count."""
+    result = run_requests(SteppedEngine(), num_requests=8, concurrency=3)
+    assert result.num_tokens == 8 * 9
+    assert result.window_tokens == 6 * 9
+    assert result.window_s < result.wall_s
+    assert result.tokens_per_s == pytest.approx(result.window_tokens / result.window_s)
 
 
-def test_counters_are_of_this_run_alone() -> None:
+def test_counters_exclude_earlier_runs() -> None:
     engine = SteppedEngine(right=2)
     engine.use_policy("fixed", 5)
-    go(engine, name="earlier")
+    run_requests(engine, name="earlier")
     engine.use_policy("fixed", 3)
-    outcome = go(engine, jobs=2, concurrency=2, tokens=9)
-    assert (outcome.drafted, outcome.verified, outcome.accepted) == (18, 18, 12)
-    assert outcome.gamma_mean == 3
-    assert outcome.draft_counts == (6, 6, 6, 0, 0, 0, 0, 0)
-    assert outcome.accepted_counts == (6, 6, 0, 0, 0, 0, 0, 0)
+    result = run_requests(engine, num_requests=2, concurrency=2, tokens=9)
+    assert (result.drafted, result.verified, result.accepted) == (18, 18, 12)
+    assert result.gamma_mean == 3
+    assert result.draft_counts == (6, 6, 6, 0, 0, 0, 0, 0)
+    assert result.accepted_counts == (6, 6, 0, 0, 0, 0, 0, 0)
 
 
-def test_each_step_says_when_it_was_how_much_was_drafted_and_how_long_it_took() -> None:
+def test_each_step_has_its_time_its_gamma_and_its_duration() -> None:
     engine = SteppedEngine(right=2)
     engine.use_policy("fixed", 3)
-    outcome = go(engine, jobs=2, concurrency=2, tokens=9)
-    assert len(outcome.points) == outcome.num_steps == 4
-    assert [point.gamma for point in outcome.points] == [0, 3, 3, 3]
-    assert outcome.points[-1].at_s == pytest.approx(outcome.wall_s)
-    assert outcome.points[1].measured_s == pytest.approx(STEP_S + 8 * ROW_S)
-    assert outcome.points[1].predicted_s == pytest.approx(0.9 * (STEP_S + 8 * ROW_S))
+    result = run_requests(engine, num_requests=2, concurrency=2, tokens=9)
+    assert len(result.points) == result.num_steps == 4
+    assert [point.gamma for point in result.points] == [0, 3, 3, 3]
+    assert result.points[-1].at_s == pytest.approx(result.wall_s)
+    assert result.points[1].measured_s == pytest.approx(STEP_S + 8 * ROW_S)
+    assert result.points[1].predicted_s == pytest.approx(0.9 * (STEP_S + 8 * ROW_S))
 
 
 def test_prompts_come_from_the_prefix_cache_unless_they_are_to_be_measured() -> None:
@@ -75,36 +78,23 @@ def test_prompts_come_from_the_prefix_cache_unless_they_are_to_be_measured() -> 
     salts = []
     for include, name in ((False, "a"), (False, "b"), (True, "c"), (True, "d")):
         conditions = Conditions(concurrency=1, temperature=0.0, output_tokens=1, include_prefill=include)
-        run(engine, jobs_of(PROMPTS, 1), conditions, name=name, now=engine.now)
+        run(engine, bench_requests(PROMPTS, 1), conditions, name=name, now=engine.now)
         salts.append(engine.asked[-1].cache_salt)
     assert salts == [None, None, "c", "d"]
 
 
-def test_answers_have_one_length_and_seeds_of_their_own() -> None:
+def test_answers_have_equal_lengths_and_different_seeds() -> None:
     engine = SteppedEngine()
-    go(engine, jobs=3)
+    run_requests(engine, num_requests=3)
     assert [request.sampling.seed for request in engine.asked] == [0, 1, 2]
     assert all(request.sampling.ignore_eos for request in engine.asked)
 
 
 def test_an_answer_that_fails_ends_the_run() -> None:
     with pytest.raises(EngineError, match="a/0 ended with error: no"):
-        go(SteppedEngine(fails=True))
+        run_requests(SteppedEngine(fails=True))
 
 
 def test_an_engine_without_a_drafter_is_refused() -> None:
     with pytest.raises(EngineError, match="without a drafter"):
-        go(SteppedEngine(has_drafter=False))
-
-
-def test_prompts_are_chosen_by_category_and_length() -> None:
-    assert choose(PROMPTS, categories=["chat"], max_prompt_tokens=None) == [PROMPTS[1]]
-    assert choose(PROMPTS, categories=[], max_prompt_tokens=2) == [PROMPTS[1]]
-    assert choose(PROMPTS, categories=[], max_prompt_tokens=None) == PROMPTS
-
-
-def test_what_leaves_no_prompt_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'poems'; the prompts have chat, code"):
-        choose(PROMPTS, categories=["poems"], max_prompt_tokens=None)
-    with pytest.raises(ConfigError, match="--max-prompt-tokens is 1; the shortest prompt has 2 tokens"):
-        choose(PROMPTS, categories=[], max_prompt_tokens=1)
+        run_requests(SteppedEngine(has_drafter=False))

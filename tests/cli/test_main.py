@@ -72,7 +72,7 @@ def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_key_file_without_a_key_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--api-key-file", "/dev/null"]) == 2
-    assert capsys.readouterr().err == "faser serve: --api-key-file is /dev/null; it holds no key\n"
+    assert capsys.readouterr().err == "faser serve: --api-key-file is /dev/null; it contains no key\n"
 
 
 def test_env_tells_versions_and_no_secret(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""API keys: who may call which route. Knows paths and keys; nothing of what the routes do."""
+"""API keys: which routes require one, and which keys are accepted."""
 
 import hmac
 from collections.abc import Sequence
@@ -8,15 +8,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from faser.api.protocol.errors import HttpError, error_response
 
-# Asked by orchestrators and scrapers, which bring no key.
+# Orchestrators call these without a key.
 _OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 _METRICS_PATH = "/metrics"
 
 
-class KeyCheck:
-    """ASGI middleware: every route asks for one of the keys, but for health checks and preflights.
+class ApiKeyMiddleware:
+    """ASGI middleware: every route requires one of the keys, except health checks and preflights.
 
-    keys: empty lets everybody in. open_metrics: /metrics asks for none either.
+    keys: empty: no route requires a key. open_metrics: /metrics requires none.
     """
 
     def __init__(self, app: ASGIApp, *, keys: Sequence[str], open_metrics: bool) -> None:
@@ -38,13 +38,13 @@ class KeyCheck:
         return scope["method"] == "OPTIONS" or path in self._open
 
     def _refusal(self, header: str | None) -> str | None:
-        """Why this Authorization header lets nobody in; None if it does. Never repeats what it holds."""
+        """Why this Authorization header is refused; None: it is accepted. Never repeats its value."""
         if header is None:
             return "no API key; send the header Authorization: Bearer <key>"
         scheme, _, given = header.partition(" ")
         if scheme.lower() != "bearer":
             return "the Authorization header does not begin with Bearer; send Authorization: Bearer <key>"
-        presented = given.strip().encode("latin-1")  # the bytes as they came
-        # Every key is compared, in constant time, so that timing tells neither which nor how much matched.
+        presented = given.strip().encode("latin-1")  # the bytes as received
+        # Compare with every key, in constant time: timing must not reveal which key matched, or how much of it.
         matches = [hmac.compare_digest(key, presented) for key in self._keys]
         return None if any(matches) else "the API key is not one of this server's"

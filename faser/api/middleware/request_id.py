@@ -1,7 +1,7 @@
-"""The frame around every request: its id, and the catch for bugs.
+"""RequestIdMiddleware: gives every request an id, and turns unexpected exceptions into error answers.
 
-The id comes from the X-Request-Id header, or is made here; a route may replace it with one from the body.
-It is echoed as a header on every answer.
+The id comes from the X-Request-Id header, or is generated. A route may replace it with the id in the body.
+Every answer repeats the id in a header.
 """
 
 import logging
@@ -25,9 +25,9 @@ def get_request_id(scope: Scope) -> str:
 
 
 def set_request_id(scope: Scope, request_id: str, param: str) -> None:
-    """Use this id from now on. Raises RequestError if it cannot stand in a header or would flood a log."""
-    sound = request_id.isascii() and request_id.isprintable() and request_id.strip() == request_id
-    if not sound or not 1 <= len(request_id) <= _MAX_ID_LENGTH:
+    """Replace the id. Raises RequestError for an id that is not fit for a header or is too long for a log."""
+    printable = request_id.isascii() and request_id.isprintable() and request_id.strip() == request_id
+    if not printable or not 1 <= len(request_id) <= _MAX_ID_LENGTH:
         raise RequestError(
             f"{param} is {request_id[:80]!r}; it must be 1 to {_MAX_ID_LENGTH} printable ASCII characters",
             param=param,
@@ -36,7 +36,7 @@ def set_request_id(scope: Scope, request_id: str, param: str) -> None:
 
 
 class RequestIdMiddleware:
-    """ASGI middleware, outermost."""
+    """The outermost ASGI middleware."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -65,5 +65,5 @@ class RequestIdMiddleware:
             request_id = get_request_id(scope)
             _log.exception("request %s failed", request_id)
             if started:
-                raise  # cuts the connection: the caller must not take half an answer for a whole one
+                raise  # closes the connection: the client must not take half an answer for a whole one
             await error_response(internal_error(request_id))(scope, receive, send_with_id)

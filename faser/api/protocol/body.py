@@ -1,6 +1,6 @@
-"""From the bytes of a request to a checked body, and the words for everything that can be wrong with them.
+"""Reads and checks the JSON body of a request, and words every error that it can have.
 
-Size and content type are looked at before anything is parsed, and large bodies are parsed in a thread.
+Checks size and content type before parsing, and parses large bodies in a thread.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from faser.errors import RequestError
 
 _Body = TypeVar("_Body", bound=BaseModel)
 
-_MAX_SHOWN = 80
-_INLINE_BYTES = 1 << 15  # parsed in about a millisecond, whatever they say
+_MAX_SHOWN_CHARS = 80
+_INLINE_BYTES = 1 << 15  # parsed in about a millisecond, whatever the content
 
 
 async def read_body(request: Request, schema: type[_Body], *, max_bytes: int) -> _Body:
     """The request's JSON body.
 
-    Raises HttpError (415, 413) and RequestError that names the field, its value and what is allowed.
+    Raises HttpError (415, 413), and RequestError that names the field, its value and what is allowed.
     """
     _check_headers(request, max_bytes)
     raw = bytearray()
@@ -38,9 +38,9 @@ async def read_body(request: Request, schema: type[_Body], *, max_bytes: int) ->
 
 
 def shown(value: Any) -> str:
-    """A value as JSON, shortened, to stand in a message."""
+    """A value as JSON, shortened for use in an error message."""
     text = json.dumps(value, ensure_ascii=False, default=repr)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}… ({len(text)} characters)"
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}… ({len(text)} characters)"
 
 
 def _parse_large(raw: bytes, schema: type[_Body]) -> _Body:
@@ -77,7 +77,7 @@ def _too_large(size: str, max_bytes: int) -> HttpError:
 
 
 def _as_request_error(error: Mapping[str, Any]) -> RequestError:
-    """One of pydantic's errors in our words. Its own are kept for what was expected."""
+    """One pydantic error, reworded. What pydantic says about the expected value is kept."""
     path = ".".join(str(part) for part in error["loc"])
     match error["type"]:
         case "json_invalid":
@@ -87,6 +87,6 @@ def _as_request_error(error: Mapping[str, Any]) -> RequestError:
         case "missing":
             return RequestError(f"{path} is missing; it is required", param=path)
         case "extra_forbidden":
-            return RequestError(f"{path} is not a field that is known here", param=path)
+            return RequestError(f"{path} is not a known field", param=path)
     expected = error["msg"].replace("Input should be", "it must be").replace("String should", "it should")
     return RequestError(f"{path} is {shown(error['input'])}; {expected}", param=path)

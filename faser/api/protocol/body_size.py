@@ -1,8 +1,8 @@
-"""How much there is to parse in the bytes of a body, known before anything is parsed.
+"""Limits on the number of JSON values in a body, checked before the body is parsed.
 
-A parser makes an object of every value and lets nothing else run meanwhile, not even from a thread of its own: 32
-MiB of empty lists would hold up all other requests for seconds. So values are counted first, in small pieces
-between which others get their turn. Knows no field and no schema.
+A JSON parser creates an object per value and holds the interpreter lock meanwhile, also in a thread of its own: 32
+MiB of empty lists would block all other requests for seconds. So the values are counted first, in pieces of
+the body between which other threads run. Knows no field and no schema.
 """
 
 from faser.api.protocol.errors import HttpError
@@ -13,9 +13,9 @@ _PIECE_BYTES = 1 << 18
 
 
 def check_size(raw: bytes) -> None:
-    """Raises HttpError (413) for a body of more values than anybody needs. Text, however long, is one value.
+    """Raises HttpError (413) for a body with more values than a request can need. A string is one value.
 
-    raw: JSON; of anything else the count means nothing, and the parser will say so.
+    raw: JSON. The counts of other bytes mean nothing; the parser then reports the error.
     """
     values, nested = count(raw)
     if values > MAX_VALUES:
@@ -27,23 +27,23 @@ def check_size(raw: bytes) -> None:
 
 
 def count(raw: bytes, *, piece_bytes: int = _PIECE_BYTES) -> tuple[int, int]:
-    """(commas, objects and lists and keys) outside of texts, as far as it takes to exceed a limit."""
+    """(commas; objects, lists and keys) outside of strings. Stops counting once a limit is exceeded."""
     values = nested = begin = 0
-    in_text = False
+    in_string = False
     while begin < len(raw) and values <= MAX_VALUES and nested <= MAX_NESTED:
         piece = _piece(raw, begin, piece_bytes)
         begin += len(piece)
-        # Without its escapes, every quotation mark left begins or ends a text.
+        # Without escapes, every remaining quotation mark begins or ends a string.
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        outside = b"".join(parts[in_text::2])
-        in_text ^= len(parts) % 2 == 0
+        outside = b"".join(parts[in_string::2])
+        in_string ^= len(parts) % 2 == 0
         values += outside.count(b",")
         nested += outside.count(b"[") + outside.count(b"{") + outside.count(b":")
     return values, nested
 
 
 def _piece(raw: bytes, begin: int, piece_bytes: int) -> bytes:
-    """The next bytes to look at; an escape is not cut in two."""
+    """The next bytes to count in; an escape sequence is not cut in two."""
     piece = raw[begin : begin + piece_bytes]
     backslashes = len(piece) - len(piece.rstrip(b"\\"))
     return raw[begin : begin + len(piece) + backslashes % 2]

@@ -13,7 +13,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class ChatBody(GenerationBody):
-    """Beside the shared fields."""
+    """The shared fields, and those of chats only."""
 
     messages: list[dict[str, Any]] = Field(fail_fast=True)
     max_completion_tokens: int | None = None
@@ -29,7 +29,7 @@ class ChatBody(GenerationBody):
 def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages as chat templates expect them: text as a string, arguments of tool calls as objects.
 
-    Raises RequestError naming the message and the part that does not fit.
+    Raises RequestError that names the message and the part that is wrong.
     """
     if not messages:
         raise RequestError("messages is an empty list; it must have at least one message", param="messages")
@@ -52,7 +52,7 @@ def _read_message(message: dict[str, Any], path: str) -> dict[str, Any]:
     if message.get("content") is None:
         if not calls:
             raise RequestError(
-                f"{path}.content is missing; only a message with tool_calls can do without", param=path
+                f"{path}.content is missing; only a message with tool_calls may omit it", param=path
             )
         read["content"] = ""
     else:
@@ -79,7 +79,7 @@ def _read_part(part: Any, path: str) -> str:
 
 
 def _read_tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
-    """Clients send back arguments as the JSON text they got; templates write them out as objects."""
+    """Clients return arguments as the JSON text that they received; chat templates expect objects."""
     if not isinstance(calls, list):
         raise RequestError(f"{path} is {shown(calls)}; it must be a list", param=path)
     return [_read_tool_call(call, f"{path}.{at}") for at, call in enumerate(calls)]

@@ -1,6 +1,6 @@
-"""Fields that chat and text completions share, and how strict JSON is read into them.
+"""The fields that chats and completions share, and how strictly JSON is read into them.
 
-Types only: what a field means, and whether this build honours it, is decided elsewhere. null is the same as
+Checks types only: other modules decide what a field means and whether it is supported. null is the same as
 absent, everywhere. Unknown fields are kept in model_extra.
 """
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-# A number is not taken for a text nor a text for a number; NaN and the infinities are not JSON.
+# Strict: a number is not accepted as a string nor a string as a number; NaN and the infinities are not JSON.
 OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 CLOSED = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -17,12 +17,12 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-# Of a million wrong elements the first one is enough.
+# fail_fast: report the first of a million wrong elements, not all of them.
 LIST: Any = Field(None, fail_fast=True)
 
 
 class StreamOptions(BaseModel):
-    """continuous_usage_stats: running counts in every chunk."""
+    """continuous_usage_stats: every chunk has the counts so far."""
 
     model_config = CLOSED
 
@@ -31,8 +31,8 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class Slo(BaseModel):
-    """Targets in milliseconds."""
+class SloTargets(BaseModel):
+    """Latency targets, in milliseconds."""
 
     model_config = CLOSED
 
@@ -41,18 +41,18 @@ class Slo(BaseModel):
 
 
 class Speculative(BaseModel):
-    """How much speculation a request allows; never changes its tokens."""
+    """How much speculation a request allows. Never changes its tokens."""
 
     model_config = CLOSED
 
     enabled: Literal[True, False, "auto"] | None = None
     max_tokens: int | None = Field(None, ge=0)
     class_: str | None = Field(None, alias="class", min_length=1)
-    slo: Slo | None = None
+    slo: SloTargets | None = None
 
 
 class ResponseFormat(BaseModel):
-    """Only the type is looked at as long as text is the only one that is served."""
+    """Only the type is read: text is the only one supported."""
 
     model_config = CLOSED
 
@@ -80,7 +80,7 @@ class Prediction(BaseModel):
 
 
 class GenerationBody(BaseModel):
-    """What both completion routes take."""
+    """The body of both generation routes."""
 
     model_config = OPEN
 

@@ -1,4 +1,4 @@
-"""The body of POST /v1/completions, and the four forms of its prompt."""
+"""The body of POST /v1/completions, whose prompt has four forms."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _FORMS = "it must be a string, a list of strings, a list of token ids, or a list
 
 
 class CompletionBody(GenerationBody):
-    """Beside the shared fields. logprobs: how many alternatives, 0 for the chosen token alone."""
+    """The shared fields, and those of completions only. logprobs: number of alternatives; 0: the chosen token."""
 
     prompt: Any
     logprobs: int | None = None
@@ -20,7 +20,7 @@ class CompletionBody(GenerationBody):
 
 
 def read_prompts(prompt: Any) -> list[str | list[int]]:
-    """One entry a prompt, in order. Raises RequestError naming the element that does not fit."""
+    """One entry per prompt, in order. Raises RequestError that names the element of the wrong type."""
     if isinstance(prompt, str):
         return [prompt]
     if not isinstance(prompt, list):
@@ -44,7 +44,7 @@ def read_prompts(prompt: Any) -> list[str | list[int]]:
 
 
 def _check_elements(elements: list[Any], kind: type, path: str) -> None:
-    if set(map(type, elements)) <= {kind}:  # millions of token ids are looked at
+    if set(map(type, elements)) <= {kind}:  # fast enough for millions of token ids
         return
     wrong = next(at for at, element in enumerate(elements) if type(element) is not kind)
     raise RequestError(f"{path}.{wrong} is {shown(elements[wrong])}; {_FORMS}", param=f"{path}.{wrong}")

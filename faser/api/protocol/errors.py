@@ -1,7 +1,7 @@
-"""What a caller reads when something went wrong: one shape for every status.
+"""Error answers: one JSON shape for every status.
 
-Owns the status, type and headers of every error. FaserErrors and the web framework's own exceptions are
-translated here and nowhere else.
+Owns the status, type and headers of every error. Only this module translates FaserErrors and the web
+framework's exceptions.
 """
 
 import logging
@@ -20,7 +20,7 @@ from faser.errors import FaserError, NotReadyError, OverloadError, RequestError,
 
 _log = logging.getLogger("faser.api")
 
-# What proxies log for a client that left; nobody receives it.
+# The status that proxies log for a client that disconnected; it is not received.
 _CLIENT_CLOSED_REQUEST = 499
 
 _TYPES = {
@@ -37,7 +37,7 @@ _TYPES = {
 
 
 class HttpError(Exception):
-    """An answer other than 2xx. headers: to be sent beside the body."""
+    """An answer other than 2xx."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, headers: dict[str, str] | None = None
@@ -50,7 +50,7 @@ class HttpError(Exception):
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
-    """{"error": {...}}, the shape of every failure, also within a stream."""
+    """{"error": {...}}, the shape of every error, also within a stream."""
     kind = _TYPES.get(HTTPStatus(status), "APIError")
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
@@ -61,7 +61,7 @@ def error_response(error: HttpError) -> Response:
 
 
 def as_http_error(error: FaserError) -> HttpError:
-    """Whose fault it is decides the status; see faser.errors."""
+    """The class of the error decides the status; see faser.errors."""
     match error:
         case UnknownModelError():
             return HttpError(404, str(error), param=error.param)
@@ -74,8 +74,8 @@ def as_http_error(error: FaserError) -> HttpError:
 
 
 def internal_error(request_id: str) -> HttpError:
-    """For a bug: the log has the trace, the caller gets the id to look it up by."""
-    return HttpError(500, f"request {request_id} failed because of an internal error; the server's log has more")
+    """For a bug: the log has the traceback, the client gets the request id to find it by."""
+    return HttpError(500, f"request {request_id} failed because of an internal error; see the server's log")
 
 
 def add_error_handlers(app: FastAPI) -> None:

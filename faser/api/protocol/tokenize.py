@@ -8,7 +8,7 @@ from faser.api.protocol.common import LIST, OPEN
 
 
 class TokenizeBody(BaseModel):
-    """Either a prompt or messages. add_special_tokens: true for a prompt, false for messages, if not given."""
+    """Either a prompt or messages. add_special_tokens: by default true for a prompt, false for messages."""
 
     model_config = OPEN
 
@@ -23,7 +23,7 @@ class TokenizeBody(BaseModel):
 
 
 class DetokenizeBody(BaseModel):
-    """Token ids to be read as text, special tokens included."""
+    """Token ids to convert to text, special tokens included."""
 
     model_config = OPEN
 

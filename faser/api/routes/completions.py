@@ -7,14 +7,19 @@ from starlette.responses import Response
 
 from faser.api.protocol.body import read_body
 from faser.api.protocol.completions import CompletionBody, read_prompts
-from faser.api.protocol.fields import REFUSED_IN_TEXT
+from faser.api.protocol.unsupported_fields import UNSUPPORTED_IN_COMPLETIONS
 from faser.api.routes.openapi import json_body
-from faser.api.serving.accept import build_job, check_room, check_shared, prompt_rules, read_streaming
 from faser.api.serving.completion_formatter import CompletionFormatter
-from faser.api.serving.handler import respond
-from faser.api.serving.logprobs import TokenNames
+from faser.api.serving.logprobs import TokenFormatter
 from faser.api.serving.prediction import read_prediction
-from faser.api.serving.prompts import read_prompts_tokens
+from faser.api.serving.prompts import tokenize_prompts
+from faser.api.serving.request_builder import (
+    build_handler,
+    check_capacity,
+    check_shared_fields,
+    read_stream_options,
+    tokenization_rules,
+)
 from faser.api.serving.sampling_params import text_sampling
 from faser.api.serving.service import Service
 
@@ -26,15 +31,17 @@ def completions_router(service: Service) -> APIRouter:
     async def create_completion(http: Request) -> Response:
         body = await read_body(http, CompletionBody, max_bytes=service.settings.max_request_bytes)
         arrival_s = time.monotonic()
-        info = check_shared(service, body, http, REFUSED_IN_TEXT)
-        read_streaming(body, force_usage=False)
+        info = check_shared_fields(service, body, http, UNSUPPORTED_IN_COMPLETIONS)
+        read_stream_options(body, force_usage=False)
         sampling = text_sampling(body, service.settings)
-        rules = prompt_rules(body, info, field=CompletionFormatter.prompt_field, add_special_tokens=True)
+        rules = tokenization_rules(body, info, field=CompletionFormatter.prompt_field, add_special_tokens=True)
         sources = read_prompts(body.prompt)
-        check_room(service, len(sources), sampling)
-        prompts = await read_prompts_tokens(sources, service.engine.tokenizer, rules)
-        shape = CompletionFormatter(
-            names=TokenNames(tokenizer=service.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
+        check_capacity(service, len(sources), sampling)
+        prompts = await tokenize_prompts(sources, service.engine.tokenizer, rules)
+        formatter = CompletionFormatter(
+            token_formatter=TokenFormatter(
+                tokenizer=service.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
+            ),
             echo=bool(body.echo),
             logprobs=body.logprobs is not None,
             skip_special_tokens=sampling.skip_special_tokens,
@@ -42,7 +49,7 @@ def completions_router(service: Service) -> APIRouter:
             asks_prompt_logprobs=body.prompt_logprobs is not None,
         )
         predicted = await read_prediction(body.prediction, service.engine.tokenizer, limit=info.max_model_len)
-        job = build_job(service, http, body, shape, prompts, sampling, predicted, arrival_s)
-        return await respond(service, job, http)
+        handler = build_handler(service, http, body, formatter, prompts, sampling, predicted, arrival_s)
+        return await handler.respond(http)
 
     return router

@@ -27,7 +27,7 @@ def models_router(service: Service) -> APIRouter:
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:
-    """Raises NotReadyError while the model is being loaded: its length is not known before."""
+    """Raises NotReadyError while the model is being loaded: max_model_len is not known yet."""
     return {
         "id": name,
         "object": "model",

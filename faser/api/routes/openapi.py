@@ -1,4 +1,4 @@
-"""How routes that read their body themselves still describe it in /openapi.json."""
+"""Describes bodies in /openapi.json for routes that read their body themselves."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def json_body(schema: type[BaseModel]) -> dict[str, Any]:
 
 
 def _inlined(schema: type[BaseModel]) -> dict[str, Any]:
-    """The schema with its definitions in place, since they have no home in the app's own document."""
+    """The schema with its definitions inlined: the app's document has no section for them."""
     document = schema.model_json_schema()
     definitions = document.pop("$defs", {})
 

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize. They need the tokenizer alone, so they answer while the engine drains."""
+"""POST /tokenize and /detokenize. Both need only the tokenizer, so they also answer while the engine drains."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from starlette.responses import Response
 from faser.api.protocol.body import read_body
 from faser.api.protocol.tokenize import DetokenizeBody, TokenizeBody
 from faser.api.routes.openapi import json_body
-from faser.api.serving.prompts import in_background
+from faser.api.serving.prompts import in_thread_if_long
 from faser.api.serving.service import Service
 from faser.errors import RequestError
 
@@ -37,7 +37,7 @@ def tokenize_router(service: Service) -> APIRouter:
             }
             return msgspec.json.encode(fields)
 
-        return Response(await in_background(len(text), answer), media_type="application/json")
+        return Response(await in_thread_if_long(len(text), answer), media_type="application/json")
 
     @router.post("/detokenize", openapi_extra=json_body(DetokenizeBody))
     async def detokenize(http: Request) -> dict[str, str]:
@@ -60,10 +60,10 @@ def _text(service: Service, body: TokenizeBody) -> str:
         raise RequestError("exactly one of prompt and messages must be given", param="prompt")
     if body.prompt is not None:
         return body.prompt
-    return service.conversation.render(
+    return service.chat_renderer.render(
         body.messages or [],
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         template_kwargs=body.chat_template_kwargs,
-        named={},
+        template_fields={},
     )

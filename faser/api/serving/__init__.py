@@ -1,0 +1,4 @@
+"""From a checked body to engine requests, and from engine outputs to an answer.
+
+Imports protocol/, middleware/ and templates/, but no route. Start with request_builder.py and handler.py.
+"""

@@ -5,24 +5,24 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from faser.api.serving.formatter import Choice, ChoiceState
-from faser.api.serving.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from faser.api.serving.logprobs import TokenFormatter, chat_logprobs, prompt_logprobs
 from faser.types import OutputDelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormatter:
-    """return_token_ids, asks_prompt_logprobs: what the request asked for beside text."""
+    """return_token_ids, asks_prompt_logprobs: what the request asked for in addition to text."""
 
     id_prefix: ClassVar[str] = "chatcmpl-"
     object_name: ClassVar[str] = "chat.completion"
     chunk_object_name: ClassVar[str] = "chat.completion.chunk"
     prompt_field: ClassVar[str] = "messages"
 
-    names: TokenNames
+    token_formatter: TokenFormatter
     return_token_ids: bool = False
     asks_prompt_logprobs: bool = False
 
-    def whole(self, state: ChoiceState, delta: OutputDelta) -> Choice:
+    def choice(self, state: ChoiceState, delta: OutputDelta) -> Choice:
         choice = {
             "index": state.index,
             "message": {"role": "assistant", "content": delta.text, "refusal": None},
@@ -34,8 +34,8 @@ class ChatFormatter:
             choice["token_ids"] = delta.token_ids
         return choice
 
-    def pieces(self, state: ChoiceState, delta: OutputDelta) -> list[Choice]:
-        """The role comes with the first token, never before: clients take it for the first token."""
+    def chunks(self, state: ChoiceState, delta: OutputDelta) -> list[Choice]:
+        """The role comes with the first token, not earlier: clients measure the time to first token by it."""
         chunks = []
         if not state.started:
             state.started = True
@@ -57,18 +57,18 @@ class ChatFormatter:
             chunks.append(last)
         return chunks
 
-    def beside_choices(self, states: Sequence[ChoiceState]) -> dict[str, Any]:
-        """A chat has one prompt, so what is known of it stands here."""
+    def top_level_fields(self, states: Sequence[ChoiceState]) -> dict[str, Any]:
+        """A chat has one prompt, so the fields about the prompt belong to the whole answer."""
         fields: dict[str, Any] = {}
         first = states[0]
         if self.asks_prompt_logprobs:
-            fields["prompt_logprobs"] = prompt_logprobs(first.prompt_logprobs or (), self.names)
+            fields["prompt_logprobs"] = prompt_logprobs(first.prompt_logprobs or (), self.token_formatter)
         if self.return_token_ids:
             fields["prompt_token_ids"] = first.prompt.token_ids
         return fields
 
     def _logprobs(self, delta: OutputDelta) -> dict[str, Any] | None:
-        return None if delta.logprobs is None else chat_logprobs(delta.logprobs, self.names)
+        return None if delta.logprobs is None else chat_logprobs(delta.logprobs, self.token_formatter)
 
 
 def _chunk(state: ChoiceState, delta: dict[str, Any]) -> Choice:

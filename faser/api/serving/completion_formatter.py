@@ -5,38 +5,38 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from faser.api.serving.formatter import Choice, ChoiceState
-from faser.api.serving.logprobs import TextLogprobs, TokenNames, prompt_logprobs
+from faser.api.serving.logprobs import CompletionLogprobs, TokenFormatter, prompt_logprobs
 from faser.types import OutputDelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionFormatter:
-    """What the request asked for beside text. echo: the prompt, and its logprobs, come first."""
+    """The fields: what the request asked for in addition to text. echo: the text begins with the prompt."""
 
     id_prefix: ClassVar[str] = "cmpl-"
     object_name: ClassVar[str] = "text_completion"
     chunk_object_name: ClassVar[str] = "text_completion"
     prompt_field: ClassVar[str] = "prompt"
 
-    names: TokenNames
+    token_formatter: TokenFormatter
     echo: bool = False
     logprobs: bool = False
     skip_special_tokens: bool = True
     return_token_ids: bool = False
     asks_prompt_logprobs: bool = False
 
-    def whole(self, state: ChoiceState, delta: OutputDelta) -> Choice:
+    def choice(self, state: ChoiceState, delta: OutputDelta) -> Choice:
         choice = self._choice(state, delta)
         positions = state.prompt_logprobs
         asked = self.asks_prompt_logprobs and positions is not None
-        choice["prompt_logprobs"] = prompt_logprobs(positions or (), self.names) if asked else None
+        choice["prompt_logprobs"] = prompt_logprobs(positions or (), self.token_formatter) if asked else None
         return choice
 
-    def pieces(self, state: ChoiceState, delta: OutputDelta) -> list[Choice]:
+    def chunks(self, state: ChoiceState, delta: OutputDelta) -> list[Choice]:
         return [self._choice(state, delta)]
 
-    def beside_choices(self, states: Sequence[ChoiceState]) -> dict[str, Any]:
-        del states  # every choice brings its own prompt
+    def top_level_fields(self, states: Sequence[ChoiceState]) -> dict[str, Any]:
+        del states  # each choice has the fields of its own prompt
         return {}
 
     def _choice(self, state: ChoiceState, delta: OutputDelta) -> Choice:
@@ -58,16 +58,18 @@ class CompletionFormatter:
     def _prompt_text(self, state: ChoiceState) -> str:
         if state.prompt.text is not None:
             return state.prompt.text
-        return self.names.tokenizer.decode(state.prompt.token_ids, self.skip_special_tokens)
+        return self.token_formatter.tokenizer.decode(state.prompt.token_ids, self.skip_special_tokens)
 
     def _logprobs(self, state: ChoiceState, delta: OutputDelta, first: bool) -> dict[str, Any]:
-        """text_offset counts from the beginning of the choice's text, the echoed prompt included."""
-        table = TextLogprobs(self.names, offset=state.text_offset, skip_special_tokens=self.skip_special_tokens)
+        """text_offset counts from the start of the choice's text, which includes an echoed prompt."""
+        logprobs = CompletionLogprobs(
+            self.token_formatter, offset=state.text_offset, skip_special_tokens=self.skip_special_tokens
+        )
         if first and self.echo:
             positions = state.prompt_logprobs or (None,) * len(state.prompt.token_ids)
             for token_id, position in zip(state.prompt.token_ids, positions, strict=True):
-                table.add(token_id, position)
+                logprobs.add(token_id, position)
         for position in delta.logprobs or ():
-            table.add(position.token_id, position)
-        state.text_offset = table.offset
-        return table.as_json()
+            logprobs.add(position.token_id, position)
+        state.text_offset = logprobs.offset
+        return logprobs.as_json()

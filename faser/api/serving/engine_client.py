@@ -1,4 +1,4 @@
-"""What the front-end needs of an engine; AsyncEngine provides it, and tests have a fake one."""
+"""EngineClient: what the front-end needs from an engine. AsyncEngine implements it; tests use a fake."""
 
 from typing import Protocol, Self
 
@@ -6,13 +6,13 @@ from faser.engine.text.tokenizer import Tokenizer
 from faser.types import EngineState, EngineStats, ModelInfo, Request, RequestOutput
 
 
-class OutputStream(Protocol):
-    """Outputs of one accepted request. Leaving it unfinished aborts the request."""
+class OutputReader(Protocol):
+    """The outputs of one accepted request. Exiting the context before the end aborts the request."""
 
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> RequestOutput:
-        """The next engine step that touched the request. Raises FaserError if the request ends that way."""
+        """What the next engine step added to the request. Raises the FaserError with which the request fails."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -21,7 +21,7 @@ class OutputStream(Protocol):
 
 
 class EngineClient(Protocol):
-    """An engine as seen from one event loop."""
+    """One engine; all calls come from one event loop."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -31,7 +31,7 @@ class EngineClient(Protocol):
 
     @property
     def state_reason(self) -> str:
-        """Why the state is what it is, in words; may be empty."""
+        """The reason for the state, in words; may be empty."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class EngineClient(Protocol):
 
     @property
     def max_samples(self) -> int:
-        """So many samples at once, running and waiting."""
+        """How many samples the engine holds at most, running and waiting."""
         ...
 
     @property
@@ -49,12 +49,12 @@ class EngineClient(Protocol):
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the engine last gave a sign of life."""
+        """Seconds since the last message from the engine."""
         ...
 
-    def submit(self, request: Request) -> OutputStream:
-        """Accept a request and start on it.
+    def submit(self, request: Request) -> OutputReader:
+        """Accept a request and start it.
 
-        Raises RequestError (it can never be served), OverloadError (the queue is full) or NotReadyError.
+        Raises RequestError (the request can never be served), OverloadError (the queue is full), NotReadyError.
         """
         ...

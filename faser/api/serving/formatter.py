@@ -1,14 +1,14 @@
-"""What an answer looks like: one contract, which chat_shape.py and text_shape.py implement.
+"""AnswerFormatter: how the answers of one route look. chat_formatter.py and completion_formatter.py implement it.
 
-A choice is a dict that is about to become JSON. All that differs between the two routes stands behind
-this seam; framing, usage and errors are the same for both.
+A choice is a dict that is about to be written as JSON. The formatter holds every difference between the two
+routes; framing, usage and errors are the same for both.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from faser.api.serving.prompts import Prompt
+from faser.api.serving.prompts import TokenizedPrompt
 from faser.types import OutputDelta, PositionLogprobs
 
 Choice = dict[str, Any]
@@ -16,35 +16,35 @@ Choice = dict[str, Any]
 
 @dataclass(slots=True, kw_only=True)
 class ChoiceState:
-    """One choice while its answer arrives. Written by the shape, but for prompt_logprobs.
+    """One choice while its answer arrives. The handler sets prompt_logprobs, the formatter all other fields.
 
-    index: in the answer. started: whether something of it was sent. text_offset: characters whose tokens
-    have been reported, for the text shape's logprobs.
+    index: in the answer. started: something of the choice has been sent. text_offset: number of characters
+    whose tokens the logprobs of a text completion have covered.
     """
 
     index: int
-    prompt: Prompt
+    prompt: TokenizedPrompt
     prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
     started: bool = False
     text_offset: int = 0
 
 
 class AnswerFormatter(Protocol):
-    """One route's answers."""
+    """The answers of one route."""
 
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
     chunk_object_name: ClassVar[str]
     prompt_field: ClassVar[str]
 
-    def whole(self, state: ChoiceState, delta: OutputDelta) -> Choice:
-        """A choice that is complete: delta is everything it has."""
+    def choice(self, state: ChoiceState, delta: OutputDelta) -> Choice:
+        """A complete choice. delta: all of its output."""
         ...
 
-    def pieces(self, state: ChoiceState, delta: OutputDelta) -> list[Choice]:
-        """What one step adds to a choice, as chunks in the order they are sent; may be none."""
+    def chunks(self, state: ChoiceState, delta: OutputDelta) -> list[Choice]:
+        """The chunks that one engine step adds to a choice, in sending order; may be empty."""
         ...
 
-    def beside_choices(self, states: Sequence[ChoiceState]) -> dict[str, Any]:
-        """Fields of a complete answer that stand beside its choices."""
+    def top_level_fields(self, states: Sequence[ChoiceState]) -> dict[str, Any]:
+        """Further fields of a complete answer, at the level of `choices`."""
         ...

@@ -1,4 +1,4 @@
-"""Log probabilities in the three shapes that clients know: chat, text, and vLLM's of the prompt."""
+"""Log probabilities in three JSON formats: OpenAI's for chats, OpenAI's for completions, vLLM's for prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Any
 from faser.engine.text.tokenizer import Tokenizer
 from faser.types import PositionLogprobs
 
-# JSON has no -inf; clients know this number for "impossible".
+# JSON has no -inf; clients read this number as "impossible".
 _LOWEST = -9999.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenNames:
-    """How tokens are written. as_ids: token_id:17 instead of their text, so that no two look alike."""
+class TokenFormatter:
+    """How tokens are written. as_ids: as token_id:17 instead of as text, so that no two tokens look alike."""
 
     tokenizer: Tokenizer
     as_ids: bool = False
@@ -21,8 +21,8 @@ class TokenNames:
     def chat(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self.as_ids else self.tokenizer.token_text(token_id)
 
-    def text(self, token_id: int) -> str:
-        """Alternatives are keys there, so a part of a code point is written as its bytes: bytes:\\xe2\\x96."""
+    def completion(self, token_id: int) -> str:
+        """Alternatives are JSON keys, so part of a code point is written as its bytes: bytes:\\xe2\\x96."""
         if self.as_ids:
             return f"token_id:{token_id}"
         token_bytes = self.tokenizer.token_bytes(token_id)
@@ -32,29 +32,29 @@ class TokenNames:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
 
 
-def chat_logprobs(positions: Sequence[PositionLogprobs], names: TokenNames) -> dict[str, Any]:
-    """OpenAI's shape of chat answers."""
-    return {"content": [_chat_position(position, names) for position in positions], "refusal": None}
+def chat_logprobs(positions: Sequence[PositionLogprobs], formatter: TokenFormatter) -> dict[str, Any]:
+    """OpenAI's format for chats."""
+    return {"content": [_chat_position(position, formatter) for position in positions], "refusal": None}
 
 
-def _chat_position(position: PositionLogprobs, names: TokenNames) -> dict[str, Any]:
-    top = [_chat_token(token_id, logprob, names) for token_id, logprob in position.top]
-    return {**_chat_token(position.token_id, position.logprob, names), "top_logprobs": top}
+def _chat_position(position: PositionLogprobs, formatter: TokenFormatter) -> dict[str, Any]:
+    top = [_chat_token(token_id, logprob, formatter) for token_id, logprob in position.top]
+    return {**_chat_token(position.token_id, position.logprob, formatter), "top_logprobs": top}
 
 
-def _chat_token(token_id: int, logprob: float, names: TokenNames) -> dict[str, Any]:
+def _chat_token(token_id: int, logprob: float, formatter: TokenFormatter) -> dict[str, Any]:
     return {
-        "token": names.chat(token_id),
+        "token": formatter.chat(token_id),
         "logprob": max(logprob, _LOWEST),
-        "bytes": list(names.tokenizer.token_bytes(token_id)),
+        "bytes": list(formatter.tokenizer.token_bytes(token_id)),
     }
 
 
-class TextLogprobs:
-    """OpenAI's shape of text completions, built token by token. offset: where the next token's text begins."""
+class CompletionLogprobs:
+    """OpenAI's format for completions, built token by token. offset: where the next token's text begins."""
 
-    def __init__(self, names: TokenNames, *, offset: int, skip_special_tokens: bool) -> None:
-        self._names = names
+    def __init__(self, formatter: TokenFormatter, *, offset: int, skip_special_tokens: bool) -> None:
+        self._formatter = formatter
         self._skip_special_tokens = skip_special_tokens
         self.offset = offset
         self._tokens: list[str] = []
@@ -63,8 +63,8 @@ class TextLogprobs:
         self._offsets: list[int] = []
 
     def add(self, token_id: int, position: PositionLogprobs | None) -> None:
-        """position: None where nothing precedes the token, so that it has no probability."""
-        self._tokens.append(self._names.text(token_id))
+        """position: None for the first token of a prompt, which has no probability."""
+        self._tokens.append(self._formatter.completion(token_id))
         self._offsets.append(self.offset)
         self.offset += self._num_chars(token_id)
         if position is None:
@@ -74,7 +74,7 @@ class TextLogprobs:
         self._logprobs.append(max(position.logprob, _LOWEST))
         top: dict[str, float] = {}
         for each_id, logprob in (*position.top, (position.token_id, position.logprob)):
-            top.setdefault(self._names.text(each_id), max(logprob, _LOWEST))
+            top.setdefault(self._formatter.completion(each_id), max(logprob, _LOWEST))
         self._top.append(top)
 
     def as_json(self) -> dict[str, Any]:
@@ -86,28 +86,28 @@ class TextLogprobs:
         }
 
     def _num_chars(self, token_id: int) -> int:
-        """Characters that begin in this token: its bytes that do not continue a code point."""
-        tokenizer = self._names.tokenizer
+        """Number of characters that begin in this token: its bytes that do not continue a code point."""
+        tokenizer = self._formatter.tokenizer
         if self._skip_special_tokens and tokenizer.is_special(token_id):
             return 0
         return sum(byte & 0xC0 != 0x80 for byte in tokenizer.token_bytes(token_id))
 
 
 def prompt_logprobs(
-    positions: Sequence[PositionLogprobs | None], names: TokenNames
+    positions: Sequence[PositionLogprobs | None], formatter: TokenFormatter
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """vLLM's shape: by token id, the alternatives and the prompt's own token."""
-    return [None if position is None else _prompt_position(position, names) for position in positions]
+    """vLLM's format: per position, the alternatives and the prompt's own token, by token id."""
+    return [None if position is None else _prompt_position(position, formatter) for position in positions]
 
 
-def _prompt_position(position: PositionLogprobs, names: TokenNames) -> dict[str, dict[str, Any]]:
+def _prompt_position(position: PositionLogprobs, formatter: TokenFormatter) -> dict[str, dict[str, Any]]:
     ranked = [(token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(position.top, start=1)]
     own = (position.token_id, position.logprob, position.rank)
     return {
         str(token_id): {
             "logprob": max(logprob, _LOWEST),
             "rank": rank,
-            "decoded_token": names.chat(token_id),
+            "decoded_token": formatter.chat(token_id),
         }
         for token_id, logprob, rank in (*ranked, own)
     }

@@ -1,6 +1,6 @@
-"""OpenAI's predicted output: read from the body, and how much of it came true.
+"""OpenAI's predicted outputs: reads the prediction of a body, and counts how much of it the answers repeat.
 
-A prediction is text to draft from. It saves time where the answer repeats it, and never changes a token.
+A prediction is text to draft from. It saves time if the answer repeats it, and never changes a token.
 """
 
 from collections import defaultdict
@@ -8,23 +8,23 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from faser.api.protocol.common import Prediction
-from faser.api.serving.prompts import in_background
+from faser.api.serving.prompts import in_thread_if_long
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
 
-_RUN = 3  # so many tokens in a row are no coincidence
+_RUN = 3  # shorter runs of equal tokens are taken for coincidence
 
 
 async def read_prediction(given: Prediction | None, tokenizer: Tokenizer, *, limit: int) -> tuple[int, ...] | None:
-    """Its token ids; None: the body has none. limit: of the context, in tokens: no answer is longer.
+    """Token ids of the prediction; None: the body has none. limit: the context length, in tokens.
 
-    Raises RequestError for a longer one.
+    Raises RequestError for a prediction longer than the limit, as no answer can be.
     """
     if given is None:
         return None
     text = given.content if isinstance(given.content, str) else "".join(part.text for part in given.content)
     _check_length(tokenizer.min_tokens(text), limit)
-    token_ids = await in_background(len(text), lambda: tokenizer.encode(text, add_special_tokens=False))
+    token_ids = await in_thread_if_long(len(text), lambda: tokenizer.encode(text, add_special_tokens=False))
     _check_length(len(token_ids), limit)
     return tuple(token_ids)
 
@@ -39,41 +39,46 @@ def _check_length(num_tokens: int, limit: int) -> None:
 
 @dataclass(slots=True)
 class _Answer:
-    """recent: its last tokens. met: runs of the prediction that occurred in it; kept: where these lie there."""
+    """One answer so far.
+
+    recent: its last tokens, at most a run. matched: runs of the prediction that occur in it.
+    accepted: indices in the prediction of the tokens in these runs.
+    """
 
     recent: tuple[int, ...] = ()
-    met: set[tuple[int, ...]] = field(default_factory=set)
-    kept: set[int] = field(default_factory=set)
+    matched: set[tuple[int, ...]] = field(default_factory=set)
+    accepted: set[int] = field(default_factory=set)
 
 
-class Fate:
-    """How much of a prediction the answers have: its tokens that lie in a run of three which an answer has, too.
+class PredictionUsage:
+    """Counts accepted and rejected prediction tokens, for the usage of an answer.
 
-    It is a matter of texts alone: neither the drafter nor the load of the server is in the numbers. Every token
-    of an answer costs the same.
+    A predicted token is accepted if it lies in a run of three predicted tokens that occurs in the answer. Only
+    the texts decide: the numbers depend neither on the drafter nor on the load of the server. Each token of an
+    answer costs the same time.
     """
 
     def __init__(self, predicted: tuple[int, ...]) -> None:
         self._num_predicted = len(predicted)
         self._run = max(1, min(_RUN, len(predicted)))
-        self._places: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-        for first in range(len(predicted) - self._run + 1):
-            self._places[predicted[first : first + self._run]].append(first)
+        self._starts: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        for start in range(len(predicted) - self._run + 1):
+            self._starts[predicted[start : start + self._run]].append(start)
         self._answers: defaultdict[Hashable, _Answer] = defaultdict(_Answer)
 
-    def take(self, answer: Hashable, token_ids: Iterable[int]) -> None:
-        """One of the answers goes on."""
-        own = self._answers[answer]
+    def take(self, answer_key: Hashable, token_ids: Iterable[int]) -> None:
+        """Add the next tokens of one answer."""
+        answer = self._answers[answer_key]
         for token_id in token_ids:
-            own.recent = (*own.recent, token_id)[-self._run :]
-            if own.recent in self._places and own.recent not in own.met:
-                own.met.add(own.recent)
-                for first in self._places[own.recent]:
-                    own.kept.update(range(first, first + self._run))
+            answer.recent = (*answer.recent, token_id)[-self._run :]
+            if answer.recent in self._starts and answer.recent not in answer.matched:
+                answer.matched.add(answer.recent)
+                for start in self._starts[answer.recent]:
+                    answer.accepted.update(range(start, start + self._run))
 
     @property
     def accepted(self) -> int:
-        return sum(len(each.kept) for each in self._answers.values())
+        return sum(len(each.accepted) for each in self._answers.values())
 
     @property
     def rejected(self) -> int:

@@ -1,4 +1,4 @@
-"""Text to prompt token ids, without holding up other requests and without reading what cannot fit."""
+"""Prompts as token ids. Long texts are tokenised in a thread; texts that cannot fit are refused beforehand."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,19 +15,19 @@ _INLINE_CHARS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """text: as it was sent, or None if token ids were."""
+class TokenizedPrompt:
+    """text: as the client sent it; None if the client sent token ids."""
 
     text: str | None
     token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptRules:
+class TokenizationRules:
     """How a request's prompts become token ids.
 
-    limit: of the context, in tokens. truncate: how many tokens to keep, counted from the end; None keeps all.
-    field: of the body, the one a prompt comes from.
+    limit: the context length, in tokens. truncate: how many of the last tokens to keep; None keeps all.
+    field: the field of the body that the prompts come from.
     """
 
     limit: int
@@ -43,36 +43,36 @@ class PromptRules:
             )
 
 
-async def in_background(chars: int, work: Callable[[], _T]) -> _T:
-    """The result of work on so many characters: in a thread if they are many."""
-    return work() if chars <= _INLINE_CHARS else await asyncio.to_thread(work)
+async def in_thread_if_long(num_chars: int, work: Callable[[], _T]) -> _T:
+    """The result of work on a text. num_chars: its length; long texts are worked on in a thread."""
+    return work() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(work)
 
 
-async def read_prompts_tokens(
-    sources: Sequence[str | list[int]], tokenizer: Tokenizer, rules: PromptRules
-) -> list[Prompt]:
-    """One prompt a source. Raises RequestError if one is empty or certainly too long."""
-    chars = sum(len(source) for source in sources if isinstance(source, str))
-    return await in_background(chars, lambda: [_tokenise(source, tokenizer, rules) for source in sources])
+async def tokenize_prompts(
+    sources: Sequence[str | list[int]], tokenizer: Tokenizer, rules: TokenizationRules
+) -> list[TokenizedPrompt]:
+    """One prompt per source. Raises RequestError for a prompt that is empty or certainly too long."""
+    num_chars = sum(len(source) for source in sources if isinstance(source, str))
+    return await in_thread_if_long(num_chars, lambda: [_tokenize(source, tokenizer, rules) for source in sources])
 
 
-def _tokenise(source: str | list[int], tokenizer: Tokenizer, rules: PromptRules) -> Prompt:
+def _tokenize(source: str | list[int], tokenizer: Tokenizer, rules: TokenizationRules) -> TokenizedPrompt:
     if not isinstance(source, str):
         _check_length(len(source), f"{len(source)}", rules)
-        return Prompt(text=None, token_ids=_kept(source, rules))
-    least = tokenizer.min_tokens(source)
-    _check_length(least, f"at least {least}", rules)
+        return TokenizedPrompt(text=None, token_ids=_kept(source, rules))
+    lower_bound = tokenizer.min_tokens(source)
+    _check_length(lower_bound, f"at least {lower_bound}", rules)
     token_ids = tokenizer.encode(source, add_special_tokens=rules.add_special_tokens)
     if not token_ids:
         raise RequestError(
-            "the prompt is empty: it has 0 tokens, and no token is put before it; it must have at least 1",
+            "the prompt is empty: it has 0 tokens, special tokens included; it must have at least 1",
             param=rules.field,
         )
-    return Prompt(text=source, token_ids=_kept(token_ids, rules))
+    return TokenizedPrompt(text=source, token_ids=_kept(token_ids, rules))
 
 
-def _check_length(num_tokens: int, shown: str, rules: PromptRules) -> None:
-    """Refuse what is too long before any more work is done on it; the engine checks the rest."""
+def _check_length(num_tokens: int, shown: str, rules: TokenizationRules) -> None:
+    """Refuse a prompt that is too long before working on it; the engine checks max_tokens as well."""
     if rules.truncate is None and num_tokens > rules.limit:
         raise RequestError(
             f"This model's maximum context length is {rules.limit} tokens. The prompt has {shown} tokens.",
@@ -80,5 +80,5 @@ def _check_length(num_tokens: int, shown: str, rules: PromptRules) -> None:
         )
 
 
-def _kept(token_ids: list[int], rules: PromptRules) -> tuple[int, ...]:
+def _kept(token_ids: list[int], rules: TokenizationRules) -> tuple[int, ...]:
     return tuple(token_ids) if rules.truncate is None else tuple(token_ids[-rules.truncate :])

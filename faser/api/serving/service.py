@@ -1,14 +1,14 @@
-"""What all routes share: the engine, the settings, the metrics and the chat template."""
+"""Service: what all routes share: the engine, the settings, the metrics and the chat template."""
 
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from faser.api.protocol.fields import FieldCheck
-from faser.api.serving.engine_client import EngineClient, OutputStream
+from faser.api.protocol.unsupported_fields import FieldChecker
+from faser.api.serving.engine_client import EngineClient, OutputReader
 from faser.api.serving.settings import ApiSettings
-from faser.api.templates.conversation import Conversation
+from faser.api.templates.chat_renderer import ChatRenderer
 from faser.errors import NotReadyError, OverloadError, RequestError, UnknownModelError
 from faser.metrics.server import QUEUE_FULL, Metrics
 from faser.types import EngineState, ModelInfo, Request
@@ -16,13 +16,13 @@ from faser.types import EngineState, ModelInfo, Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """One front-end. created_s: when it started, in Unix seconds."""
+    """One front-end. created_s: its start, in Unix seconds."""
 
     engine: EngineClient
     settings: ApiSettings
     metrics: Metrics
-    conversation: Conversation
-    fields: FieldCheck
+    chat_renderer: ChatRenderer
+    fields: FieldChecker
     created_s: int
 
     @classmethod
@@ -32,13 +32,13 @@ class Service:
             engine=engine,
             settings=settings,
             metrics=metrics,
-            conversation=Conversation(engine.tokenizer, settings.chat_template),
-            fields=FieldCheck(strict=settings.strict_request_fields),
+            chat_renderer=ChatRenderer(engine.tokenizer, settings.chat_template),
+            fields=FieldChecker(strict=settings.strict_request_fields),
             created_s=int(time.time()),
         )
 
     def model_name(self, asked: str | None) -> str:
-        """The name an answer carries. Raises UnknownModelError."""
+        """The model name of the answer. asked: of the request. Raises UnknownModelError."""
         served = self.settings.served_model_names
         if asked is None:
             return served[0]
@@ -49,7 +49,7 @@ class Service:
         return asked
 
     def ready_info(self) -> ModelInfo:
-        """What is known of the model, if requests are taken now. Raises NotReadyError, and counts it."""
+        """The model's properties. Raises NotReadyError, and counts it, unless the engine accepts requests."""
         engine = self.engine
         if engine.state is not EngineState.READY:
             self.metrics.rejected(engine.state.value)
@@ -58,15 +58,16 @@ class Service:
         return engine.info
 
     @asynccontextmanager
-    async def submitted(self, requests: Sequence[Request], *, field: str) -> AsyncIterator[list[OutputStream]]:
-        """The outputs of all requests; leaving aborts what has not finished. field: what their prompts came from.
+    async def submitted(self, requests: Sequence[Request], *, field: str) -> AsyncIterator[list[OutputReader]]:
+        """One reader per request; exiting the context aborts unfinished requests.
 
-        If one is refused, those before it are aborted: all or none. Raises what EngineClient.submit raises.
+        field: the field of the body with the prompts. If the engine refuses a request, those submitted before
+        are aborted: all requests run, or none. Raises what EngineClient.submit raises.
         """
         async with AsyncExitStack() as stack:
             yield [await stack.enter_async_context(self._submit(request, field)) for request in requests]
 
-    def _submit(self, request: Request, field: str) -> OutputStream:
+    def _submit(self, request: Request, field: str) -> OutputReader:
         try:
             return self.engine.submit(request)
         except RequestError as error:

@@ -1,4 +1,4 @@
-"""What an operator chose for the HTTP front-end, as plain values."""
+"""ApiSettings: the operator's settings of the HTTP front-end, as plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ DEFAULT_MAX_REQUEST_BYTES = 32 << 20
 class ApiSettings:
     """Settings of one front-end.
 
-    served_model_names: at least one; the first stands in for a request that names none.
-    api_keys: empty asks for no key. enable_metrics_auth: ask for one on /metrics too.
+    served_model_names: at least one; a request without a model name gets the first.
+    api_keys: empty: no key is required. enable_metrics_auth: /metrics requires a key too.
     chat_template: Jinja text that replaces the model's; None keeps the model's.
-    generation_defaults: by SamplingParams' names, for fields that a request leaves out.
-    speculation: what bounds a request's wishes. spec_decode_metrics: none, summary or detailed.
+    generation_defaults: values for fields that a request leaves out, by the names of SamplingParams.
+    speculation: the limits of what a request may ask for. spec_decode_metrics: none, summary or detailed.
     """
 
     served_model_names: tuple[str, ...]

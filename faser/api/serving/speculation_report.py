@@ -1,7 +1,7 @@
-"""What speculation did for an answer: metrics.faser, and vLLM's metrics.speculative_decoding beside it.
+"""SpeculationReport: what speculation did for an answer, as metrics.faser and vLLM's metrics.speculative_decoding.
 
-Counted while the answer comes; each sample's summary comes with its end. An engine without drafter sends none,
-and then the answer has no metrics.
+Collects the summary in the last delta of each sample. An engine without a drafter sends no summaries; the
+answer then has no metrics.
 """
 
 from itertools import pairwise
@@ -13,7 +13,7 @@ NONE, SUMMARY, DETAILED = "none", "summary", "detailed"
 
 
 class SpeculationReport:
-    """One answer's. params: the effective wishes. level: of vLLM's part. cap: the server's."""
+    """The report of one answer. params: the effective ones. level: detail of vLLM's part. cap: the server's."""
 
     def __init__(self, params: SpeculationParams, *, num_choices: int, level: str, cap: int) -> None:
         self._params = params
@@ -28,7 +28,7 @@ class SpeculationReport:
             self._summaries[index] = delta.speculation
 
     def as_json(self) -> dict[str, Any]:
-        """{"metrics": …}, or nothing."""
+        """{"metrics": …}; empty without summaries."""
         if not self._summaries:
             return {}
         metrics: dict[str, Any] = {"faser": self._faser()}
@@ -40,10 +40,10 @@ class SpeculationReport:
         return {"metrics": metrics}
 
     def _faser(self) -> dict[str, Any]:
-        """Sums over the choices; where there are several, each of them too."""
+        """Sums over the choices; if there are several, also the numbers of each."""
         summaries = [self._summaries[index] for index in sorted(self._summaries)]
         slo = self._params.slo
-        told = {
+        fields = {
             "policy": summaries[0].policy,
             "max_tokens": self._params.max_tokens,
             "class": self._params.class_name,
@@ -51,10 +51,10 @@ class SpeculationReport:
             **_counts(*summaries),
         }
         if self._num_choices > 1:
-            told["choices"] = [
+            fields["choices"] = [
                 {"index": index, **_counts(summary)} for index, summary in sorted(self._summaries.items())
             ]
-        return told
+        return fields
 
 
 def _counts(*summaries: SpeculationSummary) -> dict[str, Any]:
@@ -71,12 +71,12 @@ def _counts(*summaries: SpeculationSummary) -> dict[str, Any]:
 
 
 def acceptance(summary: SpeculationSummary, cap: int, *, detailed: bool) -> dict[str, Any]:
-    """One sample in vLLM's words: a step counts where it verified a draft; draft tokens are those verified.
+    """One sample as vLLM reports it: only steps that verified a draft count; draft tokens are the verified ones.
 
     Field names: vllm-project/vllm, pull request 48915.
     """
     steps, verified, accepted = summary.drafts, summary.verified, summary.accepted
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
         "draft_acceptance_rate": accepted / verified if verified else 0.0,
         "acceptance_histogram": _histogram(summary, cap),
@@ -86,16 +86,16 @@ def acceptance(summary: SpeculationSummary, cap: int, *, detailed: bool) -> dict
         "num_spec_tokens": cap,
     }
     if detailed:
-        told["per_step_accepted"] = [step_accepted for _, step_accepted in summary.per_step]
-        told["per_step_drafted"] = [step_verified for step_verified, _ in summary.per_step]
-    return told
+        fields["per_step_accepted"] = [step_accepted for _, step_accepted in summary.per_step]
+        fields["per_step_drafted"] = [step_verified for step_verified, _ in summary.per_step]
+    return fields
 
 
 def _histogram(summary: SpeculationSummary, cap: int) -> list[int]:
-    """[cap + 1] how many drafts had exactly so many tokens accepted.
+    """[cap + 1] histogram[k]: number of drafts of which exactly k tokens were accepted.
 
-    accepted_per_position counts those with more than so many; the differences count those with exactly as many.
+    accepted_per_position[k] is the number of drafts of which more than k tokens were accepted.
     """
-    most = len(summary.accepted_per_position)
-    at_least = [summary.drafts, *summary.accepted_per_position, *[0] * (cap + 1 - most)]
-    return [more - still for more, still in pairwise(at_least)]
+    depth = len(summary.accepted_per_position)
+    at_least = [summary.drafts, *summary.accepted_per_position, *[0] * (cap + 1 - depth)]
+    return [upper - lower for upper, lower in pairwise(at_least)]

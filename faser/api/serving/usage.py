@@ -1,36 +1,36 @@
-"""The tokens a request used, counted while they come."""
+"""Usage: counts the tokens of a request while its outputs arrive."""
 
 from typing import Any
 
-from faser.api.serving.prediction import Fate
+from faser.api.serving.prediction import PredictionUsage
 from faser.types import RequestOutput
 
 
 class Usage:
-    """num_prompt_tokens: of each prompt; a prompt counts once, however many samples it has.
+    """num_prompt_tokens: per prompt; a prompt counts once, whatever its number of samples.
 
-    predicted: the prediction that the request sent, whose fate is then reported; None: it sent none.
+    predicted: token ids of the request's prediction; None: it has none, and the usage does not mention one.
     """
 
     def __init__(self, num_prompt_tokens: list[int], *, predicted: tuple[int, ...] | None = None) -> None:
         self._prompt_tokens = sum(num_prompt_tokens)
         self._cached_tokens = [0] * len(num_prompt_tokens)
         self._completion_tokens = 0
-        self._fate = None if predicted is None else Fate(predicted)
+        self._prediction = None if predicted is None else PredictionUsage(predicted)
 
     def count(self, prompt_index: int, output: RequestOutput) -> None:
         self._completion_tokens += sum(len(delta.token_ids) for delta in output.deltas)
-        if self._fate is not None:
+        if self._prediction is not None:
             for delta in output.deltas:
-                self._fate.take((prompt_index, delta.index), delta.token_ids)
+                self._prediction.take((prompt_index, delta.index), delta.token_ids)
         if output.num_cached_tokens:
             self._cached_tokens[prompt_index] = max(self._cached_tokens[prompt_index], output.num_cached_tokens)
 
     def as_json(self) -> dict[str, Any]:
         details = {"reasoning_tokens": 0}
-        if self._fate is not None:
-            details["accepted_prediction_tokens"] = self._fate.accepted
-            details["rejected_prediction_tokens"] = self._fate.rejected
+        if self._prediction is not None:
+            details["accepted_prediction_tokens"] = self._prediction.accepted
+            details["rejected_prediction_tokens"] = self._prediction.rejected
         return {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,

@@ -1,0 +1,4 @@
+"""Chat templates: from the messages of a chat to the text of a prompt.
+
+Imports protocol/ for the messages. Start with chat_template.py.
+"""

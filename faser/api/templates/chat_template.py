@@ -1,8 +1,8 @@
-"""Chat templates: a conversation to the prompt that the model was trained on.
+"""ChatTemplate: renders the messages of a chat as the prompt format that the model was trained on.
 
-Owns the Jinja environment in which checkpoints' templates expect to run. A template comes with the
-checkpoint and is not trusted: it runs in a sandbox that refuses attributes of Python's own and changes to
-what it is given. Knows no tokenizer and no HTTP.
+Owns the Jinja environment that the templates of checkpoints expect. A template comes with the checkpoint and
+is not trusted: it runs in a sandbox that forbids access to Python internals and changes to its inputs.
+Knows no tokenizer and no HTTP.
 """
 
 import json
@@ -20,8 +20,8 @@ from faser.errors import ModelError, RequestError
 
 Message = Mapping[str, Any]
 
-# Stands behind the final message while the template runs, to find where that message ends. The space behind
-# it is gone afterwards if the template trims messages.
+# Appended to the final message while the template runs, to find where that message ends in the prompt. If the
+# space after the mark is missing in the prompt, the template trims messages.
 _END_MARK = "\ue000end of the final message\ue001"
 _TRIMMED_AWAY = " "
 
@@ -29,7 +29,7 @@ _RESERVED = ("messages", "tools", "add_generation_prompt")
 
 
 class ChatTemplate:
-    """One compiled template. Rendering has no state: threads may share one."""
+    """One compiled template. Rendering has no state, so threads may share it."""
 
     def __init__(self, source: str, *, bos_token: str | None, eos_token: str | None) -> None:
         """Raises ModelError with the line when the template does not compile."""
@@ -43,7 +43,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the chat template does not compile: line {error.lineno}: {error.message}") from None
-        # Templates ask whether these are defined, or add them to text: None must not become the word.
+        # Templates test whether these are defined, or append them to text: None must not become the text "None".
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {name: token for name, token in tokens.items() if token is not None}
 
@@ -58,13 +58,13 @@ class ChatTemplate:
     ) -> str:
         """The prompt.
 
-        add_generation_prompt: end with the beginning of an answer. continue_final_message: end inside the last
-        message, so that the model goes on with it. extra: further variables, under names of their own.
+        add_generation_prompt: end with the header of an assistant message. continue_final_message: end inside
+        the last message, so that the model continues it. extra: further variables of the template.
 
-        Raises RequestError (param messages) with the template's own words when it refuses the conversation.
+        Raises RequestError (param messages) with the template's own message if it refuses the messages.
         """
         if taken := [name for name in _RESERVED if name in extra]:
-            raise RequestError(f"chat_template_kwargs has {taken[0]}; that is set by a field of its own")
+            raise RequestError(f"chat_template_kwargs has {taken[0]}; that variable has a field of its own")
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError(
@@ -94,9 +94,9 @@ class ChatTemplate:
 
 
 def choose_template(templates: str | Mapping[str, str] | None, *, with_tools: bool) -> str:
-    """The template for a conversation, of those that a checkpoint names.
+    """The template to use, of those that a checkpoint has.
 
-    Raises RequestError when there is none: the model was not made for conversations.
+    Raises RequestError if there is none: the model was not trained for chats.
     """
     if isinstance(templates, str):
         return templates
@@ -110,7 +110,7 @@ def choose_template(templates: str | Mapping[str, str] | None, *, with_tools: bo
 
 
 class _GenerationTag(Extension):
-    """{% generation %} … {% endgeneration %}: marks what a model wrote, for training; here it changes nothing."""
+    """{% generation %} … {% endgeneration %}: marks the model's own text, for training. Renders its content."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja2 declares it as a plain set
 
@@ -120,7 +120,7 @@ class _GenerationTag(Extension):
 
 
 def _with_end_mark(messages: Sequence[Message]) -> list[Message]:
-    """The messages, with the mark behind the text of the last one."""
+    """The messages, with the end mark appended to the text of the last one."""
     if not messages:
         raise RequestError("messages is empty; continue_final_message needs a message", param="messages")
     last = dict(messages[-1])
@@ -167,5 +167,5 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(pattern: str) -> str:
-    """The local time, for templates that tell the model what day it is."""
+    """The local time, for templates that state the date."""
     return datetime.now().strftime(pattern)

@@ -1,4 +1,4 @@
-"""The seam between a conversation and whoever answers: chat_remote asks a server, chat_local runs a model."""
+"""Answerer: where the answers of a conversation come from. remote.py asks a server, local.py runs a model."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLimits:
-    """How answers are made. None leaves it to the model and its context."""
+    """Limits of each answer. None: the model's default."""
 
     max_tokens: int | None = None
     temperature: float | None = None
 
 
 class Answerer(Protocol):
-    """Where answers come from. Entered before the first question, left after the last."""
+    """A source of answers. Its context is entered before the first question and exited after the last."""
 
     def answer(self, messages: Sequence[Message]) -> Generator[str, None, None]:
-        """Pieces of the answer as they come; closing the iterator stops the answer. Raises FaserError."""
+        """The answer's text in pieces; closing the generator aborts the answer. Raises FaserError."""
         ...
 
     def __enter__(self) -> Self: ...

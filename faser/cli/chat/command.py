@@ -1,43 +1,37 @@
-"""`faser chat`: a conversation on the terminal, with a server or with a model in this process.
-
-Owns the conversation and what is typed; where answers come from is behind `Answerer`. When input is no
-terminal, every line is a message and every answer ends with a newline, so that scripts can talk.
-"""
+"""`faser chat`: reads the flags, and starts a conversation with a server or with a model in this process."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TextIO, cast
+from collections.abc import Sequence
+from typing import cast
 
-from faser.cli.chat.answerer import Answerer, AnswerLimits, Message
+from faser.cli.chat.answerer import Answerer, AnswerLimits
+from faser.cli.chat.conversation import PROG, Conversation, talk
 from faser.cli.flags.parser import CommandParser, parse
 from faser.cli.flags.sources import SETTINGS, add_environment, settle
 from faser.config.declaration import settings_of
 from faser.config.engine import EngineConfig
 from faser.config.environment import flag_environment
 from faser.config.server import ServerConfig
-from faser.errors import FaserError
-
-PROG = "faser chat"
 
 _HELP = """usage: faser chat [MODEL] [flags]
 
 Talk to a served model, or with --in-process to one loaded here.
 
-  MODEL                   the name to ask the server for [its first]; with --in-process, the model to
+  MODEL                   the model to ask the server for [its first]; with --in-process, the model to
                           load: a directory, .gguf file or hub id [the embedded SmolLM2-135M-Instruct]
   --url URL               the server [http://127.0.0.1:8000]
   --api-key KEY           its key [the variable FASER_API_KEY]
   --in-process            load the model here; the model and engine flags of faser serve may follow
-  --system-prompt TEXT    what the model is told first
-  --quick TEXT            ask this, print the answer, leave
-  --max-tokens N          longest answer [what is left of the context]
-  --temperature X         0 always takes the likeliest token [the model's default]
+  --system-prompt TEXT    text of the system message
+  --quick TEXT            ask this one question, print the answer, and exit
+  --max-tokens N          longest answer [the rest of the context]
+  --temperature X         0 always takes the most likely token [the model's default]
 
 In the conversation: /reset forgets it, /exit ends it, Ctrl-C stops an answer."""
 
 
 def chat(arguments: Sequence[str]) -> int:
-    """Talk until the input ends; returns the exit status."""
+    """Answer until the input ends; returns the exit status."""
     own, engine_arguments = _own_parser().parse_known_args(arguments)
     if own.help:
         print(_HELP)
@@ -49,72 +43,6 @@ def chat(arguments: Sequence[str]) -> int:
         if own.quick is not None:
             return 0 if conversation.ask(own.quick, sys.stdout) else 1
         return talk(conversation, sys.stdin, sys.stdout)
-
-
-class Conversation:
-    """What was said so far. A question that got no full answer is forgotten again, unless it was stopped."""
-
-    def __init__(self, answerer: Answerer, *, system_prompt: str | None = None) -> None:
-        self._answerer = answerer
-        self._first: list[Message] = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        self.messages = list(self._first)
-
-    def reset(self) -> None:
-        self.messages = list(self._first)
-
-    def ask(self, question: str, out: TextIO) -> bool:
-        """Print the answer to a question as it comes. False: there was none, and the reason is on stderr."""
-        messages = [*self.messages, {"role": "user", "content": question}]
-        answer = ""
-        pieces = self._answerer.answer(messages)
-        try:
-            for piece in pieces:
-                answer += piece
-                print(piece, end="", flush=True, file=out)
-        except KeyboardInterrupt:
-            print(" [stopped]", end="", file=out)
-        except FaserError as error:
-            print(f"{PROG}: {error}", file=sys.stderr)
-            return False
-        finally:
-            pieces.close()
-        print(file=out)
-        self.messages = [*messages, {"role": "assistant", "content": answer}]
-        return True
-
-
-def talk(conversation: Conversation, source: TextIO, out: TextIO) -> int:
-    """Answer lines until there are no more. From a script, a question without an answer makes the status 1."""
-    interactive = source.isatty()
-    failed = False
-    for line in _typed() if interactive else source:
-        match line.strip():
-            case "":
-                continue
-            case "/exit" | "/quit":
-                break
-            case "/reset":
-                conversation.reset()
-            case command if command.startswith("/") and interactive:
-                print(f"{PROG}: unknown command {command}; there are /reset and /exit", file=sys.stderr)
-            case question:
-                failed |= not conversation.ask(question, out)
-    return 1 if failed and not interactive else 0
-
-
-def _typed() -> Iterator[str]:
-    """Lines from the terminal, with editing and history. Ctrl-C drops a line, Ctrl-D ends."""
-    import readline  # its import changes what input() does, so only a terminal pays for it
-
-    readline.set_auto_history(True)
-    while True:
-        try:
-            yield input("> ")
-        except KeyboardInterrupt:
-            print()
-        except EOFError:
-            print()
-            return
 
 
 def _own_parser() -> CommandParser:
@@ -131,7 +59,7 @@ def _own_parser() -> CommandParser:
 
 
 def _engine_config(arguments: Sequence[str], *, in_process: bool) -> EngineConfig:
-    """The engine's settings; without --in-process only the model's name may be given."""
+    """The engine's settings. Without --in-process only the model's name is allowed."""
     settings = settings_of(EngineConfig)
     parsed = parse(PROG, arguments, settings)
     findings = parsed.findings

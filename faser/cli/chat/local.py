@@ -1,4 +1,4 @@
-"""Answers from a model in this process, on an engine in a thread."""
+"""LocalAnswerer: answers from a model in this process; its engine runs in a thread."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ from faser.types import Request, RequestOutput, SamplingParams
 
 
 class LocalAnswerer:
-    """Loads the model when entered. The event loop runs only while an answer is awaited."""
+    """Loads the model on entry. The event loop runs only while an answer is awaited."""
 
     def __init__(self, config: EngineConfig, limits: AnswerLimits) -> None:
         self._config = config
@@ -31,7 +31,7 @@ class LocalAnswerer:
         self._runner = asyncio.Runner()
 
     def answer(self, messages: Sequence[Message]) -> Generator[str, None, None]:
-        """Raises RequestError for a conversation that does not fit, EngineError if the engine dies."""
+        """Raises RequestError for a conversation longer than the context, EngineError if the engine dies."""
         prompt = self._template.render(
             list(messages), add_generation_prompt=True, continue_final_message=False, extra={}
         )
@@ -87,7 +87,7 @@ async def _next(stream: OutputStream) -> RequestOutput | None:
 
 
 def _sampling(defaults: dict[str, float], limits: AnswerLimits) -> SamplingParams:
-    """The model's defaults, and what the caller asked for in their place."""
+    """The model's defaults, overridden by the limits."""
     fields: dict[str, Any] = {"max_tokens": None, **defaults}
     if limits.max_tokens is not None:
         fields["max_tokens"] = limits.max_tokens

@@ -1,4 +1,4 @@
-"""Answers from a server: one streamed POST to /v1/chat/completions a question."""
+"""RemoteAnswerer: answers from a server; each is one streamed POST to /v1/chat/completions."""
 
 import json
 from collections.abc import Generator, Iterator, Sequence
@@ -13,7 +13,7 @@ _CONNECT_TIMEOUT_S = 5.0
 
 
 class RemoteAnswerer:
-    """url: of the server, with or without /v1. model: None asks for the first one it serves."""
+    """url: of the server, with or without /v1. model: None: the first that the server serves."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class RemoteAnswerer:
         )
 
     def answer(self, messages: Sequence[Message]) -> Generator[str, None, None]:
-        """Raises RequestError for a refusal, EngineError for an answer that breaks off."""
+        """Raises RequestError for a refused request, EngineError for an incomplete answer."""
         body = {key: value for key, value in self._fields.items() if value is not None}
         body["messages"] = list(messages)
         try:
@@ -47,7 +47,7 @@ class RemoteAnswerer:
             raise EngineError(f"{self._url}: {error or type(error).__name__}") from None
 
     def __enter__(self) -> Self:
-        """Raises ConfigError if nobody answers there."""
+        """Raises ConfigError if no server answers at the URL."""
         try:
             self._client.get(f"{self._url}/health")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -62,7 +62,7 @@ class RemoteAnswerer:
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[str]:
-    """Texts in a stream of server-sent events, up to its end mark."""
+    """The texts in a stream of server-sent events, up to [DONE]."""
     for line in lines:
         if not line.startswith("data:"):
             continue
@@ -79,7 +79,7 @@ def _pieces(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _error_text(body: str) -> str:
-    """The message in an error body, or the body where it has no such thing."""
+    """The message in an error body; the body itself if it has none."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -1,7 +1,4 @@
-"""What long work shows on the terminal: a bar where somebody watches, lines in a log otherwise.
-
-Called from any thread. Knows stages and numbers, not what they stand for.
-"""
+"""Progress of long stages on stderr: a bar on a terminal, lines in a log otherwise."""
 
 import sys
 import threading
@@ -25,7 +22,7 @@ _LINE_EVERY_S = 2.0
 
 
 def runs_bar() -> Progress:
-    """A bar over runs of about the same length, with the time that is left; shows nothing in a log."""
+    """A bar over runs of similar length, with the remaining time; shows nothing in a log."""
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
@@ -39,17 +36,16 @@ def runs_bar() -> Progress:
 
 
 class ProgressReporter:
-    """Shows stages, one after the other. Use it in a `with`; call it with (stage, done, total).
+    """Shows one stage at a time. Use it in a `with`; call it with (stage, done, total), from any thread.
 
-    done and total share a unit of the stage's own; total 0 means that nobody knows how much there is;
-    such a stage ends when the next one begins.
+    done and total have the same unit. total 0: the size of the stage is unknown; it ends when the next begins.
     """
 
     def __init__(self, *, live: bool | None = None) -> None:
         self._live = sys.stderr.isatty() if live is None else live
         self._lock = threading.Lock()
         self._tasks: dict[str, TaskID] = {}
-        self._said_s: dict[str, float] = {}
+        self._printed_s: dict[str, float] = {}
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -64,7 +60,7 @@ class ProgressReporter:
             if self._live:
                 self._draw(stage, done, total)
             else:
-                self._say(stage, done, total)
+                self._print(stage, done, total)
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -76,7 +72,7 @@ class ProgressReporter:
         self.stop()
 
     def stop(self) -> None:
-        """Leave the bars as they are. Idempotent."""
+        """Stop updating the bars. Idempotent."""
         self._bars.stop()
 
     def _draw(self, stage: str, done: int, total: int) -> None:
@@ -87,14 +83,14 @@ class ProgressReporter:
             self._tasks[stage] = self._bars.add_task(stage, total=total or None)
         self._bars.update(self._tasks[stage], completed=done, total=total or None)
 
-    def _say(self, stage: str, done: int, total: int) -> None:
-        """A line when a stage begins and ends, and now and then between."""
+    def _print(self, stage: str, done: int, total: int) -> None:
+        """One line when a stage begins, one when it ends, and one every _LINE_EVERY_S in between."""
         now = time.monotonic()
         ended = total > 0 and done >= total
-        if stage in self._said_s and not ended and now - self._said_s[stage] < _LINE_EVERY_S:
+        if stage in self._printed_s and not ended and now - self._printed_s[stage] < _LINE_EVERY_S:
             return
-        if self._said_s.get(stage) == float("inf"):
+        if self._printed_s.get(stage) == float("inf"):
             return
-        self._said_s[stage] = float("inf") if ended else now
+        self._printed_s[stage] = float("inf") if ended else now
         share = f": {100 * done // total} %" if total else ""
         print(f"{stage}{share}", file=sys.stderr, flush=True)

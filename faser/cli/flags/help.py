@@ -1,4 +1,4 @@
-"""Help, made from the settings: short, by group, by flag, all of it, or as the table in the documentation."""
+"""Help texts built from the settings: the common flags, a group, one flag, all, or the tables of the docs."""
 
 import json
 import textwrap
@@ -18,30 +18,30 @@ _WIDTH = 100
 
 
 def help_text(prog: str, topic: str, settings: Sequence[Setting]) -> str:
-    """What --help=topic prints: a group, a flag, "all", "markdown", or the most used where the topic is empty.
+    """The output of --help=topic: a group, a flag, "all" or "markdown"; the common flags for an empty topic.
 
     Raises UsageError for any other topic.
     """
     if topic == "":
-        return _short(prog, [each for each in settings if each.common])
+        return _common(prog, [each for each in settings if each.common])
     if topic == "all":
         return "\n\n".join(_group(group, settings) for group in GROUPS)
     if topic == "markdown":
         return markdown(settings)
-    word = topic.lower().replace("_", "-").lstrip("-")
-    if word in GROUPS:
-        return _group(word, settings)
+    name = topic.lower().replace("_", "-").lstrip("-")
+    if name in GROUPS:
+        return _group(name, settings)
     for each in settings:
-        if word == each.flag.lstrip("-"):
+        if name == each.flag.lstrip("-"):
             return _details(each)
     known = [*GROUPS, *(each.flag.lstrip("-") for each in settings), "all", "markdown"]
     raise UsageError(
-        [f"--help={topic}: no such topic.{did_you_mean(word, known)} Groups: {', '.join(GROUPS)}, all"]
+        [f"--help={topic}: no such topic.{did_you_mean(name, known)} Groups: {', '.join(GROUPS)}, all"]
     )
 
 
 def markdown(settings: Sequence[Setting]) -> str:
-    """All settings, and what becomes of vLLM's other flags, as tables."""
+    """Tables of all settings and of vLLM's other flags."""
     parts = ["# Flags of `faser serve`\n\nMade by `faser serve --help=markdown`.\n"]
     parts.append(
         "Every setting is a flag, a variable and a key of the file given with `--config`. Flags win over\n"
@@ -57,7 +57,7 @@ def markdown(settings: Sequence[Setting]) -> str:
     parts.append("## Keys of `--speculative-config`\n")
     parts.append(
         '`--speculative-config \'{"method": "ngram"}\'` and `--speculative-config.method ngram` are the same.\n'
-        "What they are for is told in [speculation.md](speculation.md).\n\n"
+        "[speculation.md](speculation.md) explains them.\n\n"
         "| key | default | limits | what it does |\n| --- | --- | --- | --- |"
     )
     parts.append("\n".join(_key_row(key) for key in KEYS) + "\n")
@@ -106,7 +106,7 @@ def _row(each: Setting) -> str:
     return f"| {flags} | {_default(each)} | {limits(each)} | {text} |"
 
 
-def _short(prog: str, common: Sequence[Setting]) -> str:
+def _common(prog: str, common: Sequence[Setting]) -> str:
     topics = "\n".join(f"  --help={name:<22} {title}" for name, title in GROUPS.items())
     return (
         f"usage: {prog} [MODEL] [flags]\n\n"

@@ -1,7 +1,7 @@
-"""The command line as argparse sees it, made from the settings.
+"""Reads a command line with argparse, whose parser is built from the declared settings.
 
-Takes every value as text; what it means and whether it can be is decided where the settings are declared.
-vLLM's other flags are known too, so that each gets its own answer.
+Takes every value as text; the declarations in faser.config convert and check it. The parser also knows
+vLLM's other flags, so that each is accepted or refused with its own reason.
 """
 
 import argparse
@@ -28,8 +28,8 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError([message])
 
 
-class Parsed:
-    """What a command line says. topic: what help was asked for, None if none. config_file: of --config."""
+class ParsedCommandLine:
+    """The content of a command line. topic: of --help; None: no help was asked for. config_file: of --config."""
 
     def __init__(self, *, findings: Findings, topic: str | None, config_file: str | None) -> None:
         self.findings = findings
@@ -37,13 +37,13 @@ class Parsed:
         self.config_file = config_file
 
 
-def parse(prog: str, arguments: Sequence[str], settings: Sequence[Setting]) -> Parsed:
-    """Read a command line of settings, with one positional MODEL. Raises UsageError where a value is missing.
+def parse(prog: str, arguments: Sequence[str], settings: Sequence[Setting]) -> ParsedCommandLine:
+    """Read a command line of settings, with one positional MODEL. Raises UsageError for a missing value.
 
-    Unknown and unsupported flags are among the findings, to be shown together with other problems.
+    Unknown and unsupported flags become problems in the findings, to be shown together with all others.
     """
     parser = _parser(prog, settings)
-    found, rest = parser.parse_known_args(_plain(arguments, settings))
+    found, rest = parser.parse_known_args(_normalised(arguments, settings))
     values = vars(found)
     findings = Findings()
     for each in settings:
@@ -54,7 +54,7 @@ def parse(prog: str, arguments: Sequence[str], settings: Sequence[Setting]) -> P
         for text in _texts(values.get(_FOREIGN + foreign.key), foreign):
             findings.add_foreign(foreign, foreign.flags[0], text)
     findings.problems += _unknown(rest, settings)
-    return Parsed(findings=findings, topic=values.get(_HELP), config_file=values.get(_CONFIG))
+    return ParsedCommandLine(findings=findings, topic=values.get(_HELP), config_file=values.get(_CONFIG))
 
 
 def _parser(prog: str, settings: Sequence[Setting]) -> CommandParser:
@@ -93,41 +93,41 @@ def _add_foreign(parser: CommandParser, foreign: ForeignFlag) -> None:
 
 
 def _texts(given: Sequence[Any] | None, foreign: ForeignFlag) -> list[str]:
-    """A text for each time the flag stands on the command line."""
+    """One text per occurrence of the flag on the command line."""
     if foreign.many:
         return [" ".join(values) for values in given or ()]
     return [value or "" for value in given or ()]
 
 
-def _plain(arguments: Sequence[str], settings: Sequence[Setting]) -> list[str]:
-    """Spell flags one way: dashes for underscores, and dotted flags as the JSON they stand for.
+def _normalised(arguments: Sequence[str], settings: Sequence[Setting]) -> list[str]:
+    """Spell flags in one way: dashes for underscores, and JSON for dotted flags.
 
     --override-generation-config.top_k 5 becomes --override-generation-config {"top_k": 5}.
     """
     objects = {each.flag for each in settings if each.kind is Kind.JSON}
-    plain: list[str] = []
-    waiting = list(reversed(arguments))
-    while waiting:
-        argument = waiting.pop()
+    normalised: list[str] = []
+    remaining = list(reversed(arguments))
+    while remaining:
+        argument = remaining.pop()
         if argument == "--":
-            return [*plain, argument, *reversed(waiting)]
+            return [*normalised, argument, *reversed(remaining)]
         if not argument.startswith("--"):
-            plain.append(argument)
+            normalised.append(argument)
             continue
         name, equals, value = argument.partition("=")
         base, dot, path = name.partition(".")
         base = base.replace("_", "-")
         if dot and base in objects:
             if not equals:
-                value = waiting.pop() if waiting else ""
-            plain += [base, _nested(path, value)]
+                value = remaining.pop() if remaining else ""
+            normalised += [base, _nested(path, value)]
         else:
-            plain.append(base + dot + path + equals + value)
-    return plain
+            normalised.append(base + dot + path + equals + value)
+    return normalised
 
 
 def _nested(path: str, text: str) -> str:
-    """The JSON object in which the dotted path leads to a value; what is no JSON is a string."""
+    """A JSON object with the value at the dotted path. A value that is not JSON is a string."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -147,9 +147,9 @@ def _take_positional(findings: Findings, model: str | None) -> None:
 
 
 def _unknown(rest: Sequence[str], settings: Sequence[Setting]) -> list[str]:
-    """One line for each flag nobody knows; if there is none, for each argument too many.
+    """One problem per unknown flag; if there is none, one per surplus argument.
 
-    What stands beside an unknown flag may be its value, so it is left alone.
+    An argument next to an unknown flag may be its value, so it is not reported.
     """
     known = [flag for each in settings for flag in (each.flag, *each.aliases)]
     known += [flag for foreign in FOREIGN_FLAGS for flag in foreign.flags]

@@ -1,7 +1,7 @@
-"""Where settings come from: flags, then FASER_* variables, then a config file, then defaults.
+"""The sources of settings: flags override FASER_* variables, which override the config file and the defaults.
 
-Owns the merging and the collecting of problems. Every source hands over texts with a label, so that a
-problem names the very flag, variable or key that brought the value. Builds configs; loads no model.
+Merges the sources, collects all problems, and builds the configs. Every source provides texts with a label, so
+that a problem names the flag, variable or key of the value.
 """
 
 import json
@@ -30,7 +30,7 @@ _KUBERNETES_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
 
 class UsageError(ConfigError):
-    """A command line that cannot be served. problems: one line each."""
+    """Settings that cannot be used. problems: one line each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
@@ -39,7 +39,7 @@ class UsageError(ConfigError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What a source says about one setting. label: what the source calls it."""
+    """The value of one setting in one source. label: the name of the setting in that source."""
 
     texts: tuple[str, ...]
     label: str
@@ -47,7 +47,7 @@ class Given:
 
 @dataclass(slots=True)
 class Findings:
-    """What the sources said so far: one source's settings, and everybody's problems and warnings."""
+    """The settings, problems and warnings of the sources read so far."""
 
     given: dict[str, Given] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Findings:
         self.warnings += [warning] if warning else []
 
     def fill(self, source: Mapping[str, Given]) -> None:
-        """Add what an earlier source has not said."""
+        """Add the settings that no earlier source has."""
         self.given = {**source, **self.given}
 
 
@@ -83,7 +83,7 @@ def settle(findings: Findings, config_types: Sequence[Any]) -> list[Any]:
 
 
 def _read_all(findings: Findings, settings: Iterable[Setting]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values by setting's name, and what is wrong with those that cannot be read."""
+    """Values by name of the setting, and the problems of those that cannot be read."""
     values: dict[str, Any] = {}
     problems: dict[str, str] = {}
     for each in settings:
@@ -100,8 +100,8 @@ def _read_all(findings: Findings, settings: Iterable[Setting]) -> tuple[dict[str
 def add_environment(
     findings: Findings, settings: Sequence[Setting], read_environment: ReadEnvironment = flag_environment
 ) -> None:
-    """Take FASER_* variables. What Kubernetes sets for a service that is called faser is not meant for us."""
-    several = {each.name for each in settings if each.one_flag_many}
+    """Read the FASER_* variables, except those that Kubernetes sets for a service named faser."""
+    multi_valued = {each.name for each in settings if each.one_flag_many}
     found, unknown = read_environment(settings)
     source = {}
     for name, (variable, text) in found.items():
@@ -110,7 +110,7 @@ def add_environment(
                 f"{variable} is {text}: set by Kubernetes for a service, not read as a setting"
             )
             continue
-        texts = tuple(part.strip() for part in text.split(",")) if name in several else (text,)
+        texts = tuple(part.strip() for part in text.split(",")) if name in multi_valued else (text,)
         source[name] = Given(texts=texts, label=variable)
     known = [each.variable for each in settings]
     for variable in unknown:
@@ -120,7 +120,7 @@ def add_environment(
 
 
 def add_file(findings: Findings, path: str, settings: Sequence[Setting]) -> None:
-    """Take the keys of a YAML file: the flags' names, with dashes or underscores."""
+    """Read the keys of a YAML file: the names of the flags, with dashes or underscores."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -132,25 +132,25 @@ def add_file(findings: Findings, path: str, settings: Sequence[Setting]) -> None
     if content is None:
         return
     if not isinstance(content, dict):
-        findings.problems.append(f"--config is {path}; it must hold keys and values, like port: 8000")
+        findings.problems.append(f"--config is {path}; it must contain keys and values, like port: 8000")
         return
     names = {alias.lstrip("-"): each.name for each in settings for alias in (each.flag, *each.aliases)}
     foreign = {each.key: each for each in FOREIGN_FLAGS}
     source = {}
     for key, value in content.items():
-        plain = str(key).replace("_", "-")
-        if plain in names:
+        name = str(key).replace("_", "-")
+        if name in names:
             if value is not None:
-                source[names[plain]] = Given(texts=_texts(value), label=f"{path}: {key}")
-        elif plain in foreign:
-            findings.add_foreign(foreign[plain], f"{path}: {key}", _texts(value)[0])
+                source[names[name]] = Given(texts=_texts(value), label=f"{path}: {key}")
+        elif name in foreign:
+            findings.add_foreign(foreign[name], f"{path}: {key}", _texts(value)[0])
         else:
-            findings.problems.append(f"{path}: unknown key '{key}'.{did_you_mean(plain, [*names, *foreign])}")
+            findings.problems.append(f"{path}: unknown key '{key}'.{did_you_mean(name, [*names, *foreign])}")
     findings.fill(source)
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """A YAML value as a flag would have brought it."""
+    """A YAML value as texts, like the values of a flag."""
     if isinstance(value, list):
         return tuple(_text(each) for each in value) or ("",)
     return (_text(value),)

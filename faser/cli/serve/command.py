@@ -1,8 +1,7 @@
-"""`faser serve [MODEL]`: settings in, a running server out.
+"""`faser serve [MODEL]`: reads and checks the settings, takes the port, and starts the server.
 
-Everything that can be wrong with the settings is found before anything is loaded: first the flags, then the
-port, then the model's files. server.py does what comes then; it is imported late, so that help and mistakes
-are answered at once.
+Reports every error in the settings before it loads anything: first flags, then the port, then the model's
+files. Imports server.py last, so that help and errors appear at once.
 """
 
 import logging
@@ -29,7 +28,7 @@ SYNTHETIC_BANNER = """\
 
 
 def serve(arguments: Sequence[str]) -> int:
-    """Serve until told to stop; returns the exit status. Raises ConfigError if it cannot start."""
+    """Serve until a signal; returns the exit status. Raises ConfigError if the server cannot start."""
     began_s = time.monotonic()
     parsed = parse(PROG, arguments, SETTINGS)
     if parsed.topic is not None:
@@ -59,13 +58,13 @@ def _configs(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
 
 
 def api_keys(config: ServerConfig) -> tuple[str, ...]:
-    """All keys that requests may bring. Raises UsageError if a key file holds none."""
+    """All keys that requests may present. Raises UsageError for a key file without keys."""
     if config.api_key_file is None:
         return config.api_key
     lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
     keys = tuple(line.strip() for line in lines if line.strip())
     if not keys:
-        raise UsageError([f"--api-key-file is {config.api_key_file}; it holds no key"])
+        raise UsageError([f"--api-key-file is {config.api_key_file}; it contains no key"])
     return config.api_key + keys
 
 

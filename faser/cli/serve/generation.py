@@ -1,4 +1,4 @@
-"""Sampling defaults: what the model's generation_config.json asks for, and what the operator puts in its place."""
+"""Sampling defaults: those in the model's generation_config.json, overridden by the operator's."""
 
 import json
 from collections.abc import Mapping
@@ -10,16 +10,16 @@ from faser.errors import ModelError
 
 
 def sampling_defaults(directory: Path, config: ServerConfig) -> dict[str, float]:
-    """Defaults for fields that a request leaves out, by SamplingParams' names.
+    """Defaults for fields that a request leaves out, by the names of SamplingParams.
 
-    directory: of the model, or a GGUF file, which has none. Raises ModelError if its values cannot be.
+    directory: of the model, or a GGUF file, which has no defaults. Raises ModelError for invalid values.
     """
-    defaults = {} if config.generation_config == "none" else _of_model(directory / "generation_config.json")
-    return defaults | _by_our_names(config.override_generation_config or {})
+    defaults = {} if config.generation_config == "none" else _model_defaults(directory / "generation_config.json")
+    return defaults | _by_param_name(config.override_generation_config or {})
 
 
-def _of_model(path: Path) -> dict[str, float]:
-    """Keys that FASER knows. Others, such as special token ids, are not defaults of requests; null means none."""
+def _model_defaults(path: Path) -> dict[str, float]:
+    """The keys that are sampling parameters; others, such as special token ids, are ignored. null is absent."""
     if not path.is_file():
         return {}
     try:
@@ -28,12 +28,12 @@ def _of_model(path: Path) -> dict[str, float]:
         raise ModelError(f"{path}: cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path}: it must be a JSON object")
-    found = _by_our_names({key: value for key, value in content.items() if value is not None})
+    found = _by_param_name({key: value for key, value in content.items() if value is not None})
     known = {key: value for key, value in found.items() if key in GENERATION_KEYS}
     if problems := sampling_problems(known, str(path)):
         raise ModelError(f"{'; '.join(problems)}. Or start with --generation-config none.")
     return known
 
 
-def _by_our_names(values: Mapping[str, float]) -> dict[str, float]:
+def _by_param_name(values: Mapping[str, float]) -> dict[str, float]:
     return {"max_tokens" if key == "max_new_tokens" else key: value for key, value in values.items()}

@@ -1,7 +1,7 @@
-"""A server's life: HTTP opens while the engine loads, and closes once the last request is drained.
+"""The lifetime of a server: HTTP opens while the engine loads, and closes after the last request is drained.
 
-Owns signals and exit statuses. The first SIGTERM or SIGINT drains, a second SIGINT quits at once. Knows
-nothing of settings, routes or models.
+Owns signals and exit statuses. The first SIGTERM or SIGINT drains; a second SIGINT quits at once. Knows no
+routes and no models.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ _CLOSE_TIMEOUT_S = 5
 _INTERRUPTED = 130
 
 
-class Engine(Protocol):
-    """What a server needs of an engine to live and to end."""
+class EngineLifecycle(Protocol):
+    """Start and end of an engine, as the server needs them."""
 
     async def start(self) -> None: ...
 
@@ -36,7 +36,7 @@ class Engine(Protocol):
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handling: requests are drained before the server is told to end."""
+    """uvicorn without its signal handling: this module drains requests before it stops the server."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -61,30 +61,30 @@ def http_server(app: Any, config: ServerConfig) -> HttpServer:
 
 def run_until_stopped(
     server: HttpServer,
-    engine: Engine,
+    engine: EngineLifecycle,
     listener: socket.socket,
     shutdown_timeout_s: float,
     on_ready: Callable[[ModelInfo], None],
 ) -> int:
-    """Serve on listener until a signal comes; returns exit status 0.
+    """Serve on listener until a signal; returns exit status 0.
 
-    on_ready: told of the model once it answers. Raises what keeps the engine from ever answering.
+    on_ready: is called once the engine is ready. Raises the error with which the engine fails to load.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_live(server, engine, listener, shutdown_timeout_s, on_ready))
+        return runner.run(_serve_until_signal(server, engine, listener, shutdown_timeout_s, on_ready))
 
 
-async def _live(
+async def _serve_until_signal(
     server: HttpServer,
-    engine: Engine,
+    engine: EngineLifecycle,
     listener: socket.socket,
     shutdown_timeout_s: float,
     on_ready: Callable[[ModelInfo], None],
 ) -> int:
-    told_to_stop = _signalled()
+    stop = _stop_event()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     loading = asyncio.create_task(engine.wait_ready())
-    stopping = asyncio.create_task(told_to_stop.wait())
+    stopping = asyncio.create_task(stop.wait())
     try:
         await engine.start()
         await asyncio.wait({serving, loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -101,30 +101,30 @@ async def _live(
     return 0
 
 
-def _signalled() -> asyncio.Event:
-    """An event that is set by the first SIGTERM or SIGINT."""
-    told = asyncio.Event()
+def _stop_event() -> asyncio.Event:
+    """An event that the first SIGTERM or SIGINT sets."""
+    stop = asyncio.Event()
 
     def on_signal(number: signal.Signals) -> None:
-        if told.is_set() and number is signal.SIGINT:
+        if stop.is_set() and number is signal.SIGINT:
             os._exit(_INTERRUPTED)
-        if not told.is_set():
+        if not stop.is_set():
             print(
                 "faser serve: finishing running requests; Ctrl-C again quits at once", file=sys.stderr, flush=True
             )
-        told.set()
+        stop.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
-    return told
+    return stop
 
 
 @contextlib.contextmanager
 def stop_on_sigterm() -> Iterator[None]:
-    """Until the server listens to signals, SIGTERM ends the program.
+    """Make SIGTERM end the program until the server handles signals.
 
-    Left alone, the first process of a container would ignore it.
+    By default the first process of a container ignores SIGTERM.
     """
 
     def leave(number: int, frame: object) -> None:

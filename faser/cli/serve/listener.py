@@ -1,4 +1,4 @@
-"""The socket a server listens on: taken before anything is loaded, so that a port in use is told at once."""
+"""The listening socket. It is bound before anything is loaded, so that a port in use is reported at once."""
 
 import socket
 
@@ -6,9 +6,9 @@ from faser.errors import ConfigError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to host and port; connections wait until the server takes them.
+    """A socket bound to host and port; connections queue until the server accepts them.
 
-    Raises ConfigError naming what is wrong: the port is taken or not ours to take, or there is no such address.
+    Raises ConfigError: the port is in use or needs privileges, or the address is not of this machine.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

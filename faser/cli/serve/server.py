@@ -1,6 +1,6 @@
-"""From checked settings to a server that answers: fetch the model, start the engine, open HTTP.
+"""serve_on: fetches the model, creates the engine and the application, and serves until a signal.
 
-The HTTP side answers 503 until the engine is ready. What happens while the server lives is in lifetime.py.
+HTTP answers 503 until the engine is ready. lifetime.py runs the server.
 """
 
 import socket
@@ -32,10 +32,10 @@ def serve_on(
     keys: tuple[str, ...],
     began_s: float,
 ) -> int:
-    """Serve until told to stop; returns the exit status.
+    """Serve until a signal; returns the exit status.
 
-    listener: bound. keys: those that requests may bring. began_s: when the program began, by time.monotonic().
-    Raises ConfigError or EngineError if the model can never answer.
+    listener: bound. keys: API keys that requests may present. began_s: program start, by time.monotonic().
+    Raises ConfigError or EngineError if the model cannot be loaded.
     """
     with stop_on_sigterm(), ProgressReporter() as report:
         directory = resolve(engine_config.model, cache_dir(), revision=engine_config.revision, progress=report)
@@ -51,7 +51,7 @@ def serve_on(
             api_keys=keys,
             max_request_bytes=server_config.max_request_bytes,
             strict_request_fields=server_config.strict_request_fields,
-            chat_template=_text_of(server_config.chat_template),
+            chat_template=_read_text(server_config.chat_template),
             generation_defaults=sampling_defaults(directory, server_config),
             version=__version__,
             force_include_usage=server_config.enable_force_include_usage,
@@ -75,7 +75,7 @@ def serve_on(
 
 
 def ready_line(url: str, model: str, info: ModelInfo, threads: int, began_s: float) -> str:
-    """What the operator reads when requests are answered."""
+    """The line that tells the operator that the server is ready."""
     tokens = info.num_blocks * info.block_size
     return (
         f"faser serve: ready at {url} · {model} · {info.dtype} · {tokens} KV tokens · "
@@ -89,5 +89,5 @@ def url_of(listener: socket.socket, config: ServerConfig) -> str:
     return f"{scheme}://{host}:{listener.getsockname()[1]}"
 
 
-def _text_of(path: str | None) -> str | None:
+def _read_text(path: str | None) -> str | None:
     return None if path is None else Path(path).read_text(encoding="utf-8")

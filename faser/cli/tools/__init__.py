@@ -1,0 +1,1 @@
+"""`faser env` and `faser pull`: commands that need no running engine."""

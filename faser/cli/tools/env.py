@@ -1,6 +1,6 @@
-"""`faser env [--json]`: what somebody who reads a bug report needs to know of this machine.
+"""`faser env [--json]`: versions, device and backend, for bug reports.
 
-`faser env --build-kernels` compiles CUDA kernels before they are needed, here or for a machine without a compiler.
+`faser env --build-kernels` compiles CUDA kernels in advance, for this machine or for one without a compiler.
 """
 
 import json
@@ -34,9 +34,9 @@ _HELP = f"""usage: faser env [--json]
 Show versions, device and backend, or compile CUDA kernels ahead of time.
 
   --json            as a JSON object
-  --build-kernels   compile FlashInfer's modules, a minute each; no GPU is needed, what is there already is kept
-  --arch            compute capability they are for: {ARCH} is an H100 or H200
-  --out             where to; the cache folder if not given
+  --build-kernels   compile FlashInfer's modules, a minute each; needs no GPU, keeps existing modules
+  --arch            compute capability of the target GPU: {ARCH} is an H100 or H200
+  --out             folder for the modules [the cache folder]
   --only            some of {", ".join(MODULES)};
                     and for models with sliding windows
                     {", ".join(WINDOW_MODULES)};
@@ -88,14 +88,14 @@ def _build_kernels(arch: str, out: str | None, only: str | None) -> int:
 
 
 def facts() -> dict[str, str]:
-    """Name and value of everything worth reporting. Loads torch, which knows the GPUs, and no model; no secret."""
+    """The facts of a bug report, without secrets. Loads torch, which knows the GPUs, but no model."""
     return {
         "faser": __version__,
         "python": sys.version.split()[0],
         "system": platform.platform(),
         "cpu": _cpu_name(),
         "cores": f"{usable_cores()} usable of {os.cpu_count()}",
-        "cpu features": " ".join(_cpu_features()) or "none of those that matter",
+        "cpu features": " ".join(_cpu_features()) or "none that kernels use",
         "memory": f"{show_bytes(usable_memory())} usable, {show_bytes(available_memory())} free",
         **_cuda(),
         "compiler": shutil.which("g++") or shutil.which("clang++") or "none",
@@ -105,7 +105,7 @@ def facts() -> dict[str, str]:
 
 
 def _cuda() -> dict[str, str]:
-    """What is known of GPUs, and what auto would choose."""
+    """The GPUs, and the device and backend that auto selects."""
     from faser.engine.execution.startup.device import auto_device, flashinfer_installed
     from faser.kernels.cuda.device import cuda_facts
     from faser.kernels.report import cuda_report
@@ -121,7 +121,7 @@ def _cuda() -> dict[str, str]:
 
 
 def _packages() -> dict[str, str]:
-    """Versions of what FASER depends on, by the names of its own metadata."""
+    """Versions of FASER's dependencies, by the names in its metadata."""
     found = {}
     for requirement in requires("faser") or ():
         if "extra ==" in requirement:

@@ -9,13 +9,13 @@ from faser.engine.checkpoints.source import resolve
 
 _HELP = """usage: faser pull [MODEL] [--revision REVISION]
 
-Fetch a model into the cache and print where it lies. Without MODEL: the embedded SmolLM2-135M-Instruct.
+Fetch a model into the cache and print its path. Without MODEL: the embedded SmolLM2-135M-Instruct.
 
   --revision REVISION   branch, tag or commit of a hub model [the main branch]"""
 
 
 def pull(arguments: Sequence[str]) -> int:
-    """Returns 0. Raises ModelError if the model cannot be had."""
+    """Returns 0. Raises ModelError if the model cannot be fetched."""
     parser = CommandParser("faser pull")
     parser.add_argument("MODEL", nargs="?")
     parser.add_argument("--revision")

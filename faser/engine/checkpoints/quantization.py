@@ -34,7 +34,7 @@ def stored_quantization(config: Mapping[str, Any]) -> StoredFp8 | None:
     stated = config.get(name)
     if stated is None:
         return None
-    place = _Place(f"config.json: {name}", stated)
+    place = _ConfigObject(f"config.json: {name}", stated)
     method = place.fields.get("quant_method", stated)
     if method == "fp8":
         return _fp8(place)
@@ -43,7 +43,7 @@ def stored_quantization(config: Mapping[str, Any]) -> StoredFp8 | None:
     raise ModelError(f"config.json: {name} is {method!r}; {_READ}")
 
 
-class _Place:
+class _ConfigObject:
     """An object in the config, and where it is. Raises ModelError that names it when it is none."""
 
     def __init__(self, path: str, value: object) -> None:
@@ -52,8 +52,8 @@ class _Place:
         self.path = path
         self.fields: dict[str, Any] = value
 
-    def within(self, name: str) -> "_Place":
-        return _Place(f"{self.path}.{name}", self.fields.get(name))
+    def within(self, name: str) -> "_ConfigObject":
+        return _ConfigObject(f"{self.path}.{name}", self.fields.get(name))
 
     def one_of(self, name: str, read: tuple[object, ...], default: object = None) -> object:
         """The value of a field, which must be one of these. null is absence."""
@@ -64,7 +64,7 @@ class _Place:
         return value
 
 
-def _fp8(place: _Place) -> StoredFp8:
+def _fp8(place: _ConfigObject) -> StoredFp8:
     """activation_scheme is static or dynamic; scales are per tensor, in weight_scale and input_scale."""
     place.one_of("weight_block_size", (None,))
     place.one_of("fmt", ("e4m3",), "e4m3")
@@ -72,7 +72,7 @@ def _fp8(place: _Place) -> StoredFp8:
     return StoredFp8(method="fp8", static_inputs=scheme == "static")
 
 
-def _compressed_tensors(place: _Place) -> StoredFp8:
+def _compressed_tensors(place: _ConfigObject) -> StoredFp8:
     """Every group of products must be one that is read; `ignore` and `targets` are seen from the tensors."""
     if place.fields.get("transform_config"):
         raise ModelError(f"{place.path}.transform_config is not empty; transformed weights are not read")
@@ -85,7 +85,7 @@ def _compressed_tensors(place: _Place) -> StoredFp8:
     return StoredFp8(method="compressed-tensors", static_inputs=any(static))
 
 
-def _group(group: _Place, common_format: object) -> bool:
+def _group(group: _ConfigObject, common_format: object) -> bool:
     """Whether inputs of this group have a fixed scale. Defaults are those of the library that writes this."""
     group.one_of("format", _FORMATS, common_format)
     group.one_of("output_activations", (None,))
@@ -101,7 +101,7 @@ def _group(group: _Place, common_format: object) -> bool:
     return not is_dynamic
 
 
-def _strategy(place: _Place) -> str:
+def _strategy(place: _ConfigObject) -> str:
     """What scales belong to where it is not stated: it follows from the size of a group."""
     size = place.fields.get("group_size")
     return "tensor" if size is None else "channel" if size == -1 else "group"

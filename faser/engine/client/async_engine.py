@@ -1,8 +1,8 @@
-"""The asyncio face of the engine: submit, abort, health, drain.
+"""AsyncEngine: the engine as asyncio code uses it: submit, abort, health, drain.
 
-Owns the connection to the engine, the streams that wait for it, and the way from token ids to text. The
-engine itself is a child process or a thread; nobody above this module can tell which. Whatever happens to
-the engine, every accepted request ends in a finish reason or in an error.
+Owns the connection to the engine and the output streams of accepted requests. The engine runs in a child
+process or in a thread; callers of this module see no difference. Whatever happens to the engine, every
+accepted request ends with a finish reason or with an error.
 """
 
 import asyncio
@@ -48,9 +48,9 @@ from faser.types import (
 
 
 class AsyncEngine:
-    """One engine. directory: a resolved model. on_progress: told of long stages while it loads.
+    """One engine. Use it from one event loop only.
 
-    metrics: what requests did is counted there. Use from one event loop only.
+    directory: of the model. metrics: counts requests. on_progress: called with (stage, done, total) while loading.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class AsyncEngine:
         self._stats = EngineStats()
         self._streams: dict[str, OutputStream] = {}
         self._num_samples = 0
-        self._settled = asyncio.Event()  # ready, or dead
-        self._heard_s = time.monotonic()
+        self._loading_ended = asyncio.Event()  # ready, or dead
+        self._last_message_s = time.monotonic()
         self._idle = asyncio.Event()
         self._idle.set()
         self._finish_gap_s = 1.0  # smoothed time between two requests that end
@@ -92,7 +92,7 @@ class AsyncEngine:
 
     @property
     def state_reason(self) -> str:
-        """Why the state is what it is, in words."""
+        """The reason for the state, in words."""
         return self._reason
 
     @property
@@ -104,7 +104,7 @@ class AsyncEngine:
 
     @property
     def max_samples(self) -> int:
-        """The engine holds max_num_seqs running and max_num_queued_reqs waiting samples, and no more."""
+        """At most max_num_seqs running and max_num_queued_reqs waiting samples."""
         return self._config.max_num_seqs + self._config.max_num_queued_reqs
 
     @property
@@ -113,11 +113,11 @@ class AsyncEngine:
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the engine last gave a sign of life. Longer than a step can take: it hangs."""
-        return time.monotonic() - self._heard_s
+        """Seconds since the last message from the engine. Longer than any step: the engine hangs."""
+        return time.monotonic() - self._last_message_s
 
     async def start(self) -> None:
-        """Start the engine's process or thread; returns before the model is loaded."""
+        """Start the engine's process or thread. Returns before the model is loaded."""
         ours, theirs = socket.socketpair()
         self._host = start_host(self._transport, theirs)
         ours.setblocking(False)
@@ -126,8 +126,8 @@ class AsyncEngine:
         self._reading = asyncio.create_task(self._read(reader), name="faser-engine-reader")
 
     async def wait_ready(self) -> ModelInfo:
-        """Wait until the model answers. Raises ConfigError or EngineError with the reason if it never will."""
-        await self._settled.wait()
+        """Wait until the engine is ready. Raises ConfigError or EngineError if it cannot load the model."""
+        await self._loading_ended.wait()
         if self._failure is not None:
             raise self._failure
         return self.info
@@ -139,7 +139,7 @@ class AsyncEngine:
         """
         if self._state is not EngineState.READY:
             raise NotReadyError(f"the engine is {self._state}: {self._reason}")
-        request = self._fitted(request)
+        request = self._with_token_limit(request)
         self._check_queue(request)
         stream = OutputStream(request, self.tokenizer, lambda index: self._abort(request.request_id, index))
         self._send(Submit(request))
@@ -155,10 +155,10 @@ class AsyncEngine:
         return stream
 
     async def drain(self, timeout_s: float) -> None:
-        """Take nothing new, let what runs finish for at most timeout_s, then abort the rest."""
+        """Refuse new requests, wait at most timeout_s for accepted ones, then abort the rest."""
         if self._state is EngineState.DEAD:
             return
-        self._become(EngineState.DRAINING, "the server is shutting down")
+        self._set_state(EngineState.DRAINING, "the server is shutting down")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         for stream in list(self._streams.values()):
@@ -167,7 +167,7 @@ class AsyncEngine:
             self._send(Abort(stream.request.request_id))
 
     async def stop(self) -> None:
-        """End the engine now. Idempotent; whoever still waits gets an error."""
+        """End the engine now. Unfinished requests fail. Idempotent."""
         if self._writer is None:
             return
         self._send(Shutdown())
@@ -183,14 +183,14 @@ class AsyncEngine:
             await self._writer.wait_closed()
         self._writer = None
 
-    def _fitted(self, request: Request) -> Request:
-        """The request with its token limit resolved, if it fits the context."""
+    def _with_token_limit(self, request: Request) -> Request:
+        """The request with max_tokens resolved. Raises RequestError if the context or vocabulary is too small."""
         limit, prompt = self.info.max_model_len, len(request.prompt_token_ids)
         sampling = request.sampling
         if not prompt:
             raise RequestError("the prompt is empty: it has 0 tokens; it must have at least 1", param="prompt")
         _check_token_ids(request, self.info.vocab_size)
-        _check_choice(request.sampling, self.info)
+        _check_min_tokens(request.sampling, self.info)
         if prompt > limit or (prompt == limit and sampling.max_tokens != 0):
             raise RequestError(
                 f"This model's maximum context length is {limit} tokens. The prompt has {prompt} tokens and "
@@ -208,14 +208,14 @@ class AsyncEngine:
         return request
 
     def _check_queue(self, request: Request) -> None:
-        room = self.max_samples
-        if request.sampling.n > room:
-            raise RequestError(f"n is {request.sampling.n}; this server holds at most {room} samples", param="n")
-        if self._num_samples + request.sampling.n > room:
+        limit = self.max_samples
+        if request.sampling.n > limit:
+            raise RequestError(f"n is {request.sampling.n}; this server holds at most {limit} samples", param="n")
+        if self._num_samples + request.sampling.n > limit:
             retry_after_s = min(60, max(1, round(self._finish_gap_s)))
             raise OverloadError(
                 f"the queue is full: {self._num_samples} samples are in flight and {request.sampling.n} more were "
-                f"asked for; the limit is {room}",
+                f"asked for; the limit is {limit}",
                 retry_after_s=retry_after_s,
             )
 
@@ -233,53 +233,51 @@ class AsyncEngine:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while (message := await receive_async(reader)) is not None:
-            self._heard_s = time.monotonic()
+            self._last_message_s = time.monotonic()
             self._handle(message)
         if self._state is not EngineState.DEAD:
             assert self._host is not None
             status = await asyncio.to_thread(self._host.exit_status)
-            self._die(f"the engine ended without a word{status}", EngineError(f"the engine died{status}"))
+            self._die(f"the engine ended without a message{status}", EngineError(f"the engine died{status}"))
 
     def _handle(self, message: FromEngine) -> None:
         match message:
             case Deltas(deltas, stats):
-                self._distribute(deltas, stats)
+                self._dispatch(deltas, stats)
             case Progress(stage, done, total):
                 if self._on_progress is not None:
                     self._on_progress(stage, done, total)
             case Loaded(info):
-                self._meet(info)
+                self._take_info(info)
             case StateChange(state):
-                self._become(state, "")
+                self._set_state(state, "")
             case Rejected(request_id, text, param):
                 self._fail_one(request_id, RequestError(text, param=param))
             case Failed(text, operator_error):
                 self._die(text, ConfigError(text) if operator_error else EngineError(f"the engine died: {text}"))
 
-    def _meet(self, info: ModelInfo) -> None:
-        """The model is loaded; the tokenizer must not know tokens that it does not.
+    def _take_info(self, info: ModelInfo) -> None:
+        """The model is loaded. The engine fails if the tokenizer's base vocabulary is larger than the model's.
 
-        Fine-tuned models often add special tokens beyond the embedding: such a token is refused where it is used.
+        Fine-tuned models often add special tokens beyond the embedding: only a request that uses one is refused.
         """
-        known = self.tokenizer.base_vocab_size
-        if known > info.vocab_size:
-            text = (
-                f"the tokenizer has {known} tokens and the model's vocabulary {info.vocab_size}; they do not fit"
-            )
+        size = self.tokenizer.base_vocab_size
+        if size > info.vocab_size:
+            text = f"the tokenizer has {size} tokens, but the model's vocabulary has {info.vocab_size}"
             self._die(text, ConfigError(text))
             return
         self._info = info
         if self._metrics is not None:
             self._metrics.cache_config(block_size=info.block_size, num_gpu_blocks=info.num_blocks)
 
-    def _become(self, state: EngineState, reason: str) -> None:
+    def _set_state(self, state: EngineState, reason: str) -> None:
         if self._state is EngineState.DEAD or (self._state is EngineState.DRAINING and state is EngineState.READY):
             return
         self._state, self._reason = state, reason
         if state is EngineState.READY:
-            self._settled.set()
+            self._loading_ended.set()
 
-    def _distribute(self, deltas: tuple[SequenceDelta, ...], stats: EngineStats) -> None:
+    def _dispatch(self, deltas: tuple[SequenceDelta, ...], stats: EngineStats) -> None:
         now = time.monotonic()
         self._stats = stats
         if self._metrics is not None:
@@ -287,7 +285,7 @@ class AsyncEngine:
         for request_id, own in _by_request(deltas).items():
             stream = self._streams.get(request_id)
             if stream is None:
-                continue  # aborted; the engine had not heard of it yet
+                continue  # aborted; the engine had not yet received the abort
             failed = next((delta for delta in own if delta.error is not None), None)
             if failed is not None:
                 self._send(Abort(request_id))
@@ -299,7 +297,7 @@ class AsyncEngine:
                 self._observe(stream, output, now)
 
     def _observe(self, stream: OutputStream, output: RequestOutput, now: float) -> None:
-        """Count what the step brought. TTFT counts from arrival, the queue included."""
+        """Count the tokens of one step. TTFT counts from arrival, so it includes the time in the queue."""
         timing = stream.timing
         for delta in output.deltas:
             if not delta.token_ids:
@@ -317,7 +315,7 @@ class AsyncEngine:
             self._end(stream, FinishReason.STOP if FinishReason.STOP in reasons else FinishReason.LENGTH)
 
     def _end(self, stream: OutputStream, reason: FinishReason) -> None:
-        """Forget a stream, and count how it ended."""
+        """Remove a stream, and count how its request ended."""
         if self._streams.pop(stream.request.request_id, None) is None:
             return
         now = time.monotonic()
@@ -361,11 +359,11 @@ class AsyncEngine:
         for stream in list(self._streams.values()):
             self._end(stream, FinishReason.ERROR)
             stream.fail(EngineError(f"request {stream.request.request_id}: {reason}"))
-        self._settled.set()
+        self._loading_ended.set()
 
 
 def _check_token_ids(request: Request, vocab_size: int) -> None:
-    """Ids come from callers too (token-id prompts, biases): none may lie outside the vocabulary."""
+    """Raises RequestError for an id outside the vocabulary, of those that clients can send."""
     sampling = request.sampling
     for param, token_ids in (
         ("prompt", request.prompt_token_ids),
@@ -381,8 +379,8 @@ def _check_token_ids(request: Request, vocab_size: int) -> None:
             )
 
 
-def _check_choice(sampling: SamplingParams, info: ModelInfo) -> None:
-    """Until min_tokens are there, no token that ends a sample may be chosen: some other must be allowed."""
+def _check_min_tokens(sampling: SamplingParams, info: ModelInfo) -> None:
+    """Raises RequestError if every allowed token would end a sample: min_tokens could not be reached."""
     if not sampling.min_tokens:
         return
     ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else info.eos_token_ids)}

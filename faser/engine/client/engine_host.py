@@ -1,6 +1,6 @@
-"""Where an engine runs: a child process, or a thread of this one. Owns its start and its end.
+"""EngineHost: the child process or the thread in which an engine runs. Starts it and waits for its end.
 
-Either way the engine has one end of a socket pair and serves the same messages on it.
+In both cases the engine serves the same messages on its end of a socket pair.
 """
 
 import contextlib
@@ -19,30 +19,30 @@ _STOP_TIMEOUT_S = 5.0
 
 
 class EngineHost(Protocol):
-    """A started engine. Both methods block, for a few seconds at most."""
+    """A started engine. Both methods block for a few seconds at most."""
 
     def wait(self) -> None:
-        """Wait for an engine that has been told to end; end it by force if it does not."""
+        """Wait for an engine that was sent Shutdown; kill it if it does not end."""
         ...
 
     def exit_status(self) -> str:
-        """How an engine that vanished has ended, as words to append to a message."""
+        """How an engine ended that closed its connection, as a suffix for an error message."""
         ...
 
 
 def start_host(transport: Transport, connection: socket.socket) -> EngineHost:
-    """Start an engine that serves connection; this process's hold on that end is given up."""
-    return _Process(connection) if transport == "process" else _Thread(connection)
+    """Start an engine that serves connection; it takes over the socket."""
+    return _ProcessHost(connection) if transport == "process" else _ThreadHost(connection)
 
 
-class _Process:
+class _ProcessHost:
     def __init__(self, connection: socket.socket) -> None:
         with connection:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "faser.engine.worker", str(connection.fileno()), _log_level()],
                 pass_fds=[connection.fileno()],
                 env=child_environment(),
-                start_new_session=True,  # Ctrl-C is for the front-end, which drains
+                start_new_session=True,  # Ctrl-C reaches only the front-end, which drains
             )
 
     def wait(self) -> None:
@@ -63,7 +63,7 @@ def _log_level() -> str:
     return logging.getLevelName(logging.getLogger("faser").getEffectiveLevel())
 
 
-class _Thread:
+class _ThreadHost:
     def __init__(self, connection: socket.socket) -> None:
         self._thread = threading.Thread(target=_serve, args=(connection,), name="faser-engine", daemon=True)
         self._thread.start()
@@ -76,7 +76,7 @@ class _Thread:
 
 
 def _serve(connection: socket.socket) -> None:
-    from faser.engine.worker import serve  # brings torch into this process
+    from faser.engine.worker import serve  # imports torch into this process
 
     with connection:
         serve(connection, own_process=False)

@@ -1,7 +1,7 @@
-"""The outputs of one request on their way to its reader: token ids come in, text goes out.
+"""OutputStream: the outputs of one request, from the engine's token ids to text.
 
-Owns the detokenizers and the queue between the engine's messages and whoever reads. Stop strings are found
-here, since only text has them; the engine is told to end the sample.
+Owns the detokenizers and the queue between the engine's messages and the reader. Finds stop strings, which
+exist only in text, and then aborts the sample in the engine.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from faser.types import FinishReason, OutputDelta, PositionLogprobs, Request, Re
 
 
 class Timing:
-    """When things happened to one request, in seconds of time.monotonic()."""
+    """Times of one request, in seconds of time.monotonic()."""
 
     def __init__(self, *, arrival_s: float) -> None:
         self.arrival_s = arrival_s
@@ -28,7 +28,7 @@ class Timing:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per token but the first, of the slowest sample; None: no sample has two tokens."""
+        """Mean time per token after the first, of the slowest sample; None: no sample has two tokens."""
         first_s = self.first_token_s
         if first_s is None:
             return None
@@ -41,7 +41,7 @@ class Timing:
 
 
 class OutputStream:
-    """Outputs of one request, one per engine step that touched it. Leaving it unfinished aborts the request."""
+    """One output per engine step that added to the request. Exiting the context early aborts the request."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer, abort: Callable[[int | None], None]) -> None:
         sampling = request.sampling
@@ -82,23 +82,23 @@ class OutputStream:
         self.close()
 
     def close(self) -> None:
-        """Give up whatever has not finished. Idempotent."""
+        """Abort the samples that have not finished. Idempotent."""
         if not self.finished:
             self.finished = True
             self._abort(None)
 
     def take(self, deltas: list[SequenceDelta]) -> RequestOutput | None:
-        """Turn one step's deltas into text and queue them. None: nothing of it is new to the reader."""
-        pieces = tuple(piece for delta in deltas if (piece := self._text(delta)) is not None)
-        if not pieces:
+        """Convert one step's deltas to text and queue them. None: there is nothing for the reader."""
+        converted = tuple(each for delta in deltas if (each := self._convert(delta)) is not None)
+        if not converted:
             return None
         output = RequestOutput(
             request_id=self.request.request_id,
-            deltas=pieces,
+            deltas=converted,
             num_cached_tokens=deltas[0].num_cached_tokens,
             prompt_logprobs=deltas[0].prompt_logprobs,
         )
-        self.speculation += [piece.speculation for piece in pieces if piece.speculation is not None]
+        self.speculation += [each.speculation for each in converted if each.speculation is not None]
         self.finished = not self._detokenizers
         self._outputs.put_nowait(output)
         return output
@@ -107,25 +107,25 @@ class OutputStream:
         self.finished = True
         self._outputs.put_nowait(error)
 
-    def _text(self, delta: SequenceDelta) -> OutputDelta | None:
+    def _convert(self, delta: SequenceDelta) -> OutputDelta | None:
         detokenizer = self._detokenizers.get(delta.index)
         if detokenizer is None:
-            return None  # ended by a stop string; the engine had not heard of it yet
-        piece = detokenizer.push(self._shown(delta), finished=delta.finish_reason is not None)
-        num_tokens = len(delta.token_ids) if piece.stop is None else piece.num_tokens
+            return None  # a stop string ended the sample; the engine had not yet received the abort
+        detokenized = detokenizer.push(self._visible_tokens(delta), finished=delta.finish_reason is not None)
+        num_tokens = len(delta.token_ids) if detokenized.stop is None else detokenized.num_tokens
         finish_reason = delta.finish_reason
         stop_reason: int | str | None = delta.stop_reason
         logprobs: tuple[PositionLogprobs, ...] | None = delta.logprobs
-        if piece.stop is not None:
+        if detokenized.stop is not None:
             if finish_reason is None:
                 self._abort(delta.index)
-            finish_reason, stop_reason = FinishReason.STOP, piece.stop
+            finish_reason, stop_reason = FinishReason.STOP, detokenized.stop
             logprobs = None if logprobs is None else logprobs[:num_tokens]
         if finish_reason is not None:
             del self._detokenizers[delta.index]
         return OutputDelta(
             index=delta.index,
-            text=piece.text,
+            text=detokenized.text,
             token_ids=delta.token_ids[:num_tokens],
             logprobs=logprobs,
             finish_reason=finish_reason,
@@ -133,8 +133,8 @@ class OutputStream:
             speculation=None if finish_reason is None else delta.speculation,
         )
 
-    def _shown(self, delta: SequenceDelta) -> tuple[int, ...]:
-        """The tokens whose text is shown. The one that ended the sample is a stop like a stop string."""
+    def _visible_tokens(self, delta: SequenceDelta) -> tuple[int, ...]:
+        """The tokens whose text is visible. A token that ends the sample is hidden like a stop string."""
         ended_by_token = delta.finish_reason is FinishReason.STOP
         hides_last = ended_by_token and not self.request.sampling.include_stop_str_in_output
         return delta.token_ids[:-1] if hides_last else delta.token_ids

@@ -1,8 +1,7 @@
-"""Token ids to text while they arrive: what may be shown now, and whether a stop string ended it.
+"""Detokenizer: converts token ids to text as they arrive, and finds stop strings.
 
-Owns the text that is held back: bytes of an unfinished code point, and characters with which a stop string
-may have begun. Each push costs what its own tokens cost, however long the text before. Knows no request,
-no engine and no HTTP.
+Holds back the bytes of an unfinished code point and the characters that may begin a stop string. The cost of a
+push depends on its tokens only, not on the length of the text so far. Knows no request, no engine and no HTTP.
 """
 
 import codecs
@@ -11,17 +10,16 @@ from dataclasses import dataclass
 
 from faser.engine.text.tokenizer import Tokenizer, strip_leading
 
-# A code point has at most 4 bytes, so no more tokens than this can be needed to finish one. Twice that, for
-# ids without bytes in between.
+# A code point has at most 4 bytes, so at most 4 tokens with bytes. Twice that allows for tokens without bytes.
 _CONTEXT_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """What one push yields.
+class DetokenizedText:
+    """The result of one push.
 
-    text: to be shown now. stop: the stop string that ended the text, or None.
-    num_tokens: how many of the pushed tokens count; those behind the one that completes a stop string do not.
+    text: can be shown now. stop: the stop string that ended the text, or None.
+    num_tokens: number of pushed tokens up to the one that completes a stop string; without one, all.
     """
 
     text: str
@@ -30,11 +28,11 @@ class Piece:
 
 
 class Detokenizer:
-    """The text of one sample. After a Piece with a stop, or after finished, nothing more may be pushed.
+    """The text of one sample. The last push is the one that returns a stop string or has finished=True.
 
-    All texts joined are the decoding of all tokens at once, cut at the stop string that is complete first;
-    of several complete at the same character, the longest. So the result does not depend on how tokens
-    are spread over pushes, nor text over tokens.
+    The texts of all pushes, joined, equal the decoding of all tokens at once, cut at the first stop string to be
+    complete; of several complete at the same character, at the longest. So the result depends neither on how
+    tokens are divided into pushes nor on how text is divided into tokens.
     """
 
     def __init__(
@@ -47,9 +45,9 @@ class Detokenizer:
         prompt_token_ids: tuple[int, ...],
         min_tokens: int = 0,
     ) -> None:
-        """prompt_token_ids: what the text continues; a code point begun there is finished here.
+        """prompt_token_ids: the text continues theirs, and may finish a code point that begins in them.
 
-        min_tokens: a stop string counts only if this token or a later one (counted from 1) completes it.
+        min_tokens: a stop string counts only if the token with this number (from 1) or a later one completes it.
         """
         self._tokenizer = tokenizer
         self._include_stop = include_stop
@@ -59,27 +57,27 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for token_id in prompt_token_ids[-_CONTEXT_TOKENS:]:
             self._decoder.decode(self._visible_bytes(token_id))
-        self._strips = 0 if self._shows_any(prompt_token_ids) else tokenizer.leading_spaces
+        self._spaces_to_strip = 0 if self._shows_any(prompt_token_ids) else tokenizer.leading_spaces
         self._held = ""
-        # Of stop strings that end at the same character the longest is found first.
+        # Longest first: of stop strings that end at the same character, the longest is found.
         self._matchers = [_Matcher(each) for each in sorted(stop, key=len, reverse=True)]
 
-    def push(self, token_ids: Sequence[int], *, finished: bool) -> Piece:
-        """Take the next tokens. finished: there are no more, so give out all that is held back."""
+    def push(self, token_ids: Sequence[int], *, finished: bool) -> DetokenizedText:
+        """Add the next tokens. finished: these are the last, so the text that is held back is returned too."""
         shown: list[str] = []
         for taken, token_id in enumerate(token_ids, start=1):
             self._num_tokens += 1
             stop = self._take(self._decode(self._visible_bytes(token_id)), shown)
             if stop is not None:
-                return Piece(text="".join(shown), stop=stop, num_tokens=taken)
+                return DetokenizedText(text="".join(shown), stop=stop, num_tokens=taken)
         stop = self._take(self._decode(b"", final=True), shown) if finished else None
         if finished and stop is None:
             shown.append(self._held)
             self._held = ""
-        return Piece(text="".join(shown), stop=stop, num_tokens=len(token_ids))
+        return DetokenizedText(text="".join(shown), stop=stop, num_tokens=len(token_ids))
 
     def _take(self, text: str, shown: list[str]) -> str | None:
-        """Add new text to what is held back and move what is safe to shown; the stop string that it completes."""
+        """Add text to the held text, and move what begins no stop string to shown. Returns a completed stop."""
         if not self._matchers:
             shown.append(text)
             return None
@@ -92,7 +90,7 @@ class Detokenizer:
                 shown.append(self._held[: at if self._include_stop else at - len(stop)])
                 self._held = ""
                 return stop
-        # held:  ...safe...|longest beginning of a stop string
+        # held:  ...safe...|longest prefix of a stop string
         safe = len(self._held) - max(matcher.matched for matcher in self._matchers)
         shown.append(self._held[:safe])
         self._held = self._held[safe:]
@@ -100,9 +98,9 @@ class Detokenizer:
 
     def _decode(self, token_bytes: bytes, *, final: bool = False) -> str:
         text = self._decoder.decode(token_bytes, final)
-        if self._strips and text:
-            stripped = strip_leading(text, self._strips)
-            self._strips = 0 if stripped else self._strips - len(text)
+        if self._spaces_to_strip and text:
+            stripped = strip_leading(text, self._spaces_to_strip)
+            self._spaces_to_strip = 0 if stripped else self._spaces_to_strip - len(text)
             return stripped
         return text
 
@@ -115,16 +113,16 @@ class Detokenizer:
 
 
 class _Matcher:
-    """Finds one string in characters that come one by one, in constant time each on average.
+    """Finds one string in a sequence of characters, in amortised constant time per character.
 
-    matched: how many characters at the end of those seen are the beginning of the string; never all of them.
+    matched: length of the longest suffix of the characters that is a proper prefix of the string.
     Source: Knuth, Morris, Pratt, SIAM Journal on Computing 6(2), 1977, section 2; its next[] is _shorter here.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched = 0
-        # [i]: of the first i + 1 characters, the longest proper ending that is also a beginning
+        # [i]: length of the longest proper suffix of the first i + 1 characters that is also a prefix
         self._shorter = [0] * len(text)
         length = 0
         for at in range(1, len(text)):

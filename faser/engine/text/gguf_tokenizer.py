@@ -1,7 +1,7 @@
-"""The tokenizer inside a GGUF file, rebuilt as the tokenizers library has it.
+"""Rebuilds the tokenizer of a GGUF file for the tokenizers library.
 
-Owns the two vocabularies that the served architectures come with: GPT-2's byte-level BPE, whose way of
-splitting text goes by the name in tokenizer.ggml.pre, and sentencepiece BPE with byte fallback.
+Supports the two kinds of vocabulary of the served architectures: GPT-2's byte-level BPE, where
+tokenizer.ggml.pre names the rule that splits text, and sentencepiece BPE with byte fallback.
 """
 
 from collections.abc import Callable
@@ -32,10 +32,10 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Splitting:
-    """How byte-level text is cut before merging.
+    """How byte-level text is split before merging.
 
-    pattern: its own regular expression, or None for GPT-2's. single_digits: every digit alone.
-    ignore_merges: a piece that is a token as a whole is taken as it is.
+    pattern: a regular expression; None: GPT-2's. single_digits: every digit is a piece of its own.
+    ignore_merges: a piece that is a token is not merged. compose: text is normalised to NFC first.
     """
 
     pattern: str | None = None
@@ -45,10 +45,10 @@ class _Splitting:
     add_bos: bool = False
 
 
-def _words_and_digits(most_digits: str) -> str:
-    """The pattern that Llama 3 and Qwen share but for how many digits stay together."""
+def _words_and_digits(digit_count: str) -> str:
+    """The pattern of Llama 3 and Qwen, which differ only in how many digits stay together."""
     return (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + most_digits
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + digit_count
         + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )  # fmt: skip
 
@@ -73,9 +73,9 @@ def read_gguf_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerSett
 
 
 def tokenizer_of(file: GgufFile) -> tuple[tokenizers.Tokenizer, TokenizerSettings]:
-    """The tokenizer of an open GGUF file and what goes with it: special tokens, chat template.
+    """The tokenizer of an open GGUF file, its special tokens and its chat template.
 
-    Raises ModelError that names a kind of vocabulary or of splitting that is not supported.
+    Raises ModelError that names an unsupported kind of vocabulary or of splitting.
     """
     tokens: list[str] = file.require("tokenizer.ggml.tokens")
     types: list[int] = file.get("tokenizer.ggml.token_type", [TokenType.NORMAL] * len(tokens))
@@ -104,7 +104,7 @@ _Builder = Callable[[GgufFile, list[str], list[int]], tuple[tokenizers.Tokenizer
 
 
 def _builder(file: GgufFile) -> _Builder:
-    """What builds this kind of vocabulary, and says whether a BOS is added by default."""
+    """The function that builds this kind of vocabulary; it returns whether a BOS is added by default."""
     match file.require("tokenizer.ggml.model"):
         case "gpt2":
             return _byte_level
@@ -115,10 +115,10 @@ def _builder(file: GgufFile) -> _Builder:
 
 
 def _core(file: GgufFile, build: Callable[[], models.BPE]) -> tokenizers.Tokenizer:
-    """A tokenizer around the merges. Raises ModelError when these do not fit the tokens."""
+    """A tokenizer with these merges. Raises ModelError if they do not match the tokens."""
     try:
         return tokenizers.Tokenizer(build())
-    except Exception as error:  # the library raises bare Exception
+    except Exception as error:  # the library raises plain Exception
         raise ModelError(f"{file.path} has a tokenizer whose merges do not fit its tokens: {error}") from None
 
 
@@ -169,7 +169,7 @@ def _sentencepiece(file: GgufFile, tokens: list[str], types: list[int]) -> tuple
 
 
 def _merges_by_score(pieces: dict[str, float]) -> list[tuple[str, str]]:
-    """Sentencepiece's scores as the ranked merges that BPE wants: the better the joined piece, the earlier.
+    """Sentencepiece's scores as the ranked merges of BPE: the higher the score of the joined piece, the earlier.
 
     Source: Kudo and Richardson, arXiv:1808.06226; its BPE joins the neighbours whose piece scores best.
     """

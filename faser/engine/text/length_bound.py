@@ -1,7 +1,7 @@
-"""How short a text can come out in tokens, without tokenising it.
+"""LengthBound: a lower bound of the number of tokens of a text, without tokenising it.
 
-Reads off a tokenizer what one token covers at most and what costs no token at all, so that a prompt far
-too long is refused in the time it takes to count its bytes.
+Derived from the most bytes that one token covers and from the bytes that cost no token. A prompt that is far
+too long can so be refused in the time that counting its bytes takes.
 """
 
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from tokenizers import models
 
 from faser.engine.text.token_spelling import BYTE_OF_CHAR, TokenSpelling, component_steps
 
-# The most that composing (Unicode NFC) can shrink UTF-8: the Kelvin sign, 3 bytes, becomes the letter K;
+# The largest factor by which Unicode NFC shrinks UTF-8: the Kelvin sign, 3 bytes, becomes the letter K;
 # three Hangul jamo, 9 bytes, one syllable of 3.
-_NFC_SHRINKS = 3
+_NFC_SHRINK_FACTOR = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBound:
-    """bytes_per_token: the most UTF-8 that one token covers; None if there is no limit.
+    """bytes_per_token: the most bytes of UTF-8 that one token covers; None: there is no limit.
 
-    free_bytes: bytes that cost no token, because the vocabulary lacks them and they are dropped.
-    free_spaces: white space costs nothing, because some added token swallows what stands beside it.
+    free_bytes: bytes that cost no token, because the vocabulary lacks them and the tokenizer drops them.
+    free_spaces: white space costs no token, because an added token absorbs adjacent white space.
     """
 
     bytes_per_token: int | None
@@ -32,7 +32,7 @@ class LengthBound:
     def of(cls, core: tokenizers.Tokenizer, spelling: TokenSpelling) -> "LengthBound":
         vocabulary = core.get_vocab(with_added_tokens=True)
         added = core.get_added_tokens_decoder().values()
-        shrinks = _most_shrinking(core)
+        shrinks = _shrink_factor(core)
         if shrinks is None or not isinstance(core.model, models.BPE) or not _spells_or_drops(core, spelling):
             return cls(bytes_per_token=None)
         # Matched as written: all of sentencepiece (U+2581 in a text is 3 bytes, and one space), and added tokens.
@@ -47,7 +47,7 @@ class LengthBound:
         )
 
     def min_tokens(self, text: str) -> int:
-        """A number of tokens that the text cannot fall below; 0 where that is not known."""
+        """A lower bound of the number of tokens; 0 if there is no better one."""
         if self.bytes_per_token is None:
             return 0
         kept = "".join(text.split()) if self.free_spaces else text
@@ -56,20 +56,20 @@ class LengthBound:
 
 
 def _spells_or_drops(core: tokenizers.Tokenizer, spelling: TokenSpelling) -> bool:
-    """Whether no run of characters melts into one unknown token."""
+    """Whether every character is spelled or dropped, so that none become part of an unknown token."""
     if spelling.byte_level:
         return core.model.unk_token is None
     vocabulary = core.get_vocab(with_added_tokens=True)
     return core.model.byte_fallback and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
 
 
-def _most_shrinking(core: tokenizers.Tokenizer) -> int | None:
-    """By what factor text can lose bytes before it is split into tokens; None for without limit."""
+def _shrink_factor(core: tokenizers.Tokenizer) -> int | None:
+    """The largest factor by which text loses bytes before it is split into tokens; None: no limit."""
     factor = 1
     for step in component_steps(core.normalizer, "normalizers"):
         match step:
             case {"type": "NFC"}:
-                factor *= _NFC_SHRINKS
+                factor *= _NFC_SHRINK_FACTOR
             case {"type": "Prepend"}:
                 pass
             case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:

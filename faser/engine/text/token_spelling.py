@@ -1,6 +1,6 @@
-"""How a vocabulary spells bytes: from a token as it is written in the file to the bytes it stands for.
+"""TokenSpelling: from a token as the vocabulary writes it to the bytes that it represents.
 
-Two spellings are known. Byte-level BPE (GPT-2's) writes every byte as one printable character.
+Two spellings are supported. Byte-level BPE (GPT-2's) writes every byte as one printable character.
 Sentencepiece writes a space as U+2581 and a byte outside the vocabulary as <0xE2>.
 """
 
@@ -20,9 +20,10 @@ BYTE_OF_CHAR = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): b for i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSpelling:
-    """One vocabulary's spelling. replacements: (written, meant), in order. byte_fallback: <0xE2> is a byte.
+    """The spelling of one vocabulary. byte_fallback: <0xE2> is a byte.
 
-    leading_spaces: how many spaces at the start of a text the tokenizer itself put there.
+    replacements: (written, meant), in order of application.
+    leading_spaces: number of spaces that the tokenizer adds at the start of a text.
     """
 
     byte_level: bool = False
@@ -32,7 +33,7 @@ class TokenSpelling:
 
     @classmethod
     def of(cls, core: tokenizers.Tokenizer) -> "TokenSpelling":
-        """Read it from the vocabulary's decoder. Raises ModelError for a decoder that does more than spell."""
+        """The spelling that the tokenizer's decoder describes. Raises ModelError for an unsupported decoder."""
         byte_level = byte_fallback = False
         replacements: list[tuple[str, str]] = []
         leading_spaces = 0
@@ -66,11 +67,11 @@ class TokenSpelling:
         )
 
     def token_bytes(self, token: str) -> bytes:
-        """Bytes that a token, as the vocabulary writes it, stands for."""
+        """The bytes of a token, which is written as in the vocabulary."""
         if self.byte_level:
             try:
                 return bytes([BYTE_OF_CHAR[char] for char in token])
-            except KeyError:  # an added token, written as it is
+            except KeyError:  # an added token, written literally
                 return token.encode("utf-8")
         if self.byte_fallback and (byte := _fallback_byte(token)) is not None:
             return bytes([byte])
@@ -80,7 +81,7 @@ class TokenSpelling:
 
 
 def _fallback_byte(token: str) -> int | None:
-    """The byte that <0xE2> stands for; None for every other token."""
+    """The byte of a token such as <0xE2>; None for any other token."""
     if len(token) != len("<0xE2>") or not token.startswith("<0x") or not token.endswith(">"):
         return None
     try:
@@ -90,7 +91,7 @@ def _fallback_byte(token: str) -> int | None:
 
 
 def component_steps(component: Any, sequence_key: str) -> list[dict[str, Any]]:
-    """A component of the tokenizers library as the plain steps it is made of; none for None."""
+    """The steps of a component of the tokenizers library, sequences flattened; empty for None."""
     if component is None:
         return []
     return _flatten(json.loads(component.__getstate__()), sequence_key)

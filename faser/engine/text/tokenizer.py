@@ -1,8 +1,7 @@
-"""Text to token ids and back: a checkpoint's tokenizer, with the exact bytes of every token.
+"""Tokenizer: text to token ids and back, with the exact bytes of every token.
 
-Owns how a token is spelled: byte-level BPE, or sentencepiece with byte fallback. Knows neither the model
-nor HTTP, and loads no torch. Decoding is joining the tokens' bytes and reading them as UTF-8, so text cut
-at any token border joins to the same text.
+Decoding joins the bytes of the tokens and reads them as UTF-8, so text cut between any two tokens joins to the
+same text. Knows neither the model nor HTTP.
 """
 
 from collections.abc import Sequence
@@ -17,14 +16,14 @@ from faser.errors import ModelError, RequestError
 
 
 class Tokenizer:
-    """A vocabulary in use. Reading only: threads may share one.
+    """A checkpoint's tokenizer. Immutable, so threads may share it.
 
-    vocab_size: one more than the highest token id, added tokens included. base_vocab_size: without them.
-    leading_spaces: how many spaces at the very start of a text are the tokenizer's own and not the text's.
+    vocab_size: the highest token id plus one, added tokens included. base_vocab_size: without added tokens.
+    leading_spaces: number of spaces that the tokenizer adds at the start of a text.
     """
 
     def __init__(self, core: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
-        """Take core over and add the special tokens to it. Raises ModelError for an unknown kind of decoder."""
+        """Takes over core and adds the special tokens to it. Raises ModelError for an unsupported decoder."""
         self._core = core
         core.no_truncation()
         core.no_padding()
@@ -46,13 +45,13 @@ class Tokenizer:
         self._length_bound = LengthBound.of(core, spelling)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; special tokens spelled out in it become themselves.
+        """Token ids of a text. Special tokens written out in the text are recognised.
 
-        add_special_tokens: also put what the checkpoint wants around a text, such as a BOS.
-        Raises RequestError for a lone surrogate: such a text has no UTF-8.
+        add_special_tokens: also add the tokens with which the checkpoint begins or ends a text, such as BOS.
+        Raises RequestError for a lone surrogate, which has no UTF-8.
         """
         try:
-            # As a batch of one: encode() would keep the interpreter's lock, and every other request waiting.
+            # A batch of one, because encode() holds the interpreter lock and would block all other requests.
             (encoded,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             ids: list[int] = encoded.ids
         except TypeError:
@@ -63,39 +62,39 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids; U+FFFD where their bytes are no UTF-8. Ids without a token decode to nothing."""
+        """Text of token ids; U+FFFD replaces bytes that are not UTF-8. Ids without a token are skipped."""
         special = self._special if skip_special_tokens else frozenset()
         text = b"".join(self.token_bytes(each) for each in ids if each not in special).decode("utf-8", "replace")
         return strip_leading(text, self.leading_spaces)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Exact bytes of a token, part of a code point or not; empty for an id that has no token."""
+        """The exact bytes of a token, which may be part of a code point; empty for an id without a token."""
         return self._bytes[token_id] if 0 <= token_id < self.vocab_size else b""
 
     def token_text(self, token_id: int) -> str:
-        """A token alone, as text; U+FFFD stands for a part of a code point."""
+        """The text of a single token; U+FFFD replaces part of a code point."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_id(self, token: str) -> int | None:
-        """Id of a token as the vocabulary spells it, or None."""
+        """The id of a token, spelled as in the vocabulary; None: there is no such token."""
         token_id: int | None = self._core.token_to_id(token)
         return token_id
 
     def is_special(self, token_id: int) -> bool:
-        """Whether skip_special_tokens leaves this one out."""
+        """Whether skip_special_tokens leaves the token out."""
         return token_id in self._special
 
     def min_tokens(self, text: str) -> int:
-        """A number of tokens that encode(text) cannot fall below, found without tokenising.
+        """A lower bound of len(encode(text)), found without tokenising.
 
-        The text's UTF-8 length over what one token covers at most. 0 where that is not known, because the
-        tokenizer can drop or merge text without limit.
+        The UTF-8 length of the text divided by the most that one token covers. 0 for a tokenizer that can drop or
+        merge text without limit.
         """
         return self._length_bound.min_tokens(text)
 
 
 def strip_leading(text: str, limit: int) -> str:
-    """text without its first spaces, at most limit of them."""
+    """text without its leading spaces, of which at most limit are removed."""
     spaces = len(text) - len(text.lstrip(" "))
     return text[min(spaces, limit) :]
 
@@ -103,7 +102,7 @@ def strip_leading(text: str, limit: int) -> str:
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a checkpoint directory or of a .gguf file.
 
-    Raises ModelError that names the file: missing, broken, or of a kind that is not supported.
+    Raises ModelError that names the file if it is missing, broken or unsupported.
     """
     if path.is_file():
         from faser.engine.text.gguf_tokenizer import read_gguf_tokenizer  # imports the gguf library
@@ -112,11 +111,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
     vocabulary_path = path / "tokenizer.json"
     if not vocabulary_path.is_file():
         found = next((name for name in ("tokenizer.model", "tekken.json") if (path / name).is_file()), None)
-        beside = f"; {found} alone is not enough, convert it to tokenizer.json" if found else ""
-        raise ModelError(f"{path} has no tokenizer.json{beside}")
+        advice = f"; {found} alone is not enough, convert it to tokenizer.json" if found else ""
+        raise ModelError(f"{path} has no tokenizer.json{advice}")
     try:
         core = tokenizers.Tokenizer.from_file(str(vocabulary_path))
-    except Exception as error:  # the library raises bare Exception for every kind of damage
+    except Exception as error:  # the library raises plain Exception for any damage
         raise ModelError(f"{vocabulary_path} is not a usable tokenizer: {error}") from None
     try:
         return Tokenizer(core, read_settings(path))

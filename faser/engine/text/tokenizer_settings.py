@@ -28,7 +28,7 @@ class TokenizerSettings:
 
 
 def read_settings(directory: Path) -> TokenizerSettings:
-    """Settings from tokenizer_config.json; special_tokens_map.json fills in what it leaves open."""
+    """The settings in tokenizer_config.json; special_tokens_map.json provides those that it lacks."""
     merged = _read_object(directory / "special_tokens_map.json") | _read_object(
         directory / "tokenizer_config.json"
     )
@@ -45,7 +45,7 @@ def read_settings(directory: Path) -> TokenizerSettings:
 
 
 def _declared_tokens(merged: dict[str, Any]) -> list[Any]:
-    """Tokens that the settings declare, in the order in which those that are new get their ids."""
+    """The tokens that the settings declare. Tokens new to the vocabulary get their ids in this order."""
     by_id = sorted((merged.get("added_tokens_decoder") or {}).items(), key=lambda entry: int(entry[0]))
     extra = merged.get("additional_special_tokens") or merged.get("extra_special_tokens") or []
     return [
@@ -56,7 +56,7 @@ def _declared_tokens(merged: dict[str, Any]) -> list[Any]:
 
 
 def _added_token(entry: Any) -> AddedToken | None:
-    """A token written as a string or as an object with its flags; None for anything else."""
+    """A token declared as a string or as an object with flags; None for anything else."""
     if isinstance(entry, str):
         return AddedToken(entry, special=True, normalized=False)
     if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
@@ -73,7 +73,7 @@ def _content(entry: Any) -> str | None:
 
 
 def _read_chat_template(directory: Path, configured: Any) -> str | dict[str, str] | None:
-    """The template file if there is one, else the configured text or list of named texts."""
+    """The template file if it exists, else the configured template or named templates."""
     named = {each["name"]: each["template"] for each in configured} if isinstance(configured, list) else {}
     named |= {
         path.stem: path.read_text("utf-8") for path in sorted(directory.glob("additional_chat_templates/*.jinja"))
@@ -87,7 +87,7 @@ def _read_chat_template(directory: Path, configured: Any) -> str | dict[str, str
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where the file does not exist."""
+    """The JSON object in a file; empty if the file does not exist."""
     if not path.is_file():
         return {}
     try:
@@ -95,5 +95,5 @@ def _read_object(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ModelError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ModelError(f"{path} holds a {type(content).__name__}; it must be a JSON object")
+        raise ModelError(f"{path} contains a {type(content).__name__}; it must be a JSON object")
     return content

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser.api.serving.prediction import Fate
+from faser.api.serving.prediction import PredictionUsage
 from tests.fake_engine import MAX_MODEL_LEN, FakeEngine
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -79,7 +79,7 @@ def test_the_fate_is_that_of_every_place_of_the_prediction(
     predicted: list[int], answers: list[list[list[int]]]
 ) -> None:
     """Oracle: for every place, all runs around it, looked for in the whole answer. Answers come in pieces."""
-    fate = Fate(tuple(predicted))
+    fate = PredictionUsage(tuple(predicted))
     run = max(1, min(3, len(predicted)))
     accepted = 0
     for name, pieces in enumerate(answers):

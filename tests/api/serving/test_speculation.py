@@ -11,7 +11,7 @@ from faser.api.serving.speculation_report import acceptance
 from faser.config.speculation import SpeculationConfig
 from faser.types import Slo, SpeculationParams, SpeculationSummary
 from tests.api.server import http_client, openai_client, serving, settings
-from tests.api.serving.test_stream import events
+from tests.api.serving.test_event_stream import events
 from tests.fake_engine import FakeEngine, saying
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -13,7 +13,7 @@ from benchmarks.simulator.record import Session, record
 from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.trace import Trace
 from faser.bench.policy_spec import parse_policy
-from faser.bench.prompts import Prompt
+from faser.bench.prompts import BenchPrompt
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.executor import LaunchedStep
 from faser.engine.contract.plan import (
@@ -162,7 +162,7 @@ def engine_of(drafter: Drafter, *, eos_at: int | None = None, num_blocks: int = 
     return Engine(scheduler, ScriptedTarget(drafter, eos_at=eos_at))
 
 
-PROMPTS = [Prompt(token_ids=(number, 0, 0), category=f"kind {number}") for number in range(1, 7)]
+PROMPTS = [BenchPrompt(token_ids=(number, 0, 0), category=f"kind {number}") for number in range(1, 7)]
 SESSION = Session(model="m", drafter="ngram", max_tokens=CAP, output_tokens=20, seed=3)
 
 

@@ -147,7 +147,7 @@ def test_a_key_is_never_shown_in_a_problem() -> None:
 @pytest.mark.parametrize(
     "text, problem",
     [
-        ("- 1", "it must hold keys and values, like port: 8000"),
+        ("- 1", "it must contain keys and values, like port: 8000"),
         ("a: [", "it is not YAML"),
         ("port: {a: 1}", "it must be a whole number"),
         ("host: [a, 1]\nport: null", ""),

@@ -1,4 +1,4 @@
-"""The whole of it: a tiny model served by a real process, and talked to in this one's stead."""
+"""`faser serve` with a tiny model, in a process of its own."""
 
 import re
 import signal
@@ -8,9 +8,7 @@ import threading
 from pathlib import Path
 
 import httpx
-import pytest
 
-from faser.cli.main import main
 from faser.cli.serve.command import SYNTHETIC_BANNER
 
 
@@ -47,12 +45,6 @@ def test_a_served_model_answers_and_a_signal_ends_it(tiny_checkpoint: Path) -> N
         watchdog.cancel()
         process.kill()
         process.communicate()
-
-
-def test_a_model_loaded_here_can_be_talked_to(tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--in-process", "--backend", "torch", "--max-tokens", "4", "--temperature", "0", "--quick", "hello"]
-    assert main(["chat", str(tiny_checkpoint), *flags]) == 0
-    assert capsys.readouterr().out.endswith("\n")
 
 
 def test_warnings_and_the_synthetic_banner_come_before_the_model_is_loaded(tiny_checkpoint: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from faser.engine.text.detokenizer import Detokenizer, Piece
+from faser.engine.text.detokenizer import DetokenizedText, Detokenizer
 from faser.engine.text.tokenizer import Tokenizer
 from faser.engine.text.tokenizer_settings import TokenizerSettings
 from tests.engine.text.vocabularies import byte_level_core, sentencepiece_core
@@ -85,7 +85,7 @@ def test_pieces_join_to_the_text_decoded_at_once_and_cut_at_the_stop(
     subject = detokenizer(
         tokenizer, stop=stop, include_stop=include, skip_special_tokens=skip, min_tokens=min_tokens
     )
-    pieces: list[Piece] = []
+    pieces: list[DetokenizedText] = []
     for at, push in enumerate(pushes):
         pieces.append(subject.push(push, finished=at == len(pushes) - 1))
         if pieces[-1].stop is not None:
@@ -178,14 +178,16 @@ def test_the_first_word_keeps_its_space_when_it_continues_a_prompt() -> None:
 def test_tokens_behind_the_one_that_completes_the_stop_do_not_count() -> None:
     ids = tuple(BYTE_LEVEL.encode("x", add_special_tokens=False)[0] for _ in range(5))
     piece = detokenizer(stop=("xx",)).push(ids, finished=False)
-    assert piece == Piece(text="", stop="xx", num_tokens=2)
+    assert piece == DetokenizedText(text="", stop="xx", num_tokens=2)
 
 
 def test_a_stop_across_token_borders_is_cut_exactly() -> None:
     ids = [tuple(BYTE_LEVEL.encode(part)) for part in ("one EN", "D", " two")]
     subject = detokenizer(stop=("END",))
     assert subject.push(ids[0], finished=False).text == "one "
-    assert subject.push(ids[1] + ids[2], finished=False) == Piece(text="", stop="END", num_tokens=len(ids[1]))
+    assert subject.push(ids[1] + ids[2], finished=False) == DetokenizedText(
+        text="", stop="END", num_tokens=len(ids[1])
+    )
     kept = detokenizer(stop=("END",), include_stop=True)
     assert kept.push(ids[0] + ids[1], finished=False).text == "one END"
 

@@ -1,4 +1,4 @@
-"""From the messages of a chat to the text of a prompt, through the model's chat template."""
+"""ChatRenderer: checks the messages of a chat and renders them as a prompt, with the model's chat template."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,21 +8,21 @@ from faser.api.templates.chat_template import ChatTemplate, choose_template
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
 
-_ASKS_NOTHING: tuple[Any, ...] = ("none", [])
+_NEUTRAL: tuple[Any, ...] = ("none", [])
 
 
-class Conversation:
-    """The one template of a server. Rendering has no state: threads may share it."""
+class ChatRenderer:
+    """The chat template of a server. Rendering has no state, so threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer, override: str | None) -> None:
         """override: replaces the model's template. Raises ModelError if the template does not compile."""
-        self._missing: RequestError | None = None
+        self._no_template: RequestError | None = None
         try:
             self._source = (
                 override if override is not None else choose_template(tokenizer.chat_template, with_tools=False)
             )
         except RequestError as error:
-            self._missing, self._source = error, ""
+            self._no_template, self._source = error, ""
         self._template = ChatTemplate(self._source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
 
     def render(
@@ -32,19 +32,19 @@ class Conversation:
         add_generation_prompt: bool | None,
         continue_final_message: bool | None,
         template_kwargs: Mapping[str, Any] | None,
-        named: Mapping[str, Any],
+        template_fields: Mapping[str, Any],
     ) -> str:
-        """The prompt. named: fields of the request that only a template can honour; None is absent.
+        """The prompt. template_fields: fields of the request that only a template can use; None is absent.
 
-        Raises RequestError: there is no template, it refuses the messages, or does not know a named field.
+        Raises RequestError: there is no template, it refuses the messages, or does not use a given field.
         """
-        if self._missing is not None:
-            raise RequestError(str(self._missing), param="messages")
-        given = {name: value for name, value in named.items() if value is not None}
+        if self._no_template is not None:
+            raise RequestError(str(self._no_template), param="messages")
+        given = {name: value for name, value in template_fields.items() if value is not None}
         for name, value in given.items():
-            if name not in self._source and value not in _ASKS_NOTHING:
+            if name not in self._source and value not in _NEUTRAL:
                 raise RequestError(
-                    f"`{name}` is not supported: this model's chat template has no use for it", param=name
+                    f"`{name}` is not supported: this model's chat template does not use it", param=name
                 )
         continues = bool(continue_final_message)
         return self._template.render(
@@ -55,7 +55,7 @@ class Conversation:
         )
 
     def _known_role(self, message: dict[str, Any]) -> dict[str, Any]:
-        """OpenAI renamed system to developer; templates written before call it system."""
+        """OpenAI renamed the role system to developer; older templates know only system."""
         if message["role"] != "developer" or "developer" in self._source:
             return message
         return {**message, "role": "system"}

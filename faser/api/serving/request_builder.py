@@ -1,4 +1,4 @@
-"""From a checked body to a Job: what chat and text completions have in common."""
+"""From a checked body to its GenerationHandler: the steps that chats and completions share."""
 
 import time
 import uuid
@@ -8,25 +8,25 @@ from fastapi import Request as HttpRequest
 
 from faser.api.middleware.request_id import get_request_id, set_request_id
 from faser.api.protocol.common import GenerationBody
-from faser.api.protocol.fields import Refusal
+from faser.api.protocol.unsupported_fields import UnsupportedField
 from faser.api.serving.formatter import AnswerFormatter
 from faser.api.serving.handler import GenerationHandler, Streaming
-from faser.api.serving.prompts import Prompt, PromptRules
+from faser.api.serving.prompts import TokenizationRules, TokenizedPrompt
 from faser.api.serving.service import Service
 from faser.api.serving.settings import ApiSettings
-from faser.api.serving.speculation import speculation_params
+from faser.api.serving.speculation_params import speculation_params
 from faser.errors import RequestError
 from faser.types import ModelInfo, Request, SamplingParams
 
 
-def check_shared(
-    service: Service, body: GenerationBody, http: HttpRequest, refused: Mapping[str, Refusal]
+def check_shared_fields(
+    service: Service, body: GenerationBody, http: HttpRequest, unsupported: Mapping[str, UnsupportedField]
 ) -> ModelInfo:
-    """Everything about a body that needs neither its prompt nor its sampling.
+    """Check the fields that concern neither the prompt nor sampling, and that the engine is ready.
 
-    Raises RequestError, or NotReadyError if the engine takes no requests now.
+    Raises RequestError, or NotReadyError if the engine accepts no requests now.
     """
-    service.fields.check(body.model_extra, refused)
+    service.fields.check(body.model_extra, unsupported)
     if body.request_id is not None:
         set_request_id(http.scope, body.request_id, "request_id")
     service.model_name(body.model)
@@ -38,11 +38,13 @@ def check_shared(
     return service.ready_info()
 
 
-def prompt_rules(body: GenerationBody, info: ModelInfo, *, field: str, add_special_tokens: bool) -> PromptRules:
-    """field: where the prompt comes from. add_special_tokens: where the body does not say."""
+def tokenization_rules(
+    body: GenerationBody, info: ModelInfo, *, field: str, add_special_tokens: bool
+) -> TokenizationRules:
+    """field: the body's field with the prompt. add_special_tokens: the route's default."""
     truncate = info.max_model_len if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens
     given = body.add_special_tokens
-    return PromptRules(
+    return TokenizationRules(
         limit=info.max_model_len,
         field=field,
         add_special_tokens=add_special_tokens if given is None else given,
@@ -50,19 +52,19 @@ def prompt_rules(body: GenerationBody, info: ModelInfo, *, field: str, add_speci
     )
 
 
-def check_room(service: Service, num_prompts: int, sampling: SamplingParams) -> None:
-    """Raises RequestError for more samples than the server ever holds: trying again would not help."""
-    wanted, room = num_prompts * sampling.n, service.engine.max_samples
-    if num_prompts > 1 and wanted > room:
+def check_capacity(service: Service, num_prompts: int, sampling: SamplingParams) -> None:
+    """Raises RequestError for more samples than the server can ever hold: a retry would not help."""
+    num_samples, limit = num_prompts * sampling.n, service.engine.max_samples
+    if num_prompts > 1 and num_samples > limit:
         raise RequestError(
-            f"prompt has {num_prompts} prompts and n is {sampling.n}, together {wanted} samples; this server "
-            f"holds at most {room}",
+            f"prompt has {num_prompts} prompts and n is {sampling.n}, together {num_samples} samples; this server "
+            f"holds at most {limit}",
             param="prompt",
         )
 
 
-def read_streaming(body: GenerationBody, *, force_usage: bool) -> Streaming | None:
-    """None: one JSON answer. Raises RequestError for options without a stream."""
+def read_stream_options(body: GenerationBody, *, force_usage: bool) -> Streaming | None:
+    """None: the body asks for one JSON answer. Raises RequestError for stream_options without stream."""
     options = body.stream_options
     if not body.stream:
         if options is not None:
@@ -83,25 +85,25 @@ def read_streaming(body: GenerationBody, *, force_usage: bool) -> Streaming | No
     )
 
 
-def build_job(
+def build_handler(
     service: Service,
     http: HttpRequest,
     body: GenerationBody,
-    shape: AnswerFormatter,
-    prompts: Sequence[Prompt],
+    formatter: AnswerFormatter,
+    prompts: Sequence[TokenizedPrompt],
     sampling: SamplingParams,
     predicted: tuple[int, ...] | None,
     arrival_s: float,
 ) -> GenerationHandler:
-    """predicted: of the body's prediction. arrival_s: when the body was there, on time.monotonic()."""
+    """predicted: token ids of the body's prediction. arrival_s: time.monotonic() when the body was complete."""
     request_id = get_request_id(http.scope)
-    # Callers choose their ids and may choose the same twice; the engine needs unique ones.
+    # Clients choose request ids and may repeat one; the engine needs unique ids.
     unique = uuid.uuid4().hex[:12]
     settings = service.settings
     speculation = speculation_params(body.speculative, http.headers, settings.speculation)
     requests = tuple(
         Request(
-            request_id=f"{request_id}-{unique}-{at}",
+            request_id=f"{request_id}-{unique}-{index}",
             prompt_token_ids=prompt.token_ids,
             sampling=sampling,
             priority=body.priority or 0,
@@ -110,24 +112,25 @@ def build_job(
             speculation=speculation,
             predicted_token_ids=predicted or (),
         )
-        for at, prompt in enumerate(prompts)
+        for index, prompt in enumerate(prompts)
     )
     return GenerationHandler(
+        service=service,
         request_id=request_id,
         requests=requests,
         prompts=tuple(prompts),
-        shape=shape,
+        formatter=formatter,
         envelope={
-            "id": f"{shape.id_prefix}{request_id}",
+            "id": f"{formatter.id_prefix}{request_id}",
             "created": int(time.time()),
             "model": service.model_name(body.model),
             "system_fingerprint": _fingerprint(settings),
         },
-        streaming=read_streaming(body, force_usage=settings.force_include_usage),
+        streaming=read_stream_options(body, force_usage=settings.force_include_usage),
         predicted=predicted,
     )
 
 
 def _fingerprint(settings: ApiSettings) -> str:
-    """Answers made with synthetic acceptance are not the model's, and say so."""
+    """With synthetic acceptance the answers are not the model's; the fingerprint says so."""
     return f"faser-{settings.version}{'-synthetic' if settings.speculation.synthetic else ''}"

@@ -12,11 +12,11 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from faser.api.middleware.disconnect import while_connected
+from faser.api.serving.disconnect import while_connected
 
 DONE = b"data: [DONE]\n\n"
 
-# Proxies must pass events on as they come.
+# Proxies must forward each event at once.
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 _encode = msgspec.json.Encoder().encode
@@ -28,9 +28,9 @@ def event(payload: Any) -> bytes:
 
 
 class ChunkWriter:
-    """Chunks of one answer. What they share is written once, when this is built.
+    """Writes the chunks of one answer. Encodes the fields that all chunks share only once.
 
-    envelope: the fields around choices. with_usage: whether chunks have a usage field at all.
+    envelope: the fields around `choices`. with_usage: every chunk has a usage field.
     """
 
     def __init__(self, envelope: dict[str, Any], *, with_usage: bool) -> None:
@@ -38,20 +38,20 @@ class ChunkWriter:
         self._no_usage = b',"usage":null}\n\n' if with_usage else b"}\n\n"
 
     def chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
-        """usage: None where it is not told."""
+        """usage: None writes null, or no field if the stream has no usage."""
         tail = self._no_usage if usage is None else b',"usage":' + _encode(usage) + b"}\n\n"
         return self._head + _encode(choices) + tail
 
     def last(self, fields: dict[str, Any]) -> bytes:
-        """The chunk without choices that ends an answer. fields: what stands in it, usage first."""
+        """The chunk without choices that ends an answer. fields: its own fields, usage first."""
         return self._head + b"[]," + _encode(fields)[1:] + b"\n\n"
 
 
 class EventStream(StreamingResponse):
-    """Sends events until they end or the client leaves, which closes their generator at once."""
+    """Sends events until they end or the client disconnects; either closes their generator at once."""
 
     def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
-        """first: already taken from the generator, to know that there is an answer; rest: what follows."""
+        """first: the first events, already taken from the generator. rest: the generator."""
         super().__init__(_after(first, rest), media_type="text/event-stream", headers=_HEADERS)
         self._rest = rest
 

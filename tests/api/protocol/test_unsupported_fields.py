@@ -8,7 +8,7 @@ import pytest
 
 from faser.api.protocol.chat import ChatBody
 from faser.api.protocol.completions import CompletionBody
-from faser.api.protocol.fields import HINTS, REFUSED_IN_CHAT, REFUSED_IN_TEXT
+from faser.api.protocol.unsupported_fields import HINTS, UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_COMPLETIONS
 from tests.api.server import http_client, serving, settings
 from tests.fake_engine import FakeEngine
 
@@ -20,7 +20,7 @@ BODIES: dict[str, dict[str, Any]] = {CHAT: {"messages": HI}, TEXT: {"prompt": "h
 @pytest.mark.parametrize("route", [CHAT, TEXT])
 @pytest.mark.parametrize("strict", [False, True])
 def test_null_is_the_same_as_absent_in_every_known_field(route: str, strict: bool) -> None:
-    refused = REFUSED_IN_CHAT if route == CHAT else REFUSED_IN_TEXT
+    refused = UNSUPPORTED_IN_CHATS if route == CHAT else UNSUPPORTED_IN_COMPLETIONS
     declared = (ChatBody if route == CHAT else CompletionBody).model_fields
     nulls = dict.fromkeys([*declared, *refused, *HINTS])
     with serving(FakeEngine(), settings(strict=strict)) as url, http_client(url) as http:

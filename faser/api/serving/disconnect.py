@@ -1,4 +1,4 @@
-"""Work that is only worth doing while its client is there."""
+"""Cancels work whose client has disconnected."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -13,19 +13,19 @@ _T = TypeVar("_T")
 async def while_connected(work: Coroutine[Any, Any, _T], receive: Receive) -> _T:
     """The result of work. receive: of a request whose body has been read.
 
-    Raises ClientDisconnect when the client leaves first; work has been cancelled and has cleaned up then.
+    Raises ClientDisconnect if the client disconnects first, after work has been cancelled and has cleaned up.
     """
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(receive))
+    disconnecting = asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, disconnecting}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientDisconnect
         return working.result()
     finally:
         working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        disconnecting.cancel()
+        await asyncio.gather(working, disconnecting, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:
