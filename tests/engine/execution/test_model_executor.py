@@ -1,7 +1,7 @@
 """An executor over a small model, plan by plan. Oracle: one token at a time, by the largest logit."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,12 +23,12 @@ from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExec
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.engine.execution.sampling.token_samplers import SampledTokens
 from faser.engine.execution.verification_forward import PlainForward, VerificationForward
 from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
 from faser.engine.execution.verifiers.verifier import AcceptanceResult
 from faser.kernels.torch.backend import TorchBackend
 from faser.types import PruneStats, SamplingParams
+from tests.engine.execution.greedy_sampler import GreedySampler
 from tests.engine.execution.pruning.pruning_world import NUM_SLOTS, make_runner, write_pair
 
 PROMPT = (11, 12, 13, 14, 15)
@@ -98,24 +98,6 @@ class LastTokenCutter:
     ) -> None:
         assert len(self.learned) < len(self.top_ids), "a step is learned from before it has run"
         self.learned += [(acceptance[each.slot].token_ids, overlapped) for each in rows]
-
-
-@dataclass
-class Pending:
-    tokens: Tensor
-
-    def wait(self) -> SampledTokens:
-        return SampledTokens(token_ids=self.tokens.numpy())
-
-
-class GreedySampler:
-    """A TokenSampler of largest logits. The runner that has it drafts nothing."""
-
-    def take(self, logits: Tensor, _requests: object) -> Pending:
-        return Pending(logits.argmax(-1))
-
-    def guess(self, _logits: Tensor, _requests: object, _window: float) -> Pending:
-        raise NotImplementedError
 
 
 @pytest.fixture(scope="module")
