@@ -112,7 +112,7 @@ class World:
         unverified: Mapping[int, tuple[int, ...]] | None = None,
         until: Callable[[], bool] | None = None,
     ) -> Proposals:
-        """Drafts of at most requests[slot] tokens. unverified: the tokens that the drafts of some slots continue."""
+        """Drafts of at most requests[slot] tokens. unverified: the tokens that drafts of slots continue."""
         given = {slot: () if unverified is None else unverified.get(slot, ()) for slot in requests}
         for slot, count in requests.items():
             self._grow(slot, len(self.lines[slot].token_ids) + len(given[slot]) + count)

@@ -1,8 +1,8 @@
 """Drafts looked up natively. Oracle: the drafters in Python, for every draft and every bit of its confidences.
 
 Planted bugs that these tests have caught: unverified tokens stay, are indexed, or are scanned from the wrong end;
-ties to the earliest; other shares, scores, limits and doubt; the corpus ignores salts, remembers prompts, reads what is
-forgotten or ignores its bounds; occurrences of a shorter context count.
+ties to the earliest; other shares, scores, limits and doubt; the corpus ignores salts, remembers prompts, reads
+forgotten text or ignores its bounds; occurrences of a shorter context count.
 """
 
 import random
