@@ -1,4 +1,4 @@
-"""Every error FASER raises on purpose, on one page; each class says whose fault it is.
+"""Every error that FASER raises on purpose. Each class says who is at fault: operator, caller, load or FASER.
 
     FaserError
     ├── ConfigError            the operator's: a flag, a file, a checkpoint      → exit status 2
@@ -9,16 +9,16 @@
     ├── NotReadyError          ours or the load's: loading, draining, dead       → 503 + Retry-After
     └── EngineError            ours: the engine died or a bug struck             → 500
 
-Foreign exceptions are translated into these once, at the seam where they appear.
+Exceptions of libraries are translated into these once, where the library is called.
 """
 
 
 class FaserError(Exception):
-    """Root of the tree. str() of every member is one line fit to show to whoever is at fault."""
+    """Root of the tree. str() of every member is one line for the person at fault."""
 
 
 class ConfigError(FaserError):
-    """A flag, a file or a combination that cannot work."""
+    """A flag, a file or a combination of them that cannot work."""
 
 
 class ModelError(ConfigError):
@@ -54,4 +54,4 @@ class NotReadyError(FaserError):
 
 
 class EngineError(FaserError):
-    """The engine died, or a bug struck, under an accepted request."""
+    """The engine died, or had a bug, while it served an accepted request."""

@@ -1,7 +1,7 @@
-"""What this process may use of the machine: cores and memory.
+"""Cores and memory that this process may use.
 
-Reads the scheduler's affinity mask and the limits of control groups, version 1 and 2. A container's limits
-count like the machine's own. Knows nothing of flags or models.
+Reads the scheduler's affinity mask and the limits of control groups, version 1 and 2, so that the limits of a
+container count like the machine's own.
 """
 
 import os
@@ -13,9 +13,9 @@ _PROC = Path("/proc")
 
 
 def usable_cores(cgroup_root: Path = _CGROUP_ROOT, proc: Path = _PROC) -> int:
-    """Cores this process may keep busy: its affinity mask, cut to its CPU quota.
+    """Cores that this process may keep busy: those of its affinity mask, at most its CPU quota.
 
-    A quota is rounded down, and never below 1: with 2.5 cores, 2 threads are never throttled and 3 are.
+    A quota is rounded down, but not below 1: with 2.5 cores, 2 threads are never throttled and 3 are.
     """
     cores = len(os.sched_getaffinity(0))
     quotas = [quota for folder in _cgroups(cgroup_root, proc, "cpu") if (quota := _cpu_quota(folder)) is not None]
@@ -23,29 +23,29 @@ def usable_cores(cgroup_root: Path = _CGROUP_ROOT, proc: Path = _PROC) -> int:
 
 
 def usable_memory(cgroup_root: Path = _CGROUP_ROOT, proc: Path = _PROC) -> int:
-    """Bytes this process may ever fill: the machine's memory, cut to the limits of its control groups."""
+    """Bytes that this process may ever use: the machine's memory, at most the limits of its control groups."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = (limit for folder in _cgroups(cgroup_root, proc, "memory") if (limit := _memory_limit(folder)))
     return min([machine, *limits])
 
 
 def available_memory(cgroup_root: Path = _CGROUP_ROOT, proc: Path = _PROC) -> int:
-    """Bytes that are free now, or could be freed at once, within the same limits."""
-    rooms = [usable_memory(cgroup_root, proc)]
+    """Bytes that are free, or can be freed at once, within the same limits."""
+    limits = [usable_memory(cgroup_root, proc)]
     if (free_kib := _entry(proc / "meminfo", "MemAvailable:")) is not None:
-        rooms.append(free_kib * 1024)
+        limits.append(free_kib * 1024)
     for folder in _cgroups(cgroup_root, proc, "memory"):
         used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
         if (limit := _memory_limit(folder)) is not None and used is not None:
             cached = _entry(folder / "memory.stat", "inactive_file") or 0
-            rooms.append(limit - used + cached)
-    return max(0, min(rooms))
+            limits.append(limit - used + cached)
+    return max(0, min(limits))
 
 
 def _cgroups(root: Path, proc: Path, controller: str) -> Iterator[Path]:
     """Folders whose limits hold for this process: its own groups and all above them, in both versions.
 
-    Inside a container the path in /proc may be the host's; folders that do not exist have no say.
+    In a container the path in /proc may be the host's; a folder that does not exist sets no limit.
     """
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
@@ -65,7 +65,7 @@ def _cgroups(root: Path, proc: Path, controller: str) -> Iterator[Path]:
 
 
 def _cpu_quota(folder: Path) -> float | None:
-    """Cores' worth of time a group may use, None where it is not limited."""
+    """Cores that a group may keep busy; None where there is no limit."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
@@ -83,7 +83,7 @@ def _memory_limit(folder: Path) -> int | None:
 
 
 def _entry(file: Path, key: str) -> int | None:
-    """The number behind a key in a file of "key number …" lines."""
+    """The number after a key in a file of "key number …" lines."""
     try:
         lines = file.read_text().splitlines()
     except OSError:

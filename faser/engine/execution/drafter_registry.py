@@ -1,7 +1,7 @@
 """Makes the drafter that a configuration names, and imports only that one.
 
-Owns one constructor for each row of config/drafters.py: of drafters that run a model in _MODEL_DRAFTERS, of those
-that copy text in _TEXT_DRAFTERS. The native index answers several text methods with one call; make_lookup prefers
+Owns one constructor for each row of config/drafters.py: of drafters that run a model in MODEL_DRAFTERS, of those
+that copy text in TEXT_DRAFTERS. The native index answers several text methods with one call; make_lookup prefers
 it and puts every other text drafter next to it.
 """
 
@@ -56,8 +56,8 @@ class DrafterParts:
 
 def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     """The drafter of config.method. Raises ConfigError for draft_layers that the target does not have."""
-    if config.method in _MODEL_DRAFTERS:
-        return _MODEL_DRAFTERS[config.method](config, parts)
+    if config.method in MODEL_DRAFTERS:
+        return MODEL_DRAFTERS[config.method](config, parts)
     if config.method != AUTO:
         return LookupDrafter(make_lookup(config, (config.method,), _text_library()))
     from faser.engine.execution.drafters.text_and_model import TextAndModel
@@ -71,8 +71,8 @@ def make_lookup(config: SpeculationConfig, methods: tuple[str, ...], library: ct
 
     library: holds the native index; None: every method is done in Python.
     """
-    num_native = 0 if library is None else sum(method in _NATIVE_METHODS for method in methods)
-    drafters = tuple(_TEXT_DRAFTERS[method](config) for method in methods[num_native:])
+    num_native = 0 if library is None else sum(method in NATIVE_METHODS for method in methods)
+    drafters = tuple(TEXT_DRAFTERS[method](config) for method in methods[num_native:])
     if library is None or not num_native:
         return CombinedLookup(drafters)
     native = _native_lookup(config, methods[:num_native], library)
@@ -102,7 +102,7 @@ def _layer_skip(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     return LayerSkip(_draft_loop(parts, parts.target, sampler, num_layers), sampler)
 
 
-_MODEL_DRAFTERS: dict[str, Callable[[SpeculationConfig, DrafterParts], Drafter]] = {
+MODEL_DRAFTERS: dict[str, Callable[[SpeculationConfig, DrafterParts], Drafter]] = {
     "draft_model": _draft_model,
     "layer_skip": _layer_skip,
 }
@@ -120,8 +120,8 @@ def _ngram(config: SpeculationConfig) -> Drafter:
     return NgramDrafter(min_n=config.prompt_lookup_min, max_n=config.prompt_lookup_max, cap=config.cap)
 
 
-_TEXT_DRAFTERS: dict[str, Callable[[SpeculationConfig], Drafter]] = {"suffix": _suffix, "ngram": _ngram}
-_NATIVE_METHODS = ("suffix", "ngram")  # in the order in which the native index answers
+TEXT_DRAFTERS: dict[str, Callable[[SpeculationConfig], Drafter]] = {"suffix": _suffix, "ngram": _ngram}
+NATIVE_METHODS = ("suffix", "ngram")  # in the order in which the native index answers
 
 
 def _native_lookup(config: SpeculationConfig, methods: tuple[str, ...], library: ctypes.CDLL) -> TextLookup:

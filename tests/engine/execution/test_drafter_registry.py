@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from faser.config.drafters import DRAFTERS, PASS_METHODS, TEXT_METHODS
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafter_registry import (
+    MODEL_DRAFTERS,
+    NATIVE_METHODS,
+    TEXT_DRAFTERS,
     DrafterParts,
     DraftModelParts,
     make_drafter,
@@ -55,6 +59,12 @@ def parts(directory: Path, *, with_model: bool = False) -> DrafterParts:
     )
 
 
+def test_every_drafter_has_one_constructor() -> None:
+    assert sorted((*MODEL_DRAFTERS, *TEXT_DRAFTERS)) == sorted(DRAFTERS)
+    assert tuple(MODEL_DRAFTERS) == PASS_METHODS
+    assert TEXT_METHODS[: len(NATIVE_METHODS)] == NATIVE_METHODS
+
+
 @pytest.mark.parametrize(
     "method, model, kind",
     [
@@ -77,7 +87,7 @@ def test_every_method_has_its_drafter(
 
 
 @pytest.mark.parametrize("methods", [("suffix",), ("ngram",), ("suffix", "ngram")])
-def test_the_lookup_is_native_where_there_is_a_library_and_drafts_the_same_where_not(
+def test_the_native_look_up_and_the_one_in_python_draft_the_same(
     kernel_cache: Path, methods: tuple[str, ...]
 ) -> None:
     config = SpeculationConfig(

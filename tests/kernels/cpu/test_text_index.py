@@ -1,8 +1,8 @@
 """Texts in native memory: what they refuse, what they cost, and that equal keys are not taken for equal contexts.
 
-What is found is held against Python in tests/engine/execution/text_lookup/test_native_lookup.py. Planted bugs that these tests have
-caught: found contexts are not compared; keys, holes or chains of forgotten text stay; contexts reach from one
-output into the next; a closed text or an index is not freed; half a refused call is done.
+tests/engine/execution/text_lookup/test_native_lookup.py compares its drafts with those of Python. Planted bugs
+that these tests have caught: found contexts are not compared; keys, holes or chains of forgotten text stay;
+contexts reach from one output into the next; a closed text or an index is not freed; half a refused call is done.
 """
 
 import ctypes
@@ -28,9 +28,9 @@ def library(kernel_cache: Path) -> ctypes.CDLL:
     return native_library.load(library_path(cache_dir=kernel_cache))
 
 
-def drafted(index: TextIndex, number: int, behind: tuple[int, ...] = ()) -> list[list[int]]:
+def drafted(index: TextIndex, number: int, unverified: tuple[int, ...] = ()) -> list[list[int]]:
     """By kind."""
-    found = index.look_up([number], [8], [behind])
+    found = index.look_up([number], [8], [unverified])
     if found is None:
         return []
     return [found.token_ids[8 * at : 8 * at + count].tolist() for at, count in enumerate(found.counts)]

@@ -4,9 +4,9 @@ A drafter belongs to the data plane and is the only owner of what it remembers o
 the tokens of its sequence alone, never on other sequences in the batch, so a greedy draft is a point mass and may
 be cut anywhere. Of acceptance results a drafter sees only the committed tokens.
 
-While the target verifies one draft, the next can be made: it continues DraftRequest.unverified as if it were known.
+While the target verifies a draft, the next one can be made: it continues DraftRequest.unverified as if known.
 
-    position      0 ...... n - 1 | n ... n + c - 1           | n + c ............
+    position      0 ...... n - 1 | n ... n + c - 1            | n + c ............
     this step     known          | unverified: being verified | drafted meanwhile
     the next one  known: the accepted ones of the unverified tokens, then a bonus or recovered token, which may or
                   may not be the first token of the new draft

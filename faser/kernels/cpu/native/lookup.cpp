@@ -1,8 +1,8 @@
 // Drafts copied from text: what most often followed the longest context, here and in past outputs (suffix), and what
 // followed the last few tokens the last time (n-gram). Many texts at once, all in the caller's thread.
 //
-// Oracles: faser/engine/execution/text_lookup/suffix.py and ngram.py, which name the sources. Confidences are the same doubles: the
-// same operations in the same order, none of them fused.
+// Oracles: suffix.py and ngram.py in faser/engine/execution/text_lookup/python, which name the sources. Confidences are
+// the same doubles: the same operations in the same order, none of them fused.
 
 #include <algorithm>
 #include <deque>
@@ -16,7 +16,7 @@ using namespace faser;
 namespace {
 
 constexpr double kDoubt = 3.0;            // tokens of context that make one occurrence an even bet
-constexpr int64_t kShortestOutput = 8;    // what is shorter teaches nothing that a request would repeat
+constexpr int64_t kShortestOutput = 8;    // shorter outputs hold nothing that a request would repeat
 
 enum Status : int32_t { kFine = 0, kNoText = 1, kNoToken = 2 };
 
@@ -41,8 +41,8 @@ struct Path {
     double score;
 };
 
-// unsaid: index into the tokens of what the corpus does not have yet.
-struct Spoken {
+// One text. unsaid: index of the first token that the corpus lacks.
+struct Sequence {
     Text text;
     int64_t unsaid;
     uint64_t salt;
@@ -77,8 +77,8 @@ struct Corpus {
     }
 };
 
-// From the occurrences of a context on, always to the token that follows most often; of equally frequent ones to the
-// one seen latest. An occurrence where the text ends says nothing. drafted: grows by the draft.
+// From the occurrences of a context on, always the token that follows most often, in a tie the latest. An occurrence at
+// the end of a text has no following token and is not counted. drafted: the draft is appended to it.
 void follow(const FaserTextRules& rules, const std::vector<int32_t>& tokens, Match& match, int64_t limit,
             std::vector<int32_t>& drafted, Path& path) {
     const double most = rules.factor * double(match.length);
@@ -121,15 +121,15 @@ bool names_tokens(const int32_t* tokens, int64_t count) {
 
 }  // namespace
 
-// All texts of an engine, by number, and what the ended ones said.
+// All texts of an engine, by number, and the outputs of those that have ended.
 struct FaserTexts {
     FaserTextRules rules;
     Lengths lengths;
-    std::vector<std::unique_ptr<Spoken>> spoken;
+    std::vector<std::unique_ptr<Sequence>> sequences;
     Corpus corpus;
     std::vector<uint64_t> keys;
     std::vector<int32_t> tail;
-    std::vector<int32_t> unseen;  // where drafts from the corpus go that nobody copies from
+    std::vector<int32_t> unseen;  // scratch for drafts from the corpus
     Path own, other;
 
     explicit FaserTexts(const FaserTextRules& given)
@@ -137,12 +137,12 @@ struct FaserTexts {
           lengths(given.depth > 0, int(given.min_n), int(given.max_n)),
           keys(lengths.of.size() + kNumAnchors) {}
 
-    Spoken* at(int64_t number) {
-        return number >= 0 && number < int64_t(spoken.size()) ? spoken[number].get() : nullptr;
+    Sequence* at(int64_t number) {
+        return number >= 0 && number < int64_t(sequences.size()) ? sequences[number].get() : nullptr;
     }
 
-    // The better of the text's own continuation and the corpus'; its own when they are equal.
-    const Path& suffix(Spoken& each, int64_t limit) {
+    // The better of a draft from the text itself and one from the corpus; in a tie the former.
+    const Path& suffix(Sequence& each, int64_t limit) {
         Text& text = each.text;
         const int64_t size = int64_t(text.tokens.size());
         tail.assign(text.tokens.end() - std::min(size, rules.depth), text.tokens.end());
@@ -163,7 +163,7 @@ struct FaserTexts {
         return other.score > own.score ? other : own;
     }
 
-    // Tokens that followed the longest match, again and again where it reaches the end. Returns its length, 0: none.
+    // The tokens after the latest longest match, repeated where the text ends. Returns its length, 0: none.
     int ngram(const Text& text, int64_t limit, int32_t* out) {
         const int64_t size = int64_t(text.tokens.size());
         for (int n = int(rules.max_n); n >= rules.min_n; n--) {
@@ -198,16 +198,16 @@ int32_t faser_texts_open(FaserTexts* texts, int64_t number, const int32_t* token
                          uint64_t salt) {
     if (number < 0 || texts->at(number) != nullptr) return kNoText;
     if (!names_tokens(tokens, count)) return kNoToken;
-    if (number >= int64_t(texts->spoken.size())) texts->spoken.resize(number + 1);
-    auto spoken = std::make_unique<Spoken>();
-    spoken->text.tokens.assign(tokens, tokens + count);
-    spoken->unsaid = unsaid;
-    spoken->salt = salt ^ texts->rules.seed;
-    texts->spoken[number] = std::move(spoken);
+    if (number >= int64_t(texts->sequences.size())) texts->sequences.resize(number + 1);
+    auto sequence = std::make_unique<Sequence>();
+    sequence->text.tokens.assign(tokens, tokens + count);
+    sequence->unsaid = unsaid;
+    sequence->salt = salt ^ texts->rules.seed;
+    texts->sequences[number] = std::move(sequence);
     return kFine;
 }
 
-// Texts go on: counts[i] of the tokens, one after the other, to numbers[i]. All of them or, unless kFine, none.
+// Append to text numbers[i] the next counts[i] of the tokens. All texts grow or, unless the result is kFine, none.
 int32_t faser_texts_extend(FaserTexts* texts, const int64_t* numbers, const int64_t* counts, int64_t num_texts,
                            const int32_t* tokens) {
     int64_t total = 0;
@@ -224,43 +224,43 @@ int32_t faser_texts_extend(FaserTexts* texts, const int64_t* numbers, const int6
     return kFine;
 }
 
-// The text is freed; what it said is remembered where there are suffix drafts.
+// Free a text. Where there are suffix drafts, its tokens from unsaid on go into the corpus.
 int32_t faser_texts_close(FaserTexts* texts, int64_t number) {
-    Spoken* spoken = texts->at(number);
-    if (spoken == nullptr) return kNoText;
-    const auto& tokens = spoken->text.tokens;
+    Sequence* sequence = texts->at(number);
+    if (sequence == nullptr) return kNoText;
+    const auto& tokens = sequence->text.tokens;
     if (texts->rules.depth > 0) {
-        texts->corpus.add(texts->rules, tokens.data() + spoken->unsaid, int64_t(tokens.size()) - spoken->unsaid,
-                          spoken->salt);
+        texts->corpus.add(texts->rules, tokens.data() + sequence->unsaid,
+                          int64_t(tokens.size()) - sequence->unsaid, sequence->salt);
     }
-    texts->spoken[number].reset();
+    texts->sequences[number].reset();
     return kFine;
 }
 
-// Drafts of at most most[i] tokens and the cap behind numbers[i] and num_behind[i] of the tokens in behind, which are
-// part of the text for the time of this call; they are scanned, never indexed.
+// A draft for each text numbers[i], of at most most[i] tokens and the cap. The next num_unverified[i] of the unverified
+// tokens stand at the end of the text during this call; they are scanned, never indexed.
 // counts: [methods, num_texts], suffix first; tokens, confidences: [methods, num_texts, cap]. drafted: their sum.
-int32_t faser_texts_look(FaserTexts* texts, const int64_t* numbers, const int64_t* most, const int64_t* num_behind,
-                         int64_t num_texts, const int32_t* behind, int32_t* counts, int32_t* tokens,
+int32_t faser_texts_look(FaserTexts* texts, const int64_t* numbers, const int64_t* most, const int64_t* num_unverified,
+                         int64_t num_texts, const int32_t* unverified, int32_t* counts, int32_t* tokens,
                          double* confidences, int64_t* drafted) {
     const FaserTextRules& rules = texts->rules;
     int64_t total = 0;
     for (int64_t i = 0; i < num_texts; i++) {
         if (texts->at(numbers[i]) == nullptr) return kNoText;
-        total += num_behind[i];
+        total += num_unverified[i];
     }
-    if (!names_tokens(behind, total)) return kNoToken;
+    if (!names_tokens(unverified, total)) return kNoToken;
     *drafted = 0;
     for (int64_t i = 0; i < num_texts; i++) {
-        Spoken& spoken = *texts->at(numbers[i]);
-        Text& text = spoken.text;
+        Sequence& sequence = *texts->at(numbers[i]);
+        Text& text = sequence.text;
         text.index(texts->lengths, 0, rules.seed);
         const size_t num_known = text.tokens.size();
-        text.tokens.insert(text.tokens.end(), behind, behind + num_behind[i]);
-        behind += num_behind[i];
+        text.tokens.insert(text.tokens.end(), unverified, unverified + num_unverified[i]);
+        unverified += num_unverified[i];
         const int64_t limit = std::min(rules.cap, most[i]);
         texts->own_keys(text);
-        if (rules.max_n > 0) {  // first: the other one needs the keys for itself
+        if (rules.max_n > 0) {  // before suffix, which overwrites the keys
             const int64_t line = rules.depth > 0 ? num_texts + i : i;
             int32_t* out = tokens + line * rules.cap;
             const int n = texts->ngram(text, limit, out);
@@ -269,7 +269,7 @@ int32_t faser_texts_look(FaserTexts* texts, const int64_t* numbers, const int64_
             *drafted += counts[line];
         }
         if (rules.depth > 0) {
-            const Path& best = texts->suffix(spoken, limit);
+            const Path& best = texts->suffix(sequence, limit);
             counts[i] = int32_t(best.tokens.size());
             std::copy(best.tokens.begin(), best.tokens.end(), tokens + i * rules.cap);
             std::copy(best.probs.begin(), best.probs.end(), confidences + i * rules.cap);
@@ -283,10 +283,10 @@ int32_t faser_texts_look(FaserTexts* texts, const int64_t* numbers, const int64_
 // Tokens in the corpus.
 int64_t faser_texts_remembered(const FaserTexts* texts) { return texts->corpus.num_tokens; }
 
-// Memory held.
+// Bytes held.
 int64_t faser_texts_bytes(const FaserTexts* texts) {
     size_t sum = sizeof(FaserTexts) + texts->corpus.text.bytes() + texts->corpus.outputs.size() * sizeof(Output);
-    for (const auto& spoken : texts->spoken) sum += spoken == nullptr ? 0 : sizeof(Spoken) + spoken->text.bytes();
+    for (const auto& each : texts->sequences) sum += each == nullptr ? 0 : sizeof(Sequence) + each->text.bytes();
     return int64_t(sum);
 }
 }

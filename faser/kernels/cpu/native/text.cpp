@@ -1,4 +1,4 @@
-// Finding contexts in text. Oracle: faser/engine/execution/text_lookup/corpus.py, which says the same with lists and dicts.
+// Finding contexts in text. Oracle: faser/engine/execution/text_lookup/python/corpus.py, with lists and dicts.
 
 #include "text.h"
 
@@ -35,11 +35,11 @@ Lengths::Lengths(bool chained, int low, int high) {
 
 int Lengths::find(int length) const { return int(std::find(of.begin(), of.end(), length) - of.begin()); }
 
-int context_keys(const Lengths& lengths, const int32_t* behind, int64_t available, uint64_t salt, uint64_t* keys) {
+int context_keys(const Lengths& lengths, const int32_t* context_end, int64_t available, uint64_t salt, uint64_t* keys) {
     uint64_t hash = salt;
     int at = 0;
     for (int length = 1; at < int(lengths.of.size()) && length <= available; length++) {
-        hash = stir(hash, uint32_t(behind[-length]));
+        hash = stir(hash, uint32_t(context_end[-length]));
         if (lengths.of[at] == length) keys[at++] = stir(hash, uint64_t(length));
     }
     return at;
@@ -72,7 +72,7 @@ int64_t Table::put(uint64_t key, int64_t position) {
     }
 }
 
-// The hole is filled with the next entry that may lie there, and so on, until a probe would end anyway.
+// The hole is filled with the next entry that may lie there, and so on, until a probe ends at an empty one.
 void Table::erase(uint64_t key) {
     const size_t mask = entries_.size() - 1;
     size_t hole = key & mask;
@@ -104,8 +104,8 @@ void Text::index(const Lengths& lengths, int64_t begin, uint64_t salt) {
     const int num_lengths = int(lengths.of.size());
     std::vector<uint64_t> keys(num_lengths);
     for (; indexed < end(); indexed++) {
-        const int32_t* behind = tokens.data() + (indexed - dropped);
-        const int found = context_keys(lengths, behind, indexed - begin, salt, keys.data());
+        const int32_t* context_end = tokens.data() + (indexed - dropped);
+        const int found = context_keys(lengths, context_end, indexed - begin, salt, keys.data());
         for (int i = 0; i < num_lengths; i++) {
             const int64_t before = i < found ? latest.put(keys[i], indexed) : kNowhere;
             if (lengths.anchor[i] >= 0) previous[lengths.anchor[i]].push_back(before);
@@ -123,8 +123,8 @@ void Text::forget(const Lengths& lengths, int64_t num_tokens, uint64_t salt) {
     const int64_t after = oldest + num_tokens + 1;
     std::vector<uint64_t> keys(lengths.of.size());
     for (int64_t position = oldest; position < after - 1; position++) {
-        const int32_t* behind = tokens.data() + (position - dropped);
-        const int found = context_keys(lengths, behind, position - oldest, salt, keys.data());
+        const int32_t* context_end = tokens.data() + (position - dropped);
+        const int found = context_keys(lengths, context_end, position - oldest, salt, keys.data());
         for (int i = 0; i < found; i++) {
             const int64_t last = latest.find(keys[i]);
             if (last != kNowhere && last < after) latest.erase(keys[i]);
@@ -167,10 +167,10 @@ bool Text::longest(const int32_t* tail, int64_t tail_length, const int64_t* star
     const int32_t* tail_end = tail + tail_length;
     for (int i = 0; i < count; i++) {
         const int64_t start = starts[i];
-        const int32_t* behind = tokens.data() + start;
-        if (start < length || !same(behind - length, tail_end - length, length)) continue;
+        const int32_t* context_end = tokens.data() + start;
+        if (start < length || !same(context_end - length, tail_end - length, length)) continue;
         int64_t longer = length;
-        while (longer < std::min(tail_length, start) && behind[-longer - 1] == tail_end[-longer - 1]) longer++;
+        while (longer < std::min(tail_length, start) && context_end[-longer - 1] == tail_end[-longer - 1]) longer++;
         if (longer > length) {
             length = longer;
             match.count = 0;

@@ -1,6 +1,6 @@
-// Text that can be asked where its current context occurred before.
+// Text that finds where its current context occurred before.
 //
-// For contexts of a few lengths a table has the latest position behind each; for two of them, the anchors, a chain
+// For contexts of a few lengths a table has the latest position right after each; for two of them, the anchors, a chain
 // leads from every position to the previous one with the same context. A position is where a continuation begins:
 //
 //     tokens      ... a b c [d] ... a b c [d] ... a b c |     the context a b c ends the text and occurred twice
@@ -18,7 +18,7 @@ constexpr int kAnchors[] = {5, 2};     // longest first: a long context finds th
 constexpr int kNumAnchors = 2;
 constexpr int kOccurrences = 8;        // the latest ones that are compared and counted
 constexpr int64_t kNowhere = -1;       // before every position
-constexpr int32_t kEnd = -1;           // stands behind each text of a corpus; no token id
+constexpr int32_t kEnd = -1;           // follows each text of a corpus; not a token id
 
 // The context lengths that a text is indexed by, ascending, and which of them is which anchor (-1: none).
 struct Lengths {
@@ -30,11 +30,11 @@ struct Lengths {
     int find(int length) const;  // its index
 };
 
-// Keys of the contexts that end before `behind`, one for each length that `available` tokens have room for.
-// Equal contexts of equal salt have equal keys; equal keys are verified where a token depends on them.
-int context_keys(const Lengths& lengths, const int32_t* behind, int64_t available, uint64_t salt, uint64_t* keys);
+// Keys of the contexts that end right before `context_end`, one for each length of at most `available` tokens.
+// Equal contexts of equal salt have equal keys; where a token depends on a key, the contexts are compared too.
+int context_keys(const Lengths& lengths, const int32_t* context_end, int64_t available, uint64_t salt, uint64_t* keys);
 
-// Position by key, open addressing. Nowhere: not there.
+// Position by key, with open addressing. kNowhere: the key is absent.
 class Table {
 public:
     int64_t find(uint64_t key) const;
@@ -70,9 +70,9 @@ struct Text {
     std::vector<int64_t> previous[kNumAnchors];
 
     int64_t end() const { return dropped + int64_t(tokens.size()); }
-    // Make what was appended findable, up to the last token. begin: no context reaches back beyond it.
+    // Make appended tokens findable up to the last one. begin: no context starts before it.
     void index(const Lengths& lengths, int64_t begin, uint64_t salt);
-    // The newest text is over: an END follows it. Everything before is indexed.
+    // End the newest text: an END follows it. All tokens before it are indexed.
     void close();
     // Drop the oldest text, of num_tokens and its END.
     void forget(const Lengths& lengths, int64_t num_tokens, uint64_t salt);
@@ -80,7 +80,7 @@ struct Text {
     // tail's contexts, with this text's salt. Tokens that are not indexed are scanned.
     bool find(const Lengths& lengths, const int32_t* tail, int64_t tail_length, const uint64_t* keys,
               Match& match) const;
-    // The latest index that `length` tokens like the last ones come before; -1: none.
+    // The latest index that comes right after tokens equal to the last `length` ones; -1: none.
     int64_t find_last(const Lengths& lengths, int length, const uint64_t* keys) const;
     size_t bytes() const;
 

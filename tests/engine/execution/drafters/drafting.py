@@ -50,7 +50,7 @@ def kv_shape(decoder: Decoder) -> KvShape:
 
 
 class Oracle:
-    """Greedy drafts, each computed from the first token on in a cache that nobody else uses."""
+    """Greedy drafts, each computed from the first token on in a cache of their own."""
 
     def __init__(self, directory: Path) -> None:
         self._model: PagedModel = load(directory)
@@ -112,7 +112,7 @@ class World:
         unverified: Mapping[int, tuple[int, ...]] | None = None,
         until: Callable[[], bool] | None = None,
     ) -> Proposals:
-        """Drafts for slots of most so many tokens. behind: what the drafts of some of them continue."""
+        """Drafts of at most requests[slot] tokens. unverified: the tokens that drafts of slots continue."""
         given = {slot: () if unverified is None else unverified.get(slot, ()) for slot in requests}
         for slot, count in requests.items():
             self._grow(slot, len(self.lines[slot].token_ids) + len(given[slot]) + count)

@@ -1,7 +1,7 @@
-"""The books of the draft cache, with tables made by hand; that its content is right is test_draft_model's.
+"""What DraftKvCache takes for computed, with block tables made by hand. test_draft_model.py checks the content.
 
-Planted bugs that these tests have caught: digests that know their own block only; accepted tokens counted twice;
-a block marked before it is full; tokens behind opened one too late; fed tokens kept after a disagreement.
+Planted bugs that these tests have caught: digests of their own block only; accepted tokens counted twice; a block
+marked before it is full; unverified tokens that begin one too late; fed tokens kept after a disagreement.
 """
 
 import pytest
@@ -30,7 +30,7 @@ def fill(kv: DraftKvCache, slot: int, token_ids: tuple[int, ...], fed: tuple[int
 
 
 def test_a_block_counts_only_behind_the_beginning_it_was_computed_with() -> None:
-    """Slot 2's two blocks hold the right tokens, but the second one was computed behind another first block."""
+    """Slot 2's two blocks hold the right tokens, but the second one was computed after another first block."""
     kv = make({0: (5, 9), 1: (7, 6, 9), 2: (5, 6, 8)})
     assert fill(kv, 0, (*A, 1)) == 0
     assert fill(kv, 1, (*C, *B, 1)) == 0
@@ -55,10 +55,10 @@ def test_drafted_tokens_that_were_accepted_stay_and_are_counted_once() -> None:
     kv = make({0: (1, 2, 3, 4)})
     fill(kv, 0, A, fed=(7, 8))
     kv.extend(0, (7, 5))  # 8 was refused
-    kv.extend(0, (7, 8))  # as drafted once, but by nobody now
-    opening = kv.missing(0, 1)
-    assert opening.start == SIZE + 1
-    assert tuple(opening.token_ids) == (5, 7, 8)
+    kv.extend(0, (7, 8))  # as drafted before, but not by the latest draft
+    missing = kv.missing(0, 1)
+    assert missing.start == SIZE + 1
+    assert tuple(missing.token_ids) == (5, 7, 8)
 
 
 def test_a_block_filled_with_accepted_drafts_is_marked_and_one_with_refused_ones_is_not() -> None:
@@ -81,11 +81,11 @@ def test_tokens_behind_open_after_what_was_fed_of_them() -> None:
     """Fed 7 8 and half of the next draft, 9; the one that was drafted last never is. At least one row remains."""
     kv = make({0: (1, 2, 3, 4)})
     fill(kv, 0, A, fed=(7, 8, 9))
-    assert opened(kv, 0, (7, 8, 9, 6)) == (SIZE + 3, (6,))
-    assert opened(kv, 0, (7, 8, 9)) == (SIZE + 2, (9,))
-    assert opened(kv, 0, (7,)) == (SIZE, (7,))
-    assert opened(kv, 0, (7, 5, 9)) == (SIZE + 1, (5, 9))
-    assert opened(kv, 0, ()) == (SIZE - 1, A[-1:])
+    assert missing_tokens(kv, 0, (7, 8, 9, 6)) == (SIZE + 3, (6,))
+    assert missing_tokens(kv, 0, (7, 8, 9)) == (SIZE + 2, (9,))
+    assert missing_tokens(kv, 0, (7,)) == (SIZE, (7,))
+    assert missing_tokens(kv, 0, (7, 5, 9)) == (SIZE + 1, (5, 9))
+    assert missing_tokens(kv, 0, ()) == (SIZE - 1, A[-1:])
 
 
 def test_what_was_fed_stays_as_long_as_everything_agrees() -> None:
@@ -93,10 +93,10 @@ def test_what_was_fed_stays_as_long_as_everything_agrees() -> None:
     fill(kv, 0, A, fed=(7, 8, 9, 6))
     kv.extend(0, (7, 8))
     kv.check_invariants()
-    assert opened(kv, 0, (9, 6, 5)) == (SIZE + 4, (5,))
+    assert missing_tokens(kv, 0, (9, 6, 5)) == (SIZE + 4, (5,))
     kv.extend(0, (4,))  # not the 9
     kv.check_invariants()
-    assert opened(kv, 0, (6, 5)) == (SIZE + 2, (4, 6, 5))
+    assert missing_tokens(kv, 0, (6, 5)) == (SIZE + 2, (4, 6, 5))
 
 
 def test_a_block_of_tokens_behind_is_marked_only_when_they_came() -> None:
@@ -106,7 +106,7 @@ def test_a_block_of_tokens_behind_is_marked_only_when_they_came() -> None:
     kv.fill(0, (*B, 5))
     kv.check_invariants()
     kv.start(1, (*A, 1, *B))
-    assert kv.missing(1, 2).start == SIZE, "the second block holds what nobody has accepted yet"
+    assert kv.missing(1, 2).start == SIZE, "the second block holds tokens that are not accepted yet"
     kv.release(1)
     kv.extend(0, B)
     kv.check_invariants()
@@ -114,9 +114,9 @@ def test_a_block_of_tokens_behind_is_marked_only_when_they_came() -> None:
     assert kv.missing(2, 2).start == 2 * SIZE
 
 
-def opened(kv: DraftKvCache, slot: int, behind: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    opening = kv.missing(slot, 1, behind)
-    return opening.start, tuple(opening.token_ids)
+def missing_tokens(kv: DraftKvCache, slot: int, unverified: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    missing = kv.missing(slot, 1, unverified)
+    return missing.start, tuple(missing.token_ids)
 
 
 def test_a_slot_that_is_free_already_can_be_released() -> None:

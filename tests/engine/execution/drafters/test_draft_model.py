@@ -142,7 +142,7 @@ def test_a_draft_ends_with_the_draft_models_context(tiny_checkpoint: Path, oracl
 
 
 def test_samples_that_share_a_prompt_draft_as_if_each_had_its_own(tiny_checkpoint: Path, oracle: Oracle) -> None:
-    """All of them write the shared blocks at once, and go different ways behind them."""
+    """All of them write the shared blocks at once, and continue differently after them."""
     world, _ = make_world(tiny_checkpoint)
     prompt = [world.rng.randrange(VOCAB_SIZE) for _ in range(5 * BLOCK_SIZE)]
     world.start(0, prompt)

@@ -29,7 +29,7 @@ DEPTH = 5
 
 @dataclass
 class ScriptedChoice:
-    """Chooses token `position` with the margin it was told for (slot, position). Notes its calls."""
+    """Samples token `position` with the scripted margin of (slot, position). Records its calls."""
 
     margins: Mapping[tuple[int, int], float]
     draws: bool = True
@@ -37,17 +37,17 @@ class ScriptedChoice:
     draft_starts: set[tuple[int, int]] = field(default_factory=set)
 
     def start(self, start: SequenceStart) -> None:
-        raise AssertionError(f"nobody starts slot {start.slot} here")
+        raise AssertionError(f"slot {start.slot} is started")
 
     def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
         slots, positions = rows.slots, rows.positions
         assert len(logits) == len(slots)
         self.draft_starts.update(zip(slots.tolist(), rows.draft_starts.tolist(), strict=True))
         self.calls.append(slots.tolist())
-        told = [self.margins[key] for key in zip(slots.tolist(), positions.tolist(), strict=True)]
+        margins = [self.margins[key] for key in zip(slots.tolist(), positions.tolist(), strict=True)]
         probs = torch.zeros(len(slots), 1000, dtype=torch.float64)
         probs[torch.arange(len(slots)), torch.from_numpy(100 * slots + positions)] = 1.0
-        return DraftTokens(token_ids=positions.copy(), margins=np.array(told), probs=probs)
+        return DraftTokens(token_ids=positions.copy(), margins=np.array(margins), probs=probs)
 
 
 @pytest.fixture(scope="module")

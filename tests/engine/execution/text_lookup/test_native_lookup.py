@@ -1,8 +1,8 @@
 """Drafts looked up natively. Oracle: the drafters in Python, for every draft and every bit of its confidences.
 
-Planted bugs that these tests have caught: tokens behind stay, are indexed, or are scanned from the wrong end; ties
-to the earliest; other shares, scores, limits and doubt; the corpus ignores salts, remembers prompts, reads what is
-forgotten or ignores its bounds; occurrences of a shorter context count.
+Planted bugs that these tests have caught: unverified tokens stay, are indexed, or are scanned from the wrong end;
+ties to the earliest; other shares, scores, limits and doubt; the corpus ignores salts, remembers prompts, reads
+forgotten text or ignores its bounds; occurrences of a shorter context count.
 """
 
 import random
@@ -141,7 +141,7 @@ steps_of_few_kinds = st.integers(1, 5).flatmap(
             tokens_of(kinds, 14),
             st.sampled_from(["go on", "go on", "go on", "end", "interrupt"]),
             st.integers(1, 10),  # most tokens
-            tokens_of(kinds, 6),  # behind, or predicted
+            tokens_of(kinds, 6),  # unverified, or predicted
             st.sampled_from([None, None, "a"]),  # salt
         ),
         max_size=25,
@@ -155,7 +155,7 @@ def test_every_draft_is_that_of_python_to_the_bit(
     rules: TextRules,
     steps: list[tuple[int, list[int], str, int, list[int], str | None]],
 ) -> None:
-    """Starts, predictions, salts, commits, tokens behind, releases and preemptions over three slots."""
+    """Starts, predictions, salts, commits, unverified tokens, releases and preemptions over three slots."""
     pair = both(library_file, rules)
     running: dict[int, list[int]] = {}
     prompts: dict[int, int] = {}
@@ -275,11 +275,13 @@ def test_a_wide_step_has_the_drafts_of_many_narrow_ones(library_file: Path) -> N
     for slot in slots:
         lookup.start(start_of(slot, [rng.randrange(4) for _ in range(slot)]))
     rng.shuffle(slots)
-    behind = [[rng.randrange(4) for _ in range(rng.randrange(5))] for _ in slots]
+    unverified = [[rng.randrange(4) for _ in range(rng.randrange(5))] for _ in slots]
 
-    together = lookup.look_up(plan_for(slots, unverified=behind))
+    together = lookup.look_up(plan_for(slots, unverified=unverified))
 
-    apart = [lookup.look_up(plan_for([slot], unverified=[each])) for slot, each in zip(slots, behind, strict=True)]
+    apart = [
+        lookup.look_up(plan_for([slot], unverified=[each])) for slot, each in zip(slots, unverified, strict=True)
+    ]
     assert together == tuple(tuple(each[method][0] for each in apart) for method in range(2))
     assert lookup.look_up(plan_for([])) == ((), ())
 

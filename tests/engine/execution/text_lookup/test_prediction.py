@@ -63,12 +63,12 @@ def test_the_answer_finds_its_context_in_the_prediction_from_its_first_token_on(
     drafter.commit([Continuation(slot=0, token_ids=(10,))])
     assert drafted(drafter) == (11, 12, 13, 14)
     drafter.commit([Continuation(slot=0, token_ids=(99, 12, 13))])
-    assert drafted(drafter)[:2] == (14, 15), "it is found again behind a deviation"
+    assert drafted(drafter)[:2] == (14, 15), "it is found again after a deviation"
 
 
 @pytest.mark.parametrize("make", DRAFTERS)
-def test_a_prediction_is_nobody_elses(make: type[Drafter]) -> None:
-    """Neither beside it, nor after it has ended: of the past, answers alone are remembered, whole ones."""
+def test_a_prediction_is_used_by_its_own_sequence_alone(make: type[Drafter]) -> None:
+    """Not by a concurrent sequence, nor by a later one: the corpus has answers alone, and whole ones."""
     drafter: Drafter = make()
     drafter.start(start(tuple(range(10, 40))))
     drafter.start(start((), slot=1))
@@ -119,14 +119,14 @@ def answers(
                 predicted_token_ids=predicted,
             )
         )
-    said: dict[str, list[int]] = {str(at): [] for at in range(len(PROMPTS))}
+    output: dict[str, list[int]] = {str(at): [] for at in range(len(PROMPTS))}
     num_accepted = 0
     while engine.has_work():
         for delta in engine.step():
             assert delta.error is None
-            said[delta.request_id] += delta.token_ids
+            output[delta.request_id] += delta.token_ids
             num_accepted += 0 if delta.speculation is None else delta.speculation.accepted
-    return tuple(tuple(token_ids) for token_ids in said.values()), num_accepted
+    return tuple(tuple(token_ids) for token_ids in output.values()), num_accepted
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "auto"])

@@ -1,6 +1,6 @@
 """Drafts from a sequence's own n-grams. Oracle: a scan of the whole text, backwards, for every step.
 
-Planted bugs that these tests have caught: the tokens behind a draft stay in the text; they are indexed; their
+Planted bugs that these tests have caught: the unverified tokens stay in the text; they are indexed; their
 occurrences are not found, or the earliest of them.
 """
 
@@ -59,10 +59,10 @@ steps = st.lists(
 def test_a_draft_is_what_a_scan_of_the_whole_text_finds(
     steps: list[tuple[int, list[int], int, bool, list[int]]],
 ) -> None:
-    """Random starts, commits, drafts, tokens behind that come true or do not, and releases over three slots."""
+    """Random starts, commits, drafts, unverified tokens, accepted or not, and releases over three slots."""
     drafter = NgramDrafter(min_n=MIN_N, max_n=MAX_N, cap=CAP)
     texts: dict[int, list[int]] = {}
-    for slot, token_ids, most, ends, behind in steps:
+    for slot, token_ids, most, ends, unverified in steps:
         if slot not in texts:
             texts[slot] = list(token_ids)
             drafter.start(start_of(slot, token_ids))
@@ -74,12 +74,12 @@ def test_a_draft_is_what_a_scan_of_the_whole_text_finds(
             drafter.commit([Continuation(slot=slot, token_ids=tuple(token_ids))])
 
         asked = [(each, most) for each in texts if (each + most) % 3]  # some are brought up to date later
-        proposals = drafter.propose(plan_for(*asked, unverified=tuple(behind)))
+        proposals = drafter.propose(plan_for(*asked, unverified=tuple(unverified)))
 
         assert proposals.probs is None
         assert [draft.slot for draft in proposals.drafts] == [each for each, _ in asked]
         for draft in proposals.drafts:
-            n, expected = scan(texts[draft.slot] + behind, most)
+            n, expected = scan(texts[draft.slot] + unverified, most)
             assert (draft.method, list(draft.token_ids)) == ("ngram", expected)
             assert draft.confidences == (float(n),) * len(expected)
 

@@ -1,6 +1,6 @@
 """Drafts from what followed before, here and in past outputs. Oracle: counting in all texts, for every step.
 
-Planted bugs that these tests have caught: the tokens behind a draft stay in the text; they are indexed; the
+Planted bugs that these tests have caught: the unverified tokens stay in the text; they are indexed; the
 context ends before them; their occurrences are not found, or all of them, or the earliest first.
 """
 
@@ -53,7 +53,7 @@ def draft_of(drafter: SuffixDrafter, slot: int, most: int, *, unverified: Sequen
     return draft
 
 
-class Spoken(NamedTuple):
+class SequenceText(NamedTuple):
     prompt_len: int
     unsaid: int
     tokens: list[int]
@@ -144,7 +144,7 @@ def small_drafter() -> SuffixDrafter:
                 st.lists(st.integers(0, kinds - 1), max_size=14),
                 st.integers(1, 8),  # most tokens
                 st.sampled_from(["go on", "go on", "go on", "end", "interrupt"]),
-                st.lists(st.integers(0, kinds - 1), max_size=6),  # behind
+                st.lists(st.integers(0, kinds - 1), max_size=6),  # unverified
             ),
             max_size=30,
         )
@@ -153,37 +153,37 @@ def small_drafter() -> SuffixDrafter:
 def test_a_draft_is_the_most_frequent_path_by_counting(
     steps: list[tuple[int, list[int], int, str, list[int]]],
 ) -> None:
-    """Random starts, commits, drafts, tokens behind, releases and preemptions over three slots.
+    """Random starts, commits, drafts, unverified tokens, releases and preemptions over three slots.
 
     The corpus forgets, and learns only what was committed.
     """
     drafter = small_drafter()
-    running: dict[int, Spoken] = {}
+    running: dict[int, SequenceText] = {}
     outputs: list[list[int]] = []
-    for slot, token_ids, most, what, behind in steps:
-        spoken = running.get(slot)
-        if spoken is None:
-            running[slot] = Spoken(len(token_ids), len(token_ids), list(token_ids))
+    for slot, token_ids, most, what, unverified in steps:
+        sequence = running.get(slot)
+        if sequence is None:
+            running[slot] = SequenceText(len(token_ids), len(token_ids), list(token_ids))
             drafter.start(start_of(slot, token_ids, len(token_ids)))
         elif what == "go on":
-            spoken.tokens.extend(token_ids)
+            sequence.tokens.extend(token_ids)
             drafter.commit([Continuation(slot=slot, token_ids=tuple(token_ids))])
         else:
             del running[slot]
             drafter.release(slot)
-            remember(outputs, spoken.tokens[spoken.unsaid :])
+            remember(outputs, sequence.tokens[sequence.unsaid :])
             if what == "interrupt":
-                unsaid = max(spoken.prompt_len, len(spoken.tokens) - DEPTH)
-                running[slot] = Spoken(spoken.prompt_len, unsaid, spoken.tokens)
-                drafter.start(start_of(slot, spoken.tokens, spoken.prompt_len))
+                unsaid = max(sequence.prompt_len, len(sequence.tokens) - DEPTH)
+                running[slot] = SequenceText(sequence.prompt_len, unsaid, sequence.tokens)
+                drafter.start(start_of(slot, sequence.tokens, sequence.prompt_len))
         drafter.corpus.check_invariants()
 
         asked = [(each, most) for each in running if (each + most) % 3]
-        proposals = drafter.propose(plan_for(*asked, unverified=behind))
+        proposals = drafter.propose(plan_for(*asked, unverified=unverified))
 
         assert proposals.probs is None
         for draft, (each, _) in zip(proposals.drafts, asked, strict=True):
-            drafted, probs = best(running[each].tokens + behind, outputs, most)
+            drafted, probs = best(running[each].tokens + unverified, outputs, most)
             assert (draft.slot, draft.method) == (each, "suffix")
             assert (list(draft.token_ids), list(draft.confidences)) == (drafted, probs)
 
@@ -202,8 +202,8 @@ def test_long_texts_are_drafted_as_counting_says(kinds: int) -> None:
         came = phrase[: rng.randrange(1, len(phrase) + 1)]
         tokens += came
         drafter.commit([Continuation(slot=0, token_ids=tuple(came))])
-        behind = rng.choice(phrases)[: rng.randrange(4)]
-        for after in ([], behind):
+        unverified = rng.choice(phrases)[: rng.randrange(4)]
+        for after in ([], unverified):
             draft = draft_of(drafter, 0, CAP, unverified=after)
             assert (list(draft.token_ids), list(draft.confidences)) == best(tokens + after, [], CAP)
             drafted += len(draft.token_ids)
@@ -222,14 +222,14 @@ def test_the_more_frequent_continuation_is_drafted_with_its_share_and_some_doubt
 
 def test_what_one_sequence_said_another_drafts() -> None:
     drafter = SuffixDrafter(cap=8)
-    said = tuple(range(100, 120))
+    output = tuple(range(100, 120))
     drafter.start(start_of(0, [1, 2, 3], 3))
-    drafter.commit([Continuation(slot=0, token_ids=said)])
-    drafter.start(start_of(1, [9, *said[:4]], 5))
+    drafter.commit([Continuation(slot=0, token_ids=output)])
+    drafter.start(start_of(1, [9, *output[:4]], 5))
     assert draft_of(drafter, 1, 8).token_ids == ()
     drafter.release(0)
 
-    assert draft_of(drafter, 1, 8).token_ids == said[4:8]
+    assert draft_of(drafter, 1, 8).token_ids == output[4:8]
 
 
 def test_a_prompt_is_never_remembered() -> None:
@@ -257,16 +257,16 @@ def test_sequences_with_different_salts_share_nothing(salt: str | None, other: s
 
 def test_a_preemption_does_not_count_an_output_twice() -> None:
     drafter = SuffixDrafter(cap=8, max_tree_depth=4)
-    said = list(range(50))
+    output = list(range(50))
     drafter.start(start_of(0, [99], 1))
-    drafter.commit([Continuation(slot=0, token_ids=tuple(said[:30]))])
+    drafter.commit([Continuation(slot=0, token_ids=tuple(output[:30]))])
     drafter.release(0)
-    drafter.start(start_of(0, [99, *said[:30]], 1))
-    drafter.commit([Continuation(slot=0, token_ids=tuple(said[30:]))])
+    drafter.start(start_of(0, [99, *output[:30]], 1))
+    drafter.commit([Continuation(slot=0, token_ids=tuple(output[30:]))])
     drafter.release(0)
 
     assert drafter.corpus.num_tokens == 50 + 4
-    drafter.start(start_of(0, said[27:30], 3))
+    drafter.start(start_of(0, output[27:30], 3))
     assert draft_of(drafter, 0, 8).token_ids == (30, 31, 32)  # across the interruption
 
 
@@ -281,7 +281,7 @@ def test_a_proposal_leaves_no_trace() -> None:
     drafter = small_drafter()
     drafter.start(start_of(0, [1, 2, 3, 1, 2, 3, 1, 2], 8))
 
-    drafts = [draft_of(drafter, 0, 6, unverified=behind) for behind in ((), (3, 1, 2, 9), (), (8,), ())]
+    drafts = [draft_of(drafter, 0, 6, unverified=unverified) for unverified in ((), (3, 1, 2, 9), (), (8,), ())]
 
     assert drafts[0].token_ids
     assert drafts[0] == drafts[2] == drafts[4]
@@ -297,11 +297,11 @@ def test_of_equally_frequent_tokens_behind_the_latest_is_drafted() -> None:
 def test_of_tokens_behind_no_more_occurrences_are_counted_than_of_known_ones() -> None:
     """The latest ones go on with 8; the many before them, with 7. Something new comes before each."""
     continued = [7] * (OCCURRENCES + 4) + [8] * OCCURRENCES
-    behind = [token for new, after in enumerate(continued, 100) for token in (new, 1, 2, after)]
+    unverified = [token for new, after in enumerate(continued, 100) for token in (new, 1, 2, after)]
     drafter = SuffixDrafter(cap=1)
     drafter.start(start_of(0, [5], 1))
 
-    draft = draft_of(drafter, 0, 1, unverified=(*behind, 99, 1, 2))
+    draft = draft_of(drafter, 0, 1, unverified=(*unverified, 99, 1, 2))
 
     assert draft.token_ids == (8,)
     assert draft.confidences == (OCCURRENCES / (OCCURRENCES + DOUBT / 2),)

@@ -1,0 +1,31 @@
+"""The table of drafters, and which of them a config makes."""
+
+import pytest
+
+from faser.config.drafters import DRAFT_METHODS, TEXT_METHODS
+from faser.config.speculation import METHODS, SpeculationConfig
+
+
+def test_the_order_of_methods_in_arrays_and_metrics_stays() -> None:
+    assert DRAFT_METHODS == ("draft_model", "layer_skip", "suffix", "ngram")
+    assert set(METHODS) == {"auto", *DRAFT_METHODS}
+
+
+@pytest.mark.parametrize(
+    "config, drafters, needs_passes, drafts_with_target",
+    [
+        (SpeculationConfig(), TEXT_METHODS, False, False),
+        (SpeculationConfig(model="d"), (*TEXT_METHODS, "draft_model"), True, False),
+        (SpeculationConfig(method="ngram"), ("ngram",), False, False),
+        (SpeculationConfig(method="draft_model", model="d"), ("draft_model",), True, False),
+        (SpeculationConfig(method="layer_skip"), ("layer_skip",), True, True),
+        (SpeculationConfig(method="layer_skip", policy="off"), (), False, False),
+        (SpeculationConfig(model="d", policy="off"), (), False, False),
+    ],
+)
+def test_a_config_makes_the_drafters_of_its_method(
+    config: SpeculationConfig, drafters: tuple[str, ...], needs_passes: bool, drafts_with_target: bool
+) -> None:
+    assert tuple(each.name for each in config.drafters) == drafters
+    assert config.needs_draft_model == ("draft_model" in drafters)
+    assert (config.needs_passes, config.drafts_with_target) == (needs_passes, drafts_with_target)

@@ -1,0 +1,61 @@
+"""Which environment variables are read and written, and which wins."""
+
+from pathlib import Path
+
+from faser.config.declaration import settings_of
+from faser.config.engine import EngineConfig
+from faser.config.environment import (
+    cache_dir,
+    child_environment,
+    cuda_environment,
+    flag_environment,
+    flashinfer_workspace,
+    may_compile_kernels,
+)
+from faser.config.server import ServerConfig
+
+ALL = settings_of(EngineConfig) + settings_of(ServerConfig)
+
+
+def test_the_cache_is_where_the_environment_says() -> None:
+    assert cache_dir({}) == Path.home() / ".cache" / "faser"
+    assert cache_dir({"XDG_CACHE_HOME": "/x"}) == Path("/x/faser")
+    assert cache_dir({"XDG_CACHE_HOME": "/x", "FASER_CACHE_DIR": "/own"}) == Path("/own")
+
+
+def test_the_process_of_the_engine_has_no_api_keys() -> None:
+    environment = {"FASER_API_KEY": "secret", "VLLM_API_KEY": "secret", "FASER_CACHE_DIR": "/own"}
+    assert child_environment(environment) == {"FASER_CACHE_DIR": "/own"}
+
+
+def test_our_own_key_variable_wins_over_vllms() -> None:
+    theirs = {"VLLM_API_KEY": "theirs"}
+    assert flag_environment(ALL, theirs)[0]["api_key"] == ("VLLM_API_KEY", "theirs")
+    assert flag_environment(ALL, theirs | {"FASER_API_KEY": "ours"})[0]["api_key"] == ("FASER_API_KEY", "ours")
+
+
+def test_cudas_environment_is_filled_where_nothing_was_set() -> None:
+    environment = {"FASER_CACHE_DIR": "/own", "CUDA_DEVICE_MAX_CONNECTIONS": "8", "PATH": "/bin"}
+    cuda_environment(environment)
+    assert environment == {
+        "FASER_CACHE_DIR": "/own",
+        "PATH": "/bin",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "8",
+        "FLASHINFER_USE_CUDA_NORM": "1",
+        "FLASHINFER_WORKSPACE_BASE": "/own/kernels",
+    }
+    assert may_compile_kernels(environment)
+
+
+def test_compiling_is_forbidden_by_the_setting_or_by_flashinfers_own_variable() -> None:
+    environment: dict[str, str] = {}
+    cuda_environment(environment, compile_kernels=False)
+    assert not may_compile_kernels(environment)
+    assert not may_compile_kernels({"FLASHINFER_DISABLE_JIT": "0"})
+    assert may_compile_kernels({"FLASHINFER_DISABLE_JIT": ""})
+
+
+def test_kernels_of_flashinfer_lie_where_the_operator_wants_them() -> None:
+    assert flashinfer_workspace({"FASER_CACHE_DIR": "/own"}) == Path("/own/kernels")
+    own = {"FASER_CACHE_DIR": "/own", "FLASHINFER_WORKSPACE_BASE": "/theirs"}
+    assert flashinfer_workspace(own) == Path("/theirs")

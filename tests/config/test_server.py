@@ -1,0 +1,51 @@
+"""What settings of the server can be, and the messages that refuse them."""
+
+from pathlib import Path
+
+import pytest
+
+from faser.config.server import ServerConfig
+from faser.errors import ConfigError
+
+
+def test_every_default_is_sound() -> None:
+    ServerConfig()
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"port": 65536}, "port is 65536; it must be at least 0 and at most 65535"),
+        ({"host": ""}, "host is ; it must be text"),
+        ({"api_key": ("",)}, "api_key is ***; it must be text"),
+        (
+            {"chat_template": "/no/such"},
+            "chat_template is /no/such; it must be the path of a file that can be read",
+        ),
+        ({"root_path": "x"}, "root_path is x; it must begin with /"),
+        (
+            {"override_generation_config": {"temprature": 1}},
+            "override_generation_config: unknown key 'temprature'. Known keys: temperature, top_p, top_k, min_p, "
+            "presence_penalty, frequency_penalty, repetition_penalty, max_tokens",
+        ),
+        (
+            {"override_generation_config": {"temperature": 3.0}},
+            "override_generation_config: temperature is 3.0; it must be at least 0.0 and at most 2.0",
+        ),
+        (
+            {"override_generation_config": {"top_k": 1.5}},
+            "override_generation_config: top_k is 1.5; it must be a whole number",
+        ),
+    ],
+)
+def test_an_impossible_server_setting_names_value_and_limit(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServerConfig(**fields)  # type: ignore[arg-type]
+    assert str(caught.value) == message
+
+
+def test_a_certificate_needs_its_key(tmp_path: Path) -> None:
+    certificate = tmp_path / "cert.pem"
+    certificate.touch()
+    with pytest.raises(ConfigError, match="it needs ssl_keyfile, which is not set"):
+        ServerConfig(ssl_certfile=str(certificate))
