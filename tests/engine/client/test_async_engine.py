@@ -329,7 +329,8 @@ def test_an_engine_ends_when_its_front_end_is_gone(tiny_checkpoint: Path) -> Non
     """The front-end is a process of its own here, and is killed while its engine works."""
     script = f"""
 import asyncio, pathlib, sys
-from tests.engine.client.test_async_engine import CONFIG, GREEDY, children, load_tokenizer, replace, request, AsyncEngine
+from tests.engine.client.test_async_engine import CONFIG, GREEDY, children, load_tokenizer
+from tests.engine.client.test_async_engine import replace, request, AsyncEngine
 async def scenario():
     path = pathlib.Path({str(tiny_checkpoint)!r})
     tokenizer = load_tokenizer(path)
