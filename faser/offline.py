@@ -1,6 +1,6 @@
-"""The offline API: `LLM(model).generate(prompts, SamplingParams(...))`, without a server.
+"""LLM, the offline API: `LLM(model).generate(prompts, SamplingParams(...))`, without a server.
 
-The engine runs in a thread of this process, behind the same AsyncEngine as when it serves.
+The engine runs in a thread of this process; the same AsyncEngine serves HTTP.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ Message = dict[str, Any]
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """One answer. logprobs: one entry a token, if asked for. speculation: what it did, where there is any."""
+    """One answer. logprobs: one entry per token, if requested. speculation: None without a drafter."""
 
     index: int
     text: str = ""
@@ -63,7 +63,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What came of one prompt: SamplingParams.n samples."""
+    """The result for one prompt: SamplingParams.n samples."""
 
     prompt_token_ids: tuple[int, ...]
     samples: tuple[Sample, ...]
@@ -77,10 +77,10 @@ class Generation:
 
 
 class LLM:
-    """A loaded model. model: a directory, a GGUF file, a hub id, or None for the embedded default.
+    """A loaded model. model: a directory, a GGUF file, a hub id, or None for the embedded model.
 
-    options: fields of EngineConfig; speculative_config takes a dict with vLLM's keys, speculative_policy="off"
-    leaves speculation out. Close it, or use it in a `with`, to free the model.
+    options: fields of EngineConfig. speculative_config is a dict with vLLM's keys; speculative_policy="off"
+    disables speculation. Close it, or use it in a `with`, to free the model.
     Raises ConfigError if the model cannot be served.
     """
 
@@ -109,10 +109,10 @@ class LLM:
         *,
         progress: bool = False,
     ) -> list[Generation]:
-        """Answer all prompts, batched together; results come in their order.
+        """Answer all prompts as one batch; results have the order of the prompts.
 
-        sampling: one for all, or one a prompt. progress: show a bar of finished prompts.
-        Raises RequestError if a prompt or its parameters cannot be served; nothing has run then.
+        sampling: one for all, or one per prompt. progress: show a progress bar.
+        Raises RequestError if a prompt or its parameters cannot be served.
         """
         batch = _as_batch(prompts)
         each = (
@@ -120,7 +120,7 @@ class LLM:
         )
         if len(each) != len(batch):
             raise RequestError(
-                f"{len(each)} sampling parameters for {len(batch)} prompts; give one, or one a prompt"
+                f"{len(each)} sampling parameters for {len(batch)} prompts; give one, or one per prompt"
             )
         token_ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in batch]
         return self._await(self._generate_all(token_ids, each, progress))
@@ -132,7 +132,7 @@ class LLM:
         *,
         progress: bool = False,
     ) -> list[Generation]:
-        """Answer conversations: lists of {"role", "content"} messages, through the model's chat template."""
+        """Answer conversations, lists of {"role", "content"} messages, with the model's chat template."""
         source = self.tokenizer.chat_template
         if not isinstance(source, str):
             raise ConfigError("this model has no chat template; use generate()")
@@ -222,4 +222,4 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _no_progress(_stage: str, _done: int, _total: int) -> None:
-    """The offline API does not draw."""
+    """Loading shows no progress."""

@@ -1,7 +1,7 @@
 """The values that cross layers: frozen, plain, without torch.
 
-A Request comes in and never changes. What the engine says about it comes back as RequestOutput. Nothing
-here knows HTTP, tensors or processes.
+A Request never changes after it is accepted; the engine answers it with RequestOutputs. Nothing here knows
+HTTP, tensors or processes.
 """
 
 import math
@@ -16,14 +16,14 @@ MAX_SAMPLES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 
-_MOST_NEGATIVE, _MOST_POSITIVE = -(2**63), 2**63 - 1  # what one process can tell another
+_MOST_NEGATIVE, _MOST_POSITIVE = -(2**63), 2**63 - 1  # integers in messages between processes
 
 # Reports progress: the name of a stage, how much of it is done, and how much there is; 0 of 0 where unknown.
 ProgressCallback = Callable[[str, int, int], None]
 
 
 class FinishReason(StrEnum):
-    """Why a sample ended; the values are those of the metrics label and of the HTTP field."""
+    """Why a sample ended. The values appear in a metrics label and in the HTTP field."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -32,7 +32,7 @@ class FinishReason(StrEnum):
 
 
 class EngineState(StrEnum):
-    """Life of an engine, in order."""
+    """The states of an engine, in order."""
 
     LOADING = "loading"
     WARMING = "warming"
@@ -45,10 +45,10 @@ class EngineState(StrEnum):
 class SamplingParams:
     """How one request's tokens are chosen. Checked when built.
 
-    temperature: 0 is greedy and exact. top_k: 0 is off. max_tokens: None is what is left of the context.
-    seed: None draws one; equal seeds give equal tokens whatever else is in the batch.
+    temperature: 0 is greedy. top_k: 0 is off. max_tokens: None: the rest of the context.
+    seed: None draws one. Equal seeds give equal tokens, whatever else is in the batch.
     logit_bias: (token id, bias) pairs. allowed_token_ids: None allows all.
-    logprobs: how many alternatives to report beside the chosen token; None reports nothing.
+    logprobs: number of alternatives to report in addition to the chosen token; None: no log probabilities.
     Order of application: bias and penalties, temperature, min_p, top_k, top_p.
 
     Raises RequestError that names the field, its value and the limit.
@@ -119,7 +119,7 @@ class SamplingParams:
 
     @property
     def is_plain(self) -> bool:
-        """A token follows from its logits, seed and position; nothing is reported beside it."""
+        """Each token depends on its logits, seed and position only, and no log probabilities are reported."""
         return (
             self.presence_penalty == self.frequency_penalty == 0.0
             and self.repetition_penalty == 1.0
@@ -132,7 +132,7 @@ class SamplingParams:
 
 
 def _within(name: str, value: float, low: float, high: float | None, *, above: bool = False) -> None:
-    """Refuse NaN, infinities and anything outside [low, high] (or (low, high] when above)."""
+    """Refuse NaN, infinities and values outside [low, high], or outside (low, high] if above."""
     fits = value < math.inf and (value > low if above else value >= low)
     if fits and (high is None or value <= high):
         return
@@ -146,7 +146,7 @@ DEFAULT_CLASS = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """Targets of one request, in milliseconds; None: no target. Raises RequestError for what is not above 0."""
+    """Latency targets of one request, in milliseconds; None: no target. Raises RequestError unless above 0."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -163,7 +163,7 @@ NO_TARGETS = Slo()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationParams:
-    """One request's effective wishes. max_tokens: most drafted tokens a step, None: the server's cap; 0 is off."""
+    """Speculation of one request. max_tokens: draft tokens per step, at most; None: the server's cap; 0: off."""
 
     enabled: bool = True
     max_tokens: int | None = None
@@ -176,12 +176,12 @@ DEFAULT_SPECULATION = SpeculationParams()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One accepted request, tokenised. arrival_s: when it came in, on time.monotonic().
+    """One accepted request, tokenised. arrival_s: its arrival, by time.monotonic().
 
-    cache_salt: requests with different salts never share prefix blocks. speculation: its effective wishes.
-    predicted_token_ids: what the answer may repeat; drafts are copied from it, and no token depends on it.
+    cache_salt: requests with different salts never share prefix blocks.
+    predicted_token_ids: a text that the answer may repeat; only drafts are copied from it.
 
-    Raises RequestError for a priority beyond 64 bits.
+    Raises RequestError for a priority that does not fit 64 bits.
     """
 
     request_id: str
@@ -201,8 +201,8 @@ class Request:
 class PositionLogprobs:
     """Log probabilities at one position, before temperature.
 
-    token_id, logprob, rank: the chosen token; rank 1 is the most likely.
-    top: (token id, logprob), most likely first; its length is what the request asked for.
+    token_id, logprob, rank: of the chosen token; rank 1 is the most likely.
+    top: (token id, logprob), most likely first; as many as the request asks for.
     """
 
     token_id: int
@@ -213,12 +213,12 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationSummary:
-    """What speculation did for one finished sample; counts of tokens unless said otherwise.
+    """Speculation of one finished sample. Counts are numbers of tokens unless stated otherwise.
 
-    steps: steps that brought it tokens. gamma_sum: of the gammas verified in them. drafts: steps with at least
-    one draft token. drafted = pruned + verified; verified = accepted + wasted. accepted_per_position: how often
-    the i-th token of a draft was accepted. per_step: (verified, accepted) of each of the drafts, in order; empty
-    unless such details are asked for.
+    steps: steps that gave it tokens. gamma_sum: sum of the gammas verified in them. drafts: steps that verified
+    at least one draft token. drafted = pruned + verified; verified = accepted + wasted. accepted_per_position:
+    how often the i-th token of a draft was accepted. per_step: (verified, accepted) of each draft, in order;
+    empty unless details are requested.
     """
 
     policy: str
@@ -241,9 +241,9 @@ class SpeculationSummary:
 class OutputDelta:
     """What one step added to one sample. index: which of the n samples.
 
-    text may lag behind token_ids (an unfinished code point, a possible stop string) and catches up at the end.
-    stop_reason: the stop string or token id that ended it, None for end-of-sequence and length.
-    speculation: in the sample's last delta, where the engine has a drafter.
+    text can be shorter than the text of token_ids (an unfinished code point, a possible stop string); later deltas
+    make up for it. stop_reason: the stop string or token id that ended the sample; None for end-of-sequence and
+    length. speculation: in the sample's last delta, if the engine has a drafter.
     """
 
     index: int
@@ -257,10 +257,10 @@ class OutputDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """All that one step added to one request.
+    """Everything that one step added to one request.
 
-    num_cached_tokens: prompt tokens whose KV came from the prefix cache (the first sample's).
-    prompt_logprobs: in the output that completes the prompt, if asked for; None at position 0.
+    num_cached_tokens: prompt tokens of the first sample whose KV came from the prefix cache.
+    prompt_logprobs: in the output that completes the prompt, if requested; None at position 0.
     """
 
     request_id: str
@@ -271,7 +271,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What the front-end must know of the loaded model. kv_cache_bytes, weight_bytes: sizes in memory."""
+    """Properties of the loaded model for the front-end. kv_cache_bytes, weight_bytes: sizes in memory."""
 
     max_model_len: int
     vocab_size: int
@@ -290,9 +290,9 @@ class ModelInfo:
 class MethodStats:
     """Draft tokens of one method since the start. drafted = pruned + verified.
 
-    dropped: those of the pruned that were drafted ahead and then of no use: behind a token that was refused, or
-    the target's own token by the time they could be sent. left: those that left between layers. expected: sum of
-    the predicted survival of the verified tokens, to be held against accepted.
+    dropped: pruned tokens that overlapped drafting made useless: they follow a rejected token, or the bonus token
+    took their position before they could be verified. left: pruned tokens that left the batch between layers.
+    expected: sum of the predicted survival of the verified tokens, to compare with accepted.
     """
 
     method: str
@@ -307,9 +307,9 @@ class MethodStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleStats:
-    """Time of one role (draft, verify, step) since the start, in seconds; predicted by the cost model.
+    """Seconds spent in one role (draft, verify, step) since the start, predicted by the cost model and measured.
 
-    errors: how many steps had |predicted - measured| / measured up to each edge of STEP_ERROR_EDGES, then beyond.
+    errors: number of steps with |predicted - measured| / measured up to each of STEP_ERROR_EDGES, then above.
     """
 
     role: str
@@ -372,14 +372,14 @@ STEP_ERROR_EDGES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 class SpeculationStats:
     """Counters since the start of the engine.
 
-    num_drafts: a sequence in a step with at least one verified draft token. accepted_per_position: [cap].
+    num_drafts: sequence-steps with at least one verified draft token. accepted_per_position: [cap].
     gammas: by class, how often each verified gamma 0 … cap was chosen. mode: of the last step: plain, serial, or
-    the name of the partition that it drafted ahead on. draft_share: of the processors, then; 0 otherwise.
-    overlap_s: time in which both lanes were busy. partition: what divides the processors; serial: nothing does.
-    partition_fallback: why it is not the one that was asked for; empty: it is.
+    the name of the partition on which drafting overlapped it. draft_share: the drafter's share of the processors
+    in an overlapped step; 0 otherwise. overlap_s: time in which both lanes were busy. partition: what divides the
+    processors; serial: they are not divided. partition_fallback: why it is not the configured one; else empty.
     mode_steps: steps by mode. switches: (from, to, times). bypasses: (reason, sequence-steps) without a draft,
     reason one of load, gain, memory, request. decide_s: host time of policy and bookkeeping.
-    catchup_tokens: draft KV refilled after a pause. pruning: None where all rows go through all layers.
+    catchup_tokens: draft KV recomputed after a pause. pruning: None if early pruning is off.
     """
 
     policy: str
@@ -404,7 +404,7 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A snapshot after a step: gauges are values now, counters count from the start of the engine."""
+    """A snapshot after a step. Counters count from the start of the engine; the other values are current."""
 
     num_running: int = 0
     num_waiting: int = 0

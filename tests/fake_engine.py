@@ -1,4 +1,4 @@
-"""An engine without a model: it answers what it is told, when it is told, and remembers what happened to it."""
+"""FakeEngine: an engine without a model, with scripted answers, that records its requests."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What tests leave behind: nothing in the cache folder of whoever runs them."""
+"""Tests write nothing into the cache folder of the user who runs them."""
 
 import os
 import subprocess

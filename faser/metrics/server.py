@@ -1,7 +1,7 @@
-"""What Prometheus scrapes: the series that vLLM's dashboards, autoscalers and endpoint pickers query.
+"""Metrics: the Prometheus series that vLLM's dashboards, autoscalers and endpoint pickers query.
 
-Owns one registry, the names, the labels and the buckets. Is told what happened and asks nobody; knows
-neither HTTP nor the engine. Every series exists at zero from the first scrape.
+Owns the registry, and the names, labels and buckets of the series. Other modules report events to it; it knows
+neither HTTP nor the engine. Every series exists from the first scrape, with value zero.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ _TTFT_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
     *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
-# vLLM's edges begin at 10 ms, too coarse for a fast engine; a superset of them still adds up with its series.
+# vLLM's edges begin at 10 ms, too coarse for a fast engine; a superset of them can still be aggregated with its.
 _TOKEN_S = (
     *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
     *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
@@ -47,7 +47,7 @@ _SAMPLES = (1, 2, 5, 10, 20)
 _STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
 _UNKNOWN_MODEL_LEN = 131_072
 
-# Exported because dashboards and load generators ask for them; nothing in this build makes them move.
+# Exported because dashboards and load generators query them; FASER never increments them.
 _IDLE_COUNTERS = (
     "corrupted_requests",
     "external_prefix_cache_queries",
@@ -60,10 +60,10 @@ _LABELS = ("model_name", "engine")
 
 
 class Metrics:
-    """One model's series. Use from one thread; rendering may happen at any time.
+    """The series of one model. Use it from one thread; render may be called from any thread.
 
-    max_model_len: where the buckets of token counts end; 0 when it is not known yet. speculation: says which
-    classes, positions and policy there are. What is told of speculation goes to `speculation`.
+    max_model_len: the last bucket of token counts; 0: not known yet. speculation: the configuration with the
+    classes, positions and policy of the labels. The attribute `speculation` has the series of speculation.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry(auto_describe=True)
         self._seen = EngineStats()
-        make = _Maker(self._registry, (model_name, engine))
+        make = _SeriesFactory(self._registry, (model_name, engine))
         self._make_gauges(make)
         self._make_counters(make)
         self._make_histograms(make, tuple(_steps_of_1_2_5(max_model_len or _UNKNOWN_MODEL_LEN)))
@@ -85,53 +85,57 @@ class Metrics:
             self._registry, _LABELS, (model_name, engine), speculation or SpeculationConfig()
         )
 
-    def _make_gauges(self, make: "_Maker") -> None:
+    def _make_gauges(self, make: "_SeriesFactory") -> None:
         self._running = make.gauge("num_requests_running", "Samples in the running batch.")
         self._waiting = make.gauge("num_requests_waiting", "Samples that wait to run.")
         waiting_by_reason = make.gauges(
-            "num_requests_waiting_by_reason", "Samples that wait, by what for.", reason=("capacity", "deferred")
+            "num_requests_waiting_by_reason",
+            "Samples that wait to run, by reason.",
+            reason=("capacity", "deferred"),
         )
         self._waiting_for_room = waiting_by_reason["capacity"]
         self._kv_usage = make.gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
         sleep_state = make.gauges(
             "engine_sleep_state",
-            "1 for the state the engine is in.",
+            "1 for the current sleep state of the engine.",
             sleep_state=("awake", "weights_offloaded", "discard_all"),
         )
         sleep_state["awake"].set(1)
         self._cache_config = make.info(
             "cache_config_info",
-            "Constant 1; the labels are the KV cache's shape.",
+            "Constant 1; the labels describe the KV cache.",
             ("block_size", "num_gpu_blocks"),
         )
         self._cache_config("0", "0")
 
-    def _make_counters(self, make: "_Maker") -> None:
+    def _make_counters(self, make: "_SeriesFactory") -> None:
         self._prompt_tokens = make.counter("prompt_tokens", "Prompt tokens computed or taken from the cache.")
         self._by_source = make.counters(
             "prompt_tokens_by_source",
-            "Prompt tokens, by where their KV came from.",
+            "Prompt tokens, by the source of their KV.",
             source=("local_compute", "local_cache_hit"),
         )
         self._prompt_tokens_cached = make.counter("prompt_tokens_cached", "Prompt tokens from the prefix cache.")
         self._generation_tokens = make.counter("generation_tokens", "Tokens generated.")
-        self._cache_queries = make.counter("prefix_cache_queries", "Prompt tokens looked up.")
-        self._cache_hits = make.counter("prefix_cache_hits", "Prompt tokens found.")
-        self._preemptions = make.counter("num_preemptions", "Samples set back to make room.")
+        self._cache_queries = make.counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self._cache_hits = make.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self._preemptions = make.counter("num_preemptions", "Samples preempted to free KV blocks.")
         self._success = make.counters(
-            "request_success", "Requests that ended, by how.", finished_reason=tuple(FinishReason)
+            "request_success", "Requests that ended, by finish reason.", finished_reason=tuple(FinishReason)
         )
         self._rejections = make.counters(
-            "admission_rejections", "Requests turned away by load or state, by why.", reason=REJECTION_REASONS
+            "admission_rejections",
+            "Requests rejected by load or state, by reason.",
+            reason=REJECTION_REASONS,
         )
         for idle in _IDLE_COUNTERS:
-            make.counter(idle, "Stays at zero: this build has nothing to count here.")
+            make.counter(idle, "Always zero: FASER has nothing to count here.")
 
-    def _make_histograms(self, make: "_Maker", tokens: Sequence[float]) -> None:
+    def _make_histograms(self, make: "_SeriesFactory", tokens: Sequence[float]) -> None:
         self._ttft = make.histogram("time_to_first_token_seconds", "Arrival to first token.", _TTFT_S)
         self._itl = make.histogram("inter_token_latency_seconds", "Between two chunks of a sample.", _TOKEN_S)
         self._tpot = make.histogram(
-            "request_time_per_output_token_seconds", "Mean time of a request's tokens but the first.", _TOKEN_S
+            "request_time_per_output_token_seconds", "Mean time per token of a request after its first.", _TOKEN_S
         )
         self._e2e = make.histogram("e2e_request_latency_seconds", "Arrival to last token.", _REQUEST_S)
         self._queue = make.histogram("request_queue_time_seconds", "Arrival to first step.", _REQUEST_S)
@@ -142,27 +146,27 @@ class Metrics:
         self._request_generation = make.histogram(
             "request_generation_tokens", "Tokens of all samples of a request.", tokens
         )
-        self._params_max_tokens = make.histogram("request_params_max_tokens", "max_tokens asked for.", tokens)
-        self._params_n = make.histogram("request_params_n", "Samples asked for.", _SAMPLES)
-        # The name ends in _total although it is a histogram: vLLM's.
+        self._params_max_tokens = make.histogram("request_params_max_tokens", "max_tokens of a request.", tokens)
+        self._params_n = make.histogram("request_params_n", "Samples of a request.", _SAMPLES)
+        # A histogram, although its name ends in _total as in vLLM.
         self._step_tokens = make.histogram("iteration_tokens_total", "Tokens in one engine step.", _STEP_TOKENS)
 
     def admitted(self, *, n: int, max_tokens: int, prompt_tokens: int) -> None:
-        """A request was accepted. max_tokens: resolved, of each sample."""
-        del prompt_tokens  # observed when the request ends, beside its answer
+        """A request was accepted. max_tokens: per sample, resolved."""
+        del prompt_tokens  # observed when the request ends
         self._params_n.observe(n)
         self._params_max_tokens.observe(max_tokens)
 
     def rejected(self, reason: str) -> None:
-        """A request was turned away for no fault of its own. reason: one of REJECTION_REASONS."""
+        """A request was rejected because of load or engine state. reason: one of REJECTION_REASONS."""
         self._rejections[reason].inc()
 
     def first_token(self, ttft_s: float) -> None:
-        """A request got its first token, so long after it came in."""
+        """A request received its first token. ttft_s: since its arrival."""
         self._ttft.observe(ttft_s)
 
     def tokens(self, count: int, gap_s: float | None) -> None:
-        """A sample got count tokens at once. gap_s: since its last ones; None for its first."""
+        """A sample received count tokens in one step. gap_s: since its previous tokens; None: its first."""
         if count and gap_s is not None:
             self._itl.observe(gap_s)
 
@@ -177,7 +181,7 @@ class Metrics:
         prompt_tokens: int,
         generation_tokens: int,
     ) -> None:
-        """A request ended. Times of aborted and failed ones are not those of answers and are left out."""
+        """A request ended. Times of aborted and failed requests are not observed."""
         self._success[reason].inc()
         self._request_prompt.observe(prompt_tokens)
         self._request_generation.observe(generation_tokens)
@@ -192,7 +196,7 @@ class Metrics:
             self._tpot.observe(decode_s / (generation_tokens - 1))
 
     def engine(self, stats: EngineStats) -> None:
-        """Take over the engine's latest snapshot. Its counters never fall; what they rose by is counted."""
+        """Report the engine's latest snapshot. Its counters never decrease; the series grow by the differences."""
         seen, self._seen = self._seen, stats
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
@@ -214,7 +218,7 @@ class Metrics:
             self.speculation.engine(stats.speculation)
 
     def cache_config(self, *, block_size: int, num_gpu_blocks: int) -> None:
-        """The KV cache's shape is known now. num_gpu_blocks: blocks, wherever they lie; the name is vLLM's."""
+        """The size of the KV cache is known. num_gpu_blocks: blocks on any device; the name is vLLM's."""
         self._cache_config(str(block_size), str(num_gpu_blocks))
 
     def render(self) -> bytes:
@@ -222,10 +226,10 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _Maker:
-    """Makes series under vLLM's prefix and resolves their labels, so that counting looks nothing up.
+class _SeriesFactory:
+    """Creates series with vLLM's prefix and resolves their labels, so that counting needs no look-up.
 
-    labels: the values of _LABELS. Methods in the plural take one more label and all its values, and return
+    labels: the values of _LABELS. The methods in the plural take one more label with all its values, and return
     the series by value.
     """
 
@@ -242,7 +246,7 @@ class _Maker:
         return {value: family.labels(*self._labels, value) for value in each_value}
 
     def info(self, name: str, help_text: str, labels: Sequence[str]) -> Callable[..., None]:
-        """A constant 1 that speaks through its labels. Returns how to set their values."""
+        """A constant 1 whose labels carry the information. Returns a function that sets their values."""
         family = Gauge(f"vllm:{name}", help_text, (*_LABELS, *labels), registry=self._registry)
 
         def set_to(*values: str) -> None:

@@ -1,4 +1,4 @@
-"""The front-end on a loopback port, in a thread, with a fake engine behind it."""
+"""The front-end on a loopback port, in a thread, over a fake engine."""
 
 import threading
 import time

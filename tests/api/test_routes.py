@@ -1,4 +1,4 @@
-"""The routes beside completions, and what every answer carries."""
+"""The routes other than completions and chats, and the headers of every answer."""
 
 import httpx
 import openai

@@ -77,16 +77,16 @@ def test_what_answers_tell_of_speculation_is_what_is_scraped(tiny_checkpoint: Pa
     async def story(_: AsyncEngine, client: httpx.AsyncClient) -> None:
         body = {"prompt": "hello hello hello hello", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
         answers = [(await client.post("/v1/completions", json={**body, "n": n})).json() for n in (1, 2)]
-        told = [answer["metrics"]["faser"] for answer in answers]
+        reports = [answer["metrics"]["faser"] for answer in answers]
         scraped = scrape((await client.get("/metrics")).text)
         for name in ("drafted", "verified", "accepted", "wasted"):
-            assert sum(each[name] for each in told) == scraped[f"faser_spec_{name}_tokens_total"]
-        assert sum(each["pruned"] for each in told) == scraped["faser_spec_pruned_tokens_total"]
+            assert sum(each[name] for each in reports) == scraped[f"faser_spec_{name}_tokens_total"]
+        assert sum(each["pruned"] for each in reports) == scraped["faser_spec_pruned_tokens_total"]
         assert scraped["faser_spec_accepted_tokens_total"] > 0
         alone = answers[0]["metrics"]["speculative_decoding"]
         assert sum(alone["acceptance_histogram"]) == alone["num_spec_steps"] == len(alone["per_step_drafted"])
-        assert sum(alone["per_step_accepted"]) == alone["num_accepted_draft_tokens"] == told[0]["accepted"]
-        assert sum(alone["per_step_drafted"]) == alone["num_draft_tokens"] == told[0]["verified"]
+        assert sum(alone["per_step_accepted"]) == alone["num_accepted_draft_tokens"] == reports[0]["accepted"]
+        assert sum(alone["per_step_drafted"]) == alone["num_draft_tokens"] == reports[0]["verified"]
         plain = (await client.post("/v1/completions", json={**body, "speculative": {"enabled": False}})).json()
         assert plain["choices"] == answers[0]["choices"]
         assert (plain["metrics"]["faser"]["max_tokens"], plain["metrics"]["faser"]["drafted"]) == (0, 0)

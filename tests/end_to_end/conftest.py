@@ -12,10 +12,10 @@ MODEL = "tiny"
 KEY = "secret-key"
 ROOM = 8  # samples that the small server holds, running and waiting
 
-# Refuses conversations in which somebody says "forbidden".
+# Refuses conversations that contain "forbidden".
 _STRICT_TEMPLATE = (
     "{% for message in messages %}"
-    "{% if 'forbidden' in message.content %}{{ raise_exception('nobody may say forbidden here') }}{% endif %}"
+    "{% if 'forbidden' in message.content %}{{ raise_exception('the word forbidden is not allowed') }}{% endif %}"
     "{{ message.content }}"
     "{% endfor %}"
 )
@@ -47,7 +47,7 @@ def _both(tiny_checkpoint: Path, folder: Path) -> Iterator[tuple[Server, Server]
 
 @pytest.fixture
 def server(_both: tuple[Server, Server]) -> Server:
-    """64 samples run, 1024 wait, prefixes are cached, anybody may ask."""
+    """64 samples run, 1024 wait, prefixes are cached, no key is required."""
     return _both[0]
 
 

@@ -16,7 +16,7 @@ from tests.end_to_end.conftest import KEY, MODEL
 from tests.end_to_end.server import Server, until
 
 PROMPT = "the quick brown fox"
-MOST_TOKENS = 2000  # of an answer: what nobody stops takes seconds
+MOST_TOKENS = 2000  # of an answer: one that is not aborted takes seconds
 SOON_S = 2.0
 
 
@@ -74,12 +74,12 @@ def test_a_closed_connection_frees_everything_at_once(small: Server, stream: boo
 
 
 def test_who_leaves_while_waiting_is_never_run(small: Server) -> None:
-    """Four samples fill the server; what waits behind them has computed nothing when its client leaves."""
+    """Four samples fill the server; a waiting request has computed nothing when its client leaves."""
     before = small.metric("prompt_tokens_total")
     with asking(small, n=4):
         until(lambda: small.metric("num_requests_running") == 4, 10)
         running = small.metric("prompt_tokens_total")
-        with asking(small, n=2, prompt="somebody else"):
+        with asking(small, n=2, prompt="someone else"):
             until(lambda: small.metric("num_requests_waiting") == 2, 10)
         until(lambda: small.metric("num_requests_waiting") == 0, SOON_S)
         assert small.metric("num_requests_running") == 4

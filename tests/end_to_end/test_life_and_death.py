@@ -1,4 +1,4 @@
-"""Signals and deaths: what is running ends well or with an error, nothing hangs, and nobody is left behind."""
+"""Signals and deaths: running requests end well or with an error, nothing hangs, and no process survives."""
 
 import signal
 import threading
@@ -163,7 +163,7 @@ def test_a_killed_front_end_leaves_no_idle_engine(fresh: Iterator[Server]) -> No
 
 
 def _has_ended(process: psutil.Process) -> bool:
-    """Gone, or waiting for somebody to collect its status."""
+    """Whether the process has ended; a zombie has."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

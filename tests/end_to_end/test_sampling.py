@@ -12,15 +12,15 @@ PROMPT = "a model reads a prompt and answers token by token"
 EOS_TOKEN_ID = 2
 
 
-def say(client: openai.OpenAI, *, beside: dict[str, Any] | None = None, **fields: Any) -> Any:
-    """One text completion's only choice. beside: fields that OpenAI does not have."""
+def say(client: openai.OpenAI, *, extra: dict[str, Any] | None = None, **fields: Any) -> Any:
+    """One text completion's only choice. extra: fields that the OpenAI API lacks."""
     fields = {"model": MODEL, "prompt": PROMPT, "max_tokens": 24, **fields}
-    return client.completions.create(**fields, extra_body=beside).choices[0]
+    return client.completions.create(**fields, extra_body=extra).choices[0]
 
 
-def token_ids(client: openai.OpenAI, *, beside: dict[str, Any] | None = None, **fields: Any) -> list[int]:
+def token_ids(client: openai.OpenAI, *, extra: dict[str, Any] | None = None, **fields: Any) -> list[int]:
     """Token ids of the answer; it ends at max_tokens."""
-    choice = say(client, beside={"ignore_eos": True, "return_token_ids": True, **(beside or {})}, **fields)
+    choice = say(client, extra={"ignore_eos": True, "return_token_ids": True, **(extra or {})}, **fields)
     found: list[int] = choice.token_ids
     return found
 
@@ -50,8 +50,8 @@ def test_greedy_answers_are_the_same_every_time(client: openai.OpenAI) -> None:
 
 def test_top_k_of_one_is_greedy(client: openai.OpenAI) -> None:
     greedy = token_ids(client, temperature=0)
-    assert token_ids(client, temperature=1.9, beside={"top_k": 1}) == greedy
-    assert token_ids(client, temperature=1.9, beside={"min_p": 1.0}) == greedy
+    assert token_ids(client, temperature=1.9, extra={"top_k": 1}) == greedy
+    assert token_ids(client, temperature=1.9, extra={"min_p": 1.0}) == greedy
     assert token_ids(client, temperature=1.9, top_p=1e-9) == greedy
 
 
@@ -62,30 +62,30 @@ def test_a_bias_forces_a_token_and_bans_one(client: openai.OpenAI) -> None:
 
 
 def test_only_allowed_tokens_are_chosen(client: openai.OpenAI) -> None:
-    assert set(token_ids(client, temperature=2, beside={"allowed_token_ids": [70, 71, 72]})) == {70, 71, 72}
+    assert set(token_ids(client, temperature=2, extra={"allowed_token_ids": [70, 71, 72]})) == {70, 71, 72}
 
 
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
 def test_penalties_make_a_repeating_answer_vary(client: openai.OpenAI, penalty: str) -> None:
-    """Two tokens are allowed, one far ahead: alone it repeats, and a penalty lets the other one in."""
+    """Two tokens are allowed, one far more likely: without a penalty it repeats, with one the other occurs too."""
     asked: dict[str, Any] = {"temperature": 0, "logit_bias": {"70": 51, "71": 50}, "max_tokens": 60}
-    beside = {"allowed_token_ids": [70, 71]}
-    plain = token_ids(client, beside=beside, **asked)
-    varied = token_ids(client, beside=beside, **asked, **{penalty: 2.0})
+    extra = {"allowed_token_ids": [70, 71]}
+    plain = token_ids(client, extra=extra, **asked)
+    varied = token_ids(client, extra=extra, **asked, **{penalty: 2.0})
     assert varied != plain
 
 
 def test_a_repetition_penalty_counts_the_prompt_too(client: openai.OpenAI) -> None:
     greedy = token_ids(client, temperature=0, max_tokens=64)
-    varied = token_ids(client, temperature=0, max_tokens=64, beside={"repetition_penalty": 5.0})
+    varied = token_ids(client, temperature=0, max_tokens=64, extra={"repetition_penalty": 5.0})
     assert len(set(varied)) > len(set(greedy))
 
 
 def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
-    whole = say(client, temperature=0, max_tokens=40, beside={"ignore_eos": True}).text
+    whole = say(client, temperature=0, max_tokens=40, extra={"ignore_eos": True}).text
     stop = whole[11:14]
     for given in (stop, ["never in it", stop]):
-        choice = say(client, temperature=0, max_tokens=40, stop=given, beside={"ignore_eos": True})
+        choice = say(client, temperature=0, max_tokens=40, stop=given, extra={"ignore_eos": True})
         assert choice.text == whole[: whole.index(stop)]
         assert choice.finish_reason == "stop"
         assert choice.stop_reason == stop
@@ -94,13 +94,13 @@ def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
         temperature=0,
         max_tokens=40,
         stop=stop,
-        beside={"ignore_eos": True, "include_stop_str_in_output": True},
+        extra={"ignore_eos": True, "include_stop_str_in_output": True},
     )
     assert kept.text == whole[: whole.index(stop)] + stop
 
 
 def test_a_stop_string_ends_a_stream_without_showing_its_beginning(client: openai.OpenAI) -> None:
-    whole = say(client, temperature=0, max_tokens=40, beside={"ignore_eos": True}).text
+    whole = say(client, temperature=0, max_tokens=40, extra={"ignore_eos": True}).text
     stop = whole[11:16]
     stream = client.completions.create(
         model=MODEL,
@@ -117,7 +117,7 @@ def test_a_stop_string_ends_a_stream_without_showing_its_beginning(client: opena
 def test_a_stop_token_ends_the_answer_and_is_named(client: openai.OpenAI) -> None:
     greedy = token_ids(client, temperature=0)
     stop = greedy[5]
-    choice = say(client, temperature=0, beside={"stop_token_ids": [stop], "return_token_ids": True})
+    choice = say(client, temperature=0, extra={"stop_token_ids": [stop], "return_token_ids": True})
     assert choice.token_ids == greedy[: greedy.index(stop) + 1]
     assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
 
@@ -126,12 +126,12 @@ def test_the_end_of_sequence_ends_an_answer_unless_ignored_or_too_early(client: 
     """A bias makes the end-of-sequence the likeliest token at every position."""
     eager: dict[str, Any] = {"temperature": 0, "logit_bias": {str(EOS_TOKEN_ID): 100}}
     usage = {"return_token_ids": True}
-    at_once = say(client, **eager, beside=usage)
+    at_once = say(client, **eager, extra=usage)
     assert (at_once.token_ids, at_once.text, at_once.finish_reason) == ([EOS_TOKEN_ID], "", "stop")
-    late = say(client, **eager, beside={**usage, "min_tokens": 7})
+    late = say(client, **eager, extra={**usage, "min_tokens": 7})
     assert len(late.token_ids) == 8
     assert EOS_TOKEN_ID not in late.token_ids[:7]
-    ignored = say(client, **eager, beside={**usage, "ignore_eos": True})
+    ignored = say(client, **eager, extra={**usage, "ignore_eos": True})
     assert ignored.token_ids == [EOS_TOKEN_ID] * 24
     assert ignored.finish_reason == "length"
 

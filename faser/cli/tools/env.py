@@ -31,7 +31,7 @@ from faser.machine import available_memory, usable_cores, usable_memory
 _HELP = f"""usage: faser env [--json]
        faser env --build-kernels [--arch {ARCH}] [--out DIR] [--only NAME,NAME]
 
-Show versions, device and backend, or compile CUDA kernels ahead of time.
+Show versions, device and backend, or compile CUDA kernels in advance.
 
   --json            as a JSON object
   --build-kernels   compile FlashInfer's modules, a minute each; needs no GPU, keeps existing modules

@@ -1,7 +1,7 @@
-"""What a model's configuration files say: sizes, number type, end tokens, defaults for sampling.
+"""ModelConfig: reads a checkpoint's configuration files: sizes, dtype, end tokens, sampling defaults.
 
-Read without torch, so that a front-end process can ask too. Knows the files of a hub checkpoint; a GGUF
-file is asked for the same through its own reader.
+Needs no torch, so the front-end process can read it as well. For a GGUF file, gguf/config.py provides the same
+dict as config.json.
 """
 
 import json
@@ -19,9 +19,9 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """Sampling values that the checkpoint recommends; None where it says nothing.
+    """Sampling parameters that the checkpoint recommends; None: no recommendation.
 
-    Its do_sample is not among them: whoever wants greedy decoding asks for temperature 0.
+    do_sample is ignored: temperature 0 selects greedy decoding.
     """
 
     temperature: float | None = None
@@ -36,8 +36,8 @@ class GenerationDefaults:
 class ModelConfig:
     """A checkpoint's configuration. dtype: float32, float16 or bfloat16; None: not stated.
 
-    eos_token_ids: any of them ends a sequence; in the order stated, without repetition. quantization: of the
-    stored weights; None: they are stored in a float type of 16 bits or more, or in a GGUF file.
+    eos_token_ids: each of them ends a sequence; in the stated order, without duplicates. quantization: of the
+    stored weights; None: they are stored as floats of at least 16 bits, or in a GGUF file.
     """
 
     spec: DecoderSpec
@@ -48,10 +48,10 @@ class ModelConfig:
 
 
 def read_model_config(path: Path) -> ModelConfig:
-    """Configuration of a checkpoint directory, or of a GGUF file.
+    """The configuration of a checkpoint directory or of a GGUF file.
 
-    End tokens come from generation_config.json, else from config.json.
-    Raises ModelError that names the file or the field that cannot be used.
+    End tokens come from generation_config.json, or else from config.json.
+    Raises ModelError that names the unusable file or field.
     """
     if path.suffix == ".gguf":
         from faser.engine.checkpoints.gguf.config import gguf_config
@@ -87,16 +87,16 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelError(f"{path} is missing; a model directory holds one") from error
+        raise ModelError(f"{path} is missing; a model directory must have one") from error
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{path} holds {type(value).__name__}; it must hold an object")
+        raise ModelError(f"{path} contains {type(value).__name__}; it must contain an object")
     return value
 
 
 def _token_ids(value: object, vocab_size: int) -> tuple[int, ...]:
-    """From null, one id, or a list of them."""
+    """Token ids from null, one id or a list of ids."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token_id in ids:
         if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < vocab_size:

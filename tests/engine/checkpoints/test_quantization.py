@@ -64,7 +64,7 @@ def test_the_old_name_of_the_field_is_understood() -> None:
 )
 def test_other_methods_are_refused_by_name_with_what_is_read(method: str) -> None:
     with pytest.raises(
-        ModelError, match=f"quantization_config is '{method}'; read are fp8 and compressed-tensors"
+        ModelError, match=f"quantization_config is '{method}'; supported are fp8 and compressed-tensors"
     ):
         read({"quant_method": method, "bits": 4})
 

@@ -67,7 +67,7 @@ def test_a_local_path_goes_before_everything_else(tmp_path: Path) -> None:
     (checkpoint / "model.safetensors").write_bytes(b"")
     for path in (tmp_path / "m.gguf", checkpoint):
         assert resolve(str(path), tmp_path, progress=quiet, downloads=hub) == path
-        with pytest.raises(ModelError, match="revision main means nothing"):
+        with pytest.raises(ModelError, match="revision main does not apply"):
             resolve(str(path), tmp_path, revision="main", progress=quiet, downloads=hub)
     assert hub.asked == []
 
@@ -77,7 +77,7 @@ def test_the_embedded_default_goes_by_its_names(tmp_path: Path, name: str | None
     installed = tmp_path / "models" / "SmolLM2-135M-Instruct"
     installed.mkdir(parents=True)
     assert resolve(name, tmp_path, progress=quiet, downloads=FakeHub(tmp_path)) == installed
-    with pytest.raises(ModelError, match="the embedded default"):
+    with pytest.raises(ModelError, match="the embedded model"):
         resolve(name, tmp_path, revision="main", progress=quiet, downloads=FakeHub(tmp_path))
 
 

@@ -329,7 +329,8 @@ def test_an_engine_ends_when_its_front_end_is_gone(tiny_checkpoint: Path) -> Non
     """The front-end is a process of its own here, and is killed while its engine works."""
     script = f"""
 import asyncio, pathlib, sys
-from tests.engine.client.test_async_engine import CONFIG, GREEDY, children, load_tokenizer, replace, request, AsyncEngine
+from tests.engine.client.test_async_engine import CONFIG, GREEDY, children, load_tokenizer
+from tests.engine.client.test_async_engine import replace, request, AsyncEngine
 async def scenario():
     path = pathlib.Path({str(tiny_checkpoint)!r})
     tokenizer = load_tokenizer(path)
@@ -349,7 +350,7 @@ asyncio.run(scenario())
     deadline = time.monotonic() + 10
     while Path(f"/proc/{engine_pid}/cmdline").exists() and time.monotonic() < deadline:
         if not Path(f"/proc/{engine_pid}/cmdline").read_bytes():
-            break  # a zombie: it has ended, and nobody collects it
+            break  # a zombie: the process has ended
         time.sleep(0.02)
     alive = Path(f"/proc/{engine_pid}/cmdline")
     assert not alive.exists() or not alive.read_bytes()

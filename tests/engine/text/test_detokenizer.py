@@ -30,7 +30,7 @@ def detokenizer(tokenizer: Tokenizer = BYTE_LEVEL, **options: object) -> Detoken
 
 
 def cut(text: str, stop: tuple[str, ...], include: bool, allowed_from: int) -> tuple[str, str | None]:
-    """The text up to the stop string that ends first behind the first allowed_from characters."""
+    """The text up to the first stop string that ends after the first allowed_from characters."""
     for end in range(allowed_from + 1, len(text) + 1):
         found = [each for each in stop if text[:end].endswith(each)]
         if found:
@@ -185,9 +185,8 @@ def test_a_stop_across_token_borders_is_cut_exactly() -> None:
     ids = [tuple(BYTE_LEVEL.encode(part)) for part in ("one EN", "D", " two")]
     subject = detokenizer(stop=("END",))
     assert subject.push(ids[0], finished=False).text == "one "
-    assert subject.push(ids[1] + ids[2], finished=False) == DetokenizedText(
-        text="", stop="END", num_tokens=len(ids[1])
-    )
+    ended = subject.push(ids[1] + ids[2], finished=False)
+    assert ended == DetokenizedText(text="", stop="END", num_tokens=len(ids[1]))
     kept = detokenizer(stop=("END",), include_stop=True)
     assert kept.push(ids[0] + ids[1], finished=False).text == "one END"
 

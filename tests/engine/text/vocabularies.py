@@ -35,7 +35,7 @@ def byte_level_core() -> tokenizers.Tokenizer:
 
 
 def qwen_like_core() -> tokenizers.Tokenizer:
-    """Byte-level behind NFC and a pattern of its own."""
+    """Byte-level after NFC and a pattern of its own."""
     core = tiny_tokenizer()
     core.normalizer = normalizers.NFC()
     pattern = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")

@@ -1,7 +1,7 @@
-"""The model families: from a checkpoint's config, as on the hub, to a DecoderSpec.
+"""The model families: from a checkpoint's config.json to a DecoderSpec.
 
-A family is one module, named like the config's model_type, with a function `spec(config)`. To add one,
-write its module and one line here. Only the module that is needed is imported.
+A family is one module with a function `spec(config)`, named after the config's model_type. To add a family,
+write its module and add a line here. Imports only faser.errors; start with architecture.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,9 +21,9 @@ _MODULE_OF = {
 
 
 def decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
-    """The decoder that a config.json describes; its architecture decides, or its model_type if it has none.
+    """The decoder that a config.json describes. Its architecture selects the family, else its model_type.
 
-    Raises ModelError that names the unknown architecture, or the field that cannot be served.
+    Raises ModelError that names the unknown architecture or the unsupported field.
     """
     module = import_module(f"{__name__}.{_module_name(config)}")
     to_spec: Callable[[Mapping[str, Any]], DecoderSpec] = module.spec

@@ -1,7 +1,6 @@
-"""What a decoder is made of, as plain values: sizes, options of each layer, rotary angles.
+"""DecoderSpec: the architecture of a decoder as plain values: sizes, options of each layer, rotary embedding.
 
-One DecoderSpec covers every family served here; families/ turns a checkpoint's config into one. Knows no
-tensors, no files and no names of checkpoint tensors.
+One DecoderSpec covers every supported family. Knows no tensors and no files.
 """
 
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """Rotary embedding of whole heads. theta: base of the wavelengths. scaling: None leaves them alone."""
+    """Rotary embedding of whole heads. theta: base of the wavelengths. scaling: None: unscaled."""
 
     theta: float
     scaling: RopeScaling | None = None
@@ -63,7 +62,7 @@ class DecoderSpec:
 
     qk_norm: RMS norm of each query and key head before the rotation.
     attention_bias: on queries, keys and values; attention_out_bias: on the output product.
-    windows: per layer, how many positions a row sees, itself included; None: all.
+    windows: per layer, how many positions a token attends to, itself included; None: all.
     rotary: per layer, whether queries and keys are rotated.
 
     Raises ModelError that names the value and the limit.

@@ -1,6 +1,6 @@
-"""The fields of a checkpoint's config: typed reading, and refusal of what no family here implements.
+"""Fields: reads the fields of a config.json with their types, and refuses features that no family supports.
 
-Knows what fields mean for every family; what is special to one stands in its own module.
+Knows the fields that all families share; each family's module reads its own.
 """
 
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ _FULL = "full_attention"
 
 
 class Fields:
-    """A config.json with its fields checked as they are read. JSON null is the same as absence.
+    """A config.json whose fields are checked when they are read. null is the same as absent.
 
-    Raises ModelError that names the field: when built, if the config asks for a feature that is not
-    implemented (experts, another activation, attention to both sides).
+    Raises ModelError that names the field. The constructor raises it for an unsupported feature: experts,
+    another activation, bidirectional attention.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -28,7 +28,7 @@ class Fields:
         self._only("is_causal", (True,), "only causal attention is supported")
 
     def positive_int(self, name: str, default: int | None = None) -> int:
-        """An integer of at least 1; required where there is no default."""
+        """An integer of at least 1; required if there is no default."""
         value = self._value(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ModelError(f"config.json: {name} is {value!r}; it must be an integer of at least 1")
@@ -64,7 +64,7 @@ class Fields:
             return None
         if not isinstance(value, list) or len(value) < length:
             raise ModelError(
-                f"config.json: {name} is {value!r}; it must be a list with one entry a layer, {length}"
+                f"config.json: {name} is {value!r}; it must be a list with one entry per layer, {length}"
             )
         return value[:length]
 
@@ -75,7 +75,7 @@ class Fields:
         return value or None
 
     def head_dim(self) -> int:
-        """Stated, or the hidden size shared by the attention heads."""
+        """The stated head_dim, or the hidden size divided by the number of attention heads."""
         stated = self.optional_int("head_dim")
         if stated is not None:
             return stated
@@ -85,7 +85,7 @@ class Fields:
         return hidden // heads
 
     def windows(self, default: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """The window of each layer, from layer_types where they are stated, else the default."""
+        """The window of each layer: from layer_types if stated, else the default."""
         layer_types = self.optional_list("layer_types", len(default))
         if layer_types is None:
             return default
@@ -105,9 +105,9 @@ class Fields:
             raise ModelError(f"config.json: {name} is missing")
         return default
 
-    def _only(self, name: str, served: tuple[Any, ...], why: str) -> None:
-        """Refuse a field that is there with another value than those that are served."""
+    def _only(self, name: str, supported: tuple[Any, ...], why: str) -> None:
+        """Refuse a field with another value than those in `supported`."""
         value = self._config.get(name)
-        if value is not None and value not in served:
+        if value is not None and value not in supported:
             shown = value.get("quant_method", value) if isinstance(value, dict) else value
             raise ModelError(f"config.json: {name} is {shown!r}; {why}")

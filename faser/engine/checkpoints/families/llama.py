@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and what is built like them (SmolLM, SmolLM2, TinyLlama)."""
+"""Llama 2 and 3, and models of the same architecture (SmolLM, SmolLM2, TinyLlama)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from faser.engine.checkpoints.families.rope_fields import rope_spec
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
-    """One attention_bias covers all four products of the attention."""
+    """attention_bias applies to queries, keys, values and the output."""
     fields = Fields(config)
     num_layers = fields.positive_int("num_hidden_layers")
     num_heads = fields.positive_int("num_attention_heads")

@@ -1,4 +1,4 @@
-"""Mistral 7B and its relatives: one sliding window for all layers, or none; no biases."""
+"""Mistral 7B and models of the same architecture: one sliding window for all layers, or none; no biases."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _DEFAULT_WINDOW = 4096
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
-    """A config that does not mention sliding_window has the first Mistral's; null turns it off."""
+    """A config without sliding_window has the window of the first Mistral; null means no window."""
     fields = Fields(config)
     num_layers = fields.positive_int("num_hidden_layers")
     num_heads = fields.positive_int("num_attention_heads")

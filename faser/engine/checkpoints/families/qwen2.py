@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: biases on queries, keys and values; sliding windows from some layer on, if at all."""
+"""Qwen2 and Qwen2.5: biases on queries, keys and values; optional sliding windows from some layer on."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +34,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def late_windows(config: Mapping[str, Any], fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """The window of layers max_window_layers and later, when use_sliding_window asks for it.
+    """Windows for the layers from max_window_layers on, if use_sliding_window is true.
 
     layer    0 ....... max_window_layers ....... num_layers
     sees     |  everything  |  sliding_window positions  |

@@ -1,4 +1,4 @@
-"""Qwen3, dense: every query and key head is normalised before the rotation; head_dim stands on its own."""
+"""Qwen3, dense: every query and key head is normalised before the rotation; head_dim is a field of its own."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ _DEFAULT_HEAD_DIM = 128
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
-    """One attention_bias covers all four products of the attention."""
+    """attention_bias applies to queries, keys, values and the output."""
     fields = Fields(config)
     num_layers = fields.positive_int("num_hidden_layers")
     num_heads = fields.positive_int("num_attention_heads")

@@ -1,7 +1,7 @@
-"""The rotary embedding of a checkpoint's config, in both spellings in use.
+"""Reads the rotary embedding of a config.json, in both formats in use.
 
-rope_theta beside rope_scaling, or everything inside rope_parameters. Kinds that are not implemented are
-refused by name.
+These are: rope_theta and rope_scaling as separate fields, or both in rope_parameters. Unsupported kinds of
+scaling are refused by name.
 """
 
 import math
@@ -20,7 +20,7 @@ _DEFAULT_THETA = 10_000.0
 
 
 def rope_spec(fields: Fields, *, default_theta: float = _DEFAULT_THETA) -> RopeSpec:
-    """Raises ModelError that names the kind of scaling or the parameter that cannot be served."""
+    """Raises ModelError that names the unsupported kind of scaling or parameter."""
     given = fields.optional_dict("rope_scaling") or fields.optional_dict("rope_parameters") or {}
     nested = [name for name, value in given.items() if isinstance(value, dict)]
     if nested:
@@ -76,7 +76,7 @@ def _yarn(rope: Fields, fields: Fields) -> YarnScaling:
 
 
 def _yarn_attention_factor(rope: Fields, factor: float) -> float:
-    """0.1 ln(factor) + 1 (arXiv 2309.00071, eq. 22), or a ratio of two such where the config weighs them."""
+    """0.1 ln(factor) + 1 (arXiv 2309.00071, eq. 22), or the ratio of two such terms if the config has mscale."""
     if factor <= 1.0:
         return 1.0
     growth = 0.1 * math.log(factor)
@@ -87,6 +87,6 @@ def _yarn_attention_factor(rope: Fields, factor: float) -> float:
 
 
 def _original_positions(rope: Fields, fields: Fields) -> int:
-    """The context of the pretraining: stated beside the scaling, within it, or the whole context."""
+    """The context length of the pretraining: stated at the top level, in the scaling, or the whole context."""
     name = "original_max_position_embeddings"
     return fields.optional_int(name) or rope.positive_int(name, fields.positive_int("max_position_embeddings"))

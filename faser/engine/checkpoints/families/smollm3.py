@@ -1,4 +1,4 @@
-"""SmolLM3: a Llama in which some layers rotate nothing; those may have a sliding window."""
+"""SmolLM3: a Llama of which some layers have no rotary embedding; the same layers may have a sliding window."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ _DEFAULT_INTERVAL = 4
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
-    """One attention_bias covers all four products of the attention."""
+    """attention_bias applies to queries, keys, values and the output."""
     fields = Fields(config)
     num_layers = fields.positive_int("num_hidden_layers")
     num_heads = fields.positive_int("num_attention_heads")
@@ -39,7 +39,7 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def _rotary(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    """no_rope_layers holds, against its name, 1 for a layer that rotates; else every fourth one does not."""
+    """no_rope_layers has, despite its name, 1 for a layer with rope. By default every fourth layer has none."""
     listed = fields.optional_list("no_rope_layers", num_layers)
     if listed is not None:
         return tuple(bool(each) for each in listed)

@@ -1,7 +1,7 @@
-"""What a GGUF file's metadata says, as the config dict that a Hugging Face checkpoint would carry.
+"""The metadata of a GGUF file as the config.json dict of a Hugging Face checkpoint.
 
-Knows the metadata keys of the architectures that are served. Whether the config can be run is for the
-model families to judge; what has no counterpart in such a config is refused here.
+Knows the metadata keys of the supported architectures. Refuses metadata without a counterpart in config.json;
+the model families check everything else.
 """
 
 import math
@@ -22,14 +22,14 @@ _FAMILIES = {
 _ENDS = ("eos", "eot", "eom")
 _SMOLLM3_ROPE_INTERVAL = 4
 
-# llama.cpp stores Llama 3's rope as finished factors. Every published checkpoint made them from these.
+# llama.cpp stores Llama 3's rope scaling as factors. All published checkpoints compute them from these values.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
 
 def gguf_config(path: Path) -> dict[str, Any]:
     """Config dict of a GGUF file. eos_token_id is a list: end of sequence, of turn, of message.
 
-    Raises ModelError that names the key and the value for what cannot be expressed or is not supported.
+    Raises ModelError that names the key and the value if they cannot be expressed or are not supported.
     """
     return config_of(GgufFile(path))
 
@@ -64,7 +64,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 
 def eos_token_ids(file: GgufFile) -> list[int]:
-    """The tokens that end generation, without repetition, the end of sequence first."""
+    """The tokens that end generation, without duplicates; the end of sequence first."""
     ids = [file.get(f"tokenizer.ggml.{end}_token_id") for end in _ENDS]
     return list(dict.fromkeys(each for each in ids if each is not None))
 
@@ -98,14 +98,14 @@ def _sizes(file: GgufFile, architecture: str) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
-        # stored as float32; 7 digits give back the decimal number that was meant
+        # stored as float32; 7 digits recover the original decimal number
         "rms_norm_eps": float(f"{file.require(f'{architecture}.attention.layer_norm_rms_epsilon'):.7g}"),
         "max_position_embeddings": file.require(f"{architecture}.context_length"),
     }
 
 
 def _window(file: GgufFile, architecture: str, window: int) -> dict[str, Any]:
-    """Sliding window attention. A llama file with a window came from a Mistral checkpoint."""
+    """Sliding window attention. A llama file with a window was converted from a Mistral checkpoint."""
     if architecture == "llama":
         return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
     raise ModelError(
@@ -114,7 +114,7 @@ def _window(file: GgufFile, architecture: str, window: int) -> dict[str, Any]:
 
 
 def _rope(file: GgufFile, architecture: str) -> dict[str, Any]:
-    """rope_theta and rope_scaling, in the words of transformers 4."""
+    """rope_theta and rope_scaling, as in transformers 4."""
     theta = float(f"{file.get(f'{architecture}.rope.freq_base', 10000.0):.7g}")
     prefix = f"{architecture}.rope.scaling"
     kind = file.get(f"{prefix}.type", "none")
@@ -133,7 +133,7 @@ def _rope(file: GgufFile, architecture: str) -> dict[str, Any]:
 
 
 def _llama3_scaling(file: GgufFile, theta: float) -> dict[str, Any]:
-    """The parameters behind stored rope factors. Raises ModelError if Llama 3's rule does not give these."""
+    """The parameters of stored rope factors. Raises ModelError if Llama 3's rule does not yield the factors."""
     factors = file.array("rope_freqs.weight")
     factor = float(f"{factors.max():.7g}")
     if not np.allclose(_llama3_factors(len(factors), theta, factor), factors, rtol=1e-4):
@@ -150,11 +150,12 @@ def _llama3_scaling(file: GgufFile, theta: float) -> dict[str, Any]:
 
 
 def _llama3_factors(num_pairs: int, theta: float, factor: float) -> FloatArray:
-    """[num_pairs] float32: by how much each rotary frequency is divided.
+    """[num_pairs] float32: the divisor of each rotary frequency.
 
-    Waves that fit the original context high times or more stay, those that fit it low times or less are
-    stretched by the whole factor, those between are blended. Source: Llama 3.1's reference code,
-    meta-llama/llama-models, apply_scaling.
+    A wavelength that fits the original context at least _LLAMA3_HIGH times keeps its frequency; one that fits at
+    most _LLAMA3_LOW times is divided by factor; in between the two are blended.
+
+    Source: Llama 3.1's reference code, meta-llama/llama-models, apply_scaling.
     """
     wavelengths = 2 * math.pi * theta ** (np.arange(num_pairs) / num_pairs)
     fits = _LLAMA3_CONTEXT / wavelengths

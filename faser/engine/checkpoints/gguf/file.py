@@ -20,17 +20,17 @@ class GgufFile:
     """An open GGUF file: its metadata and its tensors, under the file's own names."""
 
     def __init__(self, path: Path) -> None:
-        """Read the metadata; tensor data stays on disk until asked for.
+        """Reads the metadata; tensor data stays on disk until it is read.
 
-        Raises ModelError: not a GGUF file, cut short, of the other byte order, or one part of several.
+        Raises ModelError: not a GGUF file, truncated, of the other byte order, or one of several parts.
         """
         self.path = path
         try:
             reader = gguf.GGUFReader(path)
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
-        except Exception as error:  # the library meets damage with whatever numpy raises
-            raise ModelError(f"{path} is not a GGUF file, or it is cut short: {error}") from None
+        except Exception as error:  # for damaged files the library raises any exception of numpy
+            raise ModelError(f"{path} is not a GGUF file, or it is truncated: {error}") from None
         self._fields = reader.fields
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         if reader.endianess != (gguf.GGUFEndian.LITTLE if sys.byteorder == "little" else gguf.GGUFEndian.BIG):
@@ -41,12 +41,12 @@ class GgufFile:
             )
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A metadata value as plain Python, or the default."""
+        """A metadata value as a Python object, or the default."""
         field = self._fields.get(key)
         return default if field is None else field.contents()
 
     def require(self, key: str) -> Any:
-        """A metadata value. Raises ModelError that names the key when it is missing."""
+        """A metadata value. Raises ModelError that names the key if it is missing."""
         if key not in self._fields:
             raise ModelError(f"{self.path} has no {key}")
         return self.get(key)
@@ -58,7 +58,7 @@ class GgufFile:
         return name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape with the slowest dimension first, as torch has it; GGUF stores the fastest first."""
+        """The shape with the slowest dimension first, as in torch; GGUF stores the fastest first."""
         return tuple(int(size) for size in reversed(self._tensors[name].shape))
 
     def array(self, name: str) -> FloatArray:

@@ -42,10 +42,10 @@ _PERMUTED = ("llama", "smollm3")
 
 
 class GgufSource:
-    """Weights of a GGUF file under Hugging Face names, float32, with q and k rows in Hugging Face's order."""
+    """The weights under Hugging Face names, in float32, with the rows of q and k in Hugging Face's order."""
 
     def __init__(self, file: GgufFile) -> None:
-        """Raises ModelError that names a tensor for which no Hugging Face name is known."""
+        """Raises ModelError that names a tensor without a Hugging Face name."""
         self._file = file
         self._stored_names = {
             _hf_name(name, file.path): name for name in file.tensor_names() if name != _ROPE_FACTORS
@@ -70,10 +70,10 @@ class GgufSource:
         return array if num_heads is None else _unpermute(array, num_heads)
 
     def get(self, name: str) -> "torch.Tensor":
-        """One tensor, dequantised: float32 on the CPU. It owns its memory."""
+        """One tensor, dequantised: float32 on the CPU, in memory of its own."""
         import torch
 
-        # An unquantised tensor is still the mapped file, which must not be written to.
+        # An unquantised tensor is a view of the mapped file, which must not be written; W makes a copy.
         return torch.from_numpy(np.require(self.array(name), np.float32, ["C", "W"]))
 
 
@@ -87,12 +87,12 @@ def _hf_name(name: str, path: Path) -> str:
         return _OUTER_NAMES[name]
     match = _LAYER_TENSOR.fullmatch(name)
     if match is None or match[2] not in _LAYER_NAMES:
-        raise ModelError(f"{path} has a tensor {name} that no supported architecture has")
+        raise ModelError(f"{path} has a tensor {name}, which no supported architecture has")
     return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
 
 
 def _unpermute(rows: FloatArray, num_heads: int) -> FloatArray:
-    """Undo llama.cpp's row order: there a rotated pair is two neighbours, here it is d and d + D/2.
+    """Undo llama.cpp's row order, in which a rotated pair is two adjacent rows; here it is rows d and d + D/2.
 
     rows: [heads * D, ...] or a bias [heads * D]. One head of D = 4, as stored → as returned:
 

@@ -1,0 +1,22 @@
+"""Hosts of engines: a process reports how it ended, and one that does not end is killed."""
+
+import socket
+from contextlib import closing
+
+from faser.engine.client.engine_host import start_host
+
+
+def test_a_process_whose_front_end_closes_the_connection_ends() -> None:
+    ours, theirs = socket.socketpair()
+    host = start_host("process", theirs)
+    ours.close()
+    assert host.exit_status() == " (exit status 0)"
+    host.wait()
+
+
+def test_a_thread_ends_with_its_connection_and_has_no_exit_status() -> None:
+    ours, theirs = socket.socketpair()
+    with closing(ours):
+        host = start_host("thread", theirs)
+    host.wait()
+    assert host.exit_status() == ""
