@@ -125,13 +125,13 @@ class SimulatedExecutor:
             catchup_tokens=caught_up,
         )
 
-    def run_overlapped(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
+    def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         """Both begin at 0 and are over when the slower one is."""
-        assert ahead.share is not None, "who drafts ahead has a share of the processors"
-        drafts = self.draft(ahead)
+        assert draft_plan.share is not None, "overlapped drafting needs a share of the processors"
+        drafts = self.draft(draft_plan)
         result = self.run(plan)
         context = sum(rows.start for rows in plan.rows) / max(len(plan.rows), 1)
-        both_s = self._lanes[ahead.share].one(result.run_s, drafts.run_s, rows=plan.num_rows, context=context)
+        both_s = self._lanes[draft_plan.share].one(result.run_s, drafts.run_s, rows=plan.num_rows, context=context)
         return replace(result, run_s=both_s), replace(drafts, run_s=min(drafts.run_s, both_s))
 
     def run(self, plan: StepPlan) -> StepResult:

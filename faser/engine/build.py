@@ -37,7 +37,8 @@ class Built:
     """An engine, and its parts for measurements: to look at, or to run while the engine is idle.
 
     costs: the control plane's cost model, only to be read; None in an engine that never drafts. interference: how
-    the lanes slow each other down. draft_runner: None without a draft model. lanes: None without overlapped drafting.
+    the lanes slow each other down. draft_runner: None without a draft model. lanes: None without overlapped
+    drafting.
     """
 
     engine: Engine
@@ -86,8 +87,8 @@ def build(
 
     report: called with (stage, done, total) during every long stage. step_times: None measures them here, or reads
     an earlier measurement. partition: divides the processors; None: the one that config names. sources: gives a
-    model's tensors by its directory; None reads the directory. wrap_drafter: given the drafter, returns the one to use.
-    Raises ConfigError (or ModelError) naming what does not fit.
+    model's tensors by its directory; None reads the directory. wrap_drafter: given the drafter, returns the one to
+    use. Raises ConfigError (or ModelError) naming what does not fit.
     """
     parts = load_parts(place(config), directory, report, partition, sources)
     gate = costs = None

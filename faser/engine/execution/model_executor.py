@@ -139,18 +139,18 @@ class ModelExecutor:
         results = _results(plan.rows, rows, verdicts, self._prompt_scores.of_step(rows, batch.last_rows))
         return self._report(plan, results, began, time.perf_counter())
 
-    def run_overlapped(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
+    def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         assert self._speculation is not None, "this engine has no drafter"
         assert self._speculation.lanes is not None, "this engine has no lanes"
-        assert ahead.share is not None, "who drafts ahead has a share of the processors"
+        assert draft_plan.share is not None, "overlapped drafting needs a share of the processors"
         drafter, lanes = self._speculation.drafter, self._speculation.lanes
         if self._applied is not plan:
             self._apply(plan)
         self._applied = None
         self._complete_proposals(plan.rows)
-        self._extend(ahead)
-        batch, naming = self._table.gather(plan.rows), self._naming(ahead)
-        lanes.partition.resize(ahead.share)
+        self._extend(draft_plan)
+        batch, naming = self._table.gather(plan.rows), self._naming(draft_plan)
+        lanes.partition.resize(draft_plan.share)
         joined = lanes.partition.both(
             lambda lane, until: on_lane(lanes.draft, lane, lambda: drafter.propose(naming, until)),
             lambda lane: given_on_lane(lanes.target, lane, lambda: self._verify(plan.rows, batch)),
@@ -160,7 +160,7 @@ class ModelExecutor:
         self._proposals, self._num_passed = joined.drafted, 1  # a chunk begins behind the border
         results = _results(plan.rows, rows, verdicts, self._prompt_scores.of_step(rows, batch.last_rows))
         result = self._report(plan, results, joined.verify_began_s, joined.verify_ended_s)
-        return result, _drafts(ahead, joined.drafted, joined.draft_began_s, joined.draft_ended_s)
+        return result, _drafts(draft_plan, joined.drafted, joined.draft_began_s, joined.draft_ended_s)
 
     def launch(self, plan: StepPlan) -> _Choosing:
         began_s = time.perf_counter()

@@ -103,8 +103,8 @@ class ScriptedTarget:
     def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:
         return Drafts(step=plan.step, drafts=self.drafter.propose(plan).drafts, run_s=0.0)
 
-    def run_overlapped(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
-        raise AssertionError(f"nobody drafts ahead of step {plan.step}: {ahead.requests}")
+    def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
+        raise AssertionError(f"no draft is requested during step {plan.step}: {draft_plan.requests}")
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         raise AssertionError(f"step {plan.step} need not be launched ahead")

@@ -656,19 +656,6 @@ def test_unknown_ids_may_be_aborted() -> None:
     driver.check(mine)
 
 
-def test_aborting_everything_names_everyone_and_gives_up_the_step_in_flight() -> None:
-    driver = Driver(max_num_seqs=1)
-    driver.add(*(request(name, prompt(5), n=2) for name in "abc"))
-    driver.plan()
-
-    assert driver.scheduler.abort_all() == ("a", "b", "c")
-
-    driver.scheduler.check_invariants()
-    assert driver.scheduler.stats().kv_usage == 0
-    assert driver.plan() is None
-    assert driver.scheduler.abort_all() == ()
-
-
 # Books
 
 

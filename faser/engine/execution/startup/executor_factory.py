@@ -1,4 +1,4 @@
-"""Makes the executor of an engine from its loaded parts: sampler, block table, drafter, verifier, early pruning."""
+"""Makes the executor from the loaded parts of an engine: sampler, drafter, verifier, early pruning."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ WrapDrafter = Callable[[Drafter], Drafter]
 
 
 def make_executor(parts: EngineParts, prune_gate: PruneGate | None, wrap_drafter: WrapDrafter) -> ModelExecutor:
-    """prune_gate: None runs all rows through all layers. wrap_drafter: given the drafter, returns the one to use."""
+    """prune_gate: None runs all rows through all layers. wrap_drafter: maps the drafter to the one to use."""
     config, target = parts.config, parts.target
     sampler = Sampler(
         config.max_num_seqs,

@@ -39,7 +39,7 @@ def fingerprint(described: Mapping[str, object]) -> str:
 
 
 def cached_profile(path: Path, measure: Callable[[], StepTimes]) -> StepTimes:
-    """The step times kept at path; where that file is missing or unreadable, new ones, which are then kept there."""
+    """The step times in the file at path; if it is missing or unreadable, measure and write it."""
     if path.exists():
         try:
             return StepTimes.load(path)

@@ -17,7 +17,7 @@ def sequence(sampling: SamplingParams, max_total: int) -> Sequence:
     return Sequence(
         request,
         0,
-        rank=(0, 0.0, 0),
+        priority_key=(0, 0.0, 0),
         seed=1,
         table=KvManager(4, 16).new_table(),
         max_total=max_total,
