@@ -91,7 +91,7 @@ class SimulatedExecutor:
         """That request is over."""
         del self._expected[number]
 
-    def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:
+    def draft(self, plan: DraftPlan) -> Drafts:
         """Drafts behind tokens that are being verified go on as the trace does there, if those are right."""
         slots = [self._slots[wish.slot] for wish in plan.requests]
         states = [slot.ahead(len(wish.unverified)) for slot, wish in zip(slots, plan.requests, strict=True)]
