@@ -1,4 +1,4 @@
-"""The arguments of `faser bench simulate`, and what is made of them: a trace, a machine, an engine's options."""
+"""The arguments of `python -m benchmarks.simulator`, and what is made of them: a trace, a machine, an engine's options."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from faser.cli.flags.sources import UsageError
 from faser.engine.control.timing.cost_model import CostModel
 from faser.errors import ConfigError
 
-PROG = "faser bench simulate"
+PROG = "python -m benchmarks.simulator"
 _SYNTHETIC = "iid:"
 _NO_MEMORY = {"suffix_decoding_max_cached_requests": 0}
 

@@ -1,4 +1,4 @@
-"""`faser bench simulate` on small files: what it writes, shows, and refuses."""
+"""The simulator's command on small files: what it writes, prints and refuses."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.simulator.command import simulate
+from benchmarks.simulator.__main__ import main, simulate
 from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.trace import write_trace
 from faser.bench.chart import line_chart
@@ -97,6 +97,14 @@ def test_help_names_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_cannot_be_is_refused(options: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         simulate(options)
+
+
+def test_an_error_is_one_line_that_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--trace", "iid:x", "--cost", "c"]) == 2
+    assert main(["--nonsense"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("python -m benchmarks.simulator: ") for line in lines)
 
 
 def test_a_closed_workload_needs_an_end(tmp_path: Path) -> None:
