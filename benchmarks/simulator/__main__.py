@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.simulator.arguments import PROG, machine_of, simulate_parser, trace_of
-from benchmarks.simulator.tables import report_cells
 from benchmarks.simulator.contest import Cell, Contest
 from benchmarks.simulator.live_command import check_against_live, record_trace
+from benchmarks.simulator.tables import report_cells
 from benchmarks.simulator.workload import parse_workload
 from faser.bench.policy_spec import PolicySpec, parse_policy
 from faser.cli.console.progress import ProgressReporter

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 from benchmarks.simulator.arguments import engine_options, machine_of, trace_of
-from benchmarks.simulator.tables import report_checks
 from benchmarks.simulator.live import check_live
+from benchmarks.simulator.tables import report_checks
 from benchmarks.simulator.trace import mean_run, write_trace
 from faser.bench.policy_spec import parse_policy
 from faser.cli.console.progress import ProgressReporter

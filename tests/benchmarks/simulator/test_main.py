@@ -9,9 +9,6 @@ import pytest
 from benchmarks.simulator.__main__ import main, simulate
 from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.trace import write_trace
-from faser.bench.chart import line_chart
-from faser.bench.policy_spec import parse_policy
-from faser.bench.prompts import questions_of, spread
 from faser.engine.contract.step_times import StepTimes
 from faser.errors import ConfigError
 
@@ -110,45 +107,3 @@ def test_an_error_is_one_line_that_names_the_command(capsys: pytest.CaptureFixtu
 def test_a_closed_workload_needs_an_end(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="it never ends"):
         simulate(files(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "text", ["fixed", "fixed:0", "fixed:6", "fixed:x", "quick", "off:1", "table:", "table:4=9"]
-)
-def test_a_policy_that_cannot_be_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"--policies names '{text}'"):
-        parse_policy(text, cap=5)
-
-
-def test_a_table_is_spelled_by_its_bounds() -> None:
-    assert parse_policy("table:4=5/16=2/64=0", cap=5).table == ((1, 4, 5), (5, 16, 2), (17, 64, 0))
-    with pytest.raises(ConfigError, match="ascending"):
-        parse_policy("table:4=5/4=2", cap=5)
-
-
-def test_prompts_are_lines_or_first_turns(tmp_path: Path) -> None:
-    text, records = tmp_path / "a.txt", tmp_path / "a.jsonl"
-    text.write_text("one\n\ntwo\n")
-    records.write_text('{"category": "code", "turns": ["first", "second"]}\n{"turns": ["third"]}\n')
-    assert questions_of(text) == [("", "one"), ("", "two")]
-    assert questions_of(records) == [("code", "first"), ("", "third")]
-
-
-@pytest.mark.parametrize("name, text", [("a.jsonl", "{}"), ("a.jsonl", "no JSON"), ("a.txt", "\n")])
-def test_prompts_that_cannot_be_read_are_refused(tmp_path: Path, name: str, text: str) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ConfigError, match=f"--prompts is .*{name}"):
-        questions_of(tmp_path / name)
-
-
-def test_a_sample_of_prompts_spreads_over_all() -> None:
-    questions = [(kind, str(number)) for kind in "abc" for number in range(4)]
-    assert [kind for kind, _ in spread(questions, 3)] == ["a", "b", "c"]
-    assert spread(questions, 100) == questions
-
-
-def test_a_chart_names_its_lines_and_is_well_formed() -> None:
-    svg = line_chart("A & B", "load", "ms", {"off": [(1, 2.0), (2, 3.0)], "<new>": [(1, 0.0), (2, 1.0)]})
-    assert svg is not None
-    texts = [each.text for each in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
-    assert {"A & B", "off", "<new>", "load", "ms"} <= set(texts)
