@@ -1,4 +1,4 @@
-"""The verbs of `python -m benchmarks.simulator` that need a real engine: --record a trace, --check-live simulated times."""
+"""The verbs that need a real engine: --record a trace, --check-live simulated times."""
 
 import argparse
 from pathlib import Path

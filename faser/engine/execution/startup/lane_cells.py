@@ -1,4 +1,4 @@
-"""The steps that lanes are measured with: of several sizes, each beside passes of the drafter for its sequences.
+"""The steps that lanes are measured with, in several sizes, each concurrent with drafter passes for its sequences.
 
 Knows how much of the KV cache they may take, not how they are timed.
 """
@@ -36,7 +36,7 @@ class Pair:
 def make_cells(
     pair: Pair, runner: Runner, draft_runner: Runner, room: DummyBatchLimits, times: StepTimes
 ) -> list[Cell]:
-    """Steps of several sequences, each beside a pass of the drafter for as many, as far as there is room."""
+    """Steps of several sequences, each concurrent with a drafter pass for as many, as far as the cache allows."""
     cells = []
     counts = dict.fromkeys(min(rows, room.max_rows) for rows in pair.rows)
     most = min(-(-max(counts) // ROWS_EACH), pair.num_sequences)
@@ -59,19 +59,19 @@ def make_cells(
     return cells
 
 
-def _given(stopwatch: StepProfiler, backend: Backend, batch: RowBatch) -> Verify[None]:
-    return lambda lane: given_on_lane(backend, lane, lambda: stopwatch.give(batch))
+def _given(profiler: StepProfiler, backend: Backend, batch: RowBatch) -> Verify[None]:
+    return lambda lane: given_on_lane(backend, lane, lambda: profiler.give(batch))
 
 
-def _done(stopwatch: StepProfiler, backend: Backend, batch: RowBatch) -> Callable[[Lane], float]:
+def _done(profiler: StepProfiler, backend: Backend, batch: RowBatch) -> Callable[[Lane], float]:
     """A call ends with tokens on the host, so the time that it takes is the device's too, of its lane alone."""
-    return lambda lane: on_lane(backend, lane, lambda: stopwatch.once_s(batch))
+    return lambda lane: on_lane(backend, lane, lambda: profiler.once_s(batch))
 
 
 def _contexts(wanted: tuple[int, ...], room: DummyBatchLimits, num_sequences: int) -> list[int]:
-    """As long as so many sequences of them fit into the cache; of those that come out alike, one.
+    """The wanted contexts, shortened so that num_sequences sequences fit into the cache, without near-duplicates.
 
-    The first one is kept even if they do not fit: they share blocks then.
+    The first one stays even if the sequences do not fit: then they share blocks.
     """
     cached = room.num_blocks * room.block_size
     found = [max(1, min(wanted[0], room.max_len, cached))]
