@@ -210,9 +210,9 @@ def _first_pass_rows(slot: _Playback, method: str) -> int:
     return slot.num_tokens - slot.covered if method == _CATCHES_UP else 1
 
 
-def _draft(number: int, slot: _Playback, method: str, length: int, behind: tuple[int, ...]) -> Draft:
+def _draft(number: int, slot: _Playback, method: str, length: int, unverified: tuple[int, ...]) -> Draft:
     position = slot.position
-    right = 0 if WRONG in behind else min(slot.trace.runs[position], length)
+    right = 0 if WRONG in unverified else min(slot.trace.runs[position], length)
     first = slot.num_tokens - slot.prompt_len + 1
     return Draft(
         slot=number,

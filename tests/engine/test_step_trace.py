@@ -112,7 +112,7 @@ def test_lanes_that_ran_together_overlap_and_the_step_ends_with_the_longer(tmp_p
     ("brought", "stands"),
     [((6, 7, 8), True), ((6, 7, 5), False), ((6, 9), False), ((6, 7), False), ((), False)],
 )
-def test_a_draft_made_ahead_stands_if_its_chunk_and_its_first_token_came_true(
+def test_an_overlapped_draft_stands_if_its_chunk_and_its_first_token_came(
     tmp_path: Path, brought: tuple[int, ...], stands: bool
 ) -> None:
     path = tmp_path / "trace.json"
