@@ -1,8 +1,8 @@
 """Engines that sample in the runner and schedule asynchronously answer what all others do.
 
 Oracle: the same engine, step after step, on the native kernels, where a row has the same bits in every batch; so
-answers are compared token by token, log probabilities included. Requests end at stop tokens that the schedule cannot foresee,
-share blocks, are preempted, and some of them need more than their logits.
+answers are compared token by token, log probabilities included. Requests end at unforeseeable stop
+tokens, share blocks, are preempted, and some of them need more than their logits.
 """
 
 from pathlib import Path
