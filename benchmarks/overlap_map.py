@@ -2,7 +2,7 @@
 
     python -m benchmarks.overlap_map OUT_DIR [--target 8b] [--slowdown 1.15] [--turns 800] [--forms]
 
-The real scheduler, control and policy on a simulated clock, as `faser bench simulate` has them. Targets have step
+The real scheduler, control and policy on a simulated clock, as `benchmarks.simulator` has them. Targets have step
 times assumed for a large GPU: 8b takes 5.5 ms and .027 ms more for every row, 8b-roofline 5.5 up to 204 rows and
 .027 for every further one. The drafter's pass takes a part of a step of one row (a 1B drafter of 8b .18). Only
 proportions matter: a 32B target of 22 ms and .107 a row is the same map, its .6B drafter the line of .07. Every

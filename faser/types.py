@@ -118,8 +118,8 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
-    def is_plain(self) -> bool:
-        """Each token depends on its logits, seed and position only, and no log probabilities are reported."""
+    def needs_only_logits(self) -> bool:
+        """A token follows from its logits, seed and position, and nothing but the token is reported."""
         return (
             self.presence_penalty == self.frequency_penalty == 0.0
             and self.repetition_penalty == 1.0

@@ -93,17 +93,17 @@ class ScriptedExecutor:
         sequences = tuple(self._result(self._prune(rows), rows.num_drafts) for rows in plan.rows)
         return StepResult(step=plan.step, sequences=sequences, run_s=0.001 * plan.num_rows)
 
-    def run_overlapped(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
+    def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         """The draft lane is the slower one: what it writes to must still be its own when the step has run."""
-        assert ahead.requests, "a plan without requests is not sent"
-        assert ahead.share is not None
+        assert draft_plan.requests, "a plan without requests is not sent"
+        assert draft_plan.share is not None
         verified = {rows.slot: rows.token_ids[len(rows.token_ids) - rows.num_drafts :] for rows in plan.rows}
-        for wish in ahead.requests:
+        for wish in draft_plan.requests:
             assert wish.unverified == verified[wish.slot], "a draft continues what is being verified"
         known = {slot: line.histories[-1] for slot, line in self._lines.items()}
         result = self.run(plan)
-        drafts = tuple(self._draft_behind(wish, known[wish.slot]) for wish in ahead.requests)
-        return result, Drafts(step=ahead.step, drafts=drafts, run_s=0.002)
+        drafts = tuple(self._draft_behind(wish, known[wish.slot]) for wish in draft_plan.requests)
+        return result, Drafts(step=draft_plan.step, drafts=drafts, run_s=0.002)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """A device that is slow: it does nothing before it is asked what came of it."""

@@ -1,4 +1,4 @@
-"""The arguments of `faser bench simulate`, and what is made of them: a trace, a machine, an engine's options."""
+"""The command line, and what it becomes: a trace, a machine, the options of an engine."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from faser.cli.flags.sources import UsageError
 from faser.engine.control.timing.cost_model import CostModel
 from faser.errors import ConfigError
 
-PROG = "faser bench simulate"
+PROG = "python -m benchmarks.simulator"
 _SYNTHETIC = "iid:"
 _NO_MEMORY = {"suffix_decoding_max_cached_requests": 0}
 
@@ -56,7 +56,7 @@ def simulate_parser(description: str) -> CommandParser:
 
 
 def trace_of(text: str) -> Trace:
-    """A file, or iid:0.8: made up, with tokens that are right with this probability each."""
+    """Read a file; iid:0.8 makes a synthetic trace, whose drafted tokens are right with this probability."""
     if not text.startswith(_SYNTHETIC):
         return read_trace(Path(text))
     value = text.removeprefix(_SYNTHETIC)
@@ -81,9 +81,9 @@ def machine_of(asked: argparse.Namespace, costs: CostModel) -> Machine:
 
 
 def engine_options(asked: argparse.Namespace) -> dict[str, Any]:
-    """Of EngineConfig. Every run of a prompt must cost the same: no prefix is cached, no answer is remembered.
+    """Fields of EngineConfig. Every run of a prompt must cost the same, so no prefix and no answer is kept.
 
-    Unless the caller says so; but then a trace holds for an engine with that very past.
+    --speculative-config may keep answers; then a trace holds only for an engine with the same past.
     """
     try:
         speculative = {} if asked.speculative_config is None else json.loads(asked.speculative_config)

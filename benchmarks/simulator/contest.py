@@ -1,7 +1,4 @@
-"""A contest: every policy serves the same requests, at every load.
-
-Owns how one run becomes a row of numbers.
-"""
+"""Contest: every policy serves the same requests at every load. Owns how one run becomes a row of numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +19,7 @@ _TAIL = 99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Of one kind of time over all requests, in milliseconds."""
+    """One kind of time over all requests, in milliseconds."""
 
     mean_ms: float
     p50_ms: float
@@ -31,11 +28,11 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What one policy came to at one load. See Outcome for the counts.
+    """The result of one policy at one load. See Outcome for the counts.
 
-    tokens_per_s: within the duration. tpot: from a request's first token on, per further token; of requests with
-    more than one. gamma: verified tokens a decoding sequence and step; accepted_share: of verified ones.
-    slo_share: of requests that met every target given; None without targets.
+    tokens_per_s: within the duration. tpot: time per token after a request's first one, of requests with more than
+    one. gamma: verified tokens per decoding sequence and step. accepted_share: of the verified tokens. slo_share:
+    of requests that met every target; None without targets.
     """
 
     policy: str
@@ -62,7 +59,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """What all runs share. duration_s: of arrivals; limit: most requests. At least one of both in a closed one."""
+    """What all runs share. duration_s: of arrivals. limit: most requests. A closed workload needs one of both."""
 
     trace: Trace
     machine: Machine

@@ -29,9 +29,9 @@ class Recording:
 class DraftRecorder:
     """A Drafter. recordings: of all sequences, in the order in which they started.
 
-    selects: the drafter chooses between drafters itself, so it answers the round for text and no other one. A sequence
-    that is preempted continues its recording: prompt and seed identify it. Never drafts overlapped, because nothing
-    is ever under verification.
+    selects: the drafter chooses between drafters itself, so it answers the round for text and no other one. A
+    sequence that is preempted continues its recording: prompt and seed identify it. Never drafts overlapped,
+    because nothing is ever under verification.
     """
 
     drafts_overlapped = False

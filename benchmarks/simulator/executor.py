@@ -1,11 +1,11 @@
-"""The executor seam, played back: times come from a cost model, drafts and verdicts from acceptance traces.
+"""SimulatedExecutor: times come from a cost model, drafts and acceptance from recorded traces.
 
-Owns what it must know of a slot: whose trace it follows and how far it is. A request's first prompt token is its
-number; its output is 1, 2, 3, … whatever is drafted, and a wrong draft is a 0. So the scheduler's own checks hold.
+Owns which trace each slot follows and how far it is. A request's first prompt token is its number; its output is
+1, 2, 3, … whatever is drafted, and a wrong drafted token is 0. So the scheduler's own checks hold.
 
     output position p        0   1   2   3   4
     output token             1   2   3   4   5
-    draft at p = 1, run 2        2   3   0   0       two accepted and the target's own: 2, 3, 4
+    draft at p = 1, run 2        2   3   0   0       two accepted and the recovered token: 2, 3, 4
 """
 
 from collections.abc import Iterable
@@ -29,15 +29,15 @@ from faser.engine.contract.plan import (
 from faser.engine.control.timing.cost_model import CostModel
 
 WRONG = 0
-PASS_METHODS = ("draft_model", "layer_skip")  # they need a pass a token; the others know their draft at once
+PASS_METHODS = ("draft_model", "layer_skip")  # a pass per token; the others look their draft up
 _CATCHES_UP = "draft_model"  # the only one with a KV cache of its own
 
 
 @dataclass(slots=True)
 class _Playback:
-    """A slot's request. num_tokens: known ones. covered: known tokens that the draft model has in its cache.
+    """A slot's request. num_tokens: known tokens. covered: known tokens in the draft KV cache.
 
-    seen: tokens it has there with those it drafted for the step to come; 0: it drafted nothing.
+    seen: tokens in the draft KV cache, drafted ones included; 0 without a draft.
     """
 
     trace: RequestTrace
@@ -48,22 +48,22 @@ class _Playback:
 
     @property
     def position(self) -> int:
-        """Of the trace: output tokens so far. Once the recording ends, again from 1: 0 comes with the prompt."""
+        """Output tokens so far, in the trace. After its end the trace repeats from 1: 0 comes with the prompt."""
         done, recorded = self.num_tokens - self.prompt_len, self.trace.output_len
         return done if done < recorded else min(1, recorded - 1) + (done - recorded) % max(recorded - 1, 1)
 
-    def ahead(self, num_behind: int) -> "_Playback":
-        """As if it knew so many more tokens. What the draft model drafted of them it has in its cache."""
-        if not num_behind:
+    def continued(self, num_unverified: int) -> "_Playback":
+        """As if num_unverified more tokens were known; those that the draft model drafted are in its cache."""
+        if not num_unverified:
             return self
-        known = self.num_tokens + num_behind
+        known = self.num_tokens + num_unverified
         return replace(self, num_tokens=known, covered=min(max(self.seen, self.covered), known - 1))
 
 
 class SimulatedExecutor:
-    """See the module. costs: what really takes how long; noise: sigma of the logarithm of every time's factor.
+    """costs: the true times. noise: sigma of the logarithm of every time's factor.
 
-    lanes: how steps and drafts beside them disturb each other, by share.
+    lanes: how concurrent steps and drafting slow each other down, by share.
     """
 
     def __init__(
@@ -88,34 +88,36 @@ class SimulatedExecutor:
         self._expected[number] = trace
 
     def forget(self, number: int) -> None:
-        """That request is over."""
+        """That request has ended."""
         del self._expected[number]
 
     def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:  # noqa: ARG002
-        """Drafts behind tokens that are being verified go on as the trace does there, if those are right."""
-        slots = [self._slots[wish.slot] for wish in plan.requests]
-        states = [slot.ahead(len(wish.unverified)) for slot, wish in zip(slots, plan.requests, strict=True)]
+        """Drafts that continue unverified tokens follow the trace if those tokens are right."""
+        slots = [self._slots[request.slot] for request in plan.requests]
+        states = [
+            slot.continued(len(request.unverified)) for slot, request in zip(slots, plan.requests, strict=True)
+        ]
         methods = [self._methods[each.trace.methods[each.position]] for each in states]
         lengths = [
-            min(wish.max_tokens, state.trace.lengths[state.position])
-            for wish, state in zip(plan.requests, states, strict=True)
+            min(request.max_tokens, state.trace.lengths[state.position])
+            for request, state in zip(plan.requests, states, strict=True)
         ]
         by_passes = [i for i, method in enumerate(methods) if method in PASS_METHODS and lengths[i] > 0]
         run_s = self._costs.text_s(sum(method not in PASS_METHODS for method in methods))
         passes, caught_up = 0, 0
         if by_passes:
-            rows = sum(_opening_rows(states[i], methods[i]) for i in by_passes)
+            rows = sum(_first_pass_rows(states[i], methods[i]) for i in by_passes)
             caught_up = rows - len(by_passes)
             most = np.array([lengths[i] for i in by_passes])
-            course = _course(plan.stop, [states[i] for i in by_passes], most)
-            for i, length, fed in zip(by_passes, course.lengths.tolist(), course.fed.tolist(), strict=True):
+            output = _draft_output(plan.stop, [states[i] for i in by_passes], most)
+            for i, length, fed in zip(by_passes, output.lengths.tolist(), output.fed.tolist(), strict=True):
                 lengths[i] = length
                 slots[i].seen = states[i].num_tokens + fed
-            passes = len(course.rows) + 1
-            run_s += sum(self._costs.pass_s(count) for count in (rows, *course.rows))
+            passes = len(output.rows) + 1
+            run_s += sum(self._costs.pass_s(count) for count in (rows, *output.rows))
         drafts = tuple(
-            _draft(wish.slot, state, method, length, wish.unverified)
-            for wish, state, method, length in zip(plan.requests, states, methods, lengths, strict=True)
+            _draft(request.slot, state, method, length, request.unverified)
+            for request, state, method, length in zip(plan.requests, states, methods, lengths, strict=True)
         )
         return Drafts(
             step=plan.step,
@@ -125,13 +127,13 @@ class SimulatedExecutor:
             catchup_tokens=caught_up,
         )
 
-    def run_overlapped(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
-        """Both begin at 0 and are over when the slower one is."""
-        assert ahead.share is not None, "who drafts ahead has a share of the processors"
-        drafts = self.draft(ahead)
+    def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
+        """Both begin at 0 and end with the slower one."""
+        assert draft_plan.share is not None, "overlapped drafting needs a share of the processors"
+        drafts = self.draft(draft_plan)
         result = self.run(plan)
         context = sum(rows.start for rows in plan.rows) / max(len(plan.rows), 1)
-        both_s = self._lanes[ahead.share].one(result.run_s, drafts.run_s, rows=plan.num_rows, context=context)
+        both_s = self._lanes[draft_plan.share].one(result.run_s, drafts.run_s, rows=plan.num_rows, context=context)
         return replace(result, run_s=both_s), replace(drafts, run_s=min(drafts.run_s, both_s))
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -168,20 +170,20 @@ class SimulatedExecutor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Course:
-    """lengths: [S] tokens drafted. fed: [S] of them that were rows of a pass. rows: of each pass but the first."""
+class _DraftOutput:
+    """lengths: [S] tokens drafted. fed: [S] of them that were rows of a pass. rows: of each later pass."""
 
     lengths: NDArray[np.int64]
     fed: NDArray[np.int64]
     rows: list[int]
 
 
-def _course(stop: StopRule | None, slots: list[_Playback], most: NDArray[np.int64]) -> _Course:
-    """How far each gets, pass after pass. most: [S] tokens it may draft at most, from 1 on."""
+def _draft_output(stop: StopRule | None, slots: list[_Playback], most: NDArray[np.int64]) -> _DraftOutput:
+    """Pass by pass, the drafts that continue. most: [S] most tokens of each draft, at least 1."""
     if stop is None:
         rows = [int((most > depth).sum()) for depth in range(1, int(most.max()))]
-        return _Course(lengths=most, fed=most - 1, rows=rows)
-    survivals = _survivals(stop, [slot.trace.confidences[slot.position] for slot in slots], int(most.max()))
+        return _DraftOutput(lengths=most, fed=most - 1, rows=rows)
+    survivals = _survival(stop, [slot.trace.confidences[slot.position] for slot in slots], int(most.max()))
     lengths, fed = np.zeros((2, len(slots)), dtype=np.int64)
     going = np.arange(len(slots))
     rows = []
@@ -194,23 +196,23 @@ def _course(stop: StopRule | None, slots: list[_Playback], most: NDArray[np.int6
             break
         fed[going] += 1
         rows.append(len(going))
-    return _Course(lengths=lengths, fed=fed, rows=rows)
+    return _DraftOutput(lengths=lengths, fed=fed, rows=rows)
 
 
-def _survivals(stop: StopRule, confidences: Iterable[tuple[float, ...]], depth: int) -> NDArray[np.float64]:
-    """[S, depth] probability that so many drafted tokens are all accepted; depths beyond a draft repeat 0."""
+def _survival(stop: StopRule, confidences: Iterable[tuple[float, ...]], depth: int) -> NDArray[np.float64]:
+    """[S, depth] probability that all drafted tokens up to a depth are accepted; 0 beyond the end of a draft."""
     padded = np.array([[*row[:depth], *[-np.inf] * (depth - len(row))] for row in confidences])
     return (1 / (1 + np.exp(-np.clip(stop.intercept + stop.slope * padded, -500, 500)))).cumprod(axis=1)
 
 
-def _opening_rows(slot: _Playback, method: str) -> int:
-    """Rows of its first pass: what the draft model has not seen, at least the last known token."""
+def _first_pass_rows(slot: _Playback, method: str) -> int:
+    """Rows of its first pass: all tokens missing in the draft KV cache, at least the last known one."""
     return slot.num_tokens - slot.covered if method == _CATCHES_UP else 1
 
 
-def _draft(number: int, slot: _Playback, method: str, length: int, behind: tuple[int, ...]) -> Draft:
+def _draft(number: int, slot: _Playback, method: str, length: int, unverified: tuple[int, ...]) -> Draft:
     position = slot.position
-    right = 0 if WRONG in behind else min(slot.trace.runs[position], length)
+    right = 0 if WRONG in unverified else min(slot.trace.runs[position], length)
     first = slot.num_tokens - slot.prompt_len + 1
     return Draft(
         slot=number,

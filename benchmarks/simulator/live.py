@@ -1,7 +1,7 @@
-"""The simulator against the engine: the same requests, the same policies, once played back and once for real.
+"""Compares the simulator with a real engine: the same requests and policies, simulated and live.
 
-Owns the comparison. Both serve the recorded prompts in a closed loop, with recorded lengths; the live engine must
-also bring the recorded tokens, whatever the policy, or the trace would not be exact.
+Both serve the recorded prompts in a closed loop with the recorded lengths. The live engine must also bring the
+recorded tokens with every policy, or the trace would not be exact.
 """
 
 import time
@@ -20,14 +20,14 @@ from faser.types import EngineStats, Request, SamplingParams
 
 
 class LiveEngine(StepEngine, Protocol):
-    """What of an Engine is needed here."""
+    """The part of Engine that live runs use."""
 
     def stats(self) -> EngineStats: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRun:
-    """What a live engine came to. different: requests whose tokens are not the recorded ones."""
+    """The result of a live run. different: requests whose tokens are not the recorded ones."""
 
     seconds: float
     num_steps: int
@@ -39,7 +39,7 @@ class LiveRun:
 class Check:
     """One policy. Errors are simulated / live - 1. *_speedup: tokens per second over those of the first policy.
 
-    On a machine that others load as well, absolute errors tell of the load; speed-ups still compare.
+    On a machine with other load, absolute errors show that load; speed-ups can still be compared.
     """
 
     policy: str
@@ -66,7 +66,7 @@ def check_live(
     rounds: int = 3,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[Check]:
-    """Run every policy on both; of `rounds` live runs, taken in turn, the median one counts.
+    """Run every policy on both. Policies take turns for `rounds` live runs, of which the median counts.
 
     progress: called with (live runs done, all). Raises ConfigError for a trace without prompts.
     """
@@ -97,7 +97,7 @@ def check_live(
 
 
 def run_live(engine: LiveEngine, trace: Trace, clients: int, *, label: str) -> LiveRun:
-    """Serve the recorded prompts, so many at a time, each to its recorded length. label: begins the ids."""
+    """Serve the recorded prompts, `clients` at a time, each to its recorded length. label: prefix of the ids."""
     recorded = {f"{label}-{number}": each for number, each in enumerate(trace.requests)}
     requests = [
         Request(

@@ -1,11 +1,11 @@
-"""The verbs of `faser bench simulate` that need a real engine: --record a trace, --check-live simulated times."""
+"""The verbs that need a real engine: --record a trace, --check-live simulated times."""
 
 import argparse
 from pathlib import Path
 
 from benchmarks.simulator.arguments import engine_options, machine_of, trace_of
-from benchmarks.simulator.command_report import report_checks
 from benchmarks.simulator.live import check_live
+from benchmarks.simulator.tables import report_checks
 from benchmarks.simulator.trace import mean_run, write_trace
 from faser.bench.policy_spec import parse_policy
 from faser.cli.console.progress import ProgressReporter

@@ -1,7 +1,6 @@
-"""A real engine for recording and for checks: loaded in this process, stepped by whoever asked for it.
+"""RealEngine: an engine loaded in this process, for recording and for checks; the caller runs its steps.
 
-Loads torch with the model, when called. Owns the reading of prompts, too, since only a model's own template makes
-tokens of them.
+Imports torch only when it loads a model. Has the model's tokenizer, which makes tokens of the prompts.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.simulator.live import LiveEngine
-from benchmarks.simulator.record import Recording
+from benchmarks.simulator.record import RecordedSequence
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.checkpoints.source import resolve
@@ -19,12 +18,12 @@ from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError
 
-if TYPE_CHECKING:  # they load torch, which only a call may do
+if TYPE_CHECKING:  # these import torch, which only open_engine may do
     from benchmarks.simulator.draft_recorder import DraftRecorder
     from faser.engine.execution.drafters.drafter import Drafter
 
 Report = Callable[[str, int, int], None]
-Recordings = Callable[[], Sequence[Recording]]
+Recordings = Callable[[], Sequence[RecordedSequence]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

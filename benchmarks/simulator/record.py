@@ -1,6 +1,6 @@
-"""Recording: a real engine answers prompts while its drafter proposes at every position, and a Trace comes of it.
+"""Records a Trace: a real engine answers prompts while its drafter proposes at every position.
 
-Owns how raw recordings become runs. Loads the model, and torch with it, only when called.
+Owns how raw recordings become runs. Imports no torch.
 """
 
 import itertools
@@ -16,11 +16,11 @@ from faser.errors import ConfigError
 from faser.types import Request, SamplingParams
 
 _NO_DRAFT = Draft(slot=0, method="")
-_SPARE = 2  # tokens behind the last draft: so the engine's own limit at the end of a request cuts none
+_SPARE = 2  # tokens after the last draft, so that the end of a request cuts no draft
 
 
 class StepEngine(Protocol):
-    """What of an Engine is needed here."""
+    """The part of Engine that recording uses."""
 
     def add(self, request: Request) -> None: ...
     def step(self) -> tuple[SequenceDelta, ...]: ...
@@ -28,8 +28,8 @@ class StepEngine(Protocol):
     def use_policy(self, name: str, gamma: int | None = None, *, overlap: str | None = None) -> None: ...
 
 
-class Recording(Protocol):
-    """What of a DraftRecorder's recording is needed here; see there."""
+class RecordedSequence(Protocol):
+    """The part of draft_recorder.Recording that becomes a trace."""
 
     @property
     def seed(self) -> int: ...
@@ -58,7 +58,7 @@ class Session:
 
 def record(
     engine: StepEngine,
-    recordings: Callable[[], Sequence[Recording]],
+    recordings: Callable[[], Sequence[RecordedSequence]],
     prompts: Sequence[BenchPrompt],
     session: Session,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
@@ -104,7 +104,10 @@ def record(
 
 
 def closed_loop(engine: StepEngine, requests: Iterable[Request], clients: int) -> Iterable[tuple[str, list[int]]]:
-    """Answers as they come, (request id, tokens): so many at a time. Raises ConfigError for a failure."""
+    """(request id, tokens) of each answer, in order of completion; `clients` requests run at a time.
+
+    Raises ConfigError for a request that fails.
+    """
     waiting = iter(requests)
     open_ones: dict[str, list[int]] = {}
     while True:
@@ -121,12 +124,12 @@ def closed_loop(engine: StepEngine, requests: Iterable[Request], clients: int) -
                 yield delta.request_id, open_ones.pop(delta.request_id)
 
 
-def _traced(recording: Recording, session: Session, methods: dict[str, int]) -> RequestTrace | None:
-    """Runs of one output; None if it has no position. methods: grows by those that are met first here.
+def _traced(recording: RecordedSequence, session: Session, methods: dict[str, int]) -> RequestTrace | None:
+    """The trace of one output; None if it has no position. methods: index by name; new methods are added.
 
-    A position counts if its draft was asked for in full and can be judged: the output goes on for K more tokens,
-    or it ended by itself, and what was drafted beyond its end is wrong. There may be no draft at position 0, whose
-    token comes with the prompt.
+    A position counts if a draft of full length was requested and can be judged: the output continues for K more
+    tokens, or it ended by itself, and then tokens drafted beyond its end are wrong. Position 0 may have no draft,
+    because its token comes with the prompt.
     """
     output = recording.output_token_ids
     drafts = [recording.drafts.get(0) or _NO_DRAFT]
@@ -149,6 +152,6 @@ def _traced(recording: Recording, session: Session, methods: dict[str, int]) -> 
 
 
 def _run(draft: Draft, output: Sequence[int]) -> int:
-    """Leading tokens of a draft that the output goes on with."""
+    """Number of leading tokens of the draft that equal the output."""
     pairs = zip(draft.token_ids, output, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,4 +1,4 @@
-"""What a contest came to: a table for people, JSON for programs."""
+"""The results of a contest: a table for people, JSON for programs."""
 
 import json
 from collections.abc import Sequence

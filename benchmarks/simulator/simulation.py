@@ -1,8 +1,7 @@
-"""One simulated run: the real scheduler and policy serve a workload, and a simulated clock passes.
+"""Simulation: the real scheduler and a policy serve a workload on a simulated clock.
 
-Owns the loop, the clock and what is counted on the way. The order of a step is the engine's: propose, draft,
-plan, run, commit; or plan, propose, run both, commit. What a policy believes of costs and acceptance is its own to
-learn; what is true, the executor knows.
+Owns the loop, the clock and the counts. A step has the engine's order: propose, draft, plan, run, commit; or plan,
+propose, run both, commit. The executor knows the true costs and acceptance; a policy learns its own estimates.
 """
 
 import copy
@@ -27,11 +26,11 @@ MakeControl = Callable[[CostModel, SimulatedClock], SpeculationControl | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What serves. costs: the truth; kv_tokens: room of the KV cache, None: enough for every slot.
+    """The serving machine. costs: the true times. kv_tokens: size of the KV cache; None: enough for every slot.
 
-    step_overhead_s: between any two steps. draft_overhead_s: more, in a step before which drafts were asked for.
-    noise: sigma of the logarithm of every step's time. lanes: what drafting beside a step costs, by share; none:
-    nobody drafts ahead.
+    step_overhead_s: between any two steps. draft_overhead_s: additional, in a step with a draft request. noise:
+    sigma of the logarithm of every step's time. lanes: slowdowns of overlapped drafting, by share; empty: it never
+    overlaps.
     """
 
     costs: CostModel
@@ -65,10 +64,10 @@ class Served:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What came of a run. Seconds are simulated.
+    """The result of a run. Seconds are simulated.
 
-    window_tokens: output tokens that came within the duration, all of them where none was given. busy_s: drafting,
-    steps and overheads. turns: sequences that decoded, summed over steps; drafted, verified, accepted: tokens.
+    window_tokens: output tokens within the duration, all of them without a duration. busy_s: drafting, steps and
+    overheads. turns: decoding sequences, summed over steps. drafted, verified, accepted: tokens.
     """
 
     served: list[Served] = field(default_factory=list)
@@ -88,8 +87,8 @@ class Outcome:
 class Simulation:
     """One machine and one policy, from an empty engine to the last answer.
 
-    make_control: the policy with its own estimates; gets a copy of the costs, so that it follows them by itself.
-    Used for one run.
+    make_control: makes the control of speculation; gets a copy of the costs, which it corrects by itself. An
+    instance serves one run.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Simulation:
     ) -> None:
         self._trace = trace
         self._machine = machine
-        self._wishes = SpeculationParams() if slo is None else SpeculationParams(slo=slo)
+        self._speculation_params = SpeculationParams() if slo is None else SpeculationParams(slo=slo)
         self.clock = SimulatedClock()
         self.executor = SimulatedExecutor(
             trace, machine.costs, lanes=machine.lanes, noise=machine.noise, seed=seed
@@ -123,7 +122,7 @@ class Simulation:
         duration_s: float | None,
         progress: Callable[[float, int], None] = lambda _now_s, _served: None,
     ) -> Outcome:
-        """Serve all arrivals. clients: of a closed workload, whose requests come until duration_s is over.
+        """Serve all arrivals. clients: number in a closed workload, whose requests arrive until duration_s.
 
         progress: called with the simulated time and the number of answers, after every answer.
         """
@@ -148,7 +147,7 @@ class Simulation:
         return outcome
 
     def step(self, duration_s: float | None = None) -> None:
-        """One step of the engine; there must be work."""
+        """One step of the engine. Needs work."""
         before_s = self.clock.now()
         draft_plan = self.scheduler.propose()
         drafts = None if draft_plan is None else self.executor.draft(draft_plan)
@@ -158,16 +157,16 @@ class Simulation:
             self.clock.advance(drafts.run_s + self._machine.draft_overhead_s)
         plan = self.scheduler.plan(drafts)
         assert plan is not None, "work, but nothing to compute"
-        ahead, beside = self.scheduler.propose_overlapped(plan), None
-        if ahead is None:
+        overlapped_plan, overlapped_drafts = self.scheduler.propose_overlapped(plan), None
+        if overlapped_plan is None:
             result = self.executor.run(plan)
         else:
-            result, beside = self.executor.run_overlapped(plan, ahead)
-            self._outcome.drafted += sum(len(each.token_ids) for each in beside.drafts)
+            result, overlapped_drafts = self.executor.run_overlapped(plan, overlapped_plan)
+            self._outcome.drafted += sum(len(each.token_ids) for each in overlapped_drafts.drafts)
             self.clock.advance(self._machine.draft_overhead_s)
         self.clock.advance(result.run_s + self._machine.step_overhead_s)
         self._count(plan, result)
-        for delta in self.scheduler.commit(plan, result, beside):
+        for delta in self.scheduler.commit(plan, result, overlapped_drafts):
             self._hear(delta, duration_s)
         self._outcome.busy_s += self.clock.now() - before_s
 
@@ -194,7 +193,7 @@ class Simulation:
                 prompt_token_ids=(number, *(0,) * (arrival.prompt_len - 1)),
                 sampling=SamplingParams(max_tokens=arrival.output_len, ignore_eos=True),
                 arrival_s=arrival_s,
-                speculation=self._wishes,
+                speculation=self._speculation_params,
             )
         )
 

@@ -1,6 +1,6 @@
-"""Made-up traces: every drafted token is right with a given probability, independently of all others.
+"""Synthetic traces: every drafted token is right with a given probability, independently of all others.
 
-For closed forms and for questions like "what if acceptance were 0.9". In real text runs cluster.
+For closed forms and for questions like "what if acceptance were 0.9". In real text, right tokens cluster.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
-"""Acceptance traces: what a drafter proposed at every position of recorded outputs, and how much of it was right.
+"""Trace: what a drafter proposed at every position of recorded outputs, and how much of it was right.
 
-Verification is coupled: the target's token at a position follows from the prefix and the seed alone. So an output
-does not depend on what was drafted, and "the first run of the length proposed tokens equal the output" answers
-for every γ: min(γ, run) are accepted. Knows no engine; reads and writes JSON lines, a header and a request each.
+With sample-and-match verification the target's token at a position follows from the prefix and the seed alone, so
+an output does not depend on the drafts. If the first `run` drafted tokens equal the output, min(γ, run) are
+accepted for every γ. Reads and writes JSON lines: a header, then a line per request. Knows no engine.
 """
 
 import json
@@ -22,9 +22,9 @@ class RequestTrace:
     """One request, with an entry per output position p: the draft from the prompt and p output tokens.
 
     runs: leading drafted tokens that equal the output. lengths: tokens drafted, up to the trace's max_tokens; 0
-    where the drafter had nothing. confidences: of each drafted token, see Draft. methods: index of who drafted.
-    seed, prompt_token_ids, output_token_ids: to run it again; empty in traces that were made up.
-    Raises ConfigError where the arrays do not fit each other.
+    without a draft. confidences: of each drafted token, see Draft. methods: index of the drafter's name in the
+    trace. seed, prompt_token_ids, output_token_ids: to run the request again; empty in synthetic traces. Raises
+    ConfigError where the arrays do not fit each other.
     """
 
     prompt_len: int
@@ -84,7 +84,7 @@ class Trace:
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """One line a request behind the header; confidences are rounded to four digits."""
+    """Write the header and a line per request; confidences are rounded to four digits."""
     header = {
         "format": FORMAT,
         "faser": __version__,

@@ -1,7 +1,7 @@
-"""Workloads: which request arrives when, and which recorded request its drafts behave like.
+"""Workload: when requests arrive, and which recorded request each one follows.
 
-An open workload follows a clock of its own (a recorded trace of arrivals, or a Poisson process); in a closed one
-a fixed number of clients each wait for their answer. Seeded: the same requests whatever the policy.
+An open workload has its own arrival times (a recorded trace, or a Poisson process); in a closed one a fixed number
+of clients each wait for their answer. A seed makes the requests the same for every policy.
 """
 
 import csv
@@ -32,12 +32,12 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """How requests arrive; exactly one of the three is given.
+    """How requests arrive. Exactly one of azure, rate and clients is given.
 
     azure: (seconds, prompt tokens, output tokens) of each request, ascending. rate: of a Poisson process, a
-    second. clients: of a closed workload. Where azure is None, lengths are those of the recorded requests.
-    scale: lengths of azure are multiplied by it; at least one token stays. in_order: recorded requests are taken
-    round robin instead of drawn.
+    second. clients: of a closed workload. Without azure, lengths are those of the recorded requests.
+    scale: factor on the lengths of azure, which stay at least 1. in_order: recorded requests follow each other
+    round robin; otherwise they are drawn.
     """
 
     azure: tuple[tuple[float, int, int], ...] | None = None

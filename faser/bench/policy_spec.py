@@ -1,4 +1,4 @@
-"""A policy as the command line spells it, and the control of speculation that becomes of it."""
+"""PolicySpec: a policy as the command line spells it, and the control of speculation for it."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,9 +17,9 @@ _OVERLAPS = {"serial": OFF, "overlap": ON, "auto": AUTO}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec:
-    """A policy as it was asked for. gamma: of fixed. table: (first, last, gamma) by number of sequences.
+    """gamma: of policy fixed. table: (first, last, gamma) by number of sequences, of policy table.
 
-    overlap: auto, on or off; None: as the engine has it.
+    overlap: auto, on or off; None: the engine's setting.
     """
 
     text: str
@@ -38,7 +38,7 @@ class PolicySpec:
         num_slots: int,
         lanes: tuple[InterferenceTable, ...] = (),
     ) -> SpeculationControl:
-        """The engine's own control of speculation, as a live engine with this drafter and lanes would have it."""
+        """The control of speculation of a live engine with this drafter and these lanes."""
         config = SpeculationConfig(method=drafter, policy=self.name, num_speculative_tokens=cap, table=self.table)
         overlap = OverlapOptions(name=LANES, lanes=lanes, mode=self.overlap or OFF) if lanes else None
         control = SpeculationControl(
@@ -52,14 +52,14 @@ class PolicySpec:
 def parse_policy(text: str, *, cap: int) -> PolicySpec:
     """off, fixed:3, goodput, survival, faser, or table:4=5/16=2/64=0 (up to 4 sequences 5 tokens, …).
 
-    Behind it may stand +serial, +overlap or +auto: whether drafts are made ahead. cap: longest draft of the trace.
+    A suffix +serial, +overlap or +auto says whether drafting overlaps steps. cap: longest draft of the trace.
     Raises ConfigError naming what is wrong.
     """
-    bare, _, ahead = text.partition("+")
-    if ahead:
-        if ahead not in _OVERLAPS:
-            raise ConfigError(f"--policies names {text!r}; behind the + goes one of {', '.join(_OVERLAPS)}")
-        return replace(parse_policy(bare, cap=cap), text=text, overlap=_OVERLAPS[ahead])
+    bare, _, overlap = text.partition("+")
+    if overlap:
+        if overlap not in _OVERLAPS:
+            raise ConfigError(f"--policies names {text!r}; after the + goes one of {', '.join(_OVERLAPS)}")
+        return replace(parse_policy(bare, cap=cap), text=text, overlap=_OVERLAPS[overlap])
     name, _, value = text.partition(":")
     if name not in POLICIES:
         raise ConfigError(f"--policies names {text!r}; it must be of {', '.join(POLICIES)}")

@@ -17,7 +17,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP",
     "chat": "talk to a model, served or in this process",
     "pull": "fetch a model into the cache",
-    "bench": "measure speculation, live or simulated",
+    "bench": "measure speculation on this machine",
     "env": "show versions, device and backend, for bug reports",
 }
 _ALIASES = {"collect-env": "env"}

@@ -87,8 +87,8 @@ def build(
 
     report: called with (stage, done, total) during every long stage. step_times: None measures them here, or reads
     an earlier measurement. partition: divides the processors; None: the one that config names. sources: gives a
-    model's tensors by its directory; None reads the directory. wrap_drafter: given the drafter, returns the one to use.
-    Raises ConfigError (or ModelError) naming what does not fit.
+    model's tensors by its directory; None reads the directory. wrap_drafter: given the drafter, returns the one to
+    use. Raises ConfigError (or ModelError) naming what does not fit.
     """
     parts = load_parts(resolve_device(config), directory, report, partition, sources)
     pruning = costs = None

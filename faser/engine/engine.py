@@ -1,7 +1,11 @@
-"""The engine: propose and draft, where anybody speculates; plan, run, commit. Nothing else happens in a step.
+"""The engine's step: draft (with speculation), plan, run, commit.
 
-A step that drafts ahead proposes after it has planned, and drafts while it runs. Where the executor's device works
-on its own, plain steps are launched one ahead: the next one is under way before the tokens of the last are read.
+    propose ──▶ draft ──▶ plan ──▶ run ──▶ commit                drafts before the step
+                          plan ──▶ propose ──▶ run ──▶ commit    overlapped: the drafter works while the step runs
+                                               draft
+
+A GPU works on its own, so steps without drafts are scheduled asynchronously: the engine launches the next step
+before it reads the tokens of the one in flight.
 """
 
 import time
@@ -15,9 +19,10 @@ from faser.types import EngineStats, Request
 
 
 class Engine:
-    """One scheduler, one executor, one thread. See AsyncEngine for the face that others use.
+    """One scheduler, one executor, one thread. AsyncEngine is the interface for the front-end.
 
-    trace: is told of every step. schedules_async: plain steps are launched one ahead.
+    trace: records every step. schedules_async: a step without drafts is launched before the one in flight has
+    ended.
     """
 
     def __init__(
@@ -31,83 +36,97 @@ class Engine:
         self._scheduler = scheduler
         self._executor = executor
         self._trace = trace
-        self._launches_ahead = schedules_async
+        self._schedules_async = schedules_async
         self._launched: LaunchedStep | None = None
         self._num_steps = 0
         self._last_step_rows = 0
         self._last_step_s = 0.0
 
     def step(self) -> tuple[SequenceDelta, ...]:
-        """Run one step and say what it changed; nothing to do changes nothing."""
+        """Run one step and return what it changed; without work, nothing."""
         began_s = time.perf_counter()
         if self._launched is not None:
-            return self._go_on(self._launched, began_s)
+            return self._finish(self._launched, began_s)
         drafts: DraftPlan | Drafts | None = self._scheduler.propose()
         while isinstance(drafts, DraftPlan):
             drafts = self._scheduler.drafted(self._executor.draft(drafts))
         plan = self._scheduler.plan(drafts)
         if plan is None:
             return ()
-        if self._launches_ahead and self._scheduler.can_schedule_async():
-            return self._go_on(self._executor.launch(plan), began_s)
-        ahead, beside = self._scheduler.propose_overlapped(plan), None
-        if ahead is None:
+        if self._schedules_async and self._scheduler.can_schedule_async():
+            return self._finish(self._executor.launch(plan), began_s)
+        overlapped_plan, overlapped_drafts = self._scheduler.propose_overlapped(plan), None
+        if overlapped_plan is None:
             result = self._executor.run(plan)
         else:
-            result, beside = self._run_overlapped(plan, ahead)
-        deltas = tuple(self._scheduler.commit(plan, result, beside))
-        self._note(began_s, plan, result, before=drafts, ahead=ahead, beside=beside)
+            result, overlapped_drafts = self._run_overlapped(plan, overlapped_plan)
+        deltas = tuple(self._scheduler.commit(plan, result, overlapped_drafts))
+        self._record(
+            began_s,
+            plan,
+            result,
+            drafts=drafts,
+            overlapped_plan=overlapped_plan,
+            overlapped_drafts=overlapped_drafts,
+        )
         return deltas
 
-    def _run_overlapped(self, plan: StepPlan, requested: DraftPlan) -> tuple[StepResult, Drafts]:
-        """Run the step while the drafter makes the next drafts; drafts from text are looked up before."""
-        if not requested.from_text:
-            return self._executor.run_overlapped(plan, requested)
-        model_plan = self._scheduler.drafted(self._executor.draft(requested, during=plan))
+    def _run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
+        """Run the step while the drafter makes the next drafts; drafts from text are looked up before both."""
+        if not draft_plan.from_text:
+            return self._executor.run_overlapped(plan, draft_plan)
+        model_plan = self._scheduler.drafted(self._executor.draft(draft_plan, during=plan))
         assert isinstance(model_plan, DraftPlan)
         result, model_drafts = self._executor.run_overlapped(plan, model_plan)
         drafts = self._scheduler.drafted(model_drafts)
         assert isinstance(drafts, Drafts)
         return result, drafts
 
-    def _go_on(self, launched: LaunchedStep, began_s: float) -> tuple[SequenceDelta, ...]:
-        """Launch the step behind it, if there can be one, and only then ask what this one brought."""
-        behind = self._scheduler.plan_async()
-        self._launched = None if behind is None else self._executor.launch(behind)
+    def _finish(self, launched: LaunchedStep, began_s: float) -> tuple[SequenceDelta, ...]:
+        """Launch the step after it, if there can be one, and only then wait for this one's tokens."""
+        following = self._scheduler.plan_async()
+        self._launched = None if following is None else self._executor.launch(following)
         result = self._executor.collect(launched)
         deltas = tuple(self._scheduler.commit(launched.plan, result))
-        self._note(min(began_s, launched.began_s), launched.plan, result)
+        self._record(min(began_s, launched.began_s), launched.plan, result)
         return deltas
 
-    def _note(
+    def _record(
         self,
         began_s: float,
         plan: StepPlan,
         result: StepResult,
         *,
-        before: Drafts | None = None,
-        ahead: DraftPlan | None = None,
-        beside: Drafts | None = None,
+        drafts: Drafts | None = None,
+        overlapped_plan: DraftPlan | None = None,
+        overlapped_drafts: Drafts | None = None,
     ) -> None:
-        """A step is over."""
         ended_s = time.perf_counter()
         if self._trace is not None:
-            self._trace.step(began_s, ended_s, plan, result, before=before, ahead=ahead, beside=beside)
+            self._trace.step(
+                began_s,
+                ended_s,
+                plan,
+                result,
+                drafts=drafts,
+                overlapped_plan=overlapped_plan,
+                overlapped_drafts=overlapped_drafts,
+            )
         self._num_steps += 1
         self._last_step_rows = plan.num_rows
         self._last_step_s = ended_s - began_s
 
     def close(self) -> None:
-        """No step will follow: what is written along is brought to its end."""
+        """End the trace. No step may follow."""
         if self._trace is not None:
             self._trace.close()
 
     def add(self, request: Request) -> None:
-        """Accept a request. Raises RequestError if it can never be served."""
+        """Accept a request. Raises RequestError if the engine can never serve it."""
         self._scheduler.add(request)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """Drop a request, or one of its samples; unknown ones are fine (they have just ended)."""
+        """Drop a request, or one of its samples. Unknown ones have just ended and are ignored."""
         self._scheduler.abort(request_id, index)
 
     def use_policy(
@@ -118,11 +137,11 @@ class Engine:
         forget: bool = True,
         overlap: str | None = None,
     ) -> None:
-        """Let another policy of speculation decide from the next step on.
+        """Change the speculation policy from the next step on.
 
-        gamma: what `fixed` drafts, or another policy's cap. forget: with nothing learned yet about acceptance.
-        overlap: as of the setting spec_overlap; None: this setting.
-        Raises ConfigError where that is not possible.
+        gamma: the length of `fixed`, or another policy's cap. forget: drop what was learnt about acceptance.
+        overlap: a value as for the setting spec_overlap; None restores the setting.
+        Raises ConfigError for what this engine cannot do.
         """
         self._scheduler.use_policy(name, gamma, forget=forget, overlap=overlap)
 
@@ -130,7 +149,7 @@ class Engine:
         return self._launched is not None or self._scheduler.has_work()
 
     def stats(self) -> EngineStats:
-        """The scheduler's snapshot, with the steps and their time."""
+        """The scheduler's snapshot and the engine's steps with their time."""
         return replace(
             self._scheduler.stats(),
             num_steps=self._num_steps,

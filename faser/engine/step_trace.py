@@ -1,8 +1,8 @@
-"""What every step did and when, as a file that trace viewers open: --trace-steps.
+"""StepTrace: what every step did and when, as a file for trace viewers (--trace-steps).
 
-One line for the host, one for each lane, one for the number of sequences. Chrome's trace-event format, a JSON
-array of events with times in microseconds; Perfetto and chrome://tracing read it, also while its last bracket is
-missing. Knows plans and results, and no more of the engine.
+A line for the host, a line for each lane and a counter of sequences, in Chrome's trace-event format: a JSON array
+of events with times in microseconds. Perfetto and chrome://tracing read it even without its last bracket. Knows
+plans and results, nothing else of the engine.
 """
 
 import json
@@ -16,12 +16,12 @@ from faser.errors import ConfigError
 
 _HOST, _VERIFY, _DRAFT = 1, 2, 3  # numbers of the lines
 _LINES = {_HOST: "host", _VERIFY: "verify lane", _DRAFT: "draft lane"}
-_MOST_BYTES = 256 << 20  # viewers load no more
+_MOST_BYTES = 256 << 20  # viewers refuse larger files
 _log = logging.getLogger(__name__)
 
 
 class StepTrace:
-    """Writes path as the steps come; closed, it is valid JSON. Times are of time.perf_counter.
+    """Writes the file step by step; after close it is valid JSON. Times are those of time.perf_counter.
 
     Raises ConfigError if the file cannot be opened. A disk that fills later ends the trace, not the engine.
     """
@@ -46,28 +46,32 @@ class StepTrace:
         plan: StepPlan,
         result: StepResult,
         *,
-        before: Drafts | None = None,
-        ahead: DraftPlan | None = None,
-        beside: Drafts | None = None,
+        drafts: Drafts | None = None,
+        overlapped_plan: DraftPlan | None = None,
+        overlapped_drafts: Drafts | None = None,
     ) -> None:
-        """A step from began_s to ended_s. before: drafted before it. ahead, beside: wished and made beside it."""
+        """Write a step from began_s to ended_s.
+
+        drafts: made before the step. overlapped_plan, overlapped_drafts: requested and made while it ran.
+        """
         planned_s = began_s
-        if before is not None:
-            planned_s = before.began_s + before.run_s
-            self._span(_HOST, "propose", began_s, before.began_s)
-            self._draft("draft", before, plan.step)
+        if drafts is not None:
+            planned_s = drafts.began_s + drafts.run_s
+            self._span(_HOST, "propose", began_s, drafts.began_s)
+            self._draft("draft", drafts, plan.step)
         self._span(_HOST, "plan", planned_s, result.began_s)
         self._span(_VERIFY, "verify", result.began_s, result.began_s + result.run_s, _verified(plan, result))
-        if ahead is not None and beside is not None:
-            self._draft("draft ahead", beside, plan.step, **_border(ahead, beside, result))
-        self._span(_HOST, "commit", _end(result, beside), ended_s)
+        if overlapped_plan is not None and overlapped_drafts is not None:
+            border = _border(overlapped_plan, overlapped_drafts, result)
+            self._draft("draft ahead", overlapped_drafts, plan.step, **border)
+        self._span(_HOST, "commit", _end(result, overlapped_drafts), ended_s)
         self._emit("C", _HOST, name="sequences", ts=_micros(began_s), args={"running": len(plan.rows)})
         self._emit("C", _HOST, name="rows", ts=_micros(began_s), args={"rows": plan.num_rows})
         if not self._file.closed:
             self._file.flush()  # an engine that is killed leaves whole events
 
     def close(self) -> None:
-        """Write the end; idempotent."""
+        """End the file; a second call does nothing."""
         if not self._file.closed:
             try:
                 self._file.write("\n]\n")
@@ -113,7 +117,7 @@ class StepTrace:
 
 
 def _verified(plan: StepPlan, result: StepResult) -> dict[str, Any]:
-    """Rows, chunk borders and verdicts; of the sequences that got tokens, in the plan's order."""
+    """Rows, drafted and accepted tokens, for the sequences that got tokens, in the plan's order."""
     judged = [
         (rows, outcome)
         for rows, outcome in zip(plan.rows, result.sequences, strict=True)
@@ -129,10 +133,10 @@ def _verified(plan: StepPlan, result: StepResult) -> dict[str, Any]:
     }
 
 
-def _border(ahead: DraftPlan, beside: Drafts, result: StepResult) -> dict[str, list[int] | list[bool]]:
-    """behind: length of the chunk that each draft continues. stands: the step brought it and the draft's first."""
+def _border(plan: DraftPlan, drafts: Drafts, result: StepResult) -> dict[str, list[int] | list[bool]]:
+    """behind: number of unverified tokens that a draft continues. stands: the step brought these and its first."""
     brought = {each.slot: each.token_ids for each in result.sequences}
-    pairs = list(zip(ahead.requests, beside.drafts, strict=True))
+    pairs = list(zip(plan.requests, drafts.drafts, strict=True))
     return {
         "behind": [len(request.unverified) for request, _ in pairs],
         "stands": [
@@ -141,9 +145,9 @@ def _border(ahead: DraftPlan, beside: Drafts, result: StepResult) -> dict[str, l
     }
 
 
-def _end(result: StepResult, beside: Drafts | None) -> float:
+def _end(result: StepResult, drafts: Drafts | None) -> float:
     ended_s = result.began_s + result.run_s
-    return ended_s if beside is None else max(ended_s, beside.began_s + beside.run_s)
+    return ended_s if drafts is None else max(ended_s, drafts.began_s + drafts.run_s)
 
 
 def _micros(seconds: float) -> float:

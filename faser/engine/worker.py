@@ -1,8 +1,8 @@
-"""The engine's own loop, in a child process or a thread: messages in, steps, deltas out.
+"""The engine's loop, in a child process or a thread: messages in, steps, deltas out.
 
-Run as `python -m faser.engine.worker FD LEVEL`: the engine's end of the socket, and what to log. The loop catches
-once, at its top: whatever goes wrong is told to the front-end, which then fails every waiter. When the
-front-end is gone, the engine ends.
+Run as `python -m faser.engine.worker FD LEVEL`: the engine's end of the socket and the log level. The loop catches
+exceptions once, at its top, and sends them to the front-end, which then fails every open request. When the
+front-end closes the socket, the engine ends.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ from faser.types import EngineState
 
 _log = logging.getLogger("faser.engine")
 
-# An idle engine speaks this often, so that silence means that it hangs.
+# An idle engine sends its statistics this often, so a longer silence means that it hangs.
 HEARTBEAT_S = 2.0
 
 
 def serve(connection: socket.socket, *, own_process: bool) -> None:
-    """Load what the first message says, then run until told to stop or until the front-end is gone.
+    """Load what the first message names, then run until a Shutdown or until the front-end closes the socket.
 
-    own_process: nobody else lives in this interpreter, so its garbage collector may be tuned.
+    own_process: the interpreter runs nothing but the engine, so the garbage collector may be tuned.
     """
     with contextlib.suppress(ConnectionError):
         try:
@@ -91,10 +91,10 @@ def _load(connection: socket.socket, configure: Configure) -> Engine:
 
 
 def _take_messages(engine: Engine, inbox: SimpleQueue[ToEngine | None], connection: socket.socket) -> bool:
-    """Apply what has arrived, waiting for something if there is no work. False: time to end.
+    """Apply all messages that have arrived; without work, wait for one. False: the engine is to end.
 
-    An abort that leaves nothing to do returns too, so that the freed blocks are reported; and so does an
-    idle engine whose heartbeat is due.
+    Returns after an abort too, even if no work is left, so that the freed blocks are reported; and after
+    HEARTBEAT_S without a message.
     """
     block = not engine.has_work()
     while True:
@@ -128,13 +128,13 @@ def _send(connection: socket.socket, message: FromEngine) -> None:
 
 
 def _freeze_garbage() -> None:
-    """Loading leaves some hundred thousand objects that live for ever; a full collection must not walk them."""
+    """Exempt the hundreds of thousands of objects that loading leaves from every later full collection."""
     gc.collect()
     gc.freeze()
 
 
 def main() -> None:
-    """Entry of the child process. Signals are the front-end's business."""
+    """Entry of the child process. The front-end handles signals."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=sys.argv[2], format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)

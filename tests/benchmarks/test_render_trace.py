@@ -45,10 +45,10 @@ def drafts(step: int, began_s: float, run_s: float, *token_ids: int) -> Drafts:
 def written(path: Path) -> Path:
     """A step with a draft before it: of three one accepted. A step beside which a draft is made that stands."""
     trace = StepTrace(path)
-    trace.step(1.0, 1.1, plan(0, 6, 7, 8), result(0, 1.045, 6, 9), before=drafts(0, 1.005, 0.035, 6, 7, 8))
+    trace.step(1.0, 1.1, plan(0, 6, 7, 8), result(0, 1.045, 6, 9), drafts=drafts(0, 1.005, 0.035, 6, 7, 8))
     ahead = DraftPlan(step=1, requests=(DraftRequest(slot=2, max_tokens=3, new_blocks=()),), share=0.5)
     beside = drafts(1, 1.103, 0.040, 4, 3, 2)
-    trace.step(1.1, 1.2, plan(1), result(1, 1.102, 4), ahead=ahead, beside=beside)
+    trace.step(1.1, 1.2, plan(1), result(1, 1.102, 4), overlapped_plan=ahead, overlapped_drafts=beside)
     trace.close()
     return path
 

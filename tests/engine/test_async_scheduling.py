@@ -1,4 +1,4 @@
-"""Steps launched one ahead: the same answers, whatever ends, comes or fails while a step is in flight.
+"""Asynchronous scheduling: the same answers, whatever ends, arrives or fails while a step is in flight.
 
 Oracles: each sample alone without a scheduler; the executor's memory, which does its work as late as it may; the
 invariants after every step.
@@ -19,8 +19,8 @@ from tests.engine.driving import BLOCK_SIZE, Driver, expected, request
 from tests.fakes import RandomPolicy
 
 
-class Ahead:
-    """An engine over a driver's scheduler and executor that launches ahead, checked after every step."""
+class AsyncDriver:
+    """An engine with asynchronous scheduling over a driver's parts, checked after every step."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -46,32 +46,32 @@ class Ahead:
 
 def test_the_second_step_is_under_way_before_the_first_is_read() -> None:
     driver = Driver()
-    ahead = Ahead(driver)
+    async_driver = AsyncDriver(driver)
     driver.add(request("a", [1, 2, 3], max_tokens=6), request("b", [4], max_tokens=3))
 
-    ahead.step()
+    async_driver.step()
 
     assert [plan.step for plan in driver.executor.launched] == [2]
     assert [rows.token_ids for rows in driver.executor.launched[0].rows] == [(PLACEHOLDER,), (PLACEHOLDER,)]
-    ahead.run()
+    async_driver.run()
     driver.check(request("a", [1, 2, 3], max_tokens=6), request("b", [4], max_tokens=3))
 
 
-def test_nobody_is_computed_behind_the_last_token_that_was_asked_for() -> None:
+def test_no_row_follows_the_last_requested_token() -> None:
     driver = Driver()
     driver.add(request("a", [1, 2], max_tokens=5))
 
-    Ahead(driver).run()
+    AsyncDriver(driver).run()
 
     assert sum(plan.num_rows for plan in driver.executor.steps) == 2 + 4
 
 
-def test_what_ends_with_a_token_nobody_knew_is_computed_once_in_vain_and_reported_once() -> None:
+def test_a_sequence_that_a_token_ends_is_computed_once_in_vain_and_reported_once() -> None:
     wanted = request("a", [3], max_tokens=40, ignore_eos=False, stop_token_ids=tuple(range(10, 30)))
     driver = Driver()
     driver.add(wanted)
 
-    Ahead(driver).run()
+    AsyncDriver(driver).run()
 
     tokens, reason, _ = expected(wanted, 0, max_model_len=driver.max_model_len)
     assert reason is FinishReason.STOP
@@ -81,14 +81,14 @@ def test_what_ends_with_a_token_nobody_knew_is_computed_once_in_vain_and_reporte
 
 def test_a_newcomer_waits_for_the_step_in_flight_alone() -> None:
     driver = Driver()
-    ahead = Ahead(driver)
+    async_driver = AsyncDriver(driver)
     driver.add(request("a", [1], max_tokens=20))
-    ahead.step()
+    async_driver.step()
     driver.add(request("b", [2], max_tokens=20))
 
-    ahead.step()  # the one in flight, and none behind it
+    async_driver.step()  # ends the step in flight and launches none
     assert not driver.executor.launched
-    ahead.step()
+    async_driver.step()
 
     assert driver.executor.steps[-1].started[0].token_ids == (2,)
 
@@ -106,37 +106,37 @@ def test_a_newcomer_waits_for_the_step_in_flight_alone() -> None:
 )
 def test_who_needs_more_than_a_token_is_not_launched(sampling: dict[str, Any]) -> None:
     driver = Driver()
-    ahead = Ahead(driver)
+    async_driver = AsyncDriver(driver)
     driver.add(request("a", [1, 2, 3], max_tokens=6, **sampling), request("b", [4], max_tokens=9))
 
     for _ in range(3):
-        ahead.step()
+        async_driver.step()
         assert not driver.executor.launched
 
 
 def test_who_is_owed_its_prompts_scores_waits_for_them_only() -> None:
     driver = Driver()
-    ahead = Ahead(driver)
+    async_driver = AsyncDriver(driver)
     driver.add(request("a", [1, 2, 3], max_tokens=6, prompt_logprobs=1))
 
-    ahead.step()
+    async_driver.step()
     assert driver.samples["a", 0].prompt_logprobs
     assert not driver.executor.launched
-    ahead.step()
+    async_driver.step()
     assert driver.executor.launched
 
 
 def test_an_abort_in_flight_frees_its_blocks_when_the_last_step_that_touches_them_is_over() -> None:
     driver = Driver()
-    ahead = Ahead(driver)
+    async_driver = AsyncDriver(driver)
     driver.add(request("a", [1] * 9, max_tokens=20))
-    ahead.step()
+    async_driver.step()
     assert driver.executor.launched
 
     driver.abort("a")
 
     assert driver.scheduler.stats().kv_usage > 0.0
-    ahead.run()
+    async_driver.run()
 
 
 def test_blocks_released_between_two_steps_in_flight_wait_for_the_second() -> None:
@@ -157,43 +157,43 @@ def test_blocks_released_between_two_steps_in_flight_wait_for_the_second() -> No
     assert kv.num_available == 4
 
 
-def test_where_blocks_are_short_nobody_goes_ahead_and_all_come_to_their_end() -> None:
+def test_without_free_blocks_no_second_step_is_launched_and_all_sequences_end() -> None:
     wanted = [request(str(i), [i] * 6, max_tokens=12, at_s=float(i)) for i in range(4)]
     driver = Driver(num_blocks=10, max_model_len=24)
     driver.add(*wanted)
 
-    ahead = Ahead(driver)
-    ahead.run()
+    async_driver = AsyncDriver(driver)
+    async_driver.run()
 
     assert driver.scheduler.stats().num_preemptions
-    assert ahead.deepest == 1
+    assert async_driver.deepest == 1
     driver.check(*wanted)
 
 
-def test_nobody_goes_ahead_while_somebody_who_runs_has_no_row() -> None:
-    """One pauses for want of a block. A step ahead of the other one would put off its return."""
+def test_no_second_step_is_launched_while_a_running_sequence_has_no_row() -> None:
+    """One sequence waits for a block. Another step of the other one would delay it further."""
     wanted = [request("a", [1] * 8, max_tokens=4), request("b", [50] * 7, max_tokens=4)]
     driver = Driver(num_blocks=5, max_model_len=20)
     driver.add(*wanted)
-    ahead = Ahead(driver)
+    async_driver = AsyncDriver(driver)
     while driver.scheduler.stats().num_running != 1:
-        ahead.step()
+        async_driver.step()
         assert all(len(plan.rows) == 2 for plan in driver.executor.launched)
 
     assert [len(plan.rows) for plan in driver.executor.steps][:4] == [2, 2, 1, 1]
-    ahead.run()
+    async_driver.run()
     driver.check(*wanted)
 
 
 def test_an_error_in_flight_ends_one_sequence_and_no_other() -> None:
     driver = Driver()
-    ahead = Ahead(driver)
+    async_driver = AsyncDriver(driver)
     others = request("b", [2], max_tokens=12)
     driver.add(request("a", [1], max_tokens=12), others)
-    ahead.step()
+    async_driver.step()
     driver.executor.fail_slots.add(driver.executor.launched[0].rows[0].slot)
 
-    ahead.run()
+    async_driver.run()
 
     last = driver.samples["a", 0].last
     assert last is not None
@@ -213,7 +213,7 @@ def live(seed: int) -> tuple[Driver, list[Request]]:
         prefix_caching=rng.random() < 0.7,
         speculates=speculates,
     )
-    ahead = Ahead(driver)
+    async_driver = AsyncDriver(driver)
     wanted: list[Request] = []
     aborted: set[str] = set()
     for i in range(40):
@@ -232,8 +232,8 @@ def live(seed: int) -> tuple[Driver, list[Request]]:
             gone = rng.choice(wanted).request_id
             aborted.add(gone)
             driver.abort(gone)
-        ahead.step()
-    ahead.run()
+        async_driver.step()
+    async_driver.run()
     return driver, [each for each in wanted if each.request_id not in aborted]
 
 
@@ -244,19 +244,19 @@ def test_random_lives_come_to_what_each_sample_comes_to_alone(seed: int) -> None
 
 
 class Never(RandomPolicy):
-    """Lets nobody draft."""
+    """Never drafts."""
 
     def lengths(self, candidates: Candidates) -> Ints:
         return np.zeros_like(candidates.limit)
 
 
-def test_an_engine_that_speculates_goes_ahead_while_its_policy_rests() -> None:
+def test_an_engine_that_speculates_schedules_asynchronously_while_its_policy_rests() -> None:
     driver = Driver(speculates=Never(1))
-    ahead = Ahead(driver)
+    async_driver = AsyncDriver(driver)
     wanted = request("a", [1], max_tokens=40)
     driver.add(wanted)
 
-    ahead.run()
+    async_driver.run()
 
-    assert ahead.deepest == 1
+    assert async_driver.deepest == 1
     driver.check(wanted)

@@ -1,8 +1,8 @@
-"""Engines whose tokens are chosen in the runner and whose plain steps run one ahead answer what all others do.
+"""Engines that sample in the runner and schedule asynchronously answer what all others do.
 
 Oracle: the same engine, step after step, on the native kernels, where a row has the same bits in every batch; so
-answers are compared token by token, log probabilities included. Requests end at stop tokens nobody could foresee,
-share blocks, are preempted, and some of them need more than their logits.
+answers are compared token by token, log probabilities included. Requests end at unforeseeable stop
+tokens, share blocks, are preempted, and some of them need more than their logits.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def mixed() -> list[Request]:
-    """A third of them plain, the rest with everything that is not."""
+    """A third of them need only logits; the others have every other feature."""
     kinds: list[dict[str, Any]] = [STOPS, {"temperature": 0.0}, *FEATURES.values()]
     asked = [requests(**(kind | {"max_tokens": 40})) for kind in kinds]
     return [asked[i % len(kinds)][i] for i in range(len(asked[0]))]
@@ -40,7 +40,7 @@ def test_answers_are_those_of_steps_that_wait_for_each_other(
 
 
 @pytest.mark.parametrize("sampling", [STOPS, {"temperature": 0.0}, FEATURES["truncated"]])
-def test_plain_requests_run_ahead_and_answer_the_same(pair: tuple[Path, Path], sampling: dict[str, Any]) -> None:
+def test_requests_that_need_only_logits_answer_the_same(pair: tuple[Path, Path], sampling: dict[str, Any]) -> None:
     asked = requests(**sampling)
     engine = build(pair, None, async_scheduling=True)
 

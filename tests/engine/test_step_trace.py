@@ -60,7 +60,7 @@ def lines(path: Path) -> dict[int, str]:
 def test_a_step_that_drafted_before_it_verified_has_its_spans_one_after_another(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     trace = StepTrace(path)
-    trace.step(1.0, 1.070, PLAN, RESULT, before=drafts(1.001, 0.005, 6, 7))
+    trace.step(1.0, 1.070, PLAN, RESULT, drafts=drafts(1.001, 0.005, 6, 7))
     trace.close()
     found = spans(path)
     order = ["propose", "draft", "plan", "verify", "commit"]
@@ -93,10 +93,12 @@ def test_verdicts_and_rows_are_in_the_span(tmp_path: Path) -> None:
 def test_lanes_that_ran_together_overlap_and_the_step_ends_with_the_longer(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     trace = StepTrace(path)
-    ahead = DraftPlan(
+    overlapped = DraftPlan(
         step=7, requests=(DraftRequest(slot=2, max_tokens=3, new_blocks=(), unverified=(6, 7)),), share=0.5
     )
-    trace.step(1.0, 1.080, PLAN, RESULT, ahead=ahead, beside=drafts(1.011, 0.060, 8, 9, 1))
+    trace.step(
+        1.0, 1.080, PLAN, RESULT, overlapped_plan=overlapped, overlapped_drafts=drafts(1.011, 0.060, 8, 9, 1)
+    )
     trace.close()
     found = spans(path)
     draft, verify = found["draft ahead"], found["verify"]
@@ -110,16 +112,18 @@ def test_lanes_that_ran_together_overlap_and_the_step_ends_with_the_longer(tmp_p
     ("brought", "stands"),
     [((6, 7, 8), True), ((6, 7, 5), False), ((6, 9), False), ((6, 7), False), ((), False)],
 )
-def test_a_draft_made_ahead_stands_if_its_chunk_and_its_first_token_came_true(
+def test_an_overlapped_draft_stands_if_its_chunk_and_its_first_token_came(
     tmp_path: Path, brought: tuple[int, ...], stands: bool
 ) -> None:
     path = tmp_path / "trace.json"
     trace = StepTrace(path)
-    ahead = DraftPlan(
+    overlapped = DraftPlan(
         step=7, requests=(DraftRequest(slot=2, max_tokens=3, new_blocks=(), unverified=(6, 7)),), share=0.5
     )
     result = replace(RESULT, sequences=(SequenceResult(slot=2, token_ids=brought), SequenceResult(slot=4)))
-    trace.step(1.0, 1.080, PLAN, result, ahead=ahead, beside=drafts(1.011, 0.060, 8, 9, 1))
+    trace.step(
+        1.0, 1.080, PLAN, result, overlapped_plan=overlapped, overlapped_drafts=drafts(1.011, 0.060, 8, 9, 1)
+    )
     trace.close()
     assert spans(path)["draft ahead"]["args"]["stands"] == [stands]
 

@@ -1,4 +1,4 @@
-"""`faser bench WHAT …`: finds what is to be measured. Imports it when asked for."""
+"""`faser bench WHAT …`: runs one kind of measurement, which is imported only then."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,12 @@ from faser.config.declaration import did_you_mean
 
 _KINDS = {
     "spec": "a model and its drafter over concurrency and policies, on real prompts",
-    "simulate": "policies on recorded acceptance and measured step times",
 }
 _VLLM_KINDS = ("serve", "latency", "throughput", "sweep", "startup", "mm-processor")
 
 
 def bench(arguments: Sequence[str]) -> int:
-    """Run one kind of measurement; returns its exit status. Raises UsageError for one that there is not."""
+    """Run one kind of measurement; returns its exit status. Raises UsageError for an unknown kind."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return 0 if arguments else 2
@@ -25,9 +24,7 @@ def bench(arguments: Sequence[str]) -> int:
 
             return spec(rest)
         case "simulate":
-            from benchmarks.simulator.command import simulate
-
-            return simulate(rest)
+            raise UsageError(["'bench simulate' is now `python -m benchmarks.simulator`, in a checkout of FASER"])
     if kind in _VLLM_KINDS:
         raise UsageError([f"'bench {kind}' is known from vLLM but not supported by FASER {__version__}"])
     raise UsageError([f"unknown measurement '{kind}'.{did_you_mean(kind, _KINDS)} There are: {', '.join(_KINDS)}"])

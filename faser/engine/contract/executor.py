@@ -1,4 +1,4 @@
-"""The executor seam: a StepPlan goes in, the model runs, a StepResult comes out. See model_executor. No torch."""
+"""The Executor seam: a StepPlan goes in, the model runs, a StepResult comes out. Implemented by ModelExecutor."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,28 +17,28 @@ class Executor(Protocol):
         ...
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Apply the plan's releases and starts, run its rows; results come in the order of plan.rows."""
+        """Apply the plan's releases and starts and run its rows. Results come in the order of plan.rows."""
         ...
 
-    def run_overlapped(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
-        """Run the plan, and meanwhile draft what continues its own drafts; both are done at the return."""
+    def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
+        """Run the plan and concurrently draft tokens that continue its own drafts; returns when both are done."""
         ...
 
     def launch(self, plan: StepPlan) -> "LaunchedStep":
-        """Begin a plan without drafts, all of whose sequences are plain.
+        """Begin a plan without drafts, all of whose sequences need only logits, and do not wait for it.
 
-        Inputs that are NEXT come from the launch before, which need not have been collected.
+        PLACEHOLDER inputs are the tokens of the launch before, which need not have been collected.
         """
         ...
 
     def collect(self, launched: "LaunchedStep") -> StepResult:
-        """What a launched plan brought; in the order of the launches."""
+        """Wait for a launched plan. Plans are collected in the order of their launches."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedStep:
-    """A step that has begun. Executors add what they need to end it."""
+    """A step in flight. Executors add fields for what they need to end it."""
 
     plan: StepPlan
     began_s: float

@@ -1,7 +1,7 @@
-"""What two lanes cost each other: how much longer things take beside one another than alone on everything.
+"""InterferenceTable: how much longer verification and drafting take concurrently than alone on all processors.
 
-Plain numbers, measured by the data plane and read by the control plane. They depend on the step: lanes that both
-wait for memory share it, and one that computes leaves the memory to the other.
+Plain numbers, measured by the data plane and read by the control plane. They depend on the step: two lanes that
+both wait for memory share its bandwidth, and a lane that computes leaves the bandwidth to the other one.
 """
 
 import math
@@ -23,14 +23,14 @@ FACTORS = ("verify", "draft", "verify_alone", "draft_alone")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterferenceTable:
-    """Times in multiples of those alone on all processors, at least about 1, at every pair of rows and contexts.
+    """Factors on the times alone on all processors, about 1 or more, for every pair of rows and contexts.
 
-    share: of the processors that the draft lane has, in (0, 1). rows: of the target's step; what is drafted beside
-    it is for its sequences. contexts: tokens that each sequence has in the cache. Both ascend.
+    share: the draft lane's part of the processors, in (0, 1). rows: of the target's step, whose sequences the
+    concurrent drafts are for. contexts: cached tokens of each sequence. Both ascend.
     verify, draft: while the other lane is busy. verify_alone, draft_alone: on the lane's own processors while the
-    other lane is idle. Between neighbours the first two, and the others as parts of these, lie on lines over the
-    logarithm of rows and of contexts; beyond the ends they stay what they are.
-    Raises ConfigError for numbers that cannot be.
+    other lane is idle. verify, draft, verify_alone / verify and draft_alone / draft are interpolated linearly over
+    the logarithms of rows and contexts, and are constant beyond the ends. Raises ConfigError for numbers out of
+    range.
     """
 
     share: float
@@ -40,7 +40,7 @@ class InterferenceTable:
     draft: Matrix
     verify_alone: Matrix
     draft_alone: Matrix
-    _dense: Floats = field(init=False, repr=False, compare=False)  # see _by_row
+    _dense: Floats = field(init=False, repr=False, compare=False)  # _by_row()
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
@@ -56,7 +56,7 @@ class InterferenceTable:
     def constant(
         cls, *, share: float, verify: float, draft: float, verify_alone: float, draft_alone: float
     ) -> "InterferenceTable":
-        """The same for all steps."""
+        """The same factors for all steps."""
         return cls(
             share=share,
             rows=(1,),
@@ -68,18 +68,18 @@ class InterferenceTable:
         )
 
     def factors(self, rows: Ints, context: float) -> Floats:
-        """[4, *rows.shape]: verify, draft, and what of either is left when the other lane becomes idle.
+        """[4, *rows.shape]: verify, draft, and the factor on each of these once the other lane is idle.
 
-        rows: of the step. context: tokens, the mean over its sequences.
+        rows: of the step. context: cached tokens, the mean over its sequences.
         """
         found: Floats = self._at(context).take(rows, axis=1, mode="clip")
         return found
 
     def seconds(self, verify_s: Floats, draft_s: Floats, rows: Ints, context: float) -> Floats:
-        """From the start of both lanes until both are done. verify_s, draft_s: alone on everything.
+        """Seconds from the start of both lanes until both are done. verify_s, draft_s: alone on all processors.
 
-        rows, context: as in factors; the three arrays in shapes that go together.
-        Both run slowed down by each other until one is done; the other does the rest without company.
+        rows, context: as in factors; the three arrays broadcast. The lanes slow each other down until one is done;
+        then the other one runs alone.
         """
         verify, draft, verify_eased, draft_eased = self.factors(rows, context)
         verify_s, draft_s = verify_s * verify, draft_s * draft
@@ -88,11 +88,11 @@ class InterferenceTable:
         return np.minimum(verify_s, draft_s) + rest_s
 
     def one(self, verify_s: float, draft_s: float, *, rows: int, context: float) -> float:
-        """The same for a single pair."""
+        """As seconds, for a single step."""
         return float(self.seconds(np.array(verify_s), np.array(draft_s), np.array(rows), context))
 
     def _at(self, context: float) -> Floats:
-        """[4, 0 … last of rows] as in factors."""
+        """[4, 0 … largest row count] as in factors."""
         above = bisect_right(self.contexts, context)
         if above in (0, len(self.contexts)):
             nearest: Floats = self._dense[max(above - 1, 0)]
@@ -113,7 +113,7 @@ class InterferenceTable:
                 raise ConfigError(f"{name} of a co-run is {value}; it must be a number above 0")
 
     def _by_row(self) -> Floats:
-        """[contexts, 4, 0 … last of rows] as in factors."""
+        """[contexts, 4, 0 … largest row count] as in factors."""
         verify, draft, verify_alone, draft_alone = (np.array(getattr(self, name)) for name in FACTORS)
         known, wanted = np.log2(self.rows), np.log2(np.maximum(np.arange(self.rows[-1] + 1), 1))
         matrices = np.stack([verify, draft, verify_alone / verify, draft_alone / draft], axis=1)

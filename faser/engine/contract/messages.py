@@ -1,4 +1,4 @@
-"""What front-end and engine say to each other, and how it is framed on the socket between them.
+"""The messages between front-end and engine, and their frames on the socket.
 
 One message per engine step carries all deltas of that step. A frame is a length (4 bytes, little endian)
 and a msgpack value. The same frames run whether the engine is a child process or a thread.
@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):
-    """First message to an engine: what to load. directory: where the resolved model lies."""
+    """First message to an engine: what to load. directory: of the resolved model."""
 
     config: EngineConfig
     directory: str
@@ -36,11 +36,11 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """The engine ends after the step it is in; whatever still runs is dropped."""
+    """The engine ends after the current step and drops all requests."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """A long stage of loading. done and total share a unit of the stage's own choice."""
+    """Progress of a long stage of loading. done and total share a unit, which the stage chooses."""
 
     stage: str
     done: int
@@ -56,14 +56,14 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Deltas(msgspec.Struct, frozen=True, tag=True):
-    """All that one step did."""
+    """The deltas of one step."""
 
     deltas: tuple[SequenceDelta, ...]
     stats: EngineStats
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):
-    """The engine refused a request that the front-end had let through."""
+    """The engine refused a request that the front-end had accepted."""
 
     request_id: str
     message: str
@@ -71,7 +71,7 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Last message of an engine. operator_error: the configuration or the checkpoint is at fault."""
+    """Last message of an engine that fails. operator_error: the configuration or the checkpoint is the cause."""
 
     message: str
     operator_error: bool
@@ -91,7 +91,7 @@ def frame(message: ToEngine | FromEngine) -> bytes:
 
 
 def receive(connection: socket.socket) -> ToEngine | None:
-    """Next message of the front-end; None when it has closed the connection. Blocks."""
+    """The front-end's next message; None when it has closed the connection. Blocks."""
     head = _read(connection, _LENGTH.size)
     if head is None:
         return None
@@ -103,7 +103,7 @@ def receive(connection: socket.socket) -> ToEngine | None:
 
 
 async def receive_async(reader: StreamReader) -> FromEngine | None:
-    """Next message of the engine; None when it is gone."""
+    """The engine's next message; None when it has closed the connection."""
     try:
         head = await reader.readexactly(_LENGTH.size)
         body = await reader.readexactly(_LENGTH.unpack(head)[0])

@@ -1,35 +1,35 @@
 """StepPlan and StepResult: what crosses between the control plane and the data plane.
 
-A step that speculates asks for drafts first: DraftPlan goes out and Drafts come back, before the StepPlan that
-says which of the drafted tokens are verified. A step that does not has neither.
+A step that speculates requests drafts first: a DraftPlan goes out and Drafts come back, then the StepPlan says
+which of the drafted tokens the step verifies. A step without speculation has only a StepPlan.
 
     position     0 ........ n - 2 | n - 1   | n ........ n + γ - 1 |
     tokens       |    computed    | pending | drafted, γ of them   |
     rows         |                | row 0   | row 1 ....... row γ  |      row r judges drafted token r + 1
 
-SequenceDelta is what a committed step says upwards. Plain values, no tensors. A slot is a sequence's line in
-the data plane's tables (block table, sampling state); it belongs to one sequence from the plan that starts it
-until a plan that releases it.
+SequenceDelta is what a committed step reports to the front-end. All are plain values without tensors. A slot is a
+sequence's line in the data plane's tables (block table, sampling state); it belongs to one sequence from the plan
+that starts it until a plan that releases it.
 
-Nobody writes to any of these. Those that every sequence has in every step are not frozen: that would triple the
-host's time for making them.
+All of these are read-only. Those that every sequence has in every step are not declared frozen, because that would
+triple the host time of making them.
 """
 
 from dataclasses import dataclass
 
 from faser.types import FinishReason, PositionLogprobs, PruneStats, SamplingParams, SpeculationSummary
 
-PLACEHOLDER = -1  # a row's input that nobody knows yet: what the step in flight chooses for the slot
+PLACEHOLDER = -1  # a row's input that is not known yet: the token that the step in flight samples for the slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceStart:
     """A sequence enters the data plane: first admission, or again after a preemption.
 
-    seed: the effective one; it and a position determine every random choice of the sequence.
-    token_ids: prompt, then what was generated before a preemption. prompt_len: where the prompt ends.
-    salt: sequences with different salts learn nothing from each other's text. predicted_token_ids: text to draft
-    from that the sequence has not, and that is never computed.
+    seed: the effective one; the seed and a position determine every random choice of the sequence.
+    token_ids: the prompt, then the tokens generated before a preemption. prompt_len: length of the prompt.
+    salt: sequences with different salts never draft from each other's text. predicted_token_ids: extra text to
+    draft from, given by the request; it is never computed.
     """
 
     slot: int
@@ -45,11 +45,11 @@ class SequenceStart:
 class SequenceRows:
     """The rows of one sequence in a step.
 
-    start: position of the first row; token_ids: the rows' inputs, at start, start + 1, … In a plan made while
-        another step is in flight there is one, PLACEHOLDER.
+    start: position of the first row. token_ids: the rows' inputs, at start, start + 1, … A plan made while another
+        step is in flight has a single one, PLACEHOLDER.
     new_blocks: appended to the slot's block table before the step.
     samples: the rows reach the end of the known tokens, so the last row yields a new token.
-    num_drafts: γ; so many of the last inputs are drafted. Then the γ + 1 last rows all sample.
+    num_drafts: γ; the last γ inputs are drafted. Then the last γ + 1 rows all sample.
     """
 
     slot: int
@@ -62,11 +62,11 @@ class SequenceRows:
 
 @dataclass(slots=True, kw_only=True)
 class DraftRequest:
-    """A sequence that may draft, started in an earlier step and with exactly its last token not computed.
+    """Asks for a draft for a sequence that started in an earlier step and has computed all but its last token.
 
-    max_tokens: most tokens to propose, at least 1. behind: tokens of an earlier draft that a step is verifying
-    meanwhile; the new draft continues them as if they were known. new_blocks: appended to the slot's table before
-    drafting, so that it holds all known tokens, those behind them and max_tokens more.
+    max_tokens: most tokens to propose, at least 1. unverified: tokens of an earlier draft that a step verifies
+    concurrently; the new draft continues them as if they were known. new_blocks: appended to the slot's table
+    before drafting, so that it holds all known tokens, the unverified ones and max_tokens more.
     """
 
     slot: int
@@ -79,10 +79,11 @@ class DraftRequest:
 class StopRule:
     """When one more drafted token is not worth its cost. Prices are in expected tokens.
 
-    acceptance of a drafted token is sigmoid(intercept + slope * confidence); survival is its product over the
-    draft so far. A sequence goes on to the next token while its survival exceeds row_price; all together go on
-    while their summed excess exceeds pass_prices[m - 1], m being how many would go on. The confidence must be
-    known before the token is sampled, or the token be a point mass: otherwise the rule would bias the output.
+    The acceptance of a drafted token is sigmoid(intercept + slope * confidence); survival is the product of these
+    over the draft so far. A sequence continues to the next token while its survival exceeds row_price; all
+    together continue while their summed excess exceeds pass_prices[m - 1], where m sequences would continue. The
+    confidence must be known before the token is sampled, or the token must be a point mass: otherwise the rule
+    would bias the output.
     """
 
     row_price: float
@@ -93,13 +94,13 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPlan:
-    """What to draft before step `step`. stop: of drafters that need a pass a token; None: draft max_tokens.
+    """What to draft for step `step`.
 
-    released: slots given up since the last plan, applied first; the StepPlan does not name them again.
-    from_text: every method of the text look-up drafts for every request; the other drafters are not asked.
-    wants_top_ids: models name the likeliest tokens beside each that they draft; the data plane's own request.
-    share: of the processors, for drafting beside step `step`, whose own drafts are behind the requests; None: it
-    is before the step, on all of them.
+    released: slots to release first; the StepPlan does not name them again. stop: for drafters that need a pass
+    per token; None: draft max_tokens. share: the part of the processors that drafting gets while step `step`
+    verifies the tokens that the drafts continue; None: drafting precedes the step, on all processors. from_text:
+    every method of the text look-up drafts for every request, and no other drafter does. wants_top_ids: models
+    also name the likeliest tokens at each drafted token's place; only the data plane sets it.
     """
 
     step: int
@@ -113,11 +114,11 @@ class DraftPlan:
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """Proposed continuation of one sequence; empty where there is nothing to propose.
+    """A proposed continuation of one sequence; empty where the drafter has nothing to propose.
 
-    method: who proposed: draft_model, layer_skip, suffix or ngram. confidences: one per token, of a scale of the
-    method's own: the margin in nats between the two largest logits (models), an estimated probability (suffix),
-    the length of the match (ngram).
+    method: the drafter: draft_model, layer_skip, suffix or ngram. confidences: one per token, on the method's own
+    scale: the margin in nats between the two largest logits (models), an estimated probability (suffix), the
+    length of the match (ngram).
     """
 
     slot: int
@@ -130,8 +131,9 @@ class Draft:
 class Drafts:
     """One draft per request, in their order; of a plan from_text, this for one text method after the other.
 
-    run_s: wall time of drafting, from began_s on. passes: forwards of a draft model. catchup_tokens: rows that only
-    refilled the draft model's KV cache. drawn: the tokens were drawn from probabilities; else each is a point mass.
+    run_s: wall time of drafting, from began_s on. passes: forwards of a draft model. catchup_tokens: rows that
+    only refilled the draft model's KV cache. drawn: the tokens were drawn from probabilities; else each is a point
+    mass.
     """
 
     step: int
@@ -145,10 +147,7 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step. Applied in this order: released, started, rows. A slot may be released and started in one plan.
-
-    A plan without rows is only sent to release slots.
-    """
+    """One step, applied in this order: released, started, rows. One plan may release and start the same slot."""
 
     step: int
     released: tuple[int, ...]
@@ -162,7 +161,7 @@ class StepPlan:
 
 @dataclass(slots=True, kw_only=True)
 class SequenceResult:
-    """What one sequence of the plan got: token_ids is empty where nothing was sampled.
+    """The tokens of one sequence of the plan; empty where no row samples.
 
     With drafts it has the accepted ones and one of the target's own: 1 … num_drafts + 1 tokens.
     num_cut: drafted tokens, the last ones, that the step gave up before it verified them. If the tokens before
@@ -184,8 +183,8 @@ class SequenceResult:
 class StepResult:
     """Results in the order of plan.rows. run_s: wall time of the data plane, from began_s on.
 
-    saved_s: seconds that the step took less, as predicted, because it cut drafts. pruning: counters of what cuts
-    drafts, since the start; None in an engine where nothing does.
+    saved_s: seconds that the step is predicted to have taken less because it cut drafts. pruning: statistics of
+    early pruning since the start; None without it.
     """
 
     step: int
@@ -200,12 +199,12 @@ class StepResult:
 class SequenceDelta:
     """What one committed step added to one sample of a request.
 
-    token_ids: in order; the token that ended the sample (end-of-sequence, stop id) is among them, last.
-    logprobs: one per token, if the request asked. prompt_logprobs: the whole prompt, None at position 0; in
-    the first sample's delta that completes the prompt, if the request asked.
+    token_ids: in order; a token that ends the sample (end-of-sequence, stop id) is the last of them.
+    logprobs: one per token, if the request asked. prompt_logprobs: of the whole prompt, None at position 0, if the
+    request asked; in the delta of the first sample that completes the prompt.
     stop_reason: the stop token id that ended it, None for end-of-sequence and length.
     num_cached_tokens, first_scheduled_s: of the sample's first admission; seconds of the scheduler's clock.
-    error: why finish_reason is ERROR. speculation: with the finish_reason, where the engine speculates.
+    error: why finish_reason is ERROR. speculation: with the finish_reason, in an engine that speculates.
     """
 
     request_id: str

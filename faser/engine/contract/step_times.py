@@ -87,8 +87,8 @@ class CostTable:
 class StepTimes:
     """A table for each role that the engine has. interference: how verifying and drafting slow each other down.
 
-    interference: one table for each share of the processors that drafting may get; empty where it was not measured.
-    Raises ConfigError without times of role step.
+    interference: one table for each share of the processors that drafting may get; empty where it was not
+    measured. Raises ConfigError without times of role step.
     """
 
     tables: Mapping[Role, CostTable]

@@ -1,11 +1,11 @@
-"""Who runs: the Scheduler turns requests into StepPlans and StepResults into SequenceDeltas.
+"""The Scheduler decides which sequences run: it turns requests into StepPlans and StepResults into SequenceDeltas.
 
-Owns the sequences, their slots and the order in which they are served. Sees token ids, block numbers and
-seconds; has never heard of tensors. Propose, plan, then commit; a plain step may also be planned ahead, behind one
-that is in flight, as each sequence will have one token more then, whichever it is.
+Owns the sequences, their slots and the order in which they are served. Sees token ids, block numbers and seconds,
+never tensors. A step is propose, plan, commit. A step without drafts may also be planned while the one before it
+is in flight (asynchronous scheduling): each sequence will have one more token by then, whichever token it is.
 
-Everything follows one total order, the rank: (priority,) arrival. The best running sequence always gets its
-rows, if need be with the blocks of the worst; so every step brings some sequence nearer to its end.
+Everything follows one total order, the priority key: (priority,) arrival. The best running sequence always gets
+its rows, if need be with the blocks of the worst one; so every step brings some sequence nearer to its end.
 """
 
 import random
@@ -26,7 +26,7 @@ from faser.engine.contract.plan import (
     StepResult,
 )
 from faser.engine.control.sequences.kv_cache import KvManager
-from faser.engine.control.sequences.sequence import Rank, Sequence, Status, sample_seed, total_tokens
+from faser.engine.control.sequences.sequence import PriorityKey, Sequence, Status, sample_seed, total_tokens
 from faser.engine.control.speculation.control import OtherRows, SpeculationControl
 from faser.engine.control.step_builder import StepBuilder
 from faser.engine.control.timing.clock import Clock
@@ -35,10 +35,10 @@ from faser.types import EngineStats, FinishReason, Request, SpeculationSummary
 
 
 class Scheduler:
-    """See the module. Raises ConfigError for limits that cannot work together.
+    """Raises ConfigError for limits that cannot work together.
 
-    max_num_seqs: slots. max_num_batched_tokens: rows of a step; at least one for every slot, so that no
-    running sequence is left out. seed: seeds the requests that bring no seed. speculation: None never drafts.
+    max_num_seqs: slots. max_num_batched_tokens: rows of a step; at least one per slot, so that no running sequence
+    is left out. seed: seeds the requests that have no seed. speculation: None never drafts.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Scheduler:
         self._random = random.Random(seed)
         self._clock = clock
         self._speculation = speculation
-        self._drafting: list[Sequence] = []  # in the order of the requests of the step that is being made
-        self._requests: dict[str, list[Sequence]] = {}  # what has not finished, by request id
-        self._parked: dict[str, list[Sequence]] = {}  # samples that wait for their first one to compute the prompt
+        self._drafting: list[Sequence] = []  # in the order of the draft plan's requests
+        self._requests: dict[str, list[Sequence]] = {}  # unfinished samples by request id
+        self._waiting_for_prefix: dict[str, list[Sequence]] = {}  # until the first sample has computed the prompt
         self._waiting: list[Sequence] = []  # best first
         self._running: list[Sequence] = []  # best first
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
-        self._released: list[int] = []  # slots the data plane has not been told to release
+        self._released: list[int] = []  # slots that the data plane still has to release
         self._in_flight: deque[_Launched] = deque()  # at most two
         self._step = 0
         self._num_added = 0
@@ -85,7 +85,7 @@ class Scheduler:
         self._generation_tokens = 0
 
     def add(self, request: Request) -> None:
-        """Accept a request: sampling.n sequences, ranked by arrival. Raises RequestError if it never fits."""
+        """Accept a request: sampling.n sequences, served by arrival. Raises RequestError if it can never fit."""
         if request.request_id in self._requests:
             raise RequestError(f"request_id is {request.request_id!r}; it is in use", param="request_id")
         room = self._kv.num_blocks * self._kv.block_size
@@ -96,7 +96,7 @@ class Scheduler:
             Sequence(
                 request,
                 index,
-                rank=self._rank(request),
+                priority_key=self._next_priority_key(request),
                 seed=sample_seed(seed, index),
                 table=self._kv.new_table(request.cache_salt),
                 max_total=max_total,
@@ -105,30 +105,19 @@ class Scheduler:
             for index in range(request.sampling.n)
         ]
         self._requests[request.request_id] = sequences
-        insort(self._waiting, sequences[0], key=_rank)
+        insort(self._waiting, sequences[0], key=_priority_key)
         if len(sequences) > 1:
-            self._parked[request.request_id] = sequences[1:]
+            self._waiting_for_prefix[request.request_id] = sequences[1:]
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """Drop a request, or one of its samples, in any state; what is unknown or over stays so.
+        """Drop a request, or one of its samples, in any state. Unknown and finished requests are ignored.
 
-        Blocks become available at once, or when the step in flight is committed.
+        The blocks become available at once, or when the step in flight is committed.
         """
         for sequence in list(self._requests.get(request_id, ())):
             if index in (None, sequence.index):
                 sequence.finish_reason = FinishReason.ABORT
                 self._remove(sequence)
-
-    def abort_all(self) -> tuple[str, ...]:
-        """Drop everything, the step in flight included, which must not run any more; who was dropped."""
-        request_ids = tuple(self._requests)
-        for request_id in request_ids:
-            self.abort(request_id)
-        self._drafting = []
-        while self._in_flight:
-            self._in_flight.popleft()
-            self._kv.end_step()
-        return request_ids
 
     def use_policy(
         self, name: str, gamma: int | None = None, *, forget: bool = True, overlap: str | None = None
@@ -142,15 +131,15 @@ class Scheduler:
         return bool(self._requests)
 
     def propose(self) -> DraftPlan | None:
-        """Who is to draft before the next step, and how many tokens; None: the step is the plain one."""
+        """Ask for the drafts of the next step; None: it has no drafts, or overlapped drafts are there already."""
         assert not self._in_flight, f"step {self._step} has not been committed"
         if self._speculation is None:
             return None
-        candidates, beside = self._candidates()
+        candidates, other_rows = self._candidates()
         if not candidates:
             return None
         decision = self._speculation.decide(
-            candidates, beside, budget=self._max_num_batched_tokens, room=self._room_to_draft
+            candidates, other_rows, budget=self._max_num_batched_tokens, room=self._room_to_draft
         )
         if decision is None:
             return None
@@ -175,8 +164,8 @@ class Scheduler:
     def plan(self, drafts: Drafts | None = None) -> StepPlan | None:
         """Decide the next step; None when there is nothing to compute. Every plan must be committed.
 
-        Decoding comes first, one row each and its draft's; then prompts that have begun, best first; then
-        newcomers. drafts: what propose asked for.
+        Decoding sequences come first, with a row each and the rows of their drafts; then prompts that are partly
+        computed, best first; then waiting sequences. drafts: of all requests of the plan from propose.
         """
         assert not self._in_flight, f"step {self._step} has not been committed"
         step = StepBuilder(budget=self._max_num_batched_tokens)
@@ -195,45 +184,45 @@ class Scheduler:
         return self._launch(step) if step.rows else None
 
     def can_schedule_async(self) -> bool:
-        """Whether the step just planned brings tokens only: without drafts, and all its sequences are plain."""
+        """Whether the next step may be planned before this one ends: no drafts, and tokens follow from logits."""
         first = self._in_flight[0]
         drafts = self._speculation is not None and self._speculation.is_judging
-        return not drafts and all(each.is_plain for each in first.sequences)
+        return not drafts and all(each.needs_only_logits for each in first.sequences)
 
     def plan_async(self) -> StepPlan | None:
-        """Another token for every sequence of the step in flight, which must be a plain one; None: not now.
+        """Plan another token for every sequence of the step in flight, which has no drafts; None: not now.
 
-        What ends with the step in flight for other reasons than its length is computed in vain. Nobody is
-        admitted and nobody preempted: that waits for a step with nothing in flight.
+        A sequence that the step in flight ends, for other reasons than its length, is computed in vain. Admission
+        and preemption wait for a step with nothing in flight.
         """
         assert len(self._in_flight) == 1, f"{len(self._in_flight)} steps are in flight"
         before = self._in_flight[0].sequences
         running = [each for each in before if each.status is Status.RUNNING]
-        going = [each for each in running if each.may_draft]
-        if not going or len(running) < len(self._running) or not self._can_go_ahead(before):
+        continuing = [each for each in running if each.may_draft]
+        if not continuing or len(running) < len(self._running) or not self._can_plan_next(before):
             return None
         size = self._kv.block_size
-        missing = [len(each.token_ids) // size + 1 - len(each.table.blocks) for each in going]
+        missing = [len(each.token_ids) // size + 1 - len(each.table.blocks) for each in continuing]
         if sum(missing) > self._kv.num_available:
             return None
-        if self._speculation is not None and not self._speculation.rests(len(going)):
+        if self._speculation is not None and not self._speculation.rests(len(continuing)):
             return None
         step = StepBuilder(budget=self._max_num_batched_tokens)
-        for sequence, num_blocks in zip(going, missing, strict=True):
+        for sequence, num_blocks in zip(continuing, missing, strict=True):
             new_blocks = self._kv.allocate(sequence.table, num_blocks) if num_blocks else ()
-            step.add_next(sequence, new_blocks)
+            step.add_placeholder(sequence, new_blocks)
         return self._launch(step)
 
-    def _can_go_ahead(self, before: list[Sequence]) -> bool:
-        """Who is in flight is so up to the last known token, and nobody could be admitted."""
+    def _can_plan_next(self, before: list[Sequence]) -> bool:
+        """The step in flight reaches the last known token of all its sequences, and none could be admitted."""
         return (
-            self._in_flight[0].is_plain
+            self._in_flight[0].brings_one_token_each
             and not (self._waiting and self._free_slots)
-            and all(each.is_plain for each in before)
+            and all(each.needs_only_logits for each in before)
         )
 
     def propose_overlapped(self, plan: StepPlan) -> DraftPlan | None:
-        """Who is to draft beside the step just planned, behind its own drafts; None: nobody."""
+        """Ask for drafts that are made while the step just planned runs and continue its own; None: no drafts."""
         assert len(self._in_flight) == 1, "nothing is planned"
         if self._speculation is None or not self._speculation.drafts_overlapped:
             return None
@@ -259,26 +248,28 @@ class Scheduler:
         requests = []
         for i, length in zip(decision.chosen, decision.lengths.tolist(), strict=True):
             sequence, rows = pairs[i]
-            behind = rows.token_ids[1:]
-            new_blocks = self._blocks_to_draft(sequence, len(behind) + length)
+            unverified = rows.token_ids[1:]
+            new_blocks = self._blocks_to_draft(sequence, len(unverified) + length)
             requests.append(
-                DraftRequest(slot=rows.slot, max_tokens=length, new_blocks=new_blocks, unverified=behind)
+                DraftRequest(slot=rows.slot, max_tokens=length, new_blocks=new_blocks, unverified=unverified)
             )
         self._speculation.overlap_sent(decision, tuple(each.unverified for each in requests))
         return self._speculation.first_round(
             DraftPlan(step=plan.step, requests=tuple(requests), share=decision.share)
         )
 
-    def commit(self, plan: StepPlan, result: StepResult, beside: Drafts | None = None) -> list[SequenceDelta]:
-        """Take in what a step computed; deltas in the order of plan.rows, of those that have news.
+    def commit(
+        self, plan: StepPlan, result: StepResult, overlapped_drafts: Drafts | None = None
+    ) -> list[SequenceDelta]:
+        """Take the result of a step; deltas in the order of plan.rows, for sequences with something to report.
 
-        beside: what propose_overlapped asked for.
+        overlapped_drafts: of all requests of the plan from propose_overlapped.
         """
         assert self._in_flight, f"no step is in flight; step {plan.step} cannot be committed"
         first = self._in_flight[0]
         assert plan.step == first.step == result.step, f"step {result.step} is not step {first.step}"
         if self._speculation is not None:
-            self._speculation.learn(plan, result, first.sequences, beside)
+            self._speculation.learn(plan, result, first.sequences, overlapped_drafts)
         deltas = []
         for sequence, rows, outcome in zip(first.sequences, plan.rows, result.sequences, strict=True):
             assert outcome.slot == rows.slot, f"slot {outcome.slot} answers for slot {rows.slot}"
@@ -291,10 +282,10 @@ class Scheduler:
         return deltas
 
     def stats(self) -> EngineStats:
-        """What is known here: the queue, the KV pool, tokens. Steps and their times are the engine's to count."""
+        """The queue, the KV pool, tokens. The engine counts the steps and their times."""
         return EngineStats(
             num_running=len(self._running),
-            num_waiting=len(self._waiting) + sum(map(len, self._parked.values())),
+            num_waiting=len(self._waiting) + sum(map(len, self._waiting_for_prefix.values())),
             kv_usage=self._kv.usage,
             num_preemptions=self._num_preemptions,
             prompt_tokens=self._prompt_tokens,
@@ -305,33 +296,33 @@ class Scheduler:
         )
 
     def check_invariants(self) -> None:
-        """AssertionError where the books disagree. Slow: for tests."""
+        """AssertionError where two records disagree. Slow: for tests."""
         self._kv.check_invariants()
-        parked = [sequence for group in self._parked.values() for sequence in group]
+        waiting_for_prefix = [sequence for group in self._waiting_for_prefix.values() for sequence in group]
         known = [sequence for group in self._requests.values() for sequence in group]
-        places = [*self._running, *self._waiting, *parked]
+        places = [*self._running, *self._waiting, *waiting_for_prefix]
         assert len(places) == len(set(places)) == len(known)
         assert set(places) == set(known)
         for ordered in (self._running, self._waiting):
-            assert all(a.rank < b.rank for a, b in pairwise(ordered))
+            assert all(a.priority_key < b.priority_key for a, b in pairwise(ordered))
         slots = [sequence.slot for sequence in self._running]
         assert Counter([*slots, *self._free_slots]) == Counter(range(self._max_num_seqs))
         for sequence in self._running:
             assert sequence.status is Status.RUNNING
             assert 0 <= sequence.num_computed < sequence.num_tokens
             assert len(sequence.table.blocks) >= self._kv.blocks_for(sequence.num_computed)
-        for sequence in (*self._waiting, *parked):
+        for sequence in (*self._waiting, *waiting_for_prefix):
             assert sequence.status is Status.WAITING
             assert sequence.slot is None
             assert not sequence.table.blocks
             assert sequence.num_computed == 0
 
-    def _rank(self, request: Request) -> Rank:
+    def _next_priority_key(self, request: Request) -> PriorityKey:
         self._num_added += 1
         return (request.priority if self._by_priority else 0, request.arrival_s, self._num_added)
 
     def _candidates(self) -> tuple[list[Sequence], OtherRows]:
-        """Who may draft, and what the next step will have beside them, as far as can be told."""
+        """The sequences that may draft, and an estimate of the other rows of the next step."""
         found: list[Sequence] = []
         rows = decoding = 0
         for each in self._running:
@@ -350,7 +341,7 @@ class Scheduler:
         return sum([len(each.token_ids) - each.num_computed for each in self._running])
 
     def _room_to_draft(self, sequences: list[Sequence], lengths: list[int]) -> list[int]:
-        """How much of each length there are blocks for, beside what the running sequences will soon want."""
+        """Shorten each length to the blocks that are left once all running sequences have what they soon want."""
         kv, count = self._kv, len(self._running)
         wanted = self._num_uncomputed() + count * max(lengths, default=0)
         if kv.num_available > kv.blocks_for(wanted) + 3 * count:
@@ -373,17 +364,17 @@ class Scheduler:
         return tuple(self._kv.allocate(sequence.table, self._kv.blocks_for(lacking)))
 
     def _chunks(self) -> dict[Sequence, tuple[int, ...]]:
-        """What was drafted beside the last step and is to be verified now."""
+        """The part of the overlapped drafts that this step verifies."""
         if self._speculation is None or not self._speculation.drafts_overlapped:
             return {}
-        sequences, beside = self._candidates()
+        sequences, other_rows = self._candidates()
         if not sequences:
             return {}
-        chunks = self._speculation.chunks(sequences, beside, budget=self._max_num_batched_tokens)
+        chunks = self._speculation.chunks(sequences, other_rows, budget=self._max_num_batched_tokens)
         return dict(zip(sequences, chunks, strict=True))
 
     def _kept(self, drafts: Drafts) -> dict[Sequence, tuple[int, ...]]:
-        """The drafted tokens that are to be verified."""
+        """The part of the drafts that this step verifies."""
         drafting, self._drafting = self._drafting, []
         assert drafting, "drafts come exactly when they were asked for"
         assert self._speculation is not None
@@ -391,9 +382,9 @@ class Scheduler:
         return dict(zip(drafting, self._speculation.keep(drafts), strict=True))
 
     def _serve(self, sequence: Sequence, step: StepBuilder, draft: tuple[int, ...] = ()) -> None:
-        """Give a running sequence the rows it wants, as far as the budget goes and blocks can be had.
+        """Give a running sequence the rows that it wants, as far as the budget and the blocks allow.
 
-        Blocks for its draft are there since it was proposed.
+        The blocks for its draft were allocated when the draft was requested.
         """
         num_rows, budget = len(sequence.token_ids) - sequence.num_computed, step.budget
         num_rows = num_rows if num_rows < budget else budget
@@ -406,9 +397,9 @@ class Scheduler:
             step.add(sequence, num_rows, self._kv.allocate(sequence.table, missing))
 
     def _make_room(self, sequence: Sequence, num_blocks: int, step: StepBuilder) -> bool:
-        """Take blocks from the worst running sequences until num_blocks are available for this one.
+        """Preempt the worst running sequences until num_blocks are available for this one.
 
-        False when it is itself the worst: it pauses and keeps what it has, until a better one ends or takes it.
+        False when it is the worst itself: it pauses with the blocks it has, until a better one ends or takes them.
         """
         while not self._kv.can_allocate(num_blocks):
             worst = self._running[-1]
@@ -419,18 +410,18 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence, step: StepBuilder) -> None:
-        """Back to its place among the waiting. What it generated stays, what it computed is lost."""
+        """Move it back among the waiting sequences. It keeps its tokens and loses their KV."""
         step.drop(sequence)
         self._stop_running(sequence)
         sequence.start_over()
-        insort(self._waiting, sequence, key=_rank)
+        insort(self._waiting, sequence, key=_priority_key)
         self._num_preemptions += 1
 
     def _admit_waiting(self, step: StepBuilder) -> None:
-        """Start waiting sequences, best first and none out of order, while slots, rows and blocks last.
+        """Start waiting sequences in order, best first, while slots, rows and blocks last.
 
-        All known tokens of a newcomer must find room beside what the running ones will soon want; so it is
-        not preempted at once. Where nothing runs, everything is available, and it fits.
+        All known tokens of a sequence must fit next to what the running ones will soon want, so that it is not
+        preempted at once. Where nothing runs, all blocks are available, and it fits.
         """
         while self._waiting and self._free_slots and step.budget > 0:
             sequence = self._waiting[0]
@@ -450,7 +441,7 @@ class Scheduler:
         sequence.status = Status.RUNNING
         sequence.slot = self._free_slots.pop()
         sequence.num_computed = num_cached
-        insort(self._running, sequence, key=_rank)
+        insort(self._running, sequence, key=_priority_key)
         num_rows = min(sequence.num_uncomputed, step.budget)
         missing = self._kv.blocks_for(num_cached + num_rows) - len(prefix)
         if self._speculation is not None:
@@ -459,7 +450,7 @@ class Scheduler:
         step.add(sequence, num_rows, [*prefix, *self._kv.allocate(sequence.table, missing)])
 
     def _shared_prefix(self, sequence: Sequence) -> list[int]:
-        """Blocks that already hold the beginning of its tokens: in the prefix cache, or of a running sibling."""
+        """Blocks that hold its first tokens already: in the prefix cache, or in the table of a running sample."""
         if sequence.scores_prompt:
             return []
         shared = self._kv.cached_prefix(sequence.table, sequence.token_ids)
@@ -472,17 +463,19 @@ class Scheduler:
         return shared
 
     def _soon_wanted(self) -> int:
-        """Blocks the running sequences lack for the tokens they know, and one more for each."""
+        """Blocks that the running sequences lack for their known tokens, and one more for each."""
         kv = self._kv
         return sum(kv.blocks_for(each.num_tokens) - len(each.table.blocks) + 1 for each in self._running)
 
     def _launch(self, step: StepBuilder) -> StepPlan:
         self._step += 1
         rows = tuple(step.rows.values())
-        is_plain = all(each.samples and not each.num_drafts for each in rows)
+        one_token_each = all(each.samples and not each.num_drafts for each in rows)
         released = self._take_released()
         slots = frozenset([each.slot for each in rows])
-        self._in_flight.append(_Launched(step=self._step, sequences=[*step.rows], slots=slots, is_plain=is_plain))
+        self._in_flight.append(
+            _Launched(step=self._step, sequences=[*step.rows], slots=slots, brings_one_token_each=one_token_each)
+        )
         self._kv.begin_step()
         plan = StepPlan(step=self._step, released=released, started=tuple(step.started), rows=rows)
         if self._speculation is not None:
@@ -490,7 +483,7 @@ class Scheduler:
         return plan
 
     def _take_released(self) -> tuple[int, ...]:
-        """But for slots that a step in flight still has rows of: what comes of these is not heard of yet."""
+        """All slots to release, except those with rows in a step that is still in flight."""
         if not self._released:
             return ()
         busy = frozenset().union(*(each.slots for each in self._in_flight))
@@ -502,7 +495,7 @@ class Scheduler:
         taken, scores = 0, None
         if outcome.error is None:
             taken = self._advance(sequence, rows, outcome)
-            scores = None if sequence.is_plain else sequence.hand_over_prompt_logprobs()
+            scores = None if sequence.needs_only_logits else sequence.hand_over_prompt_logprobs()
         else:
             sequence.finish_reason = FinishReason.ERROR
         if sequence.finish_reason is not None:
@@ -524,7 +517,7 @@ class Scheduler:
         )
 
     def _advance(self, sequence: Sequence, rows: SequenceRows, outcome: SequenceResult) -> int:
-        """Its rows are computed: how many of the new tokens it takes."""
+        """Move past its computed rows; returns how many of the new tokens it takes."""
         if outcome.prompt_logprobs is not None and sequence.scores_prompt:
             sequence.take_prompt_logprobs(outcome.prompt_logprobs)
         only_prompt = len(sequence.token_ids) == sequence.prompt_len
@@ -536,41 +529,41 @@ class Scheduler:
         return taken
 
     def _speculated(self, sequence: Sequence) -> SpeculationSummary | None:
-        """With its end; and all along where a stop string may end it, for those are found by whoever reads on."""
+        """With the last delta; with every delta where a stop string may end it, which the front-end finds."""
         if sequence.finish_reason is not None or self._speculation is None:
             return sequence.speculated
         return self._speculation.summary(sequence) if sequence.sampling.stop else None
 
     def _note_prompt_done(self, sequence: Sequence) -> None:
-        """Its first sample has computed a request's prompt: count it, and let the other samples share it."""
+        """The first sample has computed the request's prompt: count it, and let the other samples share it."""
         if sequence.index == 0:
             self._prompt_tokens += sequence.prompt_len
-            self._unpark(sequence.request.request_id)
+            self._queue_siblings(sequence.request.request_id)
 
-    def _unpark(self, request_id: str) -> None:
-        for sequence in self._parked.pop(request_id, ()):
-            insort(self._waiting, sequence, key=_rank)
+    def _queue_siblings(self, request_id: str) -> None:
+        for sequence in self._waiting_for_prefix.pop(request_id, ()):
+            insort(self._waiting, sequence, key=_priority_key)
 
     def _remove(self, sequence: Sequence) -> None:
-        """Forget a sequence whose finish_reason is set, wherever it is."""
+        """Forget a sequence whose finish_reason is set, whatever its status."""
         request_id = sequence.request.request_id
-        parked = self._parked.get(request_id, [])
+        waiting_for_prefix = self._waiting_for_prefix.get(request_id, [])
         if sequence.status is Status.RUNNING:
             self._stop_running(sequence)
-        elif sequence in parked:
-            parked.remove(sequence)
+        elif sequence in waiting_for_prefix:
+            waiting_for_prefix.remove(sequence)
         else:
-            del self._waiting[bisect_left(self._waiting, sequence.rank, key=_rank)]
+            del self._waiting[bisect_left(self._waiting, sequence.priority_key, key=_priority_key)]
         sequence.status = Status.FINISHED
         samples = self._requests[request_id]
         samples.remove(sequence)
         if not samples:
             del self._requests[request_id]
-        if sequence.index == 0 or not parked:
-            self._unpark(request_id)
+        if sequence.index == 0 or not waiting_for_prefix:
+            self._queue_siblings(request_id)
 
     def _stop_running(self, sequence: Sequence) -> None:
-        """Take blocks and slot away. The slot may be given on at once: plans release before they start."""
+        """Take its blocks and slot. The slot may be reused at once, since plans release before they start."""
         assert sequence.slot is not None
         self._kv.release(sequence.table)
         if self._speculation is not None:
@@ -578,18 +571,18 @@ class Scheduler:
         self._released.append(sequence.slot)
         self._free_slots.append(sequence.slot)
         sequence.slot = None
-        del self._running[bisect_left(self._running, sequence.rank, key=_rank)]
+        del self._running[bisect_left(self._running, sequence.priority_key, key=_priority_key)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Launched:
-    """A step in flight. sequences: in the order of the plan's rows. is_plain: each of them gets one token."""
+    """A step in flight. sequences: in the order of the plan's rows."""
 
     step: int
     sequences: list[Sequence]
     slots: frozenset[int]
-    is_plain: bool
+    brings_one_token_each: bool
 
 
-def _rank(sequence: Sequence) -> Rank:
-    return sequence.rank
+def _priority_key(sequence: Sequence) -> PriorityKey:
+    return sequence.priority_key

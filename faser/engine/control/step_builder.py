@@ -1,4 +1,4 @@
-"""A Step: a plan in the making. Owns the budget and the rows already given; decides nothing."""
+"""StepBuilder: a StepPlan in the making. Owns the row budget and the rows given so far; decides nothing."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class StepBuilder:
     def add(
         self, sequence: Sequence, num_rows: int, new_blocks: Collection[int], draft: tuple[int, ...] = ()
     ) -> None:
-        """num_rows: of known tokens. draft: behind the last known one; empty unless they reach it."""
+        """num_rows: of known tokens. draft: continues the last known one; empty unless the rows reach it."""
         assert sequence.slot is not None
         start, known, num_drafts = sequence.num_computed, sequence.token_ids, len(draft)
         end = start + num_rows
@@ -49,8 +49,8 @@ class StepBuilder:
         )
         self.budget -= num_rows + num_drafts
 
-    def add_next(self, sequence: Sequence, new_blocks: Collection[int]) -> None:
-        """A row behind the last known token, for the one that the step in flight will bring."""
+    def add_placeholder(self, sequence: Sequence, new_blocks: Collection[int]) -> None:
+        """A row after the last known token, for the token that the step in flight will bring."""
         self.rows[sequence] = SequenceRows(
             slot=sequence.held_slot,
             start=sequence.num_tokens,
@@ -61,7 +61,7 @@ class StepBuilder:
         self.budget -= 1
 
     def drop(self, sequence: Sequence) -> None:
-        """A preempted sequence gives its rows back. It was not started here: newcomers preempt nobody."""
+        """Take the rows of a preempted sequence back. This step has not started it: admission never preempts."""
         self.preempted = True
         rows = self.rows.pop(sequence, None)
         if rows is not None:

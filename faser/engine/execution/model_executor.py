@@ -106,27 +106,27 @@ class ModelExecutor:
         sequences = self._finish(plan, verified, overlapped=False)
         return self._result(plan, sequences, began_s, time.perf_counter())
 
-    def run_overlapped(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
+    def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         assert self._speculation is not None, "this engine has no drafter"
         assert self._speculation.lanes is not None, "this engine has no lanes"
-        assert ahead.share is not None, "overlapped drafting needs a share of the processors"
+        assert draft_plan.share is not None, "overlapped drafting needs a share of the processors"
         drafter, lanes = self._speculation.drafter, self._speculation.lanes
         if self._applied is not plan:
             self._apply(plan)
         self._applied = None
         self._drafts.add_from_text(plan.rows)
-        self._append_blocks(ahead)
-        batch, draft_plan = self._table.gather(plan.rows), self._with_top_ids(ahead)
-        lanes.partition.resize(ahead.share)
+        self._append_blocks(draft_plan)
+        batch, wanted = self._table.gather(plan.rows), self._with_top_ids(draft_plan)
+        lanes.partition.resize(draft_plan.share)
         joined = lanes.partition.run_both(
-            lambda lane, until: run_on_lane(lanes.draft, lane, lambda: drafter.propose(draft_plan, until)),
+            lambda lane, until: run_on_lane(lanes.draft, lane, lambda: drafter.propose(wanted, until)),
             lambda lane: enqueue_on_lane(lanes.target, lane, lambda: self._verify(plan.rows, batch)),
         )
         # This step decided the first token of every new draft: it equals the bonus token, or the draft is void.
         self._drafts.hold(joined.drafted, num_decided=1)
         sequences = self._finish(plan, joined.verified, overlapped=True)
         result = self._result(plan, sequences, joined.verify_began_s, joined.verify_ended_s)
-        return result, drafts_of(ahead, joined.drafted, joined.draft_began_s, joined.draft_ended_s)
+        return result, drafts_of(draft_plan, joined.drafted, joined.draft_began_s, joined.draft_ended_s)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         began_s = time.perf_counter()

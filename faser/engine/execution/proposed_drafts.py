@@ -30,7 +30,7 @@ class ProposedDrafts:
     def add_from_text(self, rows: Sequence[SequenceRows]) -> None:
         """The model proposed for some sequences only; the drafted rows of the others are copied from text."""
         if self._proposals is not None:
-            self._proposals = with_text_drafts(self._proposals, rows, num_passed=self._num_decided)
+            self._proposals = with_text_drafts(self._proposals, rows, num_decided=self._num_decided)
 
     def drop(self) -> None:
         self._proposals = None

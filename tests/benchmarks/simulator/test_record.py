@@ -103,8 +103,8 @@ class ScriptedTarget:
     def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:  # noqa: ARG002
         return Drafts(step=plan.step, drafts=self.drafter.propose(plan).drafts, run_s=0.0)
 
-    def run_overlapped(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
-        raise AssertionError(f"nobody drafts ahead of step {plan.step}: {ahead.requests}")
+    def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
+        raise AssertionError(f"no draft is requested during step {plan.step}: {draft_plan.requests}")
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         raise AssertionError(f"step {plan.step} need not be launched ahead")
@@ -200,13 +200,13 @@ def test_the_drafter_behind_is_told_whether_its_first_token_came() -> None:
     assert all(drafter.judged[position] == (right_tokens(position) > 0) for position in range(1, 20))
 
 
-def test_while_drafts_are_recorded_none_is_made_ahead() -> None:
+def test_a_recorder_never_drafts_overlapped() -> None:
     recorder = DraftRecorder(KnowingDrafter())
     recorder.start(SequenceStart(slot=0, sampling=SamplingParams(), seed=0, prompt_len=1, token_ids=(1,)))
     wish = DraftRequest(slot=0, max_tokens=2, new_blocks=(), unverified=(5,))
 
     assert not recorder.drafts_overlapped
-    with pytest.raises(AssertionError, match="slot 0: a recorder drafts nothing ahead"):
+    with pytest.raises(AssertionError, match="slot 0: a recorder never drafts overlapped"):
         recorder.propose(DraftPlan(step=1, requests=(wish,)))
 
 

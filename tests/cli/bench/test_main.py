@@ -11,6 +11,11 @@ def test_a_measurement_of_vllms_is_refused_by_name(kind: str, capsys: pytest.Cap
     assert f"'bench {kind}' is known from vLLM but not supported" in capsys.readouterr().err
 
 
+def test_the_simulators_new_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "simulate", "--help"]) == 2
+    assert "python -m benchmarks.simulator" in capsys.readouterr().err
+
+
 def test_an_unknown_measurement_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "spek"]) == 2
     assert "unknown measurement 'spek'. Did you mean 'spec'?" in capsys.readouterr().err

@@ -54,7 +54,7 @@ def test_the_time_is_that_of_lanes_advanced_in_small_steps(verify_s: float, draf
     assert found == pytest.approx(stepped(verify_s, draft_s), rel=1e-3)
 
 
-def test_an_empty_lane_costs_nobody_company() -> None:
+def test_an_empty_lane_slows_nothing_down() -> None:
     assert LANES.one(1.0, 0.0, rows=1, context=1) == pytest.approx(CONSTANT["verify_alone"])
     assert LANES.one(0.0, 1.0, rows=1, context=1) == pytest.approx(CONSTANT["draft_alone"])
     assert LANES.one(0.0, 0.0, rows=1, context=1) == 0.0

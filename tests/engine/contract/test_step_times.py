@@ -38,7 +38,7 @@ def test_a_table_is_the_nearest_one_that_does_not_fall(medians: list[float]) -> 
         )  # the max-min formula of isotonic regression
 
 
-def test_one_slow_measurement_hides_no_slope_behind_it() -> None:
+def test_one_slow_measurement_hides_no_slope_after_it() -> None:
     table = CostTable.measured({1: 0.0102, 2: 0.0100, 3: 0.0104})
     assert table.seconds == pytest.approx((0.0101, 0.0101, 0.0104))
 

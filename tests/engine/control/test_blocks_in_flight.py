@@ -35,15 +35,15 @@ class Grasping(ScriptedExecutor):
         self._grasp(plan)
         return result
 
-    def run_overlapped(self, plan: StepPlan, ahead: DraftPlan) -> tuple[StepResult, Drafts]:
+    def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         """The draft lane is still busy when the verify lane is done."""
         self.num_overlapped += 1
-        found = super().run_overlapped(plan, ahead)
+        found = super().run_overlapped(plan, draft_plan)
         self._grasp(plan)
         return found
 
     def _grasp(self, plan: StepPlan) -> None:
-        """Who drafts beside the step has rows in it, so these are all slots whose blocks it touches."""
+        """Sequences with overlapped drafts have rows in the step, so these are all blocks that it touches."""
         touched = {block for rows in plan.rows for block in self.blocks(rows.slot)}
         grasped = self._kv.new_table()
         self._kv.allocate(grasped, self._kv.num_available)

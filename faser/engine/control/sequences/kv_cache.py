@@ -1,14 +1,14 @@
-"""KV blocks: which sequence holds which block, what is known of its content, when it may be used again.
+"""KvManager: which sequence holds which KV block, what the block contains, when it may be used again.
 
-Owns the free list, the reference counts and the prefix index. Sees block numbers and token ids only; has
-never heard of tensors, devices or requests. A block is in exactly one state:
+Owns the free list, the reference counts and the prefix index. Sees block numbers and token ids only, never
+tensors, devices or requests. A block is in exactly one state:
 
     free ──allocate──▶ referenced ──last release──▶ free            content unknown or unpublished
                            ▲      └──────────────▶ evictable        content published, least recently used first
                            └─────────adopt────────────┘ └─allocate─▶ referenced, content forgotten
 
-Between begin_step and end_step a release leads to a fourth state first, deferred: work already launched may
-still read or write the block, so it stays closed until every step that had begun by then has ended.
+Between begin_step and end_step a released block is deferred first: work already launched may still read or write
+it, so it stays closed until every step that had begun by then has ended.
 """
 
 from array import array
@@ -18,12 +18,12 @@ from hashlib import blake2b
 
 from faser.errors import ConfigError
 
-# Wide enough that nobody can find two prefixes of one digest, on purpose or by accident.
+# Wide enough that two prefixes with one digest cannot be found, not even on purpose.
 _DIGEST_BYTES = 32
 
 
 class SequenceBlocks:
-    """The blocks of one sequence, in order of position. Written by KvManager alone, read by anyone.
+    """The blocks of one sequence, in order of position. Only KvManager writes it.
 
     blocks[p // block_size] holds position p. Digests belong to the tokens, not to the blocks, so they
     survive a release: a sequence's block is hashed once in its life.
@@ -34,7 +34,7 @@ class SequenceBlocks:
     def __init__(self, root: bytes) -> None:
         self.blocks: list[int] = []
         self.digests: list[bytes] = []  # digests[i] identifies all tokens up to the end of block i
-        self.num_published = 0  # leading blocks that need no publishing any more
+        self.num_published = 0  # leading blocks that are published, or will never be
         self.root = root
 
 
@@ -81,8 +81,8 @@ class KvManager:
     def cached_prefix(self, table: SequenceBlocks, token_ids: list[int]) -> list[int]:
         """Published blocks that hold the beginning of token_ids, which are table's tokens.
 
-        The last token is never among them, since it must be computed to learn what follows. Nothing is
-        reserved: adopt the blocks before anything else is allocated.
+        The last token is never among them, because its logits are needed. Nothing is reserved: adopt the blocks
+        before anything else is allocated.
         """
         found: list[int] = []
         if not self._caching:
@@ -95,16 +95,16 @@ class KvManager:
         return found
 
     def can_allocate(self, num_blocks: int, *, adopting: Collection[int] = (), spare: int = 0) -> bool:
-        """Whether num_blocks can be allocated after adopting those blocks, and spare ones would be left."""
+        """Whether num_blocks can be allocated after adopting the blocks `adopting`, with `spare` blocks left."""
         if num_blocks + spare + len(adopting) <= self.num_available:
             return True
         revived = sum(block in self._evictable for block in adopting)
         return num_blocks + spare + revived <= self.num_available
 
     def adopt(self, table: SequenceBlocks, blocks: list[int], *, num_queried: int = 0) -> None:
-        """Begin an empty table with blocks whose content its tokens share: a cached prefix, or a sibling's.
+        """Begin an empty table with blocks that hold its first tokens: a cached prefix, or a running sample's.
 
-        num_queried: tokens to count as asked for in the prefix cache's statistics.
+        num_queried: tokens that the prefix cache's statistics count as queried.
         """
         assert not table.blocks, f"only an empty table can adopt; this one has {len(table.blocks)} blocks"
         for block in blocks:
@@ -119,7 +119,7 @@ class KvManager:
             self.num_hit_tokens += min(num_queried, len(blocks) * self.block_size)
 
     def allocate(self, table: SequenceBlocks, num_blocks: int) -> list[int]:
-        """Append num_blocks blocks of unknown content and return them. can_allocate must have agreed."""
+        """Append num_blocks blocks of unknown content and return them. Needs a can_allocate that returned True."""
         assert num_blocks <= self.num_available, f"{num_blocks} blocks wanted, {self.num_available} available"
         taken = [self._take() for _ in range(num_blocks)]
         table.blocks.extend(taken)
@@ -127,9 +127,9 @@ class KvManager:
         return taken
 
     def publish(self, table: SequenceBlocks, token_ids: list[int], num_computed: int) -> None:
-        """Let others find the blocks that the first num_computed tokens fill; these are final and computed.
+        """Add the blocks that the first num_computed tokens fill to the prefix index; these tokens are final.
 
-        Content that is already published in another block stays there; this one remains private.
+        Content that another block has published already stays there; this block remains private.
         """
         num_full = num_computed // self.block_size
         if num_full <= table.num_published or not self._caching:
@@ -142,9 +142,9 @@ class KvManager:
         table.num_published = num_full
 
     def release(self, table: SequenceBlocks) -> None:
-        """Drop all references of table. Blocks nobody else holds go back, the last one first.
+        """Drop all references of table. Blocks without further references go back, the last one first.
 
-        So of an abandoned sequence the beginning, which others are likelier to share, is evicted last.
+        So the beginning of a sequence, which others are likelier to share, is evicted last.
         """
         for block in reversed(table.blocks):
             self._references[block] -= 1
@@ -158,11 +158,11 @@ class KvManager:
         self._holders.discard(table)
 
     def begin_step(self) -> None:
-        """From now on released blocks stay closed until the end of this step."""
+        """Blocks released from now on stay closed until the end of this step."""
         self._num_begun += 1
 
     def end_step(self) -> None:
-        """The step that began first of those that have not ended has: open what waited for it alone."""
+        """The oldest step in flight has ended: open the blocks that waited only for it."""
         assert self._num_ended < self._num_begun, "no step has begun"
         self._num_ended += 1
         while self._deferred and next(iter(self._deferred.values())) <= self._num_ended:
@@ -170,7 +170,7 @@ class KvManager:
             self._reopen(block)
 
     def check_invariants(self) -> None:
-        """Restate everything above; AssertionError where it does not hold. Slow: for tests."""
+        """AssertionError where the states above do not hold. Slow: for tests."""
         held = Counter(block for table in self._holders for block in table.blocks)
         assert [held[block] for block in range(self.num_blocks)] == self._references
         states = Counter([*self._free, *self._evictable, *self._deferred, *held.keys()])
@@ -201,7 +201,7 @@ class KvManager:
             self._holders.add(table)
 
     def _take(self) -> int:
-        """A free block, or else the evictable one that was used the longest time ago, forgotten."""
+        """A free block, or else the least recently used evictable one, whose content is forgotten."""
         if self._free:
             block = self._free.pop()
         else:

@@ -1,6 +1,6 @@
-"""A Sequence: the changing state of one sample of a request, and the rule that says when it has ended.
+"""Sequence: the changing state of one sample of a request, and the rule that ends it.
 
-Written by the scheduler alone. Knows no other sequence and no policy.
+Only the scheduler writes it. Knows no other sequence and no policy.
 """
 
 import struct
@@ -22,20 +22,20 @@ class Status(Enum):
 
 
 # (priority, arrival in seconds, order of arrival): smaller is served sooner; no two sequences are equal.
-Rank = tuple[int, float, int]
+PriorityKey = tuple[int, float, int]
 
 
 class Sequence:
-    """One sample. Computed tokens catch up with known ones; the difference is what it wants rows for.
+    """One sample of a request. It wants a row for every known token that is not computed:
 
         token_ids   |──────── prompt ────────|──── output ────|
         position    0 ..... num_computed ........ num_tokens
                     | in the cache  | uncomputed |
 
     The last known token of a sequence that still generates is never computed: its row yields the next one.
-    rank: its place in every order. max_total: tokens, prompt included, at which it ends. seed: the effective one.
-    generates: False for a request that only scores its prompt. is_plain: as its sampling is. speculated: what
-    speculation did for it, kept by the control of speculation.
+    priority_key: its place in every order. max_total: tokens, prompt included, at which it ends. seed: the
+    effective one. generates: False for a request that only scores its prompt. needs_only_logits: as in
+    SamplingParams. speculated: what speculation did for it in the slots that it has left.
     """
 
     __slots__ = (
@@ -45,13 +45,13 @@ class Sequence:
         "first_scheduled_s",
         "generates",
         "index",
-        "is_plain",
         "max_total",
+        "needs_only_logits",
         "num_cached",
         "num_computed",
+        "priority_key",
         "prompt_len",
         "prompt_logprobs",
-        "rank",
         "request",
         "sampling",
         "seed",
@@ -68,7 +68,7 @@ class Sequence:
         request: Request,
         index: int,
         *,
-        rank: Rank,
+        priority_key: PriorityKey,
         seed: int,
         table: SequenceBlocks,
         max_total: int,
@@ -76,13 +76,13 @@ class Sequence:
     ) -> None:
         self.request = request
         self.index = index
-        self.rank = rank
+        self.priority_key = priority_key
         self.seed = seed
         self.table = table
         self.max_total = max_total
         self.eos_token_ids = eos_token_ids
         self.sampling = _sampling_of(request, index)
-        self.is_plain = self.sampling.is_plain
+        self.needs_only_logits = self.sampling.needs_only_logits
         self._may_end_with = eos_token_ids.union(self.sampling.stop_token_ids)
         self.prompt_len = len(request.prompt_token_ids)
         self.generates = max_total > self.prompt_len
@@ -113,7 +113,7 @@ class Sequence:
 
     @property
     def may_draft(self) -> bool:
-        """Generates, and not its last token: a step without a draft brings that one."""
+        """At least two tokens are missing; a step without a draft brings the last one."""
         return self.max_total - len(self.token_ids) > 1
 
     @property
@@ -122,10 +122,10 @@ class Sequence:
         return self.sampling.prompt_logprobs is not None
 
     def advance(self, num_computed: int, token_ids: tuple[int, ...]) -> int:
-        """Take a step's tokens as far as they go, and return how many were taken.
+        """Take a step's tokens up to the one that ends the sequence; returns how many were taken.
 
-        num_computed: where this step's rows ended. Sets finish_reason at the token that ends the sequence;
-        those behind it are dropped.
+        num_computed: where this step's rows ended. Sets finish_reason at the token that ends the sequence and
+        drops the tokens after it.
         """
         known, taken = self.token_ids, len(token_ids)
         if len(known) + taken < self.max_total and self._may_end_with.isdisjoint(token_ids):
@@ -139,22 +139,22 @@ class Sequence:
         return taken
 
     def take_prompt_logprobs(self, scored: tuple[PositionLogprobs, ...]) -> None:
-        """Collect a chunk's scores; positions that are already scored are not scored again."""
+        """Add the log probabilities of the next prompt positions."""
         self.prompt_logprobs.extend(scored)
         assert len(self.prompt_logprobs) <= self.prompt_len, "more scores than prompt tokens"
 
     def hand_over_prompt_logprobs(self) -> tuple[PositionLogprobs | None, ...] | None:
-        """The whole prompt's scores, once; None while they are incomplete, or were not asked for."""
+        """The log probabilities of the whole prompt, once; None while incomplete, or if not requested."""
         if not self.scores_prompt or len(self.prompt_logprobs) < self.prompt_len:
             return None
         scores = tuple(self.prompt_logprobs)
         self.prompt_logprobs = [None]
         self.sampling = replace(self.sampling, prompt_logprobs=None)
-        self.is_plain = self.sampling.is_plain
+        self.needs_only_logits = self.sampling.needs_only_logits
         return scores
 
     def start_over(self) -> None:
-        """Forget what was computed, keep what was generated."""
+        """Wait again after a preemption: the tokens stay, their KV is lost."""
         self.status = Status.WAITING
         self.slot = None
         self.num_computed = 0
@@ -183,12 +183,12 @@ class Sequence:
 
 
 def total_tokens(request: Request, *, max_model_len: int, room: int) -> int:
-    """Tokens, prompt included, at which each sequence of request ends. room: tokens that fit into all blocks.
+    """Tokens, prompt included, at which each sequence of the request ends. room: tokens that fit into all blocks.
 
-    Without max_tokens a sequence goes on while there is context and room. The last token of a sequence is
-    never computed, so it needs no room.
+    Without max_tokens a sequence ends at the context length or when all blocks are full. The last token of a
+    sequence is never computed, so it needs no block.
 
-    Raises RequestError when the prompt and what was asked for cannot fit: with the numbers.
+    Raises RequestError, with the numbers, when the prompt and the requested tokens cannot fit.
     """
     sampling, prompt_len = request.sampling, len(request.prompt_token_ids)
     if prompt_len == 0:
@@ -206,13 +206,13 @@ def total_tokens(request: Request, *, max_model_len: int, room: int) -> int:
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """The seed of sample index of a request, in 63 bits. seed: any signed 64-bit number."""
+    """The seed of sample `index` of a request, 63 bits. seed: any signed 64-bit number."""
     digest = blake2b(struct.pack("<qI", seed, index), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def _sampling_of(request: Request, index: int) -> SamplingParams:
-    """Only the first sample reports the prompt."""
+    """Only the first sample reports the log probabilities of the prompt."""
     if index == 0 or request.sampling.prompt_logprobs is None:
         return request.sampling
     return replace(request.sampling, prompt_logprobs=None)

@@ -8,14 +8,15 @@ sequence then gets the draft with the most expected tokens: one from text, or th
 
 Owns the estimates of how often each drafter is right. A text draft is judged in every step, verified or not, since
 it can be compared with the tokens that came anyway; the model's only where it was asked for. Old tokens fade, so a
-drafter that was wrong once gets another chance. Motivation: arXiv 2601.11580, which finds more to win in the choice
-of the drafter than in the length of the draft.
+drafter that was wrong once gets another chance. Motivation: arXiv 2601.11580, which finds more to win in the
+choice of the drafter than in the length of the draft.
 
 A draft that continues tokens under verification claims what follows them: its first token meets the target's own
-token of that step, the others meet the tokens of the next one. Where those tokens turn out wrong, nothing is learnt.
+token of that step, the others meet the tokens of the next one. Where those tokens turn out wrong, nothing is
+learnt.
 
-The choice depends on committed tokens alone, so it leaves the distribution of the output as it is; and where drafts
-are point masses, as drafts from text always are, it changes no token either.
+The choice depends on committed tokens alone, so it leaves the distribution of the output as it is; and where
+drafts are point masses, as drafts from text always are, it changes no token either.
 """
 
 from collections.abc import Hashable, Sequence
@@ -35,7 +36,7 @@ _OpenDrafts = tuple[OpenDraft | None, ...]  # by text method; None where the met
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Round:
-    """What the text look-up answered to a plan. chosen: by request, a text method's number or that of the model."""
+    """The text look-up's answer to a plan. chosen: by request, the number of a text method or of the model."""
 
     plan: DraftPlan
     looked_up: Drafts

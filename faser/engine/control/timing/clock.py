@@ -1,6 +1,6 @@
-"""The Clock seam: what time it is, in seconds. The control plane asks no other clock.
+"""The Clock seam: the time in seconds. The control plane reads no other clock.
 
-A simulated clock lets the same scheduler run in a simulator, where time passes only when it is told to.
+With a simulated clock the same scheduler runs in a simulator, which advances the time itself.
 """
 
 import time
@@ -21,7 +21,7 @@ class WallClock:
 
 
 class SimulatedClock:
-    """Stands still until advanced. start_s: the first answer of now()."""
+    """Stands still until advanced. start_s: the time at the start."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s

@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _FOLLOW = 0.1  # weight of the newest step in the factor of its role
-_OUTLIER = 3.0  # one step counts at most for so many times faster or slower: a page fault is no new machine
+_OUTLIER = 3.0  # a step counts as at most this many times faster or slower: a page fault is no new machine
 _LARGEST_FACTOR = 20.0
 _FIRST_DENSE_ROWS = 2048
 
@@ -26,7 +26,8 @@ _FIRST_DENSE_ROWS = 2048
 class CostModel:
     """Measured step times, corrected online. Policies read it; the control of speculation calls `observe`.
 
-    deciding_s: seconds of host time that a step takes longer when its sequences are asked for drafts; see asking_s.
+    deciding_s: seconds of host time that a step takes longer when its sequences are asked for drafts; see
+    asking_s.
     """
 
     def __init__(self, times: StepTimes) -> None:
@@ -37,7 +38,7 @@ class CostModel:
 
     @property
     def has_passes(self) -> bool:
-        """Drafting costs a pass of a model per token."""
+        """Drafting takes a forward of a model per token."""
         return Role.PASS in self._tables
 
     @property
@@ -45,7 +46,7 @@ class CostModel:
         return self._tables
 
     def factor(self, role: Role) -> float:
-        """How many times slower than its table the role is at present."""
+        """How many times slower than its table the role is now."""
         return self._followed[role].factor
 
     @overload
@@ -53,12 +54,12 @@ class CostModel:
     @overload
     def step_s(self, rows: Ints, kv_tokens: int = 0) -> Floats: ...
     def step_s(self, rows: int | Ints, kv_tokens: int = 0) -> float | Floats:
-        """Seconds of a step with so many rows, whose sequences have kv_tokens in the cache together."""
+        """Seconds of a step of `rows` rows, whose sequences have kv_tokens cached tokens in all."""
         kv_s = self._tables[Role.STEP].kv_token_s * kv_tokens
         return (self._base_s(Role.STEP, rows) + kv_s) * self._followed[Role.STEP].factor
 
     def steps_s(self, fewest: int, most: int, kv_tokens: int = 0) -> Floats:
-        """[most - fewest + 1] seconds of steps with fewest … most rows, else as step_s."""
+        """[most - fewest + 1] seconds of steps of fewest … most rows; kv_tokens as in step_s."""
         found = self._covering(Role.STEP, most)[fewest : most + 1] + self._tables[Role.STEP].kv_token_s * kv_tokens
         found *= self._followed[Role.STEP].factor
         return found
@@ -68,7 +69,7 @@ class CostModel:
     @overload
     def pass_s(self, rows: Ints) -> Floats: ...
     def pass_s(self, rows: int | Ints) -> float | Floats:
-        """Seconds of one pass of the draft model; 0 where drafts come from text."""
+        """Seconds of one forward of the draft model over `rows` rows; 0 without a draft model."""
         if not self.has_passes:
             return _nothing(rows)
         return self._base_s(Role.PASS, rows) * self._followed[Role.PASS].factor
@@ -78,7 +79,7 @@ class CostModel:
     @overload
     def text_s(self, sequences: Ints) -> Floats: ...
     def text_s(self, sequences: int | Ints) -> float | Floats:
-        """Seconds of looking up drafts for so many sequences; 0 where only a model drafts."""
+        """Seconds to look up drafts for `sequences` sequences; 0 without a text look-up."""
         if Role.TEXT not in self._tables:
             return _nothing(sequences)
         return self._base_s(Role.TEXT, sequences) * self._followed[Role.TEXT].factor
@@ -88,17 +89,17 @@ class CostModel:
     @overload
     def asking_s(self, sequences: Ints) -> Floats: ...
     def asking_s(self, sequences: int | Ints) -> float | Floats:
-        """Seconds that asking so many sequences for drafts takes beside passes: looking up, deciding."""
+        """Seconds to request drafts for `sequences` sequences without passes: looking up and deciding."""
         return self.text_s(sequences) + self.deciding_s
 
     def catchup_s(self, lag: Ints) -> Floats:
-        """Seconds, for each sequence by itself, to refill `lag` tokens of the draft model's KV. [S]"""
+        """[S] seconds to refill `lag` missing tokens of draft KV, for each sequence by itself."""
         return np.maximum(self.pass_s(lag + 1) - self.pass_s(1), 0.0)
 
     def draft_s(self, lengths: Ints, lag: Ints, *, horizon: int = 1) -> float:
-        """Seconds to draft `lengths` tokens, [S], of a step. horizon: catching up is spread over so many steps.
+        """Seconds to draft `lengths` tokens, [S], for a step: one pass per token of the longest draft.
 
-        One pass for each token of the longest draft, with the sequences that still go on.
+        lag: [S] missing tokens of draft KV. horizon: number of steps over which the time to refill them is spread.
         """
         count = int(np.count_nonzero(lengths))
         if not count:
@@ -107,13 +108,13 @@ class CostModel:
         if not self.has_passes:
             return total_s
         total_s += float(np.add.reduce(self.pass_s(_going(lengths))))
-        behind = int(np.add.reduce(lag[lengths > 0])) if np.count_nonzero(lag) else 0
-        if behind:
-            total_s += (self.pass_s(count + behind) - self.pass_s(count)) / horizon
+        missing = int(np.add.reduce(lag[lengths > 0])) if np.count_nonzero(lag) else 0
+        if missing:
+            total_s += (self.pass_s(count + missing) - self.pass_s(count)) / horizon
         return total_s
 
     def observe(self, role: Role | str, predicted_s: float, measured_s: float) -> None:
-        """What was predicted, with the factor of the time, took measured_s. Nothing predicted: nothing learnt."""
+        """Follow a role's measured time. predicted_s: with the factor at that time; 0 teaches nothing."""
         if predicted_s > 0 and measured_s > 0:
             self._followed[Role(role)].add(predicted_s, measured_s)
 
@@ -125,7 +126,7 @@ class CostModel:
     @overload
     def _base_s(self, role: Role, rows: Ints) -> Floats: ...
     def _base_s(self, role: Role, rows: int | Ints) -> float | Floats:
-        """By the table alone. The dense one grows when more rows are asked for."""
+        """Seconds by the table alone. The dense table grows with the largest row count so far."""
         if isinstance(rows, np.ndarray):
             try:
                 return self._dense[role].take(rows)
@@ -141,7 +142,7 @@ class CostModel:
 
 
 class ErrorTracker:
-    """Predicted against measured as it goes: factor, c ← c + (measured c / predicted - c) / 10, and errors."""
+    """Predicted and measured times of a role: factor c ← c + (c · measured / predicted - c) / 10, and errors."""
 
     __slots__ = ("errors", "factor", "measured_s", "predicted_s")
 
@@ -170,7 +171,7 @@ class ErrorTracker:
 
 
 def _going(lengths: Ints) -> Ints:
-    """[max γ] sequences in pass 1, 2, … of a draft of lengths."""
+    """[max γ] sequences in pass 1, 2, … of drafts of these lengths."""
     if len(lengths) == 1:
         return np.ones(lengths[0], dtype=np.int64)
     going: Ints = np.add.accumulate(np.bincount(lengths)[:0:-1])[::-1]

@@ -1,7 +1,7 @@
 """TextAndModel: the text look-up and a draft model in one engine (method `auto`), each asked by plans of its own.
 
-The control plane chooses between their drafts. So the model has proposals for a part of the sequences only; where a
-step needs a line for every drafted token, with_text_drafts adds those from text.
+The control plane chooses between their drafts. So the model has proposals for a part of the sequences only; where
+a step needs a line for every drafted token, with_text_drafts adds those from text.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,15 +50,15 @@ class TextAndModel:
             self._model.release(slot)
 
 
-def with_text_drafts(proposals: Proposals, rows: Sequence[SequenceRows], *, num_passed: int) -> Proposals:
+def with_text_drafts(proposals: Proposals, rows: Sequence[SequenceRows], *, num_decided: int) -> Proposals:
     """What the model proposed, and after it the drafts of all other rows of a step: these are from text.
 
-    num_passed: leading tokens of each draft that are known by now, so that the step has no rows for them.
+    num_decided: leading tokens of each draft that are known by now, so that the step has no rows for them.
     """
     if proposals.probs is None and proposals.top_ids is None:
         return proposals
     by_model = {draft.slot for draft in proposals.drafts}
-    passed = (PLACEHOLDER,) * num_passed
+    passed = (PLACEHOLDER,) * num_decided
     others = [
         Draft(slot=each.slot, method="", token_ids=passed + each.token_ids[-each.num_drafts :])
         for each in rows
@@ -70,8 +70,8 @@ def with_text_drafts(proposals: Proposals, rows: Sequence[SequenceRows], *, num_
 def with_point_masses(proposals: Proposals, others: Sequence[Draft]) -> Proposals:
     """proposals, and after them drafts that are point masses and name no other tokens.
 
-    probs gets a row for each token with all its mass on it, top_ids a line of NO_TOP; where these are None, so they
-    stay.
+    probs gets a row for each token with all its mass on it, top_ids a line of NO_TOP; where these are None, so
+    they stay.
     """
     probs, top_ids = proposals.probs, proposals.top_ids
     token_ids = [token_id for draft in others for token_id in draft.token_ids]

@@ -1,4 +1,4 @@
-"""Makes the executor of an engine from its loaded parts: sampler, block table, drafter, verifier, early pruning."""
+"""Makes the executor from the loaded parts of an engine: sampler, drafter, verifier, early pruning."""
 
 from collections.abc import Callable
 

@@ -16,8 +16,7 @@ from faser.engine.execution.startup.step_profiler import DummyBatchLimits
 from faser.types import ProgressCallback
 
 # The steps that lanes are measured with, as far as time allows: row counts, the most important ones first, and
-# contexts. A GPU's row counts lie on both sides of the point where arithmetic takes longer than reading weights, up
-# to the largest recorded step.
+# contexts. A GPU's row counts lie on both sides of the point where arithmetic takes longer than reading weights.
 _CPU_ROWS, _GPU_ROWS = (8, 32, 2), (64, 256, 16, 128)
 _CPU_CONTEXTS, _GPU_CONTEXTS = (64, 1024), (64, 1024, 8192)
 _CPU_LANES_S, _GPU_LANES_S = 3.0, 20.0

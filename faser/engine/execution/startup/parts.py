@@ -1,6 +1,7 @@
 """EngineParts: what an engine has after loading. Models, backends, KV caches and runners.
 
-Knows in which order these are made, since each one's memory depends on those before it; not how the engine uses them.
+Knows in which order these are made, since each one's memory depends on those before it; not how the engine uses
+them.
 """
 
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def load_parts(
     partition: Partition | None,
     sources: Sources | None,
 ) -> EngineParts:
-    """Load the model in directory and the draft model that config names. Arguments as in faser.engine.build.build."""
+    """Load the model in directory and the draft model that config names. Arguments as in build."""
     torch.set_num_threads(config.threads)
     draft_directory = _draft_directory(config, report)
     report("preparing kernels", 0, 0)

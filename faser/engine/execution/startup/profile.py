@@ -39,7 +39,7 @@ def fingerprint(described: Mapping[str, object]) -> str:
 
 
 def cached_profile(path: Path, measure: Callable[[], StepTimes]) -> StepTimes:
-    """The measurement kept at path, or a new one that is kept there. A file that cannot be read is replaced."""
+    """The step times in the file at path; if it is missing or unreadable, measure and write it."""
     if path.exists():
         try:
             return StepTimes.load(path)

@@ -53,7 +53,7 @@ def test_a_prefix_leaves_at_least_the_last_token_to_compute(num_tokens: int) -> 
     assert hits(kv, token_ids[:num_tokens]) == (num_tokens - 1) // SIZE
 
 
-def test_equal_blocks_behind_different_beginnings_are_different() -> None:
+def test_equal_blocks_after_different_prefixes_are_different() -> None:
     kv = KvManager(8, SIZE)
     filled(kv, [1, 2, 3, 4, 5, 6, 7, 8])
 

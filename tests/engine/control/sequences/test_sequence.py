@@ -17,7 +17,7 @@ def sequence(sampling: SamplingParams, max_total: int) -> Sequence:
     return Sequence(
         request,
         0,
-        rank=(0, 0.0, 0),
+        priority_key=(0, 0.0, 0),
         seed=1,
         table=KvManager(4, 16).new_table(),
         max_total=max_total,
@@ -39,7 +39,7 @@ def test_tokens_are_taken_until_one_ends_the_sequence(
     stop_token_ids: tuple[int, ...],
     max_total: int,
 ) -> None:
-    """Oracle: one token a step. Caught: a stop token in the middle, and the length, that nobody looks at."""
+    """Oracle: one token a step. Planted bugs: a stop token in the middle and the length are overlooked."""
     sampling = SamplingParams(min_tokens=min_tokens, ignore_eos=ignore_eos, stop_token_ids=stop_token_ids)
     at_once, one_by_one = sequence(sampling, max_total), sequence(sampling, max_total)
     for tokens in steps:
@@ -57,7 +57,7 @@ def test_tokens_are_taken_until_one_ends_the_sequence(
 
 
 @pytest.mark.parametrize("tokens, reason", [((5, EOS, 5), "stop"), ((5, 5, 5, 5, 5), "length")])
-def test_what_is_behind_the_end_is_dropped(tokens: tuple[int, ...], reason: str) -> None:
+def test_tokens_after_the_end_are_dropped(tokens: tuple[int, ...], reason: str) -> None:
     one = sequence(SamplingParams(), len(PROMPT) + 4)
     taken = one.advance(one.num_tokens, tokens)
     assert one.finish_reason is not None

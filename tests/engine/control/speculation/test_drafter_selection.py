@@ -453,6 +453,8 @@ def test_over_real_text_drafters_each_draft_is_one_of_theirs(steps: list[tuple[i
             else:
                 drafter.commit([Continuation(slot=slot, token_ids=tuple(token_ids))])
         running = running - {slot} if slot in running and ends else running | {slot}
+        if not running:
+            continue
         plan = plan_for(sorted(running))
         offered = zip(*(each.propose(plan).drafts for each in alone), strict=True)
         for draft, drafts in zip(combined.propose(plan).drafts, offered, strict=True):

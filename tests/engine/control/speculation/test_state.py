@@ -21,7 +21,7 @@ def sequence_in(
     found = Sequence(
         replace(request(f"r{slot}", [1] * prompt, max_tokens=max_tokens), speculation=requests),
         0,
-        rank=(0, 0.0, slot),
+        priority_key=(0, 0.0, slot),
         seed=0,
         table=SequenceBlocks(b""),
         max_total=prompt + max_tokens,

@@ -1,4 +1,4 @@
-"""`faser bench simulate` on small files: what it writes, shows, and refuses."""
+"""The simulator's command on small files: what it writes, prints and refuses."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.simulator.command import simulate
+from benchmarks.simulator.__main__ import main, simulate
 from benchmarks.simulator.synthetic import iid_trace
 from benchmarks.simulator.trace import write_trace
-from faser.bench.policy_spec import parse_policy
 from faser.engine.contract.step_times import StepTimes
 from faser.errors import ConfigError
 
@@ -97,20 +96,14 @@ def test_what_cannot_be_is_refused(options: list[str], message: str) -> None:
         simulate(options)
 
 
+def test_an_error_is_one_line_that_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--trace", "iid:x", "--cost", "c"]) == 2
+    assert main(["--nonsense"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("python -m benchmarks.simulator: ") for line in lines)
+
+
 def test_a_closed_workload_needs_an_end(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="it never ends"):
         simulate(files(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "text", ["fixed", "fixed:0", "fixed:6", "fixed:x", "quick", "off:1", "table:", "table:4=9"]
-)
-def test_a_policy_that_cannot_be_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"--policies names '{text}'"):
-        parse_policy(text, cap=5)
-
-
-def test_a_table_is_spelled_by_its_bounds() -> None:
-    assert parse_policy("table:4=5/16=2/64=0", cap=5).table == ((1, 4, 5), (5, 16, 2), (17, 64, 0))
-    with pytest.raises(ConfigError, match="ascending"):
-        parse_policy("table:4=5/4=2", cap=5)

@@ -1,28 +1,41 @@
-"""`faser bench simulate`: policies against each other on recorded acceptance and measured step times.
+"""`python -m benchmarks.simulator`: policies against each other on recorded acceptance and measured step times.
 
 Three verbs: simulate a workload (needs --cost and --trace), --record a trace with a real engine, --check-live that
-simulated and real times agree. Owns the command line and what is shown; the work is in benchmarks.simulator.
+simulated and real times agree. Exit status: 0 done, 1 an engine failed, 2 the command line or a file is wrong.
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.simulator.arguments import machine_of, simulate_parser, trace_of
-from benchmarks.simulator.command_report import report_cells
+from benchmarks.simulator.arguments import PROG, machine_of, simulate_parser, trace_of
 from benchmarks.simulator.contest import Cell, Contest
 from benchmarks.simulator.live_command import check_against_live, record_trace
+from benchmarks.simulator.tables import report_cells
 from benchmarks.simulator.workload import parse_workload
 from faser.bench.policy_spec import PolicySpec, parse_policy
 from faser.cli.console.progress import ProgressReporter
 from faser.cli.flags.sources import UsageError
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel
+from faser.errors import ConfigError, FaserError
 from faser.types import Slo
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Run one verb and print an error as one line; returns the exit status."""
+    try:
+        return simulate(arguments)
+    except FaserError as error:
+        problems = error.problems if isinstance(error, UsageError) else [str(error)]
+        for problem in problems:
+            print(f"{PROG}: {problem}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
 def simulate(arguments: Sequence[str]) -> int:
-    """Run one verb; returns the exit status. Raises ConfigError for what cannot be."""
+    """Run one verb; returns the exit status. Raises ConfigError for arguments and files that do not fit."""
     parser = simulate_parser(__doc__)
     asked = parser.parse_args(list(arguments))
     if asked.help:
@@ -58,7 +71,7 @@ def _simulate(asked: argparse.Namespace) -> int:
 
 
 def _run_all(contest: Contest, specs: list[PolicySpec], loads: list[float]) -> list[Cell]:
-    """Every policy at every load, with a bar of the simulated time or of the answers."""
+    """Every policy at every load, with a progress bar of the simulated time or of the answers."""
     cells = []
     with ProgressReporter() as report:
         for spec, load in contest.runs(specs, loads):
@@ -72,3 +85,7 @@ def _run_all(contest: Contest, specs: list[PolicySpec], loads: list[float]) -> l
 
             cells.append(contest.run(spec, load, progress))
     return cells
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

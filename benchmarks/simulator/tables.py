@@ -1,4 +1,4 @@
-"""What `faser bench simulate` shows and writes: tables, charts, and under which conditions they hold."""
+"""What the simulator prints and writes: tables, charts, and the conditions they hold under."""
 
 import argparse
 import json
@@ -38,14 +38,14 @@ _CHARTS: tuple[tuple[str, str, Callable[[Cell], float]], ...] = (
 
 
 def report_cells(cells: list[Cell], asked: argparse.Namespace, trace: Trace) -> None:
-    """Policies and loads against each other; files if --out names a folder."""
+    """Print all policies at all loads; write files if --out names a folder."""
     _show(COLUMNS, rows_of(cells))
     if asked.out is not None:
         write_report(Path(asked.out), cells, _about(asked, trace), _charts(cells))
 
 
 def report_checks(checks: list[Check], asked: argparse.Namespace, trace: Trace) -> None:
-    """Simulated and real times side by side; a file if --out names a folder."""
+    """Print simulated and real times side by side; write a file if --out names a folder."""
     _show(_CHECK_COLUMNS, [_check_row(each) for each in checks])
     if asked.out is None:
         return
@@ -57,7 +57,7 @@ def report_checks(checks: list[Check], asked: argparse.Namespace, trace: Trace) 
 
 def _about(asked: argparse.Namespace, trace: Trace) -> dict[str, Any]:
     return {
-        "command": f"{PROG} {' '.join(sys.argv[3:])}".strip(),
+        "command": f"{PROG} {' '.join(sys.argv[1:])}".strip(),
         "faser": __version__,
         "model": trace.model,
         "drafter": trace.drafter,
@@ -70,7 +70,7 @@ def _about(asked: argparse.Namespace, trace: Trace) -> dict[str, Any]:
 
 
 def _charts(cells: Sequence[Cell]) -> dict[str, str]:
-    """One line a policy over load; nothing for a single load."""
+    """Charts with a line per policy over the load; none for a single load."""
     if len({cell.load for cell in cells}) < 2:
         return {}
     policies = list(dict.fromkeys(cell.policy for cell in cells))
@@ -87,7 +87,7 @@ def _charts(cells: Sequence[Cell]) -> dict[str, str]:
 
 
 def _show(header: Row, rows: Sequence[Row]) -> None:
-    """A table for whoever watches, Markdown for a file or a pipe."""
+    """A table on a terminal, Markdown in a file or a pipe."""
     if not sys.stdout.isatty():
         print(markdown(header, rows))
         return

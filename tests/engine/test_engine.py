@@ -1,0 +1,168 @@
+"""The order of a step: which calls the engine makes of its scheduler and its executor, and what it counts."""
+
+from faser.engine.contract.executor import LaunchedStep
+from faser.engine.contract.plan import (
+    Draft,
+    DraftPlan,
+    DraftRequest,
+    Drafts,
+    SequenceDelta,
+    SequenceResult,
+    SequenceRows,
+    StepPlan,
+    StepResult,
+)
+from faser.engine.engine import Engine
+from faser.types import EngineStats
+from tests.engine.driving import Driver, request
+
+REQUESTS = (DraftRequest(slot=0, max_tokens=2, new_blocks=()), DraftRequest(slot=1, max_tokens=2, new_blocks=()))
+TEXT_PLAN = DraftPlan(step=1, requests=REQUESTS, from_text=True)
+MODEL_PLAN = DraftPlan(step=1, requests=REQUESTS[1:])
+PLAN = StepPlan(
+    step=1,
+    released=(),
+    started=(),
+    rows=(SequenceRows(slot=0, start=3, token_ids=(5,), new_blocks=(), samples=True),),
+)
+RESULT = StepResult(step=1, sequences=(SequenceResult(slot=0, token_ids=(6,)),), run_s=0.0)
+LOOKED_UP, FROM_MODEL, SELECTED = (
+    Drafts(step=1, drafts=(Draft(slot=0, method=method),), run_s=0.0) for method in ("text", "model", "selected")
+)
+
+
+class ScriptedScheduler:
+    """Answers as it is told and records every call with its arguments. answers: of drafted, in turn."""
+
+    def __init__(
+        self,
+        calls: list[tuple[object, ...]],
+        answers: list[Drafts | DraftPlan],
+        *,
+        before: DraftPlan | None = None,
+        overlapped: DraftPlan | None = None,
+    ) -> None:
+        self._calls = calls
+        self._answers = answers
+        self._before = before
+        self._overlapped = overlapped
+
+    def propose(self) -> DraftPlan | None:
+        self._calls.append(("propose",))
+        return self._before
+
+    def drafted(self, drafts: Drafts) -> Drafts | DraftPlan:
+        self._calls.append(("drafted", drafts))
+        return self._answers.pop(0)
+
+    def plan(self, drafts: Drafts | None = None) -> StepPlan:
+        self._calls.append(("plan", drafts))
+        return PLAN
+
+    def propose_overlapped(self, plan: StepPlan) -> DraftPlan | None:
+        self._calls.append(("propose_overlapped", plan))
+        return self._overlapped
+
+    def commit(
+        self, plan: StepPlan, result: StepResult, overlapped_drafts: Drafts | None = None
+    ) -> list[SequenceDelta]:
+        self._calls.append(("commit", plan, result, overlapped_drafts))
+        return []
+
+
+class ScriptedExecutor:
+    """Drafts LOOKED_UP for plans from text and FROM_MODEL for others; records every call."""
+
+    def __init__(self, calls: list[tuple[object, ...]]) -> None:
+        self._calls = calls
+
+    def draft(self, plan: DraftPlan, *, during: StepPlan | None = None) -> Drafts:
+        self._calls.append(("draft", plan, during))
+        return LOOKED_UP if plan.from_text else FROM_MODEL
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self._calls.append(("run", plan))
+        return RESULT
+
+    def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
+        self._calls.append(("run_overlapped", plan, draft_plan))
+        return RESULT, FROM_MODEL
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        raise AssertionError(f"step {plan.step} is not launched")
+
+    def collect(self, launched: LaunchedStep) -> StepResult:
+        raise AssertionError(f"step {launched.plan.step} was not launched")
+
+
+def calls_of_a_step(
+    answers: list[Drafts | DraftPlan], *, before: DraftPlan | None = None, overlapped: DraftPlan | None = None
+) -> list[tuple[object, ...]]:
+    calls: list[tuple[object, ...]] = []
+    scheduler = ScriptedScheduler(calls, answers, before=before, overlapped=overlapped)
+    Engine(scheduler, ScriptedExecutor(calls)).step()  # type: ignore[arg-type]
+    assert not answers
+    return calls
+
+
+def test_without_speculation_a_step_is_plan_run_commit() -> None:
+    assert calls_of_a_step([]) == [
+        ("propose",),
+        ("plan", None),
+        ("propose_overlapped", PLAN),
+        ("run", PLAN),
+        ("commit", PLAN, RESULT, None),
+    ]
+
+
+def test_one_drafter_is_asked_once_before_the_step() -> None:
+    assert calls_of_a_step([FROM_MODEL], before=MODEL_PLAN)[:4] == [
+        ("propose",),
+        ("draft", MODEL_PLAN, None),
+        ("drafted", FROM_MODEL),
+        ("plan", FROM_MODEL),
+    ]
+
+
+def test_the_model_is_asked_after_the_text_for_what_the_scheduler_leaves_to_it() -> None:
+    assert calls_of_a_step([MODEL_PLAN, SELECTED], before=TEXT_PLAN)[:6] == [
+        ("propose",),
+        ("draft", TEXT_PLAN, None),
+        ("drafted", LOOKED_UP),
+        ("draft", MODEL_PLAN, None),
+        ("drafted", FROM_MODEL),
+        ("plan", SELECTED),
+    ]
+
+
+def test_one_drafter_drafts_while_the_step_runs() -> None:
+    assert calls_of_a_step([], overlapped=MODEL_PLAN)[2:] == [
+        ("propose_overlapped", PLAN),
+        ("run_overlapped", PLAN, MODEL_PLAN),
+        ("commit", PLAN, RESULT, FROM_MODEL),
+    ]
+
+
+def test_text_is_looked_up_before_the_model_drafts_while_the_step_runs() -> None:
+    """The look-up names the step, whose releases and starts come first."""
+    assert calls_of_a_step([MODEL_PLAN, SELECTED], overlapped=TEXT_PLAN)[2:] == [
+        ("propose_overlapped", PLAN),
+        ("draft", TEXT_PLAN, PLAN),
+        ("drafted", LOOKED_UP),
+        ("run_overlapped", PLAN, MODEL_PLAN),
+        ("drafted", FROM_MODEL),
+        ("commit", PLAN, RESULT, SELECTED),
+    ]
+
+
+def test_steps_are_counted_with_the_rows_of_the_last() -> None:
+    driver = Driver()
+    engine = Engine(driver.scheduler, driver.executor)
+    engine.add(request("a", [1, 2, 3], max_tokens=2))
+    assert engine.step()
+    assert (engine.stats().num_steps, engine.stats().last_step_rows) == (1, 3)
+    assert engine.step()
+    assert not engine.has_work()
+    assert engine.step() == ()
+    stats: EngineStats = engine.stats()
+    assert (stats.num_steps, stats.last_step_rows) == (2, 1)
