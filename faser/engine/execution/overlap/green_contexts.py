@@ -87,8 +87,8 @@ class GreenContexts:
                 refusals[0]
                 if refusals
                 else GreenContextError(
-                    f"{self._driver.num_processors} processors cannot be divided: groups of {tuple(verify_counts)} "
-                    "leave none"
+                    f"{self._driver.num_processors} processors cannot be divided: groups of
+                    {tuple(verify_counts)} " "leave none"
                 )
             )
         return pairs

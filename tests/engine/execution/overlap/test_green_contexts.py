@@ -63,7 +63,7 @@ def test_verification_has_the_group_and_drafting_the_rest() -> None:
 
 
 def test_splits_have_the_counts_that_the_driver_gives() -> None:
-    """Groups of 64 here: three counts make one split. Caught: the requested counts, a split that leaves no rest."""
+    """Groups of 64 here: three counts make one split. Caught: the requested counts, a split without rest."""
 
     class Coarse(FakeGreenDriver):
         def split(self, count: int):  # type: ignore[no-untyped-def]
