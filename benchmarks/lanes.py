@@ -126,8 +126,10 @@ def measure_pair(lanes: Cores, draft: Load, verify: Load, seconds: float) -> Rec
                 partition.resize(share)
             joined = partition.run_both(lambda lane, _done: draft.run(lane), synchronous(verify.run))
             times[name].append(max(joined.draft_ended_s, joined.verify_ended_s) - joined.began_s)
-    cell = InterferenceCell(rows=verify.rows, context=1, verify=synchronous(verify.run), draft=draft.run,
-    whole_s=1.0) return {
+    cell = InterferenceCell(
+        rows=verify.rows, context=1, verify=synchronous(verify.run), draft=draft.run, whole_s=1.0
+    )
+    return {
         "rounds": len(times["serial"]),
         "serial_ms": round(1e3 * min(times["serial"]), 3),
         "speed_up": ratios(times, min),

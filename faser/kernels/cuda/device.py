@@ -74,7 +74,7 @@ class Accelerator(Protocol):
 
 
 class CudaGraphRecorder:
-    """See GraphRecorder. Captures on the lane's stream, or on a stream of its own: the default one allows no capture.
+    """See GraphRecorder. Captures on the lane's stream, or on its own: the default stream allows no capture.
 
     A graph's kernels stay on the processors of the stream it was captured on, whichever stream replays it.
     idle_processors: those of the device that are not the lane's.
