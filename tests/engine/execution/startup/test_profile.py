@@ -94,7 +94,7 @@ def test_without_time_only_the_smallest_step_is_measured_and_the_log_says_so(
 
 
 @pytest.mark.parametrize(
-    "room",
+    "limits",
     [
         DummyBatchLimits(num_blocks=1, block_size=16, max_len=200, max_rows=8, max_logit_rows=3),
         DummyBatchLimits(num_blocks=80, block_size=16, max_len=3, max_rows=6, max_logit_rows=1),
@@ -154,8 +154,8 @@ def test_contexts_are_as_long_as_the_cache_allows_for_all_sequences(
     wanted: tuple[int, ...],
 ) -> None:
     """Two sequences, blocks of 16. Contexts that come out nearly alike are not measured twice."""
-    room = DummyBatchLimits(num_blocks=num_blocks, block_size=16, max_len=max_len, max_rows=8, max_logit_rows=3)
-    costs = profile(runner, drafter, room, progress=silent, lanes=setup, budget_s=0.0)
+    limits = DummyBatchLimits(num_blocks=num_blocks, block_size=16, max_len=max_len, max_rows=8, max_logit_rows=3)
+    costs = profile(runner, drafter, limits, progress=silent, lanes=setup, budget_s=0.0)
     assert {each.contexts for each in costs.lanes} == {wanted}
 
 
