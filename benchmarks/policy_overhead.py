@@ -4,8 +4,8 @@
 
 The real scheduler, control, estimates and policy `faser` on a simulated clock, as `benchmarks.simulator` has them,
 with a draft model whose tokens are accepted at a rate of .8 and step times flat enough that everybody drafts.
-Counted is what the control reports as spent on deciding: requests, cuts, and learning from verdicts. Means over all
-steps, since some decisions are kept for several steps; the median of five runs.
+Counted is what the control reports as spent on deciding: requests, cuts, and learning from verdicts. Means over
+all steps, since some decisions are kept for several steps; the median of five runs.
 """
 
 import argparse

@@ -126,7 +126,7 @@ class TimedPartition:
         """Of the pairs since this was asked last, medians in milliseconds; none of them: only their number.
 
         draft_gap_ms, verify_gap_ms: from the call of `both` until the lane begins. given_ms: until verification
-        has been given. join_ms: from the later end until `both` has returned. between_ms: from a pair's later end
+        has been given. join_ms: from the later end until the return. between_ms: from a pair's later end
         until a lane of the next pair begins, whatever happens in between; None for a single pair.
         """
         pairs, self._pairs = self._pairs, []

@@ -49,7 +49,7 @@ class Accelerator(Protocol):
         ...
 
     def upload(self, numbers: Tensor) -> Tensor:
-        """A copy of pinned numbers on the device. Does not wait: the source must keep its values until it is done."""
+        """A copy of pinned numbers on the device. Does not wait: the source must keep its values."""
         ...
 
     def transfer(self, source: Tensor, target: Tensor) -> None:
@@ -74,7 +74,7 @@ class Accelerator(Protocol):
 
 
 class CudaGraphRecorder:
-    """See GraphRecorder. Captures on the lane's stream, or on one of its own: CUDA cannot capture the default stream.
+    """See GraphRecorder. Captures on the lane's stream, or on its own: the default stream allows no capture.
 
     A graph's kernels stay on the processors of the stream it was captured on, whichever stream replays it.
     idle_processors: those of the device that are not the lane's.

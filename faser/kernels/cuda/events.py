@@ -32,7 +32,8 @@ class CudaEvent:
     """See DeviceEvent. times: the device notes when it passes the event; recording one without is cheaper.
 
     `synchronize` spins within the driver, without the interpreter's lock, and ends within microseconds of the
-    event. Polling from Python would hold the lock, and a blocking event wakes the thread tens of microseconds late.
+    event. Polling from Python would hold the lock, and a blocking event wakes the thread tens of microseconds
+    late.
     """
 
     def __init__(self, device: torch.device, *, times: bool = False) -> None:

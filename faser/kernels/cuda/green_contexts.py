@@ -5,7 +5,8 @@ Owns the calls of the CUDA driver and the meaning of their results. Knows nothin
 One split divides the whole device into a *group*, on which kernels with thread block clusters can run, and a
 remainder, which promises no clusters. From compute capability 9.0 on, a group has a multiple of 8 processors. A
 *green context* makes a group usable, and its streams take the work; threads stay in the primary context, which is
-torch's. The driver's names are those of CUDA 13.0 (cuda.h: "Green Contexts") and of cuda-bindings 13.0.3 and 13.5.0.
+torch's. The driver's names are those of CUDA 13.0 (cuda.h: "Green Contexts") and of cuda-bindings 13.0.3 and
+13.5.0.
 """
 
 import importlib

@@ -1,8 +1,9 @@
 """Pinned memory between host and device: staging buffers on the way there, readbacks on the way back.
 
-Owns the pinned buffers and the events that say when each may be used again. Addresses on the device stay the same, so
-that CUDA graphs can read them, and no step allocates. A staging buffer has two pinned halves: while the device may
-still copy from one, the host fills the other for the next step. Knows nothing of what the numbers mean.
+Owns the pinned buffers and the events that say when each may be used again. Addresses on the device stay the
+same, so that CUDA graphs can read them, and no step allocates. A staging buffer has two pinned halves: while the
+device may still copy from one, the host fills the other for the next step. Knows nothing of what the numbers
+mean.
 """
 
 from collections.abc import Sequence
@@ -81,7 +82,7 @@ _Layout = tuple[tuple[torch.Size, torch.dtype], ...]  # shapes and types of valu
 
 @dataclass(frozen=True, slots=True)
 class _ReadbackBuffer:
-    """buffer: [capacity] uint8, pinned. arrived: recorded after the copies. slices: by layout, made at first use."""
+    """buffer: [capacity] uint8, pinned. arrived: recorded after the copies. slices: by layout."""
 
     buffer: Tensor
     arrived: DeviceEvent

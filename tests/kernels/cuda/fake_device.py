@@ -1,18 +1,18 @@
-"""A CUDA device that is the CPU: pinned memory, fences, and recordings that really record.
+"""A CUDA device that is the CPU: pinned memory, events, and CUDA graphs that really replay.
 
-Work is run as it is given, but
+Work runs when it is enqueued, but
 
-    a copy to the device    may be under way until a fence behind it is waited for: whoever overwrites its source
+    a copy to the device    may be under way until an event after it is waited for: a source that is overwritten
                             before that is found at the next wait
-    a copy to the host      arrives when a fence behind it is waited for, and is nonsense before
-    a recording             is every call of torch's dispatcher while work is recorded, with the very tensors and
+    a copy to the host      arrives when an event after it is waited for, and is nonsense before
+    a graph                 is every call of torch's dispatcher while work is captured, with the very tensors and
                             numbers of that moment, and every kernel that torch knows nothing of (`launch`). A
                             replay makes these calls again. So numbers that the host computed stay what they
                             were, and a tensor that was replaced, where it should have been written to, is not
                             seen
 
-and a recording fails on what a real one could not hold: host reads, waits, copies from the host, plans, tensors
-made from host numbers, sizes that depend on data. It differs in that work is done while it is recorded.
+and a capture fails on what a real one could not hold: host reads, waits, copies from the host, plans, tensors
+made from host numbers, sizes that depend on data. It differs in that work also runs while it is captured.
 """
 
 from collections.abc import Callable, Iterator
@@ -57,7 +57,7 @@ _WAITING = {
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what is given to the device. Sizes and numbers are as they are when a call is noted."""
+    """Keeps the calls of a capture, with the sizes and numbers of that moment."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -81,7 +81,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.is_paused:
             return func(*args, **options)
         name = func.overloadpacket.__name__
-        assert name not in _WAITING, f"{name} waits for the device, or brings numbers to it, within a recording"
+        assert name not in _WAITING, f"{name} waits for the device, or brings numbers to it, within a capture"
         _check_indices(name, args)
         result = func(*args, **options)
         self._note(func, name, args, options, result)
@@ -115,7 +115,7 @@ class _NoHostReads(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        assert self._tape.is_paused or func not in _HOST_READS, f"{func.__name__} within a recording"
+        assert self._tape.is_paused or func not in _HOST_READS, f"{func.__name__} within a capture"
         return func(*args, **(kwargs or {}))
 
 
@@ -123,7 +123,7 @@ def _check_indices(name: str, args: tuple[Any, ...]) -> None:
     """Indexing by truth values has a size that only the device knows."""
     if name in ("index", "index_put", "index_put_"):
         masks = [each for each in _tensors(list(args[1])) if each.dtype is torch.bool]
-        assert not masks or (name != "index" and args[2].numel() == 1), f"{name} by a mask within a recording"
+        assert not masks or (name != "index" and args[2].numel() == 1), f"{name} by a mask within a capture"
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -145,7 +145,7 @@ class FakeEvent:
     number: int = 0
 
     def record(self) -> None:
-        self.owner.check_not_recording("an event is recorded")
+        self.owner.check_not_capturing("an event is recorded")
         self.number = self.owner.given
 
     def hold_stream(self) -> None:
@@ -155,7 +155,7 @@ class FakeEvent:
         return self.number <= self.owner.done
 
     def synchronize(self) -> None:
-        self.owner.check_not_recording("the host waits")
+        self.owner.check_not_capturing("the host waits")
         self.owner.reach(self.number)
 
 
@@ -166,7 +166,7 @@ class FakeGraph:
     calls: list[Callable[[], None]]
 
     def replay(self) -> None:
-        self.owner.check_not_recording("another recording is replayed")
+        self.owner.check_not_capturing("a graph is replayed")
         self.owner.on_replay(self.recorder)
         self.owner.given += 1
         with torch.inference_mode():
@@ -176,7 +176,7 @@ class FakeGraph:
 
 @dataclass
 class FakeGraphRecorder:
-    """pool: of memory, that all of its recordings share."""
+    """pool: the memory pool of all its graphs."""
 
     owner: "FakeAccelerator"
     lane: DeviceLane | None = None
@@ -185,7 +185,7 @@ class FakeGraphRecorder:
 
     def capture(self, work: Callable[[], None]) -> FakeGraph:
         owner = self.owner
-        owner.check_not_recording("another recording begins")
+        owner.check_not_capturing("another capture begins")
         for _ in range(WARM_UPS):
             work()
         owner.tape = Tape()
@@ -209,7 +209,7 @@ class _Copy:
 
 @dataclass
 class FakeAccelerator:
-    """See Accelerator. given: pieces of work given to the device; done: how many are known to be done.
+    """See Accelerator. given: number of enqueued pieces of work; done: how many of them are known to be done.
 
     on_replay: called before every replay, by the thread that asks for it.
     """
@@ -227,7 +227,7 @@ class FakeAccelerator:
     _arriving: list[_Copy] = field(default_factory=list)
 
     def host_numbers(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        self.check_not_recording("pinned memory is allocated")
+        self.check_not_capturing("pinned memory is allocated")
         found = torch.full((count,), 0x59, dtype=torch.uint8).repeat(dtype.itemsize).view(dtype)
         self._pinned[_storage(found)] = found
         self.pinned_bytes += found.nbytes
@@ -246,7 +246,7 @@ class FakeAccelerator:
             self.reads(source)
             target.copy_(source)
             return
-        self.check_not_recording("the host gets values")
+        self.check_not_capturing("the host gets values")
         self.given += 1
         self._arriving.append(_Copy(target, source.clone(), self.given))
         target.view(torch.uint8).fill_(0x59)
@@ -258,7 +258,7 @@ class FakeAccelerator:
         return FakeGraphRecorder(self, lane)
 
     def wait(self) -> None:
-        self.check_not_recording("the host waits")
+        self.check_not_capturing("the host waits")
         self.reach(self.given)
 
     def wide_product(self, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
@@ -267,7 +267,7 @@ class FakeAccelerator:
         return torch.mm(x.float(), weight.float(), out=out)
 
     def launch(self, kernel: Callable[[], None]) -> None:
-        """Run a kernel of which torch knows nothing."""
+        """Run a kernel that is not torch's."""
         self.given += 1
         if self.tape is None:
             kernel()
@@ -275,14 +275,14 @@ class FakeAccelerator:
             self.tape.launch(kernel)
 
     def reads(self, host: Tensor) -> None:
-        """The device copies from there, later if the memory is pinned."""
-        self.check_not_recording("something is copied from the host")
+        """The device copies from this memory, later if it is pinned."""
+        self.check_not_capturing("something is copied from the host")
         self.given += 1
         if self.is_pinned(host):
             self._leaving.append(_Copy(host, host.clone(), self.given))
 
     def reach(self, number: int) -> None:
-        """So many pieces of work are done."""
+        """The first `number` pieces of work are done."""
         self.done = max(self.done, number)
         for each in self._leaving:
             same = each.number > self.done or torch.equal(each.host, each.value)
@@ -293,8 +293,8 @@ class FakeAccelerator:
         self._leaving = [each for each in self._leaving if each.number > self.done]
         self._arriving = [each for each in self._arriving if each.number > self.done]
 
-    def check_not_recording(self, what: str) -> None:
-        assert self.tape is None, f"{what} within a recording"
+    def check_not_capturing(self, what: str) -> None:
+        assert self.tape is None, f"{what} within a capture"
 
     def is_pinned(self, tensor: Tensor) -> bool:
         return _storage(tensor) in self._pinned

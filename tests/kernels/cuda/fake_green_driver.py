@@ -1,4 +1,4 @@
-"""A driver that divides processors as one of compute capability 9.0 does, and watches over its handles."""
+"""A driver that divides processors as one of compute capability 9.0 does, and checks how its handles are used."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,9 @@ from faser.kernels.cuda.green_contexts import GreenContextError, Group
 
 @dataclass
 class FakeGreenDriver:
-    """See GreenDriver. refuses: the call that fails, counted from 0 over everything but destroying; None: none.
+    """See GreenDriver. refuses: the first call that fails, from 0, as do all later ones; destroying does not
+    count and never fails. None: no call fails.
+
 
     contexts: those alive, with the group of each. streams: those alive, with the context of each. priorities: of
     all streams ever made. log: calls, in order.

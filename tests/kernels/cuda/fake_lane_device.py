@@ -1,8 +1,8 @@
-"""A GPU with streams for lanes that is a clock: work takes the time it is said to take, and nobody computes.
+"""A GPU with streams for lanes that is a clock: work takes the time that the test says, and computes nothing.
 
-Every piece of work remembers what came before it for certain: earlier work of its stream, and what that stream was
-held behind. The same is known of the host, from what it waited for. So an order that is missing is found out even
-when things happen in the right order by chance.
+Every piece of work knows the work that is guaranteed to run before it: earlier work of its stream, and what that
+stream waited for. The host knows the same of what it waited for. So a missing order is found even where things
+happen in the right order by chance.
 """
 
 import threading
@@ -16,7 +16,7 @@ from faser.kernels.cuda.events import DeviceEvent
 
 @dataclass(eq=False)
 class FakeStream:
-    """before: names of the work that everything given from now on comes behind. free_s: when all is done."""
+    """before: names of the work that all later work waits for. free_s: when all its work is done."""
 
     name: str
     priority: int = 0
@@ -55,7 +55,10 @@ class FakeTimedEvent:
 
 @dataclass
 class FakeLaneDevice:
-    """See LaneDevice. host: work that the host knows to be done. refuses: what raises, of record, hold_stream and synchronize."""
+    """See LaneDevice. host: work that the host knows to be done.
+
+    refuses: the method of events that raises: record, hold_stream or synchronize.
+    """
 
     num_processors: int = 132
     host: frozenset[str] = frozenset()
@@ -67,7 +70,7 @@ class FakeLaneDevice:
 
     @property
     def current(self) -> FakeStream:
-        """The calling thread's."""
+        """The calling thread's current stream."""
         found = getattr(self._current, "stream", self.default)
         assert isinstance(found, FakeStream)
         return found
@@ -109,7 +112,7 @@ class FakeLaneDevice:
             self.host |= stream.before
 
     def work(self, name: str, seconds: float = 0.0) -> frozenset[str]:
-        """Give it to the calling thread's current stream. Returns what it comes behind."""
+        """Enqueue it on the calling thread's current stream. Returns the work that it waits for."""
         stream = self.current
         before = stream.before
         stream.before |= {name}

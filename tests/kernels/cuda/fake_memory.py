@@ -1,4 +1,4 @@
-"""The memory of a device that is not there, for tests of who gets how much of it."""
+"""Simulated device memory, counted in bytes."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import torch
 
 @dataclass(slots=True, kw_only=True)
 class FakeMemory:
-    """See DeviceMemory. Like torch's, its allocator keeps what is freed until it is told to release it.
+    """See DeviceMemory. Like torch's, its allocator keeps freed memory in a cache until `release`.
 
     others: what other processes hold. past: what this one holds past the allocator. in_use, kept: what the
     allocator holds for tensors, and for later ones.
@@ -22,7 +22,7 @@ class FakeMemory:
     name: str = "cuda:0"
 
     def allocate(self, size: int) -> None:
-        """Raises torch.OutOfMemoryError as torch does, once it has given back what it kept."""
+        """Raises torch.OutOfMemoryError as torch does, after it has emptied its cache."""
         self.kept = max(0, self.kept - size)
         self.in_use += size
         if self.free_bytes() < 0:

@@ -1,4 +1,4 @@
-"""What is said of a CUDA device before anything is started on it, and the one product that only CUDA has."""
+"""Whether a CUDA device can be used, and what only CUDA has: a wide product, carveouts, graph capture."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def facts(*capabilities: tuple[int, int], build: str | None = "13.0") -> CudaFac
 
 
 @pytest.mark.parametrize("device, index", [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
-def test_a_device_that_will_do_is_given_with_its_number(device: str, index: int) -> None:
+def test_a_usable_device_is_returned_with_its_index(device: str, index: int) -> None:
     assert open_cuda(device, facts(HOPPER, (8, 0))) == torch.device("cuda", index)
 
 
@@ -38,7 +38,7 @@ def test_there_is_a_capability_for_every_device_of_this_machine() -> None:
 
 
 def test_the_wide_product_is_one_that_torch_knows() -> None:
-    """On tensors without memory: torch checks shapes and types, and nobody computes."""
+    """On tensors without memory: torch checks shapes and types, and computes nothing."""
     x = torch.empty(2, 8, dtype=torch.bfloat16, device="meta")
     weight = torch.empty(3, 8, dtype=torch.bfloat16, device="meta")
     out = torch.empty(2, 3, device="meta")
@@ -47,34 +47,34 @@ def test_the_wide_product_is_one_that_torch_knows() -> None:
 
 
 class Bindings:
-    """torch's, as far as they are used here."""
+    """torch's bindings, as far as they are used here."""
 
     def __init__(self) -> None:
-        self.said: list[int | None] = []
+        self.carveouts: list[int | None] = []
 
     def _set_sm_carveout_experimental(self, idle: int | None) -> None:
-        self.said.append(idle)
+        self.carveouts.append(idle)
 
 
-def test_products_are_told_of_idle_processors_while_work_is_recorded_and_never_longer() -> None:
+def test_the_carveout_is_set_within_the_context_only() -> None:
     bindings = Bindings()
     with cublas_carveout(12, bindings):
-        assert bindings.said == [12]
+        assert bindings.carveouts == [12]
     with pytest.raises(ZeroDivisionError), cublas_carveout(36, bindings):
         raise ZeroDivisionError
-    assert bindings.said == [12, None, 36, None]
+    assert bindings.carveouts == [12, None, 36, None]
     with cublas_carveout(0, bindings), cublas_carveout(12, object()):
-        assert bindings.said[4:] == []
+        assert bindings.carveouts[4:] == []
 
 
-def test_torch_knows_of_idle_processors() -> None:
+def test_torch_has_the_carveout() -> None:
     with cublas_carveout(12):
         assert torch._C._get_sm_carveout_experimental() == 12
     assert torch._C._get_sm_carveout_experimental() is None
 
 
-def test_a_lane_is_recorded_on_a_stream_of_torch_and_on_nothing_else() -> None:
+def test_a_lanes_stream_must_be_a_stream_of_torch() -> None:
     assert issubclass(torch.cuda.ExternalStream, torch.cuda.Stream)
-    place = DeviceLane(name="draft", share=0.25, num_processors=36, stream="no stream")
+    lane = DeviceLane(name="draft", share=0.25, num_processors=36, stream="no stream")
     with pytest.raises(AssertionError, match="the draft lane's stream is 'no stream'"):
-        stream_of(place, torch.device("cuda", 0))
+        stream_of(lane, torch.device("cuda", 0))

@@ -1,4 +1,4 @@
-"""What the emulated device finds out, which the tests of recordings rely on."""
+"""The faults that the emulated device finds, on which the tests of CUDA graphs rely."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.kernels.cuda.fake_device import FakeAccelerator
 
 
-def record(work: Callable[[], None]) -> Callable[[], None]:
+def replay_of(work: Callable[[], None]) -> Callable[[], None]:
     return FakeAccelerator().graph_recorder().capture(work).replay
 
 
@@ -21,7 +21,7 @@ def test_a_replay_computes_anew_from_what_is_there() -> None:
         torch.mm(wide, weight, out=out)
         out[1].add_(wide.sum())
 
-    replay = record(work)
+    replay = replay_of(work)
     for _ in range(3):
         x.normal_()
         wanted = 2 * x @ weight
@@ -30,22 +30,22 @@ def test_a_replay_computes_anew_from_what_is_there() -> None:
         torch.testing.assert_close(out, wanted)
 
 
-def test_what_is_allocated_within_belongs_to_the_recording() -> None:
+def test_what_is_allocated_within_belongs_to_the_graph() -> None:
     x = torch.zeros(4)
     made: list[Tensor] = []
-    replay = record(lambda: made.append(x + 1))
+    replay = replay_of(lambda: made.append(x + 1))
     x.fill_(5)
     replay()
     assert made[-1].tolist() == [6] * 4
 
 
-def test_numbers_of_the_host_stay_what_they_were() -> None:
+def test_a_graph_keeps_the_hosts_numbers_of_its_capture() -> None:
     out, numbers = torch.zeros(1), [1.0]
 
     def work() -> None:
         out.fill_(numbers[0])
 
-    replay = record(work)
+    replay = replay_of(work)
     numbers[0] = 2.0
     replay()
     assert out.item() == 1.0
@@ -57,23 +57,23 @@ def test_a_tensor_that_is_replaced_is_not_seen() -> None:
     def work() -> None:
         out.copy_(holder[0])
 
-    replay = record(work)
+    replay = replay_of(work)
     holder[0] = torch.full((2,), 7.0)
     replay()
     assert out.tolist() == [1, 1]
 
 
-def test_kernels_of_others_are_run_again_as_one_call() -> None:
+def test_kernels_that_are_not_torchs_are_replayed_as_one_call() -> None:
     accelerator = FakeAccelerator()
     x, out = torch.zeros(2), torch.zeros(2)
 
     def kernel() -> None:
         out.copy_(torch.tensor(x.tolist()) + 1)
 
-    recording = accelerator.graph_recorder().capture(lambda: accelerator.launch(kernel))
+    graph = accelerator.graph_recorder().capture(lambda: accelerator.launch(kernel))
     x.fill_(3)
-    recording.replay()
-    assert len(recording.calls) == 1
+    graph.replay()
+    assert len(graph.calls) == 1
     assert out.tolist() == [4, 4]
 
 
@@ -91,25 +91,23 @@ def test_kernels_of_others_are_run_again_as_one_call() -> None:
         (lambda x: torch.masked_select(x, x > 0), "masked_select waits"),
     ],
 )
-def test_what_waits_for_the_device_fails_within_a_recording(
-    work: Callable[[Tensor], object], problem: str
-) -> None:
+def test_what_waits_for_the_device_fails_within_a_capture(work: Callable[[Tensor], object], problem: str) -> None:
     x = torch.ones(3)
 
     def forgetting() -> None:
         work(x)
 
     with pytest.raises(AssertionError, match=problem):
-        record(forgetting)
+        replay_of(forgetting)
 
 
-def test_waits_and_copies_from_the_host_fail_within_a_recording() -> None:
+def test_waits_and_copies_from_the_host_fail_within_a_capture() -> None:
     accelerator = FakeAccelerator()
     host, event = accelerator.host_numbers(2), accelerator.event()
     runs: list[int] = []
 
     def later(work: Callable[[], object]) -> Callable[[], None]:
-        """Only when it is recorded, not before."""
+        """Run the work only in the capture, not in the warm-ups."""
 
         def run() -> None:
             runs.append(0)

@@ -1,4 +1,4 @@
-"""What the CUDA driver is asked in order to divide a GPU, and what becomes of its answers and refusals.
+"""The calls of the CUDA driver that divide a GPU, and what becomes of its results and refusals.
 
 The bindings are a fake whose answers have the shapes that were read in cuda-bindings 13.0.3. Bugs seen caught: see
 the tests.
@@ -56,7 +56,7 @@ class Handle:
 
 
 def resource(count: int) -> SimpleNamespace:
-    """Of nothing there is no type, and its count is what was in memory before."""
+    """An empty resource: it has no type, and its count is arbitrary."""
     kind = Kind.CU_DEV_RESOURCE_TYPE_SM if count else Kind.CU_DEV_RESOURCE_TYPE_INVALID
     return SimpleNamespace(type=kind, sm=SimpleNamespace(smCount=count or 77))
 
@@ -147,27 +147,27 @@ def test_a_group_and_the_rest_become_contexts_with_streams() -> None:
     assert asked["cuGreenCtxDestroy"] == (context,)
 
 
-def test_counts_are_those_that_the_driver_made_and_not_those_asked_for() -> None:
+def test_counts_are_the_drivers_and_not_the_requested_ones() -> None:
     driver = CudaGreenDriver(DEVICE, FakeBindings())
     assert [each.count for each in driver.split(113)] == [120, 12]
     assert [each.count for each in driver.split(128)] == [128, 4]
 
 
-def test_nothing_may_be_left_of_a_split() -> None:
+def test_a_split_may_leave_nothing() -> None:
     """Caught: the count of a description that describes nothing."""
     driver = CudaGreenDriver(DEVICE, FakeBindings(total=128))
     assert [each.count for each in driver.split(128)] == [128, 0]
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_refusal_names_the_call_and_has_the_drivers_words(call: str) -> None:
-    """Caught: a status that nobody looks at, where a call answers with nothing else."""
+def test_a_refusal_names_the_call_and_the_drivers_reason(call: str) -> None:
+    """Caught: an unchecked status of a call that returns nothing else."""
     with pytest.raises(GreenContextError) as caught:
         list(a_whole_life(CudaGreenDriver(DEVICE, FakeBindings(fails=call))))
     assert str(caught.value) == f"{call}: CUDA_ERROR_NOT_SUPPORTED, operation not supported"
 
 
-def test_a_status_that_the_driver_has_no_words_for_is_named() -> None:
+def test_a_status_without_a_description_is_named() -> None:
     bindings = FakeBindings(fails="cuGreenCtxCreate", status=Status.CUDA_ERROR_UNHEARD_OF)
     with pytest.raises(GreenContextError, match=r"^cuGreenCtxCreate: CUDA_ERROR_UNHEARD_OF$"):
         list(a_whole_life(CudaGreenDriver(DEVICE, bindings)))
@@ -180,7 +180,7 @@ def test_a_split_that_makes_no_group_is_refused() -> None:
         driver.split(112)
 
 
-def test_bindings_or_drivers_from_before_a_call_are_refused_by_its_name() -> None:
+def test_bindings_or_drivers_that_lack_a_call_are_refused_by_its_name() -> None:
     class Old(FakeBindings):
         def cuDevSmResourceSplitByCount(self, *_: object) -> tuple[Any, ...]:
             raise RuntimeError('Function "cuDevSmResourceSplitByCount" not found')

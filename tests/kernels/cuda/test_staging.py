@@ -1,8 +1,8 @@
 """Staging buffers and readbacks on an emulated device, which fails when a pinned buffer is used too early.
 
-Bugs these tests have been seen to catch: one buffer instead of two that take turns, a
-buffer filled without a wait, values handed out that the next readback overwrites, an event recorded before the copy,
-numbers compared with what was sent two sends ago, values of one shape read at another one's place.
+Bugs that these tests have caught: one pinned buffer instead of two that take turns, a
+buffer filled without a wait, values handed out that the next readback overwrites, an event recorded before the
+copy, numbers compared with what was sent two sends ago, values of one shape read from another's slice.
 """
 
 import numpy as np
@@ -42,7 +42,7 @@ def test_the_next_step_is_filled_without_waiting_for_this_one() -> None:
     assert accelerator.done == 1
 
 
-def test_a_place_that_is_asked_for_twice_is_the_same() -> None:
+def test_the_host_buffer_is_the_same_until_it_is_sent() -> None:
     staging = PinnedStagingBuffer(FakeAccelerator(), 2, torch.int64)
     staging.host()[0] = 4
     staging.host()[1] = 5
@@ -50,13 +50,13 @@ def test_a_place_that_is_asked_for_twice_is_the_same() -> None:
     assert staging.device.tolist() == [4, 5]
 
 
-def test_a_place_on_the_device_stays_where_it_is() -> None:
+def test_the_address_on_the_device_stays() -> None:
     staging = PinnedStagingBuffer(FakeAccelerator(), 2, torch.int64)
-    place = staging.device.data_ptr()
+    address = staging.device.data_ptr()
     for _ in range(3):
         staging.host()[:] = 0
         staging.send()
-        assert staging.device.data_ptr() == place
+        assert staging.device.data_ptr() == address
 
 
 def test_what_the_device_has_is_not_sent_again() -> None:
@@ -81,7 +81,7 @@ def test_what_the_device_has_is_not_sent_again() -> None:
 
 
 def test_a_part_can_be_sent() -> None:
-    """What is behind it stays as it was sent before."""
+    """The rest stays as it was sent before."""
     accelerator = FakeAccelerator()
     staging = DoubleBuffer(accelerator, 4, torch.int32)
     for value, count in ((1, None), (2, 3), (3, 1), (4, 0)):

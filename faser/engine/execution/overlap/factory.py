@@ -9,7 +9,7 @@ from faser.config.drafters import PASS_METHODS
 from faser.config.engine import EngineConfig
 from faser.config.speculation import AUTO
 from faser.engine.execution.overlap.cores import Cores, core_numbers
-from faser.engine.execution.overlap.green_contexts import GreenContexts, verify_counts
+from faser.engine.execution.overlap.green_contexts import GreenContexts, default_verify_counts
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Partition, Serial
 from faser.engine.execution.overlap.streams import Streams
@@ -99,7 +99,7 @@ def make_gpu_partition(
         case "sm" | "auto":
             try:
                 driver = open_driver()
-                return GreenContexts(driver, device, verify_counts(driver.num_processors)), None
+                return GreenContexts(driver, device, default_verify_counts(driver.num_processors)), None
             except GreenContextError as refusal:
                 return Streams(device), str(refusal)
         case "cores":

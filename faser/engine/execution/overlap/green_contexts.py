@@ -21,8 +21,8 @@ _log = logging.getLogger("faser.engine")
 
 # The verify lane's part of the processors, as a fraction; the draft lane has the others. A pass of a draft model
 # moves its weights and computes little, and a few processors already move a large part of what the whole GPU can:
-# an eleventh, a seventh and a quarter cover draft models of different sizes. With less than three quarters of the
-# processors verification loses more than any overlap gains.
+# an eleventh, a seventh and a quarter cover draft models of different sizes. Verification keeps three quarters or
+# more: it is bound by arithmetic where overlap pays, and slows down with every processor it loses.
 _VERIFY_PARTS = ((10, 11), (6, 7), (3, 4))
 
 
@@ -82,15 +82,11 @@ class GreenContexts:
             except GreenContextError as refusal:
                 _log.info("lanes with %d processors for verification are left out: %s", count, refusal)
                 refusals.append(refusal)
+        if not pairs and refusals:
+            raise refusals[0]
         if not pairs:
-            raise (
-                refusals[0]
-                if refusals
-                else GreenContextError(
-                    f"{self._driver.num_processors} processors cannot be divided: groups of {tuple(verify_counts)} "
-                    "leave none"
-                )
-            )
+            total, counts = self._driver.num_processors, tuple(verify_counts)
+            raise GreenContextError(f"{total} processors cannot be divided: groups of {counts} leave none")
         return pairs
 
     def _make_pair(self, group: Group, rest: Group, share: float, made: ExitStack) -> LanePair:
@@ -106,7 +102,7 @@ class GreenContexts:
         return self._device.adopt(open_stream(self._driver, group, made))
 
 
-def verify_counts(num_processors: int) -> tuple[int, ...]:
+def default_verify_counts(num_processors: int) -> tuple[int, ...]:
     """Processors of the verify lane in each split that `sm` offers: multiples of 8, descending.
 
     Of 132: 120, 112, 96, which leave 12, 20, 36 for drafting. Empty for fewer than 9 processors.

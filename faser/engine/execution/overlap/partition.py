@@ -123,7 +123,7 @@ class Partition(Protocol):
 
 
 class Serial:
-    """Both calls in turns on all processors, the draft first: for a single core, and as the other partitions' oracle."""
+    """Both calls in turns on all processors, the draft first: for a single core, and as the oracle of tests."""
 
     name = "serial"
     share = 0.0

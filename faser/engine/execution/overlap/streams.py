@@ -12,8 +12,8 @@ waits for verification.
     draft's stream            └ began … drafting … ended ───┘│
     verify's stream           └ began … verifying … ended ───┘
 
-Each lane sees everything that was computed before the fork, and work after the join sees both lanes. The host waits
-for `joined` too: memory that is freed afterwards is in use by neither lane.
+Each lane sees everything that was computed before the fork, and work after the join sees both lanes. The host
+waits for `joined` too: memory that is freed afterwards is in use by neither lane.
 """
 
 import time

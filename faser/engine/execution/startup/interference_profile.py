@@ -37,8 +37,8 @@ class InterferenceCell:
     """One size of step and the two calls that are timed. rows: of the step. context: tokens of each sequence.
 
     verify, draft: a forward of the target, and a pass of the drafter for as many sequences, on the processors of
-    the given lane. A draft ends with tokens on the host. whole_s: expected time of both in turns on all processors,
-    in any unit common to all cells.
+    the given lane. A draft ends with tokens on the host. whole_s: expected time of both in turns on all
+    processors, in any unit common to all cells.
     """
 
     rows: int

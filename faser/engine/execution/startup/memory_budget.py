@@ -13,8 +13,8 @@ class MemoryBudget:
     """The memory of one device.
 
     share: the part of the total that this process may take. free: before anything was loaded. loaded: taken since
-    then and kept: weights, compiled kernels, existing workspaces. step: taken on top while a step of step_rows rows
-    runs. graphs, workspaces: taken later, by CUDA graphs and by further workspaces.
+    then and kept: weights, compiled kernels, existing workspaces. step: taken on top while a step of step_rows
+    rows runs. graphs, workspaces: taken later, by CUDA graphs and by further workspaces.
 
         |          total                                                                  |
         | other processes, CUDA | loaded | step | graphs | workspaces | left | beyond share |

@@ -82,8 +82,8 @@ def measure_budget(
         total_bytes=memory.total_bytes,
         share=config.gpu_memory_utilization,
         free_bytes=free_at_start_bytes,
-        # The driver's count includes kernels, which bypass torch's allocator. It is too small where another process
-        # has freed memory since.
+        # The driver's count includes kernels, which bypass torch's allocator. It is too small where another
+        # process has freed memory since.
         loaded_bytes=max(held, free_at_start_bytes - memory.free_bytes()),
         step_bytes=max(0, peak - held),
         step_rows=config.max_num_batched_tokens,

@@ -65,9 +65,9 @@ def profile(
 ) -> StepTimes:
     """Time the target's steps and the drafter's passes, within about budget_s seconds.
 
-    draft_runner: the draft model's, or the target's own where its first draft_layers layers draft; None: no passes.
-    lanes: measure their interference too, within its own time budget. The KV cache keeps keys and values of dummy
-    sequences, in blocks that no sequence holds.
+    draft_runner: the draft model's, or the target's own where its first draft_layers layers draft; None: no
+    passes. lanes: measure their interference too, within its own time budget. The KV cache keeps keys and values
+    of dummy sequences, in blocks that no sequence holds.
     """
     share = 0.0 if draft_runner is None else _DRAFT_SHARE
     num_roles = 1 if draft_runner is None else 2

@@ -1,4 +1,4 @@
-"""Sizes that follow from config and model: context, KV cache, rows. Refuses what does not fit, with both numbers."""
+"""Sizes that follow from config and model: context, KV cache, rows. Refuses what does not fit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -113,8 +113,8 @@ def _too_little(budget: MemoryBudget, needed: int, max_model_len: int, fitting: 
     shorter = f"lower --max-model-len to {fitting}, " if fitting else ""
     return (
         f"one context of {max_model_len} tokens needs {show_bytes(needed)} of KV cache, and "
-        f"{show_bytes(budget.left_bytes)} are left: {budget.describe()}; {shorter}lower --max-num-batched-tokens or "
-        "--max-num-seqs, or raise --gpu-memory-utilization"
+        f"{show_bytes(budget.left_bytes)} are left: {budget.describe()}; {shorter}lower "
+        "--max-num-batched-tokens or --max-num-seqs, or raise --gpu-memory-utilization"
     )
 
 

@@ -59,7 +59,7 @@ class ProfileProgress:
 
 
 class StepProfiler:
-    """Times forwards of one runner. rows_each: rows per sequence: several in verification, one in a drafter's pass."""
+    """Times forwards of one runner. rows_each: rows per sequence: several in verification, one in a pass."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class StepProfiler:
     def table(self, budget_s: float, progress: ProfileProgress) -> CostTable:
         """Step times by row count, measured within about budget_s seconds.
 
-        Small row counts come first: they are the most frequent, and large ones can be extrapolated. Then each round
-        times every count once, so that a busy moment of the machine slows all of them alike.
+        Small row counts come first: they are the most frequent, and large ones can be extrapolated. Then each
+        round times every count once, so that a busy moment of the machine slows all of them alike.
         """
         ends_s = time.perf_counter() + budget_s
         short, long = min(_SHORT_CONTEXT, self._longest()), min(_LONG_CONTEXT, self._longest())

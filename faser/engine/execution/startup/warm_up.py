@@ -2,8 +2,8 @@
 
 Kernels are then compiled, workspaces have their final size, and the memory that a step takes besides the forward
 can be measured (memory_profile.py). Slots, drafts and probabilities are dummies, and the results are dropped. It
-calls the samplers and verifiers of the engine, not kernels, so each kernel is compiled in the variants that requests
-will need.
+calls the samplers and verifiers of the engine, not kernels, so each kernel is compiled in the variants that
+requests will need.
 """
 
 from collections.abc import Callable, Sequence

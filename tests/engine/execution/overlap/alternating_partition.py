@@ -1,8 +1,8 @@
-"""Two lanes of the emulated device that take turns: whoever replays a recording lets the other lane run first.
+"""A partition of the emulated device whose lanes alternate: before each replay the other lane runs.
 
-So the lanes are as interleaved as can be, and always in the same way; and only one thread at a time touches the
-emulation, which is made for one. Every replay must be of a recording for the place that the lane has, and of a
-pool of memory that the other lane has not replayed from since both began. Drafts become as long as was asked for.
+So the lanes interleave as much as possible, in the same way every time, and one thread at a time uses the
+emulation. Every replay must be of a CUDA graph that was captured for this lane, from a memory pool that the
+other lane does not use in the same run. Drafts get the length that was requested.
 """
 
 import threading
@@ -19,25 +19,25 @@ D = TypeVar("D")
 T = TypeVar("T")
 V = TypeVar("V")
 
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 class Baton:
-    """Held by one of two lanes at a time, verification's at first. pools: which lane replays from which."""
+    """Held by one lane at a time, first by the verify lane. pools: the lane that replays from each memory pool."""
 
     def __init__(self) -> None:
         self._here = threading.local()
         self._turn = threading.Condition()
         self._running: set[str] = set()
-        self._whose = ""
+        self._holder = ""
         self._pools: dict[int, str] = {}
 
     def begin(self) -> None:
-        """A pair of calls comes, one as "draft" and one as "verify"."""
-        self._running, self._whose, self._pools = {"draft", "verify"}, "verify", {}
+        """Before a pair of calls, one named "draft" and one named "verify"."""
+        self._running, self._holder, self._pools = {"draft", "verify"}, "verify", {}
 
     def run(self, name: str, lane: Lane, call: Callable[[], T]) -> T:
-        """On the lane's thread, while it has the baton."""
+        """On the lane's thread, while the lane holds the baton."""
         self._wait_for_turn(name)
         self._here.lane = lane.device_lane
         try:
@@ -50,33 +50,33 @@ class Baton:
 
     @property
     def lane(self) -> DeviceLane | None:
-        """The calling thread's; None: it is on none."""
+        """The calling thread's lane; None: it runs on none."""
         found: DeviceLane | None = getattr(self._here, "lane", None)
         return found
 
     def replays(self, recorder: FakeGraphRecorder) -> None:
-        """The calling thread does so next, once the other lane has gone on."""
+        """Called before a replay: returns after the other lane's next step."""
         lane = self.lane
-        assert recorder.lane == lane, f"recorded for {recorder.lane}, replayed on {lane}"
+        assert recorder.lane == lane, f"captured for {recorder.lane}, replayed on {lane}"
         if lane is None:
             return
-        whose = self._pools.setdefault(id(recorder.pool), lane.name)
-        assert whose == lane.name, "both lanes replay recordings that share a pool"
+        user = self._pools.setdefault(id(recorder.pool), lane.name)
+        assert user == lane.name, "both lanes replay graphs that share a pool"
         with self._turn:
             self._pass_on(lane.name)
         self._wait_for_turn(lane.name)
 
     def _pass_on(self, name: str) -> None:
-        self._whose = next(iter(self._running - {name}), name)
+        self._holder = next(iter(self._running - {name}), name)
         self._turn.notify_all()
 
     def _wait_for_turn(self, name: str) -> None:
         with self._turn:
-            assert self._turn.wait_for(lambda: self._whose == name, _PATIENCE_S), f"the {name} lane waits for ever"
+            assert self._turn.wait_for(lambda: self._holder == name, _TIMEOUT_S), f"the {name} lane waits forever"
 
 
 class AlternatingPartition:
-    """See Partition. num_replays: on both lanes together."""
+    """See Partition. num_replays: of both lanes together."""
 
     name = "streams"
 

@@ -80,7 +80,7 @@ def test_each_lanes_thread_is_on_the_first_of_its_cores_and_the_callers_goes_bac
 
 
 @two_cores
-def test_a_draft_sees_that_nobody_waits_for_more(lanes: Cores) -> None:
+def test_a_draft_sees_that_verification_is_done(lanes: Cores) -> None:
     """Caught: a flag that is raised only after the join."""
     began = threading.Event()
 
@@ -97,7 +97,7 @@ def test_a_draft_sees_that_nobody_waits_for_more(lanes: Cores) -> None:
 
 
 @two_cores
-def test_a_thousand_co_runs_leave_nothing_behind(lanes: Cores) -> None:
+def test_a_thousand_runs_leave_no_thread_or_task(lanes: Cores) -> None:
     """Caught: a thread for every call."""
     lanes.run_both(nothing, synchronous(lambda _lane: None))
     threads, tasks = lane_threads(), set(os.listdir("/proc/self/task"))
@@ -125,11 +125,11 @@ def test_a_lane_that_waits_keeps_nothing_alive(lanes: Cores) -> None:
 
 
 @two_cores
-def test_lanes_end_when_closed_and_when_forgotten() -> None:
+def test_the_thread_ends_when_lanes_are_closed_or_collected() -> None:
     """Caught: a thread that keeps its partition alive."""
     before = lane_threads()
     lanes = Cores()
-    assert lane_threads() == before, "a thread that nobody has used yet"
+    assert lane_threads() == before, "the thread is made at first use"
     lanes.run_both(nothing, synchronous(lambda _lane: None))
     assert len(lane_threads()) == len(before) + 1
     lanes.close()
@@ -167,7 +167,7 @@ def test_lanes_on_fewer_than_two_cores_are_refused(cores: tuple[int, ...]) -> No
     assert str(list(cores)) in str(caught.value)
 
 
-def test_lanes_on_cores_of_others_are_refused() -> None:
+def test_cores_that_the_process_may_not_use_are_refused() -> None:
     foreign = max(USABLE) + 1
     with pytest.raises(ConfigError, match="this process may use") as caught:
         Cores((USABLE[0], foreign))

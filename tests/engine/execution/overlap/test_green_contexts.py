@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu.processor_probe import MOST_PROCESSORS, count_blocks, processors_of
 from faser.engine.execution.overlap.factory import make_gpu_partition
-from faser.engine.execution.overlap.green_contexts import GreenContexts, verify_counts
+from faser.engine.execution.overlap.green_contexts import GreenContexts, default_verify_counts
 from faser.engine.execution.overlap.partition import (
     Lane,
     synchronous,
@@ -63,7 +63,7 @@ def test_verification_has_the_group_and_drafting_the_rest() -> None:
 
 
 def test_splits_have_the_counts_that_the_driver_gives() -> None:
-    """Groups of 64 here: three counts make one split. Caught: the requested counts, a split that leaves no rest."""
+    """Groups of 64 here: three counts make one split. Caught: the requested counts, a split without rest."""
 
     class Coarse(FakeGreenDriver):
         def split(self, count: int):  # type: ignore[no-untyped-def]
@@ -119,7 +119,7 @@ def test_every_device_is_divided_into_one_to_three_splits(num_processors: int) -
     """Verification keeps most of the processors, in groups of 8. Caught: shares that do not ascend."""
     device = FakeLaneDevice(num_processors=num_processors)
     partition = GreenContexts(
-        FakeGreenDriver(num_processors=num_processors), device, verify_counts(num_processors)
+        FakeGreenDriver(num_processors=num_processors), device, default_verify_counts(num_processors)
     )
     drafts = [round(share * num_processors) for share in partition.shares()]
     assert 1 <= len(drafts) <= 3
@@ -130,9 +130,11 @@ def test_every_device_is_divided_into_one_to_three_splits(num_processors: int) -
 
 
 def test_a_gpu_that_is_too_small_is_refused() -> None:
-    assert verify_counts(8) == ()
+    assert default_verify_counts(8) == ()
     with pytest.raises(GreenContextError, match="8 processors cannot be divided"):
-        GreenContexts(FakeGreenDriver(num_processors=8), FakeLaneDevice(num_processors=8), verify_counts(8))
+        GreenContexts(
+            FakeGreenDriver(num_processors=8), FakeLaneDevice(num_processors=8), default_verify_counts(8)
+        )
 
 
 @pytest.mark.parametrize("refused", VERIFY_COUNTS)

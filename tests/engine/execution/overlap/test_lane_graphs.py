@@ -1,8 +1,8 @@
-"""Overlapped steps through recordings of each lane, on the emulated device of test_graphs, bring plain tokens.
+"""Overlapped steps through CUDA graphs of each lane, on an emulated device, bring the tokens of plain decoding.
 
-Oracle: the same requests without speculation over an eager runner. As in test_graphs_engine products of other
-numbers of rows may round another way, so nearly all of the answers have to be the same. The partition lets the
-lanes take turns at every replay, and looks at whose recordings they replay; what it has to catch is planted below.
+Oracle: the same requests without speculation over an eager runner. Products of other numbers of rows may round
+differently, so nearly all answers have to be the same. The partition switches lanes at every replay and checks
+which lane's graphs they replay; the faults that it has to catch are planted below.
 """
 
 from collections.abc import Callable
@@ -66,7 +66,7 @@ FEW_SIZES = GraphSizes(rows=(4,), max_sequences=SLOTS, max_blocks_each=WIDTH)
 SHARES = (0.25, 0.5)
 
 T = TypeVar("T")
-# Which capture records for a place.
+# The graph capture of a device lane.
 CaptureOf = Callable[[FlashInferBackend, DeviceLane], GraphCapture]
 
 
@@ -91,13 +91,13 @@ class World:
     drafter: GraphRunner
 
     @property
-    def turns(self) -> AlternatingPartition:
+    def partition(self) -> AlternatingPartition:
         assert isinstance(self.lanes.partition, AlternatingPartition)
         return self.lanes.partition
 
 
-def its_own(backend: FlashInferBackend, place: DeviceLane) -> GraphCapture:
-    return backend.graph_capture_on(place)
+def its_own(backend: FlashInferBackend, lane: DeviceLane) -> GraphCapture:
+    return backend.graph_capture_on(lane)
 
 
 def make_world(
@@ -108,7 +108,7 @@ def make_world(
     shares: tuple[float, ...] = SHARES[:1],
     sizes: GraphSizes = FEW_SIZES,
 ) -> World:
-    """A pair of models whose lanes take turns."""
+    """A pair of models whose lanes alternate."""
     backend = backend or fake_backend()
     accelerator = backend._accelerator
     assert isinstance(accelerator, FakeAccelerator)
@@ -126,17 +126,17 @@ def world_on(
     draft_capture: CaptureOf = its_own,
     sizes: GraphSizes = FEW_SIZES,
 ) -> World:
-    places = device_lanes_of(partition)
+    device_lanes = device_lanes_of(partition)
     target, drafter = Side(checkpoints.target, backend), Side(checkpoints.drafter, draft_backend)
     return World(
         lanes=Lanes(partition=partition, target=backend, draft=draft_backend),
         target=target.graph_runner(
-            sizes, lane_captures={each: backend.graph_capture_on(each) for each in places.verify}
+            sizes, lane_captures={each: backend.graph_capture_on(each) for each in device_lanes.verify}
         ),
         drafter=drafter.graph_runner(
             sizes,
             drafts=DraftGraphs(windows=(WINDOW,)),
-            lane_captures={each: draft_capture(draft_backend, each) for each in places.draft},
+            lane_captures={each: draft_capture(draft_backend, each) for each in device_lanes.draft},
         ),
     )
 
@@ -210,10 +210,10 @@ def plain(checkpoints: Pair) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("share", SHARES)
-def test_overlapped_steps_through_recordings_of_each_lane_bring_the_plain_tokens(
+def test_overlapped_steps_through_graphs_of_each_lane_bring_the_tokens_of_plain_decoding(
     world: World, plain: dict[str, list[int]], share: float
 ) -> None:
-    before, engine = world.turns.num_replays, overlapping_engine(world, share)
+    before, engine = world.partition.num_replays, overlapping_engine(world, share)
 
     found = few_answers(engine)
 
@@ -223,18 +223,18 @@ def test_overlapped_steps_through_recordings_of_each_lane_bring_the_plain_tokens
     assert stats is not None
     assert dict(stats.mode_steps)["streams"] > 5
     assert sum(each.accepted for each in stats.methods) > 10
-    assert world.turns.num_replays - before > 50
+    assert world.partition.num_replays - before > 50
 
 
 class _OnePool(FakeAccelerator):
-    """Planted: the pool of memory is the device's."""
+    """Planted: all graphs of the device share a memory pool."""
 
     def graph_recorder(self, lane: DeviceLane | None = None) -> FakeGraphRecorder:
         return FakeGraphRecorder(self, lane, pool=self)
 
 
-class _ForgetsItsPlace(FlashInferBackend):
-    """Planted: the draft lane replays what was recorded on everything."""
+class _ForgetsItsLane(FlashInferBackend):
+    """Planted: the draft lane replays graphs captured for the whole device."""
 
     @property
     def place(self) -> None:
@@ -247,29 +247,29 @@ def test_lanes_that_share_a_pool_are_caught(checkpoints: Pair) -> None:
         few_answers(overlapping_engine(world, SHARES[0]))
 
 
-def test_a_lane_that_replays_what_was_recorded_on_everything_is_caught(checkpoints: Pair) -> None:
+def test_a_lane_that_replays_graphs_of_the_whole_device_is_caught(checkpoints: Pair) -> None:
     backend = fake_backend()
-    forgetful = _ForgetsItsPlace(backend._accelerator, backend._library, backend._kernels)
+    forgetful = _ForgetsItsLane(backend._accelerator, backend._library, backend._kernels)
     world = make_world(checkpoints, backend, forgetful)
-    with pytest.raises(AssertionError, match=r"recorded for None, replayed on .*draft"):
+    with pytest.raises(AssertionError, match=r"captured for None, replayed on .*draft"):
         few_answers(overlapping_engine(world, SHARES[0]))
 
 
-def test_a_draft_lane_that_replays_recordings_of_the_verify_lane_is_caught(checkpoints: Pair) -> None:
+def test_a_draft_lane_that_replays_graphs_of_the_verify_lane_is_caught(checkpoints: Pair) -> None:
     """Of its own model, but on the other lane's stream and processors."""
 
-    def other(backend: FlashInferBackend, place: DeviceLane) -> GraphCapture:
+    def other(backend: FlashInferBackend, lane: DeviceLane) -> GraphCapture:
         return backend.graph_capture_on(
-            DeviceLane(name="verify", share=1 - place.share, num_processors=99, stream="the other one")
+            DeviceLane(name="verify", share=1 - lane.share, num_processors=99, stream="the other one")
         )
 
     world = make_world(checkpoints, draft_capture=other)
-    with pytest.raises(AssertionError, match=r"recorded for .*verify.* replayed on .*draft"):
+    with pytest.raises(AssertionError, match=r"captured for .*verify.* replayed on .*draft"):
         few_answers(overlapping_engine(world, SHARES[0]))
 
 
 def run_on_lane(partition: AlternatingPartition, backend: Backend, call: Callable[[], T]) -> T:
-    """On the verify lane of the present share, while nobody drafts."""
+    """On the verify lane of the current share, without drafting."""
 
     def verify(lane: Lane) -> T:
         backend.use(lane.processors)
@@ -278,7 +278,7 @@ def run_on_lane(partition: AlternatingPartition, backend: Backend, call: Callabl
         finally:
             backend.use(None)
 
-    return partition.run_both(lambda _lane, _until: None, synchronous(verify)).verified
+    return partition.run_both(lambda _lane, _verify_done: None, synchronous(verify)).verified
 
 
 def logits_of(runner: Runner, batch: RowBatch, rows: NDArray[np.int64]) -> torch.Tensor:
@@ -287,19 +287,19 @@ def logits_of(runner: Runner, batch: RowBatch, rows: NDArray[np.int64]) -> torch
 
 
 @pytest.mark.parametrize("share", SHARES)
-def test_a_place_computes_what_an_eager_runner_does_and_goes_on_from_everything(
+def test_a_lane_computes_what_an_eager_runner_does_and_continues_from_the_whole_device(
     checkpoints: Pair, world: World, share: float
 ) -> None:
-    """Steps in turns on everything and on a lane, each over what the others left in the cache."""
+    """Steps alternate between the whole device and a lane, over one KV cache."""
     eager, table = Side(checkpoints.target).eager(), filled_table()
-    world.turns.resize(share)
+    world.partition.resize(share)
     for step, counts in enumerate(((3, 3, 3), (1, 1, 1), (2, 1, 4), (1, 1, 1), (12, 2, 2))):
         starts = [(0, 3, 4, 6, 7)[step], (0, 3, 4, 5, 6)[step], (0, 3, 4, 8, 9)[step]]
         batch = rows_of(table, [0, 1, 2], starts, list(counts), seed=step)
         rows = np.arange(min(sum(counts), MAX_LOGIT_ROWS))
         call = partial(logits_of, world.target, batch, rows)
 
-        ours = run_on_lane(world.turns, world.lanes.target, call) if step % 2 else call()
+        ours = run_on_lane(world.partition, world.lanes.target, call) if step % 2 else call()
         assert_close(ours, logits_of(eager, batch, rows), rtol=NEAR, atol=NEAR)
 
 
@@ -310,12 +310,12 @@ def filled_table() -> BlockTable:
     return table
 
 
-def test_every_place_has_recordings_of_its_own_and_says_so(checkpoints: Pair) -> None:
+def test_every_lane_has_graphs_of_its_own_and_progress_counts_them(checkpoints: Pair) -> None:
     side, said = Side(checkpoints.target), []
     accelerator = side.backend._accelerator
     assert isinstance(accelerator, FakeAccelerator)
-    places = device_lanes_of(AlternatingPartition(accelerator, SHARES)).verify
-    lane_captures = {each: side.backend.graph_capture_on(each) for each in places}
+    device_lanes = device_lanes_of(AlternatingPartition(accelerator, SHARES)).verify
+    lane_captures = {each: side.backend.graph_capture_on(each) for each in device_lanes}
     runner = side.graph_runner(SIZES, lane_captures=lane_captures, report=lambda *each: said.append(each))
     assert [stage for stage, _, _ in said] == sorted(
         (stage for stage, _, _ in said), key=[STAGE, LANES_STAGE].index
@@ -324,12 +324,12 @@ def test_every_place_has_recordings_of_its_own_and_says_so(checkpoints: Pair) ->
     wanted = [len(each.batch_sizes) + len(each.rows) * 6 for each in (plain, lanes, lanes)]
     assert runner.num_graphs == sum(wanted)
     assert said[-1] == (LANES_STAGE, wanted[1] + wanted[2], wanted[1] + wanted[2])
-    captures = [side.backend.graph_capture_on(each) for each in places]
+    captures = [side.backend.graph_capture_on(each) for each in device_lanes]
     assert len({id(each) for each in (*captures, side.backend.graph_capture)}) == 3
     assert all(each.graph_bytes > 0 for each in captures)
 
 
-def test_lanes_record_few_sizes_and_the_largest_that_they_take() -> None:
+def test_lanes_have_few_graph_batch_sizes_and_the_largest_that_they_need() -> None:
     sizes = GraphSizes.default(max_rows=8192, max_sequences=200, max_drafts=5, max_blocks_each=8)
     assert sizes.for_lanes().rows == (4, 16, 32, 64, 128, 200, 256)
     assert SIZES.for_lanes().rows == (4, 8)
@@ -338,14 +338,14 @@ def test_lanes_record_few_sizes_and_the_largest_that_they_take() -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 5, 48, 64, 200])
-def test_on_a_lane_too_a_row_of_every_sequence_is_recorded(slots: int) -> None:
+def test_on_a_lane_too_a_row_of_every_sequence_has_a_graph(slots: int) -> None:
     """Caught: slots between two sizes, and very few, where every such step was computed call by call."""
     sizes = GraphSizes.default(max_rows=8192, max_sequences=slots, max_drafts=4, max_blocks_each=8).for_lanes()
     single = BatchSizeIndex(sizes, one_row_each=True)
     assert all(single.fitting(count, count) for count in range(1, slots + 1))
 
 
-def test_at_a_place_without_recordings_everything_is_computed_call_by_call(checkpoints: Pair) -> None:
+def test_on_a_lane_without_graphs_everything_is_computed_call_by_call(checkpoints: Pair) -> None:
     side = Side(checkpoints.target)
     runner, table = side.graph_runner(SIZES), filled_table()
     accelerator = side.backend._accelerator

@@ -1,7 +1,7 @@
-"""Two lanes write to nothing in common: neither buffers nor books nor numbers drawn, of any drafter.
+"""Two lanes share no mutable state: no buffers, no bookkeeping, no random generators, with any drafter.
 
-What is shared on purpose: the block table, written between steps alone; the threads of the full width, which no
-lane uses; the native library, which is code.
+Shared on purpose: the block table, written between steps only; the thread pool of all cores, which no lane uses;
+the native library, which is code.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def backend(request: pytest.FixtureRequest, kernel_cache: Path) -> Backend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """What runs on either lane. purposely: see the module."""
+    """The objects of each lane. purposely: shared on purpose, see the module."""
 
     verify: list[object]
     draft: list[object]
@@ -69,7 +69,7 @@ class Sides:
 
 
 def sides(world: World, given: dict[str, Any]) -> Sides:
-    """As an engine puts them together."""
+    """As the engine assembles them."""
     config = SpeculationConfig(model="beside", policy="fixed", num_speculative_tokens=CAP, **given)
     table = BlockTable(NUM_SLOTS, MAX_LEN // BLOCK_SIZE)
     sampler = Sampler(NUM_SLOTS, world.target.vocab_size, (), "cpu", world.target.sampling_kernels)
@@ -96,13 +96,13 @@ def sides(world: World, given: dict[str, Any]) -> Sides:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_lanes_write_to_nothing_in_common(pair: tuple[Path, Path], backend: Backend, config: str) -> None:
+def test_lanes_share_no_mutable_state(pair: tuple[Path, Path], backend: Backend, config: str) -> None:
     found = sides(make_world(pair, backend, Serial()), CONFIGS[config])
     assert shared(found.verify, found.draft, on_purpose=found.purposely) == []
 
 
 def test_lanes_on_one_backend_are_caught(pair: tuple[Path, Path], kernel_cache: Path) -> None:
-    """Its choice of tokens, its threads and its handles would be used by both at once."""
+    """Both would use its sampling kernels, its threads and its handles at the same time."""
     backend = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)
     found = sides(make_world(pair, backend), CONFIGS["coupled"])
     common = shared(found.verify, found.draft, on_purpose=found.purposely)
@@ -111,7 +111,7 @@ def test_lanes_on_one_backend_are_caught(pair: tuple[Path, Path], kernel_cache: 
 
 
 def test_lanes_with_one_drafting_and_verifying_model_are_caught(pair: tuple[Path, Path], backend: Backend) -> None:
-    """The buffers that activations pass through are the model's."""
+    """The buffers of activations belong to the model."""
     world = make_world(pair, backend, Serial())
     found = sides(World(target=world.target, drafter=world.target, lanes=world.lanes), CONFIGS["greedy"])
     common = shared(found.verify, found.draft, on_purpose=found.purposely)
@@ -144,6 +144,6 @@ def test_shared_state_is_found_however_it_is_held(sharing: str) -> None:
 
 
 @pytest.mark.parametrize("apart", APART)
-def test_what_is_apart_is_not_taken_for_shared(apart: str) -> None:
+def test_separate_state_does_not_count_as_shared(apart: str) -> None:
     one, other = APART[apart]()
     assert shared([one], [other]) == []

@@ -1,11 +1,11 @@
-"""Drafting behind tokens that are being verified: the draft is what it would be if they were known, bit for bit.
+"""Overlapped drafting after tokens that are still being verified: the draft is as if they were known.
 
-Oracle: the same model, started anew with the known tokens and those behind them, in a cache of its own. On the
-native kernels, where a row has the same bits whatever its neighbours.
+Oracle: the same model, started anew with the known and the unverified tokens, in a KV cache of its own, bit for
+bit. On the native kernels, whose rows have the same bits whatever their neighbours.
 
-Planted bugs that these tests have caught: tokens that were fed stay after a disagreement; the draft behind tokens
-that all came is fed again; the last token behind is no row; a block is marked when it is full of tokens that
-nobody has accepted; the context ends only behind the tokens behind; the noise of a coupled draft is that of the
+Planted bugs that these tests have caught: keys and values of rejected tokens stay; a draft of which all tokens
+were accepted is computed again; the last unverified token is no row; a block counts as full with tokens that
+were not accepted; the context ends after the unverified tokens; the noise of a coupled draft is that of the
 position without them.
 """
 
@@ -77,7 +77,7 @@ def make_world(
 
 
 class Afresh:
-    """Drafts of sequences that nothing is remembered of."""
+    """Drafts of sequences that start anew."""
 
     def __init__(self, runner: Runner, choose: Choice) -> None:
         self._runner = runner
@@ -106,10 +106,10 @@ class Afresh:
 
 @pytest.mark.parametrize("choose", [greedy, coupled])
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_comes_true_a_draft_is_as_if_the_tokens_behind_were_known(
+def test_a_draft_is_as_if_the_unverified_tokens_were_known_whatever_is_accepted(
     runners: tuple[Runner, Runner], choose: Choice, seed: int
 ) -> None:
-    """Chunks that are verified whole, cut or not at all, made up ones, pauses, preemption and shared blocks."""
+    """Chunks verified whole, in part or not at all, invented chunks, pauses, preemption and shared blocks."""
     world, kv = make_world(runners[0], choose, seed)
     afresh, rng = Afresh(runners[1], choose), world.rng
     temperature = 0.9
@@ -130,8 +130,8 @@ def test_whatever_comes_true_a_draft_is_as_if_the_tokens_behind_were_known(
         requests = {slot: rng.randrange(1, 7) for slot in world.lines if rng.random() < 0.8}
         for draft in world.propose(requests, unverified=chunks).drafts:
             known = world.lines[draft.slot].token_ids
-            behind = chunks[draft.slot]
-            assert draft == afresh.draft(draft.slot, [*known, *behind], requests[draft.slot], temperature)
+            unverified = chunks[draft.slot]
+            assert draft == afresh.draft(draft.slot, [*known, *unverified], requests[draft.slot], temperature)
         kv.check_invariants()
         came: dict[int, tuple[int, ...]] = {}
         for slot, line in world.lines.items():
@@ -149,8 +149,8 @@ def test_whatever_comes_true_a_draft_is_as_if_the_tokens_behind_were_known(
     assert world.num_adopted > 0
 
 
-def test_what_was_fed_behind_tokens_that_came_is_not_fed_again(runners: tuple[Runner, Runner]) -> None:
-    """A chain of chunks that all come true costs one row a token: no pass but those that draft."""
+def test_accepted_tokens_are_not_computed_again(runners: tuple[Runner, Runner]) -> None:
+    """A chain of accepted chunks costs one row per token: only passes that draft."""
     world, _ = make_world(runners[0], greedy)
     world.start(0, list(range(10)))
     chunk: tuple[int, ...] = ()
@@ -162,7 +162,7 @@ def test_what_was_fed_behind_tokens_that_came_is_not_fed_again(runners: tuple[Ru
         chunk = draft[1:]
 
 
-def test_a_draft_ends_with_the_draft_models_context_whatever_is_behind(runners: tuple[Runner, Runner]) -> None:
+def test_a_draft_ends_with_the_draft_models_context_whatever_is_unverified(runners: tuple[Runner, Runner]) -> None:
     world, _ = make_world(runners[0], greedy, max_positions=20)
     for slot, length in {0: 14, 1: 17, 2: 18}.items():
         world.start(slot, list(range(length)))
@@ -170,12 +170,12 @@ def test_a_draft_ends_with_the_draft_models_context_whatever_is_behind(runners: 
     assert [len(draft.token_ids) for draft in found.drafts] == [4, 1, 0]
 
 
-def test_it_drafts_the_same_beside_a_target_that_computes(runners: tuple[Runner, Runner]) -> None:
-    """Another thread runs another model over the same block table all the while."""
+def test_it_drafts_the_same_while_a_target_computes(runners: tuple[Runner, Runner]) -> None:
+    """Meanwhile another thread runs another model over the same block table."""
     world, _ = make_world(runners[0], greedy)
     world.start(0, list(range(12)))
-    behind = {0: (1, 2, 3)}
-    alone = world.propose({0: 6}, unverified=behind).drafts
+    unverified = {0: (1, 2, 3)}
+    alone = world.propose({0: 6}, unverified=unverified).drafts
     target, leaving, rounds = runners[1], threading.Event(), 0
     batch = world.table.lay_out(
         [0],
@@ -190,18 +190,18 @@ def test_it_drafts_the_same_beside_a_target_that_computes(runners: tuple[Runner,
             target.forward(batch)
             rounds += 1
 
-    beside = threading.Thread(target=compute)
-    beside.start()
+    computing = threading.Thread(target=compute)
+    computing.start()
     try:
-        drafts = [world.propose({0: 6}, unverified=behind).drafts for _ in range(20)]
+        drafts = [world.propose({0: 6}, unverified=unverified).drafts for _ in range(20)]
     finally:
         leaving.set()
-        beside.join()
+        computing.join()
     assert drafts == [alone] * 20
     assert rounds > 0
 
 
-def test_drawn_drafts_do_not_go_ahead(runners: tuple[Runner, Runner]) -> None:
+def test_sampled_drafts_do_not_overlap(runners: tuple[Runner, Runner]) -> None:
     world, _ = make_world(runners[0], ProbabilisticDraftSampler)
     world.start(0, [1, 2, 3], temperature=1.0)
     assert not world.drafter.drafts_overlapped
@@ -211,15 +211,15 @@ def test_drawn_drafts_do_not_go_ahead(runners: tuple[Runner, Runner]) -> None:
 
 
 @pytest.mark.parametrize("choose", [greedy, coupled])
-def test_point_masses_go_ahead(runners: tuple[Runner, Runner], choose: Choice) -> None:
+def test_point_masses_may_overlap(runners: tuple[Runner, Runner], choose: Choice) -> None:
     assert make_world(runners[0], choose)[0].drafter.drafts_overlapped
 
 
 @pytest.mark.parametrize("allowed", [0, 1, 2])
-def test_drafting_ends_when_nobody_waits_and_goes_on_where_it_was(
+def test_drafting_ends_when_verification_is_done_and_continues_there(
     runners: tuple[Runner, Runner], allowed: int
 ) -> None:
-    """So many passes more are allowed after the opening one. What was fed is told apart from what was not."""
+    """A given number of passes is allowed after the first one. Computed tokens are not computed again."""
     world, kv = make_world(runners[0], greedy)
     world.start(0, list(range(9)))
     whole = world.propose({0: 5}).drafts[0].token_ids

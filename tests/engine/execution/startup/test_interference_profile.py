@@ -1,4 +1,4 @@
-"""What lanes cost each other, measured on work whose cost is known: it sleeps, longer where it should be slower.
+"""The interference of lanes, measured on work whose cost is known: it sleeps, longer where it should be slower.
 
 Bugs these tests have been seen to catch are named where they are caught.
 """
@@ -41,14 +41,14 @@ def lanes() -> Iterator[Cores]:
 
 
 class Machine:
-    """Work takes whole_s on everything, `narrow` times that on a lane, and `crowded` times that in company."""
+    """Work takes whole_s on all processors, `narrow` times that on a lane, and `crowded` times that in overlap."""
 
     def __init__(self) -> None:
         self._busy: set[str] = set()
         self._lock = threading.Lock()
 
     def work(self, name: str, lane: Lane, whole_s: float, narrow: float, crowded: float) -> None:
-        """In small pieces, so that company counts for as long as it is there."""
+        """In small pieces, so that the other lane counts for as long as it runs."""
         with self._lock:
             self._busy.add(name)
         for _ in range(10):
@@ -64,7 +64,7 @@ def cell(verify: Work, draft: Work, *, rows: int = 8, context: int = 64, whole_s
 
 @pytest.mark.parametrize("quick", ["verify", "draft"])
 def test_slowdowns_are_those_of_the_machine(lanes: Cores, quick: str) -> None:
-    """Whichever lane is the quicker one. Caught: the quicker one not repeated, alone and beside confused."""
+    """For either lane being the quicker one. Caught: the quicker one not repeated, factors swapped."""
     machine = Machine()
     verify_s, draft_s = (0.004, 0.016) if quick == "verify" else (0.016, 0.004)
     found = measure_interference(
@@ -86,7 +86,7 @@ def test_slowdowns_are_those_of_the_machine(lanes: Cores, quick: str) -> None:
 
 
 class ManyShares:
-    """Lanes that offer more shares than this machine may have, and remember which were tried."""
+    """Lanes that offer more shares than this machine may have, and keep a list of those tried."""
 
     name = "many"
     share = 0.25
@@ -117,31 +117,31 @@ def test_a_small_budget_still_gives_every_share_an_answer_and_the_old_share_come
     assert many.tried == [0.125, 0.25, 0.5, 0.125, 0.25, 0.5, 0.25]
 
 
-def test_where_nothing_runs_at_the_same_time_nothing_is_measured() -> None:
+def test_lanes_that_run_in_turns_are_not_measured() -> None:
     assert measure_interference(Serial(), [cell(_fail, _fail)]) == ()
 
 
 def test_an_error_of_the_work_ends_the_measurement(lanes: Cores) -> None:
-    """Caught: company that waits for a lane which has failed."""
+    """Caught: a lane that waits for one that has failed."""
 
-    def fails_in_company(lane: Lane) -> None:
+    def fails_on_a_lane(lane: Lane) -> None:
         if lane != EVERYTHING:
             raise ValueError("no such kernel")
 
     with pytest.raises(ValueError, match="no such kernel"):
-        measure_interference(lanes, [cell(_short, fails_in_company)])
+        measure_interference(lanes, [cell(_short, fails_on_a_lane)])
     with pytest.raises(ValueError, match="no such kernel"):
-        measure_interference(lanes, [cell(fails_in_company, _short)])
+        measure_interference(lanes, [cell(fails_on_a_lane, _short)])
 
 
 class Unhurried:
-    """Cells whose calls sleep, and what was asked of them: (rows, context) of every verification, in order."""
+    """Cells whose calls sleep, and the (rows, context) of every verification, in order."""
 
-    def __init__(self, seconds: dict[tuple[int, int], float], *, told: float = 1.0) -> None:
-        """told: how many times what each really takes it is said to take; the unit is nobody's business."""
+    def __init__(self, seconds: dict[tuple[int, int], float], *, unit: float = 1.0) -> None:
+        """unit: the expected times are the real ones in seconds times this."""
         self.asked: list[tuple[int, int]] = []
         self.cells = [
-            cell(self._verify(rows, context, each), _short, rows=rows, context=context, whole_s=told * each)
+            cell(self._verify(rows, context, each), _short, rows=rows, context=context, whole_s=unit * each)
             for (rows, context), each in seconds.items()
         ]
 
@@ -178,11 +178,11 @@ def test_every_cell_has_its_own_numbers(lanes: Cores) -> None:
             assert (np.abs(np.log(np.array(matrix) / wanted)) < np.log(1.4)).all(), matrix
 
 
-@pytest.mark.parametrize("told", [1.0, 1000.0])
-def test_what_there_is_no_time_for_is_left_out_and_not_tried(lanes: Cores, told: float) -> None:
-    """Wide steps would take longer than all the time there is. Caught: a cell tried before it is known to fit."""
+@pytest.mark.parametrize("unit", [1.0, 1000.0])
+def test_a_cell_without_time_is_left_out_and_not_tried(lanes: Cores, unit: float) -> None:
+    """Wide steps would take longer than the whole budget. Caught: a cell tried before it is known to fit."""
     seconds = {(8, 64): 0.002, (64, 64): 0.2, (2, 64): 0.002, (8, 512): 0.003, (64, 512): 0.3, (2, 512): 0.003}
-    given = Unhurried(seconds, told=told)
+    given = Unhurried(seconds, unit=unit)
     began_s = time.perf_counter()
     found = measure_interference(lanes, given.cells, budget_s=1.0)
     assert time.perf_counter() - began_s < 2.0
@@ -212,7 +212,7 @@ def test_without_time_the_first_cell_alone_is_measured(lanes: Cores) -> None:
     assert {each.rows for each in measure_interference(lanes, given.cells, budget_s=0.0)} == {(8,)}
 
 
-def test_progress_rises_to_its_end_even_if_time_is_over_before(lanes: Cores) -> None:
+def test_progress_rises_to_its_end_even_if_the_budget_ends_before(lanes: Cores) -> None:
     said: list[tuple[int, int]] = []
     given = Unhurried({(rows, 64): 0.004 for rows in (8, 32)})
     measure_interference(lanes, given.cells, budget_s=0.5, progress=lambda done, total: said.append((done, total)))

@@ -1,4 +1,4 @@
-"""What is said of kernels that FlashInfer would have to compile."""
+"""What is reported of kernels that FlashInfer has yet to compile."""
 
 from pathlib import Path
 
@@ -78,7 +78,7 @@ def test_8_bit_keys_and_values_have_kernels_of_their_own(tmp_path: Path) -> None
     assert found.endswith("norm, prefill_64_fp8, decode_64_fp8")
 
 
-def test_nothing_is_said_where_everything_was_compiled_ahead_or_by_an_earlier_start(tmp_path: Path) -> None:
+def test_nothing_is_reported_where_everything_was_compiled_ahead_or_by_an_earlier_start(tmp_path: Path) -> None:
     put(modules_dir(tmp_path, ARCH), Module(name="silu_and_mul"), Module(name="norm"), Module(name="decode_64"))
     (found,) = said([model()], tmp_path)
     assert found.endswith("about 2 minutes on one core: prefill_64")
@@ -87,7 +87,7 @@ def test_nothing_is_said_where_everything_was_compiled_ahead_or_by_an_earlier_st
 
 
 def test_what_an_earlier_start_compiled_does_not_count_where_nothing_may_be_compiled(tmp_path: Path) -> None:
-    """FlashInfer asks ninja whether it is still good, which is compiling."""
+    """FlashInfer asks ninja whether it is up to date, which counts as compiling."""
     put(folder_of_compiled(tmp_path / "workspace", ARCH), *needed_modules([ATTENTION]))
     assert said([model()], tmp_path) == []
     with pytest.raises(ConfigError, match="these are missing: silu_and_mul, norm, prefill_64, decode_64;"):

@@ -24,7 +24,7 @@ def config(share: float = 0.9) -> EngineConfig:
 
 
 class Machine:
-    """A device on which a step takes `step` bytes while it runs, and the first step leaves a workspace and kernels."""
+    """A device on which a step takes `step` bytes while it runs, and the first leaves a workspace and kernels."""
 
     def __init__(self, memory: FakeMemory, step: int, workspace: int, kernels: int) -> None:
         self.memory = memory

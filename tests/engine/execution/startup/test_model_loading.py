@@ -1,4 +1,4 @@
-"""A target and a draft model side by side: what fits together, and what is refused."""
+"""A target and a draft model: what fits together, and what is refused."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def load_both(target: Path, draft: Path, options: EngineConfig) -> tuple[LoadedM
     return loaded, load_draft_model(options, draft, loaded, backend, report), stages
 
 
-def test_a_draft_model_is_loaded_beside_the_target_and_says_so(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_a_draft_model_is_loaded_and_reports_progress(tiny_checkpoint: Path, tmp_path: Path) -> None:
     small = checkpoint(tmp_path, num_hidden_layers=1, hidden_size=32, torch_dtype="bfloat16")
     target, draft, stages = load_both(tiny_checkpoint, small, config())
     assert dict.fromkeys(stages) == dict.fromkeys(["loading weights", "loading draft model"])

@@ -1,4 +1,4 @@
-"""The start-up profile, on a tiny real model: what it measures, keeps, and leaves alone."""
+"""The start-up profile, on a tiny real model: what it measures, and what it keeps."""
 
 import logging
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ from faser.kernels.interface.shapes import KvShape
 from faser.kernels.torch.backend import TorchBackend
 from faser.machine import usable_cores
 
-ROOM = DummyBatchLimits(num_blocks=80, block_size=16, max_len=200, max_rows=8, max_logit_rows=3)
+LIMITS = DummyBatchLimits(num_blocks=80, block_size=16, max_len=200, max_rows=8, max_logit_rows=3)
 
 
 @pytest.fixture(scope="module")
 def runner(tiny_checkpoint: Path) -> Iterator[Runner]:
-    """On one thread: for so small a model a second one only waits."""
+    """On one thread: with a model this small a second one only waits."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield loaded(tiny_checkpoint)
@@ -38,16 +38,16 @@ def loaded(checkpoint: Path) -> Runner:
         checkpoint,
         backend,
         torch.float32,
-        max_model_len=ROOM.max_len,
-        max_rows=ROOM.max_rows,
-        max_logit_rows=ROOM.max_logit_rows,
+        max_model_len=LIMITS.max_len,
+        max_rows=LIMITS.max_rows,
+        max_logit_rows=LIMITS.max_logit_rows,
         progress=lambda _done, _total: None,
     )
     spec = decoder.spec
     shape = KvShape(
         num_layers=spec.num_layers,
-        num_blocks=ROOM.num_blocks,
-        block_size=ROOM.block_size,
+        num_blocks=LIMITS.num_blocks,
+        block_size=LIMITS.block_size,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         dtype=torch.float32,
@@ -56,26 +56,26 @@ def loaded(checkpoint: Path) -> Runner:
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """Progress is not shown."""
+    """Ignores progress."""
 
 
-def test_every_bucket_that_a_step_can_have_is_measured(runner: Runner) -> None:
-    times = profile(runner, None, ROOM, progress=silent)
+def test_every_row_count_that_a_step_can_have_is_measured(runner: Runner) -> None:
+    times = profile(runner, None, LIMITS, progress=silent)
     table = times.tables[Role.STEP]
-    assert table.rows == tuple(each for each in ROW_COUNTS if each <= ROOM.max_rows)
+    assert table.rows == tuple(each for each in ROW_COUNTS if each <= LIMITS.max_rows)
     assert all(0 < each < 5 for each in table.seconds)
     assert Role.PASS not in times.tables
     assert times.tables[Role.TEXT].seconds_at(1) > 0
 
 
 def test_a_draft_model_has_its_passes_measured(runner: Runner) -> None:
-    times = profile(runner, runner, ROOM, progress=silent, draft_layers=1)
+    times = profile(runner, runner, LIMITS, progress=silent, draft_layers=1)
     assert times.tables[Role.PASS].rows[0] == 1
 
 
 def test_progress_reaches_the_end_and_never_goes_back(runner: Runner) -> None:
     seen: list[tuple[str, int, int]] = []
-    profile(runner, runner, ROOM, progress=lambda stage, done, total: seen.append((stage, done, total)))
+    profile(runner, runner, LIMITS, progress=lambda stage, done, total: seen.append((stage, done, total)))
     assert {stage for stage, _, _ in seen} == {STAGE}
     done = [each for _, each, _ in seen]
     assert done == sorted(done)
@@ -86,27 +86,27 @@ def test_without_time_only_the_smallest_step_is_measured_and_the_log_says_so(
     runner: Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="faser.engine"):
-        times = profile(runner, None, ROOM, progress=silent, budget_s=0.0)
+        times = profile(runner, None, LIMITS, progress=silent, budget_s=0.0)
     assert times.tables[Role.STEP].rows == (1,)
     assert "up to 1 rows" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "room",
+    "limits",
     [
         DummyBatchLimits(num_blocks=1, block_size=16, max_len=200, max_rows=8, max_logit_rows=3),
         DummyBatchLimits(num_blocks=80, block_size=16, max_len=3, max_rows=6, max_logit_rows=1),
         DummyBatchLimits(num_blocks=80, block_size=16, max_len=200, max_rows=1, max_logit_rows=1),
     ],
 )
-def test_little_room_is_enough(runner: Runner, room: DummyBatchLimits) -> None:
-    table = profile(runner, None, room, progress=silent).tables[Role.STEP]
-    assert table.rows[-1] <= room.max_rows
+def test_small_limits_are_enough(runner: Runner, limits: DummyBatchLimits) -> None:
+    table = profile(runner, None, limits, progress=silent).tables[Role.STEP]
+    assert table.rows[-1] <= limits.max_rows
 
 
 @pytest.fixture(scope="module")
 def drafter(tiny_checkpoint: Path) -> Runner:
-    """Of its own: both run at the same time."""
+    """A runner with a backend of its own: both run at the same time."""
     return loaded(tiny_checkpoint)
 
 
@@ -127,11 +127,11 @@ def setup() -> Iterator[InterferenceSetup]:
     lanes.close()
 
 
-def test_lanes_are_measured_for_all_rows_and_contexts_that_there_is_room_for(
+def test_lanes_are_measured_for_all_rows_and_contexts_that_fit(
     runner: Runner, drafter: Runner, setup: InterferenceSetup
 ) -> None:
-    """Steps of 500 rows there are none: with room for 8 they are those of 8 once more."""
-    times = profile(runner, drafter, ROOM, progress=silent, lanes=setup, budget_s=0.5)
+    """With 8 rows at most, steps of 500 rows become steps of 8, which are measured once."""
+    times = profile(runner, drafter, LIMITS, progress=silent, lanes=setup, budget_s=0.5)
     assert [each.share for each in times.interference] == list(setup.partition.shares())
     for each in times.interference:
         assert (each.rows, each.contexts) == ((2, 8), (16, 100))
@@ -152,8 +152,8 @@ def test_contexts_are_as_long_as_the_cache_allows_for_all_sequences(
     wanted: tuple[int, ...],
 ) -> None:
     """Two sequences, blocks of 16. Contexts that come out nearly alike are not measured twice."""
-    room = DummyBatchLimits(num_blocks=num_blocks, block_size=16, max_len=max_len, max_rows=8, max_logit_rows=3)
-    times = profile(runner, drafter, room, progress=silent, lanes=setup, budget_s=0.0)
+    limits = DummyBatchLimits(num_blocks=num_blocks, block_size=16, max_len=max_len, max_rows=8, max_logit_rows=3)
+    times = profile(runner, drafter, limits, progress=silent, lanes=setup, budget_s=0.0)
     assert {each.contexts for each in times.interference} == {wanted}
 
 
@@ -164,7 +164,7 @@ def test_progress_of_lanes_follows_that_of_steps_to_its_own_end(
     profile(
         runner,
         drafter,
-        ROOM,
+        LIMITS,
         progress=lambda stage, done, total: seen.append((stage, done, total)),
         lanes=setup,
         budget_s=0.0,
@@ -176,9 +176,11 @@ def test_progress_of_lanes_follows_that_of_steps_to_its_own_end(
     assert seen[-1][1] == seen[-1][2] > 0
 
 
-def test_lanes_that_take_turns_are_not_measured(runner: Runner, drafter: Runner, setup: InterferenceSetup) -> None:
+def test_lanes_that_run_in_turns_are_not_measured(
+    runner: Runner, drafter: Runner, setup: InterferenceSetup
+) -> None:
     serial = replace(setup, partition=Serial())
-    assert profile(runner, drafter, ROOM, progress=silent, lanes=serial, budget_s=0.0).interference == ()
+    assert profile(runner, drafter, LIMITS, progress=silent, lanes=serial, budget_s=0.0).interference == ()
 
 
 HALF_A_SECOND = StepTimes(tables={Role.STEP: CostTable(rows=(1,), seconds=(0.5,))})

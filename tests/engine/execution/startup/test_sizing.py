@@ -1,4 +1,4 @@
-"""How many blocks a pool gets, one model or two, and what is refused."""
+"""How many blocks the KV cache gets, with one model or two, and what is refused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_keys_and_values_have_the_type_of_activations_or_8_bits(given: str, want
 
 
 def test_8_bit_keys_and_values_leave_room_for_twice_as_many() -> None:
-    """A draft model's too."""
+    """For a draft model too."""
     memory = 1 << 20
     models = [replace(each, dtype=torch.bfloat16, kv_dtype=torch.bfloat16) for each in (TARGET, DRAFT)]
     small = [replace(each, kv_dtype=torch.float8_e4m3fn) for each in models]
@@ -60,7 +60,7 @@ def test_8_bit_keys_and_values_leave_room_for_twice_as_many() -> None:
     assert narrow.block_bytes == wide.block_bytes // 2
 
 
-def test_without_a_limit_the_pool_is_no_more_than_all_sequences_can_fill() -> None:
+def test_without_a_limit_the_kv_cache_is_no_more_than_all_sequences_can_fill() -> None:
     for models in ([TARGET], [TARGET, DRAFT]):
         assert kv_shapes(config(), models, CONTEXT)[0].num_blocks == 4 * CONTEXT // 16
 
@@ -71,14 +71,14 @@ def test_memory_for_less_than_one_context_is_refused_with_both_numbers() -> None
         kv_shapes(config(kv_cache_memory=needed - 1), [TARGET, DRAFT], CONTEXT)
 
 
-def test_logits_are_wanted_of_every_draft_as_far_as_rows_go() -> None:
+def test_every_draft_token_needs_logits_up_to_the_rows_of_a_step() -> None:
     assert most_logit_rows(config(speculative_config={"policy": "off"})) == 4
     assert most_logit_rows(config(speculative_config={"method": "ngram", "num_speculative_tokens": 3})) == 16
     assert most_logit_rows(config(speculative_config={"method": "ngram", "num_speculative_tokens": 9})) == 32
 
 
 def budget(left: int, *, beyond: int = 0) -> MemoryBudget:
-    """Of a device where so many bytes are left within the share, and so many more beyond it."""
+    """left: bytes within the share. beyond: further bytes that are free."""
     return MemoryBudget(
         device="cuda:0",
         total_bytes=2 * (left + beyond + 30),
@@ -96,14 +96,14 @@ def gpu(**options: object) -> EngineConfig:
     return config(device="cuda", **options)
 
 
-def test_a_gpus_pool_has_all_that_is_left_for_all_models() -> None:
+def test_a_gpus_kv_cache_has_all_that_is_left_for_all_models() -> None:
     left = 300 * (BLOCK_BYTES + DRAFT_BLOCK_BYTES) + 100
     target, draft = kv_shapes(gpu(), [TARGET, DRAFT], CONTEXT, budget(left))
     assert (target.num_blocks, draft.num_blocks) == (300, 300)
     assert target.total_bytes + draft.total_bytes <= left
 
 
-def test_a_gpus_pool_is_no_more_than_all_sequences_can_fill() -> None:
+def test_a_gpus_kv_cache_is_no_more_than_all_sequences_can_fill() -> None:
     (found,) = kv_shapes(gpu(), [TARGET], CONTEXT, budget(10**9))
     assert found.num_blocks == 4 * CONTEXT // 16
 
@@ -119,13 +119,13 @@ def test_a_gpu_without_room_for_one_context_is_refused_with_all_parts() -> None:
     assert said.endswith("or raise --gpu-memory-utilization")
 
 
-def test_a_gpu_without_room_for_a_block_is_not_told_to_serve_contexts_of_nothing() -> None:
+def test_a_gpu_without_room_for_a_block_gets_no_advice_to_shorten_the_context() -> None:
     with pytest.raises(ConfigError) as caught:
         kv_shapes(gpu(), [TARGET], CONTEXT, budget(BLOCK_BYTES - 1))
     assert "--max-model-len" not in str(caught.value)
 
 
-def test_memory_that_was_asked_for_wins_over_the_share_but_not_over_what_there_is() -> None:
+def test_configured_memory_wins_over_the_share_but_not_over_what_is_free() -> None:
     asked = 200 * BLOCK_BYTES
     there = budget(10, beyond=asked - 10)
     (found,) = kv_shapes(gpu(kv_cache_memory=asked), [TARGET], CONTEXT, there)
@@ -149,7 +149,7 @@ def test_memory_that_was_asked_for_wins_over_the_share_but_not_over_what_there_i
         ("float32", "torch", "bfloat16", torch.float32),
     ],
 )
-def test_a_gpu_computes_in_what_was_asked_for_or_what_is_near_the_checkpoint(
+def test_a_gpu_computes_in_the_configured_type_or_near_the_checkpoints(
     asked: str, backend: str, stored: str | None, computed: torch.dtype, tiny_checkpoint: Path
 ) -> None:
     model = replace(read_model_config(tiny_checkpoint), dtype=stored)

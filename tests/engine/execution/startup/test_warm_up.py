@@ -35,7 +35,7 @@ GIVEN = SLOTS * (CAP + 1) * WIDTH * 4  # bytes of a step's logits, which every w
 
 
 class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """peak: the most bytes that tensors made meanwhile had at the same time."""
+    """peak: the most bytes that new tensors had at the same time."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -69,7 +69,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def peak_of(work: Callable[[], object]) -> int:
-    work()  # workspaces stay
+    work()  # makes the workspaces
     with Memory() as memory:
         work()
     peak: int = memory.peak
@@ -85,7 +85,7 @@ def start(slot: int, sampling: SamplingParams) -> SequenceStart:
 
 
 def scored(backend: FlashInferBackend) -> None:
-    """A step with drafts, all of whose requests want log probabilities."""
+    """A step with drafts in which every request has log probabilities."""
     sampler = Sampler(SLOTS, WIDTH, (), "cpu", backend.sampling_kernels, backend.logits_processor_kernels)
     for slot in range(SLOTS):
         sampler.start(start(slot, SamplingParams(logprobs=20, presence_penalty=0.2)))
@@ -95,7 +95,7 @@ def scored(backend: FlashInferBackend) -> None:
 
 
 def drafted(backend: FlashInferBackend) -> torch.Tensor:
-    """As many tokens as there may be, and what they were drawn from."""
+    """The longest drafts, with the distributions that they were drawn from."""
     choice, logits = ProbabilisticDraftSampler(SLOTS, choice=backend.sampling_kernels), new_logits()
     for slot in range(SLOTS):
         choice.start(start(slot, SamplingParams()))
@@ -112,7 +112,7 @@ def drafted(backend: FlashInferBackend) -> torch.Tensor:
 
 
 def judged(backend: FlashInferBackend, speculation: SpeculationConfig) -> None:
-    """Drafts that were sampled; the drafter still has their probabilities while the kept ones are judged."""
+    """Sampled drafts; the drafter keeps all their probabilities while kept ones are verified."""
     sampler = Sampler(SLOTS, WIDTH, (), "cpu", backend.sampling_kernels, backend.logits_processor_kernels)
     for slot in range(SLOTS):
         sampler.start(start(slot, SamplingParams()))
@@ -123,7 +123,7 @@ def judged(backend: FlashInferBackend, speculation: SpeculationConfig) -> None:
 
 
 def played(speculation: SpeculationConfig, *, verifies: bool, drafts: bool) -> int:
-    """Bytes beside the logits, which a warm_up is given."""
+    """Bytes besides the logits, which are an argument of WarmUp."""
     warm_up = WarmUp(fake_backend(), new_logits(), speculation, verifies=verifies, drafts=drafts)
     return peak_of(lambda: warm_up.run(SLOTS))
 
@@ -134,7 +134,7 @@ def test_no_draft_takes_more_memory() -> None:
 
 
 @pytest.mark.parametrize("method", ["standard", "block"])
-def test_no_verdict_on_drafts_takes_more_memory(method: str) -> None:
+def test_no_verification_takes_more_memory(method: str) -> None:
     backend, speculation = fake_backend(), replace(SAMPLED, rejection_sample_method=method)
     found = played(speculation, verifies=True, drafts=False)
     assert peak_of(lambda: judged(backend, speculation)) - GIVEN <= found
@@ -146,14 +146,14 @@ def test_no_log_probabilities_take_more_memory() -> None:
     assert peak_of(lambda: scored(backend)) - GIVEN <= played(text, verifies=True, drafts=False)
 
 
-def test_a_part_is_told_when_it_is_done() -> None:
-    told: list[None] = []
+def test_every_part_is_reported_when_it_is_done() -> None:
+    reports: list[None] = []
     warm_up = WarmUp(fake_backend(), new_logits(), SAMPLED, verifies=True, drafts=True)
-    warm_up.run(1, lambda: told.append(None))
-    assert len(told) == len(warm_up) == 5
+    warm_up.run(1, lambda: reports.append(None))
+    assert len(reports) == len(warm_up) == 5
 
 
-def test_a_draft_model_judges_nothing_and_a_target_without_drafts_guesses_nothing() -> None:
+def test_a_draft_model_verifies_nothing_and_a_target_without_drafts_drafts_nothing() -> None:
     off = SpeculationConfig(policy="off")
     assert len(WarmUp(fake_backend(), new_logits(), off, verifies=True, drafts=False)) == 2
     model = replace(SAMPLED, method="draft_model", model="some/model")

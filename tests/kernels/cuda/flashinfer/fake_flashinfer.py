@@ -139,7 +139,7 @@ class FakeWrapper:
         assert self.options.get("backend") == "fa2", "auto may choose a kernel that was not compiled"
         self.workspace: Tensor = self.options["float_workspace_buffer"]
         assert self.workspace.dtype is torch.uint8
-        library.accelerator.check_not_recording("a wrapper is made")
+        library.accelerator.check_not_capturing("a wrapper is made")
         self.library = library
         if self.options.get("use_tensor_cores", True) is False:
             assert library.num_processors == library.accelerator.num_processors, (
@@ -166,7 +166,7 @@ class FakeWrapper:
         self, given: dict[str, Any], starts: Tensor | None, page_starts: Tensor, pages: Tensor, last: Tensor
     ) -> None:
         accelerator = self.library.accelerator
-        accelerator.check_not_recording("attention is planned")
+        accelerator.check_not_capturing("attention is planned")
         assert accelerator.done >= self._copied_at, "planned again while the last plan may still be copied"
         self.library.calls[f"{self.name}.plan"] += 1
         check_indices(page_starts, pages, last, *([] if starts is None else [starts]))

@@ -1,10 +1,10 @@
-"""Steps of one model are in order wherever they run: on the whole device, on a lane, on a lane of another share.
+"""Steps of one model run in order, on the whole device and on lanes of any share.
 
-What a backend lets its places share, such as the workspace of attention, relies on that. The device remembers what
-came before a piece of work for certain (fake_lane_device), so no order is there by chance.
+All lanes of a backend share attention's workspace, which relies on this order. The fake device knows which work is
+guaranteed to run before another (fake_lane_device), so an order by chance does not count.
 
-Bugs these tests have been seen to catch: lanes that do not wait for the caller's stream; a caller's stream that
-waits for one lane only, or for none.
+Bugs that these tests have caught: lanes that do not wait for the caller's stream; a caller's stream that waits for
+one lane only, or for none.
 """
 
 import random
@@ -31,32 +31,34 @@ def pair_of(share: float, device: FakeLaneDevice) -> LanePair:
 
 
 class Steps:
-    """Steps of two models, each of which looks what it comes behind."""
+    """Steps of two models, each of which checks that it runs after the model's earlier steps."""
 
     def __init__(self, lanes: StreamLanes, device: FakeLaneDevice) -> None:
         self._lanes = lanes
         self._device = device
-        self.given: dict[str, list[str]] = {"target": [], "draft": []}
+        self.enqueued: dict[str, list[str]] = {"target": [], "draft": []}
 
     def _step(self, model: str) -> None:
-        """Two launches: the second one reads what the first one left, if nobody else was there."""
+        """Two kernels: the second reads what the first wrote, so no other step may run between them."""
         for part in ("split", "joined"):
-            name = f"{model} {len(self.given[model])} {part}"
-            assert self._device.work(name) >= set(self.given[model]), f"{name} may run beside one before it"
-            self.given[model].append(name)
+            name = f"{model} {len(self.enqueued[model])} {part}"
+            assert self._device.work(name) >= set(self.enqueued[model]), (
+                f"{name} may run before an earlier one has ended"
+            )
+            self.enqueued[model].append(name)
 
     def on_the_whole_device(self) -> None:
-        """Without a wait in between: the next one is given while the last one may run."""
+        """Without waiting: a step is enqueued while the previous one may still run."""
         for model in ("draft", "target", "target"):
             self._step(model)
 
     def on_lanes(self, pair: LanePair) -> None:
         self._lanes.run_both(
-            pair, lambda _lane, _until: self._step("draft"), synchronous(lambda _lane: self._step("target"))
+            pair, lambda _lane, _verify_done: self._step("draft"), synchronous(lambda _lane: self._step("target"))
         )
 
     def failing_on_lanes(self, pair: LanePair) -> None:
-        def drafting(_lane: Lane, _until: object) -> None:
+        def drafting(_lane: Lane, _verify_done: object) -> None:
             self._step("draft")
             raise ValueError("no draft")
 
@@ -80,4 +82,4 @@ def test_steps_of_one_model_are_in_order_wherever_they_run(seed: int) -> None:
                     steps.on_lanes(draw.choice(pairs))
     finally:
         lanes.close()
-    assert all(len(each) >= 60 for each in steps.given.values())
+    assert all(len(each) >= 60 for each in steps.enqueued.values())

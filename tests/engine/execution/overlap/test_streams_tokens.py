@@ -1,9 +1,9 @@
-"""Recordings of each lane, replayed on streams of a divided device, in the order of its events.
+"""CUDA graphs of each lane, replayed on the streams of a divided device, in the order of its events.
 
-The lanes are those of `sm`, through StreamLanes; its device is a clock that knows what comes behind what
-(fake_lane_device), and its driver counts handles. What is recorded and computed is emulated on the CPU as in
-test_lane_recordings. Every replay, and every kernel that is given one by one, is a piece of work on the current
-stream. Oracle of the tokens: the same lanes and recordings, one lane after the other.
+The lanes are those of `sm`; the device is a clock that knows which work runs after which (fake_lane_device), and
+the driver counts handles. Capture and kernels are emulated on the CPU as in test_lane_graphs. Every replay, and
+every kernel outside of a graph, is a piece of work on the current stream. Oracle of the tokens: the same lanes and
+graphs, one lane after the other.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ D = TypeVar("D")
 T = TypeVar("T")
 V = TypeVar("V")
 
-SHARE = 20 / 132  # the only one that is offered here
+SHARE = 20 / 132  # the only one offered here
 SIZES = GraphSizes(
     rows=(16,), max_sequences=SLOTS, max_blocks_each=WIDTH
 )  # of all steps but those that read prompts
@@ -45,7 +45,7 @@ SIZES = GraphSizes(
 
 @dataclass
 class Streaming(FakeAccelerator):
-    """on_launch: called before every kernel that is given by itself, by the thread that gives it."""
+    """on_launch: called before every kernel outside of a graph, on the thread that launches it."""
 
     on_launch: Callable[[], None] = lambda: None
 
@@ -57,11 +57,11 @@ class Streaming(FakeAccelerator):
 
 @dataclass(eq=False)
 class Witness:
-    """See Partition. Groups of a device; holds what must hold of each lane's replays.
+    """See Partition. Checks stream, order and memory pool of every replay on its lanes.
 
-    one_by_one: verification is waited for before drafting begins. lane: whose call runs. before: names of all work
-    given before the present pair; of_lane: in the pair, by lane. pools: of memory, and which lane replays from
-    them in the pair. replays: in all pairs, by lane, and those outside of them as "everything".
+    one_by_one: wait for verification before drafting. lane: the lane whose call runs. before: names of all work
+    enqueued before the current pair of calls; of_lane: within the pair, by lane. pools: the lane that replays from
+    each memory pool within the pair. replays: number by lane in all pairs; "everything": outside of pairs.
     """
 
     accelerator: Streaming
@@ -109,20 +109,20 @@ class Witness:
             )
         finally:
             self.in_pair = False
-        given = self.of_lane["draft"] | self.of_lane["verify"]
-        assert self.device.host >= given, "memory is given back that a lane still uses"
-        assert self.device.default.before >= given, "the next step does not come behind both lanes"
-        self.before |= given
+        enqueued = self.of_lane["draft"] | self.of_lane["verify"]
+        assert self.device.host >= enqueued, "memory is freed that a lane still uses"
+        assert self.device.default.before >= enqueued, "the next step does not wait for both lanes"
+        self.before |= enqueued
         return joined
 
     def close(self) -> None:
         self.inner.close()
 
     def _giving(self, lane: Lane, verify: Verify[V]) -> PendingResult[V]:
-        underway = self._as(lane, lambda: verify(lane))
+        pending = self._as(lane, lambda: verify(lane))
         if not self.one_by_one:
-            return replace(underway, wait=lambda: self._as(lane, underway.wait))
-        verified = self._as(lane, underway.wait)
+            return replace(pending, wait=lambda: self._as(lane, pending.wait))
+        verified = self._as(lane, pending.wait)
         return PendingResult(lambda: verified)
 
     def _as(self, lane: Lane, call: Callable[[], T]) -> T:
@@ -135,28 +135,28 @@ class Witness:
 
     def _on_replay(self, recorder: FakeGraphRecorder) -> None:
         lane = self.lane
-        assert (lane is not None) == self.in_pair, "replayed beside the lanes"
-        assert recorder.lane == lane, f"recorded for {recorder.lane}, replayed on {lane}"
+        assert (lane is not None) == self.in_pair, "replayed outside of the lanes"
+        assert recorder.lane == lane, f"captured for {recorder.lane}, replayed on {lane}"
         if lane is not None:
             whose = self.pools.setdefault(id(recorder.pool), lane.name)
-            assert whose == lane.name, "both lanes replay recordings that share a pool"
+            assert whose == lane.name, "both lanes replay graphs that share a pool"
         self.replays["everything" if lane is None else lane.name] += 1
         self._work()
 
     def _work(self) -> None:
-        """Give a piece of work to the current stream, and look at what it comes behind."""
+        """Enqueue a piece of work on the current stream, and check what it waits for."""
         lane, stream = self.lane, self.device.current
         self.number += 1
         name = f"work {self.number}"
-        behind = self.device.work(name)
-        assert behind >= self.before, "work does not come behind what was given before its pair"
+        earlier = self.device.work(name)
+        assert earlier >= self.before, "work does not wait for what was enqueued before its pair"
         if lane is None:
-            assert stream is self.device.default, f"work on {stream} while no lane is there"
+            assert stream is self.device.default, f"work on {stream} outside of the lanes"
             self.before.add(name)
             return
         assert stream is lane.stream, f"work of the {lane.name} lane on {stream}"
         other = self.of_lane["verify" if lane.name == "draft" else "draft"]
-        assert not behind & other, "a lane comes behind the other one"
+        assert not earlier & other, "a lane waits for the other one"
         self.of_lane[lane.name].add(name)
 
 
@@ -173,11 +173,11 @@ def said(
 ) -> dict[str, list[int]]:
     """Answers of a new engine over the witness. forgets: what the draft model's backend is instead."""
     backend = fake_backend(witness.accelerator)
-    beside = backend.concurrent_instance()
+    draft_backend = backend.concurrent_instance()
     if forgets is not None:
-        beside = forgets(backend._accelerator, backend._library, backend._kernels)
+        draft_backend = forgets(backend._accelerator, backend._library, backend._kernels)
     try:
-        engine = overlapping_engine(world_on(witness, checkpoints, backend, beside, sizes=SIZES), SHARE)
+        engine = overlapping_engine(world_on(witness, checkpoints, backend, draft_backend, sizes=SIZES), SHARE)
         found = few_answers(engine)
     finally:
         witness.close()
@@ -188,8 +188,8 @@ def said(
 
 
 @pytest.mark.slow
-def test_lanes_on_streams_of_their_own_bring_the_tokens_of_one_lane_after_the_other(checkpoints: Pair) -> None:
-    """Each lane replays its own recordings on its own stream, behind what came before and not behind the other."""
+def test_overlapped_lanes_bring_the_tokens_of_one_lane_after_the_other(checkpoints: Pair) -> None:
+    """Each lane replays its own graphs on its own stream, after earlier work and not after the other lane."""
     in_turn = Witness(Streaming(), FakeLaneDevice(), one_by_one=True)
     synchronous_x = Witness(Streaming(), FakeLaneDevice())
 
@@ -203,8 +203,8 @@ def test_lanes_on_streams_of_their_own_bring_the_tokens_of_one_lane_after_the_ot
     assert synchronous_x.replays["everything"] > 0
 
 
-class _ForgetsItsPlace(FlashInferBackend):
-    """Planted: the draft lane replays what was recorded on everything."""
+class _ForgetsItsLane(FlashInferBackend):
+    """Planted: the draft lane replays graphs captured for the whole device."""
 
     @property
     def place(self) -> None:
@@ -212,20 +212,20 @@ class _ForgetsItsPlace(FlashInferBackend):
 
 
 @pytest.mark.slow
-def test_a_lane_that_replays_what_was_recorded_on_everything_is_caught(checkpoints: Pair) -> None:
-    with pytest.raises(AssertionError, match=r"recorded for None, replayed on .*draft"):
-        said(checkpoints, Witness(Streaming(), FakeLaneDevice()), _ForgetsItsPlace)
+def test_a_lane_that_replays_graphs_of_the_whole_device_is_caught(checkpoints: Pair) -> None:
+    with pytest.raises(AssertionError, match=r"captured for None, replayed on .*draft"):
+        said(checkpoints, Witness(Streaming(), FakeLaneDevice()), _ForgetsItsLane)
 
 
 class _NeverHolds(FakeTimedEvent):
-    """Planted: nothing comes behind it."""
+    """Planted: no stream waits for it."""
 
     def hold_stream(self) -> None:
         pass
 
 
 class _NeverWaits(FakeTimedEvent):
-    """Planted: the host goes on at once."""
+    """Planted: the host does not wait for it."""
 
     def synchronize(self) -> None:
         pass
@@ -244,7 +244,7 @@ class _Careless(FakeLaneDevice):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind, says", [(_NeverHolds, "given before its pair"), (_NeverWaits, "memory is given back")]
+    "kind, says", [(_NeverHolds, "enqueued before its pair"), (_NeverWaits, "memory is freed")]
 )
 def test_lanes_out_of_order_are_caught(checkpoints: Pair, kind: type[FakeTimedEvent], says: str) -> None:
     with pytest.raises(AssertionError, match=says):
