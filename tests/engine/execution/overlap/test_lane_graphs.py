@@ -232,11 +232,11 @@ class _OnePool(FakeAccelerator):
         return FakeRecorder(self, place, pool=self)
 
 
-class _ForgetsItsPlace(FlashInferBackend):
-    """Planted: the draft lane replays what was recorded on everything."""
+class _ForgetsItsLane(FlashInferBackend):
+    """Planted: the draft lane replays the graphs of the whole device."""
 
     @property
-    def place(self) -> None:
+    def lane(self) -> None:
         return None
 
 
@@ -248,7 +248,7 @@ def test_lanes_that_share_a_pool_are_caught(checkpoints: Pair) -> None:
 
 def test_a_lane_that_replays_what_was_recorded_on_everything_is_caught(checkpoints: Pair) -> None:
     backend = fake_backend()
-    forgetful = _ForgetsItsPlace(backend._accelerator, backend._library, backend._kernels)
+    forgetful = _ForgetsItsLane(backend._accelerator, backend._library, backend._kernels)
     world = make_world(checkpoints, backend, forgetful)
     with pytest.raises(AssertionError, match=r"recorded for None, replayed on .*draft"):
         few_answers(overlapping_engine(world, SHARES[0]))

@@ -203,18 +203,18 @@ def test_lanes_on_streams_of_their_own_bring_the_tokens_of_one_lane_after_the_ot
     assert at_once.replays["everything"] > 0
 
 
-class _ForgetsItsPlace(FlashInferBackend):
+class _ForgetsItsLane(FlashInferBackend):
     """Planted: the draft lane replays what was recorded on everything."""
 
     @property
-    def place(self) -> None:
+    def lane(self) -> None:
         return None
 
 
 @pytest.mark.slow
 def test_a_lane_that_replays_what_was_recorded_on_everything_is_caught(checkpoints: Pair) -> None:
     with pytest.raises(AssertionError, match=r"recorded for None, replayed on .*draft"):
-        said(checkpoints, Witness(Streaming(), FakeLaneDevice()), _ForgetsItsPlace)
+        said(checkpoints, Witness(Streaming(), FakeLaneDevice()), _ForgetsItsLane)
 
 
 class _NeverHolds(FakeLaneEvent):
