@@ -29,7 +29,7 @@ _HUGE_PAGE_BYTES = 2 << 20
 _SLAB_BYTES = 64 << 20  # small weights share a slab, so that huge pages cover them too
 
 
-class _Linear:
+class _NativeLinear:
     """A packed weight. address: of its FaserLinear."""
 
     __slots__ = ("_kept", "address", "columns", "depth", "dtype")
@@ -43,7 +43,7 @@ class _Linear:
         self._kept = (struct, panels, bias)
 
 
-class _Cache:
+class _NativeCache:
     """A paged cache. address: of its FaserCache."""
 
     __slots__ = ("_kept", "address", "shape")
@@ -63,7 +63,7 @@ class _Cache:
         self._kept = (struct, data)
 
 
-class _Plan:
+class _NativePlan:
     """A digested layout. address: of its FaserPlan, which this object frees."""
 
     __slots__ = ("__weakref__", "address", "num_rows")
@@ -133,7 +133,7 @@ class NativeBackend:
     def wait(self) -> None:
         """See Backend. Every call is synchronous."""
 
-    def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> _Linear:
+    def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> _NativeLinear:
         """See Backend. Raises ConfigError for a dtype but bfloat16 and float32, and for odd K in bfloat16."""
         if isinstance(weight, Fp8Rows):
             raise ConfigError("the native backend has no fp8 products; the backends torch and flashinfer have")
@@ -148,12 +148,12 @@ class NativeBackend:
         if bias is not None:
             wide = torch.zeros(-(-columns // _MULTIPLE) * _MULTIPLE)
             wide[:columns] = bias
-        linear = _Linear(panels, wide, columns, depth, weight.dtype)
+        linear = _NativeLinear(panels, wide, columns, depth, weight.dtype)
         source = weight.contiguous()
         self._library.faser_pack(self._pool, linear.address, source.data_ptr())
         return linear
 
-    def linear(self, x: Tensor, packed: _Linear, out: Tensor, *, residual: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, packed: _NativeLinear, out: Tensor, *, residual: Tensor | None = None) -> Tensor:
         assert x.dtype is packed.dtype, (x.dtype, packed.dtype)
         rows, stride = _rows(x, packed.depth)
         out_rows, out_stride = _rows(out, packed.columns)
@@ -177,7 +177,7 @@ class NativeBackend:
         )
         return out
 
-    def embed(self, token_ids: Tensor, packed: _Linear, out: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, packed: _NativeLinear, out: Tensor) -> Tensor:
         assert token_ids.dtype is torch.int64, token_ids.dtype
         assert token_ids.is_contiguous()
         assert out.is_contiguous()
@@ -217,7 +217,7 @@ class NativeBackend:
         )
         return out
 
-    def allocate_kv(self, shape: KvShape) -> _Cache:
+    def allocate_kv(self, shape: KvShape) -> _NativeCache:
         """See Backend. Raises ConfigError for a block_size or head_dim that is no multiple of 16, and a dtype."""
         _checked_dtype("KV cache", shape.dtype)
         for name, value in (("block_size", shape.block_size), ("head_dim", shape.head_dim)):
@@ -225,9 +225,9 @@ class NativeBackend:
                 raise ConfigError(
                     f"the native backend needs a {name} that is a multiple of {_MULTIPLE}, not {value}"
                 )
-        return _Cache(_allocate(shape.total_bytes), shape)
+        return _NativeCache(_allocate(shape.total_bytes), shape)
 
-    def plan(self, layout: RowLayout, block_size: int) -> _Plan:
+    def plan(self, layout: RowLayout, block_size: int) -> _NativePlan:
         starts, positions, table = (
             np.ascontiguousarray(part.numpy(), dtype=np.int32)
             for part in (layout.query_start, layout.positions, layout.block_table)
@@ -242,16 +242,16 @@ class NativeBackend:
             width,
             block_size,
         )
-        return _Plan(address, len(positions), self._library)
+        return _NativePlan(address, len(positions), self._library)
 
     def rope_append(
         self,
         qkv: Tensor,
         angles: Tensor | None,
-        cache: _Cache,
+        cache: _NativeCache,
         layer: int,
         shape: AttentionShape,
-        plan: _Plan,
+        plan: _NativePlan,
         *,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
@@ -276,7 +276,7 @@ class NativeBackend:
         return qkv[:, : shape.num_heads * shape.head_dim]
 
     def attend(
-        self, q: Tensor, cache: _Cache, layer: int, shape: AttentionShape, plan: _Plan, out: Tensor
+        self, q: Tensor, cache: _NativeCache, layer: int, shape: AttentionShape, plan: _NativePlan, out: Tensor
     ) -> Tensor:
         width = shape.num_heads * shape.head_dim
         rows, stride = _rows(q, width)

@@ -19,20 +19,20 @@ from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 
 
 @dataclass(frozen=True, slots=True)
-class _Linear:
+class _TorchLinear:
     weight: Tensor  # [N, K]
     bias: Tensor | None  # [N]
 
 
 @dataclass(frozen=True, slots=True)
-class _Cache:
+class _TorchCache:
     keys: Tensor  # [L, blocks, block_size, Hkv, D]
     values: Tensor
     block_size: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _TorchPlan:
     positions: Tensor  # [R] int64
     slots: Tensor  # [R] int64: block * block_size + offset
     spans: tuple[tuple[int, int, int], ...]  # (first row, end row, seq_len) of each sequence
@@ -83,34 +83,34 @@ class TorchBackend:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> _Linear | Fp8Linear:
+    def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> _TorchLinear | Fp8Linear:
         if isinstance(weight, Fp8Rows):
             return pack_fp8(weight, bias, self.device)
-        return _Linear(
+        return _TorchLinear(
             weight.to(self.device, copy=True).contiguous(),
             None if bias is None else bias.to(self.device, copy=True),
         )
 
     def linear(
-        self, x: Tensor, packed: _Linear | Fp8Linear, out: Tensor, *, residual: Tensor | None = None
+        self, x: Tensor, packed: _TorchLinear | Fp8Linear, out: Tensor, *, residual: Tensor | None = None
     ) -> Tensor:
         if isinstance(packed, Fp8Linear):
             return self._fp8.linear(x, packed, out, residual)
         product = functional.linear(x, packed.weight, packed.bias)
         return out.copy_(product if residual is None else product.to(out.dtype) + residual)
 
-    def embed(self, token_ids: Tensor, packed: _Linear, out: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, packed: _TorchLinear, out: Tensor) -> Tensor:
         return torch.index_select(packed.weight, 0, token_ids.to(self.device), out=out)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
         return out.copy_(_rms_norm(x, weight, eps))
 
-    def allocate_kv(self, shape: KvShape) -> _Cache:
+    def allocate_kv(self, shape: KvShape) -> _TorchCache:
         size = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         keys, values = (torch.zeros(size, dtype=shape.dtype, device=self.device) for _ in range(2))
-        return _Cache(keys, values, shape.block_size)
+        return _TorchCache(keys, values, shape.block_size)
 
-    def plan(self, layout: RowLayout, block_size: int) -> _Plan:
+    def plan(self, layout: RowLayout, block_size: int) -> _TorchPlan:
         positions = layout.positions.long()
         counts = layout.query_start.diff().long()
         owners = torch.repeat_interleave(torch.arange(len(counts)), counts)
@@ -121,7 +121,7 @@ class TorchBackend:
             layout.block_table[s, : -(-length // block_size)].long().to(self.device)
             for s, length in enumerate(lengths)
         )
-        return _Plan(
+        return _TorchPlan(
             positions.to(self.device),
             (blocks * block_size + positions % block_size).to(self.device),
             tuple(zip(starts, starts[1:], lengths, strict=False)),
@@ -132,10 +132,10 @@ class TorchBackend:
         self,
         qkv: Tensor,
         angles: Tensor | None,
-        cache: _Cache,
+        cache: _TorchCache,
         layer: int,
         shape: AttentionShape,
-        plan: _Plan,
+        plan: _TorchPlan,
         *,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
@@ -157,7 +157,7 @@ class TorchBackend:
         return qkv[:, : shape.num_heads * shape.head_dim]
 
     def attend(
-        self, q: Tensor, cache: _Cache, layer: int, shape: AttentionShape, plan: _Plan, out: Tensor
+        self, q: Tensor, cache: _TorchCache, layer: int, shape: AttentionShape, plan: _TorchPlan, out: Tensor
     ) -> Tensor:
         group = shape.num_heads // shape.num_kv_heads
         for (start, end, length), table in zip(plan.spans, plan.block_tables, strict=True):

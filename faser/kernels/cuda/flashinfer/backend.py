@@ -43,13 +43,13 @@ KV_DTYPES = (*DTYPES, FP8)  # of keys and values
 
 
 @dataclass(frozen=True, slots=True)
-class _Linear:
+class _CudaLinear:
     weight: Tensor  # [N, K]
     bias: Tensor | None  # [N]
 
 
 @dataclass(frozen=True, slots=True)
-class _Cache:
+class _CudaCache:
     """data: [L, 2, blocks, block_size, Hkv, D]; the keys of a layer are contiguous, and so are its values."""
 
     data: Tensor
@@ -187,7 +187,7 @@ class FlashInferBackend:
     def wait(self) -> None:
         self._accelerator.wait()
 
-    def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> _Linear | Fp8Linear:
+    def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> _CudaLinear | Fp8Linear:
         """See Backend. Raises ConfigError for a dtype other than bfloat16 and float16, too."""
         if isinstance(weight, Fp8Rows):
             return self._pack_fp8(weight, bias)
@@ -195,7 +195,7 @@ class FlashInferBackend:
             names = " and ".join(map(str, DTYPES))
             message = f"the flashinfer backend computes in {names}; the weight is {weight.dtype}"
             raise ConfigError(message.replace("torch.", ""))
-        return _Linear(
+        return _CudaLinear(
             weight.to(self.device, copy=True).contiguous(),
             None if bias is None else bias.to(self.device, weight.dtype, copy=True),
         )
@@ -208,7 +208,7 @@ class FlashInferBackend:
         return pack_fp8(weight, bias, self.device)
 
     def linear(
-        self, x: Tensor, packed: _Linear | Fp8Linear, out: Tensor, *, residual: Tensor | None = None
+        self, x: Tensor, packed: _CudaLinear | Fp8Linear, out: Tensor, *, residual: Tensor | None = None
     ) -> Tensor:
         if isinstance(packed, Fp8Linear):
             assert self._fp8 is not None, "this backend did not pack that quantised weight"
@@ -228,7 +228,7 @@ class FlashInferBackend:
             out += bias
         return out
 
-    def embed(self, token_ids: Tensor, packed: _Linear, out: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, packed: _CudaLinear, out: Tensor) -> Tensor:
         return torch.index_select(packed.weight, 0, token_ids.to(self.device, non_blocking=True), out=out)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ class FlashInferBackend:
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
         return self._library.silu_and_mul(input=gate_up, out=out)
 
-    def allocate_kv(self, shape: KvShape) -> _Cache:
+    def allocate_kv(self, shape: KvShape) -> _CudaCache:
         """See Backend. Raises ConfigError for a dtype or a head size without kernels."""
         check_cache_dtype(self.name, shape.dtype, KV_DTYPES)
         if shape.head_dim not in HEAD_DIMS:
@@ -245,7 +245,7 @@ class FlashInferBackend:
             raise ConfigError(f"the flashinfer backend has kernels for heads of {sizes}, not {shape.head_dim}")
         size = (shape.num_layers, 2, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         zeros = torch.zeros(shape.total_bytes, dtype=torch.uint8, device=self.device)
-        return _Cache(zeros.view(shape.dtype).view(size))
+        return _CudaCache(zeros.view(shape.dtype).view(size))
 
     def plan(self, layout: RowLayout, block_size: int) -> _EagerPlan:
         """See Backend. One transfer; the first layer of each kind plans its attention."""
@@ -256,7 +256,7 @@ class FlashInferBackend:
         self,
         qkv: Tensor,
         angles: Tensor | None,
-        cache: _Cache,
+        cache: _CudaCache,
         layer: int,
         shape: AttentionShape,
         plan: _EagerPlan | FixedPlan,
@@ -275,7 +275,7 @@ class FlashInferBackend:
     def attend(
         self,
         q: Tensor,
-        cache: _Cache,
+        cache: _CudaCache,
         layer: int,
         shape: AttentionShape,
         plan: _EagerPlan | FixedPlan,

@@ -25,7 +25,7 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.interface.graph_capture import GraphBatchSize, GraphCapture
+from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.processors import DeviceLane
 from faser.kernels.interface.shapes import KvShape
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
@@ -147,17 +147,6 @@ def asked(count: int, seed: int, *, random_share: float = 0.5) -> SamplingMetada
         seeds=rng.integers(0, 2**63, count, dtype=np.uint64),
         positions=rng.integers(0, 1000, count),
     )
-
-
-def test_batch_sizes_are_bounded_and_take_every_step_of_their_sizes() -> None:
-    sizes = GraphSizes.default(max_rows=256, max_sequences=100, max_drafts=5, max_blocks_each=8)
-    assert sizes.rows == (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 100, 128, 192, 256)
-    assert GraphBatchSize(rows=100, sequences=100, one_row_each=True) in sizes.batch_sizes
-    assert GraphBatchSize(rows=128, sequences=100, one_row_each=False) in sizes.batch_sizes
-    assert all(each.rows <= 100 for each in sizes.batch_sizes if each.one_row_each)
-    assert GraphSizes.default(
-        max_rows=8192, max_sequences=64, max_drafts=0, max_blocks_each=8, requested=(4, 1, 4)
-    ).rows == (1, 4)
 
 
 def test_capturing_reports_its_progress(replaying: tuple[GraphRunner, list[tuple[str, int, int]]]) -> None:

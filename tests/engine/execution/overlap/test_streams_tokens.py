@@ -207,7 +207,7 @@ class _ForgetsItsLane(FlashInferBackend):
     """Planted: the draft lane replays graphs captured for the whole device."""
 
     @property
-    def place(self) -> None:
+    def lane(self) -> None:
         return None
 
 

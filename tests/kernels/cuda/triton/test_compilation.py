@@ -11,7 +11,7 @@ import pytest
 
 @pytest.mark.slow
 def test_every_kernel_compiles_for_sm_90_and_rounds_every_product(tmp_path: Path) -> None:
-    """The interpreter rounds every product by itself; a compiler fuses them with sums unless it is told not to."""
+    """The interpreter rounds each product alone; compilers fuse them with sums unless an option forbids it."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.cuda.triton.compile_kernels"],

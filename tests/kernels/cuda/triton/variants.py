@@ -123,7 +123,7 @@ class Requested:
                 choice.choose(self._logits[: len(slots)], rows)
 
     def chosen_by_a_runner(self, max_rows: int) -> None:
-        """Eagerly, as where no recording fits."""
+        """Eagerly, as in a step that fits no CUDA graph."""
         choice = self._backend.device_sampling_kernels(max_rows, self._logits.shape[1])
         chooser = DeviceTokenSampler(choice, self._backend.graph_capture, torch.device("cpu"), max_rows)
         for sampling in ASKED:
