@@ -16,7 +16,7 @@ from benchmarks.gpu.engines import Wanted, close, draft_of, made_up, open_engine
 from benchmarks.gpu.plan import Plan, Sizes
 from benchmarks.gpu.record import Desk, Json
 from benchmarks.gpu.timing import clock_of
-from faser.engine.control.speculation.step_statistics import PLAIN, SERIAL
+from faser.engine.control.speculation.statistics import PLAIN, SERIAL
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
 from faser.types import SamplingParams, SpeculationStats

@@ -15,7 +15,8 @@ from faser.config.environment import cache_dir, flashinfer_workspace, may_compil
 from faser.engine.checkpoints.source import resolve
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
-from faser.engine.control.speculation.control import OverlapOptions, SpeculationControl
+from faser.engine.control.speculation.control import SpeculationControl
+from faser.engine.control.speculation.overlap.control import OverlapOptions
 from faser.engine.control.timing.clock import Clock, WallClock
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine

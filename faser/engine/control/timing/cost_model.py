@@ -25,6 +25,7 @@ Floats = NDArray[np.float64]
 
 _FORMAT = 4
 _FOLLOW = 0.1  # weight of the newest step in the factor of its role
+_FOLLOW_DECIDING = 0.05  # weight of the newest step in the host time of deciding
 _OUTLIER = 3.0  # one step counts at most for so many times faster or slower: a page fault is no new machine
 _LARGEST_FACTOR = 20.0
 _FIRST_DENSE_ROWS = 2048
@@ -38,7 +39,8 @@ class CostModel:
 
     def __init__(self, tables: Mapping[Role, CostTable], lanes: tuple[InterferenceTable, ...] = ()) -> None:
         self._lanes = lanes
-        self.deciding_s = 0.0  # host time that a step takes longer when anybody is asked for drafts; see asking_s
+        self._deciding = [0.0, 0.0]  # host seconds of deciding in a step without drafts, and with drafts
+        self._deciding_s = 0.0  # by how much the second is longer; see asking_s
         if Role.STEP not in tables:
             raise ConfigError("a cost model has no times of role step")
         self._tables = dict(tables)
@@ -123,7 +125,7 @@ class CostModel:
     def asking_s(self, sequences: Ints) -> Floats: ...
     def asking_s(self, sequences: int | Ints) -> float | Floats:
         """Seconds that asking so many sequences for drafts takes beside passes: looking up, deciding."""
-        return self.text_s(sequences) + self.deciding_s
+        return self.text_s(sequences) + self._deciding_s
 
     def catchup_s(self, lag: Ints) -> Floats:
         """Seconds, for each sequence by itself, to refill `lag` tokens of the draft model's KV. [S]"""
@@ -150,6 +152,12 @@ class CostModel:
         """What was predicted, with the factor of the time, took measured_s. Nothing predicted: nothing learnt."""
         if predicted_s > 0 and measured_s > 0:
             self._followed[Role(role)].add(predicted_s, measured_s)
+
+    def observe_deciding(self, measured_s: float, *, drafts: bool) -> None:
+        """Deciding took so much host time in a step. What it takes longer with drafts is a cost of drafts."""
+        usual_s = self._deciding[drafts]
+        self._deciding[drafts] += (measured_s - usual_s) * (_FOLLOW_DECIDING if usual_s else 1.0)
+        self._deciding_s = max(self._deciding[True] - self._deciding[False], 0.0)
 
     def stats(self) -> tuple[RoleStats, ...]:
         return tuple(each.stats(role.value) for role, each in self._followed.items())
@@ -235,6 +243,10 @@ class ErrorTracker:
         ratio = min(max(measured_s / predicted_s, 1 / _OUTLIER), _OUTLIER)
         moved = self.factor * (1 - _FOLLOW + _FOLLOW * ratio)
         self.factor = min(max(moved, 1 / _LARGEST_FACTOR), _LARGEST_FACTOR)
+
+    def forget(self, weight: float) -> None:
+        """Move the factor back towards 1 by this part of the way: what it was learned from is out of date."""
+        self.factor += weight * (1 - self.factor)
 
     def stats(self, role: str) -> RoleStats:
         return RoleStats(

@@ -10,8 +10,8 @@ from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
 from faser.engine.contract.plan import StopRule
 from faser.engine.contract.step_times import CostTable, Role
 from faser.engine.control.speculation.acceptance.estimator import Acceptance, Outcomes
-from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policies.policy import Candidates
+from faser.engine.control.speculation.policies.registry import make_policy
 from faser.engine.control.timing.cost_model import CostModel
 
 Ints = NDArray[np.int64]
@@ -76,7 +76,7 @@ def run(
         seconds += draft_s + costs.step_s(count + int(kept.sum()))
         tokens += int(accepted.sum())
         drafted_mean[step] = drafted.sum() / count
-        acceptance.offered(chosen, lengths, drafted)
+        acceptance.learn_lengths(chosen, lengths, drafted)
         acceptance.learn(
             Outcomes(
                 slots=chosen,
@@ -97,7 +97,7 @@ def _candidates(slots: Ints, acceptance: Acceptance, count: int) -> Candidates:
         limit=np.full(len(slots), CAP),
         survival=acceptance.survival(slots),
         weight=np.ones(len(slots)),
-        lag=np.zeros(len(slots), dtype=np.int64),
+        missing_kv=np.zeros(len(slots), dtype=np.int64),
         other_rows=others,
         other_sequences=others,
         kv_tokens=0,

@@ -10,7 +10,7 @@ import pytest
 
 from faser.engine.contract.plan import StopRule
 from faser.engine.control.sequences.sequence import Sequence
-from faser.engine.control.speculation.control import DraftDecision, OtherRows
+from faser.engine.control.speculation.decision import DraftDecision, OtherRows
 from faser.engine.control.speculation.policies.policy import Candidates, Ints
 from faser.errors import ConfigError
 from faser.types import Request, Slo, SpeculationParams, SpeculationStats

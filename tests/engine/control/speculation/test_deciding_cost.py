@@ -24,7 +24,7 @@ def test_a_steps_times_are_those_of_the_cost_model(count: int, other_rows: int, 
         limit=np.full(count, CAP),
         survival=np.ones((count, CAP + 1)),
         weight=np.full(count, 2.0),
-        lag=np.zeros(count, dtype=np.int64),
+        missing_kv=np.zeros(count, dtype=np.int64),
         other_rows=other_rows,
         other_sequences=other_sequences,
         kv_tokens=1000,
@@ -34,7 +34,7 @@ def test_a_steps_times_are_those_of_the_cost_model(count: int, other_rows: int, 
     plain_s = costs.step_s(count + other_sequences, 1000)
     expected = [plain_s + costs.step_s(rows + n, 1000) - costs.step_s(rows, 1000) for n in range(most + 1)]
     assert objective.worth == 2.0 * count + other_sequences
-    assert objective.plain_s == plain_s
+    assert objective.seconds_without_drafts == plain_s
     assert objective.verify_upto_s(most) == pytest.approx(expected)
     assert objective.verify_s(np.arange(most + 1)) == pytest.approx(expected)
     row_s = (costs.step_s(rows + most + count, 1000) - costs.step_s(rows + 1, 1000)) / (most + count - 1)

@@ -88,6 +88,7 @@ class Acceptance:
         self._ones = np.ones(cap)
         self._upto: Floats = np.tri(cap + 1, cap, -1)  # line n: 1 for the first n depths, 0 for the others
         self._is_upto = self._upto > 0
+        self._held: list[Outcomes] = []  # of steps that a cached decision has served; see hold
         self.forget()
 
     def forget(self) -> None:
@@ -98,12 +99,12 @@ class Acceptance:
         self._evidence = np.zeros((slots, 2, cap))  # tokens judged, tokens accepted
         self._all_evidence = np.full((methods, 2, cap), _PRIOR_MASS)
         self._all_evidence[:, 1] *= prior
-        self._asked = np.zeros((slots, 2, cap))  # tokens asked for, tokens that came
-        self._all_asked = np.full((2, cap), _PRIOR_MASS)
-        self._all_asked[1] /= 2
+        self._requested = np.zeros((slots, 2, cap))  # tokens asked for, tokens that came
+        self._all_requested = np.full((2, cap), _PRIOR_MASS)
+        self._all_requested[1] /= 2
         self._drift = Drift(slots, methods)
-        self._offset = np.zeros((2, slots + 1))  # decayed surprise of the curve and its weight
-        self._leaning = np.zeros(slots + 1)  # logits by which a slot's tokens do better than the curve says
+        self._surprise = np.zeros((2, slots + 1))  # decayed surprise of the curve and its weight
+        self._offset = np.zeros(slots + 1)  # logits by which a slot's tokens do better than the curve says
         self._curves = tuple(LogisticCurve(name, _PRIOR[name]) for name in DRAFT_METHODS)
         self._unread: list[Outcomes] = []  # the newest steps, which have not yet taught what holds for all
         self._unread_ends: list[Ints] = []  # theirs, see _judged_and_passed
@@ -124,12 +125,14 @@ class Acceptance:
         self._shown = None
         self._method[slot] = self._first_method
         self._drift.start(slot)
-        for table in (self._evidence, self._asked, self._leaning):
+        for table in (self._evidence, self._requested, self._offset):
             table[slot] = 0.0
-        self._offset[:, slot] = 0.0
+        self._surprise[:, slot] = 0.0
 
     def release(self, slot: int) -> None:
-        """The slot is free; what it taught about all stays."""
+        """The slot is free. What its sequence has taught about all stays; what is still held is lost."""
+        if self._held:
+            self._held = [each.without(slot) for each in self._held]
         self.start(slot)
 
     def survival(self, slots: Ints, cap: int | None = None) -> Floats:
@@ -157,23 +160,33 @@ class Acceptance:
     def calibration(self, method: str, slots: Ints | None = None) -> tuple[float, float]:
         """Acceptance of a token is about sigmoid(intercept + slope * confidence), for StopRule. Models only.
 
-        slots: whose mean leaning enters the intercept.
+        slots: whose mean offsets enters the intercept.
         """
         assert method in _MODEL_METHODS, f"{method} has no passes to stop"
         intercept, slope = self._curves[DRAFT_METHODS.index(method)].line()
         if slots is not None and len(slots):
-            intercept += float(np.add.reduce(self._leaning.take(slots))) / len(slots)
+            intercept += float(np.add.reduce(self._offset.take(slots))) / len(slots)
         return intercept, slope
 
-    def offered(self, slots: Ints, wished: Ints, drafted: Ints) -> None:
-        """Of `wished` tokens asked for, `drafted` came: [S] each, wished >= drafted."""
+    def learn_lengths(self, slots: Ints, requested: Ints, drafted: Ints) -> None:
+        """Of `requested` tokens the drafter proposed `drafted`: [S] each, requested >= drafted."""
         if self._always_drafts or not len(slots):
             return
-        came = self._upto.take(_pairs(wished, drafted), axis=0)
-        _decay(self._asked, slots, came)
-        of_all = np.add.reduce(came, axis=0)
-        self._all_asked *= _ALL_KEPT ** of_all[0]
-        self._all_asked += of_all
+        counts = self._upto.take(_pairs(requested, drafted), axis=0)
+        _decay(self._requested, slots, counts)
+        of_all = np.add.reduce(counts, axis=0)
+        self._all_requested *= _ALL_KEPT ** of_all[0]
+        self._all_requested += of_all
+
+    def hold(self, outcomes: Outcomes) -> None:
+        """Keep a step's outcomes for learn_held: while a decision serves several steps they would change nothing."""
+        self._held.append(outcomes)
+
+    def learn_held(self) -> None:
+        """Learn the outcomes that are held, all at once."""
+        if self._held:
+            self.learn(*self._held)
+            self._held.clear()
 
     def learn(self, *steps: Outcomes) -> None:
         """Take verdicts in: of a step, or of several in their order, in which a slot had one sequence only.
@@ -255,8 +268,8 @@ class Acceptance:
 
     def _available(self, slots: Ints) -> Floats:
         """[S, K] chance that a draft has at least 1, 2, … tokens; never rises with depth."""
-        everybody = self._all_asked[1] / self._all_asked[0]
-        found = self._asked.take(slots, axis=0)
+        everybody = self._all_requested[1] / self._all_requested[0]
+        found = self._requested.take(slots, axis=0)
         chances = (found[:, 1] + _SHRINK * everybody) / (found[:, 0] + _SHRINK)
         return np.minimum.accumulate(chances, axis=1)
 
@@ -270,7 +283,7 @@ class Acceptance:
             for method in present:
                 chosen = methods == method
                 logits[chosen] = self._curves[method].logits(confidences[chosen])
-        logits += self._leaning.take(slots)[:, None]
+        logits += self._offset.take(slots)[:, None]
         np.negative(logits, out=logits)
         np.exp(logits, out=logits)
         logits += _ONE
@@ -309,16 +322,16 @@ class Acceptance:
             curve, lines = self._curves[method], slots.take(rows)
             features = curve.features(outcomes.confidences[judged], depths)
             good = depths < ends[:, 1].take(rows)
-            surprise, weight = curve.learn(features, good, self._leaning.take(lines))
-            num_lines = len(self._leaning)
-            self._offset *= _SLOT_KEPT ** np.bincount(lines, minlength=num_lines)
-            self._offset[0] += np.bincount(lines, surprise, num_lines)
-            self._offset[1] += np.bincount(lines, weight, num_lines)
+            surprise, weight = curve.learn(features, good, self._offset.take(lines))
+            num_lines = len(self._offset)
+            self._surprise *= _SLOT_KEPT ** np.bincount(lines, minlength=num_lines)
+            self._surprise[0] += np.bincount(lines, surprise, num_lines)
+            self._surprise[1] += np.bincount(lines, weight, num_lines)
         if slots is not outcomes.slots:
-            self._offset[:, -1] = 0.0
-        leaning = self._offset[0] / (self._offset[1] + _OFFSET_SHRINK)
-        np.maximum(leaning, _SMALLEST_OFFSET, out=leaning)
-        self._leaning = np.minimum(leaning, _LARGEST_OFFSET, out=leaning)
+            self._surprise[:, -1] = 0.0
+        offsets = self._surprise[0] / (self._surprise[1] + _OFFSET_SHRINK)
+        np.maximum(offsets, _SMALLEST_OFFSET, out=offsets)
+        self._offset = np.minimum(offsets, _LARGEST_OFFSET, out=offsets)
         self._sum_up(present)
 
     def _still_there(self, slots: Ints) -> Ints:
@@ -359,8 +372,8 @@ class Acceptance:
         for evidence, chosen in ((self._evidence, slots), (self._all_evidence, methods)):
             mass = evidence[chosen, 0].sum(axis=1)
             evidence[chosen] *= (_DRIFT_LEAVES / np.maximum(mass, _DRIFT_LEAVES))[:, None, None]
-        self._offset[:, slots] = 0.0
-        self._leaning[slots] = 0.0
+        self._surprise[:, slots] = 0.0
+        self._offset[slots] = 0.0
         for method in methods:
             self._curves[method].forget()
         if len(methods):

@@ -84,4 +84,6 @@ def _draft_s(costs: CostModel, num_sequences: int, most: int) -> Floats:
 
 
 def _nobody(objective: Objective) -> OverlapChoice:
-    return OverlapChoice(chosen=np.zeros(0, dtype=np.int64), length=0, lanes=None, rate=objective.plain_rate)
+    return OverlapChoice(
+        chosen=np.zeros(0, dtype=np.int64), length=0, lanes=None, rate=objective.rate_without_drafts
+    )

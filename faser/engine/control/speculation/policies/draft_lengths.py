@@ -28,7 +28,7 @@ def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel)
     num_sequences, num_depths = worths.shape
     there = upto(num_depths).take(candidates.limit, axis=0).ravel().nonzero()[0]
     if not len(there):
-        return Choice(lengths=np.zeros_like(candidates.limit), rate=objective.plain_rate)
+        return Choice(lengths=np.zeros_like(candidates.limit), rate=objective.rate_without_drafts)
     there, worth = _best_first(there, worths.take(there))
     cuts, cut_of = _cuts(len(there))
     line, depth = (each.take(there) for each in _places(num_sequences, num_depths))
@@ -44,7 +44,7 @@ def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel)
     drafting = up_to_cut(None)  # sequences in each pass
     seconds = costs.pass_s(drafting)
     np.add.accumulate(seconds, axis=0, out=seconds)
-    if np.count_nonzero(candidates.lag):
+    if np.count_nonzero(candidates.missing_kv):
         catchup_s = _catchup_s(candidates, costs)
         seconds += up_to_cut(np.where(depth == 0, catchup_s.take(line), 0.0))[0]
     seconds += costs.asking_s(drafting[0])
@@ -55,8 +55,8 @@ def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel)
     rates /= seconds
     deepest, best = divmod(int(rates.argmax()), num_cuts)
     rate = rates.item(deepest, best)
-    if rate <= objective.plain_rate:
-        return Choice(lengths=np.zeros_like(candidates.limit), rate=objective.plain_rate)
+    if rate <= objective.rate_without_drafts:
+        return Choice(lengths=np.zeros_like(candidates.limit), rate=objective.rate_without_drafts)
     taken = line[: cuts[best]]
     lengths = np.bincount(taken[depth[: cuts[best]] <= deepest], minlength=num_sequences)
     return Choice(lengths=lengths, rate=rate)
@@ -66,17 +66,17 @@ def _alone_s(candidates: Candidates, costs: CostModel) -> Floats:
     """[limit + 1] seconds in which one sequence drafts 0, 1, … tokens: every one is a pass."""
     seconds: Floats = np.arange(candidates.limit.item(0) + 1, dtype=np.float64) * costs.pass_s(1)
     seconds[1:] += costs.asking_s(1)
-    if candidates.lag.item(0):
+    if candidates.missing_kv.item(0):
         seconds[1:] += _catchup_s(candidates, costs)
     return seconds
 
 
 def _catchup_s(candidates: Candidates, costs: CostModel) -> Floats:
     """[S] seconds a step for refilling a draft model's KV: an investment in the steps that are left."""
-    seconds = costs.catchup_s(candidates.lag)
-    if candidates.left is None:
+    seconds = costs.catchup_s(candidates.missing_kv)
+    if candidates.remaining is None:
         return seconds / CATCHUP_HORIZON
-    steps = _PAID_BACK * candidates.left / (1.0 + candidates.survival[:, 1])
+    steps = _PAID_BACK * candidates.remaining / (1.0 + candidates.survival[:, 1])
     return seconds / np.clip(steps, 1.0, CATCHUP_HORIZON)
 
 

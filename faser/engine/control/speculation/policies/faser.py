@@ -14,7 +14,7 @@ from faser.engine.contract.plan import StopRule
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.policies.draft_lengths import best_lengths
 from faser.engine.control.speculation.policies.objective import Choice, Objective, best_prefixes
-from faser.engine.control.speculation.policies.policy import Candidates, Ints
+from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
 from faser.engine.control.speculation.policies.probes import Probes
 from faser.engine.control.timing.cost_model import CostModel
 
@@ -26,8 +26,8 @@ _FOLLOW = 0.05  # weight of the newest step in what look-ups in text have brough
 _ONE = np.array(1)
 
 
-class Faser:
-    """See Policy. method: the drafter that needs a pass per token, where there is one."""
+class Faser(Policy):
+    """method: the drafter that needs a pass per token, if the engine has one."""
 
     name = "faser"
 
@@ -48,7 +48,7 @@ class Faser:
         objective = Objective(self._costs, candidates)
         if self._costs.has_passes:
             choice = best_lengths(candidates, objective, self._costs)
-            self._switch(choice.rate / objective.plain_rate, candidates.since)
+            self._switch(choice.rate / objective.rate_without_drafts, candidates.since)
             wanted = self._deepened(candidates, choice, objective)
         else:
             looking_s = self._costs.asking_s(candidates.num_sequences)
@@ -87,7 +87,7 @@ class Faser:
         objective = Objective(self._costs, candidates)
         values = candidates.survival[:, 1:] * candidates.weight[:, None]
         choice = best_prefixes(objective, values, lengths)
-        self._brought += _FOLLOW * (choice.rate / objective.plain_rate - self._brought)
+        self._brought += _FOLLOW * (choice.rate / objective.rate_without_drafts - self._brought)
         return choice.lengths
 
     def _switch(self, gain: float, since: int) -> None:
@@ -127,11 +127,13 @@ class Faser:
         than certain tokens would bring.
         """
         drafting_s = self._costs.asking_s(candidates.num_sequences)
-        lately = self._brought * objective.plain_s / (objective.plain_s + drafting_s)
+        lately = self._brought * objective.seconds_without_drafts / (objective.seconds_without_drafts + drafting_s)
         most = sum(candidates.limit.tolist())
         certain = objective.worth + float(candidates.weight.max()) * np.arange(most + 1)
         possible = float((certain / (objective.verify_upto_s(most) + drafting_s)).max())
-        return max(choice.rate, min(lately * objective.plain_rate, possible)) / objective.plain_rate
+        return (
+            max(choice.rate, min(lately * objective.rate_without_drafts, possible)) / objective.rate_without_drafts
+        )
 
 
 @functools.lru_cache(maxsize=8)

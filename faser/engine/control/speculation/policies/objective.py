@@ -25,7 +25,7 @@ class Objective:
     Knows the times of as many drafted tokens as there could be, K of each candidate, and one more of each.
     """
 
-    __slots__ = ("_steps_s", "_verify_s", "plain_s", "worth")
+    __slots__ = ("_steps_s", "_verify_s", "seconds_without_drafts", "worth")
 
     def __init__(self, costs: CostModel, candidates: Candidates) -> None:
         count, num_columns = candidates.survival.shape
@@ -33,15 +33,15 @@ class Objective:
         self.worth = float(np.add.reduce(candidates.weight)) + candidates.other_sequences
         rows = count + candidates.other_rows
         self._steps_s = self._verify_s = costs.steps_s(rows, rows + count * num_columns, candidates.kv_tokens)
-        self.plain_s = self._steps_s.item(0)
+        self.seconds_without_drafts = self._steps_s.item(0)
         if decodes != rows:
-            self.plain_s = costs.step_s(decodes, candidates.kv_tokens)
-            self._verify_s = self._steps_s + (self.plain_s - self._steps_s.item(0))
+            self.seconds_without_drafts = costs.step_s(decodes, candidates.kv_tokens)
+            self._verify_s = self._steps_s + (self.seconds_without_drafts - self._steps_s.item(0))
 
     @property
-    def plain_rate(self) -> float:
+    def rate_without_drafts(self) -> float:
         """G without drafts, in tokens a second."""
-        return self.worth / self.plain_s
+        return self.worth / self.seconds_without_drafts
 
     def verify_s(self, num_drafted: Ints) -> Floats:
         """Seconds of the step with so many drafted tokens among its rows; any shape."""

@@ -32,7 +32,7 @@ class Probes:
     def add(self, candidates: Candidates, lengths: Ints, objective: Objective, costs: CostModel) -> Ints:
         """lengths with probes for those that are due, cheapest first, as far as the account allows."""
         self._step += candidates.since
-        share_s = _SHARE * objective.plain_s
+        share_s = _SHARE * objective.seconds_without_drafts
         self._saved_s = min(self._saved_s + candidates.since * share_s, _SAVED_STEPS * share_s)
         if np.count_nonzero(lengths) == np.count_nonzero(candidates.limit):
             if np.count_nonzero(self._due):
@@ -66,7 +66,7 @@ class Probes:
         self, candidates: Candidates, lengths: Ints, due: Ints, objective: Objective, costs: CostModel
     ) -> Ints:
         """As many of the due as the account holds; if it holds none, it is not asked again for a few steps."""
-        due = due[np.argsort(candidates.lag[due], kind="stable")]
+        due = due[np.argsort(candidates.missing_kv[due], kind="stable")]
         unprobed_s = self._cost_s(candidates, lengths, objective, costs)
         while len(due):
             probed = lengths.copy()
@@ -82,7 +82,7 @@ class Probes:
 
     def _cost_s(self, candidates: Candidates, lengths: Ints, objective: Objective, costs: CostModel) -> float:
         drafted = lengths.sum(keepdims=True)
-        return costs.draft_s(lengths, candidates.lag) + float(objective.verify_s(drafted)[0])
+        return costs.draft_s(lengths, candidates.missing_kv) + float(objective.verify_s(drafted)[0])
 
     def _settle(self, candidates: Candidates, due: Ints) -> None:
         slots = candidates.slots[due]

@@ -13,7 +13,7 @@ def draft(*token_ids: int) -> Draft:
 
 
 def judged(behind: tuple[int, ...], ahead: Draft, token_ids: tuple[int, ...]) -> tuple[Border, Draft | None]:
-    frontiers = Frontiers()
+    frontiers = Frontiers(SLOT + 2)
     border = frontiers.judge(behind, ahead, token_ids)
     return border, frontiers.standing([SLOT])[0]
 
@@ -47,15 +47,15 @@ def test_a_step_that_brought_fewer_tokens_than_were_assumed_judges_nothing() -> 
 
 
 def test_a_slot_that_is_left_has_nothing_standing() -> None:
-    frontiers, kept = Frontiers(), Draft(slot=SLOT + 1, method="suffix", token_ids=(1, 2))
+    frontiers, kept = Frontiers(SLOT + 2), Draft(slot=SLOT + 1, method="suffix", token_ids=(1, 2))
     frontiers.judge((), draft(1, 2), (1,))
     frontiers.judge((), kept, (1,))
-    frontiers.drop(SLOT)
+    frontiers.release(SLOT)
     assert frontiers.standing([SLOT, SLOT + 1]) == [None, kept]
 
 
 def test_what_was_taken_stands_no_more() -> None:
-    frontiers = Frontiers()
+    frontiers = Frontiers(SLOT + 2)
     frontiers.judge((), draft(1, 2), (1,))
     frontiers.clear()
     assert frontiers.standing([SLOT]) == [None]

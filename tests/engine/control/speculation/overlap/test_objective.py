@@ -39,7 +39,7 @@ def candidates(survival: np.ndarray, **other: object) -> Candidates:
         "limit": np.full(count, columns - 1),
         "survival": survival,
         "weight": np.ones(count),
-        "lag": np.ones(count, dtype=np.int64),
+        "missing_kv": np.ones(count, dtype=np.int64),
         "other_rows": 0,
         "kv_tokens": 100,
     }
@@ -150,7 +150,7 @@ def test_nobody_drafts_ahead_without_lanes_or_without_room() -> None:
     ):
         assert found.lanes is None
         assert not len(found.chosen)
-        assert found.rate == objective.plain_rate
+        assert found.rate == objective.rate_without_drafts
 
 
 def test_a_draft_that_is_free_beats_one_that_is_waited_for() -> None:
