@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
+from faser.config.drafters import DRAFT_METHODS
+from faser.config.speculation import SpeculationConfig
 from faser.metrics.server import Metrics
 from faser.types import (
     STEP_ERROR_EDGES,
@@ -83,8 +84,6 @@ SERIES: list[tuple[str, dict[str, str]]] = [
         for result in ("met", "missed")
     ),
     ("faser_spec_catchup_tokens_total", {}),
-    ("faser_audit_checks_total", {}),
-    ("faser_audit_divergences_total", {}),
 ]
 
 

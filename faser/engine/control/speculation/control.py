@@ -1,12 +1,13 @@
-"""SpeculationControl: the order of a step with speculation, and nothing that lasts.
+"""SpeculationControl: the order of a step with speculation.
 
-What is known of sequences is SpeculationState's, what is counted SpeculationStatistics', overlapped drafting
-OverlapControl's. The policy decides; it rests on the estimates of Acceptance and CostModel.
+The scheduler calls it; in a step
 
-    decide, keep, launch, learn                        a step whose drafts are made before it
-    launch, learn                                      a step without drafts
-    decide (None), chunks, launch, decide_overlapped,  a step during which the drafts of the next one are made
+    whose drafts are made before it:       decide, keep, launch, learn without drafts:
+    launch, learn during which the next drafts are made: decide (None), chunks, launch, decide_overlapped,
     launch_overlapped, learn
+
+DraftDecider asks the policy, which reads the estimates of Acceptance and CostModel. OutcomeLearner teaches them
+what came of it. SpeculationState holds what is known of each sequence, SpeculationStatistics what is reported.
 """
 
 import time
@@ -15,11 +16,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from faser.config.drafters import PASS_METHODS
 from faser.config.speculation import AUTO, SpeculationConfig
 from faser.engine.contract.plan import Drafts, StepPlan, StepResult
 from faser.engine.contract.step_times import Role
 from faser.engine.control.sequences.sequence import Sequence
-from faser.engine.control.speculation.acceptance.draft_arrays import MODELS, DraftArrays, DraftReader
+from faser.engine.control.speculation.acceptance.draft_arrays import DraftArrays, DraftReader
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.decision import DraftDecision, OtherRows, OverlapDecision
 from faser.engine.control.speculation.draft_decider import DraftDecider, RequestedDrafts, Room
@@ -90,8 +92,8 @@ class SpeculationControl:
         """From the next step on another policy decides. gamma: of `fixed`, or another policy's cap.
 
         forget: what was learned about acceptance is dropped, of running sequences too. overlap: as in the setting
-        spec_overlap; None: as configured. Raises ConfigError for an unknown policy, a gamma beyond the engine's cap,
-        and for overlap on an engine without lanes.
+        spec_overlap; None: as configured. Raises ConfigError for an unknown policy, for a gamma beyond the
+        engine's cap, and for overlap on an engine without lanes.
         """
         if gamma is not None and not 1 <= gamma <= self._cap:
             raise ConfigError(f"gamma is {gamma}; this engine drafts at least 1 and at most {self._cap} tokens")
@@ -150,12 +152,13 @@ class SpeculationControl:
     ) -> DraftDecision | None:
         """Which sequences draft before the next step; None: the step has no such drafts.
 
-        sequences: that may draft. budget: rows of a step. room: how many of the given tokens fit into the KV blocks.
+        sequences: that may draft. budget: rows of a step. room: how many of the given tokens have KV blocks.
         """
         began = time.perf_counter()
-        requested = self._requested = self._decider.decide(sequences, others, budget, room)
+        requested = self._decider.decide(sequences, others, budget, room)
         decision = None
         if requested is not None:
+            self._requested = requested
             decision = DraftDecision(
                 chosen=tuple(requested.chosen), lengths=tuple(requested.lengths.tolist()), stop=requested.stop
             )
@@ -220,8 +223,8 @@ class SpeculationControl:
     ) -> None:
         """Take in what the step brought, before its tokens are committed.
 
-        sequences: of plan.rows, in their order; those that have ended meanwhile teach nothing. overlapped: the drafts
-        made during the step.
+        sequences: of plan.rows, in their order; those that have ended meanwhile teach nothing. overlapped: the
+        drafts made during the step.
         """
         began = time.perf_counter()
         self._pruning = result.pruning
@@ -254,9 +257,7 @@ class SpeculationControl:
         num_drafted = np.count_nonzero(lengths)
         if not drafts.passes and not num_drafted:
             if self._is_point_mass:
-                self._decider.policy.keep(
-                    candidates, lengths
-                )  # which shows the policy that the look-up found nothing
+                self._decider.policy.keep(candidates, lengths)  # so that it learns of the empty drafts
             return [()] * len(lengths)
         survival, kept = candidates.survival, lengths
         if num_drafted:
@@ -279,4 +280,4 @@ def _acceptance_of(config: SpeculationConfig, num_slots: int) -> Acceptance:
     method = config.method
     if method == AUTO:
         method = "suffix" if config.model is None else "draft_model"
-    return Acceptance(num_slots, config.cap, method=method, always_drafts=method in MODELS)
+    return Acceptance(num_slots, config.cap, method=method, always_drafts=method in PASS_METHODS)

@@ -1,4 +1,4 @@
-"""What the scheduler and the control of speculation say to each other about one step. Plain values, no torch."""
+"""What the scheduler and SpeculationControl exchange about one step. Values, no torch."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from faser.engine.control.speculation.policies.policy import Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherRows:
-    """The rows of a step besides those of the sequences that may draft.
+    """The rows of a step in addition to those of the sequences that may draft.
 
     rows: how many there are. sequences: how many of them bring a sequence its next token.
     """

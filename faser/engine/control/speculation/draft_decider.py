@@ -1,7 +1,8 @@
 """DraftDecider: which sequences draft in a step, and how far.
 
-Builds the Candidates that the policy looks at, within the caps of requests, the budget of rows and the KV blocks. Owns
-the pauses in which the policy is not asked. A decision of a large batch is reused for several steps (CachedDecision).
+Builds the Candidates that the policy looks at, within the caps of requests, the budget of rows and the KV blocks.
+Owns the pauses in which the policy is not asked. A decision for a large batch serves several steps
+(CachedDecision).
 """
 
 from collections.abc import Callable

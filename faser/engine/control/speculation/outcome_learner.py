@@ -21,7 +21,7 @@ from faser.engine.control.speculation.state import SpeculationState
 from faser.engine.control.speculation.statistics import SpeculationStatistics
 from faser.engine.control.timing.cost_model import CostModel
 
-_BONUS = np.array(1)  # token of a step besides the accepted ones
+_BONUS = np.array(1)  # token of a step after the accepted ones
 
 
 class OutcomeLearner:
@@ -83,8 +83,9 @@ class OutcomeLearner:
             self._statistics.count_pruned_rows(drafted.methods, pruned.counts)
         outcomes = drafted.outcomes(accepted)
         self._statistics.count_drafts(outcomes, drafted.survival)
-        lessons = drafted.outcomes(accepted, border=1) if drafted.border else outcomes
-        self._teach(lessons if pruned is None else pruned.judged(lessons))
+        if drafted.border:
+            outcomes = drafted.outcomes(accepted, border=1)
+        self._teach(outcomes if pruned is None else pruned.judged(outcomes))
 
     def learn_undrafted(self, plan: StepPlan, sequences: Many[Sequence]) -> None:
         """A step without drafts is done. sequences: as in learn_verified."""

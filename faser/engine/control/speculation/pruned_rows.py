@@ -1,9 +1,9 @@
-"""A step from which drafted rows left between two layers, as the control plane takes it in. No torch.
+"""A step from which draft rows left between two layers, as the control plane counts and learns it. No torch.
 
-draft          x1      x2      x3       x4      x5     rows of x3, x4, x5 left: num_pruned is 3
-judged by      row 0   row 1   row 2    -       -      row 2, of x2, stayed: the target's own token judges x3
-the tally      sent    sent    pruned   pruned  pruned  the answer has x1, x2 as accepted, and one of its own
-the lesson     yes     yes     yes      never   never   x3 was right if it is the target's own token
+draft          x1         x2         x3       x4      x5      rows of x3, x4, x5 left: num_pruned is 3
+judged by      row 0      row 1      row 2    -       -       row 2, of x2, stayed: the bonus token judges x3
+counted as     verified   verified   pruned   pruned  pruned  the answer has x1, x2 and the bonus token
+teaches        yes        yes        yes      no      no      x3 was right if it is the bonus token
 """
 
 from dataclasses import dataclass, replace
@@ -20,13 +20,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedRows:
-    """counts: [S] drafted tokens whose rows left. right: [S] 1 where the first of them is the target's own."""
+    """counts: [S] draft tokens whose rows left. right: [S] 1 where the first of them is the bonus token."""
 
     counts: Ints
     right: Ints
 
     def judged(self, outcomes: Outcomes) -> Outcomes:
-        """Outcomes of the rows that stayed, with the verdict on the first token whose row did not."""
+        """Outcomes of the rows that stayed, with that of the first token whose row left."""
         return replace(
             outcomes,
             verified=outcomes.verified + (self.counts > 0),
@@ -35,7 +35,7 @@ class PrunedRows:
 
 
 def pruned_rows(slots: Ints, plan: StepPlan, result: StepResult) -> PrunedRows | None:
-    """Of the sequences in slots, [S]; None: no row of the step left."""
+    """slots: [S]. None: no row left the step."""
     if not any(each.num_pruned for each in result.sequences):
         return None
     counts, right = {}, {}
@@ -53,6 +53,6 @@ def pruned_rows(slots: Ints, plan: StepPlan, result: StepResult) -> PrunedRows |
 
 
 def saved_s(costs: CostModel, plan: StepPlan, result: StepResult) -> float:
-    """So much less the step should have taken than with all its rows in all layers."""
+    """Seconds by which the step should be shorter than with all its rows in all layers."""
     left = sum(each.num_pruned for each in result.sequences)
     return (costs.step_s(plan.num_rows) - costs.step_s(plan.num_rows - left)) * (1 - result.pruned_after)

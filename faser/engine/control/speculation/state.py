@@ -1,8 +1,8 @@
 """SpeculationState: what decisions read about the running sequences, by slot.
 
-Owns each sequence's draft cap and end, how much of it the draft KV cache holds, the clock of its latency target, the
-decision that is reused for several steps, and the overlapped drafts (Frontiers). Knows neither acceptance nor costs,
-and decides nothing.
+Owns each sequence's draft cap and end, how much of it the draft KV cache holds, the clock of its latency target,
+the decision that is reused for several steps, and the overlapped drafts (Frontiers). Knows neither acceptance nor
+costs, and decides nothing.
 """
 
 from collections.abc import Sequence as Many
@@ -25,8 +25,8 @@ _SEQUENCES_PER_STEP, _MOST_STEPS_KEPT = 16, 4  # a decision for 16 sequences ser
 class _Members:
     """What stays the same while the same sequences come in the same order. Arrays: [S], read only.
 
-    ends: number of known tokens from which a draft is useless. targets: seconds per token, 0 without a target; None
-    if no sequence has one.
+    ends: number of known tokens from which a draft is useless. targets: seconds per token, 0 without a target;
+    None if no sequence has one.
     """
 
     sequences: list[Sequence]
@@ -41,8 +41,8 @@ class _Members:
 class Batch:
     """The sequences that may draft before a step. Arrays: [S]; slots and caps are read only.
 
-    caps: most tokens of a draft. known: tokens of the sequence. remaining: most tokens that a draft could bring before
-    the sequence ends. kv_tokens: known tokens of all sequences together.
+    caps: most tokens of a draft. known: tokens of the sequence. remaining: most tokens that a draft could bring
+    before the sequence ends. kv_tokens: known tokens of all sequences together.
     """
 
     slots: Ints
@@ -58,8 +58,8 @@ class CachedDecision:
     and where drafts come from text the only question is whether to look.
 
     survival, lengths: [slots, K + 1] and [slots], as in Candidates and Policy.lengths; lengths are written when a
-    sequence starts. usual: mean length, given to a sequence that starts later. num_sequences: that it was made for.
-    stop: its rule has prices for num_drafting sequences.
+    sequence starts. usual: mean length, given to a sequence that starts later. num_sequences: that it was made
+    for. stop: its rule has prices for num_drafting sequences.
     """
 
     survival: Floats
@@ -138,7 +138,8 @@ class SpeculationState:
         return missing
 
     def expected_tokens(self, batch: Batch) -> Ints:
-        """[S] tokens that each sequence is expected to generate yet: the mean answer length, at most up to its end.
+        """[S] tokens that each sequence is expected to generate yet: the mean answer length, at most up to its
+        end.
 
         The tokens it has generated already do not count: they say little about those to come.
         """
@@ -232,5 +233,5 @@ class SpeculationState:
 
 
 def _membership_changed(decision: CachedDecision, count: int) -> bool:
-    """So many sequences came or left that the decision does not fit the batch any more."""
+    """Too many sequences have started or left for the decision to fit the batch."""
     return abs(count - decision.num_sequences) * _SEQUENCES_PER_STEP > count

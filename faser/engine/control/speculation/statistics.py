@@ -1,8 +1,8 @@
 """SpeculationStatistics: what speculation did, counted for reports alone. No decision reads it.
 
-Owns the counters of every slot (a request's summary), of every method and class, the modes of steps, the reasons for
-steps without drafts, and predicted against measured times. A step only notes its arrays; the counters take in many
-steps at once, before they are read. Knows neither policies nor sequences.
+Owns the counters of every slot (a request's summary), of every method and class, the modes of steps, the reasons
+for steps without drafts, and predicted against measured times. A step only notes its arrays; the counters take in
+many steps at once, before they are read. Knows neither policies nor sequences.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.config.speculation import DRAFT_METHODS
+from faser.config.drafters import DRAFT_METHODS
 from faser.engine.contract.step_times import Role
 from faser.engine.control.speculation.acceptance.estimator import Outcomes, joined
 from faser.engine.control.timing.cost_model import ErrorTracker
@@ -118,11 +118,11 @@ class SpeculationStatistics:
         np.add.at(self._dropped, methods, counts)
 
     def count_pruned_rows(self, methods: Ints, counts: Ints) -> None:
-        """Of the drafts of a step `counts` rows each left between two layers, [S]; they do not count as verified."""
+        """`counts` rows of each draft left the step between two layers, [S]; they do not count as verified."""
         np.add.at(self._pruned_rows, methods, counts)
 
     def count_bypasses(self, reason: str, count: int) -> None:
-        """So many sequences went through a step without a draft, for this reason."""
+        """`count` sequences went through a step without a draft, for this reason."""
         self._bypasses[reason] += count
 
     def count_bypassed(self, reason: str, mask: NDArray[np.bool_]) -> None:
@@ -130,7 +130,7 @@ class SpeculationStatistics:
         self.count_bypasses(reason, int(np.count_nonzero(mask)))
 
     def count_catchup(self, num_tokens: int) -> None:
-        """The draft model refilled the KV of so many tokens."""
+        """The draft model computed the missing KV of num_tokens tokens."""
         self._catchup_tokens += num_tokens
 
     def launch(self, *, drafts: bool) -> None:
@@ -168,7 +168,7 @@ class SpeculationStatistics:
         self._overlap_s += overlap_s
 
     def time_deciding(self, seconds: float) -> None:
-        """The host spent so much time on deciding or learning."""
+        """The host spent this time on deciding or learning."""
         self._decide_s += seconds
 
     def end_step(self) -> float:

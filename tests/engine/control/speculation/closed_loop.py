@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.config.speculation import DRAFT_METHODS, SpeculationConfig
+from faser.config.drafters import DRAFT_METHODS
+from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import StopRule
 from faser.engine.contract.step_times import CostTable, Role
 from faser.engine.control.speculation.acceptance.estimator import Acceptance, Outcomes

@@ -1,4 +1,4 @@
-"""What is known of sequences by slot, and how long a decision is reused. Oracle: every sequence looked at by itself."""
+"""What is known of sequences by slot, and how long a decision serves. Oracle: each sequence by itself."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""OverlapControl: whether drafts are made concurrently with steps, for which sequences, and what is verified of them.
+"""OverlapControl: whether drafts are made concurrently with steps, and what of them is verified.
 
 Owns the judgement of whether overlapped drafting pays, with its hysteresis, and the factor between measured and
 predicted time of overlapped steps. Reads the acceptance and the cost model. Knows slots and arrays, not sequences.
@@ -35,8 +35,8 @@ class OverlapOptions:
     """The lanes that drafts can be made on concurrently with steps. name: of the partition of the processors.
 
     lanes: measured interference, one table per share; at least one. mode: auto: where it pays, by the policy's own
-    objective; on: wherever a sequence may draft; off: never, until use_policy asks for it. every: steps between two
-    judgements. fallback: why the partition is not the one that was asked for; empty: it is.
+    objective; on: wherever a sequence may draft; off: never, until use_policy asks for it. every: steps between
+    two judgements. fallback: why the partition is not the one that was asked for; empty: it is.
     """
 
     name: str
@@ -92,7 +92,7 @@ class OverlapControl:
         self._rows, self._context = (
             0,
             0.0,
-        )  # of the step that is being made: its rows, and mean tokens in the cache
+        )  # rows and mean context of the step that is being made
         self._cycle = ErrorTracker()  # of overlapped steps
 
     @property
@@ -200,9 +200,7 @@ class OverlapControl:
         right, wrong = Border.PASSED, Border.REFUSED
         passed = np.array([border is right for border in borders])
         refused = np.array([border is wrong for border in borders])
-        decided = (refused | (passed & (lengths == 1))).nonzero()[
-            0
-        ]  # the other drafts are judged with their chunks
+        decided = (refused | (passed & (lengths == 1))).nonzero()[0]  # chunks decide the others
         return OverlapOutcome(
             slots=slots,
             methods=methods,

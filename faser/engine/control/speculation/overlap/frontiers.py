@@ -1,9 +1,9 @@
 """Frontiers: the overlapped draft of every sequence, and whether it still stands.
 
 An overlapped draft is made while a step verifies an earlier draft, and continues that draft as if all of it were
-accepted. Once the step's tokens are known the overlapped draft is judged at the border between the two: it stands if
-everything before it was accepted and its first token is the one that the target sampled itself. The rest of it is
-then the chunk that the next step verifies. Plain values, no torch; OverlapControl decides which sequences draft.
+accepted. Once the step's tokens are known the overlapped draft is judged at the border between the two: it stands
+if everything before it was accepted and its first token is the one that the target sampled itself, the bonus
+token. The rest of it is then the chunk that the next step verifies. OverlapControl decides which sequences draft.
 """
 
 from collections.abc import Iterable
@@ -18,8 +18,8 @@ from faser.engine.contract.plan import Draft
 class Border(Enum):
     """What became of an overlapped draft.
 
-    PASSED: its first token was right; the rest may be a chunk. REFUSED: its first token was wrong. UNJUDGED: a token
-    before it was refused, or there was no draft.
+    PASSED: its first token was right; the rest may be a chunk. REFUSED: its first token was wrong. UNJUDGED: a
+    token before it was refused, or there was no draft.
     """
 
     PASSED = "passed"
@@ -28,7 +28,7 @@ class Border(Enum):
 
 
 class Frontiers:
-    """By slot: the draft that passed the border, until its chunk is taken or dropped; and who drafts overlapped."""
+    """By slot: whether it drafts overlapped, and the draft that passed the border, until it is taken."""
 
     def __init__(self, num_slots: int) -> None:
         self._standing: dict[int, Draft] = {}
@@ -55,7 +55,7 @@ class Frontiers:
     def judge(self, unverified: tuple[int, ...], draft: Draft, token_ids: tuple[int, ...]) -> Border:
         """A step that verified `unverified` while `draft` was made brought token_ids.
 
-        token_ids: the accepted ones and the token that the target sampled itself; empty if the step brought nothing.
+        token_ids: the accepted ones and the bonus or recovered token; empty if the step brought nothing.
         """
         if not draft.token_ids or not token_ids or token_ids[:-1] != unverified:
             return Border.UNJUDGED

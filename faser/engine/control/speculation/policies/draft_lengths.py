@@ -1,8 +1,9 @@
 """Draft lengths that maximise G for a drafter that needs a pass per token.
 
-Tokens are taken in the order of their expected worth, which falls along every draft, so any number of the best is
-a set of prefixes. Passes are paid by the longest draft: every common depth d is tried with every number of
-tokens b, and the best (d, b) wins. Beyond _MAX_CUTS tokens only that many evenly spread numbers are tried.
+Tokens are taken in the order of their expected worth, which falls along every draft, so any number of the best
+tokens is a set of prefixes. The longest draft sets the number of passes: every common depth d is tried with every
+number of tokens b, and the best (d, b) wins. Beyond _MAX_CUTS tokens only that many evenly spread numbers are
+tried.
 """
 
 import functools
@@ -16,8 +17,8 @@ from faser.engine.control.speculation.policies.policy import Candidates, Floats,
 from faser.engine.control.timing.cost_model import CostModel
 
 _MAX_CUTS = 96
-CATCHUP_HORIZON = 64  # steps over which refilling a draft model's KV is spread, at most
-_PAID_BACK = 0.5  # of what a sequence has left, until then: more may come, and plain steps be better again
+CATCHUP_HORIZON = 64  # steps over which the time for missing draft KV is spread, at most
+_PAID_BACK = 0.5  # part of the remaining steps that must repay it: later, steps without drafts may be better
 
 
 def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel) -> Choice:
@@ -31,13 +32,13 @@ def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel)
         return Choice(lengths=np.zeros_like(candidates.limit), rate=objective.rate_without_drafts)
     there, worth = _best_first(there, worths.take(there))
     cuts, cut_of = _cuts(len(there))
-    line, depth = (each.take(there) for each in _places(num_sequences, num_depths))
+    line, depth = (each.take(there) for each in _lines_and_depths(num_sequences, num_depths))
     num_cuts = len(cuts)
     cell = depth * num_cuts
     cell += cut_of
 
     def up_to_cut(weights: Floats | None) -> NDArray[Any]:
-        """[depths, cuts] sums over the tokens of each depth before each cut."""
+        """[depths, cuts] sums over the tokens of each depth up to each cut."""
         counted = np.bincount(cell, weights, num_depths * num_cuts).reshape(num_depths, num_cuts)
         return np.add.accumulate(counted, axis=1, out=counted)
 
@@ -63,7 +64,7 @@ def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel)
 
 
 def _alone_s(candidates: Candidates, costs: CostModel) -> Floats:
-    """[limit + 1] seconds in which one sequence drafts 0, 1, … tokens: every one is a pass."""
+    """[limit + 1] seconds in which one sequence drafts 0, 1, … tokens, a pass each."""
     seconds: Floats = np.arange(candidates.limit.item(0) + 1, dtype=np.float64) * costs.pass_s(1)
     seconds[1:] += costs.asking_s(1)
     if candidates.missing_kv.item(0):
@@ -72,7 +73,7 @@ def _alone_s(candidates: Candidates, costs: CostModel) -> Floats:
 
 
 def _catchup_s(candidates: Candidates, costs: CostModel) -> Floats:
-    """[S] seconds a step for refilling a draft model's KV: an investment in the steps that are left."""
+    """[S] seconds per step for the missing draft KV: an investment in the remaining steps."""
     seconds = costs.catchup_s(candidates.missing_kv)
     if candidates.remaining is None:
         return seconds / CATCHUP_HORIZON
@@ -86,14 +87,14 @@ def _best_first(there: Ints, worth: Floats) -> tuple[Ints, Floats]:
 
 
 @functools.lru_cache(maxsize=64)
-def _places(num_sequences: int, num_depths: int) -> tuple[Ints, Ints]:
-    """Line and depth of every token that could be, line by line. Read only."""
+def _lines_and_depths(num_sequences: int, num_depths: int) -> tuple[Ints, Ints]:
+    """Line and depth of every possible token, line by line. Read only."""
     return np.repeat(np.arange(num_sequences), num_depths), np.tile(np.arange(num_depths), num_sequences)
 
 
 @functools.lru_cache(maxsize=1024)
 def _cuts(num_tokens: int) -> tuple[Ints, Ints]:
-    """How many tokens to try, ascending, from 1 to all; and of each token the first cut behind it. Read only."""
+    """Numbers of tokens to try, ascending up to all; and the first of them that has each token. Read only."""
     if num_tokens <= _MAX_CUTS:
         return np.arange(1, num_tokens + 1), np.arange(num_tokens)
     cuts = np.linspace(num_tokens / _MAX_CUTS, num_tokens, _MAX_CUTS).astype(np.int64)

@@ -1,8 +1,8 @@
 """The Policy seam: how many tokens each sequence drafts in a step, and how many of them are verified.
 
 Control plane: arrays of numbers, no torch. The same policies decide live and in the simulator. A policy is asked
-twice per step: before drafting, and once the drafts' own confidences are known. What came of its decisions it reads
-from the Acceptance and the CostModel, which it never writes.
+twice per step: before drafting, and once the drafts' own confidences are known. What came of its decisions it
+reads from the Acceptance and the CostModel, which it never writes.
 """
 
 from dataclasses import dataclass
@@ -21,16 +21,15 @@ Floats = NDArray[np.float64]
 class Candidates:
     """The S sequences that could draft in this step, in order of priority. K is the engine's cap on γ.
 
-    slots: [S]. limit: [S] most tokens that each may draft, 0 … K: by its own cap, its end and the rows of the step.
-    survival: [S, K + 1]; survival[s, k] is the expected probability that s gets a draft of k tokens or more and that
-    the first k are all accepted; column 0 is 1; rows never increase.
-    weight: [S] what a token of the sequence is worth: 1 unless its latency target says otherwise.
-    missing_kv: [S] known tokens that the draft KV cache lacks. remaining: [S] tokens that each sequence is expected
-    to generate yet; None: more than enough to pay for its missing KV.
-    other_rows: rows of the step besides one per candidate and the drafts: prompts, and sequences that cannot draft.
-    other_sequences: how many of those rows bring a sequence its next token.
-    kv_tokens: tokens of all candidates in the cache. since: steps since the policy was last asked.
-    Read only; not frozen, as several are made in every step and freezing costs more than the rest of it.
+    slots: [S]. limit: [S] most tokens that each may draft, 0 … K: by its own cap, its end and the rows of the
+    step. survival: [S, K + 1]; survival[s, k] is the expected probability that s gets a draft of k tokens or more
+    and that the first k are all accepted; column 0 is 1; rows never increase. weight: [S] what a token of the
+    sequence is worth: 1 unless its latency target says otherwise. missing_kv: [S] known tokens that the draft KV
+    cache lacks. remaining: [S] tokens that each sequence is expected to generate yet; None: more than enough to
+    pay for its missing KV. other_rows: rows of the step except one per candidate and the drafts: prompts, and
+    sequences that cannot draft. other_sequences: how many of those rows bring a sequence its next token.
+    kv_tokens: tokens of all candidates in the cache. since: steps since the policy was last asked. Read only; not
+    frozen, as several are made in every step and freezing costs more than the rest of it.
     """
 
     slots: Ints

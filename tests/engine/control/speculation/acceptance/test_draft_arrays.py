@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from faser.config.speculation import DRAFT_METHODS
+from faser.config.drafters import DRAFT_METHODS
 from faser.engine.contract.plan import Draft
 from faser.engine.control.speculation.acceptance.draft_arrays import DraftArrays, DraftReader
 
