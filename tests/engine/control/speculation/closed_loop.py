@@ -57,17 +57,17 @@ def run(
     policy = make_policy(SpeculationConfig(policy=policy_name, num_speculative_tokens=CAP), costs, acceptance)
     rng = np.random.default_rng(seed)
     seconds, tokens, drafted_mean = 0.0, 0, np.zeros(steps)
-    everybody = np.arange(count)
+    all_slots = np.arange(count)
     for step in range(steps):
-        before = _candidates(everybody, acceptance, count)
-        wished = policy.lengths(before)
-        chosen = np.flatnonzero(wished)
+        before = _candidates(all_slots, acceptance, count)
+        requested = policy.lengths(before)
+        chosen = np.flatnonzero(requested)
         tokens += count
         if not len(chosen):
             seconds += costs.step_s(count)
             continue
         asked = _candidates(chosen, acceptance, count)
-        lengths, confidences = wished[chosen], np.full((len(chosen), CAP), CONFIDENCE[method])
+        lengths, confidences = requested[chosen], np.full((len(chosen), CAP), CONFIDENCE[method])
         drafted, draft_s = _draft(costs, policy.stop_rule(asked, lengths), lengths, CONFIDENCE[method])
         methods = np.full(len(chosen), DRAFT_METHODS.index(method))
         survival = acceptance.drafted_survival(chosen, methods, drafted, confidences)

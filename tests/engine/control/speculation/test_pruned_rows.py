@@ -1,7 +1,7 @@
 """What the control plane makes of rows that left. Oracle: a loop over the drafted tokens of each sequence.
 
 Planted bugs that these tests have caught: a false prune taken for a refusal; the flagged token of a draft that was
-refused before it taken for judged; the saving of all layers instead of those behind the look.
+refused before it taken for judged; the saving of all layers instead of those after the look.
 """
 
 import numpy as np
@@ -34,8 +34,8 @@ def step_of(
     return plan, StepResult(step=1, sequences=results, run_s=1.0, pruned_after=after)
 
 
-def verdicts(draft: list[int], target: list[int], stayed: int) -> tuple[tuple[int, ...], list[bool]]:
-    """What a sequence gets when only so many drafted rows stay, and the verdicts on its tokens, in order."""
+def judged(draft: list[int], target: list[int], stayed: int) -> tuple[tuple[int, ...], list[bool]]:
+    """Tokens of a sequence of which `stayed` draft rows stay, and which of its draft tokens were right."""
     came: list[int] = []
     found: list[bool] = []
     for depth in range(stayed + 1):
@@ -48,16 +48,13 @@ def verdicts(draft: list[int], target: list[int], stayed: int) -> tuple[tuple[in
 
 
 @given(drafts_strategy, st.data())
-def test_what_is_learned_are_the_verdicts_that_there_were_and_no_others(
-    drafts: list[list[int]], data: st.DataObject
-) -> None:
+def test_exactly_the_tokens_that_were_judged_are_learned(drafts: list[list[int]], data: st.DataObject) -> None:
     targets = [data.draw(st.lists(st.integers(0, 1), min_size=CAP + 1, max_size=CAP + 1)) for _ in drafts]
     left = [data.draw(st.integers(0, len(draft))) for draft in drafts]
-    told = [
-        verdicts(draft, target, len(draft) - gone)
-        for draft, target, gone in zip(drafts, targets, left, strict=True)
+    expected = [
+        judged(draft, target, len(draft) - gone) for draft, target, gone in zip(drafts, targets, left, strict=True)
     ]
-    plan, result = step_of(drafts, left, [came for came, _ in told])
+    plan, result = step_of(drafts, left, [came for came, _ in expected])
     order = np.array(data.draw(st.permutations(range(len(drafts)))), dtype=np.int64)
     found = pruned_rows(order, plan, result)
     if found is None:
@@ -70,15 +67,15 @@ def test_what_is_learned_are_the_verdicts_that_there_were_and_no_others(
         methods=np.zeros_like(order),
         drafted=np.array([len(drafts[slot]) for slot in order]),
         verified=stayed,
-        accepted=np.array([len(told[slot][0]) - 1 for slot in order]),
+        accepted=np.array([len(expected[slot][0]) - 1 for slot in order]),
         confidences=np.zeros((len(order), CAP)),
     )
-    judged = found.judged(outcomes)
+    learned = found.judged(outcomes)
     for at, slot in enumerate(order.tolist()):
-        said = told[slot][1]
-        number = min(int(judged.accepted[at]) + 1, int(judged.verified[at]))  # as acceptance counts
-        assert [depth < judged.accepted[at] for depth in range(number)] == said
-        assert judged.verified[at] <= judged.drafted[at]
+        said = expected[slot][1]
+        number = min(int(learned.accepted[at]) + 1, int(learned.verified[at]))  # as acceptance counts
+        assert [depth < learned.accepted[at] for depth in range(number)] == said
+        assert learned.verified[at] <= learned.drafted[at]
 
 
 def test_nothing_is_made_of_a_step_that_all_rows_went_through() -> None:
@@ -93,7 +90,7 @@ def test_a_sequence_that_failed_was_not_right() -> None:
     assert (found.counts.tolist(), found.right.tolist()) == ([2], [0])
 
 
-def test_rows_that_left_saved_the_layers_behind() -> None:
+def test_rows_that_left_saved_the_remaining_layers() -> None:
     """Of 8 rows 3 leave after a quarter of the layers."""
     plan, result = step_of([[1, 1, 1], [0, 0, 0]], [1, 2], [(0,), (1,)], after=0.25)
     assert saved_s(CostModel.proportional(step_s=1.0, row_s=0.1), plan, result) == pytest.approx(0.225)

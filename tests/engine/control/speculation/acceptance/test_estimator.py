@@ -75,7 +75,7 @@ def test_depths_are_told_apart() -> None:
     assert survival[1:] / survival[:-1] == pytest.approx(chances[0], abs=0.06)
 
 
-def test_tokens_behind_the_first_rejection_teach_nothing() -> None:
+def test_tokens_after_the_first_rejection_teach_nothing() -> None:
     """All else equal: a long draft refused at its first token, and a draft of that token alone."""
     long, short = model_acceptance(1), model_acceptance(1)
     for _ in range(5):
@@ -257,8 +257,8 @@ def test_several_steps_at_once_teach_what_they_teach_one_by_one() -> None:
         together.learn(*steps)
         for step in steps:
             apart.learn(step)
-        everybody = np.arange(20)
-        assert together.survival(everybody) == pytest.approx(apart.survival(everybody), abs=0.05)
+        all_slots = np.arange(20)
+        assert together.survival(all_slots) == pytest.approx(apart.survival(all_slots), abs=0.05)
         assert together.calibration("draft_model") == pytest.approx(apart.calibration("draft_model"), abs=0.15)
 
 

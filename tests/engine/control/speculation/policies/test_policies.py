@@ -172,7 +172,7 @@ def test_a_drafter_that_is_nearly_free_drafts_deep_while_steps_cost_the_same() -
     assert (lengths == 8).all()
 
 
-def test_nobody_drafts_where_every_row_costs_what_it_can_bring() -> None:
+def test_no_sequence_drafts_where_every_row_costs_what_it_can_bring() -> None:
     for costs in (with_passes(LINEAR), from_text(LINEAR)):
         assert not policy("faser", costs).lengths(candidates(constant(0.99, 8, 8))).any()
 
@@ -213,7 +213,7 @@ def test_a_token_that_is_worth_more_is_drafted_first() -> None:
     assert kept[0] == 0
 
 
-def test_a_sequence_far_behind_in_the_draft_models_cache_waits_for_better_prospects() -> None:
+def test_a_sequence_with_much_missing_draft_kv_waits_for_better_prospects() -> None:
     survival = constant(0.5, 1, 4)
     costs = CostModel.proportional(step_s=0.02, pass_s=0.005, pass_row_s=0.001)
     assert policy("faser", costs, cap=4).lengths(candidates(survival)).any()
@@ -294,7 +294,7 @@ def test_the_stop_rule_lets_a_certain_draft_go_on_and_stops_a_hopeless_one() -> 
     assert stop.slope > 0
 
 
-def test_text_is_never_told_to_stop() -> None:
+def test_drafts_from_text_have_no_stop_rule() -> None:
     chosen = policy("faser", from_text(FLAT))
     each = candidates(constant(0.7, 2, 8))
     assert chosen.stop_rule(each, chosen.lengths(each)) is None
