@@ -3,9 +3,9 @@
     python -m benchmarks.policy_overhead OUT.json [--sequences 1,4,16,64,256] [--cap 8] [--requests 3]
 
 The real scheduler, control, estimates and policy `faser` run on the simulator's clock, with a draft model whose
-tokens are accepted at a rate of .8 and step times so flat that every sequence drafts. Counts the time that the control
-reports for deciding: draft lengths, cuts, and learning from outcomes. Means over all steps, since some decisions serve
-several steps; the median of five runs.
+tokens are accepted at a rate of .8 and step times so flat that every sequence drafts. Counts the time that the
+control reports for deciding: draft lengths, cuts, and learning from outcomes. Means over all steps, since some
+decisions serve several steps; the median of five runs.
 """
 
 import argparse
