@@ -2,10 +2,10 @@
 
     python -m benchmarks.policy_overhead OUT.json [--sequences 1,4,16,64,256] [--cap 8] [--requests 3]
 
-The real scheduler, control, estimates and policy `faser` on a simulated clock, as `benchmarks.simulator` has them,
-with a draft model whose tokens are accepted at a rate of .8 and step times flat enough that everybody drafts.
-Counted is what the control reports as spent on deciding: requests, cuts, and learning from verdicts. Means over
-all steps, since some decisions are kept for several steps; the median of five runs.
+The real scheduler, control, estimates and policy `faser` run on the simulator's clock, with a draft model whose
+tokens are accepted at a rate of .8 and step times so flat that every sequence drafts. Counts the time that the
+control reports for deciding: draft lengths, cuts, and learning from outcomes. Means over all steps, since some
+decisions serve several steps; the median of five runs.
 """
 
 import argparse

@@ -175,7 +175,7 @@ def expected(
         limit=np.full(sequences, cap),
         survival=survival,
         weight=np.ones(sequences),
-        lag=np.zeros(sequences, dtype=np.int64),
+        missing_kv=np.zeros(sequences, dtype=np.int64),
         other_rows=0,
         kv_tokens=kv_tokens,
     )
@@ -183,10 +183,10 @@ def expected(
     before = best_lengths(candidates, objective, costs).rate
     ahead = best_overlap(candidates, objective, costs, lanes).rate
     return {
-        "off": round(objective.plain_rate, 1),
+        "off": round(objective.rate_without_drafts, 1),
         "before": round(before, 1),
         "ahead": round(ahead, 1),
-        "gain": round(ahead / max(before, objective.plain_rate), 4),
+        "gain": round(ahead / max(before, objective.rate_without_drafts), 4),
     }
 
 

@@ -17,7 +17,7 @@ from benchmarks.gpu.plan import Plan, Sizes
 from benchmarks.gpu.record import Desk, Json
 from benchmarks.gpu.timing import clock_of
 from faser.engine.contract.step_times import StepTimes
-from faser.engine.control.speculation.step_statistics import PLAIN, SERIAL
+from faser.engine.control.speculation.statistics import PLAIN, SERIAL
 from faser.engine.engine import Engine
 from faser.types import SamplingParams, SpeculationStats
 

@@ -77,7 +77,7 @@ def keep_what_pays(proposals: Proposals) -> Proposals:
         limit=lengths,
         survival=survival,
         weight=np.ones(len(lengths)),
-        lag=np.zeros(len(lengths), dtype=np.int64),
+        missing_kv=np.zeros(len(lengths), dtype=np.int64),
         other_rows=0,
         kv_tokens=0,
     )

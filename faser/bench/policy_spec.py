@@ -5,8 +5,8 @@ from itertools import pairwise
 
 from faser.config.speculation import MAX_DRAFT_TOKENS, POLICIES, SpeculationConfig
 from faser.engine.contract.interference import InterferenceTable
-from faser.engine.control.speculation.control import OverlapOptions, SpeculationControl
-from faser.engine.control.speculation.overlap.control import AUTO, OFF, ON
+from faser.engine.control.speculation.control import SpeculationControl
+from faser.engine.control.speculation.overlap.control import AUTO, OFF, ON, OverlapOptions
 from faser.engine.control.timing.clock import Clock
 from faser.engine.control.timing.cost_model import CostModel
 from faser.errors import ConfigError

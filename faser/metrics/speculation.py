@@ -1,8 +1,8 @@
 """What Prometheus scrapes about speculation: vLLM's four counters, and FASER's own series.
 
-The engine counts from its start, so its latest snapshot is all that a scrape needs: nothing is added up here,
-and a step costs one assignment. What a finished request says (targets, acceptance) is counted here. Every
-series exists at zero from the first scrape.
+The engine counts from its start, so a scrape needs its latest snapshot alone: this module adds nothing up, and a
+step costs one assignment. Only what a finished request reports (latency targets, acceptance) is counted here.
+Every series exists at zero from the first scrape.
 """
 
 from bisect import bisect_left
@@ -45,7 +45,7 @@ Values = Iterable[tuple[Labels, float]]
 
 
 class SpeculationMetrics:
-    """The series of one model. labels, names: of the labels that all its series carry."""
+    """The series of one model. names, labels: names and values of the labels that all its series carry."""
 
     def __init__(
         self, registry: CollectorRegistry, names: Labels, labels: Labels, config: SpeculationConfig
@@ -55,14 +55,14 @@ class SpeculationMetrics:
         registry.register(self._engine)
         rates = Histogram(
             "faser_request_spec_acceptance_rate",
-            "Accepted among verified draft tokens, of a finished request that had any.",
+            "Share of verified draft tokens that were accepted, of finished requests with draft tokens.",
             (*names, "class"),
             registry=registry,
             buckets=_RATES,
         )
         kept = Counter(
             "faser_slo_requests",
-            "Finished requests with a target, by whether they met it.",
+            "Finished requests with a latency target, by whether they met it.",
             (*names, "class", "target", "result"),
             registry=registry,
         )
@@ -75,7 +75,7 @@ class SpeculationMetrics:
         }
 
     def engine(self, stats: SpeculationStats) -> None:
-        """The engine's latest snapshot."""
+        """Take over the engine's latest snapshot."""
         self._engine.stats = stats
 
     def finished(
@@ -86,7 +86,7 @@ class SpeculationMetrics:
         ttft_s: float,
         tpot_s: float | None,
     ) -> None:
-        """A request ended with an answer. tpot_s: of its slowest sample; None: no sample had two tokens."""
+        """Count a request that ended with an answer. tpot_s: of its slowest sample; None: none had two tokens."""
         verified = sum(each.verified for each in summaries)
         if verified:
             self._rates[params.class_name].observe(sum(each.accepted for each in summaries) / verified)
@@ -102,7 +102,7 @@ class SpeculationMetrics:
 
 
 class _EngineSeries(Collector):
-    """The series that follow from the engine's snapshot alone."""
+    """The series that follow from the engine's snapshot."""
 
     def __init__(self, names: Labels, labels: Labels, config: SpeculationConfig) -> None:
         self.stats = SpeculationStats(policy=config.policy, method=config.method)
@@ -126,11 +126,15 @@ class _EngineSeries(Collector):
         yield from self._rest(stats)
 
     def _of_vllm(self, stats: SpeculationStats) -> Iterator[Metric]:
-        """A draft is a sequence in a step with at least one draft token sent to the target."""
-        sent = sum(each.verified for each in stats.methods)
+        """A draft is a sequence in a step with at least one draft token that the target verifies."""
+        verified = sum(each.verified for each in stats.methods)
         accepted = sum(each.accepted for each in stats.methods)
-        yield self._counter("vllm:spec_decode_num_drafts", "Drafts sent to the model.", stats.num_drafts)
-        yield self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens sent to the model.", sent)
+        yield self._counter(
+            "vllm:spec_decode_num_drafts", "Drafts that the target model verified.", stats.num_drafts
+        )
+        yield self._counter(
+            "vllm:spec_decode_num_draft_tokens", "Draft tokens that the target model verified.", verified
+        )
         yield self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.", accepted)
         by_position = dict(enumerate(stats.accepted_per_position))
         yield self._counters(
@@ -144,10 +148,13 @@ class _EngineSeries(Collector):
         """drafted = pruned + verified, verified = accepted + wasted."""
         counts: Mapping[str, tuple[str, Callable[[MethodStats], float]]] = {
             "drafted": ("Draft tokens proposed.", lambda each: each.drafted),
-            "verified": ("Draft tokens that the model judged.", lambda each: each.verified),
+            "verified": ("Draft tokens that the target model verified.", lambda each: each.verified),
             "accepted": ("Draft tokens accepted.", lambda each: each.accepted),
-            "wasted": ("Draft tokens judged and not accepted.", lambda each: each.verified - each.accepted),
-            "expected_accepted": ("Predicted survival of verified draft tokens.", lambda each: each.expected),
+            "wasted": ("Draft tokens verified and not accepted.", lambda each: each.verified - each.accepted),
+            "expected_accepted": (
+                "Verified draft tokens that were predicted to be accepted.",
+                lambda each: each.expected,
+            ),
         }
         for name, (text, count) in counts.items():
             values = [((method,), count(each)) for method, each in methods.items()]
@@ -156,13 +163,15 @@ class _EngineSeries(Collector):
         pruned |= {(name, "trim"): each.pruned - each.dropped - each.left for name, each in methods.items()}
         pruned |= {(name, "frontier"): each.dropped for name, each in methods.items()}
         pruned |= {(name, "layer"): each.left for name, each in methods.items()}
-        text = "Draft tokens given up: never sent, left between layers, or dropped after a mismatch."
+        text = (
+            "Draft tokens not verified: cut before the step, pruned between layers, or dropped after a mismatch."
+        )
         yield self._counters("faser_spec_pruned_tokens", text, ("method", "stage"), pruned.items())
 
     def _gammas(self, counts: Mapping[str, Sequence[int]]) -> Metric:
         family = HistogramMetricFamily(
             "faser_spec_gamma",
-            "Draft tokens verified, of each sequence in each step.",
+            "Draft tokens verified per sequence and step.",
             labels=(*self._names, "class"),
         )
         for name in self._classes:
@@ -175,19 +184,21 @@ class _EngineSeries(Collector):
         return family
 
     def _times(self, stats: SpeculationStats, roles: Mapping[str, RoleStats]) -> Iterator[Metric]:
-        """All target passes are the verify lane's, also where the engine reports them as whole steps only."""
+        """Passes of the target count as verify, also where the engine reports whole steps alone."""
         verify_s = roles["verify"].measured_s or roles["step"].measured_s
         for name, text, seconds in (
-            ("draft", "Time of drafting.", roles["draft"].measured_s),
-            ("verify", "Time of the model's own passes.", verify_s),
-            ("overlap", "Time in which drafting and verifying ran at once.", stats.overlap_s),
-            ("decide", "Time of the policy and its bookkeeping.", stats.decide_s),
+            ("draft", "Time spent on drafting.", roles["draft"].measured_s),
+            ("verify", "Time spent on passes of the target model.", verify_s),
+            ("overlap", "Time in which drafting and verification ran concurrently.", stats.overlap_s),
+            ("decide", "Host time spent on the policy and its bookkeeping.", stats.decide_s),
         ):
             yield self._counter(f"faser_spec_{name}_seconds", text, seconds)
         predicted = {(name,): each.predicted_s for name, each in roles.items()}
         measured = {(name,): each.measured_s for name, each in roles.items()}
-        yield self._counters("faser_step_predicted_seconds", "Time as predicted.", ("role",), predicted.items())
-        yield self._counters("faser_step_measured_seconds", "Time as measured.", ("role",), measured.items())
+        yield self._counters(
+            "faser_step_predicted_seconds", "Step time predicted by the cost model.", ("role",), predicted.items()
+        )
+        yield self._counters("faser_step_measured_seconds", "Step time measured.", ("role",), measured.items())
         errors = Metric("faser_step_time_error_ratio", "|predicted - measured| / measured.", "histogram")
         for name, each in roles.items():
             own = {**dict(zip(self._names, self._labels, strict=True)), "role": name}
@@ -198,28 +209,38 @@ class _EngineSeries(Collector):
 
     def _modes(self, stats: SpeculationStats) -> Iterator[Metric]:
         in_force = {(mode,): float(mode == stats.mode) for mode in MODES}
-        yield self._gauges("faser_spec_mode", "1 for the mode of the last step.", ("mode",), in_force.items())
+        yield self._gauges(
+            "faser_spec_mode", "1 for the mode of the last step, 0 for the others.", ("mode",), in_force.items()
+        )
         steps = {(mode,): 0 for mode in MODES} | {(mode,): count for mode, count in stats.mode_steps}
         yield self._counters("faser_spec_mode_steps", "Steps, by mode.", ("mode",), steps.items())
         switches = dict.fromkeys(_SWITCHES, 0) | {(one, other): times for one, other, times in stats.switches}
         yield self._counters("faser_spec_mode_switches", "Changes of mode.", ("from", "to"), switches.items())
         bypasses = {(reason,): 0 for reason in BYPASS_REASONS} | {(why,): count for why, count in stats.bypasses}
-        text = "Times a sequence went through a step without a draft, by why."
+        text = "Sequences that went through a step without a draft, by reason."
         yield self._counters("faser_spec_bypass_steps", text, ("reason",), bypasses.items())
 
     def _pruning(self, stats: PruneStats) -> Iterator[Metric]:
-        """Early pruning. A layer gets its series with the first look after it."""
+        """Early pruning. A layer has its series once its hidden states were looked at."""
         steps = {("shadow",): stats.shadow_steps, ("pruning",): stats.pruned_steps}
-        text = "Steps whose drafts were looked at between layers: to learn, or to let rows leave."
+        text = "Steps whose draft rows were looked at between layers, to learn or to prune."
         yield self._counters("faser_prune_steps", text, ("kind",), steps.items())
-        yield self._counter("faser_prune_drafted_rows", "Drafted rows of those steps.", stats.drafted_rows)
-        yield self._counter("faser_prune_seconds", "Time of looks, and of letting rows leave.", stats.seconds)
+        yield self._counter("faser_prune_drafted_rows", "Draft rows of those steps.", stats.drafted_rows)
+        yield self._counter(
+            "faser_prune_seconds", "Time spent on looking at rows and on pruning them.", stats.seconds
+        )
         counts: Mapping[str, tuple[str, Callable[[PrunedLayer], float]]] = {
-            "rows": ("Drafted rows that left after this layer.", lambda each: each.rows),
-            "wasted_rows": ("Drafted rows that stayed then, and were refused.", lambda each: each.wasted),
-            "judged_tokens": ("Drafted tokens looked at there and then verified.", lambda each: each.judged),
+            "rows": ("Draft rows that were pruned after this layer.", lambda each: each.rows),
+            "wasted_rows": (
+                "Draft rows that were not pruned after this layer, and were rejected.",
+                lambda each: each.wasted,
+            ),
+            "judged_tokens": (
+                "Draft tokens that were looked at and later accepted or rejected.",
+                lambda each: each.judged,
+            ),
             "flagged_tokens": ("Judged tokens that looked bad.", lambda each: each.flagged),
-            "false_tokens": ("Flagged tokens that were right.", lambda each: each.false_prunes),
+            "false_tokens": ("Flagged tokens that would have been accepted.", lambda each: each.false_prunes),
         }
         for name, (text, count) in counts.items():
             values = [((str(each.layer),), count(each)) for each in stats.layers]
@@ -228,23 +249,21 @@ class _EngineSeries(Collector):
     def _rest(self, stats: SpeculationStats) -> Iterator[Metric]:
         yield self._gauges(
             "faser_spec_policy_info",
-            "Constant 1; the labels are the policy and the method.",
+            "Constant 1; the labels name the policy and the drafting method.",
             ("policy", "method"),
             [((stats.policy, stats.method), 1.0)],
         )
         yield self._gauges(
             "faser_spec_partition_info",
-            "Constant 1; what divides the processors, and why not what was asked for.",
+            "Constant 1; the labels name the partition of the processors, and why it is not the requested one.",
             ("partition", "fallback"),
             [((stats.partition, stats.partition_fallback), 1.0)],
         )
         share = stats.draft_share
         shares = {("draft",): share or 1.0, ("verify",): 1.0 - share}
-        yield self._gauges("faser_sm_share", "Share of the processors.", ("lane",), shares.items())
-        text = "Tokens whose draft KV was refilled."
+        yield self._gauges("faser_sm_share", "Share of the processors by lane.", ("lane",), shares.items())
+        text = "Tokens whose missing draft KV was computed."
         yield self._counter("faser_spec_catchup_tokens", text, stats.catchup_tokens)
-        yield self._counter("faser_audit_checks", "Stays at zero: there are no shadow checks yet.", 0)
-        yield self._counter("faser_audit_divergences", "Stays at zero: there are no shadow checks yet.", 0)
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
         return self._counters(name, text, (), [((), value)])
@@ -263,7 +282,7 @@ class _EngineSeries(Collector):
 
 
 def _role(name: str, roles: Sequence[RoleStats]) -> RoleStats:
-    """All that the engine says of one role. A draft model's passes and look-ups in text are both drafting."""
+    """What the engine reports about one role. Passes of a draft model and look-ups in text are both drafting."""
     parts = [each for each in roles if each.role in _PARTS[name]]
     errors = zip(*(each.errors for each in parts if each.errors), strict=True)
     return RoleStats(
@@ -275,7 +294,7 @@ def _role(name: str, roles: Sequence[RoleStats]) -> RoleStats:
 
 
 def _cumulative(edges: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Counts up to each edge, then beyond the last, as buckets that include those before."""
+    """Counts up to each edge and beyond the last, as buckets that include all smaller ones."""
     total, buckets = 0, []
     for edge, count in zip((*map(float, edges), "+Inf"), counts, strict=True):
         total += count

@@ -33,7 +33,7 @@ def value(source: Metrics, name: str, /, **labels: str) -> float:
     return samples(source)[name, tuple(sorted(labels.items()))]
 
 
-def told(stats: SpeculationStats) -> Metrics:
+def metrics_of(stats: SpeculationStats) -> Metrics:
     source = metrics()
     source.engine(EngineStats(speculation=stats))
     return source
@@ -84,8 +84,6 @@ SERIES: list[tuple[str, dict[str, str]]] = [
         for result in ("met", "missed")
     ),
     ("faser_spec_catchup_tokens_total", {}),
-    ("faser_audit_checks_total", {}),
-    ("faser_audit_divergences_total", {}),
 ]
 
 
@@ -94,7 +92,7 @@ def test_series_exists_at_zero_from_the_first_scrape(name: str, labels: dict[str
     assert value(metrics(), name, **labels) == 0
 
 
-def test_policy_mode_and_shares_are_told_from_the_first_scrape() -> None:
+def test_policy_mode_and_shares_are_there_from_the_first_scrape() -> None:
     source = metrics()
     assert value(source, "faser_spec_policy_info", policy="faser", method="auto") == 1
     assert value(source, "faser_spec_partition_info", partition="serial", fallback="") == 1
@@ -102,7 +100,7 @@ def test_policy_mode_and_shares_are_told_from_the_first_scrape() -> None:
     assert value(source, "faser_sm_share", lane="draft") == value(source, "faser_sm_share", lane="verify") == 1
 
 
-def test_a_partition_that_was_not_asked_for_says_why() -> None:
+def test_a_partition_that_was_not_requested_has_a_reason() -> None:
     stats = SpeculationStats(
         policy="faser",
         method="draft_model",
@@ -110,7 +108,7 @@ def test_a_partition_that_was_not_asked_for_says_why() -> None:
         partition="streams",
         partition_fallback="cuGreenCtxCreate: no",
     )
-    source = told(stats)
+    source = metrics_of(stats)
     found = [labels for name, labels in samples(source) if name == "faser_spec_partition_info"]
     assert found == [(("fallback", "cuGreenCtxCreate: no"), ("partition", "streams"))]
     assert value(source, "faser_spec_mode", mode="sm") == 1
@@ -159,8 +157,8 @@ STATS = SpeculationStats(
 )
 
 
-def test_vllms_counters_count_what_was_sent_to_the_model() -> None:
-    source = told(STATS)
+def test_vllms_counters_count_what_the_target_verified() -> None:
+    source = metrics_of(STATS)
     assert value(source, "vllm:spec_decode_num_drafts_total") == 7
     assert value(source, "vllm:spec_decode_num_draft_tokens_total") == 19
     assert value(source, "vllm:spec_decode_num_accepted_tokens_total") == 13
@@ -169,7 +167,7 @@ def test_vllms_counters_count_what_was_sent_to_the_model() -> None:
 
 
 def test_gammas_are_put_into_buckets_with_zeros_and_sums() -> None:
-    source = told(STATS)
+    source = metrics_of(STATS)
 
     def up_to(edge: str) -> float:
         return value(source, "faser_spec_gamma_bucket", **{"class": "default", "le": edge})
@@ -191,8 +189,8 @@ def test_a_gamma_between_two_edges_falls_into_the_upper_bucket() -> None:
         assert found == sum(gamma <= edge for gamma in range(17))
 
 
-def test_times_are_told_by_lane_and_by_role() -> None:
-    source = told(STATS)
+def test_times_are_reported_by_lane_and_by_role() -> None:
+    source = metrics_of(STATS)
     assert value(source, "faser_spec_decide_seconds_total") == 0.125
     assert value(source, "faser_spec_draft_seconds_total") == 0.75
     assert value(source, "faser_spec_verify_seconds_total") == 2.5
@@ -207,8 +205,8 @@ def test_times_are_told_by_lane_and_by_role() -> None:
     assert value(source, "faser_step_time_error_ratio_bucket", role="draft", le="0.01") == 2
 
 
-def test_decisions_are_told() -> None:
-    source = told(STATS)
+def test_decisions_are_reported() -> None:
+    source = metrics_of(STATS)
     assert value(source, "faser_spec_policy_info", policy="goodput", method="auto") == 1
     assert [key for key in samples(source) if key[0] == "faser_spec_policy_info"] == [
         ("faser_spec_policy_info", (("method", "auto"), ("policy", "goodput")))
@@ -222,13 +220,13 @@ def test_decisions_are_told() -> None:
     assert value(source, "faser_spec_catchup_tokens_total") == 11
 
 
-def test_early_pruning_is_told_by_layer() -> None:
+def test_early_pruning_is_reported_by_layer() -> None:
     layers = (
         PrunedLayer(layer=5, judged=40, flagged=6, false_prunes=1),
         PrunedLayer(layer=20, rows=9, wasted=4, judged=30, flagged=8, false_prunes=2),
     )
     stats = PruneStats(shadow_steps=2, pruned_steps=3, drafted_rows=70, seconds=0.5, layers=layers)
-    source = told(SpeculationStats(policy="faser", method="draft_model", pruning=stats))
+    source = metrics_of(SpeculationStats(policy="faser", method="draft_model", pruning=stats))
     assert [value(source, "faser_prune_steps_total", kind=kind) for kind in ("shadow", "pruning")] == [2, 3]
     assert value(source, "faser_prune_drafted_rows_total") == 70
     assert value(source, "faser_prune_seconds_total") == 0.5
@@ -241,7 +239,7 @@ def test_early_pruning_is_told_by_layer() -> None:
 
 def test_rows_that_left_between_layers_are_a_stage_of_their_own() -> None:
     method = MethodStats(method="draft_model", drafted=20, pruned=12, dropped=3, left=4, verified=8)
-    source = told(SpeculationStats(policy="faser", method="draft_model", methods=(method,)))
+    source = metrics_of(SpeculationStats(policy="faser", method="draft_model", methods=(method,)))
     assert [
         value(source, "faser_spec_pruned_tokens_total", method="draft_model", stage=stage)
         for stage in ("trim", "layer", "frontier")
@@ -249,7 +247,7 @@ def test_rows_that_left_between_layers_are_a_stage_of_their_own() -> None:
 
 
 def test_a_snapshot_without_speculation_leaves_the_counters() -> None:
-    source = told(STATS)
+    source = metrics_of(STATS)
     source.engine(EngineStats())
     assert value(source, "vllm:spec_decode_num_drafts_total") == 7
 
@@ -271,7 +269,7 @@ def _methods(draw: st.DrawFn) -> tuple[MethodStats, ...]:
 @settings(max_examples=25, deadline=None)
 @given(_methods())
 def test_drafted_is_pruned_and_verified_which_is_accepted_and_wasted(methods: tuple[MethodStats, ...]) -> None:
-    found = samples(told(SpeculationStats(policy="faser", method="auto", methods=methods)))
+    found = samples(metrics_of(SpeculationStats(policy="faser", method="auto", methods=methods)))
 
     def total(name: str, method: str) -> float:
         return sum(

@@ -27,7 +27,8 @@ from faser.engine.contract.plan import (
 )
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.sequences.sequence import PriorityKey, Sequence, Status, sample_seed, total_tokens
-from faser.engine.control.speculation.control import OtherRows, SpeculationControl
+from faser.engine.control.speculation.control import SpeculationControl
+from faser.engine.control.speculation.decision import OtherRows
 from faser.engine.control.step_builder import StepBuilder
 from faser.engine.control.timing.clock import Clock
 from faser.errors import ConfigError, RequestError
@@ -186,7 +187,7 @@ class Scheduler:
     def can_schedule_async(self) -> bool:
         """Whether the next step may be planned before this one ends: no drafts, and tokens follow from logits."""
         first = self._in_flight[0]
-        drafts = self._speculation is not None and self._speculation.is_judging
+        drafts = self._speculation is not None and self._speculation.step_drafts
         return not drafts and all(each.needs_only_logits for each in first.sequences)
 
     def plan_async(self) -> StepPlan | None:
@@ -205,7 +206,7 @@ class Scheduler:
         missing = [len(each.token_ids) // size + 1 - len(each.table.blocks) for each in continuing]
         if sum(missing) > self._kv.num_available:
             return None
-        if self._speculation is not None and not self._speculation.rests(len(continuing)):
+        if self._speculation is not None and not self._speculation.skip_policy(len(continuing)):
             return None
         step = StepBuilder(budget=self._max_num_batched_tokens)
         for sequence, num_blocks in zip(continuing, missing, strict=True):
@@ -253,7 +254,7 @@ class Scheduler:
             requests.append(
                 DraftRequest(slot=rows.slot, max_tokens=length, new_blocks=new_blocks, unverified=unverified)
             )
-        self._speculation.overlap_sent(decision, tuple(each.unverified for each in requests))
+        self._speculation.launch_overlapped(decision, tuple(each.unverified for each in requests))
         return self._speculation.first_round(
             DraftPlan(step=plan.step, requests=tuple(requests), share=decision.share)
         )

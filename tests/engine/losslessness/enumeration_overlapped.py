@@ -62,7 +62,7 @@ def emitted_law_ahead(
     rule: AheadRule = whole_chunk,
     *,
     border: BorderLaw = own_token,
-    frontiers: Callable[[], Frontiers] = Frontiers,
+    frontiers: type[Frontiers] = Frontiers,
 ) -> Law:
     """The law of the first tokens out, over as many steps as they take. pair: with a reach of REACH."""
     known: dict[tuple[Tokens, Tokens], Law] = {}
@@ -98,7 +98,7 @@ def emitted_law_ahead(
             found: Law = defaultdict(float)
             for weight, ahead in pair.drafts(prefix + chunk):
                 for tokens, prob in emitted(prefix, chunk, ahead).items():
-                    following = standing(frontiers(), chunk, ahead, tokens)
+                    following = standing(frontiers(1), chunk, ahead, tokens)
                     for end, share in onwards(prefix + tokens, following).items():
                         found[end] += weight * prob * share
             known[prefix, chunk] = found

@@ -16,7 +16,7 @@ import pytest
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.interference import InterferenceTable
-from faser.engine.control.speculation.control import OverlapOptions
+from faser.engine.control.speculation.overlap.control import OverlapOptions
 from faser.engine.engine import Engine
 from faser.engine.execution.overlap.cores import Cores
 from faser.engine.execution.pruning.early_pruning import EarlyPruning

@@ -15,7 +15,8 @@ from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import Draft, Drafts, SequenceResult, StepResult
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
-from faser.engine.control.speculation.overlap.control import AUTO, ON, OverlapControl
+from faser.engine.control.speculation.overlap.control import ON, OverlapControl, OverlapOptions
+from faser.engine.control.speculation.overlap.frontiers import Frontiers
 from faser.engine.control.speculation.overlap.objective import best_overlap
 from faser.engine.control.speculation.policies.draft_lengths import best_lengths
 from faser.engine.control.speculation.policies.fixed import Fixed
@@ -105,7 +106,7 @@ def requests(count: int) -> Candidates:
         limit=np.full(count, CAP),
         survival=np.tile(0.9 ** np.arange(CAP + 1.0), (count, 1)),
         weight=np.ones(count),
-        lag=np.zeros(count, dtype=np.int64),
+        missing_kv=np.zeros(count, dtype=np.int64),
         other_rows=0,
         kv_tokens=64 * count,
     )
@@ -115,14 +116,15 @@ def gain(count: int, lanes: InterferenceTable) -> float:
     """Of drafting ahead over the best other way, as these lanes let expect it."""
     candidates = requests(count)
     objective = Objective(COSTS, candidates)
-    without = max(best_lengths(candidates, objective, COSTS).rate, objective.plain_rate)
+    without = max(best_lengths(candidates, objective, COSTS).rate, objective.rate_without_drafts)
     return best_overlap(candidates, objective, COSTS, (lanes,)).rate / without
 
 
 def drafts_overlapped(count: int, lanes: InterferenceTable) -> bool:
     """As an engine judges that has these lanes."""
     acceptance = Acceptance(count, CAP, method="draft_model", always_drafts=True)
-    control = OverlapControl(COSTS, acceptance, (lanes,), mode=AUTO, every=32, cap=CAP, num_slots=count)
+    options = OverlapOptions(name="lanes", lanes=(lanes,))
+    control = OverlapControl(COSTS, acceptance, Frontiers(count), options, cap=CAP)
     control.judge(requests(count), None)
     return control.lanes is not None
 
@@ -167,33 +169,39 @@ def test_overlapped_steps_are_foreseen_by_their_own_rows_and_context() -> None:
     Caught: rows without the prompts, without the chunks, of the step before; context of both sequences together.
     """
     acceptance = Acceptance(2, CAP, method="draft_model", always_drafts=True)
-    control = OverlapControl(COSTS, acceptance, (UNEVEN,), mode=ON, every=32, cap=CAP, num_slots=2)
+    options = OverlapOptions(name="lanes", lanes=(UNEVEN,), mode=ON)
+    control = OverlapControl(COSTS, acceptance, Frontiers(2), options, cap=CAP)
+    expected_draft_s = measured_draft_s = 0.0
     state = replace(requests(2), other_rows=5, kv_tokens=200)
     slots, verify_s, draft_s = np.arange(2), 0.004, 3 * COSTS.pass_s(2)
     control.judge(state, None)
 
     def step(kv_tokens: int, drafted: tuple[tuple[int, ...], ...], brought: tuple[tuple[int, ...], ...]) -> int:
         """As long as both lanes take, of which the draft is done first. Returns rows of drafted tokens."""
+        nonlocal expected_draft_s, measured_draft_s
         chunks, _ = control.chunks(replace(state, kv_tokens=kv_tokens), Fixed(3))
         rows = 2 + 5 + sum(map(len, chunks))
         verify, draft = {(7, 200): (1.5, 1.1), (9, 800): (3.0, 1.4)}[rows, kv_tokens]
         both_s = draft_s * draft
         run_s = both_s + verify_s * (1 - both_s / (verify_s * verify))
-        control.sent(slots, np.array([3, 3]), tuple(chunks))
+        control.launch(slots, np.array([3, 3]), tuple(chunks))
         results = tuple(SequenceResult(slot=i, token_ids=each) for i, each in enumerate(brought))
         drafts = tuple(
             Draft(slot=i, method="draft_model", token_ids=each, confidences=(1.0,) * 3)
             for i, each in enumerate(drafted)
         )
-        control.learn(
+        learned = control.learn(
             StepResult(step=1, sequences=results, run_s=run_s),
             Drafts(step=1, drafts=drafts, run_s=both_s, passes=3),
             verify_s=verify_s,
         )
+        expected_draft_s += learned.draft_s
+        measured_draft_s += both_s
         return rows - 7
 
     assert step(200, ((7, 8, 8), (5, 5, 5)), ((7,), (9,))) == 0
     assert step(800, ((1, 1, 1), (1, 1, 1)), ((8, 8, 2), (2,))) == 2
     assert step(200, ((1, 1, 1), (1, 1, 1)), ((2,), (2,))) == 0
-    assert control.cycle.predicted_s == pytest.approx(control.cycle.measured_s)
-    assert control.draft_lane.predicted_s == pytest.approx(control.draft_lane.measured_s)
+    cycle = control.stats()
+    assert cycle.predicted_s == pytest.approx(cycle.measured_s)
+    assert expected_draft_s == pytest.approx(measured_draft_s)

@@ -1,30 +1,32 @@
-"""Who may draft, and what is known of them: caps, ends, targets, and what a draft model has seen, by slot.
+"""SpeculationState: what decisions read about the running sequences, by slot.
 
-Owns those arrays. Keeps what only depends on who is in a batch until somebody comes or goes. Knows neither
-acceptance nor costs, and decides nothing.
+Owns each sequence's draft cap and end, how much of it the draft KV cache holds, the clock of its latency target,
+the decision that is reused for several steps, and the overlapped drafts (Frontiers). Knows neither acceptance nor
+costs, and decides nothing.
 """
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from faser.engine.contract.plan import StopRule
 from faser.engine.control.sequences.sequence import Sequence
+from faser.engine.control.speculation.overlap.frontiers import Frontiers
+from faser.engine.control.speculation.policies.policy import Candidates, Floats, Ints
 from faser.engine.control.timing.clock import Clock
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-_FOLLOW = 0.05  # weight of the newest answer in the usual length
-_MOST_WEIGHT = 8.0  # a sequence that misses its target counts for so many that do not, at most
+_ANSWER_WEIGHT = 0.05  # of the newest answer in the mean answer length
+_LARGEST_WEIGHT = 8.0  # a token of a sequence that misses its target counts at most as much as 8 other tokens
+_SEQUENCES_PER_STEP, _MOST_STEPS_KEPT = 16, 4  # a decision for 16 sequences serves 2 steps, for 48 it serves 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Members:
-    """What does not change while the same sequences come in the same order. Arrays: [S], read only.
+    """What stays the same while the same sequences come in the same order. Arrays: [S], read only.
 
-    ends: known tokens from which no draft is of use. targets: seconds a token, 0: none; None: nobody has one.
+    ends: number of known tokens from which a draft is useless. targets: seconds per token, 0 without a target;
+    None if no sequence has one.
     """
 
     sequences: list[Sequence]
@@ -37,83 +39,118 @@ class _Members:
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """Sequences before a step; [S] each, and slots and caps read only.
+    """The sequences that may draft before a step. Arrays: [S]; slots and caps are read only.
 
-    caps: most tokens a draft of each may have. known: tokens of each. left: so many more could be drafted before
-    its end. kv_tokens: known ones of all together.
+    caps: most tokens of a draft. known: tokens of the sequence. remaining: most tokens that a draft could bring
+    before the sequence ends. kv_tokens: known tokens of all sequences together.
     """
 
     slots: Ints
     caps: Ints
     known: Ints
-    left: Ints
+    remaining: Ints
     kv_tokens: int
 
 
-class SequenceStates:
-    """num_slots lines. cap: most tokens of a draft."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedDecision:
+    """A decision that serves several steps, by slot: in large batches one step teaches too little to decide again,
+    and where drafts come from text the only question is whether to look.
 
-    def __init__(self, num_slots: int, cap: int, clock: Clock) -> None:
+    survival, lengths: [slots, K + 1] and [slots], as in Candidates and Policy.lengths; lengths are written when a
+    sequence starts. usual: mean length, given to a sequence that starts later. num_sequences: that it was made
+    for. stop: its rule has prices for num_drafting sequences.
+    """
+
+    survival: Floats
+    lengths: Ints
+    usual: int
+    num_sequences: int
+    stop: StopRule | None
+    num_drafting: int
+
+
+class SpeculationState:
+    """Arrays of num_slots lines. cap: most tokens of a draft.
+
+    looks_up: drafts come from text alone; then a decision serves several steps in small batches too.
+    """
+
+    def __init__(self, num_slots: int, cap: int, clock: Clock, *, looks_up: bool = False) -> None:
+        self.frontiers = Frontiers(num_slots)
+        self._num_slots = num_slots
         self._cap = cap
         self._clock = clock
         self._caps: Ints = np.zeros(num_slots, dtype=np.int64)
         self._ends: Ints = np.zeros(num_slots, dtype=np.int64)
-        self._covered: Ints = np.zeros(num_slots, dtype=np.int64)  # tokens that a draft model has in its cache
-        self._target_s: Floats = np.zeros(num_slots)  # a token; 0: no target
+        self._draft_kv: Ints = np.zeros(num_slots, dtype=np.int64)  # tokens in the draft KV cache
+        self._target_s: Floats = np.zeros(num_slots)  # per token; 0: no target
         self._since_s: Floats = np.zeros(num_slots)  # when decoding began
         self._since_tokens: Ints = np.zeros(num_slots, dtype=np.int64)
         self._members: _Members | None = None
         self._num_ended = 0
-        self._usual_len = 0.0  # tokens of an answer, followed
+        self._mean_answer_len = 0.0  # tokens, exponentially weighted
+        self._sequences_per_step = 0 if looks_up else _SEQUENCES_PER_STEP
+        self._decision: CachedDecision | None = None
+        self._steps_left = 0
 
     def start(self, sequence: Sequence) -> None:
-        """It takes over its slot with the tokens it has."""
+        """The sequence takes over its slot. A cached decision gives it the usual draft length."""
         slot, asked = sequence.held_slot, sequence.request.speculation
         own = self._cap if asked.max_tokens is None else asked.max_tokens
         self._ends[slot] = sequence.max_total - 1
         self._caps[slot] = min(own, self._cap) if asked.enabled else 0
-        self._covered[slot] = sequence.num_computed
+        self._draft_kv[slot] = sequence.num_computed
         self._target_s[slot] = (asked.slo.tpot_ms or 0.0) / 1000
         self._since_tokens[slot] = 0
         self._members = None
+        if self._decision is not None:
+            self._decision.lengths[slot] = self._decision.usual
+        self.frontiers.start(slot)
 
     def release(self, sequence: Sequence) -> None:
-        """It leaves; for good if it has ended."""
+        """The sequence leaves its slot, for good if it has a finish reason."""
         self._members = None
         if sequence.finish_reason is not None:
             self._num_ended += 1
-            weight = max(_FOLLOW, 1 / self._num_ended)
-            self._usual_len += weight * (sequence.num_tokens - sequence.prompt_len - self._usual_len)
+            weight = max(_ANSWER_WEIGHT, 1 / self._num_ended)
+            self._mean_answer_len += weight * (sequence.num_tokens - sequence.prompt_len - self._mean_answer_len)
+        self.frontiers.release(sequence.held_slot)
 
     def batch(self, sequences: Many[Sequence]) -> Batch:
-        """What a step that these sequences take part in begins with."""
+        """The arrays of these sequences, before a step that they take part in."""
         members = self._members
         if members is None or members.sequences != sequences:
             members = self._members = self._gathered(sequences)
         known = [len(each.token_ids) for each in sequences]
         tokens = np.array(known, dtype=np.int64)
         return Batch(
-            slots=members.slots, caps=members.caps, known=tokens, left=members.ends - tokens, kv_tokens=sum(known)
+            slots=members.slots,
+            caps=members.caps,
+            known=tokens,
+            remaining=members.ends - tokens,
+            kv_tokens=sum(known),
         )
 
-    def lag(self, batch: Batch) -> Ints:
-        """[S] tokens whose KV a draft model would have to refill first."""
-        lag: Ints = batch.known - self._covered.take(batch.slots)
-        return lag
+    def missing_kv(self, batch: Batch) -> Ints:
+        """[S] known tokens that the draft KV cache lacks."""
+        missing: Ints = batch.known - self._draft_kv.take(batch.slots)
+        return missing
 
-    def expected(self, batch: Batch) -> Ints:
-        """[S] tokens that each will bring yet: up to its end, or as many as answers usually have, if that is less.
+    def expected_tokens(self, batch: Batch) -> Ints:
+        """[S] tokens that each sequence is expected to generate yet: the mean answer length, at most up to its
+        end.
 
-        However many an answer has already, it says little about those to come.
+        The tokens it has generated already do not count: they say little about those to come.
         """
-        return np.minimum(batch.left, round(self._usual_len)) if self._num_ended else batch.left
+        return np.minimum(batch.remaining, round(self._mean_answer_len)) if self._num_ended else batch.remaining
 
     def weights(self, batch: Batch) -> Floats:
-        """1, or how far a sequence lags behind its target of time per token: (measured / target) squared.
+        """[S] worth of a token, read only: 1, or (measured / target)² for a sequence slower than its target.
 
-        Of the last batch. [S], read only.
+        batch: the one that `batch` returned last. The time per token is measured from the first call on.
 
-        Source: the order of AdaServe (arXiv:2501.12162), first what targets need, then throughput.
+        Source: the order of AdaServe (arXiv:2501.12162): first what targets need, then throughput.
         """
         assert self._members is not None, "weights are those of the last batch"
         targets, slots, known = self._members.targets, batch.slots, batch.known
@@ -123,16 +160,64 @@ class SequenceStates:
         fresh = self._since_tokens[slots] == 0
         self._since_s[slots[fresh]], self._since_tokens[slots[fresh]] = now, known[fresh]
         elapsed, tokens = now - self._since_s[slots], known - self._since_tokens[slots]
-        lag = elapsed / np.maximum(tokens * targets, 1e-9)
-        return np.where((targets > 0) & (tokens > 0), np.clip(lag * lag, 1.0, _MOST_WEIGHT), 1.0)
+        slowness = elapsed / np.maximum(tokens * targets, 1e-9)
+        return np.where((targets > 0) & (tokens > 0), np.clip(slowness * slowness, 1.0, _LARGEST_WEIGHT), 1.0)
 
-    def covers(self, slots: Ints, more: Ints) -> None:
-        """A draft model has so many more tokens of each in its cache. [S]; no slot twice."""
-        self._covered.put(slots, self._covered.take(slots) + more)
+    def extend_draft_kv(self, slots: Ints, counts: Ints) -> None:
+        """The draft KV cache now holds `counts` more tokens of each sequence. [S]; no slot occurs twice."""
+        self._draft_kv.put(slots, self._draft_kv.take(slots) + counts)
 
-    def covers_upto(self, slots: Ints, ends: Many[int]) -> None:
-        """A draft model has all tokens of each before these positions in its cache. [S]; no slot twice."""
-        self._covered[slots] = ends
+    def set_draft_kv(self, slots: Ints, ends: Many[int]) -> None:
+        """The draft KV cache now holds each sequence up to these positions. [S]; no slot occurs twice."""
+        self._draft_kv[slots] = ends
+
+    @property
+    def decision_expired(self) -> bool:
+        """The next step needs a new decision, so outcomes may teach the estimates now."""
+        return self._steps_left <= 0
+
+    def cached_decision(self, count: int, *, is_due: bool) -> CachedDecision | None:
+        """The decision that serves a step of count sequences; None: a new one is needed. Counts the step.
+
+        is_due: a new decision is wanted for another reason.
+        """
+        self._steps_left -= 1
+        decision = self._decision
+        if decision is None or self._steps_left < 0 or is_due or _membership_changed(decision, count):
+            return None
+        return decision
+
+    def cache_decision(
+        self, candidates: Candidates, lengths: Ints, stop: StopRule | None, num_drafting: int
+    ) -> None:
+        """Keep the decision of this step for the following steps, if the batch is large enough."""
+        count, share = candidates.num_sequences, self._sequences_per_step
+        self._steps_left = min(count // share if share else _MOST_STEPS_KEPT, _MOST_STEPS_KEPT - 1)
+        self._decision = None
+        if not self._steps_left:
+            return
+        usual = round(int(np.add.reduce(lengths)) / count)
+        by_slot = np.full(self._num_slots, usual, dtype=np.int64)
+        by_slot[candidates.slots] = lengths
+        survival = np.empty((self._num_slots, self._cap + 1))
+        survival[:] = np.add.reduce(candidates.survival, axis=0) / count
+        survival[candidates.slots] = candidates.survival
+        self._decision = CachedDecision(
+            survival=survival,
+            lengths=by_slot,
+            usual=usual,
+            num_sequences=count,
+            stop=stop,
+            num_drafting=num_drafting,
+        )
+
+    def drop_decision(self) -> None:
+        """The next step needs a new decision, as another policy makes it."""
+        self._decision = None
+
+    def expire_decision(self) -> None:
+        """No decision is cached any more, and outcomes teach the estimates at once."""
+        self._decision, self._steps_left = None, 0
 
     def _gathered(self, sequences: Many[Sequence]) -> _Members:
         slots = np.array([each.held_slot for each in sequences], dtype=np.int64)
@@ -145,3 +230,8 @@ class SequenceStates:
             ones=np.ones(len(slots)),
             targets=targets if np.count_nonzero(targets) else None,
         )
+
+
+def _membership_changed(decision: CachedDecision, count: int) -> bool:
+    """Too many sequences have started or left for the decision to fit the batch."""
+    return abs(count - decision.num_sequences) * _SEQUENCES_PER_STEP > count

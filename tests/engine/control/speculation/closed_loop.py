@@ -11,8 +11,8 @@ from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import StopRule
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.acceptance.estimator import Acceptance, Outcomes
-from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policies.policy import Candidates
+from faser.engine.control.speculation.policies.registry import make_policy
 from faser.engine.control.timing.cost_model import CostModel
 
 Ints = NDArray[np.int64]
@@ -57,17 +57,17 @@ def run(
     policy = make_policy(SpeculationConfig(policy=policy_name, num_speculative_tokens=CAP), costs, acceptance)
     rng = np.random.default_rng(seed)
     seconds, tokens, drafted_mean = 0.0, 0, np.zeros(steps)
-    everybody = np.arange(count)
+    all_slots = np.arange(count)
     for step in range(steps):
-        before = _candidates(everybody, acceptance, count)
-        wished = policy.lengths(before)
-        chosen = np.flatnonzero(wished)
+        before = _candidates(all_slots, acceptance, count)
+        requested = policy.lengths(before)
+        chosen = np.flatnonzero(requested)
         tokens += count
         if not len(chosen):
             seconds += costs.step_s(count)
             continue
         asked = _candidates(chosen, acceptance, count)
-        lengths, confidences = wished[chosen], np.full((len(chosen), CAP), CONFIDENCE[method])
+        lengths, confidences = requested[chosen], np.full((len(chosen), CAP), CONFIDENCE[method])
         drafted, draft_s = _draft(costs, policy.stop_rule(asked, lengths), lengths, CONFIDENCE[method])
         methods = np.full(len(chosen), DRAFT_METHODS.index(method))
         survival = acceptance.drafted_survival(chosen, methods, drafted, confidences)
@@ -77,7 +77,7 @@ def run(
         seconds += draft_s + costs.step_s(count + int(kept.sum()))
         tokens += int(accepted.sum())
         drafted_mean[step] = drafted.sum() / count
-        acceptance.offered(chosen, lengths, drafted)
+        acceptance.learn_lengths(chosen, lengths, drafted)
         acceptance.learn(
             Outcomes(
                 slots=chosen,
@@ -98,7 +98,7 @@ def _candidates(slots: Ints, acceptance: Acceptance, count: int) -> Candidates:
         limit=np.full(len(slots), CAP),
         survival=acceptance.survival(slots),
         weight=np.ones(len(slots)),
-        lag=np.zeros(len(slots), dtype=np.int64),
+        missing_kv=np.zeros(len(slots), dtype=np.int64),
         other_rows=others,
         other_sequences=others,
         kv_tokens=0,

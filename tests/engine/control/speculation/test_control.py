@@ -1,6 +1,6 @@
-"""What policies are shown, and what becomes of what they say: caps, budgets, blocks, targets, standing decisions.
+"""What policies see, and what becomes of their decisions: caps, budgets, blocks, targets, cached decisions.
 
-A policy that takes all it may and writes down what it saw, over the real scheduler and a scripted executor.
+A policy drafts all it may and notes what it saw, over the real scheduler and a scripted executor.
 """
 
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ import pytest
 
 from faser.engine.contract.plan import StopRule
 from faser.engine.control.sequences.sequence import Sequence
-from faser.engine.control.speculation.control import DraftDecision, OtherRows
+from faser.engine.control.speculation.decision import DraftDecision, OtherRows
 from faser.engine.control.speculation.policies.policy import Candidates, Ints
 from faser.errors import ConfigError
 from faser.types import Request, Slo, SpeculationParams, SpeculationStats
@@ -19,7 +19,7 @@ from tests.engine.driving import DRAFT_CAP, Driver, request
 
 @dataclass
 class Greedy:
-    """A Policy: as much as it may, from all or from nobody.
+    """A Policy: all sequences draft as much as they may, or none drafts.
 
     seen: the candidates it was shown. offered: tokens that came of it.
     """
@@ -112,7 +112,7 @@ def test_drafts_leave_every_sequence_its_row_and_prompts_half_of_the_rest() -> N
     driver.commit(plan)
 
 
-def test_a_policy_hears_of_rows_beside_the_candidates_and_which_of_them_bring_a_token() -> None:
+def test_a_policy_sees_the_other_rows_and_which_of_them_bring_a_token() -> None:
     policy = Greedy()
     driver = driver_with(policy, max_num_batched_tokens=12, max_num_seqs=4, looks=False)
     driver.add(asking("drafts", prompt=3), asking("ends", prompt=3, max_tokens=2))
@@ -127,7 +127,7 @@ def test_a_policy_hears_of_rows_beside_the_candidates_and_which_of_them_bring_a_
     assert (seen.num_sequences, seen.other_sequences, seen.other_rows) == (1, 0, min(30 - prompt, 11))
 
 
-def test_where_blocks_are_short_drafts_are_given_up_and_nobody_is_preempted_for_them() -> None:
+def test_where_blocks_are_short_drafts_are_given_up_and_no_sequence_is_preempted_for_them() -> None:
     policy = Greedy()
     driver = driver_with(policy, num_blocks=9, max_num_seqs=2)
     requests = [asking("a", prompt=11, max_tokens=7), asking("b", prompt=11, max_tokens=7)]
@@ -138,13 +138,13 @@ def test_where_blocks_are_short_drafts_are_given_up_and_nobody_is_preempted_for_
     assert dict(speculated(driver).bypasses)["memory"] > 0
 
 
-def test_a_sequence_behind_its_target_weighs_more_and_one_ahead_weighs_one() -> None:
+def test_a_sequence_slower_than_its_target_weighs_more_and_a_faster_one_weighs_one() -> None:
     policy = Greedy(drafts=False)
     driver = driver_with(policy)
     driver.add(
         asking("none"),
         asking("slow", tpot_ms=10.0),
-        asking("ahead!", tpot_ms=1000.0),
+        asking("faster", tpot_ms=1000.0),
     )
     driver.step()
     for _ in range(3):
@@ -153,8 +153,8 @@ def test_a_sequence_behind_its_target_weighs_more_and_one_ahead_weighs_one() -> 
     assert policy.seen[-1].weight.tolist() == pytest.approx([1.0, 4.0, 1.0])
 
 
-def test_a_large_batch_keeps_a_decision_for_some_steps_until_many_come() -> None:
-    """Thirty-two sequences: every decision stands for three steps, and who comes meanwhile does as most do."""
+def test_a_large_batch_keeps_a_decision_for_some_steps_until_many_start() -> None:
+    """Of thirty-two sequences a decision serves three steps; a sequence that starts meanwhile drafts as usual."""
     policy = Greedy()
     driver = driver_with(policy, looks=False)
     driver.add(*(asking(str(i), prompt=2, max_tokens=50) for i in range(32)))
@@ -164,7 +164,7 @@ def test_a_large_batch_keeps_a_decision_for_some_steps_until_many_come() -> None
     control, running = driver.scheduler._speculation, driver.scheduler._running
     assert control is not None
 
-    def wish() -> DraftDecision:
+    def decide() -> DraftDecision:
         found = control.decide(
             running, OtherRows(rows=0, sequences=0), budget=400, room=lambda _, lengths: lengths
         )
@@ -174,10 +174,10 @@ def test_a_large_batch_keeps_a_decision_for_some_steps_until_many_come() -> None
     driver.add(asking("late", prompt=2, max_tokens=50))
     driver.step()
     assert len(policy.seen) == 2
-    standing = wish()
+    cached = decide()
     assert len(policy.seen) == 2
-    assert len(standing.chosen) == 33
-    assert standing.lengths[-1] == round(sum(standing.lengths[:-1]) / 32)
+    assert len(cached.chosen) == 33
+    assert cached.lengths[-1] == round(sum(cached.lengths[:-1]) / 32)
 
     driver.add(*(asking(f"later {i}", prompt=2, max_tokens=50) for i in range(4)))
     driver.step()
@@ -186,8 +186,8 @@ def test_a_large_batch_keeps_a_decision_for_some_steps_until_many_come() -> None
     assert len(policy.seen) == 3
 
 
-def test_a_standing_stop_rule_has_a_price_for_everybody_who_drafts() -> None:
-    """Blocks are short when the decision is made and plenty in the next step, for which it stands."""
+def test_a_cached_stop_rule_has_a_price_for_every_sequence_that_drafts() -> None:
+    """Blocks are short when the decision is made and plenty in the next step, which it serves as well."""
     driver = driver_with(Greedy())
     driver.add(*(asking(str(i), prompt=2, max_tokens=50) for i in range(32)))
     driver.step()
@@ -198,10 +198,10 @@ def test_a_standing_stop_rule_has_a_price_for_everybody_who_drafts() -> None:
         def room(_sequences: list[Sequence], lengths: list[int], most: int = num_fitting) -> list[int]:
             return [*lengths[:most], *[0] * len(lengths[most:])]
 
-        wish = control.decide(running, OtherRows(rows=0, sequences=0), budget=400, room=room)
-        assert wish is not None
-        assert wish.stop is not None
-        assert len(wish.stop.pass_prices) >= len(wish.chosen) == num_fitting
+        decision = control.decide(running, OtherRows(rows=0, sequences=0), budget=400, room=room)
+        assert decision is not None
+        assert decision.stop is not None
+        assert len(decision.stop.pass_prices) >= len(decision.chosen) == num_fitting
 
 
 def test_few_sequences_are_decided_anew_in_every_step() -> None:
@@ -223,7 +223,7 @@ def test_whether_to_look_drafts_up_is_decided_in_every_fourth_step() -> None:
     assert len(policy.offered) == 5
 
 
-def test_while_nobody_drafts_the_policy_rests_and_is_told_for_how_long() -> None:
+def test_while_no_sequence_drafts_the_policy_pauses_and_then_sees_for_how_long() -> None:
     policy = Greedy(drafts=False)
     driver = driver_with(policy)
     driver.add(asking("a", max_tokens=40))
@@ -234,7 +234,7 @@ def test_while_nobody_drafts_the_policy_rests_and_is_told_for_how_long() -> None
     assert dict(speculated(driver).bypasses)["gain"] >= sum(since)
 
 
-def test_a_policy_that_drafts_never_rests() -> None:
+def test_a_policy_that_drafts_never_pauses() -> None:
     policy = Greedy()
     driver = driver_with(policy)
     driver.add(asking("a"))
@@ -242,7 +242,7 @@ def test_a_policy_that_drafts_never_rests() -> None:
     assert {each.since for each in policy.seen} == {1}
 
 
-def test_steps_without_a_draft_are_plain_and_say_why() -> None:
+def test_steps_without_a_draft_are_counted_by_reason() -> None:
     driver = driver_with(Greedy(drafts=False))
     driver.add(asking("a"))
     for _ in range(4):
@@ -253,7 +253,7 @@ def test_steps_without_a_draft_are_plain_and_say_why() -> None:
     assert stats.num_drafts == 0
 
 
-def test_a_policy_hears_of_drafts_that_did_not_come() -> None:
+def test_a_policy_sees_drafts_that_are_empty() -> None:
     policy = Greedy()
     driver = driver_with(policy, looks=False)
     driver.add(asking("a", max_tokens=40))
@@ -262,7 +262,7 @@ def test_a_policy_hears_of_drafts_that_did_not_come() -> None:
     assert 0 in policy.offered
 
 
-def test_a_step_for_which_nothing_was_found_is_a_plain_one() -> None:
+def test_a_step_for_which_nothing_was_found_has_no_drafts() -> None:
     policy = Greedy()
     driver = driver_with(policy)
     driver.add(asking("a", max_tokens=40))
@@ -272,17 +272,17 @@ def test_a_step_for_which_nothing_was_found_is_a_plain_one() -> None:
     assert modes["serial"] == sum(each > 0 for each in policy.offered)
 
 
-def test_a_finished_sample_says_what_speculation_did_for_it() -> None:
+def test_a_finished_sample_reports_what_speculation_did_for_it() -> None:
     driver = driver_with(Greedy())
     driver.add(asking("a", max_tokens=20))
     driver.run()
     last = driver.samples["a", 0].last
     assert last is not None
     assert last.speculation is not None
-    told, stats = last.speculation, speculated(driver)
-    assert told.drafted == told.pruned + told.verified
-    assert told.steps + told.accepted == 20
-    assert (told.drafted, told.accepted) == (
+    summary, stats = last.speculation, speculated(driver)
+    assert summary.drafted == summary.pruned + summary.verified
+    assert summary.steps + summary.accepted == 20
+    assert (summary.drafted, summary.accepted) == (
         sum(each.drafted for each in stats.methods),
         sum(each.accepted for each in stats.methods),
     )

@@ -1,25 +1,28 @@
-"""What is known of sequences by slot. Oracle: every sequence looked at by itself."""
+"""What is known of sequences by slot, and how long a decision serves. Oracle: each sequence by itself."""
 
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
+from faser.engine.contract.plan import Draft
 from faser.engine.control.sequences.kv_cache import SequenceBlocks
 from faser.engine.control.sequences.sequence import Sequence
-from faser.engine.control.speculation.state import SequenceStates
+from faser.engine.control.speculation.policies.policy import Candidates
+from faser.engine.control.speculation.state import CachedDecision, SpeculationState
 from faser.engine.control.timing.clock import SimulatedClock
 from faser.types import FinishReason, Slo, SpeculationParams
 from tests.engine.driving import request
 
-CAP = 4
+CAP, NUM_SLOTS = 4, 80
 
 
 def sequence_in(
     slot: int, *, prompt: int = 5, max_tokens: int = 20, most: int | None = None, tpot_ms: float | None = None
 ) -> Sequence:
-    requests = SpeculationParams(max_tokens=most, slo=Slo(tpot_ms=tpot_ms))
+    params = SpeculationParams(max_tokens=most, slo=Slo(tpot_ms=tpot_ms))
     found = Sequence(
-        replace(request(f"r{slot}", [1] * prompt, max_tokens=max_tokens), speculation=requests),
+        replace(request(f"r{slot}", [1] * prompt, max_tokens=max_tokens), speculation=params),
         0,
         priority_key=(0, 0.0, slot),
         seed=0,
@@ -31,78 +34,168 @@ def sequence_in(
     return found
 
 
-def roster_of(*sequences: Sequence, clock: SimulatedClock | None = None) -> SequenceStates:
-    roster = SequenceStates(8, CAP, clock or SimulatedClock())
+def state_of(*sequences: Sequence, clock: SimulatedClock | None = None) -> SpeculationState:
+    state = SpeculationState(NUM_SLOTS, CAP, clock or SimulatedClock())
     for each in sequences:
-        roster.start(each)
-    return roster
+        state.start(each)
+    return state
 
 
-def test_a_batch_says_of_each_sequence_what_it_may_and_what_is_left() -> None:
+def test_a_batch_has_the_cap_and_the_remaining_tokens_of_each_sequence() -> None:
     sequences = [sequence_in(3, prompt=5, max_tokens=9), sequence_in(1, prompt=2, max_tokens=3, most=2)]
-    batch = roster_of(*sequences).batch(sequences)
+    batch = state_of(*sequences).batch(sequences)
     assert batch.slots.tolist() == [3, 1]
     assert batch.caps.tolist() == [CAP, 2]
     assert batch.known.tolist() == [5, 2]
-    assert batch.left.tolist() == [each.max_total - 1 - each.num_tokens for each in sequences]
+    assert batch.remaining.tolist() == [each.max_total - 1 - each.num_tokens for each in sequences]
     assert batch.kv_tokens == 7
 
 
 def test_the_same_batch_is_seen_to_grow() -> None:
     sequences = [sequence_in(0), sequence_in(1)]
-    roster = roster_of(*sequences)
-    before = roster.batch(sequences)
+    state = state_of(*sequences)
+    before = state.batch(sequences)
     sequences[1].token_ids.extend([7, 7])
-    after = roster.batch([*sequences])
+    after = state.batch([*sequences])
     assert after.slots is before.slots
     assert (after.known - before.known).tolist() == [0, 2]
-    assert (after.left - before.left).tolist() == [0, -2]
+    assert (after.remaining - before.remaining).tolist() == [0, -2]
 
 
 def test_another_order_and_another_slot_are_another_batch() -> None:
     one, two = sequence_in(0), sequence_in(1, most=1)
-    roster = roster_of(one, two)
-    assert roster.batch([one, two]).caps.tolist() == [CAP, 1]
-    assert roster.batch([two, one]).caps.tolist() == [1, CAP]
+    state = state_of(one, two)
+    assert state.batch([one, two]).caps.tolist() == [CAP, 1]
+    assert state.batch([two, one]).caps.tolist() == [1, CAP]
     two.slot = 5  # preempted, and admitted again
-    roster.release(two)
-    roster.start(two)
-    assert roster.batch([two, one]).slots.tolist() == [5, 0]
+    state.release(two)
+    state.start(two)
+    assert state.batch([two, one]).slots.tolist() == [5, 0]
 
 
-def test_an_answer_is_expected_to_go_on_for_the_usual_length_at_most() -> None:
+def test_an_answer_is_expected_to_go_on_for_the_mean_length_at_most() -> None:
     running, short, long = (sequence_in(slot, max_tokens=50) for slot in range(3))
-    roster = roster_of(running, short, long)
-    batch = roster.batch([running])
-    assert roster.expected(batch).tolist() == batch.left.tolist() == [49]
-    roster.release(short)  # preempted: says nothing
-    assert roster.expected(batch).tolist() == [49]
+    state = state_of(running, short, long)
+    batch = state.batch([running])
+    assert state.expected_tokens(batch).tolist() == batch.remaining.tolist() == [49]
+    state.release(short)  # preempted: its length teaches nothing
+    assert state.expected_tokens(batch).tolist() == [49]
     for ended, length in ((short, 10), (long, 30)):
         ended.token_ids.extend([7] * length)
         ended.finish_reason = FinishReason.STOP
-        roster.release(ended)
-    assert roster.expected(batch).tolist() == [20]
+        state.release(ended)
+    assert state.expected_tokens(batch).tolist() == [20]
     running.token_ids.extend([7] * 45)
-    assert roster.expected(roster.batch([running])).tolist() == [4]
+    assert state.expected_tokens(state.batch([running])).tolist() == [4]
 
 
-def test_lag_is_what_a_draft_model_has_not_seen() -> None:
+def test_missing_kv_is_what_the_draft_kv_cache_does_not_hold() -> None:
     sequences = [sequence_in(0, prompt=6), sequence_in(2, prompt=9)]
-    roster = roster_of(*sequences)
-    roster.covers(np.array([0, 2]), np.array([4, 9]))
-    assert roster.lag(roster.batch(sequences)).tolist() == [2, 0]
-    roster.covers_upto(np.array([0]), [6])
-    assert roster.lag(roster.batch(sequences)).tolist() == [0, 0]
+    state = state_of(*sequences)
+    state.extend_draft_kv(np.array([0, 2]), np.array([4, 9]))
+    assert state.missing_kv(state.batch(sequences)).tolist() == [2, 0]
+    state.set_draft_kv(np.array([0]), [6])
+    assert state.missing_kv(state.batch(sequences)).tolist() == [0, 0]
 
 
-def test_weights_are_one_but_for_who_is_behind_a_target() -> None:
+def test_weights_are_one_unless_a_sequence_is_slower_than_its_target() -> None:
     clock = SimulatedClock()
     late, early, free = sequence_in(0, tpot_ms=10.0), sequence_in(1, tpot_ms=1000.0), sequence_in(2)
-    roster = roster_of(late, early, free, clock=clock)
+    state = state_of(late, early, free, clock=clock)
     sequences = [late, early, free]
-    assert roster.weights(roster.batch(sequences)).tolist() == [1.0, 1.0, 1.0]
+    assert state.weights(state.batch(sequences)).tolist() == [1.0, 1.0, 1.0]
     clock.advance(0.04)
     for each in sequences:
         each.token_ids.extend([7, 7])
-    assert np.allclose(roster.weights(roster.batch(sequences)), [(0.04 / 0.02) ** 2, 1.0, 1.0])
-    assert roster.weights(roster.batch([free])).tolist() == [1.0]
+    assert np.allclose(state.weights(state.batch(sequences)), [(0.04 / 0.02) ** 2, 1.0, 1.0])
+    assert state.weights(state.batch([free])).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_an_overlapped_draft_goes_with_the_sequence_of_its_slot(leaves: bool) -> None:
+    sequence = sequence_in(1)
+    state = state_of(sequence)
+    state.frontiers.judge((), Draft(slot=1, method="suffix", token_ids=(3, 4), confidences=(1.0, 1.0)), (3,))
+    assert state.frontiers.standing([1]) != [None]
+    (state.release if leaves else state.start)(sequence)
+    assert state.frontiers.standing([1]) == [None]
+
+
+def candidates_of(count: int) -> Candidates:
+    return Candidates(
+        slots=np.arange(count),
+        limit=np.full(count, CAP),
+        survival=np.linspace(1, 0.2, CAP + 1) ** np.linspace(1, 2, count)[:, None],
+        weight=np.ones(count),
+        missing_kv=np.zeros(count, dtype=np.int64),
+        other_rows=0,
+        kv_tokens=count,
+    )
+
+
+def steps_served(state: SpeculationState, count: int) -> list[CachedDecision]:
+    """Make a decision for count sequences; what serves the steps after it."""
+    assert state.cached_decision(count, is_due=False) is None
+    state.cache_decision(candidates_of(count), np.arange(count) % (CAP + 1), None, count)
+    found = []
+    while (decision := state.cached_decision(count, is_due=False)) is not None:
+        found.append(decision)
+    return found
+
+
+def state_with_decision() -> SpeculationState:
+    """For 32 sequences, which draft 3 tokens each."""
+    state = state_of()
+    state.cache_decision(candidates_of(32), np.full(32, 3), None, 32)
+    return state
+
+
+@pytest.mark.parametrize("count, steps", [(1, 0), (15, 0), (16, 1), (40, 2), (48, 3), (64, 3)])
+def test_the_more_sequences_the_longer_a_decision_serves(count: int, steps: int) -> None:
+    assert len(steps_served(state_of(), count)) == steps
+
+
+@pytest.mark.parametrize("count", [1, 15, 64])
+def test_a_decision_to_look_up_text_serves_small_batches_too(count: int) -> None:
+    assert len(steps_served(SpeculationState(NUM_SLOTS, CAP, SimulatedClock(), looks_up=True), count)) == 3
+
+
+def test_a_cached_decision_is_the_one_that_was_made() -> None:
+    decision = steps_served(state_of(), 32)[0]
+    assert decision.lengths[:32].tolist() == [i % (CAP + 1) for i in range(32)]
+    assert (decision.survival[:32] == candidates_of(32).survival).all()
+    assert decision.usual == round(sum(i % (CAP + 1) for i in range(32)) / 32)
+    assert set(decision.lengths[32:].tolist()) == {decision.usual}
+
+
+def test_a_sequence_that_starts_later_drafts_the_usual_length() -> None:
+    state = state_of()
+    state.cache_decision(candidates_of(32), np.arange(32) % 3, None, 32)
+    state.start(sequence_in(5))
+    state.start(sequence_in(40))
+    decision = state.cached_decision(33, is_due=False)
+    assert decision is not None
+    assert decision.lengths[[5, 40]].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("count, serves", [(32, True), (34, True), (30, False), (40, False)])
+def test_a_decision_ends_when_many_sequences_start_or_leave(count: int, serves: bool) -> None:
+    assert (state_with_decision().cached_decision(count, is_due=False) is not None) == serves
+
+
+def test_a_decision_ends_when_a_new_one_is_due_anyway_or_the_policy_changes() -> None:
+    assert state_with_decision().cached_decision(32, is_due=True) is None
+    state = state_with_decision()
+    state.drop_decision()
+    assert state.cached_decision(32, is_due=False) is None
+
+
+def test_a_decision_expires_with_the_last_step_that_it_serves() -> None:
+    state = state_with_decision()
+    expired = []
+    while state.cached_decision(32, is_due=False) is not None:
+        expired.append(state.decision_expired)
+    assert expired == [False, True]
+    state = state_with_decision()
+    state.expire_decision()
+    assert state.decision_expired

@@ -22,7 +22,8 @@ from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
-from faser.engine.control.speculation.control import OverlapOptions, SpeculationControl
+from faser.engine.control.speculation.control import SpeculationControl
+from faser.engine.control.speculation.overlap.control import OverlapOptions
 from faser.engine.control.timing.clock import SimulatedClock
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine

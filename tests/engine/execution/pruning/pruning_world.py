@@ -13,7 +13,8 @@ from faser.engine.contract.plan import SequenceRows
 from faser.engine.contract.step_times import CostTable, StepTimes
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
-from faser.engine.control.speculation.control import OverlapOptions, SpeculationControl
+from faser.engine.control.speculation.control import SpeculationControl
+from faser.engine.control.speculation.overlap.control import OverlapOptions
 from faser.engine.control.speculation.policies.policy import Policy
 from faser.engine.control.timing.clock import SimulatedClock
 from faser.engine.control.timing.cost_model import CostModel

@@ -24,8 +24,8 @@ from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceRows, SequenceStart, StopRule
 from faser.engine.contract.step_times import CostTable
-from faser.engine.control.speculation.control import OverlapOptions
 from faser.engine.control.speculation.drafter_selection import DrafterSelection
+from faser.engine.control.speculation.overlap.control import OverlapOptions
 from faser.engine.control.speculation.policies.policy import Candidates
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.drafter import NO_TOP, Continuation, Drafter, Proposals

@@ -1,8 +1,8 @@
-"""One method's curve: the chance that a drafted token is accepted, given the drafter's confidence and its depth.
+"""LogisticCurve: the chance that a draft token is accepted, given the drafter's confidence and the token's depth.
 
-Online logistic regression: after every step one Newton step on the log likelihood of that step's tokens, against
-the decayed curvature of all earlier ones (an extended Kalman filter without process noise but with forgetting).
-Knows nothing of slots, costs or who decides.
+Online logistic regression: every step makes one Newton step on the log likelihood of its tokens, against the
+decayed curvature of all earlier tokens: an extended Kalman filter without process noise but with forgetting. Knows
+neither slots nor costs.
 """
 
 import math
@@ -10,42 +10,41 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from faser.config.drafters import Confidence, DrafterInfo
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _KEPT = 0.5 ** (1 / 2000)  # of the curvature after one more judged token
-_PRIOR_SLOPE = {"draft_model": 0.5, "layer_skip": 0.5, "suffix": 0.7, "ngram": 0.7}
-_PRIOR_CENTRE = {"draft_model": 2.5, "layer_skip": 2.5, "suffix": 0.5, "ngram": 1.1}  # of the feature
 _PRIOR_CURVATURE = (2.0, 4.0, 40.0)  # intercept, slope, depth: how firmly each is believed before any data
 _LEAST_CURVATURE = 0.02
 _DEPTH_SCALE = 1 / 8
-_LONGEST_STEP = 1.0  # logits: one odd step must not throw the curve away
+_LONGEST_STEP = 1.0  # logits: one odd step must not move the curve further
 _LEAST_MARGIN, _LARGEST_MARGIN = np.array(-12.0), np.array(12.0)
 _EDGE = 0.01
 _ONE = np.array(1.0)
-_FORGOTTEN_CURVATURE = 1.0  # of the intercept: four tokens that might as well have been refused
+_FORGOTTEN_CURVATURE = 1.0  # of the intercept: that of four tokens with a chance of one half
 
 
 class LogisticCurve:
-    """logit of acceptance = w · (1, feature of confidence, depth / 8), w learnt.
+    """logit of acceptance = w · (1, feature of the confidence, depth / 8); w is learned.
 
-    method: whose confidences, see Draft; chooses the feature: a margin in nats as it is, a probability's logit,
-    the logarithm of a match's length. prior: acceptance at a usual confidence, before any data.
+    drafter: its kind of confidence chooses the feature: a margin in nats as it is, the logit of a probability, the
+    logarithm of a match's length. Its priors hold before any data.
     """
 
-    def __init__(self, method: str, prior: float) -> None:
-        self._method = method
-        slope = _PRIOR_SLOPE[method]
-        intercept = math.log(prior / (1 - prior)) - slope * _PRIOR_CENTRE[method]
+    def __init__(self, drafter: DrafterInfo) -> None:
+        self._confidence = drafter.confidence
+        prior, slope, centre = drafter.prior_acceptance, drafter.prior_slope, drafter.prior_centre
+        intercept = math.log(prior / (1 - prior)) - slope * centre
         self._weights = np.array([intercept, slope, 0.0])
-        centre = _PRIOR_CENTRE[method]
         spread = np.array([[1.0, centre, 0.0], [centre, centre**2, 0.0], [0.0, 0.0, 0.0]])
         self._prior_curvature = _PRIOR_CURVATURE[0] * spread + np.diag([_LEAST_CURVATURE, *_PRIOR_CURVATURE[1:]])
         self._curvature = np.zeros((3, 3))
         self._depth_sum, self._depth_count = 0.0, 1e-9
         self._slope, self._line = slope, (intercept, slope)
-        self._depths: Floats = np.zeros(0)  # 0, 1 / 8, … for as many depths as were last asked for
-        self._by_depth: Floats | None = None  # logits at feature 0, for as many depths
+        self._depths: Floats = np.zeros(0)  # 0, 1 / 8, …: of the last call of logits
+        self._by_depth: Floats | None = None  # logits of these depths at feature 0
 
     def features(self, confidences: Floats, depths: Ints) -> Floats:
         """[T, 3] of T tokens; depths count from 0."""
@@ -66,17 +65,17 @@ class LogisticCurve:
         return found
 
     def line(self) -> tuple[float, float]:
-        """(intercept, slope) over the confidence itself, at the usual depth. Margins only."""
+        """(intercept, slope) over the confidence itself, at the mean depth. For margins only."""
         return self._line
 
-    def learn(self, features: Floats, good: NDArray[np.bool_], leaning: Floats) -> tuple[Floats, Floats]:
-        """T judged tokens. leaning: [T] logits that are their sequences' own and not the curve's.
+    def learn(self, features: Floats, good: NDArray[np.bool_], offsets: Floats) -> tuple[Floats, Floats]:
+        """Learn T judged tokens. offsets: [T] logits of their sequences, which the curve does not explain.
 
-        Returns [T] outcome less what the curve by itself expected, and the variance that it expected.
+        Returns [T] outcome minus the chance that the curve by itself predicts, and the variance it predicts.
         """
         logits = np.empty((2, len(good)))
         features.dot(self._weights, out=logits[0])
-        np.add(logits[0], leaning, out=logits[1])
+        np.add(logits[0], offsets, out=logits[1])
         chances = _sigmoid(logits)
         missed = good - chances
         spread = chances * (_ONE - chances)
@@ -97,31 +96,31 @@ class LogisticCurve:
         return missed[0], spread[0]
 
     def forget(self) -> None:
-        """Believe the past hardly more than a prior: it is out of date."""
+        """Trust the past hardly more than a prior: it is out of date."""
         self._curvature *= min(1.0, _FORGOTTEN_CURVATURE / max(float(self._curvature[0, 0]), 1e-12))
 
     def _weigh(self) -> None:
-        """What follows from the weights and is asked for every step."""
+        """Derive from the weights what every step reads."""
         intercept, slope, fall = self._weights.tolist()
         self._slope = slope
         self._by_depth = None
         self._line = (intercept + fall * _DEPTH_SCALE * self._depth_sum / self._depth_count, slope)
 
     def _feature(self, confidences: Floats) -> Floats:
-        match self._method:
-            case "suffix":
+        match self._confidence:
+            case Confidence.PROBABILITY:
                 inside = np.minimum(np.maximum(confidences, _EDGE), 1 - _EDGE)
                 return np.asarray(np.log(inside / (1 - inside)))
-            case "ngram":
+            case Confidence.MATCH_LENGTH:
                 return np.asarray(np.log(np.maximum(confidences, 1.0)))
-            case _:
+            case Confidence.MARGIN:
                 return np.asarray(np.minimum(np.maximum(confidences, _LEAST_MARGIN), _LARGEST_MARGIN))
 
 
 def _solved(matrix: list[list[float]], right: list[float]) -> tuple[float, float, float]:
-    """x of matrix @ x = right, matrix being 3 by 3, symmetric and positive definite: by its Cholesky factors.
+    """x of matrix @ x = right, where matrix is 3 by 3, symmetric and positive definite; by its Cholesky factors.
 
-    In plain floats, as a call of the library takes several times longer than the few sums it does.
+    In Python floats: a call of the library takes several times longer than these few sums.
     """
     (a, b, c), (_, d, e), (_, _, f) = matrix
     lower_b, lower_c = b / a, c / a

@@ -1,6 +1,6 @@
-"""The drafts of one step, as arrays: from the moment they come until they are judged.
+"""DraftArrays: the drafts of one step, from the moment they come until the target has verified them.
 
-Owns how drafts become arrays, and arrays with verdicts become Outcomes. Decides and estimates nothing.
+Turns drafts into arrays, and arrays with accepted counts into Outcomes. Decides and estimates nothing.
 """
 
 from collections.abc import Sequence as Many
@@ -10,27 +10,24 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.config.drafters import DRAFT_METHODS
+from faser.config.drafters import DRAFT_METHODS, PASS_METHODS
 from faser.engine.contract.plan import Draft
 from faser.engine.control.speculation.acceptance.estimator import Outcomes
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-MODELS = ("draft_model", "layer_skip")
 METHOD_IDS = {method: i for i, method in enumerate(DRAFT_METHODS)}
-NUM_MODELS = len(MODELS)  # the models' ids come first
-FIRST_TEXT = np.array(NUM_MODELS)
-assert DRAFT_METHODS[:NUM_MODELS] == MODELS
+FIRST_TEXT = np.array(len(PASS_METHODS))  # ids of drafters that run a model come before those of text look-ups
 
 
 @dataclass(slots=True, kw_only=True)
 class DraftArrays:
-    """What a step verifies of its drafts. [S] each; confidences: [S, K], survival: [S, K + 1].
+    """What a step verifies of its drafts: [S] each; confidences: [S, K], survival: [S, K + 1].
 
-    lengths, kept: tokens that came, and that are verified. border: 1 for chunks of drafts that were made ahead:
-    their first tokens were accepted a step ago. Those are in the confidences, but not in lengths, kept and
-    survival.
+    lengths: tokens that were drafted. kept: tokens that are verified. border: 1 for the chunks of overlapped
+    drafts, whose first tokens the last step accepted: these are among the confidences, but not in lengths, kept
+    and survival.
     """
 
     slots: Ints
@@ -54,7 +51,7 @@ class DraftArrays:
         )
 
     def outcomes(self, accepted: Ints, *, border: int = 0) -> Outcomes:
-        """accepted: [S], of the kept tokens. border: 1: of the whole drafts, their first tokens included."""
+        """accepted: [S], of the kept tokens. border: 1 counts the first tokens of overlapped drafts too."""
         if border:
             accepted = accepted + border
         return Outcomes(
@@ -85,7 +82,7 @@ class DraftReader:
 
 
 def _methods(names: list[str]) -> Ints:
-    """[S] ids; mostly there is but one."""
+    """[S] ids; mostly all drafts have the same method."""
     if names and names.count(names[0]) == len(names):
         return np.full(len(names), METHOD_IDS[names[0]], dtype=np.int64)
     return np.array([METHOD_IDS[name] for name in names], dtype=np.int64)

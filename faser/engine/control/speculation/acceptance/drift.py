@@ -1,8 +1,8 @@
-"""Whether acceptance has changed lately, by slot and by method. No torch.
+"""Drift: whether acceptance has changed lately, by slot and by method. No torch.
 
-Two cumulative sums a line (Page, Biometrika 41, 1954): the log likelihood ratio of the tokens judged, were
-acceptance two logits lower, or higher, than expected; never below 0. Without it a text that turns from prose to
-noise would be believed in for 30 tokens more. Knows neither the estimates nor what follows from an alarm.
+Keeps two cumulative sums per line (Page, Biometrika 41, 1954): the log likelihood ratio of the judged tokens if
+acceptance were two logits lower, or higher, than expected; never below 0. Without it the estimates would trust a
+text that turns from prose to noise for 30 tokens more. Knows neither the estimates nor what follows from an alarm.
 """
 
 import functools
@@ -13,17 +13,14 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_LOGITS = np.array([-2.0, 2.0])  # changes of acceptance that are watched for
+_LOGITS = np.array([-2.0, 2.0])  # the changes of acceptance that raise an alarm
 _RISES = np.expm1(_LOGITS)[:, None, None]
-_SLOT_ALARM, _METHOD_ALARM = (
-    np.array(8.0),
-    np.array(14.0),
-)  # log likelihood ratio: once in e^8 tokens, about, for no reason
+_SLOT_ALARM, _METHOD_ALARM = np.array(8.0), np.array(14.0)  # a false alarm about once in e^8 or e^14 tokens
 _ZERO = np.array(0.0)
 
 
 class Drift:
-    """Sums of num_slots slots and num_methods methods; an alarm starts its sums anew."""
+    """Sums of num_slots slots and num_methods methods; after an alarm its sums start from 0."""
 
     def __init__(self, num_slots: int, num_methods: int) -> None:
         self._of_slots = np.zeros((num_slots, 2))
@@ -31,14 +28,15 @@ class Drift:
         self._is_method = np.eye(num_methods)
 
     def start(self, slot: int) -> None:
-        """Another sequence has the slot."""
+        """Another sequence takes the slot."""
         self._of_slots[slot] = 0.0
 
     def watch(self, slots: Ints, methods: Ints, expected: Floats, counts: Floats) -> tuple[Ints, Ints] | None:
-        """The slots and the methods whose evidence recent tokens contradict; None: nobody's, as nearly always.
+        """The slots and the methods whose estimates recent tokens contradict; None, as nearly always: there are
+        none.
 
-        slots, methods: [S], no slot twice. expected: [S, K] acceptance by depth. counts: [S, 2, K] tokens judged
-        and accepted.
+        slots, methods: [S]; no slot occurs twice. expected: [S, K] acceptance by depth. counts: [S, 2, K] tokens
+        judged and accepted.
         """
         usual = expected * _RISES
         np.log1p(usual, out=usual)

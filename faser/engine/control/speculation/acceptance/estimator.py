@@ -1,9 +1,9 @@
-"""How likely drafted tokens are to be accepted, learnt from what became of earlier ones. No torch.
+"""Acceptance: how likely draft tokens are to be accepted, learned from earlier drafts. No torch.
 
-Owns the counts of every slot and of all together, by depth, and one logistic curve per method over the drafter's
-confidence. Decides nothing. Tokens behind the first rejection were not judged and teach nothing (arXiv 2406.14066
-counts them as rejected); tokens that were cut before verification count with their predicted acceptance, or the
-estimate would only know the drafts that looked good.
+Owns the counts of every slot and of all slots together, by depth, and one logistic curve per method over the
+drafter's confidence. Decides nothing. Tokens after the first rejection were not judged and teach nothing (arXiv
+2406.14066 counts them as rejected). Tokens that were cut before verification count with their predicted
+acceptance: otherwise the estimate would only know the drafts that looked good.
 
     depth        1      2      3      4      5
     draft        x1     x2     x3     x4     x5        confidences of all five are known
@@ -18,24 +18,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.config.drafters import DRAFT_METHODS
+from faser.config.drafters import DRAFT_METHODS, DRAFTERS, PASS_METHODS
 from faser.engine.control.speculation.acceptance.calibration import LogisticCurve
 from faser.engine.control.speculation.acceptance.drift import Drift
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_MODEL_METHODS = ("draft_model", "layer_skip")
-_PRIOR = {"draft_model": 0.7, "layer_skip": 0.7, "suffix": 0.6, "ngram": 0.5}
-
 # Numbers that meet arrays in every step are arrays themselves: numpy takes half as long over them.
-_SHRINK = np.array(20.0)  # a slot's own evidence weighs as much as everybody's once it has so many judged tokens
+_SHRINK = np.array(20.0)  # judged tokens from which a slot's own evidence outweighs that of all slots
 _PRIOR_MASS = 8.0  # judged tokens that the prior is worth
 _SLOT_KEPT = np.array(0.5 ** (1 / 60))  # of a slot's evidence after one more judged token of the same depth
 _SLOT_LOST = 1 - _SLOT_KEPT
 _ALL_KEPT = np.array(0.5 ** (1 / 600))
 _DRIFT_LEAVES = 8.0  # judged tokens' worth of the evidence, once it is seen to be out of date
-_SEQUENCES_A_READING = 16  # of so many every two steps together teach what holds for all, of 32 every three
+_SEQUENCES_PER_READING = 16  # with 16 sequences two steps teach the curves together, with 32 three
 _LEAST, _MOST = 0.005, 0.995
 _LOWEST, _HIGHEST = np.array(_LEAST), np.array(_MOST)
 _OFFSET_SHRINK = np.array(6.0)
@@ -46,10 +43,10 @@ _ONE = np.array(1.0)
 
 @dataclass(slots=True, kw_only=True)
 class Outcomes:
-    """What became of one step's drafts. S sequences, no slot twice.
+    """What became of one step's drafts, of S sequences. No slot occurs twice.
 
-    slots, methods: [S]; methods index DRAFT_METHODS. drafted, verified, accepted: [S] tokens, in falling order of
-    size. confidences: [S, K], as in Draft; what lies beyond drafted is ignored.
+    slots, methods: [S]; methods index DRAFT_METHODS. drafted >= verified >= accepted: [S] tokens.
+    confidences: [S, K], as in Draft; what lies beyond drafted is ignored.
     """
 
     slots: Ints
@@ -60,7 +57,7 @@ class Outcomes:
     confidences: Floats
 
     def without(self, slot: int) -> "Outcomes":
-        """The others'."""
+        """Those of the other slots."""
         others = self.slots != slot
         return Outcomes(
             slots=self.slots[others],
@@ -75,8 +72,8 @@ class Outcomes:
 class Acceptance:
     """Estimates for num_slots slots and drafts of up to cap tokens, K.
 
-    always_drafts: a draft is there whenever it is asked for (models), so it has no part in the expectation.
-    method: whose prior a slot has before its first draft.
+    always_drafts: the drafter proposes as many tokens as are requested (models), so survival is acceptance alone.
+    method: its prior is that of a slot before the first draft.
     """
 
     def __init__(self, num_slots: int, cap: int, *, method: str, always_drafts: bool) -> None:
@@ -88,48 +85,52 @@ class Acceptance:
         self._ones = np.ones(cap)
         self._upto: Floats = np.tri(cap + 1, cap, -1)  # line n: 1 for the first n depths, 0 for the others
         self._is_upto = self._upto > 0
+        self._held: list[Outcomes] = []  # of steps that a cached decision has served; see hold
         self.forget()
 
     def forget(self) -> None:
         """Start over, for running sequences too."""
         slots, methods, cap = self._num_slots, len(DRAFT_METHODS), self._cap
-        prior = np.array([_PRIOR[name] for name in DRAFT_METHODS])[:, None]
+        drafters = DRAFTERS.values()
+        prior = np.array([each.prior_acceptance for each in drafters])[:, None]
         self._method = np.full(slots, self._first_method, dtype=np.int64)
         self._evidence = np.zeros((slots, 2, cap))  # tokens judged, tokens accepted
         self._all_evidence = np.full((methods, 2, cap), _PRIOR_MASS)
         self._all_evidence[:, 1] *= prior
-        self._asked = np.zeros((slots, 2, cap))  # tokens asked for, tokens that came
-        self._all_asked = np.full((2, cap), _PRIOR_MASS)
-        self._all_asked[1] /= 2
+        self._requested = np.zeros((slots, 2, cap))  # tokens requested, tokens proposed
+        self._all_requested = np.full((2, cap), _PRIOR_MASS)
+        self._all_requested[1] /= 2
         self._drift = Drift(slots, methods)
-        self._offset = np.zeros((2, slots + 1))  # decayed surprise of the curve and its weight
-        self._leaning = np.zeros(slots + 1)  # logits by which a slot's tokens do better than the curve says
-        self._curves = tuple(LogisticCurve(name, _PRIOR[name]) for name in DRAFT_METHODS)
-        self._unread: list[Outcomes] = []  # the newest steps, which have not yet taught what holds for all
-        self._unread_ends: list[Ints] = []  # theirs, see _judged_and_passed
-        self._num_read = 0  # steps before them
+        self._surprise = np.zeros((2, slots + 1))  # by slot: decayed surprise of the curve, and its weight
+        self._offset = np.zeros(slots + 1)  # logits by which a slot's tokens do better than the curve predicts
+        self._curves = tuple(map(LogisticCurve, drafters))
+        self._unread: list[Outcomes] = []  # the newest steps, from which the curves have not learned yet
+        self._unread_ends: list[Ints] = []  # of the same steps, see _judged_and_accepted
+        self._num_read = 0  # steps before the unread ones
         self._since = np.zeros(slots, dtype=np.int64)  # number of the first step of a slot's sequence
-        self._newest = 0  # the latest of them
+        self._newest = 0  # the latest of these
         self._usual = np.empty((methods, 2 * cap + 1))  # of all slots, see _sum_up
         self._sum_up(range(methods))
-        self._shown: tuple[Ints, Floats] | None = None  # slots and what _by_depth last said of them
+        self._shown: tuple[Ints, Floats] | None = None  # slots, and their acceptance as _by_depth last found it
 
     @property
     def cap(self) -> int:
         return self._cap
 
     def start(self, slot: int) -> None:
-        """A new sequence: nothing is known of it but what holds for all."""
+        """A new sequence takes the slot. It starts from what holds for all slots."""
         self._since[slot] = self._newest = self._num_read + len(self._unread)
         self._shown = None
         self._method[slot] = self._first_method
         self._drift.start(slot)
-        for table in (self._evidence, self._asked, self._leaning):
+        for table in (self._evidence, self._requested, self._offset):
             table[slot] = 0.0
-        self._offset[:, slot] = 0.0
+        self._surprise[:, slot] = 0.0
 
     def release(self, slot: int) -> None:
-        """The slot is free; what it taught about all stays."""
+        """The slot is free. What its sequence has taught about all stays; what is still held is lost."""
+        if self._held:
+            self._held = [each.without(slot) for each in self._held]
         self.start(slot)
 
     def survival(self, slots: Ints, cap: int | None = None) -> Floats:
@@ -157,35 +158,44 @@ class Acceptance:
     def calibration(self, method: str, slots: Ints | None = None) -> tuple[float, float]:
         """Acceptance of a token is about sigmoid(intercept + slope * confidence), for StopRule. Models only.
 
-        slots: whose mean leaning enters the intercept.
+        slots: their mean offset is part of the intercept.
         """
-        assert method in _MODEL_METHODS, f"{method} has no passes to stop"
+        assert method in PASS_METHODS, f"{method} has no passes to stop"
         intercept, slope = self._curves[DRAFT_METHODS.index(method)].line()
         if slots is not None and len(slots):
-            intercept += float(np.add.reduce(self._leaning.take(slots))) / len(slots)
+            intercept += float(np.add.reduce(self._offset.take(slots))) / len(slots)
         return intercept, slope
 
-    def offered(self, slots: Ints, wished: Ints, drafted: Ints) -> None:
-        """Of `wished` tokens asked for, `drafted` came: [S] each, wished >= drafted."""
+    def learn_lengths(self, slots: Ints, requested: Ints, drafted: Ints) -> None:
+        """Of `requested` tokens the drafter proposed `drafted`: [S] each, requested >= drafted."""
         if self._always_drafts or not len(slots):
             return
-        came = self._upto.take(_pairs(wished, drafted), axis=0)
-        _decay(self._asked, slots, came)
-        of_all = np.add.reduce(came, axis=0)
-        self._all_asked *= _ALL_KEPT ** of_all[0]
-        self._all_asked += of_all
+        counts = self._upto.take(_pairs(requested, drafted), axis=0)
+        _decay(self._requested, slots, counts)
+        of_all = np.add.reduce(counts, axis=0)
+        self._all_requested *= _ALL_KEPT ** of_all[0]
+        self._all_requested += of_all
+
+    def hold(self, outcomes: Outcomes) -> None:
+        """Keep a step's outcomes for learn_held: while a decision serves several steps nothing reads them."""
+        self._held.append(outcomes)
+
+    def learn_held(self) -> None:
+        """Learn the outcomes that are held, all at once."""
+        if self._held:
+            self.learn(*self._held)
+            self._held.clear()
 
     def learn(self, *steps: Outcomes) -> None:
-        """Take verdicts in: of a step, or of several in their order, in which a slot had one sequence only.
+        """Learn from a step, or from several steps in their order, in which each slot had one sequence only.
 
-        Several at once forget less within them and see a change later by so much. Sequences without a draft may
-        be among them.
+        Several steps at once forget less, and notice a change later. Sequences without a draft may be among them.
         """
         outcomes = joined(steps)
         accepted, verified = outcomes.accepted, outcomes.verified
         if not len(accepted):
             return
-        ends = _judged_and_passed(outcomes)
+        ends = _judged_and_accepted(outcomes)
         counts = self._upto.take(ends, axis=0)  # [S, 2, K]
         cut = ((accepted == verified) & (verified < outcomes.drafted)).nonzero()[0]
         if len(cut):
@@ -201,30 +211,30 @@ class Acceptance:
             self._drop(*stale)
         self._unread.extend(steps)
         self._unread_ends.append(ends)
-        if len(self._unread) > len(slots) // _SEQUENCES_A_READING:
+        if len(self._unread) > len(slots) // _SEQUENCES_PER_READING:
             self._read()
         self._note_methods(outcomes, present)
         self._shown = None
 
     def _note_methods(self, outcomes: Outcomes, present: list[int]) -> None:
-        """Which method a slot's drafts come from. Looked up is only what may have changed."""
+        """Note which method each slot's drafts come from, if that may have changed."""
         if len(present) == 1 and not np.count_nonzero(self._method.take(outcomes.slots) != present[0]):
             return
         with_draft = outcomes.drafted > 0
         self._method[outcomes.slots[with_draft]] = outcomes.methods[with_draft]
 
     def _by_depth(self, slots: Ints) -> Floats:
-        """[S, K] acceptance by depth: own counts, shrunk to everybody's moved by how the slot leans. Read only."""
+        """[S, K] acceptance by depth, read only: a slot's counts, shrunk to the common ones at the slot's odds."""
         if self._shown is not None and self._shown[0] is slots:
             return self._shown[1]
         cap, usual_of_all = self._cap, self._usual.take(self._method.take(slots), axis=0)
-        everybody, against, mean = usual_of_all[:, :cap], usual_of_all[:, cap:-1], usual_of_all[:, -1]
+        common, against, mean = usual_of_all[:, :cap], usual_of_all[:, cap:-1], usual_of_all[:, -1]
         evidence = self._evidence.take(slots, axis=0)
         judged, accepted = evidence[:, 0], evidence[:, 1]
         mass, own = evidence.reshape(-1, cap).dot(self._ones).reshape(-1, 2).T
         mass += _SHRINK
         own += mean
-        usual = (judged * everybody).dot(self._ones)
+        usual = (judged * common).dot(self._ones)
         usual += mean
         odds = (own * (mass - usual) / (usual * (mass - own)))[:, None]
         total = against + odds
@@ -235,10 +245,10 @@ class Acceptance:
         return found
 
     def _sum_up(self, methods: Iterable[int]) -> None:
-        """What the slots of these methods have taught together: a line of _usual, [2 K + 1], of each.
+        """Update the lines of _usual, [2 K + 1], of these methods from what all their slots have taught.
 
-        Acceptance by depth, shrunk to its mean; the odds against it; what _SHRINK tokens spread over all depths
-        would bring.
+        Acceptance by depth, shrunk to its mean; the odds against it; accepted tokens among _SHRINK tokens that are
+        spread over all depths.
         """
         for method in methods:
             evidence = self._all_evidence[method]
@@ -255,13 +265,13 @@ class Acceptance:
 
     def _available(self, slots: Ints) -> Floats:
         """[S, K] chance that a draft has at least 1, 2, … tokens; never rises with depth."""
-        everybody = self._all_asked[1] / self._all_asked[0]
-        found = self._asked.take(slots, axis=0)
-        chances = (found[:, 1] + _SHRINK * everybody) / (found[:, 0] + _SHRINK)
+        common = self._all_requested[1] / self._all_requested[0]
+        found = self._requested.take(slots, axis=0)
+        chances = (found[:, 1] + _SHRINK * common) / (found[:, 0] + _SHRINK)
         return np.minimum.accumulate(chances, axis=1)
 
     def _by_confidence(self, slots: Ints, methods: Ints, confidences: Floats) -> Floats:
-        """[S, K] acceptance given confidence and depth, moved by how the slot leans."""
+        """[S, K] acceptance given confidence and depth, moved by the slot's offset."""
         present = _present(methods)
         if len(present) == 1:
             logits = self._curves[present[0]].logits(confidences)
@@ -270,7 +280,7 @@ class Acceptance:
             for method in present:
                 chosen = methods == method
                 logits[chosen] = self._curves[method].logits(confidences[chosen])
-        logits += self._leaning.take(slots)[:, None]
+        logits += self._offset.take(slots)[:, None]
         np.negative(logits, out=logits)
         np.exp(logits, out=logits)
         logits += _ONE
@@ -278,7 +288,7 @@ class Acceptance:
         return _within(logits)
 
     def _impute(self, outcomes: Outcomes, cut: Ints, counts: Floats) -> None:
-        """Add to counts what the tokens that were cut would have brought. cut: lines that lost tokens so."""
+        """Add to counts what the tokens that were cut are predicted to have brought. cut: the lines with cuts."""
         drafted, verified = outcomes.drafted[cut], outcomes.verified[cut]
         missing = self._upto.take(drafted, axis=0) - self._upto.take(verified, axis=0)
         chances = self._by_confidence(outcomes.slots[cut], outcomes.methods[cut], outcomes.confidences[cut])
@@ -289,9 +299,9 @@ class Acceptance:
         counts[cut, 0] += missing
 
     def _read(self) -> None:
-        """Every method's curve by its judged tokens, and what the curve leaves unexplained by slot.
+        """Teach every method's curve its judged tokens, and every slot's offset what the curve leaves unexplained.
 
-        What sequences that have left did counts for nobody's slot: it is the last line's, which is nobody's.
+        Tokens of sequences that have left go to the last line, which is no slot's.
         """
         outcomes, ends = joined(self._unread), _stacked(self._unread_ends)
         slots = self._still_there(outcomes.slots)
@@ -309,27 +319,27 @@ class Acceptance:
             curve, lines = self._curves[method], slots.take(rows)
             features = curve.features(outcomes.confidences[judged], depths)
             good = depths < ends[:, 1].take(rows)
-            surprise, weight = curve.learn(features, good, self._leaning.take(lines))
-            num_lines = len(self._leaning)
-            self._offset *= _SLOT_KEPT ** np.bincount(lines, minlength=num_lines)
-            self._offset[0] += np.bincount(lines, surprise, num_lines)
-            self._offset[1] += np.bincount(lines, weight, num_lines)
+            surprise, weight = curve.learn(features, good, self._offset.take(lines))
+            num_lines = len(self._offset)
+            self._surprise *= _SLOT_KEPT ** np.bincount(lines, minlength=num_lines)
+            self._surprise[0] += np.bincount(lines, surprise, num_lines)
+            self._surprise[1] += np.bincount(lines, weight, num_lines)
         if slots is not outcomes.slots:
-            self._offset[:, -1] = 0.0
-        leaning = self._offset[0] / (self._offset[1] + _OFFSET_SHRINK)
-        np.maximum(leaning, _SMALLEST_OFFSET, out=leaning)
-        self._leaning = np.minimum(leaning, _LARGEST_OFFSET, out=leaning)
+            self._surprise[:, -1] = 0.0
+        offsets = self._surprise[0] / (self._surprise[1] + _OFFSET_SHRINK)
+        np.maximum(offsets, _SMALLEST_OFFSET, out=offsets)
+        self._offset = np.minimum(offsets, _LARGEST_OFFSET, out=offsets)
         self._sum_up(present)
 
     def _still_there(self, slots: Ints) -> Ints:
-        """The slots of the unread tokens; nobody's for those of sequences that have left."""
+        """The slots of the unread drafts; num_slots for those of sequences that have left."""
         if self._newest <= self._num_read:
             return slots
         step = self._num_read + np.repeat(np.arange(len(self._unread)), [len(each.slots) for each in self._unread])
         return np.where(step < self._since[slots], self._num_slots, slots)
 
     def _by_slot(self, steps: Many[Outcomes], counts: Floats) -> tuple[Ints, Ints, Floats]:
-        """Slots that occur, [S], no slot twice; their newest methods, [S]; and their counts in all, [S, 2, K]."""
+        """The slots that occur, [S]; their newest methods, [S]; and the sums of their counts, [S, 2, K]."""
         occurs = np.zeros(self._num_slots, dtype=np.bool_)
         methods = np.zeros(self._num_slots, dtype=np.int64)
         totals = np.zeros((self._num_slots, 2, self._cap))
@@ -346,7 +356,7 @@ class Acceptance:
     def _learn_counts(
         self, slots: Ints, methods: Ints, present: list[int], counts: Floats, of_slots: Floats
     ) -> None:
-        """counts: [N, 2, K] of methods, [N], of which these are present. of_slots: [S, 2, K] of slots."""
+        """counts: [N, 2, K], by draft, of methods [N], of which `present` occur. of_slots: [S, 2, K], by slot."""
         _decay(self._evidence, slots, of_slots)
         for method in present:
             of_method = np.add.reduce(counts if len(present) == 1 else counts[methods == method], axis=0)
@@ -355,12 +365,12 @@ class Acceptance:
             evidence += of_method
 
     def _drop(self, slots: Ints, methods: Ints) -> None:
-        """Leave _DRIFT_LEAVES judged tokens of what slots and methods taught: it is out of date."""
+        """Keep _DRIFT_LEAVES judged tokens of what these slots and methods taught: the rest is out of date."""
         for evidence, chosen in ((self._evidence, slots), (self._all_evidence, methods)):
             mass = evidence[chosen, 0].sum(axis=1)
             evidence[chosen] *= (_DRIFT_LEAVES / np.maximum(mass, _DRIFT_LEAVES))[:, None, None]
-        self._offset[:, slots] = 0.0
-        self._leaning[slots] = 0.0
+        self._surprise[:, slots] = 0.0
+        self._offset[slots] = 0.0
         for method in methods:
             self._curves[method].forget()
         if len(methods):
@@ -368,7 +378,7 @@ class Acceptance:
 
 
 def joined(steps: Many[Outcomes]) -> Outcomes:
-    """Of several steps one, whose slots recur."""
+    """Several steps as one, in which slots recur."""
     if len(steps) == 1:
         return steps[0]
     return Outcomes(
@@ -382,20 +392,20 @@ def joined(steps: Many[Outcomes]) -> Outcomes:
 
 
 def _decay(table: Floats, slots: Ints, counts: Floats) -> None:
-    """Add counts, [S, 2, K], to the slots' lines of table, which lose as much as the newly judged tokens weigh."""
+    """Add counts, [S, 2, K], to the slots' lines of table, which decay with every newly judged token."""
     lines = table.take(slots, axis=0)
     lines *= _ONE - _SLOT_LOST * counts[:, :1]
     lines += counts
     table[slots] = lines
 
 
-def _judged_and_passed(outcomes: Outcomes) -> Ints:
-    """[S, 2] how many tokens of each draft were judged, and accepted."""
+def _judged_and_accepted(outcomes: Outcomes) -> Ints:
+    """[S, 2] how many tokens of each draft were judged, and how many of these were accepted."""
     return _pairs(outcomes.accepted + (outcomes.accepted < outcomes.verified), outcomes.accepted)
 
 
 def _pairs(first: Ints, second: Ints) -> Ints:
-    """[S, 2] of two [S]."""
+    """[S, 2] from two arrays of [S]."""
     found = np.empty((len(first), 2), dtype=np.int64)
     found[:, 0] = first
     found[:, 1] = second
@@ -407,12 +417,12 @@ def _stacked(parts: Many[Ints]) -> Ints:
 
 
 def _present(methods: Ints) -> list[int]:
-    """Which methods occur."""
+    """The methods that occur."""
     return methods.tolist() if len(methods) == 1 else np.bincount(methods).nonzero()[0].tolist()
 
 
 def _within(chances: Floats) -> Floats:
-    """Neither certain nor impossible; in place."""
+    """Limit chances so that none is certain or impossible; in place."""
     np.maximum(chances, _LOWEST, out=chances)
     np.minimum(chances, _HIGHEST, out=chances)
     return chances

@@ -1,14 +1,16 @@
-"""Drafting ahead while the target verifies: how long, by whom and on what share of the processors it pays.
+"""Which sequences draft while the target verifies, how far, and on what share of the processors, so that G is
+largest.
 
     step        k                            k + 1
     verify      pending, chunk x_1 … x_c  |  y_1, chunk y_2 … y_m        if all of x is accepted and y_1 is right
-                                          |  the target's own token      if not: its row judges the new z_1
+                                          |  the recovered token         if not: its row judges the new z_1
     draft       y_1 … y_m                 |  z_1 … z_m
 
-A sequence is ready (it has a chunk) or not. With survival s_k of a draft's first k tokens it becomes ready with
-s_1 and stays so with s_m, so it is ready in π = s_1 / (1 + s_1 - s_m) of the steps; those bring
-(s_1 + … + s_m) / s_1 tokens, the others one. For a constant acceptance this is PEARL's expectation with a
-pre-verified row (arXiv 2408.11850). G is that over the time that both lanes take together.
+A sequence is ready if it has a chunk. Let s_k be the survival of a draft's first k tokens: the sequence becomes
+ready with probability s_1 and stays ready with s_m, so it is ready in π = s_1 / (1 + s_1 - s_m) of the steps. A
+ready step brings (s_1 + … + s_m) / s_1 tokens, any other step one. For a constant acceptance this is PEARL's
+expectation with a pre-verified row (arXiv 2408.11850). G is these tokens over the time that both lanes take
+together.
 """
 
 from dataclasses import dataclass
@@ -23,9 +25,10 @@ from faser.engine.control.timing.cost_model import CostModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapChoice:
-    """chosen: [S] who drafts ahead. length: most tokens of each. lanes: at what share; None: nobody drafts ahead.
+    """chosen: [N] positions of the sequences that draft. length: most tokens of each. rate: G, in tokens per
+    second.
 
-    rate: G, in tokens a second.
+    lanes: of the share that the drafter gets; None: drafts are not overlapped.
     """
 
     chosen: Ints
@@ -37,15 +40,15 @@ class OverlapChoice:
 def best_overlap(
     candidates: Candidates, objective: Objective, costs: CostModel, lanes: tuple[InterferenceTable, ...]
 ) -> OverlapChoice:
-    """The share, the common length and the sequences with the largest G; those that gain most come first."""
-    there = candidates.limit > 0
-    if not lanes or not there.any():
-        return _nobody(objective)
+    """The share, the common length and the sequences with the largest G; those that gain most are chosen first."""
+    may_draft = candidates.limit > 0
+    if not lanes or not may_draft.any():
+        return _not_overlapped(objective)
     lengths = np.minimum(np.arange(1, candidates.survival.shape[1]), np.maximum(candidates.limit, 1)[:, None])
     ready, tokens = (np.take_along_axis(each, lengths - 1, axis=1) for each in expected(candidates.survival))
-    gains = np.where(there[:, None], candidates.weight[:, None] * ready * (tokens - 1), -1.0)
+    gains = np.where(may_draft[:, None], candidates.weight[:, None] * ready * (tokens - 1), -1.0)
     rows = ready * (lengths - 1)
-    order = np.argsort(-gains.max(axis=1), kind="stable")[: int(there.sum())]
+    order = np.argsort(-gains.max(axis=1), kind="stable")[: int(may_draft.sum())]
     worth = objective.worth + gains[order].cumsum(axis=0)  # [sequences that draft, length]
     drafted = np.rint(rows[order].cumsum(axis=0)).astype(np.int64)
     verify_s, draft_s = objective.verify_s(drafted), _draft_s(costs, len(order), worth.shape[1])
@@ -61,12 +64,12 @@ def best_overlap(
 
 
 def mean_context(candidates: Candidates) -> float:
-    """Tokens in the cache of a sequence that may draft; the others are taken to be like them."""
+    """Mean tokens in the cache of a candidate; other sequences are assumed to have as many."""
     return candidates.kv_tokens / max(candidates.num_sequences, 1)
 
 
 def expected(survival: Floats) -> tuple[Floats, Floats]:
-    """Share of steps in which a sequence is ready, and tokens that such a step brings: [S, K] by draft length.
+    """Share of steps in which a sequence is ready, and tokens of such a step: [S, K] each, by draft length.
 
     survival: [S, K + 1], column 0 is 1.
     """
@@ -77,11 +80,13 @@ def expected(survival: Floats) -> tuple[Floats, Floats]:
 
 
 def _draft_s(costs: CostModel, num_sequences: int, most: int) -> Floats:
-    """[num_sequences, most] seconds for the first so many sequences to draft 1 … most tokens each."""
+    """[num_sequences, most] seconds in which 1 … num_sequences sequences draft 1 … most tokens each."""
     counts = np.arange(1, num_sequences + 1)
     found: Floats = costs.text_s(counts)[:, None] + costs.pass_s(counts)[:, None] * np.arange(1, most + 1)
     return found
 
 
-def _nobody(objective: Objective) -> OverlapChoice:
-    return OverlapChoice(chosen=np.zeros(0, dtype=np.int64), length=0, lanes=None, rate=objective.plain_rate)
+def _not_overlapped(objective: Objective) -> OverlapChoice:
+    return OverlapChoice(
+        chosen=np.zeros(0, dtype=np.int64), length=0, lanes=None, rate=objective.rate_without_drafts
+    )

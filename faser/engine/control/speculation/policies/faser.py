@@ -1,9 +1,9 @@
-"""The policy `faser`: every sequence drafts as far as it pays for the whole step, and nobody where it does not.
+"""The policy `faser`: every sequence drafts as far as it pays for the whole step.
 
-G, expected tokens a second of the whole step with drafting inside (see objective), is maximised twice: over draft
-lengths before drafting, over verified tokens once the drafts' confidences are known. In between a draft model is
-told at which survival another pass stops paying: the prices of Dinkelbach's method, seconds times G. Where plain
-steps are better nobody drafts, but for probes, which are paid from a fixed share of the time.
+G, the expected tokens per second of the whole step with its drafting (see objective.py), is maximised twice: over
+draft lengths before drafting, and over verified tokens once the drafts' confidences are known. In between the stop
+rule ends drafting where another pass does not pay: its prices are those of Dinkelbach's method, seconds times G.
+Where steps without drafts are better, no sequence drafts except for probes, which take a fixed share of the time.
 """
 
 import functools
@@ -14,20 +14,20 @@ from faser.engine.contract.plan import StopRule
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.policies.draft_lengths import best_lengths
 from faser.engine.control.speculation.policies.objective import Choice, Objective, best_prefixes
-from faser.engine.control.speculation.policies.policy import Candidates, Ints
+from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
 from faser.engine.control.speculation.policies.probes import Probes
 from faser.engine.control.timing.cost_model import CostModel
 
 _SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with drafts over G without
-_DWELL_STEPS = 2  # between two switches: load noise must not flap
+_DWELL_STEPS = 2  # between two switches: noise of the load must not flap them
 _DEEPER = 2  # tokens beyond the expected optimum that a confident draft may go
-_BEND = 1.5  # a row so many times dearer than those before it lies behind a bend
-_FOLLOW = 0.05  # weight of the newest step in what look-ups in text have brought
+_BEND = 1.5  # a row this many times as dear as the rows before it lies beyond a bend of the step time
+_FOLLOW = 0.05  # weight of the newest step in the gain of drafts from text
 _ONE = np.array(1)
 
 
-class Faser:
-    """See Policy. method: the drafter that needs a pass per token, where there is one."""
+class Faser(Policy):
+    """method: the drafter that needs a pass per token, if the engine has one."""
 
     name = "faser"
 
@@ -38,9 +38,11 @@ class Faser:
         self._probes = Probes()
         self._on = False
         self._since_switch = _DWELL_STEPS
-        self._rate = 0.0  # G that the last lengths were chosen for
-        self._row_price = 0.0  # that G in the time of a row of theirs, before they were deepened
-        self._brought = 2 * _SWITCH_ON  # G with drafts from text over G without, as keep() saw it lately
+        self._rate = 0.0  # G of the last lengths
+        self._row_price = (
+            0.0  # tokens that this G brings in the time of one of their rows, before they were deepened
+        )
+        self._followed_gain = 2 * _SWITCH_ON  # G with drafts from text over G without, as keep() sees it
 
     def lengths(self, candidates: Candidates) -> Ints:
         if not np.count_nonzero(candidates.limit):
@@ -48,7 +50,7 @@ class Faser:
         objective = Objective(self._costs, candidates)
         if self._costs.has_passes:
             choice = best_lengths(candidates, objective, self._costs)
-            self._switch(choice.rate / objective.plain_rate, candidates.since)
+            self._switch(choice.rate / objective.rate_without_drafts, candidates.since)
             wanted = self._deepened(candidates, choice, objective)
         else:
             looking_s = self._costs.asking_s(candidates.num_sequences)
@@ -62,10 +64,10 @@ class Faser:
         return self._probes.add(candidates, lengths, objective, self._costs)
 
     def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:
-        """Prices are in expected tokens: what the time would bring elsewhere, at the rate that lengths() found.
+        """Prices are in expected tokens: what the same time brings at the rate that lengths() found.
 
-        A token is kept while it is worth a row. The next one will be worth the survival so far times its own
-        acceptance, unknown yet, so the usual one; it costs a pass and a row.
+        A token is kept while it is worth a row. The next one is worth the survival so far times its own
+        acceptance, which is unknown, so the usual one is taken; it costs a pass and a row.
         """
         if not self._costs.has_passes or not self._on:
             return None
@@ -80,28 +82,28 @@ class Faser:
         )
 
     def keep(self, candidates: Candidates, lengths: Ints) -> Ints:
-        """The time of drafting is spent: only what verification adds counts, and none may be best."""
+        """Drafting time is spent: only what verification adds counts, and to verify no token may be best."""
         if not np.count_nonzero(lengths):
-            self._brought += _FOLLOW * (1.0 - self._brought)
+            self._followed_gain += _FOLLOW * (1.0 - self._followed_gain)
             return lengths
         objective = Objective(self._costs, candidates)
         values = candidates.survival[:, 1:] * candidates.weight[:, None]
         choice = best_prefixes(objective, values, lengths)
-        self._brought += _FOLLOW * (choice.rate / objective.plain_rate - self._brought)
+        self._followed_gain += _FOLLOW * (choice.rate / objective.rate_without_drafts - self._followed_gain)
         return choice.lengths
 
     def _switch(self, gain: float, since: int) -> None:
-        """On or off for everybody, with hysteresis and a dwell. since: steps since the last time."""
+        """Switch drafting on or off for all sequences, with hysteresis. since: steps since the last call."""
         self._since_switch += since
         wanted = gain > (_STAY_ON if self._on else _SWITCH_ON)
         if wanted != self._on and self._since_switch >= _DWELL_STEPS:
             self._on, self._since_switch = wanted, 0
 
     def _deepened(self, candidates: Candidates, choice: Choice, objective: Objective) -> Ints:
-        """Upper bounds beyond the expected optimum, so that confident drafts may go on; see stop_rule.
+        """Upper bounds beyond the expected optimum, so that confident drafts may go on until stop_rule ends them.
 
-        Only where one more token each would pay if it were half way from its expected survival to certain, and
-        not before a bend of the step time: the rule has one price for all rows.
+        They apply only where one more token of each draft would pay if its survival were half way between the
+        expected one and certainty, and not across a bend of the step time: the rule has one price for all rows.
         """
         drafting = choice.lengths.nonzero()[0]
         count = len(drafting)
@@ -120,22 +122,29 @@ class Faser:
         return np.minimum(deeper, candidates.limit, out=deeper)
 
     def _text_gain(self, candidates: Candidates, choice: Choice, objective: Objective) -> float:
-        """G with look-ups over G without: expected, or brought lately if that is more.
+        """G with look-ups over G without: as expected, or as followed by keep() if that is more.
 
-        Text costs little to look up and keep() cuts what is not worth its rows, so everybody looks up all of it or
-        nobody. Lately counts because drafts differ: where the average one does not pay, the best may; but no more
-        than certain tokens would bring.
+        Text costs little to look up and keep() cuts what is not worth its rows, so all sequences look up, or none.
+        The followed gain counts because drafts differ: where the mean draft does not pay, the best may. It is
+        limited to what certain tokens would bring.
         """
         drafting_s = self._costs.asking_s(candidates.num_sequences)
-        lately = self._brought * objective.plain_s / (objective.plain_s + drafting_s)
+        followed = (
+            self._followed_gain
+            * objective.seconds_without_drafts
+            / (objective.seconds_without_drafts + drafting_s)
+        )
         most = sum(candidates.limit.tolist())
         certain = objective.worth + float(candidates.weight.max()) * np.arange(most + 1)
         possible = float((certain / (objective.verify_upto_s(most) + drafting_s)).max())
-        return max(choice.rate, min(lately * objective.plain_rate, possible)) / objective.plain_rate
+        return (
+            max(choice.rate, min(followed * objective.rate_without_drafts, possible))
+            / objective.rate_without_drafts
+        )
 
 
 @functools.lru_cache(maxsize=8)
 def _deeper(num_lengths: int) -> Ints:
-    """Of every length the upper bound beyond it; who does not draft goes no deeper. Read only."""
+    """The upper bound beyond each length; 0 stays 0. Read only."""
     lengths = np.arange(num_lengths)
     return np.where(lengths > 0, lengths + np.maximum(lengths // 2, _DEEPER), 0)

@@ -1,13 +1,12 @@
-"""The policy `fixed`: everybody drafts the same number of tokens and all of them are verified."""
+"""The policy `fixed`: every sequence drafts the same number of tokens, and all of them are verified."""
 
 import numpy as np
 
-from faser.engine.contract.plan import StopRule
-from faser.engine.control.speculation.policies.policy import Candidates, Ints
+from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
 
 
-class Fixed:
-    """See Policy. gamma: tokens to draft, at least 1."""
+class Fixed(Policy):
+    """gamma: tokens of a draft, at least 1."""
 
     name = "fixed"
 
@@ -17,9 +16,3 @@ class Fixed:
 
     def lengths(self, candidates: Candidates) -> Ints:
         return np.minimum(candidates.limit, self._gamma)
-
-    def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:  # noqa: ARG002
-        return None
-
-    def keep(self, candidates: Candidates, lengths: Ints) -> Ints:  # noqa: ARG002
-        return lengths

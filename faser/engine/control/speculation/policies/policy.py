@@ -1,8 +1,8 @@
 """The Policy seam: how many tokens each sequence drafts in a step, and how many of them are verified.
 
-Control plane: arrays of numbers, no torch. The same objects decide live and in the simulator. A policy is asked
-twice a step: before drafting, and once the drafts' own confidences are known. It is told what came of it through
-the Acceptance and the CostModel, which it reads and never writes.
+Control plane: arrays of numbers, no torch. The same policies decide live and in the simulator. A policy is asked
+twice per step: before drafting, and once the drafts' own confidences are known. What came of its decisions it
+reads from the Acceptance and the CostModel, which it never writes.
 """
 
 from dataclasses import dataclass
@@ -19,30 +19,29 @@ Floats = NDArray[np.float64]
 
 @dataclass(slots=True, kw_only=True)
 class Candidates:
-    """The sequences that could draft in this step, best rank first; S of them, K is the engine's cap on γ.
+    """The S sequences that could draft in this step, in order of priority. K is the engine's cap on γ.
 
-    slots: [S]. limit: [S] most tokens each may draft, 0 … K (its own cap, its end, its blocks).
-    survival: [S, K + 1]; survival[s, k] is the expected probability that the first k drafted tokens of s are all
-    accepted; column 0 is 1; rows never increase. It counts on a draft that long being there.
-    weight: [S] what a token of the sequence is worth; 1 unless its SLO says otherwise.
-    lag: [S] tokens whose KV a draft model would have to refill first. left: [S] tokens that each is expected to
-    bring yet; None: enough for whatever that costs.
-    other_rows: rows that the step has besides one per candidate and the drafts (prompts, sequences that cannot
-    draft). other_sequences: so many of those rows bring a token each: decodes that cannot draft.
-    kv_tokens: tokens in the cache of all who could draft. since: steps since the policy was last asked.
-    Read only; not frozen, as several are made in every step and freezing costs more than all the rest of it.
+    slots: [S]. limit: [S] most tokens that each may draft, 0 … K: by its own cap, its end and the rows of the
+    step. survival: [S, K + 1]; survival[s, k] is the expected probability that s gets a draft of k tokens or more
+    and that the first k are all accepted; column 0 is 1; rows never increase. weight: [S] what a token of the
+    sequence is worth: 1 unless its latency target says otherwise. missing_kv: [S] known tokens that the draft KV
+    cache lacks. remaining: [S] tokens that each sequence is expected to generate yet; None: more than enough to
+    pay for its missing KV. other_rows: rows of the step except one per candidate and the drafts: prompts, and
+    sequences that cannot draft. other_sequences: how many of those rows bring a sequence its next token.
+    kv_tokens: tokens of all candidates in the cache. since: steps since the policy was last asked. Read only; not
+    frozen, as several are made in every step and freezing costs more than the rest of it.
     """
 
     slots: Ints
     limit: Ints
     survival: Floats
     weight: Floats
-    lag: Ints
+    missing_kv: Ints
     other_rows: int
     kv_tokens: int
     other_sequences: int = 0
     since: int = 1
-    left: Ints | None = None
+    remaining: Ints | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -56,8 +55,8 @@ class Candidates:
             limit=self.limit[chosen],
             survival=self.survival[chosen],
             weight=self.weight[chosen],
-            lag=self.lag[chosen],
-            left=None if self.left is None else self.left[chosen],
+            missing_kv=self.missing_kv[chosen],
+            remaining=None if self.remaining is None else self.remaining[chosen],
             other_rows=self.other_rows + others,
             other_sequences=self.other_sequences + others,
             kv_tokens=self.kv_tokens,
@@ -65,14 +64,14 @@ class Candidates:
         )
 
     def drafted(self, lengths: Ints, survival: Floats) -> "Candidates":
-        """The same ones once their drafts have come: so many tokens each, [S], of this survival, [S, K + 1]."""
+        """The same sequences with their drafts: lengths: [S] tokens each, survival: [S, K + 1] of these tokens."""
         return Candidates(
             slots=self.slots,
             limit=lengths,
             survival=survival,
             weight=self.weight,
-            lag=self.lag,
-            left=self.left,
+            missing_kv=self.missing_kv,
+            remaining=self.remaining,
             other_rows=self.other_rows,
             other_sequences=self.other_sequences,
             kv_tokens=self.kv_tokens,
@@ -81,22 +80,22 @@ class Candidates:
 
 
 class Policy(Protocol):
-    """Decides; owns nothing but its own hysteresis."""
+    """Decides draft lengths; owns at most its own hysteresis. A subclass must define name and lengths."""
 
     @property
     def name(self) -> str: ...
 
     def lengths(self, candidates: Candidates) -> Ints:
-        """γ to draft, [S], 0 … limit. All zeros: nobody drafts and the step is the plain one."""
+        """γ to draft, [S], 0 … limit. All zeros: no sequence drafts, and the step has no drafts."""
         ...
 
-    def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:
-        """When a drafter that needs a pass a token stops short of lengths; None: never."""
-        ...
+    def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:  # noqa: ARG002
+        """When a drafter that needs a pass per token stops short of lengths; None: never."""
+        return None
 
-    def keep(self, candidates: Candidates, lengths: Ints) -> Ints:
-        """γ to verify, [S], 0 … lengths. candidates.survival is now that of the tokens really drafted.
+    def keep(self, candidates: Candidates, lengths: Ints) -> Ints:  # noqa: ARG002
+        """γ to verify, [S], 0 … lengths. candidates.survival is that of the drafted tokens.
 
-        Called for point-mass drafts only. A cut made here with sampled drafts would bias the output.
+        Called for drafts without random choices only: to cut sampled drafts here would bias the output.
         """
-        ...
+        return lengths

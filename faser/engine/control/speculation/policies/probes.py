@@ -1,7 +1,7 @@
-"""Probes: small drafts of sequences that do not draft, to see whether it would pay again.
+"""Probes: short drafts of sequences that do not draft, which show whether drafting would pay again.
 
 Owns when each slot is due next, and an account of time. Every step pays a fixed share of its time into the
-account and a probe is taken only when it can be paid from there, so probing never costs more than that share.
+account, and a probe is taken only when the account can pay for it: so probing never costs more than that share.
 """
 
 import numpy as np
@@ -11,16 +11,14 @@ from faser.engine.control.speculation.policies.objective import Objective
 from faser.engine.control.speculation.policies.policy import Candidates, Ints
 from faser.engine.control.timing.cost_model import CostModel
 
-_SHARE = 0.004  # of the time, at most
+_SHARE = 0.004  # of the time that probing takes at most
 _FIRST_WAIT, _LONGEST_WAIT = 16, 256  # steps
 _LENGTH = 2  # tokens of a probe
-_SAVED_STEPS = 400.0  # plain steps' worth of time that the account holds at most
+_SAVED_STEPS = 400.0  # steps whose share the account holds at most
 _NO_WAIT = 0
 
 
 class Probes:
-    """One for a policy."""
-
     def __init__(self) -> None:
         self._step = 0
         self._due = np.zeros(0, dtype=np.int64)  # by slot: step of the next probe; 0: none is planned
@@ -30,9 +28,9 @@ class Probes:
         self._closed_until = 0
 
     def add(self, candidates: Candidates, lengths: Ints, objective: Objective, costs: CostModel) -> Ints:
-        """lengths with probes for those that are due, cheapest first, as far as the account allows."""
+        """lengths with probes for the sequences that are due, cheapest first, as far as the account allows."""
         self._step += candidates.since
-        share_s = _SHARE * objective.plain_s
+        share_s = _SHARE * objective.seconds_without_drafts
         self._saved_s = min(self._saved_s + candidates.since * share_s, _SAVED_STEPS * share_s)
         if np.count_nonzero(lengths) == np.count_nonzero(candidates.limit):
             if np.count_nonzero(self._due):
@@ -54,7 +52,7 @@ class Probes:
             self._hope = np.concatenate((self._hope, np.zeros(missing)))
 
     def _plan(self, candidates: Candidates, idle: NDArray[np.bool_]) -> Ints:
-        """Positions of the sequences whose probe is due; whoever fell idle is given a date."""
+        """Positions of the sequences whose probe is due. A sequence that has become idle is given a date."""
         slots = candidates.slots
         self._due[slots[~idle]] = _NO_WAIT
         fresh = slots[idle & (self._due[slots] == _NO_WAIT)]
@@ -65,8 +63,8 @@ class Probes:
     def _pay(
         self, candidates: Candidates, lengths: Ints, due: Ints, objective: Objective, costs: CostModel
     ) -> Ints:
-        """As many of the due as the account holds; if it holds none, it is not asked again for a few steps."""
-        due = due[np.argsort(candidates.lag[due], kind="stable")]
+        """Probe as many due sequences as the account can pay for; if none, do not try again for a few steps."""
+        due = due[np.argsort(candidates.missing_kv[due], kind="stable")]
         unprobed_s = self._cost_s(candidates, lengths, objective, costs)
         while len(due):
             probed = lengths.copy()
@@ -82,7 +80,7 @@ class Probes:
 
     def _cost_s(self, candidates: Candidates, lengths: Ints, objective: Objective, costs: CostModel) -> float:
         drafted = lengths.sum(keepdims=True)
-        return costs.draft_s(lengths, candidates.lag) + float(objective.verify_s(drafted)[0])
+        return costs.draft_s(lengths, candidates.missing_kv) + float(objective.verify_s(drafted)[0])
 
     def _settle(self, candidates: Candidates, due: Ints) -> None:
         slots = candidates.slots[due]

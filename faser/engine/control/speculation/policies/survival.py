@@ -1,17 +1,16 @@
-"""The policy `survival`: draft as much as allowed, then verify the drafted tokens most likely to survive.
+"""The policy `survival`: draft as much as allowed, then verify the draft tokens most likely to survive.
 
-What vLLM calls adaptive verification (pull requests 47808 and 52228): all drafted tokens of a batch are ranked by
-the probability that they and all before them are accepted, and cut where tokens a second peak.
+vLLM calls it adaptive verification (pull requests 47808 and 52228): all draft tokens of a batch are ranked by the
+probability that they and all tokens before them are accepted, and the ranking is cut where tokens per second peak.
 """
 
-from faser.engine.contract.plan import StopRule
 from faser.engine.control.speculation.policies.objective import Objective, best_prefixes
-from faser.engine.control.speculation.policies.policy import Candidates, Ints
+from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
 from faser.engine.control.timing.cost_model import CostModel
 
 
-class Survival:
-    """See Policy. Counts the time of drafting, spent though it is, among the step's; tokens weigh the same."""
+class Survival(Policy):
+    """The time of drafting counts in the step although it is spent already; all tokens weigh the same."""
 
     name = "survival"
 
@@ -21,10 +20,7 @@ class Survival:
     def lengths(self, candidates: Candidates) -> Ints:
         return candidates.limit.copy()
 
-    def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:  # noqa: ARG002
-        return None
-
     def keep(self, candidates: Candidates, lengths: Ints) -> Ints:
-        sunk_s = self._costs.draft_s(lengths, candidates.lag)
+        sunk_s = self._costs.draft_s(lengths, candidates.missing_kv)
         objective = Objective(self._costs, candidates)
         return best_prefixes(objective, candidates.survival[:, 1:], lengths, sunk_s).lengths

@@ -1,18 +1,17 @@
-"""The policy `table`: one draft length for all, by how many sequences the step has (vLLM's dynamic lengths)."""
+"""The policy `table`: one draft length for all sequences, by how many the step has (vLLM's dynamic lengths)."""
 
 from bisect import bisect_left
 
 import numpy as np
 
-from faser.engine.contract.plan import StopRule
-from faser.engine.control.speculation.policies.policy import Candidates, Ints
+from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
 from faser.errors import ConfigError
 
 
-class Table:
-    """See Policy. entries: (first, last, gamma), ascending without gaps; beyond the last entry its gamma holds.
+class Table(Policy):
+    """entries: (first, last, gamma), ascending without gaps; beyond the last entry its gamma holds.
 
-    Raises ConfigError when there are none.
+    Raises ConfigError for an empty table.
     """
 
     name = "table"
@@ -27,9 +26,3 @@ class Table:
         num_sequences = candidates.num_sequences + candidates.other_sequences
         at = min(bisect_left(self._lasts, num_sequences), len(self._gammas) - 1)
         return np.minimum(candidates.limit, self._gammas[at])
-
-    def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:  # noqa: ARG002
-        return None
-
-    def keep(self, candidates: Candidates, lengths: Ints) -> Ints:  # noqa: ARG002
-        return lengths

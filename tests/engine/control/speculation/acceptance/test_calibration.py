@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from faser.config.drafters import DRAFTERS
 from faser.engine.control.speculation.acceptance.calibration import LogisticCurve
 
 
@@ -25,7 +26,7 @@ def test_one_step_is_the_one_that_the_library_would_take(seed: int, count: int) 
     rng = np.random.default_rng(seed)
     depths, confidences = rng.integers(0, 6, count), rng.normal(2, 2, count)
     good = rng.random(count) < 0.5
-    curve = LogisticCurve("draft_model", 0.7)
+    curve = LogisticCurve(DRAFTERS["draft_model"])
     features = curve.features(confidences, depths)
     curve.learn(features, good, np.zeros(count))
     assert curve.line() == pytest.approx(library_weights(features.tolist(), good.tolist()), rel=1e-9)
@@ -33,7 +34,7 @@ def test_one_step_is_the_one_that_the_library_would_take(seed: int, count: int) 
 
 def test_logits_follow_the_weights_at_once() -> None:
     rng = np.random.default_rng(0)
-    curve, confidences = LogisticCurve("draft_model", 0.7), np.full((1, 3), 2.0)
+    curve, confidences = LogisticCurve(DRAFTERS["draft_model"]), np.full((1, 3), 2.0)
     before = curve.logits(confidences)
     features = curve.features(rng.normal(2, 2, 50), np.zeros(50, dtype=np.int64))
     curve.learn(features, np.zeros(50, dtype=np.bool_), np.zeros(50))

@@ -44,14 +44,14 @@ def test_every_draft_has_its_line(drafts: tuple[Draft, ...]) -> None:
     assert confidences.tolist() == padded
 
 
-def test_a_verdict_counts_the_border_where_it_is_asked_to() -> None:
+def test_outcomes_count_the_border_if_requested() -> None:
     accepted = np.array([2, 0])
     chunk, whole = drafted_of(1).outcomes(accepted), drafted_of(1).outcomes(accepted, border=1)
     assert (chunk.drafted.tolist(), chunk.verified.tolist(), chunk.accepted.tolist()) == ([3, 2], [2, 2], [2, 0])
     assert (whole.drafted.tolist(), whole.verified.tolist(), whole.accepted.tolist()) == ([4, 3], [3, 3], [3, 1])
 
 
-def test_those_among_many_keep_all_that_is_known_of_them() -> None:
+def test_a_selection_keeps_all_arrays() -> None:
     one = drafted_of(1).among(np.array([1]))
     assert (one.slots.tolist(), one.methods.tolist(), one.lengths.tolist(), one.kept.tolist()) == (
         [2],

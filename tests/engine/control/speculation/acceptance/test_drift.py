@@ -13,7 +13,7 @@ SLOTS, METHODS = np.arange(2), np.array([0, 1])
 
 
 def counts(*accepted: int) -> Floats:
-    """[S, 2, CAP] drafts of CAP tokens, of which so many were accepted."""
+    """[S, 2, CAP] drafts of CAP tokens, with these numbers of accepted tokens."""
     found = np.zeros((len(accepted), 2, CAP))
     for line, number in zip(found, accepted, strict=True):
         line[0, : number + 1] = 1
@@ -49,8 +49,8 @@ def test_tokens_as_expected_raise_no_alarm(rate: float) -> None:
 
 def test_a_method_is_named_when_many_slots_are_a_little_worse() -> None:
     drift = Drift(32, 2)
-    everybody, methods = np.arange(32), np.ones(32, dtype=np.int64)
-    alarm = drift.watch(everybody, methods, np.full((32, CAP), 0.7), counts(*[0] * 32))
+    all_slots, methods = np.arange(32), np.ones(32, dtype=np.int64)
+    alarm = drift.watch(all_slots, methods, np.full((32, CAP), 0.7), counts(*[0] * 32))
     assert alarm is not None
     assert (alarm[0].tolist(), alarm[1].tolist()) == ([], [1])
 

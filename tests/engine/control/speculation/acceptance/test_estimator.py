@@ -75,7 +75,7 @@ def test_depths_are_told_apart() -> None:
     assert survival[1:] / survival[:-1] == pytest.approx(chances[0], abs=0.06)
 
 
-def test_tokens_behind_the_first_rejection_teach_nothing() -> None:
+def test_tokens_after_the_first_rejection_teach_nothing() -> None:
     """All else equal: a long draft refused at its first token, and a draft of that token alone."""
     long, short = model_acceptance(1), model_acceptance(1)
     for _ in range(5):
@@ -130,7 +130,7 @@ def test_survival_never_rises_and_stays_between_0_and_1() -> None:
         accepted = (rng.random(len(slots)) * (verified + 1)).astype(np.int64)
         methods = rng.integers(0, len(DRAFT_METHODS), len(slots))
         confidences = rng.random((len(slots), CAP))
-        acceptance.offered(slots, full(len(slots), CAP), drafted)
+        acceptance.learn_lengths(slots, full(len(slots), CAP), drafted)
         acceptance.learn(
             Outcomes(
                 slots=slots,
@@ -156,7 +156,7 @@ def test_text_that_seldom_has_a_match_is_expected_to_bring_little() -> None:
     always = Acceptance(1, CAP, method="suffix", always_drafts=True)
     for step in range(300):
         drafted = 2 if step % 4 == 0 else 0
-        acceptance.offered(full(1, 0), full(1, CAP), full(1, drafted))
+        acceptance.learn_lengths(full(1, 0), full(1, CAP), full(1, drafted))
     got = acceptance.survival(np.arange(1))[0]
     assert got[1] / always.survival(np.arange(1))[0, 1] == pytest.approx(0.25, abs=0.06)
     assert got[3] < 0.05
@@ -228,7 +228,7 @@ def test_methods_do_not_learn_from_each_other() -> None:
 def test_a_step_without_sequences_is_fine() -> None:
     acceptance = model_acceptance(1)
     acceptance.learn(outcome([], []))
-    acceptance.offered(full(0, 0), full(0, 0), full(0, 0))
+    acceptance.learn_lengths(full(0, 0), full(0, 0), full(0, 0))
     assert acceptance.survival(full(0, 0)).shape == (0, CAP + 1)
 
 
@@ -257,8 +257,8 @@ def test_several_steps_at_once_teach_what_they_teach_one_by_one() -> None:
         together.learn(*steps)
         for step in steps:
             apart.learn(step)
-        everybody = np.arange(20)
-        assert together.survival(everybody) == pytest.approx(apart.survival(everybody), abs=0.05)
+        all_slots = np.arange(20)
+        assert together.survival(all_slots) == pytest.approx(apart.survival(all_slots), abs=0.05)
         assert together.calibration("draft_model") == pytest.approx(apart.calibration("draft_model"), abs=0.15)
 
 
@@ -272,7 +272,7 @@ def test_outcomes_without_a_slot_teach_nothing_about_it() -> None:
     assert both.without(0).without(1).slots.shape == (0,)
 
 
-def test_a_slots_last_sequence_leaves_its_next_one_no_leaning() -> None:
+def test_a_slots_last_sequence_leaves_its_next_one_no_offset() -> None:
     """Of thirty-two sequences every third step is read: what was noted before the change is another's."""
     found = []
     for luck in (0, CAP):
@@ -285,3 +285,22 @@ def test_a_slots_last_sequence_leaves_its_next_one_no_leaning() -> None:
         own = acceptance.calibration("draft_model", np.array([0]))[0]
         found.append(own - acceptance.calibration("draft_model")[0])
     assert found[0] == pytest.approx(found[1], abs=0.02)
+
+
+def test_outcomes_that_are_held_teach_nothing_until_they_are_learned() -> None:
+    acceptance, alone = model_acceptance(2), model_acceptance(2)
+    before = acceptance.survival(np.arange(2))
+    acceptance.hold(outcome([0, 1], [0, 0]))
+    assert (acceptance.survival(np.arange(2)) == before).all()
+    acceptance.learn_held()
+    alone.learn(outcome([0, 1], [0, 0]))
+    assert (acceptance.survival(np.arange(2)) == alone.survival(np.arange(2))).all()
+
+
+def test_held_outcomes_of_a_sequence_that_leaves_are_lost() -> None:
+    acceptance, alone = model_acceptance(2), model_acceptance(2)
+    acceptance.hold(outcome([0, 1], [0, 0]))
+    acceptance.release(1)
+    acceptance.learn_held()
+    alone.learn(outcome([0], [0]))
+    assert np.allclose(acceptance.survival(np.arange(2)), alone.survival(np.arange(2)))

@@ -1,5 +1,6 @@
-"""A draft made ahead stands exactly if the target went the way it assumed, over the border included."""
+"""An overlapped draft stands exactly if the target sampled what the draft assumed, the border included."""
 
+import numpy as np
 import pytest
 
 from faser.engine.contract.plan import Draft
@@ -12,31 +13,33 @@ def draft(*token_ids: int) -> Draft:
     return Draft(slot=SLOT, method="draft_model", token_ids=token_ids, confidences=(0.5,) * len(token_ids))
 
 
-def judged(behind: tuple[int, ...], ahead: Draft, token_ids: tuple[int, ...]) -> tuple[Border, Draft | None]:
-    frontiers = Frontiers()
-    border = frontiers.judge(behind, ahead, token_ids)
+def judged(
+    unverified: tuple[int, ...], overlapped: Draft, token_ids: tuple[int, ...]
+) -> tuple[Border, Draft | None]:
+    frontiers = Frontiers(SLOT + 2)
+    border = frontiers.judge(unverified, overlapped, token_ids)
     return border, frontiers.standing([SLOT])[0]
 
 
-@pytest.mark.parametrize("behind", [(), (1,), (1, 2)])
+@pytest.mark.parametrize("unverified", [(), (1,), (1, 2)])
 @pytest.mark.parametrize("drafted", [(), (1,), (2, 1), (1, 1, 2)])
 def test_it_stands_exactly_if_the_targets_tokens_are_those_assumed(
-    behind: tuple[int, ...], drafted: tuple[int, ...]
+    unverified: tuple[int, ...], drafted: tuple[int, ...]
 ) -> None:
-    """Oracle: every run of tokens that a step over `behind` can bring."""
-    for right in range(len(behind) + 1):
+    """Oracle: every run of tokens that a step over `unverified` can bring."""
+    for right in range(len(unverified) + 1):
         for own in (1, 2):
-            if right < len(behind) and own == behind[right]:
+            if right < len(unverified) and own == unverified[right]:
                 continue  # then it would have been accepted
-            border, standing = judged(behind, draft(*drafted), (*behind[:right], own))
-            assumed = (*behind, *drafted[:1])
-            if drafted and (*behind[:right], own) == assumed:
+            border, standing = judged(unverified, draft(*drafted), (*unverified[:right], own))
+            assumed = (*unverified, *drafted[:1])
+            if drafted and (*unverified[:right], own) == assumed:
                 assert border is Border.PASSED
                 assert standing is not None
                 assert standing.token_ids == drafted
             else:
                 assert standing is None
-                reached = right == len(behind) and bool(drafted)
+                reached = right == len(unverified) and bool(drafted)
                 assert border is (Border.REFUSED if reached else Border.UNJUDGED)
 
 
@@ -46,16 +49,24 @@ def test_a_step_that_brought_fewer_tokens_than_were_assumed_judges_nothing() -> 
     assert judged((7, 8), draft(9), ())[0] is Border.UNJUDGED
 
 
-def test_a_slot_that_is_left_has_nothing_standing() -> None:
-    frontiers, kept = Frontiers(), Draft(slot=SLOT + 1, method="suffix", token_ids=(1, 2))
+def test_no_draft_stands_in_a_slot_that_was_released() -> None:
+    frontiers, kept = Frontiers(SLOT + 2), Draft(slot=SLOT + 1, method="suffix", token_ids=(1, 2))
     frontiers.judge((), draft(1, 2), (1,))
     frontiers.judge((), kept, (1,))
-    frontiers.drop(SLOT)
+    frontiers.release(SLOT)
     assert frontiers.standing([SLOT, SLOT + 1]) == [None, kept]
 
 
 def test_what_was_taken_stands_no_more() -> None:
-    frontiers = Frontiers()
+    frontiers = Frontiers(SLOT + 2)
     frontiers.judge((), draft(1, 2), (1,))
     frontiers.clear()
     assert frontiers.standing([SLOT]) == [None]
+
+
+def test_only_chosen_slots_draft_and_a_sequence_that_starts_drafts() -> None:
+    frontiers, slots = Frontiers(4), np.array([3, 0, 2])
+    frontiers.choose(slots, np.array([1]))
+    assert frontiers.drafts(np.arange(4)).tolist() == [True, True, False, False]
+    frontiers.start(2)
+    assert frontiers.drafts(slots).tolist() == [False, True, True]

@@ -1,4 +1,4 @@
-"""What drafting ahead brings. Oracles: the state machine played out, every choice tried one by one."""
+"""What overlapped drafting brings. Oracles: the state machine played out, every choice tried one by one."""
 
 import itertools
 
@@ -42,7 +42,7 @@ def candidates(survival: np.ndarray, **other: object) -> Candidates:
         "limit": np.full(count, columns - 1),
         "survival": survival,
         "weight": np.ones(count),
-        "lag": np.ones(count, dtype=np.int64),
+        "missing_kv": np.ones(count, dtype=np.int64),
         "other_rows": 0,
         "kv_tokens": 100,
     }
@@ -71,7 +71,7 @@ def test_the_expectation_is_that_of_the_state_machine_played_out(alpha: float, l
         assert ready[0, length - 1] == pytest.approx(share, rel=0.02)
 
 
-def test_who_never_passes_the_border_is_never_ready_and_brings_one_token() -> None:
+def test_a_sequence_that_never_passes_the_border_is_never_ready_and_brings_one_token() -> None:
     ready, tokens = expected(np.array([[1.0, 0.0, 0.0]]))
     assert ready.tolist() == [[0.0, 0.0]]
     assert tokens.tolist() == [[1.0, 1.0]]
@@ -139,12 +139,12 @@ def test_the_choice_is_the_best_of_all_prefixes_lengths_and_shares(seed: int, ot
             for each in lanes
         ]
         assert found.lanes is not None
-        told = brute_rate(state, tuple(found.chosen.tolist()), found.length, found.lanes)
-        assert found.rate == pytest.approx(told)
+        by_hand = brute_rate(state, tuple(found.chosen.tolist()), found.length, found.lanes)
+        assert found.rate == pytest.approx(by_hand)
         assert found.rate >= 0.97 * max(every)  # sets that are no prefix of the order may be a little better
 
 
-def test_nobody_drafts_ahead_without_lanes_or_without_room() -> None:
+def test_drafts_are_not_overlapped_without_lanes_or_without_room() -> None:
     state = candidates(geometric(0.9, 4))
     objective = Objective(COSTS, state)
     for found in (
@@ -153,7 +153,7 @@ def test_nobody_drafts_ahead_without_lanes_or_without_room() -> None:
     ):
         assert found.lanes is None
         assert not len(found.chosen)
-        assert found.rate == objective.plain_rate
+        assert found.rate == objective.rate_without_drafts
 
 
 def test_a_draft_that_is_free_beats_one_that_is_waited_for() -> None:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from faser.config.speculation import POLICIES, SpeculationConfig
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
-from faser.engine.control.speculation.policies import make_policy
 from faser.engine.control.speculation.policies.draft_lengths import best_lengths
 from faser.engine.control.speculation.policies.objective import Objective
 from faser.engine.control.speculation.policies.policy import Candidates, Policy
+from faser.engine.control.speculation.policies.registry import make_policy
 from faser.engine.control.timing.cost_model import CostModel
 from faser.errors import ConfigError
 
@@ -30,8 +30,8 @@ def candidates(
     *,
     limit: Ints | None = None,
     weight: Floats | None = None,
-    lag: Ints | None = None,
-    left: Ints | None = None,
+    missing_kv: Ints | None = None,
+    remaining: Ints | None = None,
     other_rows: int = 0,
     other_sequences: int = 0,
 ) -> Candidates:
@@ -41,8 +41,8 @@ def candidates(
         limit=np.full(count, columns - 1) if limit is None else limit,
         survival=survival,
         weight=np.ones(count) if weight is None else weight,
-        lag=np.zeros(count, dtype=np.int64) if lag is None else lag,
-        left=left,
+        missing_kv=np.zeros(count, dtype=np.int64) if missing_kv is None else missing_kv,
+        remaining=remaining,
         other_rows=other_rows,
         kv_tokens=0,
         other_sequences=other_sequences,
@@ -84,7 +84,7 @@ def rate(costs: CostModel, each: Candidates, lengths: Ints, *, drafting: bool = 
     decodes = each.num_sequences + each.other_sequences
     rows = each.num_sequences + each.other_rows
     seconds = costs.step_s(decodes) + costs.step_s(rows + int(lengths.sum())) - costs.step_s(rows)
-    return worth / (seconds + (costs.draft_s(lengths, each.lag) if drafting else 0.0))
+    return worth / (seconds + (costs.draft_s(lengths, each.missing_kv) if drafting else 0.0))
 
 
 def best_rate(costs: CostModel, each: Candidates, *, drafting: bool) -> float:
@@ -172,7 +172,7 @@ def test_a_drafter_that_is_nearly_free_drafts_deep_while_steps_cost_the_same() -
     assert (lengths == 8).all()
 
 
-def test_nobody_drafts_where_every_row_costs_what_it_can_bring() -> None:
+def test_no_sequence_drafts_where_every_row_costs_what_it_can_bring() -> None:
     for costs in (with_passes(LINEAR), from_text(LINEAR)):
         assert not policy("faser", costs).lengths(candidates(constant(0.99, 8, 8))).any()
 
@@ -217,21 +217,23 @@ def test_a_token_that_is_worth_more_is_drafted_first() -> None:
     assert kept[0] == 0
 
 
-def test_a_sequence_far_behind_in_the_draft_models_cache_waits_for_better_prospects() -> None:
+def test_a_sequence_with_much_missing_draft_kv_waits_for_better_prospects() -> None:
     survival = constant(0.5, 1, 4)
     costs = CostModel(StepTimes.proportional(step_s=0.02, pass_s=0.005, pass_row_s=0.001))
     assert policy("faser", costs, cap=4).lengths(candidates(survival)).any()
-    far = candidates(survival, lag=np.array([2000]))
+    far = candidates(survival, missing_kv=np.array([2000]))
     assert not policy("faser", costs, cap=4).lengths(far).any()
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_answer_that_ends_soon_is_not_worth_a_long_prompt_in_the_draft_models_cache(count: int) -> None:
     costs = CostModel(StepTimes.proportional(step_s=0.02, pass_s=0.005, pass_row_s=0.001))
-    for left, drafts in ((200, True), (10, False)):
-        each = candidates(constant(0.8, count, 4), lag=np.full(count, 100), left=np.full(count, left))
+    for remaining, drafts in ((200, True), (10, False)):
+        each = candidates(
+            constant(0.8, count, 4), missing_kv=np.full(count, 100), remaining=np.full(count, remaining)
+        )
         assert policy("faser", costs, cap=4).lengths(each).any() == drafts
-    caught_up = candidates(constant(0.8, count, 4), left=np.full(count, 10))
+    caught_up = candidates(constant(0.8, count, 4), remaining=np.full(count, 10))
     assert policy("faser", costs, cap=4).lengths(caught_up).any()
 
 
@@ -247,7 +249,7 @@ def test_drafts_that_bring_less_than_deciding_takes_are_not_asked_for(count: int
     few = candidates(constant(0.3, count, 4))
     assert policy("faser", with_passes(FLAT)).lengths(few).any()
     costs = with_passes(FLAT)
-    costs.deciding_s = 0.020  # as long as a step
+    costs.observe_deciding(0.020, drafts=True)  # as long as a step
     assert not policy("faser", costs).lengths(few).any()
 
 
@@ -270,7 +272,9 @@ def test_probes_are_taken_and_cost_less_than_a_hundredth_of_the_time() -> None:
     for _ in range(2000):
         lengths = chosen.lengths(each)
         plain_s += costs.step_s(16)
-        extra_s += costs.draft_s(lengths, each.lag) + costs.step_s(16 + int(lengths.sum())) - costs.step_s(16)
+        extra_s += (
+            costs.draft_s(lengths, each.missing_kv) + costs.step_s(16 + int(lengths.sum())) - costs.step_s(16)
+        )
         probes += int(lengths.any())
     assert probes >= 5
     assert extra_s <= 0.011 * plain_s
@@ -278,7 +282,7 @@ def test_probes_are_taken_and_cost_less_than_a_hundredth_of_the_time() -> None:
 
 def test_a_probe_that_would_have_to_refill_a_long_cache_is_not_taken() -> None:
     costs = CostModel(StepTimes.proportional(step_s=0.02, pass_s=0.005, pass_row_s=0.001))
-    each = candidates(constant(0.02, 1, 4), lag=np.array([5000]))
+    each = candidates(constant(0.02, 1, 4), missing_kv=np.array([5000]))
     chosen = policy("faser", costs, cap=4)
     assert not any(chosen.lengths(each).any() for _ in range(500))
 
@@ -296,7 +300,7 @@ def test_the_stop_rule_lets_a_certain_draft_go_on_and_stops_a_hopeless_one() -> 
     assert stop.slope > 0
 
 
-def test_text_is_never_told_to_stop() -> None:
+def test_drafts_from_text_have_no_stop_rule() -> None:
     chosen = policy("faser", from_text(FLAT))
     each = candidates(constant(0.7, 2, 8))
     assert chosen.stop_rule(each, chosen.lengths(each)) is None
@@ -326,6 +330,24 @@ def test_fixed_drafts_gamma_and_keeps_it() -> None:
 def test_the_table_goes_by_the_number_of_sequences(count: int, others: int, gamma: int) -> None:
     each = candidates(constant(0.9, count, 8), other_rows=others, other_sequences=others)
     assert (policy("table", with_passes(FLAT)).lengths(each) == gamma).all()
+
+
+class TwoBelowFour(Policy):
+    """As small as a policy can be: its name and its lengths."""
+
+    name = "two-below-four"
+
+    def lengths(self, candidates: Candidates) -> Ints:
+        return np.minimum(candidates.limit, 2 if candidates.num_sequences < 4 else 0)
+
+
+def test_a_policy_needs_no_more_than_lengths_and_then_verifies_all_it_drafts() -> None:
+    few, many = (candidates(constant(0.9, count, 8)) for count in (3, 4))
+    chosen = TwoBelowFour()
+    assert chosen.lengths(few).tolist() == [2, 2, 2]
+    assert not chosen.lengths(many).any()
+    assert chosen.stop_rule(few, chosen.lengths(few)) is None
+    assert chosen.keep(few, np.array([2, 1, 0])).tolist() == [2, 1, 0]
 
 
 def test_a_table_must_be_given() -> None:
@@ -371,7 +393,7 @@ def test_survival_drafts_the_cap_and_cuts_where_tokens_a_second_peak(seed: int) 
     lengths = chosen.lengths(each)
     assert lengths.tolist() == each.limit.tolist()
     kept = chosen.keep(each, lengths)
-    sunk_s = costs.draft_s(lengths, each.lag)
+    sunk_s = costs.draft_s(lengths, each.missing_kv)
 
     def value(some: Ints) -> float:
         undrafted = rate(costs, each, some, drafting=False)

@@ -1,0 +1,271 @@
+"""SpeculationStatistics: what speculation did, counted for reports alone. No decision reads it.
+
+Owns the counters of every slot (a request's summary), of every method and class, the modes of steps, the reasons
+for steps without drafts, and predicted against measured times. A step only notes its arrays; the counters take in
+many steps at once, before they are read. Knows neither policies nor sequences.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from faser.config.drafters import DRAFT_METHODS
+from faser.engine.contract.step_times import Role
+from faser.engine.control.speculation.acceptance.estimator import Outcomes, joined
+from faser.engine.control.timing.cost_model import ErrorTracker
+from faser.types import DEFAULT_CLASS, MethodStats, PruneStats, RoleStats, SpeculationStats, SpeculationSummary
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+PLAIN, SERIAL = "plain", "serial"  # modes: a step without drafts; one whose drafts were made before it
+REQUEST, MEMORY, LOAD, GAIN = "request", "memory", "load", "gain"
+BYPASS_REASONS = (LOAD, GAIN, MEMORY, REQUEST)
+
+_STEPS, _GAMMA_SUM, _DRAFTS, _DRAFTED, _PRUNED, _VERIFIED, _ACCEPTED = range(7)
+_COLUMNS = 7
+_DROPPED_COLUMNS = [_DRAFTED, _PRUNED]
+_MOST_NOTED = 64  # steps that may wait to be counted
+
+
+class SpeculationStatistics:
+    """Counters of num_slots slots and drafts of at most cap tokens. classes: the operator's, by name.
+
+    partition: the mode of a step with concurrent drafting. details: summaries list every draft, at the price of a
+    line of Python for each.
+    """
+
+    def __init__(
+        self, num_slots: int, cap: int, classes: tuple[str, ...], *, partition: str = SERIAL, details: bool = False
+    ) -> None:
+        self._details: dict[int, list[tuple[int, int]]] | None = {} if details else None
+        self._classes = tuple(dict.fromkeys((DEFAULT_CLASS, *classes)))
+        self._class_of: Ints = np.zeros(num_slots, dtype=np.int64)
+        self._lines: Ints = np.zeros((num_slots, _COLUMNS), dtype=np.int64)
+        self._depths: Ints = np.zeros((num_slots, cap), dtype=np.int64)
+        self._gammas: Ints = np.zeros((len(self._classes), cap + 1), dtype=np.int64)
+        self._methods: Ints = np.zeros((len(DRAFT_METHODS), _COLUMNS), dtype=np.int64)
+        self._dropped: Ints = np.zeros(len(DRAFT_METHODS), dtype=np.int64)
+        self._pruned_rows: Ints = np.zeros(len(DRAFT_METHODS), dtype=np.int64)
+        self._expected: Floats = np.zeros(len(DRAFT_METHODS))
+        self._accepted_per_position: Ints = np.zeros(cap, dtype=np.int64)
+        self._upto = np.tri(cap + 1, cap, -1, dtype=np.int64)  # line n: 1 for the first n depths, 0 for the others
+        self._undrafted: list[Ints] = []  # slots of steps that are not counted yet
+        self._drafted: list[tuple[Outcomes, Floats]] = []
+        self._partition = partition
+        self._mode = self._next_mode = PLAIN
+        self._mode_steps: Counter[str] = Counter(dict.fromkeys((PLAIN, SERIAL, partition), 0))
+        self._switches: Counter[tuple[str, str]] = Counter()
+        self._bypasses: Counter[str] = Counter(dict.fromkeys(BYPASS_REASONS, 0))
+        self._catchup_tokens = 0
+        self._drafting_s = (0.0, 0.0)  # before the step that is being made: predicted, measured
+        self._step_times, self._verify_lane, self._draft_lane = ErrorTracker(), ErrorTracker(), ErrorTracker()
+        self._overlap_s = 0.0
+        self._decide_s = self._decided_s = 0.0  # of all steps; up to the end of the last step
+
+    def start(self, slot: int, class_name: str) -> None:
+        """A sequence of this class takes over the slot, whose counters start from 0."""
+        self._settle()
+        self._class_of[slot] = self._classes.index(class_name)
+        self._lines[slot] = 0
+        self._depths[slot] = 0
+        if self._details is not None:
+            self._details[slot] = []
+
+    def release(self, slot: int) -> None:
+        """The sequence leaves the slot."""
+        self._settle()
+        if self._details is not None:
+            del self._details[slot]
+
+    def summary(self, slot: int, before: SpeculationSummary | None, policy: str) -> SpeculationSummary:
+        """The counters of a slot, added to what its sequence had before a preemption."""
+        self._settle()
+        before = before or SpeculationSummary(policy=policy, accepted_per_position=(0,) * self._depths.shape[1])
+        line = self._lines[slot].tolist()
+        return SpeculationSummary(
+            policy=policy,
+            steps=before.steps + line[_STEPS],
+            gamma_sum=before.gamma_sum + line[_GAMMA_SUM],
+            drafts=before.drafts + line[_DRAFTS],
+            drafted=before.drafted + line[_DRAFTED],
+            pruned=before.pruned + line[_PRUNED],
+            verified=before.verified + line[_VERIFIED],
+            accepted=before.accepted + line[_ACCEPTED],
+            accepted_per_position=tuple((self._depths[slot] + before.accepted_per_position).tolist()),
+            per_step=before.per_step + (() if self._details is None else tuple(self._details[slot])),
+        )
+
+    def count_undrafted(self, slots: Ints) -> None:
+        """A step brought each of these slots one token, without a draft."""
+        self._undrafted.append(slots)
+        if len(self._undrafted) >= _MOST_NOTED:
+            self._settle()
+
+    def count_drafts(self, outcomes: Outcomes, survival: Floats) -> None:
+        """A step verified drafts. survival: [S, K + 1] as predicted, the expected number of accepted tokens."""
+        self._drafted.append((outcomes, survival))
+        if len(self._drafted) >= _MOST_NOTED:
+            self._settle()
+
+    def count_dropped(self, slots: Ints, methods: Ints, counts: Ints) -> None:
+        """Overlapped drafts lost `counts` tokens each, which the target never sees. [S]; no slot occurs twice."""
+        self._lines[slots[:, None], _DROPPED_COLUMNS] += counts[:, None]
+        for column in _DROPPED_COLUMNS:
+            np.add.at(self._methods[:, column], methods, counts)
+        np.add.at(self._dropped, methods, counts)
+
+    def count_pruned_rows(self, methods: Ints, counts: Ints) -> None:
+        """`counts` rows of each draft left the step between two layers, [S]; they do not count as verified."""
+        np.add.at(self._pruned_rows, methods, counts)
+
+    def count_bypasses(self, reason: str, count: int) -> None:
+        """`count` sequences went through a step without a draft, for this reason."""
+        self._bypasses[reason] += count
+
+    def count_bypassed(self, reason: str, mask: NDArray[np.bool_]) -> None:
+        """The sequences in mask went through a step without a draft, for this reason."""
+        self.count_bypasses(reason, int(np.count_nonzero(mask)))
+
+    def count_catchup(self, num_tokens: int) -> None:
+        """The draft model computed the missing KV of num_tokens tokens."""
+        self._catchup_tokens += num_tokens
+
+    def launch(self, *, drafts: bool) -> None:
+        """A step is about to run, with drafts among its rows or without."""
+        self._next_mode = SERIAL if drafts else PLAIN
+
+    def launch_overlapped(self) -> None:
+        """Drafts are made concurrently with that step."""
+        self._next_mode = self._partition
+
+    def count_mode(self) -> None:
+        """The step that was launched is done."""
+        self._mode_steps[self._next_mode] += 1
+        if self._next_mode != self._mode:
+            self._switches[self._mode, self._next_mode] += 1
+            self._mode = self._next_mode
+
+    def time_drafting(self, predicted_s: float, measured_s: float) -> None:
+        """The drafts of the next step have come."""
+        self._drafting_s = (predicted_s, measured_s)
+
+    def time_step(self, predicted_s: float, measured_s: float) -> None:
+        """A step without concurrent drafting is done. Its drafting time is added."""
+        draft_predicted_s, draft_measured_s = self._drafting_s
+        self._step_times.add(predicted_s + draft_predicted_s, measured_s + draft_measured_s)
+        self._drafting_s = (0.0, 0.0)
+
+    def time_lanes(self, verify: tuple[float, float], draft: tuple[float, float], overlap_s: float) -> None:
+        """A step with concurrent drafting is done. verify, draft: predicted and measured seconds of each lane.
+
+        overlap_s: time in which both lanes were busy.
+        """
+        self._verify_lane.add(*verify)
+        self._draft_lane.add(*draft)
+        self._overlap_s += overlap_s
+
+    def time_deciding(self, seconds: float) -> None:
+        """The host spent this time on deciding or learning."""
+        self._decide_s += seconds
+
+    def end_step(self) -> float:
+        """Host seconds of deciding since the step before ended."""
+        step_s, self._decided_s = self._decide_s - self._decided_s, self._decide_s
+        return step_s
+
+    def snapshot(
+        self,
+        *,
+        policy: str,
+        method: str,
+        roles: tuple[RoleStats, ...],
+        cycle: RoleStats | None,
+        draft_share: float,
+        partition_fallback: str,
+        pruning: PruneStats | None,
+    ) -> SpeculationStats:
+        """All counters. roles: the cost model's times; its role of whole forwards is reported as verify.
+
+        cycle: times of steps with concurrent drafting; None: the engine has no lanes.
+        """
+        self._settle()
+        verify = [replace(each, role="verify") if each.role == Role.STEP else each for each in roles]
+        lanes: tuple[RoleStats, ...] = ()
+        if cycle is not None:
+            lanes = (cycle, self._verify_lane.stats("verify"), self._draft_lane.stats("draft"))
+        return SpeculationStats(
+            policy=policy,
+            method=method,
+            num_drafts=int(self._methods[:, _DRAFTS].sum()),
+            methods=self._method_stats(),
+            accepted_per_position=tuple(self._accepted_per_position.tolist()),
+            gammas=tuple(zip(self._classes, map(tuple, self._gammas.tolist()), strict=True)),
+            mode=self._mode,
+            mode_steps=tuple(self._mode_steps.items()),
+            switches=tuple((one, other, times) for (one, other), times in self._switches.items()),
+            bypasses=tuple(self._bypasses.items()),
+            roles=(self._step_times.stats("step"), *verify, *lanes),
+            decide_s=self._decide_s,
+            catchup_tokens=self._catchup_tokens,
+            draft_share=draft_share,
+            overlap_s=self._overlap_s,
+            partition=self._partition,
+            partition_fallback=partition_fallback,
+            pruning=pruning,
+        )
+
+    def _method_stats(self) -> tuple[MethodStats, ...]:
+        counters = (self._methods, self._dropped, self._pruned_rows, self._expected)
+        return tuple(
+            MethodStats(
+                method=name,
+                drafted=line[_DRAFTED],
+                pruned=line[_PRUNED],
+                dropped=dropped,
+                left=pruned_rows,
+                verified=line[_VERIFIED],
+                accepted=line[_ACCEPTED],
+                expected=expected,
+            )
+            for name, line, dropped, pruned_rows, expected in zip(
+                DRAFT_METHODS, *(each.tolist() for each in counters), strict=True
+            )
+        )
+
+    def _settle(self) -> None:
+        """Count the steps that were noted."""
+        if self._undrafted:
+            slots = np.concatenate(self._undrafted)
+            self._undrafted.clear()
+            self._lines[:, _STEPS] += np.bincount(slots, minlength=len(self._lines))
+            self._gammas[:, 0] += np.bincount(self._class_of[slots], minlength=len(self._classes))
+        if self._drafted:
+            noted = self._drafted
+            self._drafted = []
+            self._settle_drafted(noted)
+
+    def _settle_drafted(self, noted: list[tuple[Outcomes, Floats]]) -> None:
+        outcomes = joined([each for each, _ in noted])
+        slots, methods = outcomes.slots, outcomes.methods
+        lengths, kept, accepted = outcomes.drafted, outcomes.verified, outcomes.accepted
+        survival = np.concatenate([each for _, each in noted])
+        lines = np.stack(
+            (np.ones_like(kept), kept, (kept > 0).astype(np.int64), lengths, lengths - kept, kept, accepted),
+            axis=-1,
+        )
+        reached = self._upto[accepted]
+        np.add.at(self._lines, slots, lines)
+        np.add.at(self._depths, slots, reached)
+        np.add.at(self._methods, methods, lines)
+        np.add.at(self._expected, methods, (survival[:, 1:] * self._upto[kept]).sum(axis=1))
+        self._accepted_per_position += reached.sum(axis=0)
+        if self._details is not None:
+            for slot, num_kept, num_accepted in zip(slots.tolist(), kept.tolist(), accepted.tolist(), strict=True):
+                if num_kept:
+                    self._details[slot].append((num_kept, num_accepted))
+        width = self._gammas.shape[1]
+        cells = np.bincount(self._class_of[slots] * width + kept, minlength=self._gammas.size)
+        self._gammas += cells.reshape(self._gammas.shape)

@@ -1,0 +1,38 @@
+"""A step's worth and time. Oracle: the cost model, asked for every number of rows."""
+
+import numpy as np
+import pytest
+
+from faser.engine.contract.step_times import CostTable, Role, StepTimes
+from faser.engine.control.speculation.policies.objective import Objective
+from faser.engine.control.speculation.policies.policy import Candidates
+from faser.engine.control.timing.cost_model import CostModel
+
+CAP = 8
+STEP = CostTable(rows=(1, 16, 64, 256), seconds=(0.02, 0.021, 0.03, 0.09), kv_token_s=1e-6)
+
+
+@pytest.mark.parametrize("count, other_rows, other_sequences", [(1, 0, 0), (5, 3, 3), (5, 70, 2)])
+def test_a_steps_times_are_those_of_the_cost_model(count: int, other_rows: int, other_sequences: int) -> None:
+    costs = CostModel(StepTimes(tables={Role.STEP: STEP}))
+    costs.observe(Role.STEP, 1.0, 1.3)
+    candidates = Candidates(
+        slots=np.arange(count),
+        limit=np.full(count, CAP),
+        survival=np.ones((count, CAP + 1)),
+        weight=np.full(count, 2.0),
+        missing_kv=np.zeros(count, dtype=np.int64),
+        other_rows=other_rows,
+        other_sequences=other_sequences,
+        kv_tokens=1000,
+    )
+    objective = Objective(costs, candidates)
+    rows, most = count + other_rows, count * CAP
+    plain_s = costs.step_s(count + other_sequences, 1000)
+    expected = [plain_s + costs.step_s(rows + n, 1000) - costs.step_s(rows, 1000) for n in range(most + 1)]
+    assert objective.worth == 2.0 * count + other_sequences
+    assert objective.seconds_without_drafts == plain_s
+    assert objective.verify_upto_s(most) == pytest.approx(expected)
+    assert objective.verify_s(np.arange(most + 1)) == pytest.approx(expected)
+    row_s = (costs.step_s(rows + most + count, 1000) - costs.step_s(rows + 1, 1000)) / (most + count - 1)
+    assert objective.row_s(1, most + count) == pytest.approx(row_s)
