@@ -229,11 +229,11 @@ class _Choice:
     def take(self, logits: Tensor, rows: object, chosen: Tensor, **options: bool) -> None:
         chosen.fill_(_TOKEN)
 
-    def guess(
-        self, logits: Tensor, rows: object, window: float, chosen: Tensor, leads: Tensor, **options: bool
+    def draft(
+        self, logits: Tensor, rows: object, window: float, chosen: Tensor, margins: Tensor, **options: bool
     ) -> None:
         chosen.fill_(_TOKEN)
-        leads.fill_(_LEAD)
+        margins.fill_(_LEAD)
 
 
 def clock_backend(gpu: ClockGpu) -> FlashInferBackend:

@@ -52,7 +52,7 @@ class Tokenwise:
     ) -> list[AcceptanceResult]:
         rows = lay_out(sequences)
         prepared = rows.prepare(self.sampler, logits)
-        masses = self.sampler.masses(prepared)
+        masses = self.sampler.fixed_point_probs(prepared)
         law = DraftDistribution(rows, draft_probs, masses)
         accept = self.accept(drafted_target_probs(rows, masses), law.of_drafted())
         last = rows.last_reached((accept_noise(self.sampler, rows, prepared) < accept).numpy())

@@ -16,6 +16,7 @@ from faser.engine.execution.drafters.drafter import Drafter
 from faser.engine.execution.drafters.passes import DraftLoop, PassLoop
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.text_lookup.lookup import CORPUS_TOKENS, LookupDrafter, SeparateLookups, TextLookup
 from faser.kernels.interface.sampling_kernels import SamplingKernels
 
@@ -34,13 +35,13 @@ class DraftModelParts:
 class DrafterParts:
     """What an engine has that drafters work on. max_rows: most rows of a pass. model: None: none was loaded.
 
-    num_top: how many likely tokens a model names beside each that it drafts; 0: none. samples_in_runner: drafts
+    sampling: the parameters of every slot, of the target's sampler. num_top: how many likely tokens a model names beside each that it drafts; 0: none. samples_in_runner: drafts
     that are point masses are chosen by the runner, and go from pass to pass without a wait.
     """
 
     target: Runner
     table: BlockTable
-    num_slots: int
+    sampling: SamplingState
     max_rows: int
     model: DraftModelParts | None = None
     num_top: int = 0
@@ -79,7 +80,7 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 
     model = parts.model
     assert model is not None, f"method {config.method} without a loaded draft model"
-    choice = _choice(config, parts.num_slots, model.runner.sampling_kernels)
+    choice = _choice(config, parts.sampling, model.runner.sampling_kernels)
     return DraftModel(
         _loop(parts, model.runner, choice),
         DraftKv(parts.table, num_blocks=model.num_blocks, block_size=model.block_size),
@@ -91,7 +92,7 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 def _layer_skip(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     from faser.engine.execution.drafters.layer_skip import LayerSkip, draft_layers
 
-    choice = _choice(config, parts.num_slots, parts.target.sampling_kernels)
+    choice = _choice(config, parts.sampling, parts.target.sampling_kernels)
     num_layers = draft_layers(config.draft_layers, parts.target.num_layers)
     return LayerSkip(_loop(parts, parts.target, choice, num_layers), choice)
 
@@ -156,14 +157,14 @@ def _suffix(config: SpeculationConfig) -> Drafter:
     )
 
 
-def _choice(config: SpeculationConfig, num_slots: int, choice: SamplingKernels | None) -> DraftSampler:
-    """How tokens are chosen from logits. choice: the arithmetic of the drafting model; None: tensor operations."""
+def _choice(config: SpeculationConfig, sampling: SamplingState, kernels: SamplingKernels | None) -> DraftSampler:
+    """How tokens are sampled from logits. kernels: those of the drafting model; None: tensor operations."""
     match config.draft_sample_method:
         case "greedy":
-            return GreedyDraftSampler(choice)
+            return GreedyDraftSampler(kernels)
         case "coupled":
-            return SampleAndMatchDraftSampler(num_slots, choice=choice)
+            return SampleAndMatchDraftSampler(sampling, kernels=kernels)
         case "probabilistic":
-            return ProbabilisticDraftSampler(num_slots, choice=choice)
+            return ProbabilisticDraftSampler(sampling, kernels=kernels)
         case _:
             raise AssertionError(f"draft_sample_method {config.draft_sample_method!r} was let through")

@@ -31,12 +31,12 @@ from faser.engine.execution.prompt_logprobs import PromptLogprobs
 from faser.engine.execution.pruning.early_pruning import EarlyPruning, lines_of
 from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.token_samplers import PendingTokens
 from faser.engine.execution.verifiers.sample_and_match import acceptance_of_tokens
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.types import PositionLogprobs
 
 # Rows and batch as pruning left them, drafts may have become shorter; and what became of the drafts, by slot.
@@ -101,7 +101,7 @@ class ModelExecutor:
         self._chooses_in_runner = samples_in_runner
         self._sampler = sampler
         self._table = table
-        self._prompt_scores = PromptLogprobs(runner, sampler, max_logit_rows=max_logit_rows)
+        self._prompt_scores = PromptLogprobs(runner, max_logit_rows=max_logit_rows)
         self._speculation = speculation
         self._proposals: Proposals | None = None  # what the step that is being made may verify
         self._num_passed = 0  # leading tokens of each of its drafts that are known by now
@@ -187,7 +187,7 @@ class ModelExecutor:
     def _requests(self, chosen: list[SequenceRows]) -> SamplingMetadata:
         """Of the last row of each."""
         ends = [rows.start + len(rows.token_ids) for rows in chosen]
-        return self._sampler.requests([rows.slot for rows in chosen], ends)
+        return self._sampler.metadata([rows.slot for rows in chosen], ends)
 
     def _extend(self, plan: DraftPlan) -> None:
         for request in plan.requests:
@@ -305,7 +305,7 @@ class ModelExecutor:
         counts, behind = _judging(chosen)
         slots = np.array([rows.slot for rows in chosen]).repeat(counts)
         ends = np.array([rows.start + len(rows.token_ids) for rows in chosen]).repeat(counts)
-        requests = self._sampler.requests(slots, ends - behind)
+        requests = self._sampler.metadata(slots, ends - behind)
         pending = self._runner.choose(last_rows.repeat(counts) - behind, requests)
         return lambda: acceptance_of_tokens(chosen, pending.wait().token_ids)
 

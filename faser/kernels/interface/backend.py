@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from faser.kernels.interface.device_sampling_kernels import DeviceSamplingKernels
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.rejection_kernels import RejectionKernels
-from faser.kernels.interface.sampling_kernels import SamplingKernels
+from faser.kernels.interface.sampling_kernels import DeviceSamplingKernels, SamplingKernels
 
 if TYPE_CHECKING:
     from faser.kernels.interface.graph_capture import GraphCapture

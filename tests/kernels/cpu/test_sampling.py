@@ -23,7 +23,8 @@ from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.philox import philox
-from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, Reals, TruncationParams
+from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, Reals
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.types import SamplingParams
 
 REFERENCE = TorchSamplingKernels()
@@ -49,12 +50,14 @@ WINDOWS = [0.0, 2.0**-20, 0.01, 0.05, 0.3, 1.0]
 WIDTHS = [1, 2, 15, 16, 17, 64, 255, 257, 1000, 4099]  # around and beside the lanes of a vector and of a block
 
 
-def shaping(cuts: list[tuple[float, int, float]], temperatures: NDArray[np.float32]) -> TruncationParams:
-    return TruncationParams(
+def shaping(cuts: list[tuple[float, int, float]], temperatures: NDArray[np.float32]) -> SamplingMetadata:
+    return SamplingMetadata(
         temperature=temperatures,
         min_p=np.array([min_p for min_p, _, _ in cuts]),
         top_k=np.array([top_k for _, top_k, _ in cuts], dtype=np.int64),
         top_p=np.array([top_p for _, _, top_p in cuts]),
+        seeds=np.zeros(len(cuts), dtype=np.uint64),  # uniforms are given
+        positions=np.zeros(len(cuts), dtype=np.int64),
     )
 
 
@@ -77,11 +80,11 @@ def some_uniforms(rng: np.random.Generator, num_rows: int) -> NDArray[np.float64
 
 
 def check_alike(
-    native: NativeBackend, logits: Tensor, shape: TruncationParams, uniforms: NDArray[np.float64], rows: Ints
+    native: NativeBackend, logits: Tensor, shape: SamplingMetadata, uniforms: NDArray[np.float64], rows: Ints
 ) -> None:
     best = REFERENCE.best(logits)
     assert native.sampling_kernels.best(logits).tolist() == best.tolist()
-    assert_same(native.sampling_kernels.best_and_lead(logits), REFERENCE.best_and_lead(logits))
+    assert_same(native.sampling_kernels.best_and_margin(logits), REFERENCE.best_and_margin(logits))
     arguments = (rows, best[rows], shape)
     drawn = native.sampling_kernels.draw(logits.clone(), *arguments, uniforms)
     assert drawn.tolist() == REFERENCE.draw(logits.clone(), *arguments, uniforms).tolist()
@@ -92,8 +95,8 @@ def check_alike(
         ]
         assert_same(*guesses)
     assert torch.equal(found, logits)
-    native.sampling_kernels.masses(found, *arguments)
-    REFERENCE.masses(wanted, *arguments)
+    native.sampling_kernels.fixed_point_probs(found, *arguments)
+    REFERENCE.fixed_point_probs(wanted, *arguments)
     assert torch.equal(found, wanted)
 
 
@@ -138,7 +141,7 @@ def test_only_the_named_rows_are_read_and_written(native: NativeBackend) -> None
 
     check_alike(native, logits, shape, some_uniforms(rng, 3), rows)
     before = wide.clone()
-    native.sampling_kernels.masses(logits, rows, REFERENCE.best(logits)[rows], shape)
+    native.sampling_kernels.fixed_point_probs(logits, rows, REFERENCE.best(logits)[rows], shape)
     before[rows, 100:613] = logits[rows]
 
     assert torch.equal(wide, before)
@@ -158,7 +161,7 @@ def test_rows_without_a_finite_maximum_have_no_token(native: NativeBackend, widt
     assert native.sampling_kernels.best(logits).tolist() == [NO_TOKEN, NO_TOKEN, NO_TOKEN, column]
     assert REFERENCE.best(logits).tolist() == [NO_TOKEN, NO_TOKEN, NO_TOKEN, column]
     for choice in (native.sampling_kernels, REFERENCE):
-        token_ids, leads = choice.best_and_lead(logits)
+        token_ids, leads = choice.best_and_margin(logits)
         assert token_ids.tolist() == [NO_TOKEN, NO_TOKEN, NO_TOKEN, column]
         assert leads.tolist() == [0.0, 0.0, 0.0, 1.0 if width > 1 else np.inf]
 
@@ -174,7 +177,7 @@ def test_a_lead_is_over_the_best_other_token_wherever_the_two_are(native: Native
     tops = logits.sort(-1, descending=True).values
 
     for choice in (native.sampling_kernels, REFERENCE):
-        assert choice.best_and_lead(logits)[1].tolist() == (tops[:, 0] - tops[:, 1]).tolist()
+        assert choice.best_and_margin(logits)[1].tolist() == (tops[:, 0] - tops[:, 1]).tolist()
 
 
 @settings(max_examples=60, deadline=None)
@@ -192,7 +195,7 @@ def test_a_guess_has_the_most_mass_near_the_number(
     shape, uniforms = shaping([(0.0, 0, 1.0)], np.ones(1, dtype=np.float32)), np.array([number / 2**20])
     rows = np.zeros(1, dtype=np.int64)
     best, masses = REFERENCE.best(logits), logits.clone()
-    native.sampling_kernels.masses(masses, rows, best, shape)
+    native.sampling_kernels.fixed_point_probs(masses, rows, best, shape)
     sizes = [Fraction(mass) for mass in masses[0].tolist()]
     total, start, inside = sum(sizes), Fraction(0), []
     low, high = (Fraction(number, 2**20) * total + sign * Fraction(window) * total for sign in (-1, 1))
@@ -304,7 +307,7 @@ def test_a_sampler_chooses_the_same_tokens_with_either(native: NativeBackend) ->
         plain, quick = (sampler.sample(logits.clone(), slots, positions) for sampler in samplers)
         assert plain == quick
         prepared = [sampler.prepare(logits.clone(), slots, positions, None) for sampler in samplers]
-        masses = [sampler.masses(each) for sampler, each in zip(samplers, prepared, strict=True)]
+        masses = [sampler.fixed_point_probs(each) for sampler, each in zip(samplers, prepared, strict=True)]
         assert torch.equal(*masses)
         for sampler in samplers:
             sampler.accept(slots, [max(row.token_id, 0) for row in plain])

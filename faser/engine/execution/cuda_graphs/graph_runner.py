@@ -21,11 +21,11 @@ from faser.engine.execution.cuda_graphs.step_graphs import BackboneGraph, GraphI
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, PendingTokens
 from faser.kernels.interface.backend import Backend, KvShape
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 
 STAGE, LANES_STAGE = "recording steps", "recording steps on lanes"
 _NO_GUESSES = DraftGraphs()
@@ -117,7 +117,7 @@ class GraphRunner(Runner):
 
     def choose(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
         logits, here = self.logits(rows), self._here
-        cuts = requests.cuts
+        cuts = requests.truncation_flags
         recording = None if here is None else here.take(len(rows), cuts)
         if recording is None:
             return self._device_chooser.take(logits, requests)
@@ -127,13 +127,13 @@ class GraphRunner(Runner):
 
     def guess(self, rows: NDArray[np.int64], requests: SamplingMetadata, window: float) -> PendingTokens:
         logits, here = self.logits(rows), self._here
-        cuts = requests.cuts
+        cuts = requests.truncation_flags
         recording = None if here is None else here.guess(len(rows), cuts, window)
         if recording is None:
-            return self._device_chooser.guess(logits, requests, window)
+            return self._device_chooser.draft(logits, requests, window)
         self._device_chooser.send(requests, cuts)
         recording.replay()
-        return self._device_chooser.guessed(len(rows))
+        return self._device_chooser.drafted(len(rows))
 
     @property
     def _here(self) -> StepGraphs | None:

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from faser.engine.execution.cuda_graphs.batch_sizes import BatchSizes, DraftGraphs, GraphSizes, next_size
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
-from faser.engine.execution.sampling.metadata import TruncationFlags
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
 from faser.kernels.interface.backend import AttentionPlan, KvCache, RowLayout
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture, StagingBuffer
+from faser.kernels.interface.sampling_metadata import TruncationFlags
 
 _ALL_CUTS = (
     TruncationFlags(random=False, top_k=False, top_p=False),
@@ -172,7 +172,7 @@ class StepGraphs:
         for cuts in _ALL_CUTS:
             self._takes[size, cuts] = self._record(partial(chooser.run_take, logits, cuts))
             for window in windows:
-                guess = partial(chooser.run_guess, logits, window, cuts)
+                guess = partial(chooser.run_draft, logits, window, cuts)
                 self._guesses[size, cuts, window] = self._record(guess)
 
     @torch.inference_mode()

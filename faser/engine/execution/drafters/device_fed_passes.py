@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.contract.plan import StopRule
-from faser.engine.execution.drafters.draft_samplers import RunnerDraftSampler, guessed
+from faser.engine.execution.drafters.draft_samplers import RunnerDraftSampler, drafted_by_runner
 from faser.engine.execution.drafters.passes import (
     DraftBatch,
     DraftInput,
@@ -37,9 +37,9 @@ from faser.engine.execution.drafters.passes import (
 )
 from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import PendingTokens
 from faser.kernels.interface.backend import RowLayout
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 
 Ints = NDArray[np.int64]
 
@@ -100,7 +100,7 @@ class DeviceFedPassLoop:
             self._runner.forward(rows_of(pieces, self._table), self._num_layers)
         batch = rows_of(last, self._table)
         self._runner.forward(batch, self._num_layers)
-        requests = self._choice.requests(progress.slots, progress.draft_starts)
+        requests = self._choice.metadata(progress.slots, progress.draft_starts)
         pending = self._runner.guess(batch.last_rows, requests, self._choice.window)
         lines = _Lines(progress.draft_starts, batch.layout.block_table, requests)
         opened = _Pass(depth=1, going=np.arange(len(openings)), lines=lines, pending=pending)
@@ -194,4 +194,4 @@ def _read(passed: _Pass, progress: DraftProgress, stop: StopRule | None) -> Ints
 
     Who drafted on behind a dropped token is dropped again: survival never rises.
     """
-    return progress.take(passed.going, guessed(passed.pending.wait()), stop)
+    return progress.take(passed.going, drafted_by_runner(passed.pending.wait()), stop)

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
-from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import PendingTokens, TokenSampler
 from faser.kernels.interface.backend import AttentionPlan, Backend, KvCache, KvShape
 from faser.kernels.interface.graph_capture import StagingBuffer
 from faser.kernels.interface.sampling_kernels import SamplingKernels
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 
 
 class Runner:
@@ -127,7 +127,7 @@ class Runner:
     def guess(self, rows: NDArray[np.int64], requests: SamplingMetadata, window: float) -> PendingTokens:
         """Drafted tokens that follow rows of the last forward, and their leads. window: see SamplingKernels."""
         assert self._chooser is not None, "this runner only gives logits"
-        return self._chooser.guess(self.logits(rows), requests, window)
+        return self._chooser.draft(self.logits(rows), requests, window)
 
 
 def _inputs(batch: RowBatch, device: torch.device) -> torch.Tensor:

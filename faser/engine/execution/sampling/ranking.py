@@ -39,7 +39,7 @@ def best(values: Tensor) -> tuple[Tensor, Tensor]:
     return block * _BLOCK + inside[:, 0], largest
 
 
-def first_and_lead(values: Tensor) -> tuple[Tensor, Tensor]:
+def first_and_margin(values: Tensor) -> tuple[Tensor, Tensor]:
     """`argmax`, and by how much its value exceeds the next largest one (0 in a tie): [R] int64, [R]. V >= 2."""
     num_rows, width = values.shape
     each = torch.arange(num_rows, device=values.device)

@@ -23,12 +23,13 @@ from faser.engine.execution.drafters.draft_samplers import (
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
 )
-from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.verifier import DraftedRows
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.types import MAX_LOGPROBS, SamplingParams
 
 # All at once: whatever edits and cuts a request may ask for, and as many log probabilities.
@@ -104,7 +105,7 @@ class WarmUp:
             requests = _requests(temperature)
             chooser.take(self._logits[:1], requests).wait()
             if self._guesses:
-                chooser.guess(self._logits[:1], requests, WINDOW).wait()
+                chooser.draft(self._logits[:1], requests, WINDOW).wait()
 
     def _sample(self, num_sequences: int) -> None:
         """Every row of a step with drafts asks for everything."""
@@ -126,11 +127,12 @@ class WarmUp:
 
     def _draft(self, num_sequences: int) -> None:
         """A pass in which every sequence drafts a token."""
-        choice = self._draft_choice(num_sequences)
+        state = SamplingState(num_sequences)
+        choice = self._draft_choice(state)
         if choice is None:
             return
         for slot in range(num_sequences):
-            choice.start(_start(slot, SamplingParams(temperature=0.9, top_k=5, top_p=0.9)))
+            state.start(_start(slot, SamplingParams(temperature=0.9, top_k=5, top_p=0.9)))
         at = np.full(num_sequences, 2, dtype=np.int64)
         rows = DraftRows(slots=np.arange(num_sequences), positions=at, draft_starts=at)
         choice.choose(self._logits[:num_sequences], rows)
@@ -145,13 +147,13 @@ class WarmUp:
         joined = torch.cat(passes[1:])
         joined.index_select(0, torch.arange(len(joined), device=device))
 
-    def _draft_choice(self, num_slots: int) -> DraftSampler | None:
+    def _draft_choice(self, state: SamplingState) -> DraftSampler | None:
         """Who chooses drafted tokens by more than the most likely one; None where nobody does."""
         match self._speculation.draft_sample_method:
             case "probabilistic":
-                return ProbabilisticDraftSampler(num_slots, choice=self._backend.sampling_kernels)
+                return ProbabilisticDraftSampler(state, kernels=self._backend.sampling_kernels)
             case "coupled":
-                return SampleAndMatchDraftSampler(num_slots, choice=self._backend.sampling_kernels)
+                return SampleAndMatchDraftSampler(state, kernels=self._backend.sampling_kernels)
             case _:
                 return None
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.execution.sampling.sampler import NO_TOKEN, EditedRows, PreparedRows, Sampler
+from faser.engine.execution.sampling.sampler import NO_TOKEN, PreparedRows, ProcessedLogits, Sampler
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows
 
 Ints = NDArray[np.int64]
@@ -51,13 +51,13 @@ class JudgedRows:
         """Bias, penalties and masks; every row takes the drafted tokens before it for output."""
         return sampler.prepare(logits, *self._asked())
 
-    def take(self, sampler: Sampler, logits: Tensor) -> tuple[PreparedRows, Ints]:
+    def sample(self, sampler: Sampler, logits: Tensor) -> tuple[PreparedRows, Ints]:
         """`prepare`, and a token of every row: [R], NO_TOKEN where none can be chosen."""
-        return sampler.take(logits, *self._asked())
+        return sampler.sample_rows(logits, *self._asked())
 
-    def edit(self, sampler: Sampler, logits: Tensor) -> EditedRows:
+    def process(self, sampler: Sampler, logits: Tensor) -> ProcessedLogits:
         """The first part of `prepare`, in which nobody asks whether a token can be chosen."""
-        return sampler.edit(logits, *self._asked())
+        return sampler.process(logits, *self._asked())
 
     def _asked(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
         """Slots, positions, and drafted tokens before each row."""

@@ -92,7 +92,7 @@ class Trial:
         """Overwrites logits with the masses. draft_probs: as in Verifier."""
         rows = lay_out(sequences)
         prepared = rows.prepare(sampler, logits)
-        masses = sampler.masses(prepared)
+        masses = sampler.fixed_point_probs(prepared)
         law = DraftDistribution(rows, draft_probs, masses)
         return cls(
             sampler=sampler,

@@ -30,7 +30,7 @@ class SampleAndMatch:
         assert draft_probs is None, "sampled drafts are not point masses"
         rows = lay_out(sequences)
         if self._sampler.is_cheap(logits, [each.slot for each in sequences]):
-            prepared, chosen = rows.take(self._sampler, logits)
+            prepared, chosen = rows.sample(self._sampler, logits)
         else:
             prepared = rows.prepare(self._sampler, logits)
             chosen = self._choose_as_far_as_accepted(rows, prepared)

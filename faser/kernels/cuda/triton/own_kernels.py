@@ -12,10 +12,9 @@ from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
 from faser.kernels.interface.backend import AttentionShape
-from faser.kernels.interface.device_sampling_kernels import DeviceSamplingKernels
 from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels
 from faser.kernels.interface.rejection_kernels import RejectionKernels
-from faser.kernels.interface.sampling_kernels import SamplingKernels
+from faser.kernels.interface.sampling_kernels import DeviceSamplingKernels, SamplingKernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

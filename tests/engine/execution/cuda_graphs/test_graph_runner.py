@@ -22,12 +22,12 @@ from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.backend import KvShape
 from faser.kernels.interface.graph_capture import GraphBatchSize, GraphCapture
 from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend
@@ -228,9 +228,9 @@ def test_tokens_and_guesses_are_those_of_the_eager_choice(
         theirs, their_guess = (each.wait() for each in chooser)
         assert taken.tolist() == theirs.token_ids.tolist()
         assert guessed.token_ids.tolist() == their_guess.token_ids.tolist()
-        assert guessed.leads is not None
-        assert their_guess.leads is not None
-        assert guessed.leads.tolist() == their_guess.leads.tolist()
+        assert guessed.margins is not None
+        assert their_guess.margins is not None
+        assert guessed.margins.tolist() == their_guess.margins.tolist()
 
 
 def test_a_token_is_fed_where_it_was_chosen(

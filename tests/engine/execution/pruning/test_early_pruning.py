@@ -37,6 +37,7 @@ from faser.engine.execution.pruning.early_pruning import (
 from faser.engine.execution.pruning.gate import Floats, Ints, Lesson, Look, Split
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.text_lookup.lookup import SeparateLookups
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
@@ -584,7 +585,7 @@ def model_drafter(pair: tuple[Path, Path], num_top: int) -> Drafter:
     runner = make_runner(pair[1], TorchBackend())
     model = DraftModelParts(runner=runner, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_positions=MAX_LEN)
     parts = DrafterParts(
-        target=runner, table=table, num_slots=NUM_SLOTS, max_rows=20, model=model, num_top=num_top
+        target=runner, table=table, sampling=SamplingState(NUM_SLOTS), max_rows=20, model=model, num_top=num_top
     )
     drafter = make_drafter(speculation(draft_sample_method="greedy"), parts)
     for slot, prompt in enumerate(PROMPTS):

@@ -1,6 +1,6 @@
 """What is done to logits before a token is chosen: bias, penalties, masks; in this order, in place.
 
-The same bits as engine/execution/sampling/logits_processors.py. Entries are ragged; the i-th of the rows that have any owns those from
+The same bits as engine/execution/sampling/logits_processors/torch_kernels.py. Entries are ragged; the i-th of the rows that have any owns those from
 row_start[i] to row_start[i + 1]:
 
     rows         |   0   |     3     |  4  |    rows that are not named are left as they are

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from faser.kernels.cuda.triton.sampling.token_choice import TokenKernels
 from faser.kernels.cuda.triton.sampling.workspace import BLOCK, SamplingWorkspace, ShapedLogits
-from faser.kernels.interface.device_sampling_kernels import DeviceSamplingMetadata
+from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata
 
 
 class TritonDeviceSamplingKernels:
@@ -36,17 +36,17 @@ class TritonDeviceSamplingKernels:
         shaped = ShapedLogits(logits=logits, rows=rows)
         self._kernels.choose(shaped, chosen, top_k=top_k, top_p=top_p, random=random)
 
-    def guess(
+    def draft(
         self,
         logits: Tensor,
         rows: DeviceSamplingMetadata,
         window: float,
         chosen: Tensor,
-        leads: Tensor,
+        margins: Tensor,
         *,
         top_k: bool,
         top_p: bool,
         random: bool = True,
     ) -> None:
         shaped = ShapedLogits(logits=logits, rows=rows)
-        self._kernels.guess(shaped, window, chosen, leads, top_k=top_k, top_p=top_p, random=random)
+        self._kernels.draft(shaped, window, chosen, margins, top_k=top_k, top_p=top_p, random=random)

@@ -16,7 +16,8 @@ from faser.kernels.cuda.triton.common.tensors import next_power_of_2
 from faser.kernels.cuda.triton.sampling.token_choice import TokenKernels
 from faser.kernels.cuda.triton.sampling.workspace import BLOCK, NumberedRows, SamplingWorkspace, ShapedLogits
 from faser.kernels.interface.philox import philox
-from faser.kernels.interface.sampling_kernels import Ints, Reals, TruncationParams, Words
+from faser.kernels.interface.sampling_kernels import Ints, Reals, Words
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 
 
 class TritonSamplingKernels:
@@ -33,21 +34,23 @@ class TritonSamplingKernels:
         self._kernels: dict[int, TokenKernels] = {}  # by width of the vocabulary
 
     def best(self, logits: Tensor) -> Ints:
-        return self.best_and_lead(logits)[0]
+        return self.best_and_margin(logits)[0]
 
     @torch.inference_mode()
-    def best_and_lead(self, logits: Tensor) -> tuple[Ints, Reals]:
+    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Reals]:
         results = _Results(len(logits), logits.device)
-        self._for(logits).best(logits, results.token_ids, results.leads)
+        self._for(logits).best(logits, results.token_ids, results.margins)
         return results.fetch(self._fetcher)
 
-    def take(self, logits: Tensor, shaping: TruncationParams, uniforms: Reals) -> Ints:
+    def take(self, logits: Tensor, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
         rows = np.arange(len(logits))
-        return self.draw(logits, rows, rows, shaping, uniforms)  # its kernels find the most likely ones themselves
+        return self.draw(
+            logits, rows, rows, metadata, uniforms
+        )  # its kernels find the most likely ones themselves
 
     @torch.inference_mode()
-    def draw(self, logits: Tensor, rows: Ints, _best: Ints, shaping: TruncationParams, uniforms: Reals) -> Ints:
-        asked = _Asked(self._accelerator, logits, rows, shaping, uniforms)
+    def draw(self, logits: Tensor, rows: Ints, _best: Ints, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+        asked = _Asked(self._accelerator, logits, rows, metadata, uniforms)
         results = _Results(len(rows), logits.device)
         self._for(asked.shaped.logits).choose(
             asked.shaped, results.token_ids, top_k=asked.top_k, top_p=asked.top_p
@@ -56,20 +59,20 @@ class TritonSamplingKernels:
 
     @torch.inference_mode()
     def nearest(
-        self, logits: Tensor, rows: Ints, _best: Ints, shaping: TruncationParams, uniforms: Reals, window: float
+        self, logits: Tensor, rows: Ints, _best: Ints, metadata: SamplingMetadata, uniforms: Reals, window: float
     ) -> tuple[Ints, Reals]:
-        asked = _Asked(self._accelerator, logits, rows, shaping, uniforms)
+        asked = _Asked(self._accelerator, logits, rows, metadata, uniforms)
         results = _Results(len(rows), logits.device)
-        self._for(asked.shaped.logits).guess(
-            asked.shaped, window, results.token_ids, results.leads, top_k=asked.top_k, top_p=asked.top_p
+        self._for(asked.shaped.logits).draft(
+            asked.shaped, window, results.token_ids, results.margins, top_k=asked.top_k, top_p=asked.top_p
         )
         return results.fetch(self._fetcher)
 
     @torch.inference_mode()
-    def masses(self, logits: Tensor, rows: Ints, _best: Ints, shaping: TruncationParams) -> None:
-        asked = _Asked(self._accelerator, logits, rows, shaping, np.zeros(len(rows)))
+    def fixed_point_probs(self, logits: Tensor, rows: Ints, _best: Ints, metadata: SamplingMetadata) -> None:
+        asked = _Asked(self._accelerator, logits, rows, metadata, np.zeros(len(rows)))
         picked = asked.shaped.logits
-        self._for(picked).masses(asked.shaped, top_k=asked.top_k, top_p=asked.top_p)
+        self._for(picked).fixed_point_probs(asked.shaped, top_k=asked.top_k, top_p=asked.top_p)
         if picked is not logits:
             logits.index_copy_(0, asked.rows, picked)
 
@@ -95,16 +98,16 @@ class _Asked:
     __slots__ = ("rows", "shaped", "top_k", "top_p")
 
     def __init__(
-        self, accelerator: Accelerator, logits: Tensor, rows: Ints, shaping: TruncationParams, uniforms: Reals
+        self, accelerator: Accelerator, logits: Tensor, rows: Ints, metadata: SamplingMetadata, uniforms: Reals
     ) -> None:
         count = len(rows)
         room = -(-count // 4) * 4  # so that both halves of the last part begin at a multiple of 16 bytes
         narrow = np.zeros(2 * room, dtype=np.float32)
-        narrow[:count] = shaping.temperature
+        narrow[:count] = metadata.temperature
         # Rounded as engine/execution/sampling/distribution.py does.
-        narrow[room : room + count] = torch.from_numpy(shaping.min_p).log().float().numpy()
+        narrow[room : room + count] = torch.from_numpy(metadata.min_p).log().float().numpy()
         self.rows, top_k, top_p, numbers, floats = upload_words(
-            accelerator, [rows, shaping.top_k, shaping.top_p, uniforms, narrow.view(np.int64)]
+            accelerator, [rows, metadata.top_k, metadata.top_p, uniforms, narrow.view(np.int64)]
         )
         sent_narrow = floats.view(torch.float32)
         is_all = count == len(logits) and bool((rows == np.arange(count)).all())
@@ -118,24 +121,24 @@ class _Asked:
                 uniforms=numbers.view(torch.float64),
             ),
         )
-        random = shaping.temperature > 0
-        self.top_k = bool((random & (shaping.top_k > 0)).any())
-        self.top_p = bool((random & (shaping.top_p < 1)).any())
+        random = metadata.temperature > 0
+        self.top_k = bool((random & (metadata.top_k > 0)).any())
+        self.top_p = bool((random & (metadata.top_p < 1)).any())
 
 
 class _Results:
-    """token_ids: [N] int64, leads: [N] float32, both in one piece of the device's memory."""
+    """token_ids: [N] int64, margins: [N] float32, both in one piece of the device's memory."""
 
-    __slots__ = ("_count", "_room", "_words", "leads", "token_ids")
+    __slots__ = ("_count", "_room", "_words", "margins", "token_ids")
 
     def __init__(self, count: int, device: torch.device) -> None:
         self._count, self._room = count, count + count % 2
         self._words = torch.zeros(2 * self._room, dtype=torch.int64, device=device)
         self.token_ids = self._words[:count]
-        self.leads = self._words[self._room :].view(torch.float32)[:count]
+        self.margins = self._words[self._room :].view(torch.float32)[:count]
 
     def fetch(self, fetcher: Fetcher) -> tuple[Ints, Reals]:
         """Waits until they are there."""
         (words,) = fetcher.fetch((self._words,)).wait()
-        leads: Reals = words[self._room :].view(np.float32)[: self._count].astype(np.float64)
-        return words[: self._count], leads
+        margins: Reals = words[self._room :].view(np.float32)[: self._count].astype(np.float64)
+        return words[: self._count], margins

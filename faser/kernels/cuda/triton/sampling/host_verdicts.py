@@ -13,9 +13,9 @@ from faser.kernels.cuda.triton.common.tensors import next_power_of_2
 from faser.kernels.cuda.triton.sampling.rejection import SampledDrafts, judge_sampled
 from faser.kernels.cuda.triton.sampling.token_choice import TokenKernels
 from faser.kernels.cuda.triton.sampling.workspace import BLOCK, SamplingWorkspace, ShapedLogits
-from faser.kernels.interface.device_sampling_kernels import DeviceSamplingMetadata
 from faser.kernels.interface.rejection_kernels import RejectionInputs
 from faser.kernels.interface.sampling_kernels import Ints
+from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata
 
 
 class TritonRejectionKernels:
@@ -36,11 +36,12 @@ class TritonRejectionKernels:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         rows, sampled = self._sent(drafts, draft_probs)
         kernels = self._for(count, logits)
-        random = drafts.shaping.temperature > 0
-        kernels.masses(
+        metadata = drafts.metadata
+        random = metadata.temperature > 0
+        kernels.fixed_point_probs(
             ShapedLogits(logits=logits, rows=rows),
-            top_k=bool((random & (drafts.shaping.top_k > 0)).any()),
-            top_p=bool((random & (drafts.shaping.top_p < 1)).any()),
+            top_k=bool((random & (metadata.top_k > 0)).any()),
+            top_p=bool((random & (metadata.top_p < 1)).any()),
         )
         room = num_sequences + num_sequences % 2  # as in upload_words
         found = torch.zeros(2 * room, dtype=torch.int64, device=logits.device)
@@ -50,21 +51,21 @@ class TritonRejectionKernels:
         return words[room:].view(np.int32)[:num_sequences].astype(np.int64), words[:num_sequences]
 
     def _sent(self, drafts: RejectionInputs, draft_probs: Tensor) -> tuple[DeviceSamplingMetadata, SampledDrafts]:
-        shaping, count = drafts.shaping, len(drafts.drafted)
+        metadata, count = drafts.metadata, len(drafts.drafted)
         room = -(-count // 4) * 4  # so that both halves of the last line begin at a multiple of 16 bytes
         narrow = np.zeros(2 * room, dtype=np.float32)
-        narrow[:count] = shaping.temperature
+        narrow[:count] = metadata.temperature
         # Rounded as engine/execution/sampling/distribution.py does.
-        narrow[room : room + count] = torch.from_numpy(shaping.min_p).log().float().numpy()
+        narrow[room : room + count] = torch.from_numpy(metadata.min_p).log().float().numpy()
         first_row = np.zeros(-(-len(drafts.first_row) // 2) * 2, dtype=np.int32)
         first_row[: len(drafts.first_row)] = drafts.first_row
         top_k, top_p, seeds, positions, drafted, floats, starts = upload_words(
             self._accelerator,
             [
-                shaping.top_k,
-                shaping.top_p,
-                drafts.seeds,
-                drafts.positions,
+                metadata.top_k,
+                metadata.top_p,
+                metadata.seeds,
+                metadata.positions,
                 drafts.drafted,
                 narrow.view(np.int64),
                 first_row.view(np.int64),

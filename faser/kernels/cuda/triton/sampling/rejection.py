@@ -23,7 +23,7 @@ from faser.kernels.cuda.triton.sampling import noise
 from faser.kernels.cuda.triton.sampling.masses import MASS_ONE, NO_ID, exceeding, row_sum, threshold
 from faser.kernels.cuda.triton.sampling.noise import uniform
 from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace
-from faser.kernels.interface.device_sampling_kernels import DeviceSamplingMetadata
+from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata
 
 _ACCEPT = tl.constexpr(noise.ACCEPT)
 _REPLACE = tl.constexpr(noise.REPLACE)

@@ -67,10 +67,10 @@ class TokenKernels:
     def __init__(self, space: SamplingWorkspace) -> None:
         self.space = space
 
-    def best(self, logits: Tensor, chosen: Tensor, leads: Tensor) -> None:
-        """chosen: [R] int64, leads: [R] float32, as TokenChoice.best_and_lead. logits: [R, V] float32."""
-        _expect_results(logits, chosen, leads)
-        find_best(logits, self.space, chosen, leads)
+    def best(self, logits: Tensor, chosen: Tensor, margins: Tensor) -> None:
+        """chosen: [R] int64, margins: [R] float32, as SamplingKernels.best_and_margin. logits: [R, V] float32."""
+        _expect_results(logits, chosen, margins)
+        find_best(logits, self.space, chosen, margins)
 
     def choose(
         self, shaped: ShapedLogits, chosen: Tensor, *, top_k: bool, top_p: bool, random: bool = True
@@ -84,33 +84,33 @@ class TokenKernels:
         draw_tokens(shaped, self.space, chosen)
         return chosen
 
-    def guess(
+    def draft(
         self,
         shaped: ShapedLogits,
         window: float,
         chosen: Tensor,
-        leads: Tensor,
+        margins: Tensor,
         *,
         top_k: bool,
         top_p: bool,
         random: bool = True,
     ) -> None:
-        """chosen: [R] int64, leads: [R] float32, as TokenChoice.nearest; as `best` where there is no temperature.
+        """chosen: [R] int64, margins: [R] float32, as SamplingKernels.nearest; as `best` where there is no temperature.
 
         NO_TOKEN and 0 where a NaN is or no finite maximum. Logits stay.
         """
         expect_window(window)
         if not random:
-            self.best(shaped.logits, chosen, leads)
+            self.best(shaped.logits, chosen, margins)
             return
-        _expect_results(shaped.logits, chosen, leads)
+        _expect_results(shaped.logits, chosen, margins)
         self._weigh(shaped, top_k=top_k, top_p=top_p)
         if window == 0:
-            guess_drawn(shaped, self.space, chosen, leads)
+            guess_drawn(shaped, self.space, chosen, margins)
         else:
-            guess_nearest(shaped, self.space, window, chosen, leads)
+            guess_nearest(shaped, self.space, window, chosen, margins)
 
-    def masses(self, shaped: ShapedLogits, *, top_k: bool, top_p: bool) -> None:
+    def fixed_point_probs(self, shaped: ShapedLogits, *, top_k: bool, top_p: bool) -> None:
         """Put the masses in place of the logits; their sums by chunk are in space.chunk_mass.
 
         A row without a temperature has all its mass at one token, a row that is NO_TOKEN in space.best none.
@@ -144,6 +144,6 @@ class TokenKernels:
             )
 
 
-def _expect_results(logits: Tensor, chosen: Tensor, leads: Tensor) -> None:
+def _expect_results(logits: Tensor, chosen: Tensor, margins: Tensor) -> None:
     expect("chosen", chosen, (len(logits),), torch.int64, like=logits)
-    expect("leads", leads, (len(logits),), torch.float32, like=logits)
+    expect("margins", margins, (len(logits),), torch.float32, like=logits)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common.tensors import expect, expect_lines, next_power_of_2
-from faser.kernels.interface.device_sampling_kernels import DeviceSamplingMetadata
+from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata
 
 BLOCK = 2048  # columns of a program: 63 programs a row of 128k; each thread of four warps has 16
 

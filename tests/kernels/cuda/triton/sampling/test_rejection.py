@@ -73,7 +73,7 @@ def by_kernel(case: Case, sequences: list[DraftedRows], probs: Tensor) -> list[t
         max_draft=int(rows.num_drafts.max()),
     )
     kernels, shaped = case.kernels(), case.shaped()
-    kernels.masses(shaped, top_k=False, top_p=False)
+    kernels.fixed_point_probs(shaped, top_k=False, top_p=False)
     num_accepted, own = zeros(len(sequences), torch.int32), zeros(len(sequences), torch.int64)
     judge_sampled(shaped.logits, case.rows, drafts, kernels.space, num_accepted, own)
     return [

@@ -33,19 +33,19 @@ def expected(case: Case) -> list[int]:
     """What the tensor operations draw from rows that all have a temperature."""
     rows, noise = np.arange(len(case.cuts)), uniforms(case.seeds, case.positions, Purpose.TOKEN)
     best = REFERENCE.best(case.logits)
-    found: list[int] = REFERENCE.draw(case.logits.clone(), rows, best, case.shaping, noise).tolist()
+    found: list[int] = REFERENCE.draw(case.logits.clone(), rows, best, case.metadata, noise).tolist()
     return found
 
 
 def masses(case: Case) -> Tensor:
     shaped = case.shaped()
-    case.kernels().masses(shaped, **case.asks)
+    case.kernels().fixed_point_probs(shaped, **case.asks)
     return shaped.logits.cpu()
 
 
 def expected_masses(case: Case) -> Tensor:
     logits = case.logits.clone()
-    REFERENCE.masses(logits, np.arange(len(case.cuts)), REFERENCE.best(logits), case.shaping)
+    REFERENCE.fixed_point_probs(logits, np.arange(len(case.cuts)), REFERENCE.best(logits), case.metadata)
     return logits
 
 
@@ -83,7 +83,7 @@ def test_weights_are_the_same_bits_over_their_whole_range() -> None:
     case = make_case(0, 512, [NO_CUT])
     case.logits[0] = -torch.linspace(0, 70, 512)
     shaped = case.shaped()
-    case.kernels(block=512).masses(shaped, top_k=False, top_p=False)
+    case.kernels(block=512).fixed_point_probs(shaped, top_k=False, top_p=False)
     assert torch.equal(shaped.logits.cpu(), expected_masses(case))
 
 
