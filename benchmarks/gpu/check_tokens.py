@@ -251,7 +251,7 @@ def _device_choice(plan: Plan, rows: int, vocab: int) -> Any:
     """Of the device's backend. A CPU has none: Triton's interpreter runs the kernels there."""
     choice = backend_of(plan).device_sampling_kernels(rows, vocab)
     if choice is None:
-        from faser.kernels.cuda.triton.sampling.device_choice import TritonDeviceSamplingKernels
+        from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
 
         choice = TritonDeviceSamplingKernels(rows, vocab, plan.device)
     return choice

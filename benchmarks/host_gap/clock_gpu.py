@@ -224,7 +224,7 @@ class _Library:
 
 
 class _Choice:
-    """See DeviceChoice. Everybody chooses the same."""
+    """See DeviceSamplingKernels. Everybody chooses the same."""
 
     def take(self, logits: Tensor, rows: object, chosen: Tensor, **options: bool) -> None:
         chosen.fill_(_TOKEN)

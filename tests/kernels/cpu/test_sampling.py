@@ -161,9 +161,9 @@ def test_rows_without_a_finite_maximum_have_no_token(native: NativeBackend, widt
     assert native.sampling_kernels.best(logits).tolist() == [NO_TOKEN, NO_TOKEN, NO_TOKEN, column]
     assert REFERENCE.best(logits).tolist() == [NO_TOKEN, NO_TOKEN, NO_TOKEN, column]
     for choice in (native.sampling_kernels, REFERENCE):
-        token_ids, leads = choice.best_and_margin(logits)
+        token_ids, margins = choice.best_and_margin(logits)
         assert token_ids.tolist() == [NO_TOKEN, NO_TOKEN, NO_TOKEN, column]
-        assert leads.tolist() == [0.0, 0.0, 0.0, 1.0 if width > 1 else np.inf]
+        assert margins.tolist() == [0.0, 0.0, 0.0, 1.0 if width > 1 else np.inf]
 
 
 @pytest.mark.parametrize("width", [2, 3, 15, 16, 17, 64, 257, 513])
@@ -194,9 +194,9 @@ def test_a_guess_has_the_most_mass_near_the_number(
     logits = torch.tensor(lengths, dtype=torch.float32)[None].log()
     shape, uniforms = shaping([(0.0, 0, 1.0)], np.ones(1, dtype=np.float32)), np.array([number / 2**20])
     rows = np.zeros(1, dtype=np.int64)
-    best, masses = REFERENCE.best(logits), logits.clone()
-    native.sampling_kernels.fixed_point_probs(masses, rows, best, shape)
-    sizes = [Fraction(mass) for mass in masses[0].tolist()]
+    best, fixed_probs = REFERENCE.best(logits), logits.clone()
+    native.sampling_kernels.fixed_point_probs(fixed_probs, rows, best, shape)
+    sizes = [Fraction(mass) for mass in fixed_probs[0].tolist()]
     total, start, inside = sum(sizes), Fraction(0), []
     low, high = (Fraction(number, 2**20) * total + sign * Fraction(window) * total for sign in (-1, 1))
     for size in sizes:
@@ -207,11 +207,11 @@ def test_a_guess_has_the_most_mass_near_the_number(
     found = native.sampling_kernels.nearest(*arguments)
 
     assert_same(found, REFERENCE.nearest(*arguments))
-    guess, lead = int(found[0][0]), float(found[1][0])
+    guess, margin = int(found[0][0]), float(found[1][0])
     assert 0 < inside[guess] >= max(inside) - total / 2**50  # the ends of the window are rounded
     assert inside[guess] < max(inside) or inside.index(max(inside)) == guess
     others = torch.cat((logits[0, :guess], logits[0, guess + 1 :]))
-    assert lead == pytest.approx(float(logits[0, guess] - others.max()), abs=1e-6)
+    assert margin == pytest.approx(float(logits[0, guess] - others.max()), abs=1e-6)
 
 
 def test_threads_and_neighbours_change_nothing(native: NativeBackend, native_alone: NativeBackend) -> None:
@@ -261,17 +261,17 @@ def test_tokens_follow_the_law(native: NativeBackend) -> None:
     """Oracle: softmax in float64, top_p cut by hand; chi-square of 60,000 draws, 99.99 % quantile."""
     logits = torch.tensor([[2.0, 1.0, 0.0, 1.5, -1.0, 0.5, 0.2, -3.0, 0.9]])
     num, temperature = 60_000, 0.7
-    law = (logits[0].double() / temperature).softmax(-1).numpy()
-    order = np.argsort(-law)
-    kept = order[: 1 + int((law[order].cumsum() < 0.95).sum())]
-    expected = num * law[kept] / law[kept].sum()
+    distribution = (logits[0].double() / temperature).softmax(-1).numpy()
+    order = np.argsort(-distribution)
+    kept = order[: 1 + int((distribution[order].cumsum() < 0.95).sum())]
+    expected = num * distribution[kept] / distribution[kept].sum()
     uniforms = np.random.default_rng(5).random(num)
     shape = shaping([(0.0, 0, 0.95)] * num, np.full(num, temperature, dtype=np.float32))
     zeros = np.zeros(num, dtype=np.int64)
 
     drawn = native.sampling_kernels.draw(logits, zeros, zeros, shape, uniforms)
 
-    counts = np.bincount(drawn, minlength=len(law))
+    counts = np.bincount(drawn, minlength=len(distribution))
     assert counts[kept].sum() == num
     assert float(((counts[kept] - expected) ** 2 / expected).sum()) < 31.8  # 7 degrees of freedom or fewer
 
@@ -307,7 +307,7 @@ def test_a_sampler_chooses_the_same_tokens_with_either(native: NativeBackend) ->
         plain, quick = (sampler.sample(logits.clone(), slots, positions) for sampler in samplers)
         assert plain == quick
         prepared = [sampler.prepare(logits.clone(), slots, positions, None) for sampler in samplers]
-        masses = [sampler.fixed_point_probs(each) for sampler, each in zip(samplers, prepared, strict=True)]
-        assert torch.equal(*masses)
+        fixed_probs = [sampler.fixed_point_probs(each) for sampler, each in zip(samplers, prepared, strict=True)]
+        assert torch.equal(*fixed_probs)
         for sampler in samplers:
             sampler.accept(slots, [max(row.token_id, 0) for row in plain])

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.engine.execution.sampling.distribution import MASS_ONE, draw
+from faser.engine.execution.sampling.distribution import PROB_ONE, draw
 from faser.engine.execution.sampling.logits_processors.torch_kernels import TorchLogitsProcessorKernels
 from faser.engine.execution.sampling.noise import Purpose, uniforms
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.engine.execution.verifiers.rejection import accept_probs, replacement_masses
+from faser.engine.execution.verifiers.rejection import accept_probs, recovered_probs
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.triton.own_kernels import DeviceKernels, HeadNorms
 from faser.kernels.interface.backend import AttentionShape
@@ -47,9 +47,9 @@ def fake_kernels(accelerator: FakeAccelerator) -> DeviceKernels:
     return DeviceKernels(
         rope_append=FakeRopeAppend(accelerator),
         sampling_kernels=lambda _: TorchSamplingKernels(),
-        device_sampling_kernels=lambda max_rows, width: FakeDeviceChoice(accelerator, max_rows, width),
-        logits_processor_kernels=lambda _: FakeLogitEdits(accelerator),
-        rejection_kernels=lambda _: FakeDraftVerdicts(accelerator),
+        device_sampling_kernels=lambda max_rows, width: FakeDeviceSamplingKernels(accelerator, max_rows, width),
+        logits_processor_kernels=lambda _: FakeLogitsProcessorKernels(accelerator),
+        rejection_kernels=lambda _: FakeRejectionKernels(accelerator),
     )
 
 
@@ -127,8 +127,8 @@ def _rotate(heads: Tensor, angles: Tensor) -> None:
     heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
 
 
-class FakeDeviceChoice:
-    """See DeviceChoice: what the engine's reference says of the rows."""
+class FakeDeviceSamplingKernels:
+    """See DeviceSamplingKernels: what the engine's reference says of the rows."""
 
     def __init__(self, accelerator: FakeAccelerator, max_rows: int, width: int) -> None:
         self._accelerator = accelerator
@@ -162,15 +162,15 @@ class FakeDeviceChoice:
         rows: DeviceSamplingMetadata,
         window: float,
         chosen: Tensor,
-        leads: Tensor,
+        margins: Tensor,
         *,
         top_k: bool,
         top_p: bool,
         random: bool = True,
     ) -> None:
         self._check(logits, rows, chosen)
-        assert leads.shape == chosen.shape, leads.shape
-        assert leads.dtype is torch.float32, leads.dtype
+        assert margins.shape == chosen.shape, margins.shape
+        assert margins.dtype is torch.float32, margins.dtype
 
         def kernel() -> None:
             token_ids, differences = self._choice.best_and_margin(logits)
@@ -180,7 +180,7 @@ class FakeDeviceChoice:
                     logits, at, token_ids[at], shaping, noise, window
                 )
             chosen.copy_(torch.from_numpy(token_ids))
-            leads.copy_(torch.from_numpy(differences))
+            margins.copy_(torch.from_numpy(differences))
 
         self._accelerator.launch(kernel)
 
@@ -196,8 +196,8 @@ class FakeDeviceChoice:
             assert each.is_contiguous()
 
 
-class FakeLogitEdits:
-    """See LogitEdits: what the engine's processors do. calls: how often it was called."""
+class FakeLogitsProcessorKernels:
+    """See LogitsProcessorKernels: what the engine's processors do. calls: how often it was called."""
 
     def __init__(self, accelerator: FakeAccelerator) -> None:
         self._accelerator = accelerator
@@ -208,8 +208,8 @@ class FakeLogitEdits:
         self._accelerator.launch(partial(TorchLogitsProcessorKernels().apply, logits, edits))
 
 
-class FakeDraftVerdicts:
-    """See DraftVerdicts: the rule of the rejection verifier, row by row. calls: how often it was called."""
+class FakeRejectionKernels:
+    """See RejectionKernels: the rule of the rejection verifier, row by row. calls: how often it was called."""
 
     def __init__(self, accelerator: FakeAccelerator) -> None:
         self._accelerator = accelerator
@@ -221,7 +221,7 @@ class FakeDraftVerdicts:
         assert len(logits) == first[-1] == len(drafts.drafted), (logits.shape, first)
         assert draft_probs.shape == (num_drafted, logits.shape[1]), draft_probs.shape
         assert draft_probs.is_contiguous()
-        best = _to_masses(logits, drafts)
+        best = _to_fixed_probs(logits, drafts)
         self._accelerator.wait()
         found = np.array(
             [
@@ -232,7 +232,7 @@ class FakeDraftVerdicts:
         return found[:, 0], found[:, 1]
 
 
-def _to_masses(logits: Tensor, drafts: RejectionInputs) -> Ints:
+def _to_fixed_probs(logits: Tensor, drafts: RejectionInputs) -> Ints:
     """In place; returns the most likely tokens."""
     choice, metadata = TorchSamplingKernels(), drafts.metadata
     best = choice.best(logits)
@@ -240,14 +240,14 @@ def _to_masses(logits: Tensor, drafts: RejectionInputs) -> Ints:
     for row in np.setdiff1d(np.arange(len(best)), drawn).tolist():
         logits[row] = 0.0
         if best[row] != NO_TOKEN:
-            logits[row, int(best[row])] = MASS_ONE
+            logits[row, int(best[row])] = PROB_ONE
     if len(drawn):
         choice.fixed_point_probs(logits, drawn, best[drawn], metadata.among(drawn))
     return best
 
 
 def _judged(
-    s: int, rows: range, masses: Tensor, best: Ints, drafts: RejectionInputs, draft_probs: Tensor
+    s: int, rows: range, fixed_probs: Tensor, best: Ints, drafts: RejectionInputs, draft_probs: Tensor
 ) -> tuple[int, int]:
     """What becomes of the draft of sequence s."""
     seeds, positions = drafts.metadata.seeds, drafts.metadata.positions
@@ -258,12 +258,12 @@ def _judged(
             return accepted, NO_TOKEN
         if row == rows[-1]:
             number = uniforms(seeds[one], positions[one], Purpose.TOKEN)
-            return accepted, int(draw(masses[one], torch.from_numpy(number)))
-        target_probs, line = masses[row] / masses[row].sum(), draft_probs[row - s]
+            return accepted, int(draw(fixed_probs[one], torch.from_numpy(number)))
+        target_probs, line = fixed_probs[row] / fixed_probs[row].sum(), draft_probs[row - s]
         token_id = int(drafts.drafted[row])
         (number,) = uniforms(seeds[one], positions[one], Purpose.ACCEPT, start)
         if number >= float(accept_probs(target_probs[token_id], line[token_id])):
-            left = replacement_masses(target_probs[None], line[None])
+            left = recovered_probs(target_probs[None], line[None])
             return accepted, int(
                 draw(left, torch.from_numpy(uniforms(seeds[one], positions[one], Purpose.REPLACE)))
             )

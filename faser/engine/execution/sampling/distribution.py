@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from faser.engine.execution.sampling.ranking import leading
 
-MASS_ONE = 2.0**52
+PROB_ONE = 2.0**52
 _LOWEST = -60.0  # nats; a token that far below the most likely one has a mass of 0
 _LOG2_E = 1.44269504
 _LN2_HIGH = 0.693145751953125  # ln 2 in two parts of 16 bits: their products with an exponent are exact
@@ -59,18 +59,18 @@ def scale(logits: Tensor, temperature: Tensor) -> Tensor:
     return logits.sub_(logits.amax(-1, keepdim=True)).div_(temperature[:, None])
 
 
-def draw(masses: Tensor, uniforms: Tensor) -> Tensor:
+def draw(fixed_probs: Tensor, uniforms: Tensor) -> Tensor:
     """Column [R] int64 at which the running sum first exceeds uniform * total; its mass is above 0.
 
     masses: [R, W] whole numbers of any float type, a positive total below 2**53. uniforms: [R] float64 in [0, 1).
     """
-    num_rows, width = masses.shape
+    num_rows, width = fixed_probs.shape
     if width <= _BLOCK:
-        return _exceeding(masses, _threshold(masses.sum(-1, dtype=torch.float64), uniforms))[0]
-    blocks = pad(masses, (0, -width % _BLOCK)).view(num_rows, -1, _BLOCK)
+        return _exceeding(fixed_probs, _threshold(fixed_probs.sum(-1, dtype=torch.float64), uniforms))[0]
+    blocks = pad(fixed_probs, (0, -width % _BLOCK)).view(num_rows, -1, _BLOCK)
     sums = blocks.sum(-1, dtype=torch.float64)
     block, rest = _exceeding(sums, _threshold(sums.sum(-1), uniforms))
-    inside = blocks[torch.arange(num_rows, device=masses.device), block]
+    inside = blocks[torch.arange(num_rows, device=fixed_probs.device), block]
     return block * _BLOCK + _exceeding(inside, rest)[0]
 
 
@@ -79,19 +79,19 @@ def _threshold(total: Tensor, uniforms: Tensor) -> Tensor:
     return torch.minimum((uniforms * total).floor_(), total - 1)
 
 
-def _exceeding(masses: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+def _exceeding(fixed_probs: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
     """Column [R] at which the running sum first exceeds the threshold, and what it lacked before that column."""
-    running = masses.cumsum(-1, dtype=torch.float64)
+    running = fixed_probs.cumsum(-1, dtype=torch.float64)
     column = torch.searchsorted(running, threshold[:, None], right=True)
     before = torch.where(column > 0, running.gather(-1, (column - 1).clamp(min=0)), 0.0)
     return column[:, 0], threshold - before[:, 0]
 
 
-def token_masses(scaled: Tensor) -> Tensor:
+def fixed_point_probs(scaled: Tensor) -> Tensor:
     """Probabilities [R, V] float32 in units of 2**-52, rounded down to whole numbers. scaled: from `scale`."""
     weights = _weights(scaled)
     total = (weights * _WEIGHT_ONE).floor_().sum(-1, dtype=torch.float64)
-    return weights.mul_((MASS_ONE * _WEIGHT_ONE / total).float()[:, None]).floor_()
+    return weights.mul_((PROB_ONE * _WEIGHT_ONE / total).float()[:, None]).floor_()
 
 
 def _weights(scaled: Tensor) -> Tensor:
@@ -112,49 +112,49 @@ def _weights(scaled: Tensor) -> Tensor:
     return powers
 
 
-def kept_masses(scaled: Tensor, cut: Truncation) -> Tensor:
-    """The final distribution: `token_masses` where the truncation keeps a token, else 0. Not normalised."""
-    masses = token_masses(scaled)
+def kept_probs(scaled: Tensor, cut: Truncation) -> Tensor:
+    """The final distribution: `fixed_point_probs` where the truncation keeps a token, else 0. Not normalised."""
+    fixed_probs = fixed_point_probs(scaled)
     if (cut.min_p > 0).any():
-        masses = masses * _likely_enough(scaled, cut)
+        fixed_probs = fixed_probs * _likely_enough(scaled, cut)
     if (cut.top_k > 0).any():
-        masses = masses * _shortest_prefix(scaled, torch.ones_like(masses), _num_wanted(cut, scaled.shape[-1]))
+        fixed_probs = fixed_probs * _shortest_prefix(scaled, torch.ones_like(fixed_probs), _num_wanted(cut, scaled.shape[-1]))
     if (cut.top_p < 1).any():
-        nucleus = _shortest_prefix(scaled, masses, cut.top_p * masses.sum(-1, dtype=torch.float64))
-        masses = masses * (nucleus | (cut.top_p >= 1)[:, None])
-    return masses
+        nucleus = _shortest_prefix(scaled, fixed_probs, cut.top_p * fixed_probs.sum(-1, dtype=torch.float64))
+        fixed_probs = fixed_probs * (nucleus | (cut.top_p >= 1)[:, None])
+    return fixed_probs
 
 
 def choose(scaled: Tensor, cut: Truncation, uniforms: Tensor) -> Tensor:
-    """draw(kept_masses(scaled, cut), uniforms), the same tokens, quicker where few tokens are kept."""
+    """draw(kept_probs(scaled, cut), uniforms), the same tokens, quicker where few tokens are kept."""
     token_ids = torch.empty(len(scaled), dtype=torch.int64, device=scaled.device)
     rest = torch.ones(len(scaled), dtype=torch.bool, device=scaled.device)
     short = _shortened(cut)
     if len(short):
         kept = _keep_leading(_pick(scaled, short), cut.rows(short))
         in_order, order = kept.token_ids.sort(-1)
-        column = draw(kept.masses.gather(-1, order), uniforms[short])
+        column = draw(kept.fixed_probs.gather(-1, order), uniforms[short])
         token_ids[short] = in_order.gather(-1, column[:, None])[:, 0]
         rest[short] = ~kept.settled
     left = rest.nonzero()[:, 0]
     if len(left):
-        token_ids[left] = draw(kept_masses(_pick(scaled, left), cut.rows(left)), uniforms[left])
+        token_ids[left] = draw(kept_probs(_pick(scaled, left), cut.rows(left)), uniforms[left])
     return token_ids
 
 
-def final_masses(scaled: Tensor, cut: Truncation) -> Tensor:
-    """kept_masses(scaled, cut), the same numbers, quicker where few tokens are kept."""
-    masses = torch.zeros_like(scaled)
+def final_probs(scaled: Tensor, cut: Truncation) -> Tensor:
+    """kept_probs(scaled, cut), the same numbers, quicker where few tokens are kept."""
+    fixed_probs = torch.zeros_like(scaled)
     rest = torch.ones(len(scaled), dtype=torch.bool, device=scaled.device)
     short = _shortened(cut)
     if len(short):
         kept = _keep_leading(_pick(scaled, short), cut.rows(short))
-        masses[short] = masses[short].scatter_(-1, kept.token_ids, kept.masses)
+        fixed_probs[short] = fixed_probs[short].scatter_(-1, kept.token_ids, kept.fixed_probs)
         rest[short] = ~kept.settled
     left = rest.nonzero()[:, 0]
     if len(left):
-        masses[left] = kept_masses(_pick(scaled, left), cut.rows(left))
-    return masses
+        fixed_probs[left] = kept_probs(_pick(scaled, left), cut.rows(left))
+    return fixed_probs
 
 
 def rows_at_once(values: Tensor) -> int:
@@ -187,15 +187,15 @@ class _KeptLeading:
     """
 
     token_ids: Tensor
-    masses: Tensor
+    fixed_probs: Tensor
     settled: Tensor
 
 
 def _keep_leading(scaled: Tensor, cut: Truncation) -> _KeptLeading:
     """The truncation, seen from the most likely tokens alone."""
-    masses = token_masses(scaled)
+    fixed_probs = fixed_point_probs(scaled)
     found = leading(scaled, _NUM_LEADING)
-    ordered = masses.gather(-1, found.token_ids)
+    ordered = fixed_probs.gather(-1, found.token_ids)
     running = ordered.cumsum(-1, dtype=torch.float64)
     width = running.shape[-1]
 
@@ -203,14 +203,14 @@ def _keep_leading(scaled: Tensor, cut: Truncation) -> _KeptLeading:
     num_likely = _likely_enough(found.values, cut).sum(-1)
     num_before_top_p = torch.minimum(num_likely, _num_wanted(cut, width + 1).long())
     mass_before_top_p = running.gather(-1, num_before_top_p.clamp(max=width)[:, None] - 1)[:, 0]
-    target = cut.top_p * torch.where(everything, masses.sum(-1, dtype=torch.float64), mass_before_top_p)
+    target = cut.top_p * torch.where(everything, fixed_probs.sum(-1, dtype=torch.float64), mass_before_top_p)
     num_kept = (running < target[:, None]).sum(-1) + 1
     num_kept = torch.where(cut.top_p < 1, torch.minimum(num_kept, num_before_top_p), num_before_top_p)
 
     whole = found.num_sure == scaled.shape[-1]
     settled = whole | ((num_kept <= found.num_sure) & (everything | (num_before_top_p <= found.num_sure)))
     beyond = torch.arange(width, device=scaled.device) >= num_kept[:, None]
-    return _KeptLeading(token_ids=found.token_ids, masses=ordered.masked_fill(beyond, 0.0), settled=settled)
+    return _KeptLeading(token_ids=found.token_ids, fixed_probs=ordered.masked_fill(beyond, 0.0), settled=settled)
 
 
 def _likely_enough(scaled: Tensor, cut: Truncation) -> Tensor:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart
-from faser.engine.execution.sampling.distribution import MASS_ONE
+from faser.engine.execution.sampling.distribution import PROB_ONE
 from faser.engine.execution.sampling.logits_processors.processor import LogitsProcessor, ProcessedRows
 from faser.engine.execution.sampling.logits_processors.registry import make_logits_processors
 from faser.engine.execution.sampling.logits_processors.torch_kernels import TorchLogitsProcessorKernels
@@ -131,9 +131,9 @@ class Sampler:
     def accept(self, slots: Iterable[int], token_ids: Iterable[int]) -> None:
         """Each slot's sequence is extended by its token, in this order; a slot may occur several times.
 
-        Both are consumed only if a processor is in use.
+        Both are consumed only if a processor needs them.
         """
-        active = [each for each in self._processors if each.slots]
+        active = [each for each in self._processors if each.slots and each.reads_output]
         if active:
             accepted_slots, accepted_ids = list(slots), list(token_ids)
             for processor in active:
@@ -293,7 +293,7 @@ class Sampler:
             at, best = self._tensor(fixed), prepared.best[fixed]
             logits[at] = 0.0
             logits[at, self._tensor(np.maximum(best, 0))] = self._tensor(
-                np.where(best == NO_TOKEN, 0.0, MASS_ONE).astype(np.float32)
+                np.where(best == NO_TOKEN, 0.0, PROB_ONE).astype(np.float32)
             )
         if len(drawn):
             metadata = self._state.metadata(prepared.slots[drawn], prepared.positions[drawn])

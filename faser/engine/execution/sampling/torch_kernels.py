@@ -8,7 +8,7 @@ from faser.engine.execution.sampling.distribution import (
     Truncation,
     choose,
     draw,
-    final_masses,
+    final_probs,
     parts,
     rows_at_once,
     scale,
@@ -59,9 +59,9 @@ class TorchSamplingKernels:
         found = []
         for part in parts(len(rows), rows_at_once(logits)):
             scaled = scale(logits[at[part]], temperature[part])
-            token_ids = nearest(final_masses(scaled, cut.rows(part)), noise[part], window)[:, None]
-            own = scaled.gather(-1, token_ids)[:, 0]
-            margins = own - scaled.scatter_(-1, token_ids, -torch.inf).amax(-1)
+            token_ids = nearest(final_probs(scaled, cut.rows(part)), noise[part], window)[:, None]
+            final_ids = scaled.gather(-1, token_ids)[:, 0]
+            margins = final_ids - scaled.scatter_(-1, token_ids, -torch.inf).amax(-1)
             found.append((token_ids[:, 0], margins))
         predicted, margins = _on_host(*(torch.cat(each) for each in zip(*found, strict=True)))
         return predicted.astype(np.int64), margins
@@ -71,24 +71,24 @@ class TorchSamplingKernels:
         temperature, cut = _tensors(metadata, logits.device)
         for part in parts(len(rows), rows_at_once(logits)):
             at = torch.from_numpy(rows[part]).to(logits.device)
-            logits[at] = final_masses(scale(logits[at], temperature[part]), cut.rows(part))
+            logits[at] = final_probs(scale(logits[at], temperature[part]), cut.rows(part))
 
     def philox(self, counters: Words, keys: Words) -> Words:
         return philox(counters, keys)
 
 
-def nearest(masses: Tensor, noise: Tensor, window: float) -> Tensor:
+def nearest(fixed_probs: Tensor, noise: Tensor, window: float) -> Tensor:
     """[R] the token with the most probability within window of the number; a window of 0 gives the one it is in.
 
     masses: [R, V] whole numbers, not normalised. noise: [R] float64 in [0, 1).
     """
     if window == 0:
-        return draw(masses, noise)
-    ends = masses.cumsum(-1, dtype=torch.float64)
+        return draw(fixed_probs, noise)
+    ends = fixed_probs.cumsum(-1, dtype=torch.float64)
     total = ends[:, -1]
     centre = (noise * total)[:, None]
     reach = (window * total)[:, None]
-    starts = ends - masses
+    starts = ends - fixed_probs
     inside = torch.minimum(ends, centre + reach).sub_(torch.maximum(starts, centre - reach))
     return inside.argmax(-1)
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.engine.execution.sampling.distribution import MASS_ONE, rows_at_once
+from faser.engine.execution.sampling.distribution import PROB_ONE, rows_at_once
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.verifiers.judged_rows import Ints, JudgedRows
-from faser.engine.execution.verifiers.rejection import Floats, Trial, residual_masses, row_totals
+from faser.engine.execution.verifiers.rejection import Floats, Trial, residual_probs, row_totals
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows
 
 
@@ -81,13 +81,13 @@ def _row_survivals(rows: JudgedRows, target_probs: Tensor, draft_probs: Tensor) 
 
 def _residuals(trial: Trial, survival: Floats) -> Floats:
     """[R] Σ (survival * target_probs - draft_probs)+, in whole units of 2**-52: no order of summing matters."""
-    masses = trial.prepared.logits
-    found, step = np.empty(len(survival)), rows_at_once(masses)
-    weight = torch.from_numpy(survival).to(masses.device) / row_totals(masses)
+    fixed_probs = trial.prepared.logits
+    found, step = np.empty(len(survival)), rows_at_once(fixed_probs)
+    weight = torch.from_numpy(survival).to(fixed_probs.device) / row_totals(fixed_probs)
     for at in range(0, len(found), step):
-        part = torch.arange(at, min(at + step, len(found)), device=masses.device)
-        left = residual_masses(masses[part].double() * weight[part, None], trial.law.of_rows(part))
-        found[at : at + step] = left.sum(-1).numpy(force=True) / MASS_ONE
+        part = torch.arange(at, min(at + step, len(found)), device=fixed_probs.device)
+        left = residual_probs(fixed_probs[part].double() * weight[part, None], trial.draft_distribution.of_rows(part))
+        found[at : at + step] = left.sum(-1).numpy(force=True) / PROB_ONE
     return found
 
 

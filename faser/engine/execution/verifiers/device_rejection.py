@@ -31,11 +31,11 @@ class DeviceRejection:
             return self._point_masses.judge(logits, sequences, None)
         rows = lay_out(sequences)
         processed = rows.process(self._sampler, logits)
-        num_accepted, own = self._kernels.judge(logits, self._drafts(rows, processed), draft_probs)
+        num_accepted, final_ids = self._kernels.judge(logits, self._drafts(rows, processed), draft_probs)
         last = rows.first + num_accepted
         best = np.zeros(len(rows.drafted), dtype=np.int64)  # only NO_TOKEN in the rows reached matters
-        best[last] = own
-        return rows.verdicts(self._sampler, self._sampler.with_errors(processed, best), last, own)
+        best[last] = final_ids
+        return rows.verdicts(self._sampler, self._sampler.with_errors(processed, best), last, final_ids)
 
     def _drafts(self, rows: JudgedRows, processed: ProcessedLogits) -> RejectionInputs:
         return RejectionInputs(

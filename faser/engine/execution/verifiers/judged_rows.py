@@ -76,10 +76,10 @@ class JudgedRows:
         refused = np.flatnonzero(~accepted | (self.drafted == NO_TOKEN))
         return refused[np.searchsorted(refused, self.first)]
 
-    def verdicts(self, sampler: Sampler, prepared: PreparedRows, last: Ints, own: Ints) -> list[AcceptanceResult]:
+    def verdicts(self, sampler: Sampler, prepared: PreparedRows, last: Ints, final_ids: Ints) -> list[AcceptanceResult]:
         """last: [S] the last row reached of each sequence; own: [S] the target's own token there."""
         token_ids = self.drafted.copy()
-        token_ids[last] = own
+        token_ids[last] = final_ids
         reaching = last[self.sequence]
         reached = np.arange(len(token_ids)) <= reaching
         scored = [row for row in prepared.raw_row if reached[row] and int(reaching[row]) not in prepared.errors]
@@ -92,7 +92,7 @@ class JudgedRows:
                 logprobs=tuple(reports[row] for row in range(begin, end + 1)) if begin in reports else None,
             )
             for each, begin, end, token_id in zip(
-                self.sequences, self.first.tolist(), last.tolist(), own.tolist(), strict=True
+                self.sequences, self.first.tolist(), last.tolist(), final_ids.tolist(), strict=True
             )
         ]
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.execution.sampling.distribution import MASS_ONE, draw, rows_at_once
+from faser.engine.execution.sampling.distribution import PROB_ONE, draw, rows_at_once
 from faser.engine.execution.sampling.noise import Purpose
 from faser.engine.execution.sampling.sampler import PreparedRows, Sampler
 from faser.engine.execution.verifiers.draft_distribution import DraftDistribution
@@ -34,23 +34,23 @@ def accept_probs(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     return torch.where(draft_probs > 0, target_probs / draft_probs, 0.0).clamp_(max=1.0)
 
 
-def residual_masses(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+def residual_probs(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """(target_probs - draft_probs)+ in units of 2**-52, rounded down to whole numbers, so that sums are exact.
 
     target_probs, draft_probs: [N, V] float64, not written to. Returns [N, V] float64, each sum below 2**53.
     """
-    return (target_probs - draft_probs).clamp_(min=0.0).mul_(MASS_ONE).floor_()
+    return (target_probs - draft_probs).clamp_(min=0.0).mul_(PROB_ONE).floor_()
 
 
-def replacement_masses(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """`residual_masses`, what a token is drawn from after a refusal.
+def recovered_probs(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """`residual_probs`, what a token is drawn from after a refusal.
 
     A row in which nothing is left, because the two differ by rounding only, has the target's own: it is reached
     with a probability of that order.
     """
-    masses = residual_masses(target_probs, draft_probs)
-    empty = masses.sum(-1, keepdim=True) == 0
-    return torch.where(empty, (target_probs * MASS_ONE).floor_(), masses) if empty.any() else masses
+    fixed_probs = residual_probs(target_probs, draft_probs)
+    empty = fixed_probs.sum(-1, keepdim=True) == 0
+    return torch.where(empty, (target_probs * PROB_ONE).floor_(), fixed_probs) if empty.any() else fixed_probs
 
 
 class Rejection:
@@ -80,7 +80,7 @@ class Trial:
     sampler: Sampler
     rows: JudgedRows
     prepared: PreparedRows
-    law: DraftDistribution
+    draft_distribution: DraftDistribution
     target_probs: Tensor
     draft_probs: Tensor
     noise: Tensor
@@ -92,33 +92,33 @@ class Trial:
         """Overwrites logits with the masses. draft_probs: as in Verifier."""
         rows = lay_out(sequences)
         prepared = rows.prepare(sampler, logits)
-        masses = sampler.fixed_point_probs(prepared)
-        law = DraftDistribution(rows, draft_probs, masses)
+        fixed_probs = sampler.fixed_point_probs(prepared)
+        draft_distribution = DraftDistribution(rows, draft_probs, fixed_probs)
         return cls(
             sampler=sampler,
             rows=rows,
             prepared=prepared,
-            law=law,
-            target_probs=drafted_target_probs(rows, masses),
-            draft_probs=law.of_drafted(),
+            draft_distribution=draft_distribution,
+            target_probs=drafted_target_probs(rows, fixed_probs),
+            draft_probs=draft_distribution.of_drafted(),
             noise=accept_noise(sampler, rows, prepared),
         )
 
     def verdicts(self, last: Ints, survival: Floats) -> list[AcceptanceResult]:
-        """last: [S] the last row reached of each sequence. survival: as in own_tokens."""
-        own = own_tokens(self.sampler, self.rows, self.prepared, last, self.law, survival)
-        return self.rows.verdicts(self.sampler, self.prepared, last, own)
+        """last: [S] the last row reached of each sequence. survival: as in final_tokens."""
+        final_ids = final_tokens(self.sampler, self.rows, self.prepared, last, self.draft_distribution, survival)
+        return self.rows.verdicts(self.sampler, self.prepared, last, final_ids)
 
 
-def row_totals(masses: Tensor) -> Tensor:
+def row_totals(fixed_probs: Tensor) -> Tensor:
     """[R] float64, exact; 1 for a row without masses, so that it can be divided by."""
-    return masses.sum(-1, dtype=torch.float64).clamp_(min=1.0)
+    return fixed_probs.sum(-1, dtype=torch.float64).clamp_(min=1.0)
 
 
-def drafted_target_probs(rows: JudgedRows, masses: Tensor) -> Tensor:
+def drafted_target_probs(rows: JudgedRows, fixed_probs: Tensor) -> Tensor:
     """[R] float64, the target's probability of each row's drafted token; anything where there is none."""
-    drafted = torch.from_numpy(rows.drafted).to(masses.device).clamp(min=0)
-    return masses.gather(-1, drafted[:, None])[:, 0].double() / row_totals(masses)
+    drafted = torch.from_numpy(rows.drafted).to(fixed_probs.device).clamp(min=0)
+    return fixed_probs.gather(-1, drafted[:, None])[:, 0].double() / row_totals(fixed_probs)
 
 
 def accept_noise(sampler: Sampler, rows: JudgedRows, prepared: PreparedRows) -> Tensor:
@@ -127,12 +127,12 @@ def accept_noise(sampler: Sampler, rows: JudgedRows, prepared: PreparedRows) -> 
     return sampler.noise(prepared.slots, prepared.positions, Purpose.ACCEPT, starts)
 
 
-def own_tokens(
+def final_tokens(
     sampler: Sampler,
     rows: JudgedRows,
     prepared: PreparedRows,
     last: Ints,
-    law: DraftDistribution,
+    draft_distribution: DraftDistribution,
     survival: Floats,
 ) -> Ints:
     """[S] the target's own token at the last row reached of each sequence.
@@ -149,15 +149,15 @@ def own_tokens(
         sampler.noise(slots, positions, Purpose.TOKEN),
         sampler.noise(slots, positions, Purpose.REPLACE),
     )
-    own = torch.zeros(len(last), dtype=torch.int64, device=device)
+    final_ids = torch.zeros(len(last), dtype=torch.int64, device=device)
     step = rows_at_once(prepared.logits)
     for ended, each in ((True, np.flatnonzero(whole)), (False, np.flatnonzero(~whole))):
         for part in (torch.from_numpy(each[at : at + step]).to(device) for at in range(0, len(each), step)):
             at_rows = torch.from_numpy(last).to(device)[part]
-            masses = prepared.logits[at_rows]
+            fixed_probs = prepared.logits[at_rows]
             if not ended:
-                target_probs = masses.double() / row_totals(masses)[:, None]
+                target_probs = fixed_probs.double() / row_totals(fixed_probs)[:, None]
                 target_probs *= torch.from_numpy(survival).to(device)[part, None]
-                masses = replacement_masses(target_probs, law.of_rows(at_rows))
-            own[part] = draw(masses, noise[part])
-    return own.numpy(force=True)
+                fixed_probs = recovered_probs(target_probs, draft_distribution.of_rows(at_rows))
+            final_ids[part] = draw(fixed_probs, noise[part])
+    return final_ids.numpy(force=True)

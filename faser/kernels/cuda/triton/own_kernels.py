@@ -62,9 +62,9 @@ def triton_kernels(device: torch.device) -> DeviceKernels:
     """Those of faser/kernels/triton, for one device. Raises ImportError without Triton."""
     from faser.kernels.cuda.triton.logits.logit_edits import TritonLogitsProcessorKernels
     from faser.kernels.cuda.triton.rope_append import HeadNorm, rope_append
-    from faser.kernels.cuda.triton.sampling.device_choice import TritonDeviceSamplingKernels
-    from faser.kernels.cuda.triton.sampling.host_choice import TritonSamplingKernels
-    from faser.kernels.cuda.triton.sampling.host_verdicts import TritonRejectionKernels
+    from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
+    from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
+    from faser.kernels.cuda.triton.sampling.host_rejection import TritonRejectionKernels
 
     def normed(
         qkv: Tensor,

@@ -20,7 +20,7 @@ from faser.engine.execution.drafters.draft_samplers import (
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
 )
-from faser.engine.execution.sampling.distribution import draw, scale, token_masses
+from faser.engine.execution.sampling.distribution import draw, scale, fixed_point_probs
 from faser.engine.execution.sampling.noise import Purpose, uniforms
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.state import SamplingState
@@ -129,10 +129,10 @@ def test_a_draw_says_nothing_of_the_targets_choice_nor_of_the_next_drafts() -> N
     asked = rows(list(range(num_slots)), [9] * num_slots)
     drafted = choice.choose(logits, asked).token_ids
     again = choice.choose(logits, rows(list(range(num_slots)), [9] * num_slots, draft_start=3)).token_ids
-    masses = token_masses(scale(logits.clone(), torch.ones(num_slots)))
+    fixed_probs = fixed_point_probs(scale(logits.clone(), torch.ones(num_slots)))
     seeds = np.arange(num_slots, dtype=np.uint64)
     targets = [
-        draw(masses, torch.from_numpy(uniforms(seeds, asked.positions, purpose))).numpy()
+        draw(fixed_probs, torch.from_numpy(uniforms(seeds, asked.positions, purpose))).numpy()
         for purpose in (Purpose.TOKEN, Purpose.ACCEPT, Purpose.REPLACE)
     ]
     agreement = float((logits[0].double().softmax(-1) ** 2).sum())
@@ -208,9 +208,9 @@ def test_the_lead_of_a_coupled_draft_is_over_the_best_other_token() -> None:
     choice, _ = coupled(40, (SamplingParams(temperature=0.5),))
     logits = random_logits(40)
     found = choice.choose(logits.clone(), rows(list(range(40)), [3] * 40))
-    for row, (token_id, lead) in enumerate(zip(found.token_ids, found.margins, strict=True)):
+    for row, (token_id, margin) in enumerate(zip(found.token_ids, found.margins, strict=True)):
         others = torch.cat((logits[row, :token_id], logits[row, token_id + 1 :]))
-        assert abs(lead - float(logits[row, token_id] - others.max()) / 0.5) < 1e-4
+        assert abs(margin - float(logits[row, token_id] - others.max()) / 0.5) < 1e-4
     assert (found.margins < 0).any()
     assert found.probs is None
 

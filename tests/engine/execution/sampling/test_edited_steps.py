@@ -39,7 +39,7 @@ from tests.engine.execution.cuda_graphs.test_graph_runner import (
     Side,
     write_heads_of_64,
 )
-from tests.kernels.cuda.fake_graph import FakeDraftVerdicts, FakeLogitEdits
+from tests.kernels.cuda.fake_graph import FakeRejectionKernels, FakeLogitsProcessorKernels
 
 SLOTS, NUM_TOKENS, EOS = 4, 7, (2,)
 SIZES = GraphSizes(rows=(4, 12), most_sequences=SLOTS, blocks_each=WIDTH)
@@ -135,8 +135,8 @@ def test_answers_are_those_of_an_engine_that_works_by_tensor_operations(
 ) -> None:
     fake = device.side.backend.logits_processor_kernels
     verdicts = device.side.backend.rejection_kernels
-    assert isinstance(fake, FakeLogitEdits)
-    assert isinstance(verdicts, FakeDraftVerdicts)
+    assert isinstance(fake, FakeLogitsProcessorKernels)
+    assert isinstance(verdicts, FakeRejectionKernels)
     fake.calls = verdicts.calls = 0
     plain = engine_on(device, config, None, None)
     wanted = answers(plain)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.kernels.cuda.triton.sampling.token_choice import TokenKernels
+from faser.kernels.cuda.triton.sampling.token_kernels import TokenKernels
 from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace, ShapedLogits
 from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata
 

@@ -12,6 +12,8 @@ from faser.kernels.interface.sampling_kernels import Ints
 class AllowedTokens:
     """See LogitsProcessor."""
 
+    reads_output = False
+
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._by_slot: dict[int, Ints] = {}

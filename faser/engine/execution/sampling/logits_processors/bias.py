@@ -15,6 +15,8 @@ from faser.kernels.interface.sampling_kernels import Ints
 class Bias:
     """See LogitsProcessor. A token that a request names several times gets the sum."""
 
+    reads_output = False
+
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._by_slot: dict[int, tuple[Ints, NDArray[np.float32]]] = {}

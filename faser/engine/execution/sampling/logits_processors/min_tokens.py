@@ -12,6 +12,8 @@ from faser.kernels.interface.sampling_kernels import Ints
 class MinTokens:
     """See LogitsProcessor. The tokens are the request's stop_token_ids and, unless it ignores them, the EOS ones."""
 
+    reads_output = False
+
     def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids

@@ -13,6 +13,8 @@ from faser.kernels.interface.logits_processor_kernels import LogitPositions, Pen
 class Penalties:
     """See LogitsProcessor. Tokens of the prompt count for repetition only."""
 
+    reads_output = True
+
     def __init__(self, num_slots: int) -> None:
         self._repetition = np.ones(num_slots, dtype=np.float64)
         self._frequency = np.zeros(num_slots, dtype=np.float64)

@@ -32,6 +32,11 @@ class LogitsProcessor(Protocol):
         """Slots whose request asks for this processor. While there are none, a step does not call it."""
         ...
 
+    @property
+    def reads_output(self) -> bool:
+        """Whether its edits depend on the output; only then is `accept` called."""
+        ...
+
     def start(self, start: SequenceStart) -> None:
         """A sequence takes over a free slot; tokens that it has generated already are part of its output."""
         ...

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common.tensors import EXACT, expect, expect_lines, jit, jit_for_any
-from faser.kernels.cuda.triton.sampling.masses import NOTHING
+from faser.kernels.cuda.triton.sampling.fixed_point import NOTHING
 
 _BLOCK = 256
 _COLUMNS = 1024  # of a program that looks for each of them among the allowed tokens

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from faser.kernels.cuda.triton.common.tensors import expect_lines, jit
-from faser.kernels.cuda.triton.sampling.masses import NO_ID, NOTHING
+from faser.kernels.cuda.triton.sampling.fixed_point import NO_ID, NOTHING
 from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace
 
 _LAST = tl.constexpr(0x7FFFFFFF)  # an edge behind all tokens
@@ -35,7 +35,7 @@ def _chunk_best(
 
 @jit
 def _row_best(
-    chunk_best, chunk_largest, chunk_next, width, best, lead, largest, edge_key, edge_id,
+    chunk_best, chunk_largest, chunk_next, width, best, margin, largest, edge_key, edge_id,
     NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """The first of the largest logits of a row and its lead, and edges that cut off nothing."""
@@ -52,13 +52,13 @@ def _row_best(
     first = tl.min(tl.where((values == most) & inside, columns, width))
     others = tl.where(columns == first, tl.load(chunk_next + place, mask=inside, other=NOTHING), values)
     tl.store(best + row, tl.where(is_sound, first, NO_ID))
-    tl.store(lead + row, tl.where(is_sound, most - tl.max(others), 0.0))
+    tl.store(margin + row, tl.where(is_sound, most - tl.max(others), 0.0))
     tl.store(largest + row, most)
     tl.store(edge_key + row, _LAST)
     tl.store(edge_id + row, _LAST)
 
 
-def find_best(logits: Tensor, space: SamplingWorkspace, best: Tensor, lead: Tensor) -> None:
+def find_best(logits: Tensor, space: SamplingWorkspace, best: Tensor, margin: Tensor) -> None:
     """best: [R] int64, in a tie the lowest id; lead: [R] float32, 0 in a tie, infinite where nothing else may be.
 
     NO_TOKEN and 0 where a row is broken. best and lead may be longer, space.best and space.lead among others.
@@ -74,6 +74,6 @@ def find_best(logits: Tensor, space: SamplingWorkspace, best: Tensor, lead: Tens
         NUM_CHUNKS=space.num_chunks, BLOCK=space.block,
     )  # fmt: skip
     _row_best[(num_rows,)](
-        space.chunk_best, space.chunk_largest, space.chunk_next, width, best, lead, space.largest, space.edge_key,
+        space.chunk_best, space.chunk_largest, space.chunk_next, width, best, margin, space.largest, space.edge_key,
         space.edge_id, NUM_CHUNKS=space.num_chunks, SPAN=space.span,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from torch import Tensor
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common.tensors import EXACT, expect, expect_lines, jit, next_power_of_2
 from faser.kernels.cuda.triton.sampling import noise
-from faser.kernels.cuda.triton.sampling.masses import MASS_ONE, NO_ID, exceeding, row_sum, threshold
+from faser.kernels.cuda.triton.sampling.fixed_point import PROB_ONE, NO_ID, exceeding, row_sum, threshold
 from faser.kernels.cuda.triton.sampling.noise import uniform
 from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace
 from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata
@@ -45,7 +45,7 @@ class SampledDrafts:
 
 @jit
 def _judge(
-    masses, stride, chunk_mass, drafted, draft_probs, draft_stride, first_row, seeds, positions, num_accepted,
+    fixed_probs, stride, chunk_prob, drafted, draft_probs, draft_stride, first_row, seeds, positions, num_accepted,
     SPAN_ROWS: tl.constexpr, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     s = tl.program_id(0)
@@ -57,8 +57,8 @@ def _judge(
     draft = tl.load(drafted + row, mask=judging, other=0)
     chunk = tl.arange(0, SPAN)[None, :]
     within = judging[:, None] & (chunk < NUM_CHUNKS)
-    totals = tl.sum(tl.load(chunk_mass + row[:, None] * NUM_CHUNKS + chunk, mask=within, other=0), 1)
-    mass = tl.load(masses + row * stride + draft, mask=judging, other=0.0).to(tl.float64)
+    totals = tl.sum(tl.load(chunk_prob + row[:, None] * NUM_CHUNKS + chunk, mask=within, other=0), 1)
+    mass = tl.load(fixed_probs + row * stride + draft, mask=judging, other=0.0).to(tl.float64)
     target_prob = mass / tl.where(totals > 0, totals, 1).to(tl.float64)
     draft_prob = tl.load(draft_probs + (row - s) * draft_stride + draft, mask=judging, other=0.0).to(tl.float64)
     position = tl.load(positions + row, mask=judging, other=0)
@@ -72,20 +72,20 @@ def _judge(
 
 
 @jit
-def _left_masses(masses, stride, draft_probs, draft_stride, total, row, line, columns, width):
+def _left_probs(fixed_probs, stride, draft_probs, draft_stride, total, row, line, columns, width):
     """int64 of these columns of a row: (target_probs - draft_probs)+ and target_probs, in units of 2**-52."""
     inside = columns < width
-    mass = tl.load(masses + row * stride + columns, mask=inside, other=0.0).to(tl.float64)
+    mass = tl.load(fixed_probs + row * stride + columns, mask=inside, other=0.0).to(tl.float64)
     target_probs = mass / tl.where(total > 0, total, 1).to(tl.float64)
     probs = tl.load(draft_probs + line * draft_stride + columns, mask=inside, other=0.0).to(tl.float64)
     left = target_probs - probs
-    residual = tl.floor(tl.where(left > 0, left, 0.0) * MASS_ONE)
-    return residual.to(tl.int64), tl.floor(target_probs * MASS_ONE).to(tl.int64)
+    residual = tl.floor(tl.where(left > 0, left, 0.0) * PROB_ONE)
+    return residual.to(tl.int64), tl.floor(target_probs * PROB_ONE).to(tl.int64)
 
 
 @jit
 def _residual_sums(
-    masses, stride, width, chunk_mass, draft_probs, draft_stride, first_row, num_accepted, chunk_residual,
+    fixed_probs, stride, width, chunk_prob, draft_probs, draft_stride, first_row, num_accepted, chunk_residual,
     chunk_target,
     NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -93,8 +93,8 @@ def _residual_sums(
     row = (tl.load(first_row + s) + tl.load(num_accepted + s)).to(tl.int64)
     if row + 1 < tl.load(first_row + s + 1):
         columns = chunk * BLOCK + tl.arange(0, BLOCK)
-        residual, target = _left_masses(
-            masses, stride, draft_probs, draft_stride, row_sum(chunk_mass, row, NUM_CHUNKS, SPAN), row, row - s,
+        residual, target = _left_probs(
+            fixed_probs, stride, draft_probs, draft_stride, row_sum(chunk_prob, row, NUM_CHUNKS, SPAN), row, row - s,
             columns, width,
         )  # fmt: skip
         tl.store(chunk_residual + s * NUM_CHUNKS + chunk, tl.sum(residual))
@@ -102,9 +102,9 @@ def _residual_sums(
 
 
 @jit
-def _draw_own(
-    masses, stride, width, best, chunk_mass, draft_probs, draft_stride, first_row, num_accepted, chunk_residual,
-    chunk_target, seeds, positions, own,
+def _draw_final(
+    fixed_probs, stride, width, best, chunk_prob, draft_probs, draft_stride, first_row, num_accepted, chunk_residual,
+    chunk_target, seeds, positions, final_ids,
     NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Behind a whole draft from the masses, as without speculation; elsewhere from what the draft has left.
@@ -118,7 +118,7 @@ def _draw_own(
         is_whole = row + 1 == tl.load(first_row + s + 1)
         chunks = tl.arange(0, SPAN)
         there = chunks < NUM_CHUNKS
-        sums = tl.load(chunk_mass + row * NUM_CHUNKS + chunks, mask=there, other=0)
+        sums = tl.load(chunk_prob + row * NUM_CHUNKS + chunks, mask=there, other=0)
         total = tl.sum(sums)
         residual_sums = tl.load(chunk_residual + s * NUM_CHUNKS + chunks, mask=there & (is_whole == 0), other=0)
         target_sums = tl.load(chunk_target + s * NUM_CHUNKS + chunks, mask=there & (is_whole == 0), other=0)
@@ -130,26 +130,26 @@ def _draw_own(
         chunk, before = exceeding(sums, limit)
         columns = chunk * BLOCK + tl.arange(0, BLOCK)
         if is_whole:
-            values = tl.load(masses + row * stride + columns, mask=columns < width, other=0.0).to(tl.int64)
+            values = tl.load(fixed_probs + row * stride + columns, mask=columns < width, other=0.0).to(tl.int64)
         else:
-            residual, target = _left_masses(
-                masses, stride, draft_probs, draft_stride, total, row, row - s, columns, width
+            residual, target = _left_probs(
+                fixed_probs, stride, draft_probs, draft_stride, total, row, row - s, columns, width
             )
             values = tl.where(has_residual, residual, target)
         inside, _ = exceeding(values, limit - before)
         token_id = (chunk * BLOCK + inside).to(tl.int64)
     else:
         token_id = token_id * 0 + NO_ID
-    tl.store(own + s, token_id)
+    tl.store(final_ids + s, token_id)
 
 
 def judge_sampled(
-    masses: Tensor,
+    fixed_probs: Tensor,
     rows: DeviceSamplingMetadata,
     drafts: SampledDrafts,
     space: SamplingWorkspace,
     num_accepted: Tensor,
-    own: Tensor,
+    final_ids: Tensor,
 ) -> None:
     """num_accepted [S] int32: drafted tokens before the first refused one. own [S] int64: the token there.
 
@@ -157,36 +157,36 @@ def judge_sampled(
     without a token accepts nothing, and is NO_TOKEN as its sequence's own. rows: seeds and positions are used.
     Raises EngineError for tensors that do not fit; what first_row says is trusted, for it is on the device.
     """
-    num_rows, width = masses.shape
+    num_rows, width = fixed_probs.shape
     num_sequences = len(drafts.first_row) - 1
     if drafts.max_draft < 0:
         raise EngineError(f"max_draft is {drafts.max_draft}; the least is 0")
     space.expect_room(num_rows, width)
-    expect_lines("masses", masses, (num_rows, width), torch.float32, like=masses)
-    expect("drafted", drafts.drafted, (num_rows,), torch.int64, like=masses)
+    expect_lines("masses", fixed_probs, (num_rows, width), torch.float32, like=fixed_probs)
+    expect("drafted", drafts.drafted, (num_rows,), torch.int64, like=fixed_probs)
     num_drafted = num_rows - num_sequences
     expect_lines(
-        "draft_probs", drafts.draft_probs, (num_drafted, width), torch.float64, torch.float32, like=masses
+        "draft_probs", drafts.draft_probs, (num_drafted, width), torch.float64, torch.float32, like=fixed_probs
     )
-    expect("first_row", drafts.first_row, (num_sequences + 1,), torch.int32, like=masses)
-    expect("seeds", rows.seeds, (num_rows,), torch.int64, like=masses)
-    expect("positions", rows.positions, (num_rows,), torch.int64, like=masses)
-    expect("num_accepted", num_accepted, (num_sequences,), torch.int32, like=masses)
-    expect("own", own, (num_sequences,), torch.int64, like=masses)
+    expect("first_row", drafts.first_row, (num_sequences + 1,), torch.int32, like=fixed_probs)
+    expect("seeds", rows.seeds, (num_rows,), torch.int64, like=fixed_probs)
+    expect("positions", rows.positions, (num_rows,), torch.int64, like=fixed_probs)
+    expect("num_accepted", num_accepted, (num_sequences,), torch.int32, like=fixed_probs)
+    expect("own", final_ids, (num_sequences,), torch.int64, like=fixed_probs)
     if not num_sequences:
         return
     probs = (drafts.draft_probs, drafts.draft_probs.stride(0))
-    where = (masses, masses.stride(0))
+    where = (fixed_probs, fixed_probs.stride(0))
     sizes = {"NUM_CHUNKS": space.num_chunks, "SPAN": space.span}
     _judge[(num_sequences,)](
-        *where, space.chunk_mass, drafts.drafted, *probs, drafts.first_row, rows.seeds, rows.positions,
+        *where, space.chunk_prob, drafts.drafted, *probs, drafts.first_row, rows.seeds, rows.positions,
         num_accepted, SPAN_ROWS=next_power_of_2(drafts.max_draft + 1), **sizes, **EXACT,
     )  # fmt: skip
     _residual_sums[(num_sequences, space.num_chunks)](
-        *where, width, space.chunk_mass, *probs, drafts.first_row, num_accepted, space.chunk_residual,
+        *where, width, space.chunk_prob, *probs, drafts.first_row, num_accepted, space.chunk_residual,
         space.chunk_target, **sizes, BLOCK=space.block, **EXACT,
     )  # fmt: skip
-    _draw_own[(num_sequences,)](
-        *where, width, space.best, space.chunk_mass, *probs, drafts.first_row, num_accepted, space.chunk_residual,
-        space.chunk_target, rows.seeds, rows.positions, own, **sizes, BLOCK=space.block, **EXACT,
+    _draw_final[(num_sequences,)](
+        *where, width, space.best, space.chunk_prob, *probs, drafts.first_row, num_accepted, space.chunk_residual,
+        space.chunk_target, rows.seeds, rows.positions, final_ids, **sizes, BLOCK=space.block, **EXACT,
     )  # fmt: skip

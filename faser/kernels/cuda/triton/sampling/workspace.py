@@ -77,7 +77,7 @@ class SamplingWorkspace:
     """For up to max_rows rows of a vocabulary of `width`. block: columns of a program, a power of 2.
 
     best: [R] int64 and largest: [R] float32, the most likely tokens and their logits; NO_TOKEN without one. lead:
-    [R] float32, of best over all others. chunk_weight, chunk_mass: [R, C] int64. edge_key: [R] int32, edge_id: [R]
+    [R] float32, of best over all others. chunk_weight, chunk_prob: [R, C] int64. edge_key: [R] int32, edge_id: [R]
     int32, see truncation.
     """
 
@@ -96,11 +96,11 @@ class SamplingWorkspace:
             torch.empty(chunked, dtype=torch.float32, device=device) for _ in range(2)
         )
         self.chunk_inside = torch.empty(chunked, dtype=torch.float64, device=device)
-        self.chunk_weight, self.chunk_mass, self.chunk_ties, self.chunk_residual, self.chunk_target = (
+        self.chunk_weight, self.chunk_prob, self.chunk_ties, self.chunk_residual, self.chunk_target = (
             torch.empty(chunked, dtype=torch.int64, device=device) for _ in range(5)
         )
         self.best = torch.empty(max_rows, dtype=torch.int64, device=device)
-        self.largest, self.lead = (torch.empty(max_rows, dtype=torch.float32, device=device) for _ in range(2))
+        self.largest, self.margin = (torch.empty(max_rows, dtype=torch.float32, device=device) for _ in range(2))
         self.edge_key, self.edge_id = (torch.empty(max_rows, dtype=torch.int32, device=device) for _ in range(2))
         self.digit_sums = torch.empty((2, max_rows, self.num_chunks, 16), dtype=torch.int64, device=device)
         self.prefixes = torch.empty((9, max_rows), dtype=torch.int32, device=device)
@@ -111,8 +111,8 @@ class SamplingWorkspace:
         """What kernels that walk over chunks are compiled for."""
         return {"NUM_CHUNKS": self.num_chunks, "SPAN": self.span, "BLOCK": self.block}
 
-    def mass_arguments(self, shaped: ShapedLogits) -> tuple[object, ...]:
-        """What masses.kept_masses reads, and `best`."""
+    def prob_arguments(self, shaped: ShapedLogits) -> tuple[object, ...]:
+        """What masses.kept_probs reads, and `best`."""
         return (
             shaped.logits, shaped.stride, shaped.width, self.largest, self.best, shaped.rows.temperature,
             shaped.rows.log_min_p, self.chunk_weight, self.edge_key, self.edge_id,

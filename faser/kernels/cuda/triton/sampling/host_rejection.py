@@ -11,7 +11,7 @@ from faser.kernels.cuda.device import Accelerator
 from faser.kernels.cuda.triton.common.host_arrays import upload_words
 from faser.kernels.cuda.triton.common.tensors import next_power_of_2
 from faser.kernels.cuda.triton.sampling.rejection import SampledDrafts, judge_sampled
-from faser.kernels.cuda.triton.sampling.token_choice import TokenKernels
+from faser.kernels.cuda.triton.sampling.token_kernels import TokenKernels
 from faser.kernels.cuda.triton.sampling.workspace import BLOCK, SamplingWorkspace, ShapedLogits
 from faser.kernels.interface.rejection_kernels import RejectionInputs
 from faser.kernels.interface.sampling_kernels import Ints
@@ -19,7 +19,7 @@ from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata
 
 
 class TritonRejectionKernels:
-    """See DraftVerdicts, for logits on the accelerator's device. One lane. block: columns of a program.
+    """See RejectionKernels, for logits on the accelerator's device. One lane. block: columns of a program.
 
     The workspace is made for the first drafts, and again when more rows come or another vocabulary.
     """
@@ -45,8 +45,8 @@ class TritonRejectionKernels:
         )
         room = num_sequences + num_sequences % 2  # as in upload_words
         found = torch.zeros(2 * room, dtype=torch.int64, device=logits.device)
-        own, num_accepted = found[:num_sequences], found[room:].view(torch.int32)[:num_sequences]
-        judge_sampled(logits, rows, sampled, kernels.space, num_accepted, own)
+        final_ids, num_accepted = found[:num_sequences], found[room:].view(torch.int32)[:num_sequences]
+        judge_sampled(logits, rows, sampled, kernels.space, num_accepted, final_ids)
         words = found.numpy(force=True)
         return words[room:].view(np.int32)[:num_sequences].astype(np.int64), words[:num_sequences]
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from faser.kernels.cuda.triton.common.tensors import EXACT, expect, jit
 from faser.kernels.cuda.triton.sampling.best import find_best
 from faser.kernels.cuda.triton.sampling.draws import draw_tokens
-from faser.kernels.cuda.triton.sampling.guesses import expect_window, guess_drawn, guess_nearest
-from faser.kernels.cuda.triton.sampling.masses import MASS_ONE, kept_masses, scaled_logits, whole_weights
+from faser.kernels.cuda.triton.sampling.draft_tokens import expect_window, draft_drawn, draft_nearest
+from faser.kernels.cuda.triton.sampling.fixed_point import PROB_ONE, kept_probs, scaled_logits, whole_weights
 from faser.kernels.cuda.triton.sampling.truncation import find_edges
 from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace, ShapedLogits
 
@@ -36,8 +36,8 @@ def _chunk_weights(
 
 
 @jit
-def _chunk_masses(
-    logits, stride, width, largest, best, temperature, log_min_p, chunk_weight, edge_key, edge_id, chunk_mass,
+def _chunk_probs(
+    logits, stride, width, largest, best, temperature, log_min_p, chunk_weight, edge_key, edge_id, chunk_prob,
     NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
     """Sums of masses by chunk. WRITE: put the masses in place of the logits, also of rows that draw nothing."""
@@ -45,15 +45,15 @@ def _chunk_masses(
     token_id = tl.load(best + row)
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
     if (token_id >= 0) & (tl.load(temperature + row) > 0):
-        masses = kept_masses(
+        fixed_probs = kept_probs(
             row, columns, logits, stride, width, largest, temperature, log_min_p, chunk_weight, edge_key, edge_id,
             NUM_CHUNKS, SPAN,
         )  # fmt: skip
     else:
-        masses = tl.where(columns == token_id, MASS_ONE, 0).to(tl.int64)
-    tl.store(chunk_mass + row * NUM_CHUNKS + chunk, tl.sum(masses))
+        fixed_probs = tl.where(columns == token_id, PROB_ONE, 0).to(tl.int64)
+    tl.store(chunk_prob + row * NUM_CHUNKS + chunk, tl.sum(fixed_probs))
     if WRITE:
-        tl.store(logits + row.to(tl.int64) * stride + columns, masses.to(tl.float32), mask=columns < width)
+        tl.store(logits + row.to(tl.int64) * stride + columns, fixed_probs.to(tl.float32), mask=columns < width)
 
 
 class TokenKernels:
@@ -78,7 +78,7 @@ class TokenKernels:
         """chosen [R] int64: a token of each row; NO_TOKEN where a NaN is or no finite maximum. Logits stay."""
         expect("chosen", chosen, (shaped.num_rows,), torch.int64, like=shaped.logits)
         if not random:
-            find_best(shaped.logits, self.space, chosen, self.space.lead)
+            find_best(shaped.logits, self.space, chosen, self.space.margin)
             return chosen
         self._weigh(shaped, top_k=top_k, top_p=top_p)
         draw_tokens(shaped, self.space, chosen)
@@ -106,23 +106,23 @@ class TokenKernels:
         _expect_results(shaped.logits, chosen, margins)
         self._weigh(shaped, top_k=top_k, top_p=top_p)
         if window == 0:
-            guess_drawn(shaped, self.space, chosen, margins)
+            draft_drawn(shaped, self.space, chosen, margins)
         else:
-            guess_nearest(shaped, self.space, window, chosen, margins)
+            draft_nearest(shaped, self.space, window, chosen, margins)
 
     def fixed_point_probs(self, shaped: ShapedLogits, *, top_k: bool, top_p: bool) -> None:
-        """Put the masses in place of the logits; their sums by chunk are in space.chunk_mass.
+        """Put the masses in place of the logits; their sums by chunk are in space.chunk_prob.
 
         A row without a temperature has all its mass at one token, a row that is NO_TOKEN in space.best none.
         """
         self._weigh(shaped, top_k=top_k, top_p=top_p)
-        self._sum_masses(shaped, write=True)
+        self._sum_probs(shaped, write=True)
 
     def _weigh(self, shaped: ShapedLogits, *, top_k: bool, top_p: bool) -> None:
         """The most likely tokens, the edges, and the sums of what is kept."""
         shaped.check()
         space = self.space
-        find_best(shaped.logits, space, space.best, space.lead)
+        find_best(shaped.logits, space, space.best, space.margin)
         if not shaped.num_rows:
             return
         _chunk_weights[(shaped.num_rows, space.num_chunks)](
@@ -130,17 +130,17 @@ class TokenKernels:
             space.chunk_weight, NUM_CHUNKS=space.num_chunks, BLOCK=space.block, **EXACT,
         )  # fmt: skip
         if top_k:
-            find_edges(shaped, space, by_mass=False)
-        self._sum_masses(shaped, write=False)
+            find_edges(shaped, space, by_prob=False)
+        self._sum_probs(shaped, write=False)
         if top_p:
-            find_edges(shaped, space, by_mass=True)
-            self._sum_masses(shaped, write=False)
+            find_edges(shaped, space, by_prob=True)
+            self._sum_probs(shaped, write=False)
 
-    def _sum_masses(self, shaped: ShapedLogits, *, write: bool) -> None:
+    def _sum_probs(self, shaped: ShapedLogits, *, write: bool) -> None:
         if shaped.num_rows:
             space = self.space
-            _chunk_masses[(shaped.num_rows, space.num_chunks)](
-                *space.mass_arguments(shaped), space.chunk_mass, WRITE=write, **space.sizes, **EXACT
+            _chunk_probs[(shaped.num_rows, space.num_chunks)](
+                *space.prob_arguments(shaped), space.chunk_prob, WRITE=write, **space.sizes, **EXACT
             )
 
 

@@ -19,11 +19,11 @@ from faser.engine.execution.verifiers.device_rejection import DeviceRejection
 from faser.engine.execution.verifiers.rejection import Rejection
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows
 from faser.kernels.cuda.device import Accelerator, CudaDevice
-from faser.kernels.cuda.triton.sampling.host_verdicts import TritonRejectionKernels
+from faser.kernels.cuda.triton.sampling.host_rejection import TritonRejectionKernels
 from faser.kernels.interface.rejection_kernels import RejectionKernels
 from faser.types import SamplingParams
 from tests.kernels.cuda.fake_device import FakeAccelerator
-from tests.kernels.cuda.fake_graph import FakeDraftVerdicts
+from tests.kernels.cuda.fake_graph import FakeRejectionKernels
 from tests.kernels.cuda.triton.rows import DEVICE
 
 WIDTH, EOS = 40, (2,)
@@ -83,7 +83,7 @@ def step(num_drafts: list[int], seed: int, *, alike: float) -> tuple[Tensor, lis
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: TritonRejectionKernels(accelerator(), block=16), lambda: FakeDraftVerdicts(FakeAccelerator())]
+    "make", [lambda: TritonRejectionKernels(accelerator(), block=16), lambda: FakeRejectionKernels(FakeAccelerator())]
 )
 @pytest.mark.parametrize("alike", [0.3, 1.0])
 @pytest.mark.parametrize("params", [PLAIN, EDITED], ids=["plain", "edited"])
@@ -109,7 +109,7 @@ def test_truncated_requests_have_the_same_verdicts() -> None:
 
 
 def test_drafts_without_probabilities_are_point_masses() -> None:
-    kernels = FakeDraftVerdicts(FakeAccelerator())
+    kernels = FakeRejectionKernels(FakeAccelerator())
     logits, sequences, _ = step([2, 0, 1], 3, alike=1.0)
     ours, theirs = Pair(PLAIN, kernels).judge(logits, sequences, None)
     assert ours == theirs

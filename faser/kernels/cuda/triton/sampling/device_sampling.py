@@ -8,13 +8,13 @@ the bits of the tensor operations in Triton's interpreter.
 import torch
 from torch import Tensor
 
-from faser.kernels.cuda.triton.sampling.token_choice import TokenKernels
+from faser.kernels.cuda.triton.sampling.token_kernels import TokenKernels
 from faser.kernels.cuda.triton.sampling.workspace import BLOCK, SamplingWorkspace, ShapedLogits
 from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata
 
 
 class TritonDeviceSamplingKernels:
-    """See DeviceChoice. width: of the vocabulary. block: columns of a program, a power of 2.
+    """See DeviceSamplingKernels. width: of the vocabulary. block: columns of a program, a power of 2.
 
     All its methods raise EngineError for tensors that do not fit. Rows without a temperature, such as padding, may
     hold anything else: neither their other numbers nor their logits can harm a row beside them.

@@ -16,7 +16,7 @@ from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.kernels.cuda.device import Accelerator, CudaDevice
-from faser.kernels.cuda.triton.sampling.host_choice import TritonSamplingKernels
+from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
 from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, Reals, SamplingKernels
 from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.types import SamplingParams
@@ -97,10 +97,10 @@ def test_a_window_is_a_float64() -> None:
     """Where its end in token 0 leaves it 3e-10 of all less than token 1 has; 0.05 as a float32 is 7e-10 more."""
     logits = torch.tensor([0.5, 0.03, *[0.02] * 23, 0.01]).log()[None]
     rows, shape = np.zeros(1, dtype=np.int64), shaping([NO_CUT], 1.0)
-    best, masses = REFERENCE.best(logits), logits.clone()
-    REFERENCE.fixed_point_probs(masses, rows, best, shape)
-    first, second, *_ = masses[0].tolist()
-    noise = np.array([(first - second) / masses.double().sum().item() + 0.05 + 3e-10])
+    best, fixed_probs = REFERENCE.best(logits), logits.clone()
+    REFERENCE.fixed_point_probs(fixed_probs, rows, best, shape)
+    first, second, *_ = fixed_probs[0].tolist()
+    noise = np.array([(first - second) / fixed_probs.double().sum().item() + 0.05 + 3e-10])
     found = host_choice().nearest(logits.to(DEVICE), rows, best, shape, noise, 0.05)
     assert_same(found, REFERENCE.nearest(logits, rows, best, shape, noise, 0.05))
     rounded = REFERENCE.nearest(logits, rows, best, shape, noise, float(np.float32(0.05)))

@@ -13,7 +13,7 @@ from faser.kernels.cuda.device import Accelerator
 from faser.kernels.cuda.staging import Fetcher
 from faser.kernels.cuda.triton.common.host_arrays import upload_words
 from faser.kernels.cuda.triton.common.tensors import next_power_of_2
-from faser.kernels.cuda.triton.sampling.token_choice import TokenKernels
+from faser.kernels.cuda.triton.sampling.token_kernels import TokenKernels
 from faser.kernels.cuda.triton.sampling.workspace import BLOCK, NumberedRows, SamplingWorkspace, ShapedLogits
 from faser.kernels.interface.philox import philox
 from faser.kernels.interface.sampling_kernels import Ints, Reals, Words
@@ -21,7 +21,7 @@ from faser.kernels.interface.sampling_metadata import SamplingMetadata
 
 
 class TritonSamplingKernels:
-    """See TokenChoice, for logits on the accelerator's device. One lane. block: columns a program, a power of 2.
+    """See SamplingKernels, for logits on the accelerator's device. One lane. block: columns a program, a power of 2.
 
     Workspaces are made when a vocabulary is first seen, and again when more rows come. Every method that returns
     something waits for the device, once.

@@ -37,13 +37,13 @@ def expected(case: Case) -> list[int]:
     return found
 
 
-def masses(case: Case) -> Tensor:
+def fixed_probs(case: Case) -> Tensor:
     shaped = case.shaped()
     case.kernels().fixed_point_probs(shaped, **case.asks)
     return shaped.logits.cpu()
 
 
-def expected_masses(case: Case) -> Tensor:
+def expected_probs(case: Case) -> Tensor:
     logits = case.logits.clone()
     REFERENCE.fixed_point_probs(logits, np.arange(len(case.cuts)), REFERENCE.best(logits), case.metadata)
     return logits
@@ -61,7 +61,7 @@ def test_tokens_are_those_of_the_tensor_operations(width: int, temperature: floa
 @pytest.mark.slow
 def test_truncated_masses_are_those_of_the_tensor_operations(cuts: list[Cut]) -> None:
     case = make_case(len(cuts), 32, cuts)
-    assert torch.equal(masses(case), expected_masses(case))
+    assert torch.equal(fixed_probs(case), expected_probs(case))
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def test_of_tied_tokens_those_with_lower_ids_are_kept_across_chunks() -> None:
     """Whole logits from -2 to 1: the edges of all cuts lie within ties, and the ties within several chunks."""
     case = make_case(1, 40, [(0.0, 7, 1.0), (0.0, 0, 0.6), (0.0, 20, 0.9)], temperature=1.0)
     case.logits.clamp_(-2, 1).round_()
-    assert torch.equal(masses(case), expected_masses(case))
+    assert torch.equal(fixed_probs(case), expected_probs(case))
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_weights_are_the_same_bits_over_their_whole_range() -> None:
     case.logits[0] = -torch.linspace(0, 70, 512)
     shaped = case.shaped()
     case.kernels(block=512).fixed_point_probs(shaped, top_k=False, top_p=False)
-    assert torch.equal(shaped.logits.cpu(), expected_masses(case))
+    assert torch.equal(shaped.logits.cpu(), expected_probs(case))
 
 
 def test_a_row_without_temperature_gets_the_first_of_its_most_likely_tokens() -> None:
@@ -95,7 +95,7 @@ def test_a_row_without_temperature_gets_the_first_of_its_most_likely_tokens() ->
 
 def test_a_row_without_temperature_has_all_its_mass_at_one_token() -> None:
     case = make_case(6, 20, [NO_CUT], temperature=0.0)
-    found = masses(case)[0]
+    found = fixed_probs(case)[0]
     assert found.nonzero()[:, 0].tolist() == [int(case.logits[0].argmax())]
     assert found.sum() == 2.0**52
 

@@ -23,8 +23,8 @@ _LN2_HIGH = tl.constexpr(0.693145751953125)  # two parts of 16 bits: their produ
 _LN2_LOW = tl.constexpr(49087 * 2.0**-35)
 _MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2**23: adding it leaves the nearest integer in the low bits
 _WEIGHT_ONE = tl.constexpr(2.0**32)
-_MASS_TIMES_WEIGHT_ONE = tl.constexpr(2.0**84)
-MASS_ONE = tl.constexpr(2**52)
+_PROB_TIMES_WEIGHT_ONE = tl.constexpr(2.0**84)
+PROB_ONE = tl.constexpr(2**52)
 _SIGN_OFF = tl.constexpr(0x7FFFFFFF)
 
 
@@ -58,14 +58,14 @@ def whole_weights(scaled):
 
 
 @jit
-def mass_unit(total_weight):
+def prob_unit(total_weight):
     """float32, the mass of a weight of 1. total_weight: of the row's whole weights."""
     total = total_weight.to(tl.float64)
-    return ((total * 0.0 + _MASS_TIMES_WEIGHT_ONE) / total).to(tl.float32)
+    return ((total * 0.0 + _PROB_TIMES_WEIGHT_ONE) / total).to(tl.float32)
 
 
 @jit
-def whole_masses(scaled, unit):
+def whole_probs(scaled, unit):
     """Masses, int64."""
     return tl.floor(weights(scaled) * unit).to(tl.int64)
 
@@ -92,7 +92,7 @@ def row_sum(chunks, row, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr):
 
 
 @jit
-def kept_masses(
+def kept_probs(
     row, columns, logits, stride, width, largest, temperature, log_min_p, chunk_weight, edge_key, edge_id,
     NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
@@ -101,8 +101,8 @@ def kept_masses(
     scaled = scaled_logits(start, columns, width, tl.load(largest + row), tl.load(temperature + row))
     edge = (tl.load(edge_key + row), tl.load(edge_id + row))
     kept = is_kept(scaled, columns, width, tl.load(log_min_p + row), edge[0], edge[1])
-    unit = mass_unit(row_sum(chunk_weight, row, NUM_CHUNKS, SPAN))
-    return tl.where(kept, whole_masses(scaled, unit), 0)
+    unit = prob_unit(row_sum(chunk_weight, row, NUM_CHUNKS, SPAN))
+    return tl.where(kept, whole_probs(scaled, unit), 0)
 
 
 @jit

@@ -19,7 +19,7 @@ from torch import Tensor
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common.tensors import EXACT, jit
 from faser.kernels.cuda.triton.sampling.draws import drawn
-from faser.kernels.cuda.triton.sampling.masses import kept_masses
+from faser.kernels.cuda.triton.sampling.fixed_point import kept_probs
 from faser.kernels.cuda.triton.sampling.noise import row_number
 from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace, ShapedLogits
 
@@ -27,15 +27,15 @@ SMALLEST_WINDOW = 2.0**-20  # a narrower one might be empty once its ends are ro
 
 
 @jit
-def _lead_of(token_id, best_id, best_lead, row, logits, stride, largest, warmth):
+def _margin_of(token_id, best_id, best_margin, row, logits, stride, largest, warmth):
     """float32, by how much a token's scaled logit exceeds all others: below 0 unless it is the most likely."""
     behind = tl.load(logits + row.to(tl.int64) * stride + token_id) - tl.load(largest + row)
-    return tl.div_rn(tl.where(token_id == best_id, best_lead, behind), warmth)
+    return tl.div_rn(tl.where(token_id == best_id, best_margin, behind), warmth)
 
 
 @jit
-def _chunk_guess(
-    logits, stride, width, largest, best, temperature, log_min_p, chunk_weight, edge_key, edge_id, chunk_mass,
+def _chunk_draft(
+    logits, stride, width, largest, best, temperature, log_min_p, chunk_weight, edge_key, edge_id, chunk_prob,
     source, positions, window_bits, chunk_inside, chunk_first,
     GIVEN: tl.constexpr, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -43,7 +43,7 @@ def _chunk_guess(
     row, chunk = tl.program_id(0), tl.program_id(1)
     if (tl.load(best + row) >= 0) & (tl.load(temperature + row) > 0):
         chunks = tl.arange(0, SPAN)
-        sums = tl.load(chunk_mass + row * NUM_CHUNKS + chunks, mask=chunks < NUM_CHUNKS, other=0)
+        sums = tl.load(chunk_prob + row * NUM_CHUNKS + chunks, mask=chunks < NUM_CHUNKS, other=0)
         total = tl.sum(sums).to(tl.float64)
         centre = row_number(source, positions, row, GIVEN) * total
         reach = window_bits.to(tl.float64, bitcast=True) * total
@@ -53,12 +53,12 @@ def _chunk_guess(
         place = row * NUM_CHUNKS + chunk
         if (before.to(tl.float64) < high) & (behind.to(tl.float64) > low):
             columns = chunk * BLOCK + tl.arange(0, BLOCK)
-            masses = kept_masses(
+            fixed_probs = kept_probs(
                 row, columns, logits, stride, width, largest, temperature, log_min_p, chunk_weight, edge_key,
                 edge_id, NUM_CHUNKS, SPAN,
             )  # fmt: skip
-            ends = before + tl.cumsum(masses, 0)
-            starts = (ends - masses).to(tl.float64)
+            ends = before + tl.cumsum(fixed_probs, 0)
+            starts = (ends - fixed_probs).to(tl.float64)
             ends = ends.to(tl.float64)
             inside = tl.where(ends < high, ends, high) - tl.where(starts > low, starts, low)
             most = tl.max(inside)
@@ -69,12 +69,12 @@ def _chunk_guess(
 
 
 @jit
-def _row_guess(
-    logits, stride, width, largest, best, lead, temperature, chunk_inside, chunk_first, chosen, leads,
+def _row_draft(
+    logits, stride, width, largest, best, best_margin, temperature, chunk_inside, chunk_first, chosen, margins,
     NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    best_id, margin, warmth = tl.load(best + row), tl.load(lead + row), tl.load(temperature + row)
+    best_id, margin, warmth = tl.load(best + row), tl.load(best_margin + row), tl.load(temperature + row)
     token_id = best_id
     if (best_id >= 0) & (warmth > 0):
         chunk = tl.arange(0, SPAN)
@@ -82,28 +82,28 @@ def _row_guess(
         inside = tl.load(chunk_inside + row * NUM_CHUNKS + chunk, mask=there, other=-1.0)
         columns = tl.load(chunk_first + row * NUM_CHUNKS + chunk, mask=there, other=0)
         token_id = tl.min(tl.where(inside == tl.max(inside), columns, width))
-        margin = _lead_of(token_id, best_id, margin, row, logits, stride, largest, warmth)
+        margin = _margin_of(token_id, best_id, margin, row, logits, stride, largest, warmth)
     tl.store(chosen + row, token_id)
-    tl.store(leads + row, margin)
+    tl.store(margins + row, margin)
 
 
 @jit
-def _drawn_guess(
-    logits, stride, width, largest, best, temperature, log_min_p, chunk_weight, edge_key, edge_id, chunk_mass,
-    source, positions, lead, chosen, leads,
+def _drawn_draft(
+    logits, stride, width, largest, best, temperature, log_min_p, chunk_weight, edge_key, edge_id, chunk_prob,
+    source, positions, best_margin, chosen, margins,
     GIVEN: tl.constexpr, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    best_id, margin, warmth = tl.load(best + row), tl.load(lead + row), tl.load(temperature + row)
+    best_id, margin, warmth = tl.load(best + row), tl.load(best_margin + row), tl.load(temperature + row)
     token_id = best_id
     if (best_id >= 0) & (warmth > 0):
         token_id = drawn(
             row, logits, stride, width, largest, temperature, log_min_p, chunk_weight, edge_key, edge_id,
-            chunk_mass, source, positions, GIVEN, NUM_CHUNKS, SPAN, BLOCK,
+            chunk_prob, source, positions, GIVEN, NUM_CHUNKS, SPAN, BLOCK,
         )  # fmt: skip
-        margin = _lead_of(token_id, best_id, margin, row, logits, stride, largest, warmth)
+        margin = _margin_of(token_id, best_id, margin, row, logits, stride, largest, warmth)
     tl.store(chosen + row, token_id)
-    tl.store(leads + row, margin)
+    tl.store(margins + row, margin)
 
 
 def expect_window(window: float) -> None:
@@ -112,32 +112,32 @@ def expect_window(window: float) -> None:
         raise EngineError(f"window is {window}; it must be 0, or from {SMALLEST_WINDOW} to 1")
 
 
-def guess_nearest(
-    shaped: ShapedLogits, space: SamplingWorkspace, window: float, chosen: Tensor, leads: Tensor
+def draft_nearest(
+    shaped: ShapedLogits, space: SamplingWorkspace, window: float, chosen: Tensor, margins: Tensor
 ) -> None:
     """chosen: [R] int64, leads: [R] float32; what `best` and `lead` say where there is no temperature or token.
 
-    window: from SMALLEST_WINDOW to 1. space: best, lead, largest, chunk_weight, the edges and chunk_mass of these
+    window: from SMALLEST_WINDOW to 1. space: best, lead, largest, chunk_weight, the edges and chunk_prob of these
     rows. Two launches.
     """
     if not shaped.num_rows:
         return
-    _chunk_guess[(shaped.num_rows, space.num_chunks)](
-        *space.mass_arguments(shaped), space.chunk_mass, *shaped.noise, _bits(window), space.chunk_inside,
+    _chunk_draft[(shaped.num_rows, space.num_chunks)](
+        *space.prob_arguments(shaped), space.chunk_prob, *shaped.noise, _bits(window), space.chunk_inside,
         space.chunk_first, GIVEN=shaped.is_given, **space.sizes, **EXACT,
     )  # fmt: skip
-    _row_guess[(shaped.num_rows,)](
-        shaped.logits, shaped.stride, shaped.width, space.largest, space.best, space.lead,
-        shaped.rows.temperature, space.chunk_inside, space.chunk_first, chosen, leads,
+    _row_draft[(shaped.num_rows,)](
+        shaped.logits, shaped.stride, shaped.width, space.largest, space.best, space.margin,
+        shaped.rows.temperature, space.chunk_inside, space.chunk_first, chosen, margins,
         NUM_CHUNKS=space.num_chunks, SPAN=space.span, **EXACT,
     )  # fmt: skip
 
 
-def guess_drawn(shaped: ShapedLogits, space: SamplingWorkspace, chosen: Tensor, leads: Tensor) -> None:
-    """As guess_nearest with a window of 0: what draw_tokens takes. One launch."""
+def draft_drawn(shaped: ShapedLogits, space: SamplingWorkspace, chosen: Tensor, margins: Tensor) -> None:
+    """As draft_nearest with a window of 0: what draw_tokens takes. One launch."""
     if shaped.num_rows:
-        _drawn_guess[(shaped.num_rows,)](
-            *space.mass_arguments(shaped), space.chunk_mass, *shaped.noise, space.lead, chosen, leads,
+        _drawn_draft[(shaped.num_rows,)](
+            *space.prob_arguments(shaped), space.chunk_prob, *shaped.noise, space.margin, chosen, margins,
             GIVEN=shaped.is_given, **space.sizes, **EXACT,
         )  # fmt: skip
 
