@@ -67,7 +67,7 @@ class Tokenwise:
             self.sampler.noise(slots, positions, Purpose.TOKEN),
             self.sampler.noise(slots, positions, self.replace_purpose, starts),
         )
-        return rows.verdicts(self.sampler, prepared, last, draw(left, noise).numpy())
+        return rows.acceptance_results(self.sampler, prepared, last, draw(left, noise).numpy())
 
 
 def target_instead_of_residual(target_probs: Tensor, _draft_probs: Tensor) -> Tensor:

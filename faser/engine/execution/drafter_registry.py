@@ -35,8 +35,9 @@ class DraftModelParts:
 class DrafterParts:
     """What an engine has that drafters work on. max_rows: most rows of a pass. model: None: none was loaded.
 
-    sampling: the parameters of every slot, of the target's sampler. num_top: how many likely tokens a model names beside each that it drafts; 0: none. samples_in_runner: drafts
-    that are point masses are chosen by the runner, and go from pass to pass without a wait.
+    sampling: the parameters of every slot, of the target's sampler. num_top: how many likely tokens a model names
+    beside each that it drafts; 0: none. samples_in_runner: drafts that are point masses are chosen by the runner,
+    and go from pass to pass without a wait.
     """
 
     target: Runner

@@ -164,7 +164,8 @@ class Backend(Protocol):
         """Prepare a product with weight [N, K] (and bias [N]) for `linear` and `embed`.
 
         Copies: the argument may be freed. The dtype of the weight is the dtype of the product's input. A quantised
-        weight is for `linear` only, takes any input of the backend's types, and quantises it: see kernels/interface/fp8.py.
+        weight is for `linear` only, takes any input of the backend's types, and quantises it: see
+        kernels/interface/fp8.py.
 
         Raises ConfigError for a quantised weight where has_fp8 is False, or whose sizes have no kernel.
         """

@@ -33,8 +33,9 @@ class RejectionKernels(Protocol):
     def judge(self, logits: Tensor, drafts: RejectionInputs, draft_probs: Tensor) -> tuple[Ints, Ints]:
         """[S] how many draft tokens are accepted, and [S] the bonus or recovered token that follows them.
 
-        A row that has a NaN or no finite maximum accepts nothing; a sequence that ends at such a row gets NO_TOKEN.
-        logits: [R, V] float32, each row contiguous, after the logits processors; overwritten. draft_probs: [T, V]
-        float64, the distribution that each draft token was drawn from. Waits for the device once, at its end.
+        A row that has a NaN or no finite maximum accepts nothing; a sequence that ends at such a row gets
+        NO_TOKEN. logits: [R, V] float32, each row contiguous, after the logits processors; overwritten.
+        draft_probs: [T, V] float64, the distribution that each draft token was drawn from. Waits for the device
+        once, at its end.
         """
         ...

@@ -23,7 +23,7 @@ def test_answer_has_what_openai_sends(client: openai.OpenAI) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 6)
 
 
-def test_limit_is_16_tokens_if_none_is_given(client: openai.OpenAI, engine: FakeEngine) -> None:
+def test_limit_is_16_tokens_if_none_has_uniforms(client: openai.OpenAI, engine: FakeEngine) -> None:
     engine.script = saying("x" * 20)
     (choice,) = client.completions.create(model="tiny", prompt="Say").choices
     assert (choice.text, choice.finish_reason) == ("x" * 16, "length")

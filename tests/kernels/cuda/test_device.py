@@ -15,7 +15,7 @@ def facts(*capabilities: tuple[int, int], build: str | None = "13.0") -> CudaFac
 
 
 @pytest.mark.parametrize("device, index", [("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
-def test_a_device_that_will_do_is_given_with_its_number(device: str, index: int) -> None:
+def test_a_device_that_will_do_has_uniforms_with_its_number(device: str, index: int) -> None:
     assert open_cuda(device, facts(HOPPER, (8, 0))) == torch.device("cuda", index)
 
 

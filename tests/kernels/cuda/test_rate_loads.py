@@ -124,7 +124,7 @@ def test_where_there_is_too_little_both_numbers_are_named(free: int) -> None:
         copy_tensor_bytes(free * MIB)
 
 
-def test_what_torch_keeps_is_given_back_before_and_afterwards() -> None:
+def test_what_torch_keeps_has_uniforms_back_before_and_afterwards() -> None:
     """Caught: a count of free memory that leaves out what torch only keeps, memory that stays with torch."""
     memory = FakeMemory(total_bytes=400 * MIB, kept=300 * MIB)
     with pytest.raises(GreenContextError, match="there are 400"), rate_loads(CPU, 132, memory):

@@ -46,7 +46,8 @@ class DraftTokens:
 class DraftRows:
     """The rows that get a draft token, [R] each. positions: of the tokens.
 
-    draft_starts: positions of the first tokens of their drafts. wants_top_ids: the likeliest tokens are to be named as well, by a sampler that can.
+    draft_starts: positions of the first tokens of their drafts. wants_top_ids: the likeliest tokens are to be
+    named as well, by a sampler that can.
     """
 
     slots: NDArray[np.int64]

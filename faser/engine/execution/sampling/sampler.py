@@ -3,8 +3,8 @@
     logits -> logits processors -> kernels (temperature, truncation, draw) -> tokens, and log probabilities
 
 Equal logits, request, seed, position and output so far give an equal token, whatever the slot and the other rows.
-`sample` does it all for one row per sequence. The verifiers, which have several rows per sequence with draft tokens
-between them, call the stages one by one. Knows nothing of models, blocks, schedules and acceptance.
+`sample` does it all for one row per sequence. The verifiers, which have several rows per sequence with draft
+tokens between them, call the stages one by one. Knows nothing of models, blocks, schedules and acceptance.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -284,7 +284,8 @@ class Sampler:
     def fixed_point_probs(self, prepared: PreparedRows) -> Tensor:
         """[R, V] float32 whole numbers, in place of the logits, from which each row's token is drawn.
 
-        They are proportional to the probabilities. A greedy row has a single nonzero one, a row with an error none.
+        They are proportional to the probabilities. A greedy row has a single nonzero one, a row with an error
+        none.
         """
         logits = prepared.logits
         random = self._state.is_random(prepared.slots) & prepared.sound

@@ -26,7 +26,10 @@ from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata, Sa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTokens:
-    """token_ids: [N]; NO_TOKEN where logits are not numbers. margins: [N], of draft tokens: over the best other."""
+    """token_ids: [N]; NO_TOKEN where logits are not numbers.
+
+    margins: [N], of draft tokens: over the best other.
+    """
 
     token_ids: Ints
     margins: Reals | None = None
@@ -37,7 +40,7 @@ class PendingTokens(Protocol):
 
     @property
     def tokens(self) -> Tensor:
-        """[N] int64 where the model runs, for work launched after the sampling; the next sampling overwrites it."""
+        """[N] int64 where the model runs, for work launched later; the next sampling overwrites it."""
         ...
 
     def wait(self) -> SampledTokens:
@@ -71,7 +74,10 @@ def sample_on_host(kernels: SamplingKernels, logits: Tensor, metadata: SamplingM
 def draft_on_host(
     kernels: SamplingKernels, logits: Tensor, metadata: SamplingMetadata | None, window: float
 ) -> tuple[Ints, Reals]:
-    """[N] each row's draft token, NO_TOKEN where it has none, and [N] its margin. metadata: None: all are greedy."""
+    """[N] each row's draft token, NO_TOKEN where it has none, and [N] its margin.
+
+    metadata: None: all are greedy.
+    """
     token_ids, margins = kernels.best_and_margin(logits)
     if metadata is None:
         return token_ids, margins
@@ -168,7 +174,10 @@ def _log(min_p: NDArray[np.float64]) -> NDArray[np.float32] | float:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTokens:
-    """PendingTokens that are being copied to the host. margins_at: words before the margins; None: there are none."""
+    """PendingTokens that are being copied to the host.
+
+    margins_at: words before the margins; None: there are none.
+    """
 
     tokens: Tensor
     count: int

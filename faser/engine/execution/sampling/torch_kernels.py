@@ -80,7 +80,7 @@ class TorchSamplingKernels:
 def nearest(fixed_probs: Tensor, noise: Tensor, window: float) -> Tensor:
     """[R] the token with the most probability within window of the number; a window of 0 gives the one it is in.
 
-    masses: [R, V] whole numbers, not normalised. noise: [R] float64 in [0, 1).
+    fixed_probs: [R, V] whole numbers, not normalised. noise: [R] float64 in [0, 1).
     """
     if window == 0:
         return draw(fixed_probs, noise)

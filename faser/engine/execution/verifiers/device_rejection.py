@@ -1,4 +1,4 @@
-"""Rejection sampling where the logits are: the rule, the noise and the tokens of rejection.py, and one wait."""
+"""Rejection sampling by kernels where the logits are: rule, noise and tokens of rejection.py, with one wait."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ from faser.kernels.interface.rejection_kernels import RejectionInputs, Rejection
 
 
 class DeviceRejection:
-    """See Verifier. Waits once more only where a row has no token, to say why.
+    """See Verifier. Waits a second time only where a row has no token, to say why.
 
-    kernels: give the verdicts. point_masses: judges drafts that come without probabilities.
+    point_masses: the verifier of drafts that come without probabilities.
     """
 
     def __init__(self, sampler: Sampler, kernels: RejectionKernels, point_masses: Verifier) -> None:
@@ -35,7 +35,7 @@ class DeviceRejection:
         last = rows.first + num_accepted
         best = np.zeros(len(rows.drafted), dtype=np.int64)  # only NO_TOKEN in the rows reached matters
         best[last] = final_ids
-        return rows.verdicts(self._sampler, self._sampler.with_errors(processed, best), last, final_ids)
+        return rows.acceptance_results(self._sampler, self._sampler.with_errors(processed, best), last, final_ids)
 
     def _drafts(self, rows: JudgedRows, processed: ProcessedLogits) -> RejectionInputs:
         return RejectionInputs(

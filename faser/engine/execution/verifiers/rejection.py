@@ -1,11 +1,15 @@
-"""Rejection sampling of drafted tokens: each is judged by its own two probabilities.
+"""Rejection sampling of draft tokens: each is accepted or rejected by its own two probabilities.
 
-Leviathan et al., arXiv:2211.17192, algorithm 1. p there is target_probs here, the distribution that is left after
-bias, penalties, temperature and truncation; q is draft_probs, what the token was drawn from. The functions of
-probabilities are the rule; they are float64 and exact to rounding, so that their law can be enumerated.
+Leviathan et al., arXiv:2211.17192, algorithm 1. p there is target_probs here, the distribution after logits
+processors, temperature and truncation; q is draft_probs, the distribution that the token was drawn from. The
+functions of probabilities are the rule; they are float64 and exact to rounding, so that tests can enumerate the
+distribution of the output. The final token of a sequence is
 
-Ragged drafts need no branch: the row behind a draft judges a token that the drafter cannot have drawn. It is
-refused, and with draft_probs of zero its replacement has the law of the target itself.
+    the bonus token        after a draft that is accepted whole: drawn as without speculation, bit for bit
+    the recovered token    after a rejection: drawn from the residual (p - q)+
+
+Drafts of different lengths need no branch: the row after a draft judges a token that the drafter cannot have
+drawn. It is rejected, and with draft_probs of zero its recovered token has the distribution of the target.
 """
 
 from collections.abc import Sequence
@@ -27,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 def accept_probs(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """Probability that a drafted token is accepted; 0 where the drafter cannot have drawn it.
+    """Probability that a draft token is accepted; 0 where the drafter cannot have drawn it.
 
     target_probs, draft_probs: of the tokens, float64, of one shape; not written to.
     """
@@ -43,10 +47,10 @@ def residual_probs(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
 
 
 def recovered_probs(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """`residual_probs`, what a token is drawn from after a refusal.
+    """`residual_probs`, from which the recovered token is drawn.
 
-    A row in which nothing is left, because the two differ by rounding only, has the target's own: it is reached
-    with a probability of that order.
+    A row whose residual is empty, because the two distributions differ by rounding only, gets the target's
+    distribution instead; such a row is reached with a probability of that order.
     """
     fixed_probs = residual_probs(target_probs, draft_probs)
     empty = fixed_probs.sum(-1, keepdim=True) == 0
@@ -54,7 +58,7 @@ def recovered_probs(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
 
 
 class Rejection:
-    """Token-wise rejection sampling, for drafts that were sampled; None as draft_probs: for point masses."""
+    """Token-wise rejection sampling, for drafts with draft_probs; without them they count as point masses."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -66,15 +70,16 @@ class Rejection:
         trial = Trial.of(self._sampler, logits, sequences, draft_probs)
         accepted = trial.noise < accept_probs(trial.target_probs, trial.draft_probs)
         last = trial.rows.last_reached(accepted.numpy(force=True))
-        return trial.verdicts(last, np.ones(len(last)))
+        return trial.acceptance_results(last, np.ones(len(last)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A step whose drafts were sampled, with all that verdicts are made of; block.py judges by it as well.
+    """What rejection sampling and block verification know of a step before they accept anything.
 
-    prepared.logits: the masses. target_probs, draft_probs, noise: [R] float64, of each row's drafted token: what
-    the target and the drafter give it, and the number that decides; anything in a row that judges nothing.
+    prepared.logits: the fixed-point probabilities. target_probs, draft_probs, noise: [R] float64, of each row's
+    draft token: its probability by the target and by the drafter, and the random number that decides; meaningless
+    in a row that judges no token.
     """
 
     sampler: Sampler
@@ -89,7 +94,7 @@ class Trial:
     def of(
         cls, sampler: Sampler, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None
     ) -> "Trial":
-        """Overwrites logits with the masses. draft_probs: as in Verifier."""
+        """Overwrites logits with the fixed-point probabilities. draft_probs: as in Verifier."""
         rows = lay_out(sequences)
         prepared = rows.prepare(sampler, logits)
         fixed_probs = sampler.fixed_point_probs(prepared)
@@ -104,25 +109,25 @@ class Trial:
             noise=accept_noise(sampler, rows, prepared),
         )
 
-    def verdicts(self, last: Ints, survival: Floats) -> list[AcceptanceResult]:
+    def acceptance_results(self, last: Ints, survival: Floats) -> list[AcceptanceResult]:
         """last: [S] the last row reached of each sequence. survival: as in final_tokens."""
         final_ids = final_tokens(self.sampler, self.rows, self.prepared, last, self.draft_distribution, survival)
-        return self.rows.verdicts(self.sampler, self.prepared, last, final_ids)
+        return self.rows.acceptance_results(self.sampler, self.prepared, last, final_ids)
 
 
 def row_totals(fixed_probs: Tensor) -> Tensor:
-    """[R] float64, exact; 1 for a row without masses, so that it can be divided by."""
+    """[R] float64 sums, exact; 1 for a row of zeros, so that a division by it is defined."""
     return fixed_probs.sum(-1, dtype=torch.float64).clamp_(min=1.0)
 
 
 def drafted_target_probs(rows: JudgedRows, fixed_probs: Tensor) -> Tensor:
-    """[R] float64, the target's probability of each row's drafted token; anything where there is none."""
+    """[R] float64, the target's probability of each row's draft token; meaningless where there is none."""
     drafted = torch.from_numpy(rows.drafted).to(fixed_probs.device).clamp(min=0)
     return fixed_probs.gather(-1, drafted[:, None])[:, 0].double() / row_totals(fixed_probs)
 
 
 def accept_noise(sampler: Sampler, rows: JudgedRows, prepared: PreparedRows) -> Tensor:
-    """[R] float64, of the verdicts on the rows' drafted tokens."""
+    """[R] float64, the random numbers that accept or reject the rows' draft tokens."""
     starts = prepared.positions[rows.first][rows.sequence]
     return sampler.noise(prepared.slots, prepared.positions, Purpose.ACCEPT, starts)
 
@@ -135,11 +140,10 @@ def final_tokens(
     draft_distribution: DraftDistribution,
     survival: Floats,
 ) -> Ints:
-    """[S] the target's own token at the last row reached of each sequence.
+    """[S] the bonus or recovered token of each sequence, at the last row that it reaches.
 
-    Behind a whole draft it is drawn as without speculation, bit for bit; elsewhere from what the drafted token
-    has left: (survival * target_probs - draft_probs)+, survival [S] being 1 where tokens are judged one by one.
-    prepared.logits: the masses.
+    The residual of a recovered token is (survival * target_probs - draft_probs)+. survival: [S], 1 where tokens
+    are judged one by one. prepared.logits: the fixed-point probabilities.
     """
     device = prepared.logits.device
     whole = last == rows.first + rows.num_drafts

@@ -20,7 +20,7 @@ from faser.engine.execution.drafters.draft_samplers import (
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
 )
-from faser.engine.execution.sampling.distribution import draw, scale, fixed_point_probs
+from faser.engine.execution.sampling.distribution import draw, fixed_point_probs, scale
 from faser.engine.execution.sampling.noise import Purpose, uniforms
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.state import SamplingState

@@ -16,9 +16,9 @@ from faser.engine.execution.sampling.distribution import (
     choose,
     draw,
     final_probs,
+    fixed_point_probs,
     kept_probs,
     scale,
-    fixed_point_probs,
 )
 
 OFF = (0.0, 0, 1.0)
@@ -115,7 +115,9 @@ def test_truncation_keeps_what_transformers_keeps(
     fixed_probs = kept_probs(scale(logits, torch.full((20,), 0.8)), truncation([cut] * 20)).double()
 
     assert torch.equal(fixed_probs > 0, expected > 0)
-    torch.testing.assert_close((fixed_probs / fixed_probs.sum(-1, keepdim=True)).float(), expected, rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(
+        (fixed_probs / fixed_probs.sum(-1, keepdim=True)).float(), expected, rtol=1e-4, atol=1e-9
+    )
 
 
 def test_ties_at_the_edge_go_to_the_lower_ids() -> None:

@@ -39,7 +39,7 @@ from tests.engine.execution.cuda_graphs.test_graph_runner import (
     Side,
     write_heads_of_64,
 )
-from tests.kernels.cuda.fake_graph import FakeRejectionKernels, FakeLogitsProcessorKernels
+from tests.kernels.cuda.fake_graph import FakeLogitsProcessorKernels, FakeRejectionKernels
 
 SLOTS, NUM_TOKENS, EOS = 4, 7, (2,)
 SIZES = GraphSizes(rows=(4, 12), most_sequences=SLOTS, blocks_each=WIDTH)

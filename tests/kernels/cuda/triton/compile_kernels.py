@@ -19,8 +19,8 @@ from faser.kernels.cuda.triton.common.tensors import EXACT
 
 TYPES = {
     "*fp32": (
-        "logits chunk_largest chunk_next largest best_margin margin margins temperature log_min_p fixed_probs angles scales "
-        "row_scales column_scales"
+        "logits chunk_largest chunk_next largest best_margin margin margins temperature log_min_p fixed_probs "
+        "angles scales row_scales column_scales"
     ),
     "*fp64": "out bias output_counts repetition frequency presence top_p draft_probs chunk_inside",
     "*i64": (

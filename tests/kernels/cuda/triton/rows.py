@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.kernels.cuda.triton.sampling.token_kernels import TokenKernels
-from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace, ShapedLogits
+from faser.kernels.cuda.triton.sampling.workspace import SamplingInputs, SamplingWorkspace
 from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -57,9 +57,9 @@ class Case:
             positions=on_device(self.positions),
         )
 
-    def shaped(self) -> ShapedLogits:
+    def shaped(self) -> SamplingInputs:
         """With a copy of the logits."""
-        return ShapedLogits(logits=self.logits.clone().to(DEVICE), rows=self.rows)
+        return SamplingInputs(logits=self.logits.clone().to(DEVICE), rows=self.rows)
 
     def kernels(self, *, block: int = 16) -> TokenKernels:
         num_rows, width = self.logits.shape

@@ -10,7 +10,10 @@ from faser.kernels.interface.sampling_kernels import Ints
 
 
 class MinTokens:
-    """See LogitsProcessor. The tokens are the request's stop_token_ids and, unless it ignores them, the EOS ones."""
+    """See LogitsProcessor.
+
+    The tokens are the request's stop_token_ids and, unless it ignores them, the EOS ones.
+    """
 
     reads_output = False
 

@@ -1,4 +1,4 @@
-"""Which tokens one sequence has seen, and how often it generated each: the context of the penalties."""
+"""Which tokens a sequence contains, and how often it has generated each: what the penalties depend on."""
 
 from collections.abc import Sequence
 

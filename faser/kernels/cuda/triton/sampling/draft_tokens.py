@@ -1,14 +1,15 @@
-"""Guesses at what another model will draw with the same number, and how far each leads; see TokenChoice.nearest.
+"""Draft tokens: predictions of what another model draws with the same number, and their margins.
 
-The masses of a row lie side by side, in the order of token ids. The guess is the token with most of the stretch
-around the number; with a window of 0 it is the token at the number, as drawn.
+The contract is SamplingKernels.nearest. The probabilities of a row fill [0, 1] in the order of token ids. The
+prediction is the token with most of the window around the number; with a window of 0 it is the token at the
+number.
 
-    mass      |  0  |   1   | 2 |       3        |  4  |
-    number                           |
-    window              |------------|------------|            3 has most of it
+    probability |  0  |   1   | 2 |       3        |  4  |
+    number                             |
+    window                |------------|------------|            3 has most of it
 
-Each chunk finds its own best of it, then each row the best of its chunks. Ends of the stretch are float64, rounded
-as engine/execution/sampling/torch_kernels.py does it, one operation after the other.
+Each chunk finds its best token, then each row the best of its chunks. Ends of the window are float64, rounded as
+engine/execution/sampling/torch_kernels.py does it, one operation after the other.
 """
 
 import struct
@@ -21,14 +22,14 @@ from faser.kernels.cuda.triton.common.tensors import EXACT, jit
 from faser.kernels.cuda.triton.sampling.draws import drawn
 from faser.kernels.cuda.triton.sampling.fixed_point import kept_probs
 from faser.kernels.cuda.triton.sampling.noise import row_number
-from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace, ShapedLogits
+from faser.kernels.cuda.triton.sampling.workspace import SamplingInputs, SamplingWorkspace
 
 SMALLEST_WINDOW = 2.0**-20  # a narrower one might be empty once its ends are rounded
 
 
 @jit
 def _margin_of(token_id, best_id, best_margin, row, logits, stride, largest, warmth):
-    """float32, by how much a token's scaled logit exceeds all others: below 0 unless it is the most likely."""
+    """float32, a token's scaled logit minus the largest other: below 0 unless it is the most likely token."""
     behind = tl.load(logits + row.to(tl.int64) * stride + token_id) - tl.load(largest + row)
     return tl.div_rn(tl.where(token_id == best_id, best_margin, behind), warmth)
 
@@ -39,7 +40,7 @@ def _chunk_draft(
     source, positions, window_bits, chunk_inside, chunk_first,
     GIVEN: tl.constexpr, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """chunk_first: the first token of a chunk with most of the stretch. chunk_inside: how much, 0 without any."""
+    """chunk_first: the first token of a chunk with most of the window. chunk_inside: how much, 0 without any."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     if (tl.load(best + row) >= 0) & (tl.load(temperature + row) > 0):
         chunks = tl.arange(0, SPAN)
@@ -113,18 +114,18 @@ def expect_window(window: float) -> None:
 
 
 def draft_nearest(
-    shaped: ShapedLogits, space: SamplingWorkspace, window: float, chosen: Tensor, margins: Tensor
+    shaped: SamplingInputs, space: SamplingWorkspace, window: float, chosen: Tensor, margins: Tensor
 ) -> None:
-    """chosen: [R] int64, leads: [R] float32; what `best` and `lead` say where there is no temperature or token.
+    """Fill chosen [R] int64 and margins [R] float32; with `best` and its margin without a temperature or a token.
 
-    window: from SMALLEST_WINDOW to 1. space: best, lead, largest, chunk_weight, the edges and chunk_prob of these
-    rows. Two launches.
+    window: from SMALLEST_WINDOW to 1. space: best, margin, largest, chunk_weight, the edges and chunk_prob of
+    these rows. Two launches.
     """
     if not shaped.num_rows:
         return
     _chunk_draft[(shaped.num_rows, space.num_chunks)](
         *space.prob_arguments(shaped), space.chunk_prob, *shaped.noise, _bits(window), space.chunk_inside,
-        space.chunk_first, GIVEN=shaped.is_given, **space.sizes, **EXACT,
+        space.chunk_first, GIVEN=shaped.has_uniforms, **space.sizes, **EXACT,
     )  # fmt: skip
     _row_draft[(shaped.num_rows,)](
         shaped.logits, shaped.stride, shaped.width, space.largest, space.best, space.margin,
@@ -133,12 +134,12 @@ def draft_nearest(
     )  # fmt: skip
 
 
-def draft_drawn(shaped: ShapedLogits, space: SamplingWorkspace, chosen: Tensor, margins: Tensor) -> None:
+def draft_drawn(shaped: SamplingInputs, space: SamplingWorkspace, chosen: Tensor, margins: Tensor) -> None:
     """As draft_nearest with a window of 0: what draw_tokens takes. One launch."""
     if shaped.num_rows:
         _drawn_draft[(shaped.num_rows,)](
             *space.prob_arguments(shaped), space.chunk_prob, *shaped.noise, space.margin, chosen, margins,
-            GIVEN=shaped.is_given, **space.sizes, **EXACT,
+            GIVEN=shaped.has_uniforms, **space.sizes, **EXACT,
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A token of each row, by the number that falls on the running sum of its masses. Sums by chunk must be there."""
+"""A token of each row: the one at which the running sum of probabilities passes the row's random number."""
 
 import triton.language as tl
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from faser.kernels.cuda.triton.common.tensors import EXACT, jit
 from faser.kernels.cuda.triton.sampling.fixed_point import exceeding, kept_probs, threshold
 from faser.kernels.cuda.triton.sampling.noise import row_number
-from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace, ShapedLogits
+from faser.kernels.cuda.triton.sampling.workspace import SamplingInputs, SamplingWorkspace
 
 
 @jit
@@ -15,7 +15,7 @@ def drawn(
     source, positions,
     GIVEN: tl.constexpr, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """int64, of a row with a temperature: the first token at which the sum exceeds the number's share of all."""
+    """int64, of a row with a temperature: the first token at which the sum exceeds number times total."""
     chunks = tl.arange(0, SPAN)
     sums = tl.load(chunk_prob + row * NUM_CHUNKS + chunks, mask=chunks < NUM_CHUNKS, other=0)
     limit = threshold(row_number(source, positions, row, GIVEN), tl.sum(sums))
@@ -45,13 +45,13 @@ def _draw(
     tl.store(chosen + row, token_id)
 
 
-def draw_tokens(shaped: ShapedLogits, space: SamplingWorkspace, chosen: Tensor) -> None:
-    """chosen: [R] int64; what `best` says where a row has no temperature or no token.
+def draw_tokens(shaped: SamplingInputs, space: SamplingWorkspace, chosen: Tensor) -> None:
+    """Fill chosen [R] int64; with `best` where a row has no temperature or no token.
 
     space: best, largest, chunk_weight, the edges and chunk_prob of these rows.
     """
     if shaped.num_rows:
         _draw[(shaped.num_rows,)](
-            *space.prob_arguments(shaped), space.chunk_prob, *shaped.noise, chosen, GIVEN=shaped.is_given,
+            *space.prob_arguments(shaped), space.chunk_prob, *shaped.noise, chosen, GIVEN=shaped.has_uniforms,
             **space.sizes, **EXACT,
         )  # fmt: skip

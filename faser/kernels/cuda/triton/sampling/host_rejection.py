@@ -1,4 +1,4 @@
-"""Verdicts on sampled drafts by Triton, for callers on the host: one copy to the device, and one back.
+"""Rejection sampling of drafts by Triton, for callers on the host: one copy to the device, and one back.
 
 Kernels are compiled, or read from Triton's cache, when they are first called. Not yet run on a GPU.
 """
@@ -12,7 +12,7 @@ from faser.kernels.cuda.triton.common.host_arrays import upload_words
 from faser.kernels.cuda.triton.common.tensors import next_power_of_2
 from faser.kernels.cuda.triton.sampling.rejection import SampledDrafts, judge_sampled
 from faser.kernels.cuda.triton.sampling.token_kernels import TokenKernels
-from faser.kernels.cuda.triton.sampling.workspace import BLOCK, SamplingWorkspace, ShapedLogits
+from faser.kernels.cuda.triton.sampling.workspace import BLOCK, SamplingInputs, SamplingWorkspace
 from faser.kernels.interface.rejection_kernels import RejectionInputs
 from faser.kernels.interface.sampling_kernels import Ints
 from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata
@@ -21,7 +21,7 @@ from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata
 class TritonRejectionKernels:
     """See RejectionKernels, for logits on the accelerator's device. One lane. block: columns of a program.
 
-    The workspace is made for the first drafts, and again when more rows come or another vocabulary.
+    The workspace is made for the first drafts, and again for more rows or another vocabulary.
     """
 
     def __init__(self, accelerator: Accelerator, *, block: int = BLOCK) -> None:
@@ -39,7 +39,7 @@ class TritonRejectionKernels:
         metadata = drafts.metadata
         random = metadata.temperature > 0
         kernels.fixed_point_probs(
-            ShapedLogits(logits=logits, rows=rows),
+            SamplingInputs(logits=logits, rows=rows),
             top_k=bool((random & (metadata.top_k > 0)).any()),
             top_p=bool((random & (metadata.top_p < 1)).any()),
         )

@@ -1,14 +1,15 @@
-"""Verdicts on drafts that were sampled: each drafted token is judged by its own two probabilities.
+"""Rejection sampling of drafts: each draft token is accepted or rejected by its own two probabilities.
 
-Leviathan et al., arXiv:2211.17192, algorithm 1, as engine/execution/verifiers/rejection.py has it, bit for bit: p there
-is what the target's masses say, q what the token was drawn from. Rows lie as in kernels/interface/rejection_kernels.py:
+Leviathan et al., arXiv:2211.17192, algorithm 1, bit for bit as engine/execution/verifiers/rejection.py has it: p
+there is the target's fixed-point probability, q the probability the token was drawn with. Rows lie as in
+kernels/interface/rejection_kernels.py:
 
     row             |  0    1    2    |   3   |   4     5    |
     drafted         |  x_1  x_2   -   |   -   |   x_1   -    |
     draft_probs     |  0    1         |       |   2          |   line of row r of sequence s: r - s
 
 The residual (p - q)+ takes two passes: sums by chunk of the one row of each sequence that needs it, then the chunk
-in which the number falls. Three launches for all sequences, no wait for the device. Knows nothing of logits.
+that contains the random number. Three launches for all sequences, no wait for the device. Knows nothing of logits.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torch import Tensor
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common.tensors import EXACT, expect, expect_lines, jit, next_power_of_2
 from faser.kernels.cuda.triton.sampling import noise
-from faser.kernels.cuda.triton.sampling.fixed_point import PROB_ONE, NO_ID, exceeding, row_sum, threshold
+from faser.kernels.cuda.triton.sampling.fixed_point import NO_ID, PROB_ONE, exceeding, row_sum, threshold
 from faser.kernels.cuda.triton.sampling.noise import uniform
 from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace
 from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata
@@ -31,10 +32,10 @@ _REPLACE = tl.constexpr(noise.REPLACE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledDrafts:
-    """S sequences, R rows, T = R - S drafted tokens.
+    """S sequences, R rows, T = R - S draft tokens.
 
-    drafted: [R] int64, NO_TOKEN in the last row of a sequence. draft_probs: [T, V] float64 or float32, rows in
-    line. first_row: [S + 1] int32, R at the end; each sequence has from 1 to max_draft + 1 rows.
+    drafted: [R] int64, NO_TOKEN in the last row of a sequence. draft_probs: [T, V] float64 or float32, each row
+    contiguous. first_row: [S + 1] int32, R at the end; each sequence has from 1 to max_draft + 1 rows.
     """
 
     drafted: Tensor
@@ -94,8 +95,8 @@ def _residual_sums(
     if row + 1 < tl.load(first_row + s + 1):
         columns = chunk * BLOCK + tl.arange(0, BLOCK)
         residual, target = _left_probs(
-            fixed_probs, stride, draft_probs, draft_stride, row_sum(chunk_prob, row, NUM_CHUNKS, SPAN), row, row - s,
-            columns, width,
+            fixed_probs, stride, draft_probs, draft_stride, row_sum(chunk_prob, row, NUM_CHUNKS, SPAN), row,
+            row - s, columns, width,
         )  # fmt: skip
         tl.store(chunk_residual + s * NUM_CHUNKS + chunk, tl.sum(residual))
         tl.store(chunk_target + s * NUM_CHUNKS + chunk, tl.sum(target))
@@ -103,13 +104,14 @@ def _residual_sums(
 
 @jit
 def _draw_final(
-    fixed_probs, stride, width, best, chunk_prob, draft_probs, draft_stride, first_row, num_accepted, chunk_residual,
-    chunk_target, seeds, positions, final_ids,
+    fixed_probs, stride, width, best, chunk_prob, draft_probs, draft_stride, first_row, num_accepted,
+    chunk_residual, chunk_target, seeds, positions, final_ids,
     NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Behind a whole draft from the masses, as without speculation; elsewhere from what the draft has left.
+    """The bonus token after a draft that is accepted whole, as without speculation; else the recovered token.
 
-    Where nothing is left, because the two differ by rounding only, it is from the target's own probabilities.
+    A residual that is empty, because the two distributions differ by rounding only, is replaced by the target's
+    probabilities.
     """
     s = tl.program_id(0)
     row = (tl.load(first_row + s) + tl.load(num_accepted + s)).to(tl.int64)
@@ -151,18 +153,19 @@ def judge_sampled(
     num_accepted: Tensor,
     final_ids: Tensor,
 ) -> None:
-    """num_accepted [S] int32: drafted tokens before the first refused one. own [S] int64: the token there.
+    """Fill num_accepted [S] int32, draft tokens before the first rejected one, and final_ids [S] int64.
 
-    masses: [R, V] float32, what TokenKernels.masses put in place of the logits, with this `space` since. A row
-    without a token accepts nothing, and is NO_TOKEN as its sequence's own. rows: seeds and positions are used.
-    Raises EngineError for tensors that do not fit; what first_row says is trusted, for it is on the device.
+    fixed_probs: [R, V] float32, written by TokenKernels.fixed_point_probs in place of the logits, with this
+    `space` since. A row without a token accepts nothing and gives NO_TOKEN. rows: only seeds and positions are
+    read. Raises EngineError for tensors that do not fit; the values of first_row are not checked, because they are
+    on the device.
     """
     num_rows, width = fixed_probs.shape
     num_sequences = len(drafts.first_row) - 1
     if drafts.max_draft < 0:
         raise EngineError(f"max_draft is {drafts.max_draft}; the least is 0")
     space.expect_room(num_rows, width)
-    expect_lines("masses", fixed_probs, (num_rows, width), torch.float32, like=fixed_probs)
+    expect_lines("fixed_probs", fixed_probs, (num_rows, width), torch.float32, like=fixed_probs)
     expect("drafted", drafts.drafted, (num_rows,), torch.int64, like=fixed_probs)
     num_drafted = num_rows - num_sequences
     expect_lines(

@@ -1,12 +1,12 @@
-"""Tokens from logits, guesses at them, or the masses they are drawn from.
+"""Tokens, draft tokens, or the fixed-point probabilities that tokens are drawn from, all from logits.
 
-The same tokens and masses, bit for bit, as engine/execution/sampling/distribution.py defines them, and not one wait for the device: what
-is wrong with a row becomes NO_TOKEN. Launches, for any number of rows:
+The same results, bit for bit, as engine/execution/sampling/distribution.py defines them, without a wait for the
+device: a row that has no token gets NO_TOKEN. Launches, for any number of rows:
 
     no row has a temperature      2
-    some row has one              5, 6 for a guess with a window; 10 more for top_k, 11 for top_p
+    some row has one              5, 6 for drafts with a window; 10 more for top_k, 11 for top_p
 
-Rows without a temperature are left alone by all that is behind the first two. Knows nothing of drafts.
+Only the first two launches work on rows without a temperature. Knows nothing of acceptance.
 """
 
 import torch
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from faser.kernels.cuda.triton.common.tensors import EXACT, expect, jit
 from faser.kernels.cuda.triton.sampling.best import find_best
+from faser.kernels.cuda.triton.sampling.draft_tokens import draft_drawn, draft_nearest, expect_window
 from faser.kernels.cuda.triton.sampling.draws import draw_tokens
-from faser.kernels.cuda.triton.sampling.draft_tokens import expect_window, draft_drawn, draft_nearest
 from faser.kernels.cuda.triton.sampling.fixed_point import PROB_ONE, kept_probs, scaled_logits, whole_weights
 from faser.kernels.cuda.triton.sampling.truncation import find_edges
-from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace, ShapedLogits
+from faser.kernels.cuda.triton.sampling.workspace import SamplingInputs, SamplingWorkspace
 
 
 @jit
@@ -40,7 +40,10 @@ def _chunk_probs(
     logits, stride, width, largest, best, temperature, log_min_p, chunk_weight, edge_key, edge_id, chunk_prob,
     NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
-    """Sums of masses by chunk. WRITE: put the masses in place of the logits, also of rows that draw nothing."""
+    """Sums of fixed-point probabilities by chunk.
+
+    WRITE: store them in place of the logits, also in greedy rows.
+    """
     row, chunk = tl.program_id(0), tl.program_id(1)
     token_id = tl.load(best + row)
     columns = chunk * BLOCK + tl.arange(0, BLOCK)
@@ -57,25 +60,30 @@ def _chunk_probs(
 
 
 class TokenKernels:
-    """Chooses tokens on the device. space: for these rows; it holds what was found until the next call.
+    """Samples on the device. space: large enough for the rows; it holds the intermediate results of the last call.
 
-    random, top_k, top_p, here and below: some row may have a temperature, or ask for these. The caller knows from
-    its requests; where it says no, the rows' own numbers are not looked at. All raise EngineError for tensors that
-    do not fit.
+    random, top_k, top_p, here and below: at least one row has a temperature, a top_k or a top_p; where one is
+    False, the rows' numbers for it are not read. All methods raise EngineError for tensors that do not fit.
     """
 
     def __init__(self, space: SamplingWorkspace) -> None:
         self.space = space
 
     def best(self, logits: Tensor, chosen: Tensor, margins: Tensor) -> None:
-        """chosen: [R] int64, margins: [R] float32, as SamplingKernels.best_and_margin. logits: [R, V] float32."""
+        """Fill chosen [R] int64 and margins [R] float32, as SamplingKernels.best_and_margin.
+
+        logits: [R, V] float32.
+        """
         _expect_results(logits, chosen, margins)
         find_best(logits, self.space, chosen, margins)
 
     def choose(
-        self, shaped: ShapedLogits, chosen: Tensor, *, top_k: bool, top_p: bool, random: bool = True
+        self, shaped: SamplingInputs, chosen: Tensor, *, top_k: bool, top_p: bool, random: bool = True
     ) -> Tensor:
-        """chosen [R] int64: a token of each row; NO_TOKEN where a NaN is or no finite maximum. Logits stay."""
+        """Fill chosen [R] int64 with a token of each row; NO_TOKEN where there is none.
+
+        Does not write the logits.
+        """
         expect("chosen", chosen, (shaped.num_rows,), torch.int64, like=shaped.logits)
         if not random:
             find_best(shaped.logits, self.space, chosen, self.space.margin)
@@ -86,7 +94,7 @@ class TokenKernels:
 
     def draft(
         self,
-        shaped: ShapedLogits,
+        shaped: SamplingInputs,
         window: float,
         chosen: Tensor,
         margins: Tensor,
@@ -95,9 +103,9 @@ class TokenKernels:
         top_p: bool,
         random: bool = True,
     ) -> None:
-        """chosen: [R] int64, margins: [R] float32, as SamplingKernels.nearest; as `best` where there is no temperature.
+        """Fill chosen [R] int64 and margins [R] float32 as SamplingKernels.nearest; greedy rows as `best`.
 
-        NO_TOKEN and 0 where a NaN is or no finite maximum. Logits stay.
+        NO_TOKEN and 0 where the row has no token. Does not write the logits.
         """
         expect_window(window)
         if not random:
@@ -110,16 +118,16 @@ class TokenKernels:
         else:
             draft_nearest(shaped, self.space, window, chosen, margins)
 
-    def fixed_point_probs(self, shaped: ShapedLogits, *, top_k: bool, top_p: bool) -> None:
-        """Put the masses in place of the logits; their sums by chunk are in space.chunk_prob.
+    def fixed_point_probs(self, shaped: SamplingInputs, *, top_k: bool, top_p: bool) -> None:
+        """Store fixed-point probabilities in place of the logits; their sums by chunk are in space.chunk_prob.
 
-        A row without a temperature has all its mass at one token, a row that is NO_TOKEN in space.best none.
+        A row without a temperature has a single nonzero one, a row that is NO_TOKEN in space.best none.
         """
         self._weigh(shaped, top_k=top_k, top_p=top_p)
         self._sum_probs(shaped, write=True)
 
-    def _weigh(self, shaped: ShapedLogits, *, top_k: bool, top_p: bool) -> None:
-        """The most likely tokens, the edges, and the sums of what is kept."""
+    def _weigh(self, shaped: SamplingInputs, *, top_k: bool, top_p: bool) -> None:
+        """Find the most likely tokens, the edges of the truncation, and the sums of the kept probabilities."""
         shaped.check()
         space = self.space
         find_best(shaped.logits, space, space.best, space.margin)
@@ -136,7 +144,7 @@ class TokenKernels:
             find_edges(shaped, space, by_prob=True)
             self._sum_probs(shaped, write=False)
 
-    def _sum_probs(self, shaped: ShapedLogits, *, write: bool) -> None:
+    def _sum_probs(self, shaped: SamplingInputs, *, write: bool) -> None:
         if shaped.num_rows:
             space = self.space
             _chunk_probs[(shaped.num_rows, space.num_chunks)](

@@ -1,14 +1,15 @@
-"""Where top_k and top_p end: the last token of the order that they keep, found without sorting the vocabulary.
+"""The last token that top_k and top_p keep, found without sorting the vocabulary.
 
-The order is by likelihood, among equals by id (engine/execution/sampling/ranking.py). Its keys are numbers of 31 bits; the key of the
-last kept token is found from the top, four bits at a time. Of the tokens that share the bits found so far, each
-launch sums the weights by their next four bits; the next launch adds up the chunks and takes the bits at which the
-sum is reached. Tokens of the very key that is found are counted, by id:
+The order is by likelihood, among equals by id (engine/execution/sampling/ranking.py). Its keys are numbers of 31
+bits; the key of the last kept token is found from the top, four bits at a time. Of the tokens that share the bits
+found so far, each launch sums the weights by their next four bits; the next launch adds up the chunks and takes
+the bits at which the sum is reached. Tokens with exactly the key that is found are counted, by id:
 
-    key      |  smaller: kept  |   edge_key    |  larger: cut off  |
+    key      |  smaller: kept  |   edge_key    |  larger: removed  |
     id       |                 | <= edge_id |  |
 
-Weights are 1 for top_k, masses for top_p. Radix selection is textbook; knows nothing of draws and drafts.
+Weights are 1 for top_k and fixed-point probabilities for top_p. Radix selection is a textbook algorithm. Knows
+nothing of draws and drafts.
 """
 
 import triton.language as tl
@@ -16,13 +17,13 @@ import triton.language as tl
 from faser.kernels.cuda.triton.common.tensors import EXACT, jit, jit_for_any
 from faser.kernels.cuda.triton.sampling.fixed_point import (
     is_kept,
-    prob_unit,
     order_keys,
+    prob_unit,
     row_sum,
     scaled_logits,
     whole_probs,
 )
-from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace, ShapedLogits
+from faser.kernels.cuda.triton.sampling.workspace import SamplingInputs, SamplingWorkspace
 
 DIGIT_BITS = 4
 NUM_LEVELS = 8  # of 32 bits, of which the first is always 0
@@ -65,7 +66,7 @@ def _state(
     prefixes, rests, sums, kept_prob, row, num_rows, width, top_k, top_p,
     level, FIRST: tl.constexpr, BY_PROB: tl.constexpr, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """The bits found before this level, and the sum that is still to be reached behind what they leave out.
+    """The bits found before this level, and the sum that the tokens with these bits still have to reach.
 
     Every program of a row finds the same; it is stored for the next level. prefixes, rests: [9, R].
     """
@@ -133,7 +134,7 @@ def _count_ties(
     num_rows, level,
     BY_PROB: tl.constexpr, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """chunk_ties [R, C] int64: tokens of the very key that is found."""
+    """chunk_ties [R, C] int64: tokens with exactly the key that is found."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     is_random = tl.load(temperature + row) > 0
     if (tl.load(best + row) >= 0) & is_random & _is_on(row, width, top_k, top_p, BY_PROB):
@@ -155,7 +156,7 @@ def _settle(
     edge_key, edge_id, num_rows,
     BY_PROB: tl.constexpr, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The edge of a row: of the tokens of its key, as many as the rest asks for, the lower ids first."""
+    """The edge of a row: among the tokens with its key, the rest of the sum takes the lower ids first."""
     row = tl.program_id(0)
     most, warmth = tl.load(largest + row), tl.load(temperature + row)
     if (tl.load(best + row) >= 0) & (warmth > 0) & _is_on(row, width, top_k, top_p, BY_PROB):
@@ -187,11 +188,11 @@ def _loaded(chunks, row, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr):
     return tl.load(chunks + row * NUM_CHUNKS + chunk, mask=chunk < NUM_CHUNKS, other=0)
 
 
-def find_edges(shaped: ShapedLogits, space: SamplingWorkspace, *, by_prob: bool) -> None:
-    """Move the edges of the rows to where top_k ends (by_prob: top_p, of what the edges and min_p keep so far).
+def find_edges(shaped: SamplingInputs, space: SamplingWorkspace, *, by_prob: bool) -> None:
+    """Move the edges of the rows to the last token of top_k (by_prob: of top_p, among the tokens kept so far).
 
-    space: chunk_weight, edge_key and edge_id as the rows have them; by_prob: chunk_prob of what is kept so far.
-    Nine launches and one for the ids; rows that ask for nothing leave each at once.
+    space: chunk_weight, edge_key and edge_id of the rows; by_prob: chunk_prob of the tokens kept so far. Nine
+    launches and one for the ids; a program of a row that asks for nothing ends at once.
     """
     grid = (shaped.num_rows, space.num_chunks)
     sizes = {"BY_PROB": by_prob, "NUM_CHUNKS": space.num_chunks, "SPAN": space.span, "BLOCK": space.block}

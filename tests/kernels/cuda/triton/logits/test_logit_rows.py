@@ -1,6 +1,6 @@
-"""Bias, penalties and masks are those of engine/execution/sampling/logits_processors/torch_kernels.py, bit for bit, and get there in one copy.
+"""Edits by Triton give the bits of logits_processors/torch_kernels.py, and reach the device in one copy.
 
-Bugs these tests have been seen to catch: presence without output, entries behind the first block lost, negative
+Bugs these tests have been seen to catch: presence without output, entries after the first block lost, negative
 logits divided, float32 left at its end, a row taken for its number among the named ones, the last allowed token
 not found, columns past the width written, parts of the copy one word off.
 """

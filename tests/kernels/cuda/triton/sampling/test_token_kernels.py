@@ -13,7 +13,7 @@ from torch import Tensor
 from faser.engine.execution.sampling.noise import Purpose, uniforms
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace, ShapedLogits
+from faser.kernels.cuda.triton.sampling.workspace import SamplingInputs, SamplingWorkspace
 from faser.kernels.interface.sampling_kernels import NO_TOKEN
 from tests.kernels.cuda.triton.rows import DEVICE, NO_CUT, Case, Cut, make_case, zeros
 
@@ -119,7 +119,7 @@ def test_rows_that_lie_apart_are_read_where_they_are() -> None:
     apart = torch.full((3, 27), 100.0, device=DEVICE)[:, :20]
     apart.copy_(case.logits)
     out = zeros(3, torch.int64)
-    case.kernels().choose(ShapedLogits(logits=apart, rows=case.rows), out, top_k=False, top_p=False)
+    case.kernels().choose(SamplingInputs(logits=apart, rows=case.rows), out, top_k=False, top_p=False)
     assert out.tolist() == expected(case)
 
 
