@@ -39,13 +39,13 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one request's tokens are chosen. Checked when built.
+    """How one request's tokens are sampled. Checked when built.
 
     temperature: 0 is greedy and exact. top_k: 0 is off. max_tokens: None is what is left of the context.
     seed: None draws one; equal seeds give equal tokens whatever else is in the batch.
     logit_bias: (token id, bias) pairs. allowed_token_ids: None allows all.
-    logprobs: how many alternatives to report beside the chosen token; None reports nothing.
-    Order of application: bias and penalties, temperature, min_p, top_k, top_p.
+    logprobs: how many alternatives to report next to the sampled token; None reports nothing.
+    Order of application: bias, penalties, allowed tokens, min_tokens, temperature, min_p, top_k, top_p.
 
     Raises RequestError that names the field, its value and the limit.
     """
@@ -115,7 +115,7 @@ class SamplingParams:
 
     @property
     def is_plain(self) -> bool:
-        """A token follows from its logits, seed and position; nothing is reported beside it."""
+        """Whether a token depends on logits, seed and position only, and nothing is reported with it."""
         return (
             self.presence_penalty == self.frequency_penalty == 0.0
             and self.repetition_penalty == 1.0
