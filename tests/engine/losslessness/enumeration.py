@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.engine.execution.sampling.distribution import PROB_ONE, draw, scale, fixed_point_probs
+from faser.engine.execution.sampling.distribution import PROB_ONE, draw, fixed_point_probs, scale
 from faser.engine.execution.verifiers.block import longest_accepted, prefix_accept_probs, survivals
 from faser.engine.execution.verifiers.judged_rows import lay_out
 from faser.engine.execution.verifiers.rejection import accept_probs, recovered_probs, residual_probs

@@ -138,7 +138,7 @@ class WarmUp:
         choice.choose(self._logits[:num_sequences], rows)
 
     def _join(self, num_sequences: int) -> None:
-        """Only takes the memory of probabilities, as execution/drafters/passes.py does: pass by pass, all in one, and in order.
+        """Allocates the memory of draft probabilities as drafters/passes.py does: by pass, joined, and in order.
 
         What the last pass's were kept from is still there as well.
         """

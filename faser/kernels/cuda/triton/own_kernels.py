@@ -63,8 +63,8 @@ def triton_kernels(device: torch.device) -> DeviceKernels:
     from faser.kernels.cuda.triton.logits.logit_edits import TritonLogitsProcessorKernels
     from faser.kernels.cuda.triton.rope_append import HeadNorm, rope_append
     from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
-    from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
     from faser.kernels.cuda.triton.sampling.host_rejection import TritonRejectionKernels
+    from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
 
     def normed(
         qkv: Tensor,

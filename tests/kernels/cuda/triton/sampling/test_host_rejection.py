@@ -83,7 +83,11 @@ def step(num_drafts: list[int], seed: int, *, alike: float) -> tuple[Tensor, lis
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: TritonRejectionKernels(accelerator(), block=16), lambda: FakeRejectionKernels(FakeAccelerator())]
+    "make",
+    [
+        lambda: TritonRejectionKernels(accelerator(), block=16),
+        lambda: FakeRejectionKernels(FakeAccelerator()),
+    ],
 )
 @pytest.mark.parametrize("alike", [0.3, 1.0])
 @pytest.mark.parametrize("params", [PLAIN, EDITED], ids=["plain", "edited"])
