@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.prompts import load_prompts
 from faser.bench.questions import QUESTIONS
-from faser.engine.execution.sampling.distribution import token_masses
+from faser.engine.execution.sampling.distribution import fixed_point_probs
 from faser.engine.execution.sampling.torch_kernels import nearest
 
 _SEED = 7
@@ -75,7 +75,7 @@ def main() -> None:
 def agreement(target_logits: Tensor, draft_logits: Tensor, temperature: float) -> Agreement:
     """Both [T, V] float32, after the same tokens."""
     target_probs, draft_probs = ((logits / temperature).softmax(-1) for logits in (target_logits, draft_logits))
-    target_masses, draft_masses = (token_masses(each / temperature) for each in (target_logits, draft_logits))
+    target_masses, draft_masses = (fixed_point_probs(each / temperature) for each in (target_logits, draft_logits))
     drafted = draft_logits.argmax(-1, keepdim=True)
     return Agreement(
         positions=len(target_logits),

@@ -122,7 +122,7 @@ def engine_of(pair: PrunePair, pruning: EarlyPruning | None, costs: CostModel) -
     parts = DrafterParts(
         target=pair.runner,
         table=table,
-        num_slots=config.max_num_seqs,
+        sampling=sampler.state,
         max_rows=MAX_ROWS,
         model=DraftModelParts(
             runner=pair.draft_runner,

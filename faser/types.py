@@ -43,13 +43,13 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one request's tokens are chosen. Checked when built.
+    """How one request's tokens are sampled. Checked when built.
 
     temperature: 0 is greedy. top_k: 0 is off. max_tokens: None: the rest of the context.
     seed: None draws one. Equal seeds give equal tokens, whatever else is in the batch.
     logit_bias: (token id, bias) pairs. allowed_token_ids: None allows all.
-    logprobs: number of alternatives to report in addition to the chosen token; None: no log probabilities.
-    Order of application: bias and penalties, temperature, min_p, top_k, top_p.
+    logprobs: number of alternatives to report in addition to the sampled token; None: no log probabilities.
+    Order of application: bias, penalties, allowed tokens, min_tokens, temperature, min_p, top_k, top_p.
 
     Raises RequestError that names the field, its value and the limit.
     """

@@ -11,8 +11,8 @@ import torch
 from benchmarks.gpu.timing import DeviceClock
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import PendingTokens
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.kernels.interface.shapes import RowLayout
 
 _WARM = 3

@@ -17,14 +17,13 @@ from benchmarks.gpu.record import Json
 from benchmarks.losslessness.law import p_value
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.drafters.draft_samplers import WINDOW
-from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.token_samplers import HostTokenSampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.verifiers.rejection import Rejection
 from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
-from faser.kernels.interface.device_sampling_kernels import DeviceSamplingMetadata
+from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata
 from faser.types import SamplingParams
 
 Floats = NDArray[np.float64]
@@ -51,7 +50,7 @@ def chosen(plan: Plan) -> Json:
         logits, requests = _logits(plan.sizes.vocab, rows), _requests(rows, case)
         wanted = HostTokenSampler(TorchSamplingKernels()).take(logits.clone(), requests).wait().token_ids
         out = torch.empty(rows, dtype=torch.int64, device=plan.device)
-        cuts = requests.cuts
+        cuts = requests.truncation_flags
         choice = _device_choice(plan, rows, plan.sizes.vocab)
         choice.take(
             logits.to(plan.device),
@@ -70,13 +69,13 @@ def guessed(plan: Plan) -> Json:
     rows = plan.sizes.choice_rows
     for name, case in _cases(plan):
         logits, requests = _logits(plan.sizes.vocab, rows), _requests(rows, case)
-        wanted = HostTokenSampler(TorchSamplingKernels()).guess(logits.clone(), requests, WINDOW).wait()
-        assert wanted.leads is not None, "a guess comes with its lead"
+        wanted = HostTokenSampler(TorchSamplingKernels()).draft(logits.clone(), requests, WINDOW).wait()
+        assert wanted.margins is not None, "a guess comes with its lead"
         out = torch.empty(rows, dtype=torch.int64, device=plan.device)
         leads = torch.empty(rows, dtype=torch.float32, device=plan.device)
-        cuts = requests.cuts
+        cuts = requests.truncation_flags
         choice = _device_choice(plan, rows, plan.sizes.vocab)
-        choice.guess(
+        choice.draft(
             logits.to(plan.device),
             rows_of(requests, plan.device),
             WINDOW,
@@ -88,7 +87,7 @@ def guessed(plan: Plan) -> Json:
         )
         found[name] = {
             "other_tokens": int((out.cpu().numpy() != wanted.token_ids).sum()),
-            "other_leads": int((leads.cpu().numpy() != wanted.leads.astype(np.float32)).sum()),
+            "other_leads": int((leads.cpu().numpy() != wanted.margins.astype(np.float32)).sum()),
         }
     return {"ok": not any(any(each.values()) for each in found.values()), "rows": rows, "found": found}
 
@@ -118,7 +117,7 @@ def law_of_choice(plan: Plan) -> Json:
     for name, case in _cases(plan):
         requests = _requests(rows, case)
         out = torch.empty(rows, dtype=torch.int64, device=plan.device)
-        cuts = requests.cuts
+        cuts = requests.truncation_flags
         _device_choice(plan, rows, _LAW_VOCAB).take(
             row.repeat(rows, 1).to(plan.device),
             rows_of(requests, plan.device),
@@ -252,7 +251,7 @@ def _device_choice(plan: Plan, rows: int, vocab: int) -> Any:
     """Of the device's backend. A CPU has none: Triton's interpreter runs the kernels there."""
     choice = backend_of(plan).device_sampling_kernels(rows, vocab)
     if choice is None:
-        from faser.kernels.cuda.triton.sampling.device_choice import TritonDeviceSamplingKernels
+        from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
 
         choice = TritonDeviceSamplingKernels(rows, vocab, plan.device)
     return choice

@@ -221,16 +221,16 @@ class _Library:
 
 
 class _Choice:
-    """See DeviceChoice. Everybody chooses the same."""
+    """See DeviceSamplingKernels. Everybody chooses the same."""
 
     def take(self, logits: Tensor, rows: object, chosen: Tensor, **options: bool) -> None:
         chosen.fill_(_TOKEN)
 
-    def guess(
-        self, logits: Tensor, rows: object, window: float, chosen: Tensor, leads: Tensor, **options: bool
+    def draft(
+        self, logits: Tensor, rows: object, window: float, chosen: Tensor, margins: Tensor, **options: bool
     ) -> None:
         chosen.fill_(_TOKEN)
-        leads.fill_(_LEAD)
+        margins.fill_(_LEAD)
 
 
 def clock_backend(gpu: ClockGpu) -> FlashInferBackend:

@@ -127,7 +127,7 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
             runner=draft, num_blocks=slots * _WIDTH, block_size=_BLOCK, max_positions=_BLOCK * _WIDTH
         )
         parts = DrafterParts(
-            target=target, table=table, num_slots=slots, max_rows=rows, model=model, samples_in_runner=True
+            target=target, table=table, sampling=sampler.state, max_rows=rows, model=model, samples_in_runner=True
         )
         speculation = SpeculativeExecution(
             drafter=make_drafter(config, parts),

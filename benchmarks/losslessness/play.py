@@ -21,6 +21,7 @@ from faser.engine.execution.drafters.passes import DraftInput, PassLoop
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
 from faser.types import SamplingParams
 
@@ -76,17 +77,17 @@ class TableModel:
 
     drafts_overlapped = False
 
-    def __init__(self, world: World, choice: DraftSampler) -> None:
+    def __init__(self, world: World, make_sampler: Callable[[SamplingState], DraftSampler]) -> None:
         table = BlockTable(NUM_SLOTS, 1)
         runner = cast(Runner, TableRunner(world.draft_logits))
-        self._loop = PassLoop(runner, table, choice, max_rows=4 * NUM_SLOTS)
-        self._choice = choice
+        self._sampling = SamplingState(NUM_SLOTS)
+        self._loop = PassLoop(runner, table, make_sampler(self._sampling), max_rows=4 * NUM_SLOTS)
         self._num_known = [0] * NUM_SLOTS
         self._last = [0] * NUM_SLOTS
 
     def start(self, start: SequenceStart) -> None:
         self._num_known[start.slot], self._last[start.slot] = len(start.token_ids), start.token_ids[-1]
-        self._choice.start(start)
+        self._sampling.start(start)
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         inputs = [

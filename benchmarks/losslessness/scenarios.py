@@ -106,15 +106,15 @@ def text(_world: World) -> Drafter:
 
 
 def greedy(world: World) -> Drafter:
-    return TableModel(world, GreedyDraftSampler())
+    return TableModel(world, lambda _state: GreedyDraftSampler())
 
 
 def coupled(world: World) -> Drafter:
-    return TableModel(world, SampleAndMatchDraftSampler(NUM_SLOTS))
+    return TableModel(world, SampleAndMatchDraftSampler)
 
 
 def sampled(world: World) -> Drafter:
-    return TableModel(world, ProbabilisticDraftSampler(NUM_SLOTS))
+    return TableModel(world, ProbabilisticDraftSampler)
 
 
 def mixed(world: World) -> Drafter:
@@ -124,11 +124,11 @@ def mixed(world: World) -> Drafter:
 
 
 def stale(world: World) -> Drafter:
-    return TableModel(world, wrong.StaleChoice(NUM_SLOTS))
+    return TableModel(world, wrong.StaleChoice)
 
 
 def misstated(world: World) -> Drafter:
-    return TableModel(world, wrong.MisstatedChoice(NUM_SLOTS))
+    return TableModel(world, wrong.MisstatedChoice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from faser.engine.execution.drafters.draft_samplers import DraftRows, DraftTokens, ProbabilisticDraftSampler
 from faser.engine.execution.drafters.drafter import Proposals
-from faser.engine.execution.sampling.distribution import MASS_ONE, draw
+from faser.engine.execution.sampling.distribution import PROB_ONE, draw
 from faser.engine.execution.sampling.noise import Purpose
 from faser.engine.execution.sampling.sampler import PreparedRows, Sampler
 from faser.engine.execution.verifiers.draft_distribution import DraftDistribution
@@ -21,8 +21,8 @@ from faser.engine.execution.verifiers.rejection import (
     accept_noise,
     accept_probs,
     drafted_target_probs,
-    replacement_masses,
-    residual_masses,
+    recovered_probs,
+    residual_probs,
     row_totals,
 )
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows
@@ -43,7 +43,7 @@ class Tokenwise:
 
     sampler: Sampler
     accept: Pairwise = accept_probs
-    replace: Pairwise = replacement_masses
+    replace: Pairwise = recovered_probs
     replace_purpose: Purpose = Purpose.REPLACE
 
     @torch.inference_mode()
@@ -52,14 +52,14 @@ class Tokenwise:
     ) -> list[AcceptanceResult]:
         rows = lay_out(sequences)
         prepared = rows.prepare(self.sampler, logits)
-        masses = self.sampler.masses(prepared)
-        law = DraftDistribution(rows, draft_probs, masses)
-        accept = self.accept(drafted_target_probs(rows, masses), law.of_drafted())
+        fixed_probs = self.sampler.fixed_point_probs(prepared)
+        law = DraftDistribution(rows, draft_probs, fixed_probs)
+        accept = self.accept(drafted_target_probs(rows, fixed_probs), law.of_drafted())
         last = rows.last_reached((accept_noise(self.sampler, rows, prepared) < accept).numpy())
         whole = torch.from_numpy(last == rows.first + rows.num_drafts)
         at = torch.from_numpy(last)
-        target_probs = masses[at].double() / row_totals(masses[at])[:, None]
-        left = torch.where(whole[:, None], masses[at].double(), self.replace(target_probs, law.of_rows(at)))
+        target_probs = fixed_probs[at].double() / row_totals(fixed_probs[at])[:, None]
+        left = torch.where(whole[:, None], fixed_probs[at].double(), self.replace(target_probs, law.of_rows(at)))
         slots, positions = prepared.slots[last], prepared.positions[last]
         starts = prepared.positions[rows.first] if self.replace_purpose is Purpose.ACCEPT else None
         noise = torch.where(
@@ -67,19 +67,19 @@ class Tokenwise:
             self.sampler.noise(slots, positions, Purpose.TOKEN),
             self.sampler.noise(slots, positions, self.replace_purpose, starts),
         )
-        return rows.verdicts(self.sampler, prepared, last, draw(left, noise).numpy())
+        return rows.acceptance_results(self.sampler, prepared, last, draw(left, noise).numpy())
 
 
 def target_instead_of_residual(target_probs: Tensor, _draft_probs: Tensor) -> Tensor:
     """The refused token is drawn again from the target as it is."""
-    return (target_probs * MASS_ONE).floor_()
+    return (target_probs * PROB_ONE).floor_()
 
 
 def residual_not_renormalised(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """What the residual lacks of 1 falls to its last token."""
-    masses = residual_masses(target_probs, draft_probs)
-    masses[:, -1] += MASS_ONE - masses.sum(-1)
-    return masses
+    fixed_probs = residual_probs(target_probs, draft_probs)
+    fixed_probs[:, -1] += PROB_ONE - fixed_probs.sum(-1)
+    return fixed_probs
 
 
 def accept_too_often(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
@@ -154,8 +154,8 @@ def cut_low_tokens(proposals: Proposals) -> Proposals:
     lengths, begin = [], 0
     for draft in proposals.drafts:
         end = begin + len(draft.token_ids)
-        own = proposals.probs[begin:end].gather(-1, torch.tensor(draft.token_ids)[:, None])[:, 0]
-        low = (own < LOW).tolist()
+        final_ids = proposals.probs[begin:end].gather(-1, torch.tensor(draft.token_ids)[:, None])[:, 0]
+        low = (final_ids < LOW).tolist()
         lengths.append(low.index(True) if True in low else len(low))
         begin = end
     return trimmed(proposals, lengths)

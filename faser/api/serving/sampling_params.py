@@ -1,7 +1,7 @@
 """From the fields of a body to SamplingParams.
 
-Order of precedence: the body, the server's generation defaults, OpenAI's defaults. Limits are checked by
-SamplingParams itself; here stands only what HTTP adds to them.
+Order of precedence: the body, the server's generation defaults, OpenAI's defaults. SamplingParams checks
+its limits itself; this module adds only those of HTTP.
 """
 
 from typing import TypeVar
@@ -21,7 +21,7 @@ _MAX_ID_DIGITS = 20
 
 
 def chat_sampling(body: ChatBody, settings: ApiSettings) -> SamplingParams:
-    """Raises RequestError. Without a limit the answer may fill what is left of the context."""
+    """Raises RequestError. Without max_tokens the answer may fill the rest of the context."""
     asks_alternatives = body.top_logprobs or 0
     if asks_alternatives and not body.logprobs:
         raise RequestError(
@@ -114,7 +114,7 @@ def _check_alternatives(name: str, asked: int | None, settings: ApiSettings) -> 
 
 
 def _read_logit_bias(by_id: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    """JSON has only texts for keys."""
+    """Keys of a JSON object are strings."""
     for key in by_id:
         if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_ID_DIGITS):
             raise RequestError(f"logit_bias has the key {shown(key)}; keys must be token ids", param="logit_bias")

@@ -46,7 +46,7 @@ class AsyncSteps:
         pending = None
         if sampling:
             ends = [rows.start + len(rows.token_ids) for rows in sampling]
-            metadata = self._sampler.requests([rows.slot for rows in sampling], ends)
+            metadata = self._sampler.metadata([rows.slot for rows in sampling], ends)
             pending = self._runner.sample(sampling_rows(sampling, plan.rows, batch), metadata)
         self._last = StepInFlight(plan=plan, sampling=sampling, pending=pending, began_s=began_s)
         return self._last

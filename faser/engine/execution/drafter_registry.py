@@ -23,6 +23,7 @@ from faser.engine.execution.drafters.drafter import Drafter
 from faser.engine.execution.drafters.passes import DraftLoop, PassLoop
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.text_lookup.lookup import CombinedLookup, LookupDrafter, TextLookup
 from faser.kernels.interface.sampling_kernels import SamplingKernels
 
@@ -41,13 +42,14 @@ class DraftModelParts:
 class DrafterParts:
     """What drafters work on. max_rows: the most rows of a pass. model: None where no draft model is loaded.
 
-    num_top: how many likely tokens a model names for each token that it drafts; 0: none. samples_in_runner: the
-    runner chooses drafts that are point masses, and feeds them to the next pass without a wait.
+    sampling: the parameters of every slot, of the target's sampler. num_top: how many likely tokens a model names for
+    each token that it drafts; 0: none. samples_in_runner: the runner samples drafts that are point masses, and feeds
+    them to the next pass without a wait.
     """
 
     target: Runner
     table: BlockTable
-    num_slots: int
+    sampling: SamplingState
     max_rows: int
     model: DraftModelParts | None = None
     num_top: int = 0
@@ -85,7 +87,7 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 
     model = parts.model
     assert model is not None, f"method {config.method} without a loaded draft model"
-    sampler = _draft_sampler(config, parts.num_slots, model.runner.sampling_kernels)
+    sampler = _draft_sampler(config, parts.sampling, model.runner.sampling_kernels)
     return DraftModel(
         _draft_loop(parts, model.runner, sampler),
         DraftKvCache(parts.table, num_blocks=model.num_blocks, block_size=model.block_size),
@@ -97,7 +99,7 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 def _layer_skip(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     from faser.engine.execution.drafters.layer_skip import LayerSkip, draft_layers
 
-    sampler = _draft_sampler(config, parts.num_slots, parts.target.sampling_kernels)
+    sampler = _draft_sampler(config, parts.sampling, parts.target.sampling_kernels)
     num_layers = draft_layers(config.draft_layers, parts.target.num_layers)
     return LayerSkip(_draft_loop(parts, parts.target, sampler, num_layers), sampler)
 
@@ -151,14 +153,16 @@ def _draft_loop(
     )
 
 
-def _draft_sampler(config: SpeculationConfig, num_slots: int, kernels: SamplingKernels | None) -> DraftSampler:
-    """How tokens are chosen from logits. kernels: of the backend that drafts; None: tensor operations."""
+def _draft_sampler(
+    config: SpeculationConfig, sampling: SamplingState, kernels: SamplingKernels | None
+) -> DraftSampler:
+    """How tokens are sampled from logits. kernels: of the backend that drafts; None: tensor operations."""
     match config.draft_sample_method:
         case "greedy":
             return GreedyDraftSampler(kernels)
         case "coupled":
-            return SampleAndMatchDraftSampler(num_slots, choice=kernels)
+            return SampleAndMatchDraftSampler(sampling, kernels=kernels)
         case "probabilistic":
-            return ProbabilisticDraftSampler(num_slots, choice=kernels)
+            return ProbabilisticDraftSampler(sampling, kernels=kernels)
         case _:
             raise AssertionError(f"draft_sample_method {config.draft_sample_method!r} was let through")

@@ -77,7 +77,7 @@ class ModelExecutor:
             samples_in_runner=samples_in_runner,
         )
         self._async_steps = AsyncSteps(runner, sampler)
-        self._prompt_logprobs = PromptLogprobs(runner, sampler, max_logit_rows=max_logit_rows)
+        self._prompt_logprobs = PromptLogprobs(runner, max_logit_rows=max_logit_rows)
 
     @property
     def lanes(self) -> Lanes | None:

@@ -80,7 +80,7 @@ class NextTokens:
         counts, distances = _verifying_rows(sampling)
         slots = np.array([rows.slot for rows in sampling]).repeat(counts)
         ends = np.array([rows.start + len(rows.token_ids) for rows in sampling]).repeat(counts)
-        metadata = self._sampler.requests(slots, ends - distances)
+        metadata = self._sampler.metadata(slots, ends - distances)
         pending = self._runner.sample(last_rows.repeat(counts) - distances, metadata)
         return lambda: acceptance_of_tokens(sampling, pending.wait().token_ids)
 

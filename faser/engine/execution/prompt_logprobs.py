@@ -1,6 +1,6 @@
-"""Log probabilities of prompts, of the sequences that asked for them, as their rows are computed.
+"""Log probabilities of prompt tokens, for the sequences that ask for them, as their rows are computed.
 
-Owns who is still owed any. Knows neither plans beyond a sequence's rows nor how a report is made.
+Owns which sequences ask for them. Of a plan it reads the rows of a sequence only.
 """
 
 import numpy as np
@@ -8,40 +8,39 @@ from numpy.typing import NDArray
 
 from faser.engine.contract.plan import SequenceRows, SequenceStart
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.logprobs import position_logprobs
 from faser.types import PositionLogprobs
 
 
 class PromptLogprobs:
-    """max_logit_rows: logits are taken of so many rows at a time, which bounds memory."""
+    """max_logit_rows: most rows whose logits are computed at once, which bounds memory."""
 
-    def __init__(self, runner: Runner, sampler: Sampler, *, max_logit_rows: int) -> None:
+    def __init__(self, runner: Runner, *, max_logit_rows: int) -> None:
         self._runner = runner
-        self._sampler = sampler
         self._max_logit_rows = max_logit_rows
-        self._owed: dict[int, SequenceStart] = {}
+        self._asking: dict[int, SequenceStart] = {}
 
     def start(self, start: SequenceStart) -> None:
         """A sequence takes over a slot."""
         if start.sampling.prompt_logprobs is not None:
-            self._owed[start.slot] = start
+            self._asking[start.slot] = start
 
     def release(self, slot: int) -> None:
-        self._owed.pop(slot, None)
+        self._asking.pop(slot, None)
 
     def of_step(
         self, rows: tuple[SequenceRows, ...], last_rows: NDArray[np.int64]
     ) -> dict[int, tuple[PositionLogprobs, ...]]:
-        """By slot: of the prompt tokens that rows of the last forward predict, from start + 1 on.
+        """By slot, of the prompt tokens that rows of the last forward predict, from position start + 1 on.
 
-        Only of those who are owed any. last_rows: [S] where each sequence's last row stands in the forward.
+        Only for sequences that ask for them. last_rows: [S] index of each sequence's last row in the forward.
         """
-        if not self._owed:
+        if not self._asking:
             return {}
         found = {
-            each.slot: self._of(each, last_row, self._owed[each.slot])
+            each.slot: self._of(each, last_row, self._asking[each.slot])
             for each, last_row in zip(rows, last_rows.tolist(), strict=True)
-            if each.slot in self._owed
+            if each.slot in self._asking
         }
         return {slot: scores for slot, scores in found.items() if scores}
 
@@ -54,5 +53,5 @@ class PromptLogprobs:
         for at in range(0, len(targets), self._max_logit_rows):
             part = list(targets[at : at + self._max_logit_rows])
             logits = self._runner.logits(range(first_row + at, first_row + at + len(part)))
-            scored += self._sampler.prompt_logprobs(logits, part, num_top)
+            scored += position_logprobs(logits, part, [num_top] * len(part))
         return tuple(scored)

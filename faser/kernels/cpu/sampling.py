@@ -1,4 +1,4 @@
-"""The choice of tokens by the native kernels: turns arrays into addresses. The arithmetic: native/choose.cpp."""
+"""Sampling by the native kernels: turns arrays into addresses. The arithmetic is in native/choose.cpp."""
 
 import ctypes
 
@@ -8,11 +8,12 @@ from torch import Tensor
 
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.thread_pools import LanePools
-from faser.kernels.interface.sampling_kernels import Ints, Reals, TruncationParams, Words, best_then_drawn
+from faser.kernels.interface.sampling_kernels import Ints, Reals, Words, best_then_drawn
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 
 
 class CpuSamplingKernels:
-    """See TokenChoice. pools: of the backend, kept alive here too. pool: address of the one in use."""
+    """See SamplingKernels. pools: of the backend, kept alive here too. pool: address of the thread pool in use."""
 
     def __init__(self, library: ctypes.CDLL, pools: LanePools, pool: int) -> None:
         self._pools = pools
@@ -24,15 +25,15 @@ class CpuSamplingKernels:
         self._philox_call = library.faser_philox
 
     def use(self, pool: int) -> None:
-        """From the next call on, run on these threads."""
+        """Run on these threads from the next call on."""
         self._pool = pool
 
     def best(self, logits: Tensor) -> Ints:
-        return self.best_and_lead(logits)[0]
+        return self.best_and_margin(logits)[0]
 
-    def best_and_lead(self, logits: Tensor) -> tuple[Ints, Reals]:
+    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Reals]:
         num_rows, width = logits.shape
-        found, leads = np.empty(num_rows, dtype=np.int64), np.empty(num_rows)
+        found, margins = np.empty(num_rows, dtype=np.int64), np.empty(num_rows)
         self._best_call(
             self._pool,
             logits.data_ptr(),
@@ -40,22 +41,22 @@ class CpuSamplingKernels:
             num_rows,
             width,
             found.ctypes.data,
-            leads.ctypes.data,
+            margins.ctypes.data,
         )
-        return found, leads
+        return found, margins
 
-    def take(self, logits: Tensor, shaping: TruncationParams, uniforms: Reals) -> Ints:
-        return best_then_drawn(self, logits, shaping, uniforms)
+    def take(self, logits: Tensor, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+        return best_then_drawn(self, logits, metadata, uniforms)
 
-    def draw(self, logits: Tensor, rows: Ints, best: Ints, shaping: TruncationParams, uniforms: Reals) -> Ints:
+    def draw(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
         found = np.empty(len(rows), dtype=np.int64)
-        choice = _Choice(rows, best, shaping)
+        asked = _Rows(rows, best, metadata)
         self._draw_call(
             self._pool,
             logits.data_ptr(),
             _stride(logits),
             logits.shape[1],
-            choice.address,
+            asked.address,
             len(rows),
             uniforms.ctypes.data,
             found.ctypes.data,
@@ -63,28 +64,28 @@ class CpuSamplingKernels:
         return found
 
     def nearest(
-        self, logits: Tensor, rows: Ints, best: Ints, shaping: TruncationParams, uniforms: Reals, window: float
+        self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, uniforms: Reals, window: float
     ) -> tuple[Ints, Reals]:
-        found, leads = np.empty(len(rows), dtype=np.int64), np.empty(len(rows))
-        choice = _Choice(rows, best, shaping)
+        found, margins = np.empty(len(rows), dtype=np.int64), np.empty(len(rows))
+        asked = _Rows(rows, best, metadata)
         self._nearest_call(
             self._pool,
             logits.data_ptr(),
             _stride(logits),
             logits.shape[1],
-            choice.address,
+            asked.address,
             len(rows),
             uniforms.ctypes.data,
             window,
             found.ctypes.data,
-            leads.ctypes.data,
+            margins.ctypes.data,
         )
-        return found, leads
+        return found, margins
 
-    def masses(self, logits: Tensor, rows: Ints, best: Ints, shaping: TruncationParams) -> None:
-        choice = _Choice(rows, best, shaping)
+    def fixed_point_probs(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata) -> None:
+        asked = _Rows(rows, best, metadata)
         self._masses_call(
-            self._pool, logits.data_ptr(), _stride(logits), logits.shape[1], choice.address, len(rows)
+            self._pool, logits.data_ptr(), _stride(logits), logits.shape[1], asked.address, len(rows)
         )
 
     def philox(self, counters: Words, keys: Words) -> Words:
@@ -93,22 +94,20 @@ class CpuSamplingKernels:
         return words
 
 
-class _Choice:
-    """A FaserChoice, and the arrays it points to. address: its own."""
+class _Rows:
+    """A FaserChoice, which names rows and how they are sampled, and the arrays it points to. address: its own."""
 
     __slots__ = ("_kept", "address")
 
-    def __init__(self, rows: Ints, best: Ints, shaping: TruncationParams) -> None:
+    def __init__(self, rows: Ints, best: Ints, metadata: SamplingMetadata) -> None:
         arrays = (
             np.ascontiguousarray(rows),
             np.ascontiguousarray(best),
-            np.ascontiguousarray(shaping.temperature),
-            torch.from_numpy(shaping.min_p)
-            .log()
-            .float()
-            .numpy(),  # rounded as engine/execution/sampling/distribution.py does
-            np.ascontiguousarray(shaping.top_k),
-            np.ascontiguousarray(shaping.top_p),
+            np.ascontiguousarray(metadata.temperature),
+            # Rounded as engine/execution/sampling/distribution.py does.
+            torch.from_numpy(metadata.min_p).log().float().numpy(),
+            np.ascontiguousarray(metadata.top_k),
+            np.ascontiguousarray(metadata.top_p),
         )
         struct = native_library.ChoiceStruct(*(each.ctypes.data for each in arrays))
         self.address = ctypes.addressof(struct)

@@ -11,13 +11,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from faser.kernels.interface.device_sampling_kernels import DeviceSamplingKernels
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.rejection_kernels import RejectionKernels
-from faser.kernels.interface.sampling_kernels import SamplingKernels
+from faser.kernels.interface.sampling_kernels import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, KvShape, PackedLinear, RowLayout
 
 

@@ -1,6 +1,7 @@
-"""The counter-based generator of random words, on arrays. What its counters mean is engine/execution/sampling/noise.py's.
+"""The counter-based generator of random words, on arrays.
 
-Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.3.
+What its counters mean is engine/execution/sampling/noise.py's. Source: Salmon et al., "Parallel random numbers: as
+easy as 1, 2, 3", SC 2011, section 4.3.
 """
 
 import numpy as np

@@ -25,6 +25,7 @@ from faser.engine.execution.drafters.text_and_model import TextAndModel
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.text_lookup.lookup import CombinedLookup, LookupDrafter
 from faser.engine.execution.text_lookup.native_lookup import NativeLookup
@@ -53,7 +54,7 @@ def parts(directory: Path, *, with_model: bool = False) -> DrafterParts:
     return DrafterParts(
         target=make_runner(directory),
         table=BlockTable(NUM_SLOTS, 8),
-        num_slots=NUM_SLOTS,
+        sampling=SamplingState(NUM_SLOTS),
         max_rows=MAX_ROWS,
         model=model if with_model else None,
     )
@@ -130,9 +131,9 @@ class CountingChoice(TorchSamplingKernels):
 
     num_asked = 0
 
-    def best_and_lead(self, logits: torch.Tensor) -> tuple[Ints, Reals]:
+    def best_and_margin(self, logits: torch.Tensor) -> tuple[Ints, Reals]:
         self.num_asked += 1
-        return super().best_and_lead(logits)
+        return super().best_and_margin(logits)
 
 
 class CountedBackend(TorchBackend):

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.engine.execution.sampling.distribution import MASS_ONE, draw, scale, token_masses
+from faser.engine.execution.sampling.distribution import PROB_ONE, draw, fixed_point_probs, scale
 from faser.engine.execution.verifiers.block import longest_accepted, prefix_accept_probs, survivals
 from faser.engine.execution.verifiers.judged_rows import lay_out
-from faser.engine.execution.verifiers.rejection import accept_probs, replacement_masses, residual_masses
+from faser.engine.execution.verifiers.rejection import accept_probs, recovered_probs, residual_probs
 from faser.engine.execution.verifiers.sample_and_match import accepted
 from faser.engine.execution.verifiers.verifier import DraftedRows
 
@@ -51,7 +51,7 @@ class Pair:
         self.target_probs = self.masses.double() / self.masses.double().sum(-1, keepdim=True)
         self.draft_probs = draft_probs[: len(self.line)]
         self.accept = accept_probs(self.target_probs, self.draft_probs)
-        self.replacement = shares(replacement_masses(self.target_probs, self.draft_probs))
+        self.replacement = shares(recovered_probs(self.target_probs, self.draft_probs))
 
     def p(self, prefix: Tokens) -> list[float]:
         return list(self.target_probs[self.line[prefix]].tolist())
@@ -73,7 +73,7 @@ def random_pair(seed: int, *, greedy: bool = False, reach: int = GAMMA) -> Pair:
     """Random distributions, peaked enough to differ. greedy: drafts are the drafter's most likely tokens."""
     rng = torch.Generator().manual_seed(seed)
     num = sum(VOCAB**n for n in range(LENGTH + reach))
-    masses = token_masses(scale(torch.randn(num, VOCAB, generator=rng) * 1.5, torch.ones(num)))
+    masses = fixed_point_probs(scale(torch.randn(num, VOCAB, generator=rng) * 1.5, torch.ones(num)))
     draft_logits = torch.randn(num, VOCAB, generator=rng, dtype=torch.float64) * 1.5
     if greedy:
         draft_probs = torch.nn.functional.one_hot(draft_logits.argmax(-1), VOCAB).double()
@@ -177,9 +177,9 @@ def block_judge(*, tokenwise_residual: bool = False) -> Judge:
         ratios = (target_probs[at, list(draft)] / draft_probs[at, list(draft)]).numpy()
         survival = survivals(ratios[None])[0]
         weighted = target_probs * torch.from_numpy(survival)[:, None]
-        residual = residual_masses(weighted, draft_probs).sum(-1).numpy() / MASS_ONE
+        residual = residual_probs(weighted, draft_probs).sum(-1).numpy() / PROB_ONE
         passes = prefix_accept_probs(survival, residual)[1:]
-        replacement = shares(replacement_masses(target_probs if tokenwise_residual else weighted, draft_probs))
+        replacement = shares(recovered_probs(target_probs if tokenwise_residual else weighted, draft_probs))
 
         law: Law = defaultdict(float)
         whole = 0.0

@@ -23,7 +23,8 @@ from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.philox import philox
-from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, Reals, TruncationParams
+from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, Reals
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.types import SamplingParams
 
 REFERENCE = TorchSamplingKernels()
@@ -49,12 +50,14 @@ WINDOWS = [0.0, 2.0**-20, 0.01, 0.05, 0.3, 1.0]
 WIDTHS = [1, 2, 15, 16, 17, 64, 255, 257, 1000, 4099]  # around and beside the lanes of a vector and of a block
 
 
-def shaping(cuts: list[tuple[float, int, float]], temperatures: NDArray[np.float32]) -> TruncationParams:
-    return TruncationParams(
+def shaping(cuts: list[tuple[float, int, float]], temperatures: NDArray[np.float32]) -> SamplingMetadata:
+    return SamplingMetadata(
         temperature=temperatures,
         min_p=np.array([min_p for min_p, _, _ in cuts]),
         top_k=np.array([top_k for _, top_k, _ in cuts], dtype=np.int64),
         top_p=np.array([top_p for _, _, top_p in cuts]),
+        seeds=np.zeros(len(cuts), dtype=np.uint64),  # uniforms are given
+        positions=np.zeros(len(cuts), dtype=np.int64),
     )
 
 
@@ -77,11 +80,11 @@ def some_uniforms(rng: np.random.Generator, num_rows: int) -> NDArray[np.float64
 
 
 def check_alike(
-    native: NativeBackend, logits: Tensor, shape: TruncationParams, uniforms: NDArray[np.float64], rows: Ints
+    native: NativeBackend, logits: Tensor, shape: SamplingMetadata, uniforms: NDArray[np.float64], rows: Ints
 ) -> None:
     best = REFERENCE.best(logits)
     assert native.sampling_kernels.best(logits).tolist() == best.tolist()
-    assert_same(native.sampling_kernels.best_and_lead(logits), REFERENCE.best_and_lead(logits))
+    assert_same(native.sampling_kernels.best_and_margin(logits), REFERENCE.best_and_margin(logits))
     arguments = (rows, best[rows], shape)
     drawn = native.sampling_kernels.draw(logits.clone(), *arguments, uniforms)
     assert drawn.tolist() == REFERENCE.draw(logits.clone(), *arguments, uniforms).tolist()
@@ -92,8 +95,8 @@ def check_alike(
         ]
         assert_same(*guesses)
     assert torch.equal(found, logits)
-    native.sampling_kernels.masses(found, *arguments)
-    REFERENCE.masses(wanted, *arguments)
+    native.sampling_kernels.fixed_point_probs(found, *arguments)
+    REFERENCE.fixed_point_probs(wanted, *arguments)
     assert torch.equal(found, wanted)
 
 
@@ -138,7 +141,7 @@ def test_only_the_named_rows_are_read_and_written(native: NativeBackend) -> None
 
     check_alike(native, logits, shape, some_uniforms(rng, 3), rows)
     before = wide.clone()
-    native.sampling_kernels.masses(logits, rows, REFERENCE.best(logits)[rows], shape)
+    native.sampling_kernels.fixed_point_probs(logits, rows, REFERENCE.best(logits)[rows], shape)
     before[rows, 100:613] = logits[rows]
 
     assert torch.equal(wide, before)
@@ -158,9 +161,9 @@ def test_rows_without_a_finite_maximum_have_no_token(native: NativeBackend, widt
     assert native.sampling_kernels.best(logits).tolist() == [NO_TOKEN, NO_TOKEN, NO_TOKEN, column]
     assert REFERENCE.best(logits).tolist() == [NO_TOKEN, NO_TOKEN, NO_TOKEN, column]
     for choice in (native.sampling_kernels, REFERENCE):
-        token_ids, leads = choice.best_and_lead(logits)
+        token_ids, margins = choice.best_and_margin(logits)
         assert token_ids.tolist() == [NO_TOKEN, NO_TOKEN, NO_TOKEN, column]
-        assert leads.tolist() == [0.0, 0.0, 0.0, 1.0 if width > 1 else np.inf]
+        assert margins.tolist() == [0.0, 0.0, 0.0, 1.0 if width > 1 else np.inf]
 
 
 @pytest.mark.parametrize("width", [2, 3, 15, 16, 17, 64, 257, 513])
@@ -174,7 +177,7 @@ def test_a_lead_is_over_the_best_other_token_wherever_the_two_are(native: Native
     tops = logits.sort(-1, descending=True).values
 
     for choice in (native.sampling_kernels, REFERENCE):
-        assert choice.best_and_lead(logits)[1].tolist() == (tops[:, 0] - tops[:, 1]).tolist()
+        assert choice.best_and_margin(logits)[1].tolist() == (tops[:, 0] - tops[:, 1]).tolist()
 
 
 @settings(max_examples=60, deadline=None)
@@ -191,9 +194,9 @@ def test_a_guess_has_the_most_mass_near_the_number(
     logits = torch.tensor(lengths, dtype=torch.float32)[None].log()
     shape, uniforms = shaping([(0.0, 0, 1.0)], np.ones(1, dtype=np.float32)), np.array([number / 2**20])
     rows = np.zeros(1, dtype=np.int64)
-    best, masses = REFERENCE.best(logits), logits.clone()
-    native.sampling_kernels.masses(masses, rows, best, shape)
-    sizes = [Fraction(mass) for mass in masses[0].tolist()]
+    best, fixed_probs = REFERENCE.best(logits), logits.clone()
+    native.sampling_kernels.fixed_point_probs(fixed_probs, rows, best, shape)
+    sizes = [Fraction(mass) for mass in fixed_probs[0].tolist()]
     total, start, inside = sum(sizes), Fraction(0), []
     low, high = (Fraction(number, 2**20) * total + sign * Fraction(window) * total for sign in (-1, 1))
     for size in sizes:
@@ -204,11 +207,11 @@ def test_a_guess_has_the_most_mass_near_the_number(
     found = native.sampling_kernels.nearest(*arguments)
 
     assert_same(found, REFERENCE.nearest(*arguments))
-    guess, lead = int(found[0][0]), float(found[1][0])
+    guess, margin = int(found[0][0]), float(found[1][0])
     assert 0 < inside[guess] >= max(inside) - total / 2**50  # the ends of the window are rounded
     assert inside[guess] < max(inside) or inside.index(max(inside)) == guess
     others = torch.cat((logits[0, :guess], logits[0, guess + 1 :]))
-    assert lead == pytest.approx(float(logits[0, guess] - others.max()), abs=1e-6)
+    assert margin == pytest.approx(float(logits[0, guess] - others.max()), abs=1e-6)
 
 
 def test_threads_and_neighbours_change_nothing(native: NativeBackend, native_alone: NativeBackend) -> None:
@@ -258,17 +261,17 @@ def test_tokens_follow_the_law(native: NativeBackend) -> None:
     """Oracle: softmax in float64, top_p cut by hand; chi-square of 60,000 draws, 99.99 % quantile."""
     logits = torch.tensor([[2.0, 1.0, 0.0, 1.5, -1.0, 0.5, 0.2, -3.0, 0.9]])
     num, temperature = 60_000, 0.7
-    law = (logits[0].double() / temperature).softmax(-1).numpy()
-    order = np.argsort(-law)
-    kept = order[: 1 + int((law[order].cumsum() < 0.95).sum())]
-    expected = num * law[kept] / law[kept].sum()
+    distribution = (logits[0].double() / temperature).softmax(-1).numpy()
+    order = np.argsort(-distribution)
+    kept = order[: 1 + int((distribution[order].cumsum() < 0.95).sum())]
+    expected = num * distribution[kept] / distribution[kept].sum()
     uniforms = np.random.default_rng(5).random(num)
     shape = shaping([(0.0, 0, 0.95)] * num, np.full(num, temperature, dtype=np.float32))
     zeros = np.zeros(num, dtype=np.int64)
 
     drawn = native.sampling_kernels.draw(logits, zeros, zeros, shape, uniforms)
 
-    counts = np.bincount(drawn, minlength=len(law))
+    counts = np.bincount(drawn, minlength=len(distribution))
     assert counts[kept].sum() == num
     assert float(((counts[kept] - expected) ** 2 / expected).sum()) < 31.8  # 7 degrees of freedom or fewer
 
@@ -304,7 +307,7 @@ def test_a_sampler_chooses_the_same_tokens_with_either(native: NativeBackend) ->
         plain, quick = (sampler.sample(logits.clone(), slots, positions) for sampler in samplers)
         assert plain == quick
         prepared = [sampler.prepare(logits.clone(), slots, positions, None) for sampler in samplers]
-        masses = [sampler.masses(each) for sampler, each in zip(samplers, prepared, strict=True)]
-        assert torch.equal(*masses)
+        fixed_probs = [sampler.fixed_point_probs(each) for sampler, each in zip(samplers, prepared, strict=True)]
+        assert torch.equal(*fixed_probs)
         for sampler in samplers:
             sampler.accept(slots, [max(row.token_id, 0) for row in plain])

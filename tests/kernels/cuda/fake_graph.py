@@ -14,25 +14,26 @@ replays; `backend.concurrent_instance()` gives a backend for another lane of the
     graph.replay()
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from faser.engine.execution.sampling.distribution import MASS_ONE, draw
-from faser.engine.execution.sampling.logits_processors import TorchLogitsProcessors
+from faser.engine.execution.sampling.distribution import PROB_ONE, draw
+from faser.engine.execution.sampling.logits_processors.torch_kernels import TorchLogitsProcessorKernels
 from faser.engine.execution.sampling.noise import Purpose, uniforms
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.engine.execution.verifiers.rejection import accept_probs, replacement_masses
+from faser.engine.execution.verifiers.rejection import accept_probs, recovered_probs
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.triton.device_kernels import DeviceKernels
-from faser.kernels.interface.device_sampling_kernels import DeviceSamplingMetadata
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.fp8_cache import as_bytes, stored
-from faser.kernels.interface.logits_processor_kernels import LogitsEdits
+from faser.kernels.interface.logits_processor_kernels import LogitsEdit
 from faser.kernels.interface.rejection_kernels import RejectionInputs
-from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, TruncationParams
+from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints
+from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
@@ -163,31 +164,31 @@ class FakeDeviceSamplingKernels:
 
         self._accelerator.launch(kernel)
 
-    def guess(
+    def draft(
         self,
         logits: Tensor,
         rows: DeviceSamplingMetadata,
         window: float,
         chosen: Tensor,
-        leads: Tensor,
+        margins: Tensor,
         *,
         top_k: bool,
         top_p: bool,
         random: bool = True,
     ) -> None:
         self._check(logits, rows, chosen)
-        assert leads.shape == chosen.shape, leads.shape
-        assert leads.dtype is torch.float32, leads.dtype
+        assert margins.shape == chosen.shape, margins.shape
+        assert margins.dtype is torch.float32, margins.dtype
 
         def kernel() -> None:
-            token_ids, differences = self._choice.best_and_lead(logits)
+            token_ids, differences = self._choice.best_and_margin(logits)
             at, shaping, noise = _asked(rows, token_ids, top_k=top_k, top_p=top_p, random=random)
             if len(at):
                 token_ids[at], differences[at] = self._choice.nearest(
                     logits, at, token_ids[at], shaping, noise, window
                 )
             chosen.copy_(torch.from_numpy(token_ids))
-            leads.copy_(torch.from_numpy(differences))
+            margins.copy_(torch.from_numpy(differences))
 
         self._accelerator.launch(kernel)
 
@@ -210,9 +211,9 @@ class FakeLogitsProcessorKernels:
         self._accelerator = accelerator
         self.calls = 0
 
-    def apply(self, logits: Tensor, edits: LogitsEdits) -> None:
+    def apply(self, logits: Tensor, edits: Sequence[LogitsEdit]) -> None:
         self.calls += 1
-        self._accelerator.launch(partial(TorchLogitsProcessors().apply, logits, edits))
+        self._accelerator.launch(partial(TorchLogitsProcessorKernels().apply, logits, edits))
 
 
 class FakeRejectionKernels:
@@ -228,7 +229,7 @@ class FakeRejectionKernels:
         assert len(logits) == first[-1] == len(drafts.drafted), (logits.shape, first)
         assert draft_probs.shape == (num_drafted, logits.shape[1]), draft_probs.shape
         assert draft_probs.is_contiguous()
-        best = _to_masses(logits, drafts)
+        best = _to_fixed_probs(logits, drafts)
         self._accelerator.wait()
         found = np.array(
             [
@@ -239,43 +240,38 @@ class FakeRejectionKernels:
         return found[:, 0], found[:, 1]
 
 
-def _to_masses(logits: Tensor, drafts: RejectionInputs) -> Ints:
+def _to_fixed_probs(logits: Tensor, drafts: RejectionInputs) -> Ints:
     """In place; returns the most likely tokens."""
-    choice, shaping = TorchSamplingKernels(), drafts.shaping
+    choice, metadata = TorchSamplingKernels(), drafts.metadata
     best = choice.best(logits)
-    drawn = np.flatnonzero((shaping.temperature > 0) & (best != NO_TOKEN))
+    drawn = np.flatnonzero((metadata.temperature > 0) & (best != NO_TOKEN))
     for row in np.setdiff1d(np.arange(len(best)), drawn).tolist():
         logits[row] = 0.0
         if best[row] != NO_TOKEN:
-            logits[row, int(best[row])] = MASS_ONE
+            logits[row, int(best[row])] = PROB_ONE
     if len(drawn):
-        asked = TruncationParams(
-            temperature=shaping.temperature[drawn],
-            min_p=shaping.min_p[drawn],
-            top_k=shaping.top_k[drawn],
-            top_p=shaping.top_p[drawn],
-        )
-        choice.masses(logits, drawn, best[drawn], asked)
+        choice.fixed_point_probs(logits, drawn, best[drawn], metadata.among(drawn))
     return best
 
 
 def _judged(
-    s: int, rows: range, masses: Tensor, best: Ints, drafts: RejectionInputs, draft_probs: Tensor
+    s: int, rows: range, fixed_probs: Tensor, best: Ints, drafts: RejectionInputs, draft_probs: Tensor
 ) -> tuple[int, int]:
     """What becomes of the draft of sequence s."""
-    seeds, positions, start = drafts.seeds, drafts.positions, drafts.positions[rows[0] : rows[0] + 1]
+    seeds, positions = drafts.metadata.seeds, drafts.metadata.positions
+    start = positions[rows[0] : rows[0] + 1]
     for accepted, row in enumerate(rows):
         one = slice(row, row + 1)
         if best[row] == NO_TOKEN:
             return accepted, NO_TOKEN
         if row == rows[-1]:
             number = uniforms(seeds[one], positions[one], Purpose.TOKEN)
-            return accepted, int(draw(masses[one], torch.from_numpy(number)))
-        target_probs, line = masses[row] / masses[row].sum(), draft_probs[row - s]
+            return accepted, int(draw(fixed_probs[one], torch.from_numpy(number)))
+        target_probs, line = fixed_probs[row] / fixed_probs[row].sum(), draft_probs[row - s]
         token_id = int(drafts.drafted[row])
         (number,) = uniforms(seeds[one], positions[one], Purpose.ACCEPT, start)
         if number >= float(accept_probs(target_probs[token_id], line[token_id])):
-            left = replacement_masses(target_probs[None], line[None])
+            left = recovered_probs(target_probs[None], line[None])
             return accepted, int(
                 draw(left, torch.from_numpy(uniforms(seeds[one], positions[one], Purpose.REPLACE)))
             )
@@ -284,16 +280,17 @@ def _judged(
 
 def _asked(
     rows: DeviceSamplingMetadata, token_ids: Ints, *, top_k: bool, top_p: bool, random: bool
-) -> tuple[Ints, TruncationParams, np.typing.NDArray[np.float64]]:
+) -> tuple[Ints, SamplingMetadata, np.typing.NDArray[np.float64]]:
     """Rows that draw, what is done to them, and their numbers."""
     temperature = rows.temperature.numpy()
     at = np.flatnonzero((temperature > 0) & (token_ids != NO_TOKEN)) if random else np.zeros(0, dtype=np.int64)
     count = len(at)
-    shaping = TruncationParams(
+    metadata = SamplingMetadata(
         temperature=temperature[at],
         min_p=np.exp(rows.log_min_p.numpy()[at].astype(np.float64)),
         top_k=rows.top_k.numpy()[at] if top_k else np.zeros(count, dtype=np.int64),
         top_p=rows.top_p.numpy()[at] if top_p else np.ones(count),
+        seeds=rows.seeds.numpy().view(np.uint64)[at],
+        positions=rows.positions.numpy()[at],
     )
-    seeds = rows.seeds.numpy().view(np.uint64)[at]
-    return at, shaping, uniforms(seeds, rows.positions.numpy()[at], Purpose.TOKEN)
+    return at, metadata, uniforms(metadata.seeds, metadata.positions, Purpose.TOKEN)

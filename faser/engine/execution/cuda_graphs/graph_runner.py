@@ -21,11 +21,11 @@ from faser.engine.execution.cuda_graphs.step_graphs import BackboneGraph, GraphI
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, PendingTokens
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.kernels.interface.shapes import KvShape
 from faser.types import ProgressCallback
 
@@ -118,7 +118,7 @@ class GraphRunner(Runner):
 
     def sample(self, rows: NDArray[np.int64], requests: SamplingMetadata) -> PendingTokens:
         logits, graphs = self.logits(rows), self._graphs
-        flags = requests.cuts
+        flags = requests.truncation_flags
         graph = None if graphs is None else graphs.sampler(len(rows), flags)
         if graph is None:
             return self._device_sampler.take(logits, requests)
@@ -128,13 +128,13 @@ class GraphRunner(Runner):
 
     def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata, window: float) -> PendingTokens:
         logits, graphs = self.logits(rows), self._graphs
-        flags = requests.cuts
+        flags = requests.truncation_flags
         graph = None if graphs is None else graphs.draft_sampler(len(rows), flags, window)
         if graph is None:
-            return self._device_sampler.guess(logits, requests, window)
+            return self._device_sampler.draft(logits, requests, window)
         self._device_sampler.send(requests, flags)
         graph.replay()
-        return self._device_sampler.guessed(len(rows))
+        return self._device_sampler.drafted(len(rows))
 
     @property
     def _graphs(self) -> StepGraphs | None:

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from faser.engine.execution.cuda_graphs.batch_sizes import BatchSizeIndex, DraftGraphs, GraphSizes, next_size
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
-from faser.engine.execution.sampling.metadata import TruncationFlags
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture, StagingBuffer
+from faser.kernels.interface.sampling_metadata import TruncationFlags
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
 _ALL_FLAGS = (
@@ -178,7 +178,7 @@ class StepGraphs:
         for flags in _ALL_FLAGS:
             self._samplers[size, flags] = self._captured(partial(token_sampler.run_take, logits, flags))
             for window in windows:
-                draft = partial(token_sampler.run_guess, logits, window, flags)
+                draft = partial(token_sampler.run_draft, logits, window, flags)
                 self._draft_samplers[size, flags, window] = self._captured(draft)
 
     @torch.inference_mode()

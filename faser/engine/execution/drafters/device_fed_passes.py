@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.contract.plan import StopRule
-from faser.engine.execution.drafters.draft_samplers import RunnerDraftSampler, guessed
+from faser.engine.execution.drafters.draft_samplers import RunnerDraftSampler, drafted_by_runner
 from faser.engine.execution.drafters.passes import (
     DraftBatch,
     DraftInput,
@@ -37,8 +37,8 @@ from faser.engine.execution.drafters.passes import (
 )
 from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import PendingTokens
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.kernels.interface.shapes import RowLayout
 
 Ints = NDArray[np.int64]
@@ -100,7 +100,7 @@ class DeviceFedPassLoop:
             self._runner.forward(rows_of(pieces, self._table), self._num_layers)
         batch = rows_of(last, self._table)
         self._runner.forward(batch, self._num_layers)
-        requests = self._sampler.requests(progress.slots, progress.draft_starts)
+        requests = self._sampler.metadata(progress.slots, progress.draft_starts)
         pending = self._runner.sample_drafts(batch.last_rows, requests, self._sampler.window)
         sequences = _Sequences(progress.draft_starts, batch.layout.block_table, requests)
         first = _Pass(depth=1, active=np.arange(len(inputs)), sequences=sequences, pending=pending)
@@ -194,4 +194,4 @@ def _read(passed: _Pass, progress: DraftProgress, stop: StopRule | None) -> Ints
 
     A token drafted after a dropped one is dropped too: survival never rises.
     """
-    return progress.take(passed.active, guessed(passed.pending.wait()), stop)
+    return progress.take(passed.active, drafted_by_runner(passed.pending.wait()), stop)

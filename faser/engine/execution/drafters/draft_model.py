@@ -36,7 +36,6 @@ class DraftModel:
 
     def start(self, start: SequenceStart) -> None:
         self._kv.start(start.slot, start.token_ids)
-        self._sampler.start(start)
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         assert self.drafts_overlapped or not any(request.unverified for request in plan.requests), (

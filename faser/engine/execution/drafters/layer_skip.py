@@ -50,7 +50,6 @@ class LayerSkip:
 
     def start(self, start: SequenceStart) -> None:
         self._last[start.slot] = (len(start.token_ids) - 1, start.token_ids[-1])
-        self._sampler.start(start)
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         inputs = []

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
-from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import PendingTokens, TokenSampler
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import StagingBuffer
 from faser.kernels.interface.sampling_kernels import SamplingKernels
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, KvShape
 
 
@@ -131,7 +131,7 @@ class Runner:
     def sample_drafts(self, rows: NDArray[np.int64], requests: SamplingMetadata, window: float) -> PendingTokens:
         """Sample the draft token that follows each row, with its logit margin. window: see SamplingKernels."""
         assert self._token_sampler is not None, "this runner only gives logits"
-        return self._token_sampler.guess(self.logits(rows), requests, window)
+        return self._token_sampler.draft(self.logits(rows), requests, window)
 
 
 def _inputs(batch: RowBatch, device: torch.device) -> torch.Tensor:

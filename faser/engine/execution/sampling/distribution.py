@@ -1,12 +1,12 @@
 """From processed logits to a token: temperature, min_p, top_k, top_p, and the draw. Pure functions of rows.
 
-Each function takes rows [R, V] and parameters [R], all on one device; a row's result depends on that row only,
-bit for bit. Two choices make that so. Probabilities become *masses*, whole numbers of units of 2**-52: their
-sums stay below 2**53, hence are exact in float64, and the order of summation cannot matter. Every truncation
+Each function takes rows [R, V] and parameters [R], all on one device; a row's result depends on that row only, bit
+for bit. Two design choices ensure it. Probabilities are fixed-point numbers, whole numbers of units of 2**-52:
+their sums stay below 2**53, hence are exact in float64, and the order of summation cannot matter. Every truncation
 keeps a prefix of one order (`ranking`), so ties are settled: among equal logits the lower ids stay.
 
-    order        | 0 ........ n - 1 | n ............ V - 1 |
-    masses       |      kept        |         zero         |     n >= 1: the most likely token always stays
+    order                        | 0 ........ n - 1 | n ............ V - 1 |
+    fixed-point probabilities    |      kept        |         zero         |   n >= 1: the most likely token stays
 
 Knows nothing of slots, requests and penalties.
 """
@@ -19,8 +19,8 @@ from torch.nn.functional import pad
 
 from faser.engine.execution.sampling.ranking import leading
 
-MASS_ONE = 2.0**52
-_LOWEST = -60.0  # nats; a token that far below the most likely one has a mass of 0
+PROB_ONE = 2.0**52
+_LOWEST = -60.0  # nats; a token that far below the most likely one has a probability of 0
 _LOG2_E = 1.44269504
 _LN2_HIGH = 0.693145751953125  # ln 2 in two parts of 16 bits: their products with an exponent are exact
 _LN2_LOW = 49087 * 2.0**-35
@@ -29,19 +29,14 @@ _WEIGHT_ONE = 2.0**32  # units in which weights are summed: whole numbers, so th
 _NUM_LEADING = 64  # a typical nucleus fits; taking them costs less than two passes over the vocabulary
 _BUCKETS_PER_NAT = 64.0
 _NUM_BUCKETS = 2048  # the last one takes all that is more than 32 nats below the most likely token
-_BLOCK = 256  # columns that are summed at once before one of them is sought
+_BLOCK = 256  # columns that are summed before one of them is searched for
 _CACHED_ELEMENTS = 2**18  # 1 MiB of float32; beyond, temporaries are mapped afresh each time: 4 times as slow
-_DEVICE_ELEMENTS = 2**25  # 128 MiB of float32, of which there may be a dozen, half of them float64
+_DEVICE_ELEMENTS = 2**25  # 128 MiB of float32; a dozen such tensors may exist, half of them float64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truncation:
-    """Which tokens may be drawn, per row. They apply in this order; each works on what the last one left.
-
-    min_p: [R] float64, keep what is at least min_p times as likely as the most likely token; 0 is off.
-    top_k: [R] int64, keep the first top_k; 0 is off.
-    top_p: [R] float64, keep the fewest first tokens that have top_p of the remaining mass; 1 is off.
-    """
+    """The truncation of SamplingMetadata as tensors [R]: min_p and top_p float64, top_k int64."""
 
     min_p: Tensor
     top_k: Tensor
@@ -59,18 +54,19 @@ def scale(logits: Tensor, temperature: Tensor) -> Tensor:
     return logits.sub_(logits.amax(-1, keepdim=True)).div_(temperature[:, None])
 
 
-def draw(masses: Tensor, uniforms: Tensor) -> Tensor:
-    """Column [R] int64 at which the running sum first exceeds uniform * total; its mass is above 0.
+def draw(fixed_probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Column [R] int64 at which the running sum first exceeds uniform * total; its entry is above 0.
 
-    masses: [R, W] whole numbers of any float type, a positive total below 2**53. uniforms: [R] float64 in [0, 1).
+    fixed_probs: [R, W] whole numbers of any float type, a positive total below 2**53. uniforms: [R] float64 in [0,
+    1).
     """
-    num_rows, width = masses.shape
+    num_rows, width = fixed_probs.shape
     if width <= _BLOCK:
-        return _exceeding(masses, _threshold(masses.sum(-1, dtype=torch.float64), uniforms))[0]
-    blocks = pad(masses, (0, -width % _BLOCK)).view(num_rows, -1, _BLOCK)
+        return _exceeding(fixed_probs, _threshold(fixed_probs.sum(-1, dtype=torch.float64), uniforms))[0]
+    blocks = pad(fixed_probs, (0, -width % _BLOCK)).view(num_rows, -1, _BLOCK)
     sums = blocks.sum(-1, dtype=torch.float64)
     block, rest = _exceeding(sums, _threshold(sums.sum(-1), uniforms))
-    inside = blocks[torch.arange(num_rows, device=masses.device), block]
+    inside = blocks[torch.arange(num_rows, device=fixed_probs.device), block]
     return block * _BLOCK + _exceeding(inside, rest)[0]
 
 
@@ -79,25 +75,25 @@ def _threshold(total: Tensor, uniforms: Tensor) -> Tensor:
     return torch.minimum((uniforms * total).floor_(), total - 1)
 
 
-def _exceeding(masses: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
-    """Column [R] at which the running sum first exceeds the threshold, and what it lacked before that column."""
-    running = masses.cumsum(-1, dtype=torch.float64)
+def _exceeding(fixed_probs: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """Column [R] at which the running sum first exceeds the threshold, and what it lacks before that."""
+    running = fixed_probs.cumsum(-1, dtype=torch.float64)
     column = torch.searchsorted(running, threshold[:, None], right=True)
     before = torch.where(column > 0, running.gather(-1, (column - 1).clamp(min=0)), 0.0)
     return column[:, 0], threshold - before[:, 0]
 
 
-def token_masses(scaled: Tensor) -> Tensor:
+def fixed_point_probs(scaled: Tensor) -> Tensor:
     """Probabilities [R, V] float32 in units of 2**-52, rounded down to whole numbers. scaled: from `scale`."""
     weights = _weights(scaled)
     total = (weights * _WEIGHT_ONE).floor_().sum(-1, dtype=torch.float64)
-    return weights.mul_((MASS_ONE * _WEIGHT_ONE / total).float()[:, None]).floor_()
+    return weights.mul_((PROB_ONE * _WEIGHT_ONE / total).float()[:, None]).floor_()
 
 
 def _weights(scaled: Tensor) -> Tensor:
-    """exp(scaled) [R, V] float32, the same bits on every machine and in the native kernels (kernels/native).
+    """exp(scaled) [R, V] float32, the same bits on every machine and in the native kernels (kernels/cpu/native).
 
-    Multiplications and additions that are rounded one by one, in this order: libraries' exponentials differ.
+    Multiplications and additions that are rounded one by one, in this order: the exponentials of libraries differ.
     """
     nats = scaled.clamp(min=_LOWEST)
     exponent = (nats * _LOG2_E).round_()
@@ -112,53 +108,55 @@ def _weights(scaled: Tensor) -> Tensor:
     return powers
 
 
-def kept_masses(scaled: Tensor, cut: Truncation) -> Tensor:
-    """The final distribution: `token_masses` where the truncation keeps a token, else 0. Not normalised."""
-    masses = token_masses(scaled)
+def kept_probs(scaled: Tensor, cut: Truncation) -> Tensor:
+    """The final distribution: `fixed_point_probs` where the truncation keeps a token, else 0. Not normalised."""
+    fixed_probs = fixed_point_probs(scaled)
     if (cut.min_p > 0).any():
-        masses = masses * _likely_enough(scaled, cut)
+        fixed_probs = fixed_probs * _likely_enough(scaled, cut)
     if (cut.top_k > 0).any():
-        masses = masses * _shortest_prefix(scaled, torch.ones_like(masses), _num_wanted(cut, scaled.shape[-1]))
+        fixed_probs = fixed_probs * _shortest_prefix(
+            scaled, torch.ones_like(fixed_probs), _num_wanted(cut, scaled.shape[-1])
+        )
     if (cut.top_p < 1).any():
-        nucleus = _shortest_prefix(scaled, masses, cut.top_p * masses.sum(-1, dtype=torch.float64))
-        masses = masses * (nucleus | (cut.top_p >= 1)[:, None])
-    return masses
+        nucleus = _shortest_prefix(scaled, fixed_probs, cut.top_p * fixed_probs.sum(-1, dtype=torch.float64))
+        fixed_probs = fixed_probs * (nucleus | (cut.top_p >= 1)[:, None])
+    return fixed_probs
 
 
 def choose(scaled: Tensor, cut: Truncation, uniforms: Tensor) -> Tensor:
-    """draw(kept_masses(scaled, cut), uniforms), the same tokens, quicker where few tokens are kept."""
+    """draw(kept_probs(scaled, cut), uniforms), the same tokens, faster where few tokens are kept."""
     token_ids = torch.empty(len(scaled), dtype=torch.int64, device=scaled.device)
     rest = torch.ones(len(scaled), dtype=torch.bool, device=scaled.device)
     short = _shortened(cut)
     if len(short):
         kept = _keep_leading(_pick(scaled, short), cut.rows(short))
         in_order, order = kept.token_ids.sort(-1)
-        column = draw(kept.masses.gather(-1, order), uniforms[short])
+        column = draw(kept.fixed_probs.gather(-1, order), uniforms[short])
         token_ids[short] = in_order.gather(-1, column[:, None])[:, 0]
         rest[short] = ~kept.settled
     left = rest.nonzero()[:, 0]
     if len(left):
-        token_ids[left] = draw(kept_masses(_pick(scaled, left), cut.rows(left)), uniforms[left])
+        token_ids[left] = draw(kept_probs(_pick(scaled, left), cut.rows(left)), uniforms[left])
     return token_ids
 
 
-def final_masses(scaled: Tensor, cut: Truncation) -> Tensor:
-    """kept_masses(scaled, cut), the same numbers, quicker where few tokens are kept."""
-    masses = torch.zeros_like(scaled)
+def final_probs(scaled: Tensor, cut: Truncation) -> Tensor:
+    """kept_probs(scaled, cut), the same numbers, faster where few tokens are kept."""
+    fixed_probs = torch.zeros_like(scaled)
     rest = torch.ones(len(scaled), dtype=torch.bool, device=scaled.device)
     short = _shortened(cut)
     if len(short):
         kept = _keep_leading(_pick(scaled, short), cut.rows(short))
-        masses[short] = masses[short].scatter_(-1, kept.token_ids, kept.masses)
+        fixed_probs[short] = fixed_probs[short].scatter_(-1, kept.token_ids, kept.fixed_probs)
         rest[short] = ~kept.settled
     left = rest.nonzero()[:, 0]
     if len(left):
-        masses[left] = kept_masses(_pick(scaled, left), cut.rows(left))
-    return masses
+        fixed_probs[left] = kept_probs(_pick(scaled, left), cut.rows(left))
+    return fixed_probs
 
 
 def rows_at_once(values: Tensor) -> int:
-    """As many rows as keep a pass over the vocabulary within the CPU's caches; elsewhere, as bound memory."""
+    """How many rows to process in one pass: on a CPU they fit its caches, elsewhere they bound memory."""
     if values.device.type != "cpu":
         return max(1, _DEVICE_ELEMENTS // values.shape[-1])
     return max(1, _CACHED_ELEMENTS // max(values.shape[-1], 2 * _NUM_BUCKETS))
@@ -175,42 +173,42 @@ def _pick(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def _shortened(cut: Truncation) -> Tensor:
-    """Rows in which few tokens may be left."""
+    """Rows in which the truncation may keep few tokens."""
     return ((cut.top_k > 0) | (cut.top_p < 1)).nonzero()[:, 0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _KeptLeading:
-    """token_ids: [R, W] int64, the most likely first. masses: [R, W] float32, 0 where cut off.
+    """token_ids: [R, W] int64, the most likely first. fixed_probs: [R, W] float32, 0 where truncated.
 
-    settled: [R] bool, nothing beyond them is kept; else masses mean nothing.
+    settled: [R] bool, no other token is kept; else fixed_probs is meaningless.
     """
 
     token_ids: Tensor
-    masses: Tensor
+    fixed_probs: Tensor
     settled: Tensor
 
 
 def _keep_leading(scaled: Tensor, cut: Truncation) -> _KeptLeading:
-    """The truncation, seen from the most likely tokens alone."""
-    masses = token_masses(scaled)
+    """The truncation, computed from the most likely tokens alone."""
+    fixed_probs = fixed_point_probs(scaled)
     found = leading(scaled, _NUM_LEADING)
-    ordered = masses.gather(-1, found.token_ids)
+    ordered = fixed_probs.gather(-1, found.token_ids)
     running = ordered.cumsum(-1, dtype=torch.float64)
     width = running.shape[-1]
 
     everything = (cut.min_p == 0) & (cut.top_k == 0)
     num_likely = _likely_enough(found.values, cut).sum(-1)
     num_before_top_p = torch.minimum(num_likely, _num_wanted(cut, width + 1).long())
-    mass_before_top_p = running.gather(-1, num_before_top_p.clamp(max=width)[:, None] - 1)[:, 0]
-    target = cut.top_p * torch.where(everything, masses.sum(-1, dtype=torch.float64), mass_before_top_p)
+    sum_before_top_p = running.gather(-1, num_before_top_p.clamp(max=width)[:, None] - 1)[:, 0]
+    target = cut.top_p * torch.where(everything, fixed_probs.sum(-1, dtype=torch.float64), sum_before_top_p)
     num_kept = (running < target[:, None]).sum(-1) + 1
     num_kept = torch.where(cut.top_p < 1, torch.minimum(num_kept, num_before_top_p), num_before_top_p)
 
     whole = found.num_sure == scaled.shape[-1]
     settled = whole | ((num_kept <= found.num_sure) & (everything | (num_before_top_p <= found.num_sure)))
     beyond = torch.arange(width, device=scaled.device) >= num_kept[:, None]
-    return _KeptLeading(token_ids=found.token_ids, masses=ordered.masked_fill(beyond, 0.0), settled=settled)
+    return _KeptLeading(token_ids=found.token_ids, fixed_probs=ordered.masked_fill(beyond, 0.0), settled=settled)
 
 
 def _likely_enough(scaled: Tensor, cut: Truncation) -> Tensor:
@@ -227,7 +225,7 @@ def _shortest_prefix(scaled: Tensor, weights: Tensor, target: Tensor) -> Tensor:
     """Mask [R, V] of the fewest first tokens of the order whose weights add up to at least `target`.
 
     weights: [R, V] float64 whole numbers whose sums are exact. target: [R] float64, above 0, at most the sum.
-    No sort of the vocabulary: bucket sums find the bucket of the last kept token, and only that one is sorted.
+    The vocabulary is not sorted: bucket sums find the bucket of the last kept token, and only that one is sorted.
     """
     bucket = scaled.mul(-_BUCKETS_PER_NAT).clamp_(max=_NUM_BUCKETS - 1).long()  # grows along the order
     sums = torch.zeros(len(scaled), _NUM_BUCKETS, dtype=torch.float64, device=scaled.device)

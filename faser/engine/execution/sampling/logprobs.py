@@ -1,4 +1,4 @@
-"""Log probabilities as reported to the caller: of the model itself, before bias, penalties and temperature."""
+"""Log probabilities as reported to the caller: those of the model, before logits processors and temperature."""
 
 from collections.abc import Sequence
 
@@ -8,16 +8,17 @@ from torch import Tensor
 from faser.engine.execution.sampling.ranking import first
 from faser.types import PositionLogprobs
 
-_ELEMENTS_AT_ONCE = 2**26  # 256 MiB of float32: what is made of them takes as much again, and no more
+_ELEMENTS_AT_ONCE = 2**26  # 256 MiB of float32: the log probabilities take as much again
 
 
+@torch.inference_mode()
 def position_logprobs(
     logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]
 ) -> tuple[PositionLogprobs, ...]:
     """One report per row. logits: [R, V] float32, not written to. token_ids, num_top: one per row.
 
     rank counts the tokens with a larger logit, plus 1: equal logits share a rank. top is in the order of
-    `ranking`, and shorter than num_top only where the vocabulary is. Some rows at a time, which bounds memory.
+    `ranking`, and shorter than num_top only where the vocabulary is. Rows are processed in parts, to bound memory.
     """
     step = max(1, _ELEMENTS_AT_ONCE // logits.shape[-1])
     return tuple(
@@ -28,7 +29,7 @@ def position_logprobs(
 
 
 def _of(logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[PositionLogprobs]:
-    """Waits for the device to know whether leading tokens are tied, and for the numbers, all in one copy."""
+    """Waits for the device twice: for whether leading tokens are tied, and for one copy of all numbers."""
     on_gpu = logits.device.type == "cuda"
     host = torch.tensor(token_ids, dtype=torch.int64, pin_memory=on_gpu)
     chosen = host.to(logits.device, non_blocking=True)[:, None]

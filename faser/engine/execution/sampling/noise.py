@@ -1,7 +1,7 @@
 """Random numbers that are a function of (request seed, position, purpose, draft), and of nothing else.
 
-Owns the layout of the counter of a counter-based generator. Keeps no state, so neither the batch, nor the
-order of calls, nor a preemption can change a number. Knows nothing of tokens and probabilities.
+Owns the layout of the counter of a counter-based generator. Keeps no state, so neither the batch nor the order of
+calls nor a preemption can change a number. Knows nothing of tokens and probabilities.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ Generator = Callable[[Words, Words], Words]
 class Purpose(IntEnum):
     """What a number decides. Each purpose has numbers of its own at every position.
 
-    TOKEN: the choice of a token. ACCEPT: the verdict on a drafted token. REPLACE: the token chosen after a
-    refusal. DRAFT: the choice of a drafted token.
+    TOKEN: which token is sampled. ACCEPT: whether a draft token is accepted. REPLACE: which token is recovered
+    after a rejection. DRAFT: which token is drafted.
     """
 
     TOKEN = 0
@@ -45,9 +45,9 @@ def uniforms(
 
     seeds: [R], the requests' effective seeds. positions: [R], at least 0, of the tokens being decided on.
     draft_starts: [R], for DRAFT and ACCEPT: position of the first token of the draft that the row belongs to. A
-    position that is drafted again, because an earlier one was refused, then gets a number of its own: the old one
-    is not independent of what has become known meanwhile, so using it twice would bias the output.
-    generate: computes what `philox` computes, perhaps sooner; None: `philox`.
+    position that is drafted again, because an earlier token was rejected, then gets a number of its own: the old
+    one is not independent of the tokens known by then, so using it twice would bias the output. generate: a faster
+    function that computes what `philox` computes; None: `philox`.
     """
     counters = np.empty((4, len(seeds)), dtype=np.uint64)
     counters[0] = positions & _LOW_32_SIGNED

@@ -9,17 +9,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_MARGIN = 64  # entries taken at least, so that a tie at the edge of what is wanted rarely reaches the last one
-_BLOCK = 256  # columns whose maximum is taken at once to find one entry
-_SMALL_BLOCK = 64  # the same to find several: each of them costs a block
+_FEWEST = (
+    64  # entries that are taken at least, so that a tie at the edge of the result rarely reaches the last one
+)
+_BLOCK = 256  # columns of a block, where one entry is searched for
+_SMALL_BLOCK = 64  # columns of a block, where several entries are searched for: each entry costs a block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leading:
     """The first W entries of the order.
 
-    values: [R, W]; token_ids: [R, W] int64; num_sure: [R] int64, how many leading entries are certain: those
-    from there on are tied with the last one, and a lower id may have been left out.
+    values: [R, W]; token_ids: [R, W] int64; num_sure: [R] int64, how many leading entries are certain: the
+    others are tied with the last one, and a tied token with a lower id may be missing.
     """
 
     values: Tensor
@@ -39,8 +41,8 @@ def best(values: Tensor) -> tuple[Tensor, Tensor]:
     return block * _BLOCK + inside[:, 0], largest
 
 
-def first_and_lead(values: Tensor) -> tuple[Tensor, Tensor]:
-    """`argmax`, and by how much its value exceeds the next largest one (0 in a tie): [R] int64, [R]. V >= 2."""
+def first_and_margin(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The first of the order, and its value minus the next largest one (0 in a tie): [R] int64, [R]. V >= 2."""
     num_rows, width = values.shape
     each = torch.arange(num_rows, device=values.device)
     if width % _BLOCK:
@@ -71,7 +73,7 @@ def leading(values: Tensor, width: int) -> Leading:
 
 def first(values: Tensor, width: int) -> Tensor:
     """Token ids [R, min(width, V)] of the first entries of the order, all of them certain."""
-    found = leading(values, max(_MARGIN, 2 * width))
+    found = leading(values, max(_FEWEST, 2 * width))
     token_ids = found.token_ids[:, :width]
     unsure = (found.num_sure < width).nonzero()[:, 0]
     if len(unsure) and found.token_ids.shape[-1] < values.shape[-1]:

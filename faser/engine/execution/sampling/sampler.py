@@ -1,13 +1,14 @@
 """The sampler: from a step's logits to its tokens.
 
-Runs the stages in order (`processors`, then `sampling`) over the rows that asked for them, and reports log
-probabilities. Equal logits, request, seed, position and output so far give an equal token, whatever the slot and
-whatever the other rows. `sample` does it all for one row per sequence; whoever has several, with drafted tokens
-between them, takes the stages one by one. Knows nothing of models, blocks, schedules and verdicts.
+    logits -> logits processors -> kernels (temperature, truncation, draw) -> tokens, and log probabilities
+
+Equal logits, request, seed, position and output so far give an equal token, whatever the slot and the other rows.
+`sample` does it all for one row per sequence. The verifiers, which have several rows per sequence with draft
+tokens between them, call the stages one by one. Knows nothing of models, blocks, schedules and acceptance.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,29 +16,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart
-from faser.engine.execution.sampling.distribution import MASS_ONE
-from faser.engine.execution.sampling.logits_processors import TorchLogitsProcessors
+from faser.engine.execution.sampling.distribution import PROB_ONE
+from faser.engine.execution.sampling.logits_processors.processor import LogitsProcessor, ProcessedRows
+from faser.engine.execution.sampling.logits_processors.registry import make_logits_processors
+from faser.engine.execution.sampling.logits_processors.torch_kernels import TorchLogitsProcessorKernels
 from faser.engine.execution.sampling.logprobs import position_logprobs
-from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.noise import Purpose, uniforms
 from faser.engine.execution.sampling.state import SamplingState
+from faser.engine.execution.sampling.token_samplers import sample_on_host
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.kernels.interface.logits_processor_kernels import (
-    Bias,
-    LogitPositions,
-    LogitsEdits,
-    LogitsProcessorKernels,
-    Penalties,
-)
-from faser.kernels.interface.sampling_kernels import NO_TOKEN, SamplingKernels, TruncationParams
+from faser.kernels.interface.logits_processor_kernels import LogitsEdit, LogitsProcessorKernels
+from faser.kernels.interface.sampling_kernels import NO_TOKEN, SamplingKernels
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.types import PositionLogprobs
 
-__all__ = ["NO_TOKEN", "EditedRows", "PreparedRows", "SampledRow", "Sampler", "not_finite"]
+__all__ = ["NO_TOKEN", "PreparedRows", "ProcessedLogits", "SampledRow", "Sampler", "not_finite"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledRow:
-    """The outcome of one row. token_id is NO_TOKEN where error says why none could be chosen."""
+    """The outcome of one row. token_id is NO_TOKEN where error says why no token could be sampled."""
 
     token_id: int
     logprobs: PositionLogprobs | None = None
@@ -45,11 +43,13 @@ class SampledRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EditedRows:
-    """Rows of a step after bias, penalties and masks; whether a token can be chosen is not known yet.
+class ProcessedLogits:
+    """Rows of a step after the logits processors; whether each row has a token is not known yet.
 
-    Most as in PreparedRows. sound: [R] bool, where the logits are: these were numbers before that; None where no
-    row asked for any of it.
+    logits: [R, V] float32. slots, positions: [R]; several rows may belong to one sequence. sound: [R] bool on the
+    device of the logits, whether the row had a finite maximum before it was processed; None where no row was.
+    raw: [N, V] float32, the logits as the model gave them, of the rows that report log probabilities; raw_row: the
+    index of such a row in it.
     """
 
     logits: Tensor
@@ -62,12 +62,10 @@ class EditedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRows:
-    """Rows of a step, ready for their tokens to be chosen.
+    """Rows of a step, ready to be sampled. logits, slots, positions, raw, raw_row: as in ProcessedLogits.
 
-    logits: [R, V] float32, after bias, penalties and masks. slots, positions: [R]; several rows may be of one
-    sequence. best: [R] the most likely tokens (from `take`: those chosen); NO_TOKEN where none can be chosen, and
-    errors says by row why. raw: [N, V] float32, the logits as the model gave them, of the rows that report log
-    probabilities; raw_row: where a row stands in it.
+    best: [R] the most likely tokens (from `sample_rows`: the sampled ones); NO_TOKEN where there is none, and
+    errors says by row why.
     """
 
     logits: Tensor
@@ -80,15 +78,15 @@ class PreparedRows:
 
     @property
     def sound(self) -> NDArray[np.bool_]:
-        """[R] a token can be chosen."""
+        """[R] whether the row has a token."""
         sound: NDArray[np.bool_] = self.best != NO_TOKEN
         return sound
 
 
 class Sampler:
-    """Chooses tokens for up to num_slots sequences. device: where the logits are.
+    """Samples tokens for up to num_slots sequences. device: where the logits are.
 
-    choice, edits: None is by tensors.
+    kernels, processor_kernels: None: tensor operations.
     """
 
     def __init__(
@@ -97,38 +95,59 @@ class Sampler:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         device: torch.device | str,
-        choice: SamplingKernels | None = None,
-        edits: LogitsProcessorKernels | None = None,
+        kernels: SamplingKernels | None = None,
+        processor_kernels: LogitsProcessorKernels | None = None,
+        processors: Sequence[LogitsProcessor] | None = None,
     ) -> None:
+        """processors: in the order in which they edit; None: all of the registry."""
         self._vocab_size = vocab_size
         self._device = torch.device(device)
-        self._state = SamplingState(num_slots, vocab_size, eos_token_ids)
-        self._choice: SamplingKernels = TorchSamplingKernels() if choice is None else choice
-        self._logit_edits: LogitsProcessorKernels = TorchLogitsProcessors() if edits is None else edits
+        self._state = SamplingState(num_slots)
+        self._processors = (
+            make_logits_processors(num_slots, vocab_size, eos_token_ids) if processors is None else processors
+        )
+        self._kernels: SamplingKernels = TorchSamplingKernels() if kernels is None else kernels
+        self._processor_kernels: LogitsProcessorKernels = (
+            TorchLogitsProcessorKernels() if processor_kernels is None else processor_kernels
+        )
+
+    @property
+    def state(self) -> SamplingState:
+        """The parameters by slot, to be read."""
+        return self._state
 
     def start(self, start: SequenceStart) -> None:
-        """A sequence takes over a free slot; its generated tokens, if any, count for the penalties."""
+        """A sequence takes over a free slot; tokens that it has generated already count for the penalties."""
         self._state.start(start)
+        for processor in self._processors:
+            processor.start(start)
 
     def release(self, slot: int) -> None:
         """The slot is free."""
         self._state.release(slot)
+        for processor in self._processors:
+            processor.release(slot)
 
     def accept(self, slots: Iterable[int], token_ids: Iterable[int]) -> None:
-        """Each sequence goes on with its token; a slot that stands here several times, in that order."""
-        if self._state.counts:
-            for slot, token_id in zip(slots, token_ids, strict=True):
-                self._state.accept(slot, token_id)
+        """Each slot's sequence is extended by its token, in this order; a slot may occur several times.
+
+        Both are consumed only if a processor needs them.
+        """
+        active = [each for each in self._processors if each.slots and each.reads_output]
+        if active:
+            accepted_slots, accepted_ids = list(slots), list(token_ids)
+            for processor in active:
+                processor.accept(accepted_slots, accepted_ids)
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> list[SampledRow]:
-        """Choose a token per row, each of a different sequence; changes nothing that a later call could see.
+        """Sample a token per row, each of a different sequence. A call changes no later call's result.
 
-        logits: [R, V] float32, overwritten. slots: of the rows. positions: of the tokens to be chosen.
-        A row without a finite maximum gets an error, and so does one whose masks leave no token.
+        logits: [R, V] float32, overwritten. slots: of the rows. positions: of the sampled tokens.
+        A row without a finite maximum gets an error, and so does a row that is left without a token.
         """
-        prepared, chosen = self.take(logits, slots, positions, None)
-        token_ids = chosen.tolist()
+        prepared, sampled = self.sample_rows(logits, slots, positions, None)
+        token_ids = sampled.tolist()
         if not prepared.errors and prepared.raw is None:
             return [SampledRow(token_id=token_id) for token_id in token_ids]
         reports = self.report(prepared, [row for row in prepared.raw_row if row not in prepared.errors], token_ids)
@@ -141,64 +160,59 @@ class Sampler:
         ]
 
     @torch.inference_mode()
+    def sample_rows(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        drafts: Sequence[tuple[int, ...]] | None,
+    ) -> tuple[PreparedRows, NDArray[np.int64]]:
+        """A token of every row: `prepare` and `choose` with one wait for the device. May overwrite the logits.
+
+        drafts: per row, the draft tokens before it, which count as output; None: no row has any.
+        """
+        processed = self.process(logits, slots, positions, drafts)
+        if self._state.any_random(processed.slots):
+            metadata = self._state.metadata(processed.slots, processed.positions)
+            token_ids = sample_on_host(self._kernels, logits, metadata)
+        else:
+            token_ids = self._kernels.best(logits)
+        return self.with_errors(processed, token_ids), token_ids
+
+    @torch.inference_mode()
     def prepare(
         self,
         logits: Tensor,
         slots: Sequence[int],
         positions: Sequence[int],
-        ahead: Sequence[tuple[int, ...]] | None,
+        drafts: Sequence[tuple[int, ...]] | None,
     ) -> PreparedRows:
-        """Bias, penalties and masks of every row. logits, slots, positions: as in `sample`; slots may repeat.
-
-        ahead: per row, drafted tokens that the row takes for output, behind the accepted ones; None: no row does.
-        """
-        edited = self.edit(logits, slots, positions, ahead)
-        return self.settle(edited, self._choice.best(logits))
+        """Run the logits processors and find the most likely token of every row. Arguments as in `sample_rows`."""
+        processed = self.process(logits, slots, positions, drafts)
+        return self.with_errors(processed, self._kernels.best(logits))
 
     @torch.inference_mode()
-    def take(
+    def process(
         self,
         logits: Tensor,
         slots: Sequence[int],
         positions: Sequence[int],
-        ahead: Sequence[tuple[int, ...]] | None,
-    ) -> tuple[PreparedRows, NDArray[np.int64]]:
-        """`prepare` and `choose` of all rows; waits for the device once, at its end. May overwrite the logits."""
-        edited = self.edit(logits, slots, positions, ahead)
-        random = self._state.is_random[edited.slots]
-        if not random.any():
-            token_ids = self._choice.best(logits)
-        else:
-            at = np.flatnonzero(random)
-            noise = np.zeros(len(random))
-            noise[at] = self._token_noise(edited.slots[at], edited.positions[at])
-            shaping = self._shaping(edited.slots)
-            warm = replace(shaping, temperature=np.where(random, shaping.temperature, np.float32(0)))
-            token_ids = self._choice.take(logits, warm, noise)
-        return self.settle(edited, token_ids), token_ids
+        drafts: Sequence[tuple[int, ...]] | None,
+    ) -> ProcessedLogits:
+        """Run the logits processors, in place. Does not wait for the device if their kernels do not.
 
-    @torch.inference_mode()
-    def edit(
-        self,
-        logits: Tensor,
-        slots: Sequence[int],
-        positions: Sequence[int],
-        ahead: Sequence[tuple[int, ...]] | None,
-    ) -> EditedRows:
-        """The first part of `prepare`. Does not wait for the device, given edits that do not.
-
-        A row that was no numbers before it was edited still is none: a mask cannot hide that. Which rows these are
-        stays on the device until `settle` has to say why a row has no token.
+        A row without a finite maximum keeps that mark: no mask can hide it. Which rows these are stays on the
+        device until `with_errors` has to say why a row has no token.
         """
         assert logits.shape == (len(slots), self._vocab_size), f"logits are {tuple(logits.shape)}"
         scored = _rows_in(self._state.num_top, slots)
         raw = self._rows_of(logits, scored) if scored else None
-        edits, sound = self._edits(slots, positions, ahead), None
+        edits, sound = self._edits(slots, positions, drafts), None
         if edits:
             sound = logits.amax(-1).isfinite()  # a NaN is the largest of its row
-            self._logit_edits.apply(logits, edits)
+            self._processor_kernels.apply(logits, edits)
             logits[:, 0] = torch.where(sound, logits[:, 0], torch.nan)
-        return EditedRows(
+        return ProcessedLogits(
             logits=logits,
             slots=np.array(slots, dtype=np.int64),
             positions=np.array(positions, dtype=np.int64),
@@ -207,94 +221,84 @@ class Sampler:
             raw_row={row: i for i, row in enumerate(scored)},
         )
 
-    def settle(self, edited: EditedRows, best: NDArray[np.int64]) -> PreparedRows:
-        """The second part of `prepare`. best: [R], as SamplingKernels.best has it of the edited logits.
+    def with_errors(self, processed: ProcessedLogits, best: NDArray[np.int64]) -> PreparedRows:
+        """The rows with their most likely tokens, and a reason for each row that has none.
 
-        Waits for the device only where some row has no token.
+        best: [R], from SamplingKernels.best of the processed logits. Waits for the device only where a row has no
+        token.
         """
-        positions, errors = edited.positions, dict[int, str]()
+        positions, errors = processed.positions, dict[int, str]()
         if without := _without_token(best):
-            sound = None if edited.sound is None else edited.sound.tolist()
+            sound = None if processed.sound is None else processed.sound.tolist()
             for row in without:
                 why = _nothing_left if sound is not None and sound[row] else not_finite
                 errors[row] = why(int(positions[row]))
         return PreparedRows(
-            logits=edited.logits,
-            slots=edited.slots,
+            logits=processed.logits,
+            slots=processed.slots,
             positions=positions,
             best=best,
             errors=errors,
-            raw=edited.raw,
-            raw_row=edited.raw_row,
+            raw=processed.raw,
+            raw_row=processed.raw_row,
         )
 
     @torch.inference_mode()
     def choose(self, prepared: PreparedRows, rows: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """A token id for each of `rows` (ascending, distinct; None: all); of one with an error it means nothing.
+        """A token id for each of `rows` (ascending, distinct; None: all); meaningless for a row with an error.
 
-        May overwrite the logits of the rows: choose for a row once, or take its masses.
+        May overwrite the logits of the rows: call it, or `fixed_point_probs`, once for a row.
         """
         token_ids = prepared.best.copy() if rows is None else prepared.best[rows]
-        random = self._state.is_random[prepared.slots if rows is None else prepared.slots[rows]]
+        random = self._state.is_random(prepared.slots if rows is None else prepared.slots[rows])
         if prepared.errors:
             random &= token_ids != NO_TOKEN
         if random.any():
             at = np.flatnonzero(random)
             drawn = at if rows is None else rows[at]
-            slots, positions = prepared.slots[drawn], prepared.positions[drawn]
-            token_ids[at] = self._choice.draw(
-                prepared.logits,
-                drawn,
-                prepared.best[drawn],
-                self._shaping(slots),
-                self._token_noise(slots, positions),
-            )
+            metadata = self._state.metadata(prepared.slots[drawn], prepared.positions[drawn])
+            noise = uniforms(metadata.seeds, metadata.positions, Purpose.TOKEN, generate=self._kernels.philox)
+            token_ids[at] = self._kernels.draw(prepared.logits, drawn, prepared.best[drawn], metadata, noise)
         return token_ids
 
     def needs_only_logits(self, slots: Sequence[int]) -> bool:
-        """Whether tokens of these slots follow from logits, seed and position alone, and nothing is reported."""
-        state = self._state
-        special = (state.num_top, state.bias, state.counts, state.allowed, state.held)
+        """Whether tokens of these slots depend on logits, seed and position only, and nothing is reported."""
+        special: list[Collection[int]] = [each.slots for each in self._processors]
+        special.append(self._state.num_top)
         return not any(special) or not any(_rows_in(each, slots) for each in special)
 
-    def requests(
+    def metadata(
         self, slots: Sequence[int] | NDArray[np.int64], positions: Sequence[int] | NDArray[np.int64]
     ) -> SamplingMetadata:
-        """How tokens of rows of these slots are chosen from their edited logits. positions: of the tokens."""
-        state, at = self._state, np.array(slots, dtype=np.int64)
-        return SamplingMetadata(
-            temperature=np.where(state.is_random[at], state.temperature[at], np.float32(0)),
-            min_p=state.min_p[at],
-            top_k=state.top_k[at],
-            top_p=state.top_p[at],
-            seeds=state.seed[at],
-            positions=np.array(positions, dtype=np.int64),
-        )
+        """How tokens of rows of these slots are sampled from processed logits. positions: of the tokens."""
+        return self._state.metadata(np.array(slots, dtype=np.int64), np.array(positions, dtype=np.int64))
 
     def is_cheap(self, logits: Tensor, slots: Sequence[int]) -> bool:
-        """Choosing for all rows of these slots at once is better than asking again and again for some of them.
+        """Whether sampling all rows of these slots at once costs less than sampling some of them in several calls.
 
-        So it is where all are greedy, and off the CPU, where every question waits for the device.
+        True where all are greedy, and off the CPU, where every call waits for the device.
         """
-        return logits.device.type != "cpu" or not self._state.is_random[list(slots)].any()
+        return logits.device.type != "cpu" or not self._state.any_random(list(slots))
 
     @torch.inference_mode()
-    def masses(self, prepared: PreparedRows) -> Tensor:
-        """[R, V] float32 whole numbers, in place of the logits: what each row's token is drawn from.
+    def fixed_point_probs(self, prepared: PreparedRows) -> Tensor:
+        """[R, V] float32 whole numbers, in place of the logits, from which each row's token is drawn.
 
-        They are proportional to the probabilities; a greedy row has them at one token, a row with an error none.
+        They are proportional to the probabilities. A greedy row has a single nonzero one, a row with an error
+        none.
         """
         logits = prepared.logits
-        random = self._state.is_random[prepared.slots] & prepared.sound
+        random = self._state.is_random(prepared.slots) & prepared.sound
         fixed, drawn = np.flatnonzero(~random), np.flatnonzero(random)
         if len(fixed):
             at, best = self._tensor(fixed), prepared.best[fixed]
             logits[at] = 0.0
             logits[at, self._tensor(np.maximum(best, 0))] = self._tensor(
-                np.where(best == NO_TOKEN, 0.0, MASS_ONE).astype(np.float32)
+                np.where(best == NO_TOKEN, 0.0, PROB_ONE).astype(np.float32)
             )
         if len(drawn):
-            self._choice.masses(logits, drawn, prepared.best[drawn], self._shaping(prepared.slots[drawn]))
+            metadata = self._state.metadata(prepared.slots[drawn], prepared.positions[drawn])
+            self._kernels.fixed_point_probs(logits, drawn, prepared.best[drawn], metadata)
         return logits
 
     def noise(
@@ -306,13 +310,13 @@ class Sampler:
     ) -> Tensor:
         """Random numbers of the rows' requests, [R] float64 in [0, 1); see `noise.uniforms`."""
         seeds = self._state.seed[slots]
-        return self._tensor(uniforms(seeds, positions, purpose, draft_starts, self._choice.philox))
+        return self._tensor(uniforms(seeds, positions, purpose, draft_starts, self._kernels.philox))
 
     @torch.inference_mode()
     def report(
         self, prepared: PreparedRows, rows: Sequence[int], token_ids: Sequence[int]
     ) -> dict[int, PositionLogprobs]:
-        """Log probabilities of the tokens of `rows`, those among them that report. token_ids: [R], of all rows."""
+        """Log probabilities of the tokens of `rows`, of those that report any. token_ids: [R], of all rows."""
         rows = [row for row in rows if row in prepared.raw_row]
         if not rows or prepared.raw is None:
             return {}
@@ -322,56 +326,19 @@ class Sampler:
         reports = position_logprobs(raw, [token_ids[row] for row in rows], num_top)
         return dict(zip(rows, reports, strict=True))
 
-    @torch.inference_mode()
-    def prompt_logprobs(
-        self, logits: Tensor, token_ids: Sequence[int], num_top: int
-    ) -> tuple[PositionLogprobs, ...]:
-        """Of known next tokens, one per row. logits: [R, V] float32, not written to."""
-        return position_logprobs(logits, token_ids, [num_top] * len(token_ids))
-
     def check_invariants(self) -> None:
-        """No free slot is remembered."""
-        self._state.check_invariants()
+        """Nothing is remembered of a free slot."""
+        self._state.check_invariants(*(set(each.slots) for each in self._processors))
 
     def _edits(
-        self, slots: Sequence[int], positions: Sequence[int], ahead: Sequence[tuple[int, ...]] | None
-    ) -> LogitsEdits:
-        """What these rows ask for. ahead: as in `prepare`."""
-        state = self._state
-        bias = penalties = allowed = forbidden = None
-        if rows := _rows_in(state.bias, slots):
-            at = _places(rows, [state.bias[slots[row]][0] for row in rows])
-            bias = Bias(at=at, values=np.concatenate([state.bias[slots[row]][1] for row in rows]))
-        if rows := _rows_in(state.counts, slots):
-            seen = [state.counts[slots[row]].followed_by(ahead[row] if ahead else ()) for row in rows]
-            penalised = [slots[row] for row in rows]
-            penalties = Penalties(
-                at=_places(rows, [token_ids for token_ids, _ in seen]),
-                output_counts=np.concatenate([counts for _, counts in seen]),
-                repetition=state.repetition[penalised],
-                frequency=state.frequency[penalised],
-                presence=state.presence[penalised],
-            )
-        if rows := _rows_in(state.allowed, slots):
-            allowed = _places(rows, [state.allowed[slots[row]] for row in rows])
-        held = [row for row in _rows_in(state.held, slots) if positions[row] < state.held[slots[row]].until]
-        if held:
-            forbidden = _places(held, [state.held[slots[row]].token_ids for row in held])
-        return LogitsEdits(bias=bias, penalties=penalties, allowed=allowed, forbidden=forbidden)
-
-    def _shaping(self, slots: NDArray[np.int64]) -> TruncationParams:
-        """Of rows of these slots."""
-        state = self._state
-        return TruncationParams(
-            temperature=state.temperature[slots],
-            min_p=state.min_p[slots],
-            top_k=state.top_k[slots],
-            top_p=state.top_p[slots],
-        )
-
-    def _token_noise(self, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The numbers that decide the tokens of rows of these slots."""
-        return uniforms(self._state.seed[slots], positions, Purpose.TOKEN, generate=self._choice.philox)
+        self, slots: Sequence[int], positions: Sequence[int], drafts: Sequence[tuple[int, ...]] | None
+    ) -> list[LogitsEdit]:
+        """What the processors ask for, in their order."""
+        active = [each for each in self._processors if each.slots]
+        if not active:
+            return []
+        rows = ProcessedRows(slots, positions, drafts)
+        return [edit for each in active if (edit := each.edit(rows)) is not None]
 
     def _rows_of(self, values: Tensor, rows: list[int]) -> Tensor:
         """A copy of these rows."""
@@ -380,27 +347,17 @@ class Sampler:
         return values.index_select(0, self._tensor(np.array(rows, dtype=np.int64)))
 
     def _tensor(self, values: NDArray[np.generic]) -> Tensor:
-        """On the device; nobody waits for the copy."""
+        """On the device; the host does not wait for the copy."""
         found = torch.from_numpy(values)
         return found if self._device.type == "cpu" else found.pin_memory().to(self._device, non_blocking=True)
 
 
-def _places(rows: list[int], token_ids: list[NDArray[np.int64]]) -> LogitPositions:
-    """token_ids: of each of the rows."""
-    return LogitPositions(
-        rows=np.array(rows, dtype=np.int64),
-        sizes=np.array([len(each) for each in token_ids], dtype=np.int64),
-        token_ids=np.concatenate(token_ids),
-    )
-
-
-def _rows_in(mapping: Mapping[int, object], slots: Sequence[int]) -> list[int]:
-    """Rows whose slot asked for the feature."""
-    return [row for row, slot in enumerate(slots) if slot in mapping] if mapping else []
+def _rows_in(slots: Collection[int], row_slots: Sequence[int]) -> list[int]:
+    """Rows whose slot is one of `slots`."""
+    return [row for row, slot in enumerate(row_slots) if slot in slots] if slots else []
 
 
 def _without_token(best: NDArray[np.int64]) -> list[int]:
-    """Rows in which nothing can be chosen."""
     return [row for row, token_id in enumerate(best.tolist()) if token_id == NO_TOKEN]
 
 

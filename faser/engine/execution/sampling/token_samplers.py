@@ -1,7 +1,7 @@
-"""Tokens of rows from their logits, left where they are chosen until somebody asks for them.
+"""Tokens of rows from their logits, as they are sampled where the model runs.
 
-On a CPU they are chosen at once, by a SamplingKernels. On a device they are chosen there and brought to the host while
-it goes on: whoever waits gets them, and who feeds them to the next forward need not wait.
+On a CPU a token is known at once. On a device it stays there: the next forward reads it where it is, and a copy
+travels to the host while the device goes on; only `wait` waits for that copy.
 """
 
 from dataclasses import dataclass
@@ -12,132 +12,151 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.execution.sampling.metadata import SamplingMetadata, TruncationFlags
 from faser.engine.execution.sampling.noise import Purpose, uniforms
-from faser.kernels.interface.device_sampling_kernels import DeviceSamplingKernels, DeviceSamplingMetadata
 from faser.kernels.interface.graph_capture import GraphCapture, Readback, StagingBuffer
-from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, SamplingKernels, TruncationParams
+from faser.kernels.interface.sampling_kernels import (
+    NO_TOKEN,
+    DeviceSamplingKernels,
+    Ints,
+    Reals,
+    SamplingKernels,
+)
+from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata, TruncationFlags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTokens:
-    """token_ids: [N]; NO_TOKEN where logits are no numbers. leads: [N] over the best other token, of guesses."""
+    """token_ids: [N]; NO_TOKEN where logits are not numbers.
+
+    margins: [N], of draft tokens: over the best other.
+    """
 
     token_ids: Ints
-    leads: NDArray[np.float64] | None = None
+    margins: Reals | None = None
 
 
 class PendingTokens(Protocol):
-    """Tokens that are being chosen."""
+    """Tokens that may still be on their way to the host."""
 
     @property
     def tokens(self) -> Tensor:
-        """[N] int64 where the model runs, for work given to it after the choice; the next choice overwrites it."""
+        """[N] int64 where the model runs, for work launched later; the next sampling overwrites it."""
         ...
 
     def wait(self) -> SampledTokens:
-        """May be asked again."""
+        """May be called again."""
         ...
 
 
 class TokenSampler(Protocol):
-    """Chooses from logits of one runner, [N, V] float32, one choice after the other."""
+    """Samples from the logits of one runner, [N, V] float32, one call after the other."""
 
-    def take(self, logits: Tensor, requests: SamplingMetadata) -> PendingTokens:
-        """Each row's token: what its request gets. May overwrite the logits."""
+    def take(self, logits: Tensor, metadata: SamplingMetadata) -> PendingTokens:
+        """Each row's token. May overwrite the logits."""
         ...
 
-    def guess(self, logits: Tensor, requests: SamplingMetadata, window: float) -> PendingTokens:
-        """Each row's drafted token and its lead; see SamplingKernels.best_and_lead and nearest."""
+    def draft(self, logits: Tensor, metadata: SamplingMetadata, window: float) -> PendingTokens:
+        """Each row's draft token and its margin; see DeviceSamplingKernels.draft."""
         ...
+
+
+def sample_on_host(kernels: SamplingKernels, logits: Tensor, metadata: SamplingMetadata) -> Ints:
+    """[N] each row's token, NO_TOKEN where it has none. May overwrite the logits."""
+    random = metadata.is_random
+    if not random.any():
+        return kernels.best(logits)
+    at = np.flatnonzero(random)
+    noise = np.zeros(len(random))
+    noise[at] = _token_noise(kernels, metadata, at)
+    return kernels.take(logits, metadata, noise)
+
+
+def draft_on_host(
+    kernels: SamplingKernels, logits: Tensor, metadata: SamplingMetadata | None, window: float
+) -> tuple[Ints, Reals]:
+    """[N] each row's draft token, NO_TOKEN where it has none, and [N] its margin.
+
+    metadata: None: all are greedy.
+    """
+    token_ids, margins = kernels.best_and_margin(logits)
+    if metadata is None:
+        return token_ids, margins
+    at = np.flatnonzero(metadata.is_random & (token_ids != NO_TOKEN))
+    if len(at):
+        token_ids[at], margins[at] = kernels.nearest(
+            logits, at, token_ids[at], metadata.among(at), _token_noise(kernels, metadata, at), window
+        )
+    return token_ids, margins
+
+
+def _token_noise(kernels: SamplingKernels, metadata: SamplingMetadata, at: Ints) -> Reals:
+    return uniforms(metadata.seeds[at], metadata.positions[at], Purpose.TOKEN, generate=kernels.philox)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyTokens:
-    """A Pending that waits for nothing."""
+    """PendingTokens that the host has already."""
 
     tokens: Tensor
-    choices: SampledTokens
+    sampled: SampledTokens
 
     def wait(self) -> SampledTokens:
-        return self.choices
+        return self.sampled
 
 
 class HostTokenSampler:
-    """See TokenSampler. choice: for the logits wherever they are; its answers come to the host."""
+    """See TokenSampler. The logits may be anywhere; the kernels' results come to the host."""
 
-    def __init__(self, choice: SamplingKernels) -> None:
-        self._choice = choice
+    def __init__(self, kernels: SamplingKernels) -> None:
+        self._kernels = kernels
 
     @torch.inference_mode()
-    def take(self, logits: Tensor, requests: SamplingMetadata) -> ReadyTokens:
-        token_ids = self._choice.best(logits)
-        at = np.flatnonzero(requests.is_random & (token_ids != NO_TOKEN))
-        if len(at):
-            token_ids[at] = self._choice.draw(
-                logits, at, token_ids[at], _shaping(requests, at), self._noise(requests, at)
-            )
+    def take(self, logits: Tensor, metadata: SamplingMetadata) -> ReadyTokens:
+        token_ids = sample_on_host(self._kernels, logits, metadata)
         return ReadyTokens(torch.from_numpy(token_ids).to(logits.device), SampledTokens(token_ids=token_ids))
 
     @torch.inference_mode()
-    def guess(self, logits: Tensor, requests: SamplingMetadata, window: float) -> ReadyTokens:
-        token_ids, leads = self._choice.best_and_lead(logits)
-        at = np.flatnonzero(requests.is_random & (token_ids != NO_TOKEN))
-        if len(at):
-            token_ids[at], leads[at] = self._choice.nearest(
-                logits, at, token_ids[at], _shaping(requests, at), self._noise(requests, at), window
-            )
+    def draft(self, logits: Tensor, metadata: SamplingMetadata, window: float) -> ReadyTokens:
+        token_ids, margins = draft_on_host(self._kernels, logits, metadata, window)
         tokens = torch.from_numpy(token_ids).to(logits.device)
-        return ReadyTokens(tokens, SampledTokens(token_ids=token_ids, leads=leads))
-
-    def _noise(self, requests: SamplingMetadata, at: Ints) -> NDArray[np.float64]:
-        return uniforms(requests.seeds[at], requests.positions[at], Purpose.TOKEN, generate=self._choice.philox)
+        return ReadyTokens(tokens, SampledTokens(token_ids=token_ids, margins=margins))
 
 
-def _shaping(requests: SamplingMetadata, at: Ints) -> TruncationParams:
-    return TruncationParams(
-        temperature=requests.temperature[at],
-        min_p=requests.min_p[at],
-        top_k=requests.top_k[at],
-        top_p=requests.top_p[at],
-    )
-
-
-_WORDS_A_ROW = 5  # of 64 bits: top_k, seed, position, top_p, and temperature beside log_min_p
+_WORDS_A_ROW = 5  # of 64 bits: top_k, seed, position, top_p, and one for temperature and log_min_p
 _LINE = 4  # rows; parts begin at multiples of 16 bytes, so that kernels are compiled for such addresses only
 
 
 class SamplingMetadataBuffer:
-    """Requests at a fixed place on a device, for up to max_rows rows."""
+    """The metadata of up to max_rows rows at a fixed address on a device."""
 
     def __init__(self, capture: GraphCapture, max_rows: int) -> None:
         self._max_rows = max_rows
-        self._room = -(-max_rows // _LINE) * _LINE
-        self._stage: StagingBuffer = capture.staging_buffer(_WORDS_A_ROW * self._room, torch.int64)
+        self._capacity = -(-max_rows // _LINE) * _LINE
+        self._stage: StagingBuffer = capture.staging_buffer(_WORDS_A_ROW * self._capacity, torch.int64)
 
-    def send(self, requests: SamplingMetadata) -> None:
-        """Rows beyond these are greedy ones."""
-        count, room = len(requests), self._room
+    def send(self, metadata: SamplingMetadata) -> None:
+        """Copy the metadata to the device without a wait. Rows beyond these become greedy ones."""
+        count, capacity = len(metadata), self._capacity
         most = self._max_rows
-        assert count <= most, f"tokens of {count} rows are to be chosen; there is room for {most}"
-        numbers = self._stage.host()
-        top_k, seeds, positions, top_p = (numbers[i * room : (i + 1) * room] for i in range(4))
-        narrow = numbers[4 * room :].view(np.float32)
-        top_k[:count], positions[:count] = requests.top_k, requests.positions
-        seeds[:count] = requests.seeds.view(np.int64)
-        top_p.view(np.float64)[:count] = requests.top_p
-        narrow[:count], narrow[count:room] = requests.temperature, 0.0
-        narrow[room : room + count] = _log(requests.min_p)
+        assert count <= most, f"tokens of {count} rows are to be sampled; the buffer holds {most}"
+        words = self._stage.host()
+        top_k, seeds, positions, top_p = (words[i * capacity : (i + 1) * capacity] for i in range(4))
+        floats = words[4 * capacity :].view(np.float32)
+        top_k[:count], positions[:count] = metadata.top_k, metadata.positions
+        seeds[:count] = metadata.seeds.view(np.int64)
+        top_p.view(np.float64)[:count] = metadata.top_p
+        floats[:count], floats[count:capacity] = metadata.temperature, 0.0
+        floats[capacity : capacity + count] = _log(metadata.min_p)
         self._stage.send()
 
     def rows(self, count: int) -> DeviceSamplingMetadata:
-        """What was sent last of the first rows, in place."""
-        words, room = self._stage.device, self._room
-        top_k, seeds, positions, top_p = (words[i * room : i * room + count] for i in range(4))
-        narrow = words[4 * room :].view(torch.float32)
+        """Views of the first rows of what was sent last."""
+        words, capacity = self._stage.device, self._capacity
+        top_k, seeds, positions, top_p = (words[i * capacity : i * capacity + count] for i in range(4))
+        floats = words[4 * capacity :].view(torch.float32)
         return DeviceSamplingMetadata(
-            temperature=narrow[:count],
-            log_min_p=narrow[room : room + count],
+            temperature=floats[:count],
+            log_min_p=floats[capacity : capacity + count],
             top_k=top_k,
             top_p=top_p.view(torch.float64),
             seeds=seeds,
@@ -146,7 +165,7 @@ class SamplingMetadataBuffer:
 
 
 def _log(min_p: NDArray[np.float64]) -> NDArray[np.float32] | float:
-    """Rounded as engine/execution/sampling/distribution.py does."""
+    """log_min_p of DeviceSamplingMetadata, rounded as engine/execution/sampling/distribution.py does."""
     if not min_p.any():
         return -np.inf
     found: NDArray[np.float32] = torch.from_numpy(min_p).log().float().numpy()
@@ -155,74 +174,82 @@ def _log(min_p: NDArray[np.float64]) -> NDArray[np.float32] | float:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTokens:
-    """A Pending whose values are on their way. leads_at: words before the leads; None: none were asked for."""
+    """PendingTokens that are being copied to the host.
+
+    margins_at: words before the margins; None: there are none.
+    """
 
     tokens: Tensor
     count: int
-    fetch: Readback
-    leads_at: int | None = None
+    readback: Readback
+    margins_at: int | None = None
 
     def wait(self) -> SampledTokens:
-        (words,) = self.fetch.wait()
-        if self.leads_at is None:
+        (words,) = self.readback.wait()
+        if self.margins_at is None:
             return SampledTokens(token_ids=words)
-        leads: NDArray[np.float32] = words[self.leads_at :].view(np.float32)[: self.count]
-        return SampledTokens(token_ids=words[: self.count], leads=leads.astype(np.float64))
+        margins: NDArray[np.float32] = words[self.margins_at :].view(np.float32)[: self.count]
+        return SampledTokens(token_ids=words[: self.count], margins=margins.astype(np.float64))
 
 
 class DeviceTokenSampler:
-    """See TokenSampler. Where tokens are chosen, for up to max_rows rows: all of it at fixed places, for recordings.
+    """See TokenSampler. Samples on the device up to max_rows rows; all buffers have fixed addresses.
 
-    The methods in between are what a recording of `take` or `guess` consists of.
+    `take` is send, run_take and taken; `draft` is send, run_draft and drafted. A CUDA graph contains run_take or
+    run_draft.
     """
 
     def __init__(
-        self, choice: DeviceSamplingKernels, capture: GraphCapture, device: torch.device, max_rows: int
+        self, kernels: DeviceSamplingKernels, capture: GraphCapture, device: torch.device, max_rows: int
     ) -> None:
-        self._choice = choice
+        self._kernels = kernels
         self._capture = capture
-        self._requests = SamplingMetadataBuffer(capture, max_rows)
-        # Tokens, then leads, in one piece of memory: one copy brings both.
-        self._leads_at = -(-max_rows // _LINE) * _LINE
-        self._words = torch.zeros(self._leads_at + -(-max_rows // 2), dtype=torch.int64, device=device)
+        self._metadata = SamplingMetadataBuffer(capture, max_rows)
+        # Tokens, then margins, in one piece of memory: one copy brings both.
+        self._margins_at = -(-max_rows // _LINE) * _LINE
+        self._words = torch.zeros(self._margins_at + -(-max_rows // 2), dtype=torch.int64, device=device)
         self.tokens = self._words[:max_rows]
-        self._leads = self._words[self._leads_at :].view(torch.float32)
+        self._margins = self._words[self._margins_at :].view(torch.float32)
 
     @torch.inference_mode()
-    def take(self, logits: Tensor, requests: SamplingMetadata) -> DeviceTokens:
-        cuts = requests.cuts
-        self.send(requests, cuts)
-        self.run_take(logits, cuts)
-        return self.taken(len(requests))
+    def take(self, logits: Tensor, metadata: SamplingMetadata) -> DeviceTokens:
+        flags = metadata.truncation_flags
+        self.send(metadata, flags)
+        self.run_take(logits, flags)
+        return self.taken(len(metadata))
 
     @torch.inference_mode()
-    def guess(self, logits: Tensor, requests: SamplingMetadata, window: float) -> DeviceTokens:
-        cuts = requests.cuts
-        self.send(requests, cuts)
-        self.run_guess(logits, window, cuts)
-        return self.guessed(len(requests))
+    def draft(self, logits: Tensor, metadata: SamplingMetadata, window: float) -> DeviceTokens:
+        flags = metadata.truncation_flags
+        self.send(metadata, flags)
+        self.run_draft(logits, window, flags)
+        return self.drafted(len(metadata))
 
-    def send(self, requests: SamplingMetadata, cuts: TruncationFlags) -> None:
-        """What a choice looks at of its rows: nothing where all are greedy. cuts: of the requests."""
-        if cuts.random:
-            self._requests.send(requests)
+    def send(self, metadata: SamplingMetadata, flags: TruncationFlags) -> None:
+        """Copy what the kernels read of the rows: nothing where all are greedy. flags: of the metadata."""
+        if flags.random:
+            self._metadata.send(metadata)
 
-    def run_take(self, logits: Tensor, cuts: TruncationFlags) -> None:
+    def run_take(self, logits: Tensor, flags: TruncationFlags) -> None:
+        """Launch the kernels of `take`."""
         count = len(logits)
-        rows, chosen = self._requests.rows(count), self.tokens[:count]
-        self._choice.take(logits, rows, chosen, random=cuts.random, top_k=cuts.top_k, top_p=cuts.top_p)
+        rows, chosen = self._metadata.rows(count), self.tokens[:count]
+        self._kernels.take(logits, rows, chosen, random=flags.random, top_k=flags.top_k, top_p=flags.top_p)
 
-    def run_guess(self, logits: Tensor, window: float, cuts: TruncationFlags) -> None:
+    def run_draft(self, logits: Tensor, window: float, flags: TruncationFlags) -> None:
+        """Launch the kernels of `draft`."""
         count = len(logits)
-        rows, chosen, leads = self._requests.rows(count), self.tokens[:count], self._leads[:count]
-        self._choice.guess(
-            logits, rows, window, chosen, leads, random=cuts.random, top_k=cuts.top_k, top_p=cuts.top_p
+        rows, chosen, margins = self._metadata.rows(count), self.tokens[:count], self._margins[:count]
+        self._kernels.draft(
+            logits, rows, window, chosen, margins, random=flags.random, top_k=flags.top_k, top_p=flags.top_p
         )
 
     def taken(self, count: int) -> DeviceTokens:
+        """The tokens that run_take has launched, of the first rows."""
         tokens = self.tokens[:count]
         return DeviceTokens(tokens, count, self._capture.readback((tokens,)))
 
-    def guessed(self, count: int) -> DeviceTokens:
-        words = self._words[: self._leads_at + -(-count // 2)]
-        return DeviceTokens(self.tokens[:count], count, self._capture.readback((words,)), self._leads_at)
+    def drafted(self, count: int) -> DeviceTokens:
+        """The tokens and margins that run_draft has launched, of the first rows."""
+        words = self._words[: self._margins_at + -(-count // 2)]
+        return DeviceTokens(self.tokens[:count], count, self._capture.readback((words,)), self._margins_at)

@@ -1,4 +1,4 @@
-"""The choice of tokens by tensor operations: for devices and machines that have no kernels for it."""
+"""Sampling by tensor operations: for devices and machines that have no kernels for it, and as their reference."""
 
 import numpy as np
 import torch
@@ -8,27 +8,21 @@ from faser.engine.execution.sampling.distribution import (
     Truncation,
     choose,
     draw,
-    final_masses,
+    final_probs,
     parts,
     rows_at_once,
     scale,
 )
-from faser.engine.execution.sampling.ranking import best, first_and_lead
+from faser.engine.execution.sampling.ranking import best, first_and_margin
 from faser.kernels.interface.philox import philox
-from faser.kernels.interface.sampling_kernels import (
-    NO_TOKEN,
-    Ints,
-    Reals,
-    TruncationParams,
-    Words,
-    best_then_drawn,
-)
+from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, Reals, Words, best_then_drawn
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 
 _ALL = slice(None)
 
 
 class TorchSamplingKernels:
-    """See TokenChoice. Works where the logits are."""
+    """See SamplingKernels. Works where the logits are."""
 
     @torch.inference_mode()
     def best(self, logits: Tensor) -> Ints:
@@ -36,19 +30,19 @@ class TorchSamplingKernels:
         return torch.where(values.isfinite(), token_ids, NO_TOKEN).numpy(force=True)
 
     @torch.inference_mode()
-    def best_and_lead(self, logits: Tensor) -> tuple[Ints, Reals]:
-        token_ids, leads = first_and_lead(logits)
+    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Reals]:
+        token_ids, margins = first_and_margin(logits)
         values = logits.gather(-1, token_ids[:, None])[:, 0]
-        found, differences, largest = _on_host(token_ids, leads, values)
+        found, differences, largest = _on_host(token_ids, margins, values)
         sound = np.isfinite(largest)
         return np.where(sound, found, NO_TOKEN).astype(np.int64), np.where(sound, differences, 0.0)
 
-    def take(self, logits: Tensor, shaping: TruncationParams, uniforms: Reals) -> Ints:
-        return best_then_drawn(self, logits, shaping, uniforms)
+    def take(self, logits: Tensor, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+        return best_then_drawn(self, logits, metadata, uniforms)
 
     @torch.inference_mode()
-    def draw(self, logits: Tensor, rows: Ints, _best: Ints, shaping: TruncationParams, uniforms: Reals) -> Ints:
-        temperature, cut = _tensors(shaping, logits.device)
+    def draw(self, logits: Tensor, rows: Ints, _best: Ints, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
+        temperature, cut = _tensors(metadata, logits.device)
         noise = torch.from_numpy(uniforms).to(logits.device)
         drawn = [
             choose(scale(_pick(logits, rows, part), temperature[part]), cut.rows(part), noise[part])
@@ -58,49 +52,49 @@ class TorchSamplingKernels:
 
     @torch.inference_mode()
     def nearest(
-        self, logits: Tensor, rows: Ints, _best: Ints, shaping: TruncationParams, uniforms: Reals, window: float
+        self, logits: Tensor, rows: Ints, _best: Ints, metadata: SamplingMetadata, uniforms: Reals, window: float
     ) -> tuple[Ints, Reals]:
-        temperature, cut = _tensors(shaping, logits.device)
+        temperature, cut = _tensors(metadata, logits.device)
         at, noise = (torch.from_numpy(each).to(logits.device) for each in (rows, uniforms))
         found = []
         for part in parts(len(rows), rows_at_once(logits)):
             scaled = scale(logits[at[part]], temperature[part])
-            token_ids = nearest(final_masses(scaled, cut.rows(part)), noise[part], window)[:, None]
-            own = scaled.gather(-1, token_ids)[:, 0]
-            leads = own - scaled.scatter_(-1, token_ids, -torch.inf).amax(-1)
-            found.append((token_ids[:, 0], leads))
-        guesses, differences = _on_host(*(torch.cat(each) for each in zip(*found, strict=True)))
-        return guesses.astype(np.int64), differences
+            token_ids = nearest(final_probs(scaled, cut.rows(part)), noise[part], window)[:, None]
+            final_ids = scaled.gather(-1, token_ids)[:, 0]
+            margins = final_ids - scaled.scatter_(-1, token_ids, -torch.inf).amax(-1)
+            found.append((token_ids[:, 0], margins))
+        predicted, margins = _on_host(*(torch.cat(each) for each in zip(*found, strict=True)))
+        return predicted.astype(np.int64), margins
 
     @torch.inference_mode()
-    def masses(self, logits: Tensor, rows: Ints, _best: Ints, shaping: TruncationParams) -> None:
-        temperature, cut = _tensors(shaping, logits.device)
+    def fixed_point_probs(self, logits: Tensor, rows: Ints, _best: Ints, metadata: SamplingMetadata) -> None:
+        temperature, cut = _tensors(metadata, logits.device)
         for part in parts(len(rows), rows_at_once(logits)):
             at = torch.from_numpy(rows[part]).to(logits.device)
-            logits[at] = final_masses(scale(logits[at], temperature[part]), cut.rows(part))
+            logits[at] = final_probs(scale(logits[at], temperature[part]), cut.rows(part))
 
     def philox(self, counters: Words, keys: Words) -> Words:
         return philox(counters, keys)
 
 
-def nearest(masses: Tensor, noise: Tensor, window: float) -> Tensor:
-    """[R] the token with most mass within window of the number; with a window of 0 the one it falls in.
+def nearest(fixed_probs: Tensor, noise: Tensor, window: float) -> Tensor:
+    """[R] the token with the most probability within window of the number; a window of 0 gives the one it is in.
 
-    masses: [R, V] whole numbers, not normalised. noise: [R] float64 in [0, 1).
+    fixed_probs: [R, V] whole numbers, not normalised. noise: [R] float64 in [0, 1).
     """
     if window == 0:
-        return draw(masses, noise)
-    ends = masses.cumsum(-1, dtype=torch.float64)
+        return draw(fixed_probs, noise)
+    ends = fixed_probs.cumsum(-1, dtype=torch.float64)
     total = ends[:, -1]
     centre = (noise * total)[:, None]
     reach = (window * total)[:, None]
-    starts = ends - masses
+    starts = ends - fixed_probs
     inside = torch.minimum(ends, centre + reach).sub_(torch.maximum(starts, centre - reach))
     return inside.argmax(-1)
 
 
 def _on_host(*columns: Tensor) -> Reals:
-    """All [R] of them, [C, R], in one copy from the device. float64 holds every float32 and every token id."""
+    """[C, R] from C columns [R], in one copy from the device. float64 holds every float32 and every token id."""
     wide: Reals = torch.stack([column.double() for column in columns]).numpy(force=True)
     return wide
 
@@ -110,9 +104,9 @@ def _pick(logits: Tensor, rows: Ints, part: slice = _ALL) -> Tensor:
     return logits[part] if len(rows) == len(logits) else logits[torch.from_numpy(rows[part]).to(logits.device)]
 
 
-def _tensors(shaping: TruncationParams, device: torch.device) -> tuple[Tensor, Truncation]:
+def _tensors(metadata: SamplingMetadata, device: torch.device) -> tuple[Tensor, Truncation]:
     temperature, min_p, top_k, top_p = (
         torch.from_numpy(values).to(device)
-        for values in (shaping.temperature, shaping.min_p, shaping.top_k, shaping.top_p)
+        for values in (metadata.temperature, metadata.min_p, metadata.top_k, metadata.top_p)
     )
     return temperature, Truncation(min_p=min_p, top_k=top_k, top_p=top_p)

@@ -57,7 +57,7 @@ def _speculation(
     drafter_parts = DrafterParts(
         target=parts.runner,
         table=table,
-        num_slots=config.max_num_seqs,
+        sampling=sampler.state,
         max_rows=config.max_num_batched_tokens,
         model=model,
         num_top=0 if pruning is None else NUM_TOP,

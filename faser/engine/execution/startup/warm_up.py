@@ -23,14 +23,15 @@ from faser.engine.execution.drafters.draft_samplers import (
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
 )
-from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
 from faser.engine.execution.startup.model_loading import LoadedModel
 from faser.engine.execution.startup.runner_factory import ModelRole
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.verifier import DraftedRows
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.types import MAX_LOGPROBS, ProgressCallback, SamplingParams
 
 STAGE = "preparing kernels"
@@ -108,7 +109,7 @@ class WarmUp:
             requests = _requests(temperature)
             sampler.take(self._logits[:1], requests).wait()
             if self._drafts:
-                sampler.guess(self._logits[:1], requests, WINDOW).wait()
+                sampler.draft(self._logits[:1], requests, WINDOW).wait()
 
     def _sample(self, num_sequences: int) -> None:
         """Every row of a step with drafts uses every sampling parameter."""
@@ -130,11 +131,12 @@ class WarmUp:
 
     def _draft(self, num_sequences: int) -> None:
         """One pass in which every sequence drafts a token."""
-        sampler = self._draft_sampler(num_sequences)
+        state = SamplingState(num_sequences)
+        sampler = self._draft_sampler(state)
         if sampler is None:
             return
         for slot in range(num_sequences):
-            sampler.start(_start(slot, SamplingParams(temperature=0.9, top_k=5, top_p=0.9)))
+            state.start(_start(slot, SamplingParams(temperature=0.9, top_k=5, top_p=0.9)))
         at = np.full(num_sequences, 2, dtype=np.int64)
         rows = DraftRows(slots=np.arange(num_sequences), positions=at, draft_starts=at)
         sampler.choose(self._logits[:num_sequences], rows)
@@ -149,13 +151,13 @@ class WarmUp:
         joined = torch.cat(passes[1:])
         joined.index_select(0, torch.arange(len(joined), device=device))
 
-    def _draft_sampler(self, num_slots: int) -> DraftSampler | None:
+    def _draft_sampler(self, state: SamplingState) -> DraftSampler | None:
         """The sampler of draft tokens; None where drafts are greedy."""
         match self._speculation.draft_sample_method:
             case "probabilistic":
-                return ProbabilisticDraftSampler(num_slots, choice=self._backend.sampling_kernels)
+                return ProbabilisticDraftSampler(state, kernels=self._backend.sampling_kernels)
             case "coupled":
-                return SampleAndMatchDraftSampler(num_slots, choice=self._backend.sampling_kernels)
+                return SampleAndMatchDraftSampler(state, kernels=self._backend.sampling_kernels)
             case _:
                 return None
 

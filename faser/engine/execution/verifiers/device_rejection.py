@@ -1,4 +1,4 @@
-"""Rejection sampling where the logits are: the rule, the noise and the tokens of rejection.py, and one wait."""
+"""Rejection sampling by kernels where the logits are: rule, noise and tokens of rejection.py, with one wait."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.engine.execution.sampling.sampler import EditedRows, Sampler
+from faser.engine.execution.sampling.sampler import ProcessedLogits, Sampler
 from faser.engine.execution.verifiers.judged_rows import JudgedRows, lay_out
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
 from faser.kernels.interface.rejection_kernels import RejectionInputs, RejectionKernels
-from faser.kernels.interface.sampling_kernels import TruncationParams
 
 
 class DeviceRejection:
-    """See Verifier. Waits once more only where a row has no token, to say why.
+    """See Verifier. Waits a second time only where a row has no token, to say why.
 
-    kernels: give the verdicts. point_masses: judges drafts that come without probabilities.
+    point_masses: the verifier of drafts that come without probabilities.
     """
 
     def __init__(self, sampler: Sampler, kernels: RejectionKernels, point_masses: Verifier) -> None:
@@ -31,21 +30,16 @@ class DeviceRejection:
         if draft_probs is None:
             return self._point_masses.judge(logits, sequences, None)
         rows = lay_out(sequences)
-        edited = rows.edit(self._sampler, logits)
-        num_accepted, own = self._kernels.judge(logits, self._drafts(rows, edited), draft_probs)
+        processed = rows.process(self._sampler, logits)
+        num_accepted, final_ids = self._kernels.judge(logits, self._drafts(rows, processed), draft_probs)
         last = rows.first + num_accepted
         best = np.zeros(len(rows.drafted), dtype=np.int64)  # only NO_TOKEN in the rows reached matters
-        best[last] = own
-        return rows.verdicts(self._sampler, self._sampler.settle(edited, best), last, own)
+        best[last] = final_ids
+        return rows.acceptance_results(self._sampler, self._sampler.with_errors(processed, best), last, final_ids)
 
-    def _drafts(self, rows: JudgedRows, edited: EditedRows) -> RejectionInputs:
-        asked = self._sampler.requests(edited.slots, edited.positions)
+    def _drafts(self, rows: JudgedRows, processed: ProcessedLogits) -> RejectionInputs:
         return RejectionInputs(
             first_row=np.append(rows.first, len(rows.drafted)),
             drafted=rows.drafted,
-            shaping=TruncationParams(
-                temperature=asked.temperature, min_p=asked.min_p, top_k=asked.top_k, top_p=asked.top_p
-            ),
-            seeds=asked.seeds,
-            positions=asked.positions,
+            metadata=self._sampler.metadata(processed.slots, processed.positions),
         )

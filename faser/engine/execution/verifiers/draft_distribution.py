@@ -1,6 +1,6 @@
-"""What drafted tokens were drawn from: distributions that came with them, or point masses.
+"""The distributions that draft tokens were drawn from: those that came with them, or point masses.
 
-Point masses are never spelled out for a whole step: only the rows asked for take space.
+Point masses are written out only for the rows that are asked for, never for a whole step.
 """
 
 import torch
@@ -10,10 +10,10 @@ from faser.engine.execution.verifiers.judged_rows import JudgedRows
 
 
 class DraftDistribution:
-    """By row of the step: what its drafted token was drawn from. A row that judges nothing has zeros.
+    """By row of the step, the distribution of its draft token. A row that judges no token has zeros.
 
-    probs: [T, V] float64, of the drafted tokens; None: every one of them is a point mass. like: a tensor [R, V] on
-    the device in question.
+    probs: [T, V] float64, of the draft tokens; None: each is a point mass. like: a tensor [R, V] on the device of
+    the results.
     """
 
     def __init__(self, rows: JudgedRows, probs: Tensor | None, like: Tensor) -> None:
@@ -25,7 +25,7 @@ class DraftDistribution:
         self._width = like.shape[-1]
 
     def of_drafted(self) -> Tensor:
-        """[R] float64, probability of each row's drafted token; 0 where there is none."""
+        """[R] float64, probability of each row's draft token; 0 where there is none."""
         found = torch.zeros(len(self._drafted), dtype=torch.float64, device=self._drafted.device)
         found[self._judging] = 1.0
         if self._probs is not None:
@@ -33,7 +33,7 @@ class DraftDistribution:
         return found
 
     def of_rows(self, rows: Tensor) -> Tensor:
-        """[len(rows), V] float64; zeros for a row that judges nothing."""
+        """[len(rows), V] float64; zeros for a row that judges no token."""
         found = torch.zeros(len(rows), self._width, dtype=torch.float64, device=rows.device)
         line = self._line[rows]
         judging = (line >= 0).nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""Chooses the verifier that fits how tokens are drafted and how they are to be judged; imports only that one."""
+"""Chooses the verifier by how tokens are drafted and which method judges them; imports only the chosen one."""
 
 import logging
 
@@ -15,8 +15,8 @@ def make_verifier(
 ) -> Verifier:
     """The verifier of rejection_sample_method, for drafts made by draft_sample_method. kernels: for rejection.
 
-    Greedy drafts are point masses. Block verification then accepts, in expectation, exactly what `coupled` does,
-    and only the latter leaves the tokens untouched too, so both methods get it.
+    Drafts that are not probabilistic are point masses. Of those, block verification accepts in expectation exactly
+    what SampleAndMatch accepts, and only SampleAndMatch leaves the tokens untouched too, so both methods get it.
     """
     method, sampled = config.rejection_sample_method, config.draft_sample_method == "probabilistic"
     match method:

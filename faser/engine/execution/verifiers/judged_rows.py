@@ -1,12 +1,13 @@
-"""The rows of a step as the verifiers see them: which drafted token each of them judges, and what came of it.
+"""The rows of a step as the verifiers see them: which draft token each row judges, and which rows are reached.
 
     sequence          |      s = 0      | s = 1 |    s = 2     |
     row r             |  0    1    2    |   3   |   4     5    |
-    drafted           |  x_1  x_2  none | none  |  x_1  none   |   the last row of a sequence judges nothing
+    drafted           |  x_1  x_2  none | none  |  x_1  none   |   the last row of a sequence judges no token
     accepted          |  yes  no   no   | no    |  yes  no     |
-    last row reached  |       1         |   3   |         5    |   its token is the target's own
+    last row reached  |       1         |   3   |         5    |   the bonus or recovered token is sampled there
 
-Owns the way from a step's sequences to arrays over rows, and back to verdicts. Knows no rule of acceptance.
+Turns a step's sequences into arrays over rows, and accepted rows into acceptance results. Knows no rule of
+acceptance.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.execution.sampling.sampler import NO_TOKEN, EditedRows, PreparedRows, Sampler
+from faser.engine.execution.sampling.sampler import NO_TOKEN, PreparedRows, ProcessedLogits, Sampler
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows
 
 Ints = NDArray[np.int64]
@@ -25,10 +26,10 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedRows:
-    """S sequences, R rows, T = R - S drafted tokens.
+    """S sequences, R rows, T = R - S draft tokens.
 
-    first: [S] first row of each sequence; num_drafts: [S] γ. drafted: [R] token that each row judges, NO_TOKEN in
-    the last row of a sequence. sequence: [R] the one it belongs to.
+    first: [S] first row of each sequence. num_drafts: [S] γ. drafted: [R] draft token that each row judges,
+    NO_TOKEN in the last row of a sequence. sequence: [R] index of the row's sequence.
     """
 
     sequences: Sequence[DraftedRows]
@@ -39,47 +40,49 @@ class JudgedRows:
 
     @property
     def depth(self) -> Ints:
-        """[R] drafted tokens before each row."""
+        """[R] how many draft tokens come before each row."""
         return np.arange(len(self.drafted)) - self.first[self.sequence]
 
     @property
     def judging(self) -> Ints:
-        """[T] rows that judge a drafted token, in the order of the drafts."""
+        """[T] rows that judge a draft token, in the order of the drafts."""
         return np.flatnonzero(self.drafted != NO_TOKEN)
 
     def prepare(self, sampler: Sampler, logits: Tensor) -> PreparedRows:
-        """Bias, penalties and masks; every row takes the drafted tokens before it for output."""
-        return sampler.prepare(logits, *self._asked())
+        """Sampler.prepare; in every row the draft tokens before it count as output."""
+        return sampler.prepare(logits, *self._arguments())
 
-    def take(self, sampler: Sampler, logits: Tensor) -> tuple[PreparedRows, Ints]:
-        """`prepare`, and a token of every row: [R], NO_TOKEN where none can be chosen."""
-        return sampler.take(logits, *self._asked())
+    def sample(self, sampler: Sampler, logits: Tensor) -> tuple[PreparedRows, Ints]:
+        """`prepare`, and a token of every row: [R], NO_TOKEN where there is none."""
+        return sampler.sample_rows(logits, *self._arguments())
 
-    def edit(self, sampler: Sampler, logits: Tensor) -> EditedRows:
-        """The first part of `prepare`, in which nobody asks whether a token can be chosen."""
-        return sampler.edit(logits, *self._asked())
+    def process(self, sampler: Sampler, logits: Tensor) -> ProcessedLogits:
+        """Sampler.process, which does not find out whether a row has a token."""
+        return sampler.process(logits, *self._arguments())
 
-    def _asked(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
-        """Slots, positions, and drafted tokens before each row."""
+    def _arguments(self) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
+        """Slots, positions, and draft tokens before each row."""
         slots: list[int] = []
         positions: list[int] = []
-        ahead: list[tuple[int, ...]] = []
+        drafts: list[tuple[int, ...]] = []
         for each in self.sequences:
             num = len(each.draft) + 1
             slots += [each.slot] * num
             positions += range(each.position, each.position + num)
-            ahead += [each.draft[:i] for i in range(num)]
-        return slots, positions, ahead
+            drafts += [each.draft[:i] for i in range(num)]
+        return slots, positions, drafts
 
     def last_reached(self, accepted: Bools) -> Ints:
-        """[S] each sequence's first row whose drafted token is not accepted. accepted: [R]."""
-        refused = np.flatnonzero(~accepted | (self.drafted == NO_TOKEN))
-        return refused[np.searchsorted(refused, self.first)]
+        """[S] each sequence's first row whose draft token is not accepted. accepted: [R]."""
+        rejected = np.flatnonzero(~accepted | (self.drafted == NO_TOKEN))
+        return rejected[np.searchsorted(rejected, self.first)]
 
-    def verdicts(self, sampler: Sampler, prepared: PreparedRows, last: Ints, own: Ints) -> list[AcceptanceResult]:
-        """last: [S] the last row reached of each sequence; own: [S] the target's own token there."""
+    def acceptance_results(
+        self, sampler: Sampler, prepared: PreparedRows, last: Ints, final_ids: Ints
+    ) -> list[AcceptanceResult]:
+        """last: [S] the last row reached of each sequence. final_ids: [S] the bonus or recovered token there."""
         token_ids = self.drafted.copy()
-        token_ids[last] = own
+        token_ids[last] = final_ids
         reaching = last[self.sequence]
         reached = np.arange(len(token_ids)) <= reaching
         scored = [row for row in prepared.raw_row if reached[row] and int(reaching[row]) not in prepared.errors]
@@ -92,7 +95,7 @@ class JudgedRows:
                 logprobs=tuple(reports[row] for row in range(begin, end + 1)) if begin in reports else None,
             )
             for each, begin, end, token_id in zip(
-                self.sequences, self.first.tolist(), last.tolist(), own.tolist(), strict=True
+                self.sequences, self.first.tolist(), last.tolist(), final_ids.tolist(), strict=True
             )
         ]
 

@@ -1,10 +1,11 @@
-"""Judging by the target's own choice: a drafted token is accepted where it is the token that would be chosen.
+"""Sample and match: a draft token is accepted where it is the token that the target samples.
 
-For drafts that are point masses, and for greedy requests. Every row's token is drawn with the noise of its
-position, as it would be without speculation; the draft is accepted as long as it says the same. A drafted token x
-is then accepted with probability p(x), and what is emitted in its stead has the law of p without x, which is
-rejection sampling (arXiv:2211.17192) against a point mass. Beyond the law, the very tokens are those of an engine
-that never drafts: γ, the drafter and every cut of a draft change the time they take and nothing else.
+For drafts that are point masses, and for greedy requests. Every row's token is sampled with the noise of its
+position, as it would be without speculation; the draft is accepted up to the first token that differs. A draft
+token x is then accepted with probability p(x), and the token that takes its place has the distribution p without
+x, which is rejection sampling (arXiv:2211.17192) against a point mass: the maximal coupling of the two. Beyond the
+distribution, the tokens themselves are those of an engine that never drafts: γ, the drafter and every shortened
+draft change the time they take and nothing else. The configuration calls it `coupled`.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedR
 
 
 class SampleAndMatch:
-    """Couples the verdict to the choice. draft_probs must be None."""
+    """See Verifier. draft_probs must be None."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -30,17 +31,18 @@ class SampleAndMatch:
         assert draft_probs is None, "sampled drafts are not point masses"
         rows = lay_out(sequences)
         if self._sampler.is_cheap(logits, [each.slot for each in sequences]):
-            prepared, chosen = rows.take(self._sampler, logits)
+            prepared, chosen = rows.sample(self._sampler, logits)
         else:
             prepared = rows.prepare(self._sampler, logits)
             chosen = self._choose_as_far_as_accepted(rows, prepared)
         last = rows.last_reached(accepted(chosen, rows.drafted, prepared.sound))
-        return rows.verdicts(self._sampler, prepared, last, chosen[last])
+        return rows.acceptance_results(self._sampler, prepared, last, chosen[last])
 
     def _choose_as_far_as_accepted(self, rows: JudgedRows, prepared: PreparedRows) -> Ints:
-        """[R] chosen tokens; NO_TOKEN behind a refusal, where choosing one would be work for nothing.
+        """[R] sampled tokens; NO_TOKEN after a rejection, where a token would not be used.
 
-        All first rows together, then the second rows of those whose first draft was accepted, and so on.
+        All first rows are sampled together, then the second rows of the sequences whose first draft token was
+        accepted, and so on.
         """
         chosen, sound = np.full(len(rows.drafted), NO_TOKEN, dtype=np.int64), prepared.sound
         going = rows.first
@@ -51,13 +53,16 @@ class SampleAndMatch:
 
 
 def acceptance_of_tokens(sequences: Sequence[SequenceRows], chosen: Ints) -> list[AcceptanceResult]:
-    """One a sequence, where its γ + 1 last rows have chosen: [R] tokens, NO_TOKEN of logits that are no numbers.
+    """One result a sequence, from the sampled tokens of its γ + 1 last rows.
 
-    chosen      x_1  x_2  y | z       the drafted tokens x_1, x_2, x_3 as far as they were chosen, and the
-                 first   last         first choice that is none of them: a slice of what was chosen
+    chosen: [R], NO_TOKEN where logits are not numbers.
+
+    drafted     x_1  x_2  x_3
+    chosen      x_1  x_2  y    z      the result is the slice of `chosen` that ends with the first token
+                first     last        that is not the draft token, or after the whole draft
     """
     token_ids: list[int] = chosen.tolist()
-    verdicts, first = [], 0
+    results, first = [], 0
     for rows in sequences:
         last, num_drafts = first, rows.num_drafts
         if num_drafts:
@@ -67,14 +72,14 @@ def acceptance_of_tokens(sequences: Sequence[SequenceRows], chosen: Ints) -> lis
                 last += 1
         if token_ids[last] == NO_TOKEN:
             position = rows.start + len(rows.token_ids) - num_drafts + last - first
-            verdicts.append(AcceptanceResult(error=not_finite(position)))
+            results.append(AcceptanceResult(error=not_finite(position)))
         else:
-            verdicts.append(AcceptanceResult(token_ids=tuple(token_ids[first : last + 1])))
+            results.append(AcceptanceResult(token_ids=tuple(token_ids[first : last + 1])))
         first += num_drafts + 1
-    return verdicts
+    return results
 
 
 def accepted(chosen: Ints, drafted: Ints, sound: Bools) -> Bools:
-    """[R] whether the row's drafted token is the chosen one. A row that can choose nothing accepts nothing."""
+    """[R] whether the row's draft token is the sampled one. A row without a token accepts nothing."""
     same: Bools = (chosen == drafted) & (drafted != NO_TOKEN)
     return same & sound

@@ -1,7 +1,7 @@
-"""Synthetic acceptance: drafted tokens pass at a given rate, whatever the target says. For cost curves only.
+"""Synthetic acceptance: draft tokens are accepted at given rates, whatever the logits are. For cost curves only.
 
-The output is not the model's. What is real is the work: the rows run, and the last token of a step is the
-target's own choice.
+The output is not the model's. The work is real: the rows run, and the final token of a step is sampled from the
+target's logits.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedR
 
 
 class Synthetic:
-    """rates: the i-th is the probability that the first i + 1 drafted tokens all pass; 0 behind the last one."""
+    """rates: the i-th is the probability that the first i + 1 draft tokens are all accepted; 0 after the last."""
 
     def __init__(self, sampler: Sampler, rates: tuple[float, ...]) -> None:
         self._sampler = sampler
@@ -31,4 +31,4 @@ class Synthetic:
         prepared = rows.prepare(self._sampler, logits)
         noise = accept_noise(self._sampler, rows, prepared).numpy(force=True)
         last = rows.last_reached(noise < self._rates[np.minimum(rows.depth, len(self._rates) - 1)])
-        return rows.verdicts(self._sampler, prepared, last, self._sampler.choose(prepared, last))
+        return rows.acceptance_results(self._sampler, prepared, last, self._sampler.choose(prepared, last))

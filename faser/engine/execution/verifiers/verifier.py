@@ -1,8 +1,9 @@
-"""The Verifier seam: what becomes of drafted tokens, given the target's logits of their rows.
+"""The Verifier contract: which draft tokens are accepted, given the target's logits of their rows.
 
-Rows come sequence after sequence: the γ + 1 rows of a sequence judge its γ drafted tokens in order, and the row
-behind the last accepted one yields the target's own token. See the implementations for the rules. Nobody writes to
-the values; as in engine/contract/plan.py they are not frozen, since every step makes many.
+Rows come sequence after sequence: the γ + 1 rows of a sequence judge its γ draft tokens in order, and the row
+after the last accepted one yields the bonus token, or the recovered token after a rejection. See the
+implementations for the rules. Values are not frozen, because every step makes many; after their creation they are
+only read.
 """
 
 from collections.abc import Sequence
@@ -16,9 +17,9 @@ from faser.types import PositionLogprobs
 
 @dataclass(slots=True, kw_only=True)
 class DraftedRows:
-    """The rows of one sequence that are to be judged: len(draft) + 1 of them.
+    """The len(draft) + 1 rows of one sequence.
 
-    position: of the token that the first row chooses. draft: drafted tokens at position, position + 1, …; may be
+    position: of the token that the first row samples. draft: draft tokens at position, position + 1, …; may be
     empty.
     """
 
@@ -29,10 +30,10 @@ class DraftedRows:
 
 @dataclass(slots=True, kw_only=True)
 class AcceptanceResult:
-    """token_ids: accepted drafts, then one of the target's own. num_accepted: len(token_ids) - 1.
+    """token_ids: the accepted draft tokens, then the bonus or recovered token; so len(token_ids) - 1 are accepted.
 
-    logprobs: one per token where the request asked. error: no token could be chosen at the first row that came
-    to be judged; the accepted tokens before it are dropped with it.
+    logprobs: one per token where the request asks for them. error: why the last row that was reached has no token;
+    then the accepted tokens before it are dropped too.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -41,12 +42,12 @@ class AcceptanceResult:
 
 
 class Verifier(Protocol):
-    """Judges the drafts of a whole step at once."""
+    """Accepts or rejects the drafts of a whole step at once."""
 
     def judge(
         self, logits: Tensor, sequences: Sequence[DraftedRows], draft_probs: Tensor | None
     ) -> list[AcceptanceResult]:
-        """One verdict per sequence. Leaves the sampler's state as it was; the caller accepts the tokens.
+        """One result per sequence. Leaves the sampler's state as it was; the caller accepts the tokens.
 
         logits: [R, V] float32, R = sum of len(draft) + 1; overwritten. draft_probs: [T, V] float64, the
         distribution each drafted token was sampled from, T = sum of len(draft); None for point masses.

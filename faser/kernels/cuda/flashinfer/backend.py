@@ -28,14 +28,13 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
 )
 from faser.kernels.cuda.triton.device_kernels import DeviceKernels
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
-from faser.kernels.interface.device_sampling_kernels import DeviceSamplingKernels
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.fp8_cache import check_cache_dtype
 from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels
 from faser.kernels.interface.paged_layout import PagedLayout, paged_layout
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.rejection_kernels import RejectionKernels
-from faser.kernels.interface.sampling_kernels import SamplingKernels
+from faser.kernels.interface.sampling_kernels import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 
 DTYPES = (torch.bfloat16, torch.float16)

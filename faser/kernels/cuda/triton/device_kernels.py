@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
-from faser.kernels.interface.device_sampling_kernels import DeviceSamplingKernels
 from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels
 from faser.kernels.interface.rejection_kernels import RejectionKernels
-from faser.kernels.interface.sampling_kernels import SamplingKernels
+from faser.kernels.interface.sampling_kernels import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape
 
 # (qkv, angles, positions, slots, keys, values, shape, q_norm, k_norm, eps) -> queries; see triton/rope_append.py.
@@ -38,9 +37,9 @@ def triton_kernels(device: torch.device) -> DeviceKernels:
     """The kernels of this package, for one device. Raises ImportError without Triton."""
     from faser.kernels.cuda.triton.logits.logit_edits import TritonLogitsProcessorKernels
     from faser.kernels.cuda.triton.rope_append import rope_append
-    from faser.kernels.cuda.triton.sampling.device_choice import TritonDeviceSamplingKernels
-    from faser.kernels.cuda.triton.sampling.host_choice import TritonSamplingKernels
-    from faser.kernels.cuda.triton.sampling.host_verdicts import TritonRejectionKernels
+    from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
+    from faser.kernels.cuda.triton.sampling.host_rejection import TritonRejectionKernels
+    from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
 
     return DeviceKernels(
         rope_append=rope_append,

@@ -22,11 +22,11 @@ from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable, RowBatch, TokenFeedback
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.kernels.interface.shapes import KvShape
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.kernels.cuda.fake_device import FakeAccelerator
@@ -219,9 +219,9 @@ def test_tokens_and_draft_tokens_are_those_of_the_eager_sampler(
         theirs, their_draft = (each.wait() for each in eager)
         assert sampled.tolist() == theirs.token_ids.tolist()
         assert drafted.token_ids.tolist() == their_draft.token_ids.tolist()
-        assert drafted.leads is not None
-        assert their_draft.leads is not None
-        assert drafted.leads.tolist() == their_draft.leads.tolist()
+        assert drafted.margins is not None
+        assert their_draft.margins is not None
+        assert drafted.margins.tolist() == their_draft.margins.tolist()
 
 
 def test_a_token_is_fed_back_on_the_device(

@@ -15,6 +15,7 @@ from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.state import SamplingState
 from faser.kernels.interface.shapes import KvShape
 from faser.kernels.torch.backend import TorchBackend
 from faser.types import SamplingParams
@@ -79,6 +80,7 @@ class World:
     lines: dict[int, Line] = field(default_factory=dict)
     kv: KvManager = field(default_factory=lambda: KvManager(NUM_BLOCKS, BLOCK_SIZE))
     num_adopted: int = 0
+    sampling: SamplingState = field(default_factory=lambda: SamplingState(NUM_SLOTS))  # that the drafter reads
 
     def start(self, slot: int, token_ids: Sequence[int], **sampling: float) -> None:
         """Admit a sequence, adopting what the prefix cache has, and grow it to hold its tokens."""
@@ -89,19 +91,20 @@ class World:
         self.table.clear(slot)
         self.table.append(slot, tuple(prefix))
         self.lines[slot] = Line(list(token_ids), blocks)
-        self.drafter.start(
-            SequenceStart(
-                slot=slot,
-                sampling=SamplingParams(**{"temperature": 0.0} | sampling),  # type: ignore[arg-type]
-                seed=slot + 100,
-                prompt_len=len(token_ids),
-                token_ids=tuple(token_ids),
-            )
+        start = SequenceStart(
+            slot=slot,
+            sampling=SamplingParams(**{"temperature": 0.0} | sampling),  # type: ignore[arg-type]
+            seed=slot + 100,
+            prompt_len=len(token_ids),
+            token_ids=tuple(token_ids),
         )
+        self.sampling.start(start)
+        self.drafter.start(start)
         self._grow(slot, len(token_ids))
 
     def release(self, slot: int) -> None:
         self.kv.release(self.lines.pop(slot).blocks)
+        self.sampling.release(slot)
         self.drafter.release(slot)
 
     def propose(

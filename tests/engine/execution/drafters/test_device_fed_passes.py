@@ -40,18 +40,19 @@ from faser.engine.execution.drafters.draft_samplers import (
     RunnerDraftSampler,
     SampleAndMatchDraftSampler,
     WithTopIds,
-    guessed,
+    drafted_by_runner,
 )
 from faser.engine.execution.drafters.passes import DraftBatch, DraftInput, DraftLoop, PassLoop
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.sampling.metadata import SamplingMetadata
+from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.sampling.token_samplers import HostTokenSampler, SampledTokens, TokenSampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.sampling_kernels import NO_TOKEN
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.types import Request, SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.drafters.drafting import MAX_LEN, MAX_ROWS, NUM_BLOCKS, NUM_SLOTS, World, kv_shape
@@ -90,12 +91,12 @@ class LateChooser:
     def take(self, logits: Tensor, requests: SamplingMetadata) -> Late:
         raise AssertionError(f"{len(requests)} tokens are taken of {len(logits)} rows; drafts are guesses")
 
-    def guess(self, logits: Tensor, requests: SamplingMetadata, window: float) -> Late:
-        found = self.chooser.guess(logits, requests, window).wait()
-        assert found.leads is not None
+    def draft(self, logits: Tensor, requests: SamplingMetadata, window: float) -> Late:
+        found = self.chooser.draft(logits, requests, window).wait()
+        assert found.margins is not None
         at = np.isin(requests.positions, list(self.broken))
         found = SampledTokens(
-            token_ids=np.where(at, NO_TOKEN, found.token_ids), leads=np.where(at, 0.0, found.leads)
+            token_ids=np.where(at, NO_TOKEN, found.token_ids), margins=np.where(at, 0.0, found.margins)
         )
         number = len(self.asked) + 1
         self.asked.append(list(zip(requests.seeds.tolist(), requests.positions.tolist(), strict=True)))
@@ -113,9 +114,6 @@ class Flawed:
     broken: frozenset[int]
     draws: bool = False
 
-    def start(self, start: SequenceStart) -> None:
-        self.choice.start(start)
-
     def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
         found = self.choice.choose(logits, rows)
         at = np.isin(rows.positions, list(self.broken))
@@ -130,17 +128,14 @@ class Script:
     draws: bool = False
     window: float = 1.0
 
-    def start(self, start: SequenceStart) -> None:
-        raise AssertionError(f"nobody starts slot {start.slot} here")
+    def metadata(self, slots: Ints, positions: Ints) -> SamplingMetadata:
+        return replace(SamplingMetadata.greedy(positions), seeds=slots.astype(np.uint64))
 
-    def requests(self, slots: Ints, positions: Ints) -> SamplingMetadata:
-        return replace(GreedyDraftSampler().requests(slots, positions), seeds=slots.astype(np.uint64))
-
-    def guess(self, logits: Tensor, requests: SamplingMetadata, window: float) -> Late:
+    def draft(self, logits: Tensor, requests: SamplingMetadata, window: float) -> Late:
         assert (len(logits), window) == (len(requests), self.window)
         slots, positions = requests.seeds.tolist(), requests.positions.tolist()
         told = np.array([self.margins[key] for key in zip(slots, positions, strict=True)])
-        choices = SampledTokens(token_ids=requests.positions.copy(), leads=told)
+        choices = SampledTokens(token_ids=requests.positions.copy(), margins=told)
         return Late(torch.from_numpy(choices.token_ids), choices, lambda: None)
 
     def choose(self, logits: Tensor, rows: DraftRows) -> DraftTokens:
@@ -149,15 +144,15 @@ class Script:
         return DraftTokens(token_ids=rows.positions.copy(), margins=np.array(told))
 
 
-def coupled(num_slots: int) -> SampleAndMatchDraftSampler:
-    return SampleAndMatchDraftSampler(num_slots)
+def coupled(state: SamplingState) -> SampleAndMatchDraftSampler:
+    return SampleAndMatchDraftSampler(state)
 
 
-def greedy(_num_slots: int) -> GreedyDraftSampler:
+def greedy(_state: SamplingState) -> GreedyDraftSampler:
     return GreedyDraftSampler()
 
 
-Choice = Callable[[int], RunnerDraftSampler]
+Choice = Callable[[SamplingState], RunnerDraftSampler]
 
 
 class Pair:
@@ -216,9 +211,9 @@ def full_table(num_slots: int) -> BlockTable:
     return table
 
 
-def start(choice: DraftSampler, slot: int, temperature: float) -> None:
+def start(state: SamplingState, slot: int, temperature: float) -> None:
     sampling = SamplingParams(temperature=temperature, top_p=0.9 if slot % 2 else 1.0, top_k=7 if slot == 2 else 0)
-    choice.start(SequenceStart(slot=slot, sampling=sampling, seed=slot + 100, prompt_len=1, token_ids=(slot + 1,)))
+    state.start(SequenceStart(slot=slot, sampling=sampling, seed=slot + 100, prompt_len=1, token_ids=(slot + 1,)))
 
 
 def random_inputs(rng: random.Random, texts: list[list[int]], computed: list[int]) -> list[DraftInput]:
@@ -244,9 +239,10 @@ def test_without_a_rule_the_round_is_that_of_the_loop_that_waits(
 ) -> None:
     """Catch-up in pieces, other lengths for everybody, temperatures, truncations; logits that are no numbers."""
     num_slots, rng = 8, random.Random(3)
-    table, choice = full_table(num_slots), choose(num_slots)
+    table, state = full_table(num_slots), SamplingState(num_slots)
+    choice = choose(state)
     for slot in range(num_slots):
-        start(choice, slot, temperature=0.0 if slot % 3 == 0 else 0.9)
+        start(state, slot, temperature=0.0 if slot % 3 == 0 else 0.9)
     chooser = late(broken)
     plain = PassLoop(pair.plain, table, Flawed(choice, broken), max_rows=MAX_ROWS, num_layers=num_layers)
     fed = fed_loop(pair.runner(chooser), table, choice, num_layers=num_layers)
@@ -266,9 +262,10 @@ def test_without_a_rule_the_round_is_that_of_the_loop_that_waits(
 def test_the_price_of_a_row_keeps_the_same_tokens(pair: Pair, choose: Choice) -> None:
     """One pass more at most, for those whose last token was not known to be dropped when it was launched."""
     num_slots, rng = 8, random.Random(4)
-    table, choice = full_table(num_slots), choose(num_slots)
+    table, state = full_table(num_slots), SamplingState(num_slots)
+    choice = choose(state)
     for slot in range(num_slots):
-        start(choice, slot, temperature=0.7)
+        start(state, slot, temperature=0.7)
     plain = PassLoop(pair.plain, table, choice, max_rows=MAX_ROWS)
     fed = fed_loop(pair.runner(late()), table, choice)
     texts = [[rng.randrange(VOCAB_SIZE) for _ in range(80)] for _ in range(num_slots)]
@@ -335,9 +332,9 @@ class Scripts:
 
     script: Script | None = None
 
-    def guess(self, logits: Tensor, requests: SamplingMetadata, window: float) -> Late:
+    def draft(self, logits: Tensor, requests: SamplingMetadata, window: float) -> Late:
         assert self.script is not None
-        return self.script.guess(logits, requests, window)
+        return self.script.draft(logits, requests, window)
 
     def take(self, logits: Tensor, requests: SamplingMetadata) -> Late:
         raise AssertionError(f"{len(requests)} tokens are taken of {len(logits)} rows; drafts are guesses")
@@ -461,12 +458,15 @@ def test_a_guess_becomes_the_token_and_the_margin_that_a_choice_makes_of_the_sam
     logits[2, :2] = torch.tensor([300.0, 1.0])
     logits[3, :2] = torch.tensor([2.0, 2.5])
     rows = np.arange(4)
-    for choice in (GreedyDraftSampler(), SampleAndMatchDraftSampler(4)):
-        for slot in rows.tolist():
-            start(choice, slot, temperature=0.5)
+    state = SamplingState(4)
+    for slot in rows.tolist():
+        start(state, slot, temperature=0.5)
+    for choice in (GreedyDraftSampler(), SampleAndMatchDraftSampler(state)):
         expected = choice.choose(logits, DraftRows(slots=rows, positions=rows + 9, draft_starts=rows + 9))
-        asked = choice.requests(rows, rows + 9)
-        found = guessed(HostTokenSampler(TorchSamplingKernels()).guess(logits, asked, choice.window).wait())
+        asked = choice.metadata(rows, rows + 9)
+        found = drafted_by_runner(
+            HostTokenSampler(TorchSamplingKernels()).draft(logits, asked, choice.window).wait()
+        )
         np.testing.assert_array_equal(found.token_ids, expected.token_ids)
         np.testing.assert_array_equal(found.margins, expected.margins)
         assert found.margins[:3].tolist() == [100.0, 0.0, 100.0]
@@ -513,13 +513,16 @@ class Twins:
         chooser = late()
         worlds, books = [], []
         for runner in (pair.plain, pair.runner(chooser)):
-            table, choice = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE)), choose(NUM_SLOTS)
+            table, state = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE)), SamplingState(NUM_SLOTS)
+            choice = choose(state)
             loop: DraftLoop = PassLoop(runner, table, choice, max_rows=MAX_ROWS)
             if runner is not pair.plain:
                 loop = fed_loop(runner, table, choice)
             kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
             drafter = DraftModel(loop, kv, choice, max_positions=MAX_LEN)
-            worlds.append(World(drafter, table, random.Random(seed), kv=KvManager(NUM_BLOCKS, BLOCK_SIZE)))
+            worlds.append(
+                World(drafter, table, random.Random(seed), kv=KvManager(NUM_BLOCKS, BLOCK_SIZE), sampling=state)
+            )
             books.append(kv)
         return cls(worlds[0], worlds[1], (books[0], books[1]), chooser)
 
@@ -701,11 +704,11 @@ def test_the_runner_that_drafts_is_asked_for_point_masses_where_it_may_choose(
     pair: Pair, method: str, sampled: str, samples_in_runner: bool
 ) -> None:
     """Drawn tokens stay with the loop that waits: a guess has no probabilities."""
-    of_target, of_model, table = late(), late(), full_table(1)
+    of_target, of_model, table, state = late(), late(), full_table(1), SamplingState(1)
     parts = DrafterParts(
         target=pair.runner(of_target),
         table=table,
-        num_slots=1,
+        sampling=state,
         max_rows=MAX_ROWS,
         model=DraftModelParts(
             runner=pair.runner(of_model), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_positions=MAX_LEN
@@ -716,7 +719,9 @@ def test_the_runner_that_drafts_is_asked_for_point_masses_where_it_may_choose(
     name = "some/model" if method == "draft_model" else None
     config = SpeculationConfig(method=method, model=name, draft_layers=1, draft_sample_method=sampled)
     drafter = make_drafter(config, parts)
-    drafter.start(SequenceStart(slot=0, sampling=SamplingParams(), seed=1, prompt_len=3, token_ids=(1, 2, 3)))
+    begun = SequenceStart(slot=0, sampling=SamplingParams(), seed=1, prompt_len=3, token_ids=(1, 2, 3))
+    state.start(begun)
+    drafter.start(begun)
     plan = DraftPlan(step=1, requests=(DraftRequest(slot=0, max_tokens=3, new_blocks=()),))
     assert len(drafter.propose(plan).drafts[0].token_ids) == 3
     asked = 3 if samples_in_runner and sampled != "probabilistic" else 0

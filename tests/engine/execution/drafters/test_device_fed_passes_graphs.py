@@ -23,6 +23,7 @@ from faser.engine.execution.drafters.draft_samplers import (
 )
 from faser.engine.execution.drafters.passes import DraftInput, PassLoop
 from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.sampling.state import SamplingState
 from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.cuda_graphs.test_graph_runner import (
@@ -88,12 +89,13 @@ def test_recorded_passes_draft_what_passes_that_wait_draft(side: Side, runner: G
     for slot in range(SLOTS):
         table.append(slot, tuple(range(slot * WIDTH, (slot + 1) * WIDTH)))
     arithmetic = side.backend.sampling_kernels
+    state = SamplingState(SLOTS)
     choice: RunnerDraftSampler = (
-        SampleAndMatchDraftSampler(SLOTS, choice=arithmetic) if coupled else GreedyDraftSampler(arithmetic)
+        SampleAndMatchDraftSampler(state, kernels=arithmetic) if coupled else GreedyDraftSampler(arithmetic)
     )
     for slot in range(SLOTS):
         sampling = SamplingParams(temperature=0.8 * (slot % 2), top_p=0.9)
-        choice.start(SequenceStart(slot=slot, sampling=sampling, seed=slot, prompt_len=1, token_ids=(1,)))
+        state.start(SequenceStart(slot=slot, sampling=sampling, seed=slot, prompt_len=1, token_ids=(1,)))
     waiting = PassLoop(runner, table, choice, max_rows=MAX_ROWS)
     fed = DeviceFedPassLoop(runner, table, choice, max_rows=MAX_ROWS, waiting=waiting)
     texts = [[rng.randrange(VOCAB_SIZE) for _ in range(BLOCK_SIZE * WIDTH)] for _ in range(SLOTS)]

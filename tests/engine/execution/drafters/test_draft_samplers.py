@@ -20,9 +20,10 @@ from faser.engine.execution.drafters.draft_samplers import (
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
 )
-from faser.engine.execution.sampling.distribution import draw, scale, token_masses
+from faser.engine.execution.sampling.distribution import draw, fixed_point_probs, scale
 from faser.engine.execution.sampling.noise import Purpose, uniforms
 from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.state import SamplingState
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.sampling_kernels import SamplingKernels
@@ -31,9 +32,9 @@ from faser.types import SamplingParams
 VOCAB = 12
 
 
-def start(choice: DraftSampler, slot: int, temperature: float, seed: int = 0) -> None:
+def start(state: SamplingState, slot: int, temperature: float, seed: int = 0) -> None:
     sampling = SamplingParams(temperature=temperature)
-    choice.start(SequenceStart(slot=slot, sampling=sampling, seed=seed, prompt_len=1, token_ids=(1,)))
+    state.start(SequenceStart(slot=slot, sampling=sampling, seed=seed, prompt_len=1, token_ids=(1,)))
 
 
 def rows(slots: list[int], positions: list[int], draft_start: int = 2) -> DraftRows:
@@ -47,7 +48,6 @@ def random_logits(rows: int, seed: int = 0) -> torch.Tensor:
 
 def test_greedy_takes_the_most_likely_token_whatever_the_temperature() -> None:
     choice = GreedyDraftSampler()
-    start(choice, 0, 2.0)
     logits = random_logits(5)
     found = choice.choose(logits, rows([0] * 5, list(range(2, 7))))
     ordered = logits.sort(-1, descending=True)
@@ -60,9 +60,10 @@ def test_margins_are_finite_whatever_the_logits() -> None:
     logits = torch.full((3, VOCAB), -torch.inf)
     logits[0, 4] = 1.0
     logits[1] = torch.nan
-    for choice in (GreedyDraftSampler(), ProbabilisticDraftSampler(3)):
-        for slot in range(3):
-            start(choice, slot, 1.0)
+    state = SamplingState(3)
+    for slot in range(3):
+        start(state, slot, 1.0)
+    for choice in (GreedyDraftSampler(), ProbabilisticDraftSampler(state)):
         found = choice.choose(logits.clone(), rows([0, 1, 2], [2, 3, 4]))
         assert found.margins.tolist() == [100.0, 0.0, 0.0]
         assert 0 <= found.token_ids.min() <= found.token_ids.max() < VOCAB
@@ -71,9 +72,10 @@ def test_margins_are_finite_whatever_the_logits() -> None:
 def test_a_drawn_token_has_the_law_that_is_reported() -> None:
     """Oracles: softmax in float64 for the law; chi-square over 40,000 seeds for the tokens, 99.99 % quantile."""
     num_slots, temperature = 40_000, 1.4
-    choice = ProbabilisticDraftSampler(num_slots)
+    state = SamplingState(num_slots)
+    choice = ProbabilisticDraftSampler(state)
     for slot in range(num_slots):
-        start(choice, slot, temperature, seed=slot)
+        start(state, slot, temperature, seed=slot)
     logits = random_logits(1).expand(num_slots, -1).contiguous()
     found = choice.choose(logits, rows(list(range(num_slots)), [17] * num_slots))
     assert found.probs is not None
@@ -85,9 +87,10 @@ def test_a_drawn_token_has_the_law_that_is_reported() -> None:
 
 
 def test_a_greedy_request_among_sampled_ones_is_a_point_mass() -> None:
-    choice = ProbabilisticDraftSampler(2)
-    start(choice, 0, 0.0)
-    start(choice, 1, 1.0)
+    state = SamplingState(2)
+    choice = ProbabilisticDraftSampler(state)
+    start(state, 0, 0.0)
+    start(state, 1, 1.0)
     logits = random_logits(2, seed=3)
     found = choice.choose(logits, rows([0, 1], [4, 4]))
     assert found.probs is not None
@@ -99,9 +102,10 @@ def test_a_greedy_request_among_sampled_ones_is_a_point_mass() -> None:
 
 def test_a_draw_depends_on_seed_and_position_alone() -> None:
     """Slots and neighbours are exchanged; confidences stay those of the logits before the draw."""
-    choice = ProbabilisticDraftSampler(4)
+    state = SamplingState(4)
+    choice = ProbabilisticDraftSampler(state)
     for slot, seed in enumerate((7, 8, 7, 9)):
-        start(choice, slot, 1.0, seed)
+        start(state, slot, 1.0, seed)
     logits = random_logits(2, seed=5)
     one = choice.choose(logits[[0, 1]], rows([0, 1], [30, 31]))
     other = choice.choose(logits[[1, 1, 0]], rows([1, 3, 2], [31, 2, 30]))
@@ -117,17 +121,18 @@ def test_a_draw_says_nothing_of_the_targets_choice_nor_of_the_next_drafts() -> N
     Oracle: independent draws agree with probability sum of p squared.
     """
     num_slots = 5000
-    choice = ProbabilisticDraftSampler(num_slots)
+    state = SamplingState(num_slots)
+    choice = ProbabilisticDraftSampler(state)
     for slot in range(num_slots):
-        start(choice, slot, 1.0, seed=slot)
+        start(state, slot, 1.0, seed=slot)
     logits = (random_logits(1) / 3).expand(num_slots, -1).contiguous()
     asked = rows(list(range(num_slots)), [9] * num_slots)
     drafted = choice.choose(logits, asked).token_ids
     again = choice.choose(logits, rows(list(range(num_slots)), [9] * num_slots, draft_start=3)).token_ids
-    masses = token_masses(scale(logits.clone(), torch.ones(num_slots)))
+    fixed_probs = fixed_point_probs(scale(logits.clone(), torch.ones(num_slots)))
     seeds = np.arange(num_slots, dtype=np.uint64)
     targets = [
-        draw(masses, torch.from_numpy(uniforms(seeds, asked.positions, purpose))).numpy()
+        draw(fixed_probs, torch.from_numpy(uniforms(seeds, asked.positions, purpose))).numpy()
         for purpose in (Purpose.TOKEN, Purpose.ACCEPT, Purpose.REPLACE)
     ]
     agreement = float((logits[0].double().softmax(-1) ** 2).sum())
@@ -148,14 +153,13 @@ def coupled(
     num_slots: int, params: tuple[SamplingParams, ...] = PARAMS, *, window: float = 0.05
 ) -> tuple[SampleAndMatchDraftSampler, Sampler]:
     """A coupled choice, and the target's own sampler, with the same sequences in their slots."""
-    choice, sampler = SampleAndMatchDraftSampler(num_slots, window=window), Sampler(num_slots, VOCAB, (), "cpu")
+    sampler = Sampler(num_slots, VOCAB, (), "cpu")
     for slot in range(num_slots):
         begun = SequenceStart(
             slot=slot, sampling=params[slot % len(params)], seed=31 * slot, prompt_len=1, token_ids=(1,)
         )
-        choice.start(begun)
         sampler.start(begun)
-    return choice, sampler
+    return SampleAndMatchDraftSampler(sampler.state, window=window), sampler
 
 
 def test_without_a_window_a_coupled_draft_is_what_the_target_would_choose_from_the_same_logits() -> None:
@@ -204,9 +208,9 @@ def test_the_lead_of_a_coupled_draft_is_over_the_best_other_token() -> None:
     choice, _ = coupled(40, (SamplingParams(temperature=0.5),))
     logits = random_logits(40)
     found = choice.choose(logits.clone(), rows(list(range(40)), [3] * 40))
-    for row, (token_id, lead) in enumerate(zip(found.token_ids, found.margins, strict=True)):
+    for row, (token_id, margin) in enumerate(zip(found.token_ids, found.margins, strict=True)):
         others = torch.cat((logits[row, :token_id], logits[row, token_id + 1 :]))
-        assert abs(lead - float(logits[row, token_id] - others.max()) / 0.5) < 1e-4
+        assert abs(margin - float(logits[row, token_id] - others.max()) / 0.5) < 1e-4
     assert (found.margins < 0).any()
     assert found.probs is None
 
@@ -214,21 +218,21 @@ def test_the_lead_of_a_coupled_draft_is_over_the_best_other_token() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        GreedyDraftSampler,
-        lambda choice=None: SampleAndMatchDraftSampler(20, choice=choice),
-        lambda choice=None: ProbabilisticDraftSampler(20, choice=choice),
+        lambda _state, kernels: GreedyDraftSampler(kernels),
+        lambda state, kernels: SampleAndMatchDraftSampler(state, kernels=kernels),
+        lambda state, kernels: ProbabilisticDraftSampler(state, kernels=kernels),
     ],
 )
 def test_drafts_are_the_same_by_kernels_and_by_tensors(
-    make: Callable[[SamplingKernels | None], DraftSampler], kernel_cache: Path
+    make: Callable[[SamplingState, SamplingKernels | None], DraftSampler], kernel_cache: Path
 ) -> None:
     """Tokens, margins and probabilities, bit for bit; rows of NaN, of -inf, of one number among them."""
     kernels = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=2).sampling_kernels
-    choices = [make(None), make(kernels)]
+    state = SamplingState(20)
+    choices = [make(state, None), make(state, kernels)]
     for slot in range(20):
         sampling = PARAMS[slot % len(PARAMS)]
-        for choice in choices:
-            choice.start(SequenceStart(slot=slot, sampling=sampling, seed=5 * slot, prompt_len=1, token_ids=(1,)))
+        state.start(SequenceStart(slot=slot, sampling=sampling, seed=5 * slot, prompt_len=1, token_ids=(1,)))
     for position in range(2, 8):
         logits = random_logits(20, seed=position)
         logits[position] = torch.nan

@@ -158,7 +158,7 @@ def overlapping_engine(world: World, share: float) -> Engine:
     parts = DrafterParts(
         target=world.target,
         table=table,
-        num_slots=SLOTS,
+        sampling=sampler.state,
         max_rows=MAX_ROWS,
         model=model,
         samples_in_runner=True,

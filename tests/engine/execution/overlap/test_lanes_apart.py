@@ -76,7 +76,7 @@ def sides(world: World, given: dict[str, Any]) -> Sides:
     parts = DrafterParts(
         target=world.target,
         table=table,
-        num_slots=NUM_SLOTS,
+        sampling=sampler.state,
         max_rows=MAX_ROWS,
         model=DraftModelParts(
             runner=world.drafter, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_positions=MAX_LEN

@@ -32,6 +32,7 @@ from faser.engine.execution.drafters.passes import PassLoop
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.state import SamplingState
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.types import SamplingParams
@@ -39,14 +40,14 @@ from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.drafters.drafting import MAX_LEN, MAX_ROWS, NUM_BLOCKS, NUM_SLOTS, World, kv_shape
 
 BLOCK_SIZE = 16  # the native kernels' smallest
-Choice = Callable[[int], DraftSampler]
+Choice = Callable[[SamplingState], DraftSampler]
 
 
-def coupled(num_slots: int) -> DraftSampler:
-    return SampleAndMatchDraftSampler(num_slots)
+def coupled(state: SamplingState) -> DraftSampler:
+    return SampleAndMatchDraftSampler(state)
 
 
-def greedy(_num_slots: int) -> DraftSampler:
+def greedy(_state: SamplingState) -> DraftSampler:
     return GreedyDraftSampler()
 
 
@@ -69,11 +70,12 @@ def make_world(
 ) -> tuple[World, DraftKvCache]:
     table = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE))
     kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    choice = choose(NUM_SLOTS)
+    state = SamplingState(NUM_SLOTS)
+    choice = choose(state)
     drafter = DraftModel(
         PassLoop(runner, table, choice, max_rows=MAX_ROWS), kv, choice, max_positions=max_positions
     )
-    return World(drafter, table, random.Random(seed), kv=KvManager(NUM_BLOCKS, BLOCK_SIZE)), kv
+    return World(drafter, table, random.Random(seed), kv=KvManager(NUM_BLOCKS, BLOCK_SIZE), sampling=state), kv
 
 
 class Afresh:
@@ -87,18 +89,19 @@ class Afresh:
         table = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE))
         table.append(slot, tuple(range(-(-(len(token_ids) + count) // BLOCK_SIZE))))
         kv = DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-        choice = self._choose(NUM_SLOTS)
+        state = SamplingState(NUM_SLOTS)
+        choice = self._choose(state)
         loop = PassLoop(self._runner, table, choice, max_rows=MAX_ROWS)
         drafter = DraftModel(loop, kv, choice, max_positions=MAX_LEN)
-        drafter.start(
-            SequenceStart(
-                slot=slot,
-                sampling=SamplingParams(temperature=temperature),
-                seed=slot + 100,
-                prompt_len=len(token_ids),
-                token_ids=tuple(token_ids),
-            )
+        start = SequenceStart(
+            slot=slot,
+            sampling=SamplingParams(temperature=temperature),
+            seed=slot + 100,
+            prompt_len=len(token_ids),
+            token_ids=tuple(token_ids),
         )
+        state.start(start)
+        drafter.start(start)
         wish = DraftRequest(slot=slot, max_tokens=count, new_blocks=())
         (draft,) = drafter.propose(DraftPlan(step=1, requests=(wish,))).drafts
         return draft

@@ -148,7 +148,7 @@ def make_engine(
         parts = DrafterParts(
             target=world.target,
             table=table,
-            num_slots=NUM_SLOTS,
+            sampling=sampler.state,
             max_rows=MAX_ROWS,
             model=model,
             num_top=0 if pruning is None else NUM_TOP,

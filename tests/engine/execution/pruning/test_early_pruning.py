@@ -36,6 +36,7 @@ from faser.engine.execution.pruning.rank_judge import UNKNOWN, DraftedTokens, Ra
 from faser.engine.execution.pruning.step_seconds import StepSeconds
 from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.text_lookup.lookup import CombinedLookup
 from faser.engine.execution.verifiers.verifier import AcceptanceResult
 from faser.kernels.cpu.backend import NativeBackend
@@ -562,7 +563,7 @@ def model_drafter(pair: tuple[Path, Path], num_top: int) -> Drafter:
     runner = make_runner(pair[1], TorchBackend())
     model = DraftModelParts(runner=runner, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_positions=MAX_LEN)
     parts = DrafterParts(
-        target=runner, table=table, num_slots=NUM_SLOTS, max_rows=20, model=model, num_top=num_top
+        target=runner, table=table, sampling=SamplingState(NUM_SLOTS), max_rows=20, model=model, num_top=num_top
     )
     drafter = make_drafter(speculation(draft_sample_method="greedy"), parts)
     for slot, prompt in enumerate(PROMPTS):

@@ -15,10 +15,10 @@ from faser.engine.execution.sampling.distribution import (
     Truncation,
     choose,
     draw,
-    final_masses,
-    kept_masses,
+    final_probs,
+    fixed_point_probs,
+    kept_probs,
     scale,
-    token_masses,
 )
 
 OFF = (0.0, 0, 1.0)
@@ -45,7 +45,7 @@ def random_uniforms(num_rows: int, seed: int = 0) -> Tensor:
     return torch.rand(num_rows, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def plainly_kept(scaled: list[float], masses: list[int], cut: tuple[float, int, float]) -> set[int]:
+def plainly_kept(scaled: list[float], fixed_probs: list[int], cut: tuple[float, int, float]) -> set[int]:
     """Token ids that the truncation keeps: the definition, step by step."""
     min_p, top_k, top_p = cut
     kept = sorted(range(len(scaled)), key=lambda i: (-scaled[i], i))
@@ -53,8 +53,8 @@ def plainly_kept(scaled: list[float], masses: list[int], cut: tuple[float, int, 
     if top_k:
         kept = kept[:top_k]
     if top_p < 1:
-        target = Fraction(top_p) * sum(masses[i] for i in kept)
-        sums = accumulate(masses[i] for i in kept)
+        target = Fraction(top_p) * sum(fixed_probs[i] for i in kept)
+        sums = accumulate(fixed_probs[i] for i in kept)
         kept = kept[: 1 + sum(total < target for total in sums)]
     return set(kept)
 
@@ -67,17 +67,17 @@ def test_scaling_leaves_the_most_likely_token_at_zero_however_cold() -> None:
     assert scaled[:2].tolist() == [[-4.0, 0.0, -10.0], [0.0, -500.0, -0.5]]
     assert scaled[2, :2].tolist() == [0.0, 0.0]
     assert float(scaled[2, 2]) < -1e30
-    assert token_masses(scaled[2:]).tolist() == [[2.0**51, 2.0**51, 0.0]]
+    assert fixed_point_probs(scaled[2:]).tolist() == [[2.0**51, 2.0**51, 0.0]]
 
 
 def test_masses_are_whole_numbers_proportional_to_probabilities() -> None:
     scaled = random_scaled(4, 5000, seed=1)
 
-    masses = token_masses(scaled).double()
+    fixed_probs = fixed_point_probs(scaled).double()
 
-    assert torch.equal(masses, masses.floor())
-    assert (masses.sum(-1) < 2**53).all()
-    torch.testing.assert_close(masses / 2.0**52, scaled.double().softmax(-1), rtol=1e-5, atol=1e-15)
+    assert torch.equal(fixed_probs, fixed_probs.floor())
+    assert (fixed_probs.sum(-1) < 2**53).all()
+    torch.testing.assert_close(fixed_probs / 2.0**52, scaled.double().softmax(-1), rtol=1e-5, atol=1e-15)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -85,12 +85,12 @@ def test_masses_are_whole_numbers_proportional_to_probabilities() -> None:
 def test_truncation_keeps_what_its_definition_keeps(width: int, tied: bool) -> None:
     for spread in (0.3, 3.0):
         scaled = random_scaled(len(CUTS), width, seed=width, spread=spread, tied=tied)
-        masses = token_masses(scaled)
+        fixed_probs = fixed_point_probs(scaled)
 
-        found = kept_masses(scaled, truncation(CUTS))
+        found = kept_probs(scaled, truncation(CUTS))
 
         for row, cut in enumerate(CUTS):
-            whole = [int(mass) for mass in masses[row].tolist()]
+            whole = [int(mass) for mass in fixed_probs[row].tolist()]
             kept = plainly_kept(scaled[row].tolist(), whole, cut)
             assert found[row].tolist() == [mass if i in kept else 0 for i, mass in enumerate(whole)], cut
 
@@ -112,16 +112,18 @@ def test_truncation_keeps_what_transformers_keeps(
     cooled = TemperatureLogitsWarper(0.8)(torch.empty(0), logits)
     expected = warper(torch.empty(0), cooled).softmax(-1)
 
-    masses = kept_masses(scale(logits, torch.full((20,), 0.8)), truncation([cut] * 20)).double()
+    fixed_probs = kept_probs(scale(logits, torch.full((20,), 0.8)), truncation([cut] * 20)).double()
 
-    assert torch.equal(masses > 0, expected > 0)
-    torch.testing.assert_close((masses / masses.sum(-1, keepdim=True)).float(), expected, rtol=1e-4, atol=1e-9)
+    assert torch.equal(fixed_probs > 0, expected > 0)
+    torch.testing.assert_close(
+        (fixed_probs / fixed_probs.sum(-1, keepdim=True)).float(), expected, rtol=1e-4, atol=1e-9
+    )
 
 
 def test_ties_at_the_edge_go_to_the_lower_ids() -> None:
     scaled = scale(torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]] * 3), torch.ones(3))
 
-    kept = kept_masses(scaled, truncation([(0.0, 2, 1.0), (0.0, 0, 0.5), (1.0, 0, 1.0)])) > 0
+    kept = kept_probs(scaled, truncation([(0.0, 2, 1.0), (0.0, 0, 0.5), (1.0, 0, 1.0)])) > 0
 
     assert kept.long().tolist() == [[0, 1, 1, 0, 0], [0, 1, 1, 0, 0], [0, 1, 1, 1, 0]]
 
@@ -153,8 +155,8 @@ def test_the_quick_choice_is_the_plain_one(
     cut = truncation(cuts * 16)
     noise = torch.linspace(0, 1 - 2.0**-53, 16, dtype=torch.float64).repeat_interleave(len(cuts))
 
-    assert choose(scaled, cut, noise).tolist() == draw(kept_masses(scaled, cut), noise).tolist()
-    assert torch.equal(final_masses(scaled, cut), kept_masses(scaled, cut))
+    assert choose(scaled, cut, noise).tolist() == draw(kept_probs(scaled, cut), noise).tolist()
+    assert torch.equal(final_probs(scaled, cut), kept_probs(scaled, cut))
 
 
 @pytest.mark.parametrize("width", [1, 2, 255, 256, 257, 1000])
@@ -162,27 +164,27 @@ def test_the_quick_choice_is_the_plain_one(
 def test_the_draw_is_the_exact_inverse_of_the_running_sum(width: int, share_of_zeros: float) -> None:
     """Oracle: Python integers. The uniforms include both ends."""
     rng = torch.Generator().manual_seed(width)
-    masses = torch.randint(1, 2**40, (40, width), generator=rng).double()
-    masses *= torch.rand(40, width, generator=rng) >= share_of_zeros
-    masses[:, int(torch.randint(width, (1,), generator=rng))] += 1
+    fixed_probs = torch.randint(1, 2**40, (40, width), generator=rng).double()
+    fixed_probs *= torch.rand(40, width, generator=rng) >= share_of_zeros
+    fixed_probs[:, int(torch.randint(width, (1,), generator=rng))] += 1
     noise = random_uniforms(40)
     noise[:3] = torch.tensor([0.0, 1 - 2.0**-53, 0.5])
 
-    found = draw(masses, noise).tolist()
+    found = draw(fixed_probs, noise).tolist()
 
     for row in range(40):
-        whole = [int(mass) for mass in masses[row].tolist()]
+        whole = [int(mass) for mass in fixed_probs[row].tolist()]
         threshold = min(math.floor(float(noise[row]) * float(sum(whole))), sum(whole) - 1)
         assert found[row] == next(i for i, total in enumerate(accumulate(whole)) if total > threshold)
         assert whole[found[row]] > 0
 
 
 def test_a_token_of_mass_zero_is_never_drawn_and_the_end_never_runs_off() -> None:
-    masses = torch.zeros(4, 600)
-    masses[:, 299] = 1.0
-    masses[2:, 300] = 2.0**52
+    fixed_probs = torch.zeros(4, 600)
+    fixed_probs[:, 299] = 1.0
+    fixed_probs[2:, 300] = 2.0**52
 
-    found = draw(masses, torch.tensor([0.0, 1 - 2.0**-53, 0.0, 1 - 2.0**-53], dtype=torch.float64))
+    found = draw(fixed_probs, torch.tensor([0.0, 1 - 2.0**-53, 0.0, 1 - 2.0**-53], dtype=torch.float64))
 
     assert found.tolist() == [299, 299, 299, 300]
 
@@ -206,7 +208,7 @@ def test_a_row_gets_the_same_bits_alone_and_among_others(width: int) -> None:
     for row in range(num_rows):
         one = slice(row, row + 1)
         alone = scale(logits[one].clone(), temperature[one])
-        assert torch.equal(token_masses(alone), token_masses(together)[one])
+        assert torch.equal(fixed_point_probs(alone), fixed_point_probs(together)[one])
         assert torch.equal(choose(alone, truncation(cuts[one]), noise[one]), tokens[one])
 
 
@@ -215,19 +217,19 @@ def test_the_quick_choice_is_the_plain_one_over_a_full_vocabulary(spread: float)
     scaled = random_scaled(len(CUTS), 49152, seed=8, spread=spread)
     cut, noise = truncation(CUTS), random_uniforms(len(CUTS))
 
-    assert choose(scaled, cut, noise).tolist() == draw(kept_masses(scaled, cut), noise).tolist()
-    assert torch.equal(final_masses(scaled, cut), kept_masses(scaled, cut))
+    assert choose(scaled, cut, noise).tolist() == draw(kept_probs(scaled, cut), noise).tolist()
+    assert torch.equal(final_probs(scaled, cut), kept_probs(scaled, cut))
 
 
 def test_a_full_vocabulary_with_a_wide_nucleus_is_cut_exactly() -> None:
     """Oracle: a full sort. More than a thousand tokens are kept, so no short list of candidates can do."""
     scaled = random_scaled(3, 49152, seed=2, spread=1.5)
-    masses = token_masses(scaled).double()
+    fixed_probs = fixed_point_probs(scaled).double()
 
-    found = kept_masses(scaled, truncation([(0.0, 0, 0.8), (0.0, 5000, 1.0), (0.0, 20000, 0.9)])) > 0
+    found = kept_probs(scaled, truncation([(0.0, 0, 0.8), (0.0, 5000, 1.0), (0.0, 20000, 0.9)])) > 0
 
     order = scaled.sort(dim=-1, descending=True, stable=True).indices
-    sums = masses.gather(-1, order).cumsum(-1)
+    sums = fixed_probs.gather(-1, order).cumsum(-1)
     limits = [49152, 5000, 20000]
     for row, top_p in enumerate((0.8, 1.0, 0.9)):
         target = top_p * float(sums[row, limits[row] - 1])

@@ -84,7 +84,7 @@ def engine_on(
     sampler = Sampler(SLOTS, VOCAB_SIZE, EOS, "cpu", device.side.backend.sampling_kernels, edits)
     speculation = control = None
     if config is not None:
-        parts = DrafterParts(target=device.runner, table=table, num_slots=SLOTS, max_rows=MAX_ROWS)
+        parts = DrafterParts(target=device.runner, table=table, sampling=sampler.state, max_rows=MAX_ROWS)
         verifier = make_verifier(config, sampler, verdicts)
         speculation = SpeculativeExecution(drafter=make_drafter(config, parts), verifier=verifier)
         costs = CostModel(StepTimes.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7))

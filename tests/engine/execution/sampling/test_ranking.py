@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from faser.engine.execution.sampling.ranking import best, first, first_and_lead, leading
+from faser.engine.execution.sampling.ranking import best, first, first_and_margin, leading
 
 
 def tied_values(num_rows: int, width: int, num_levels: int) -> Tensor:
@@ -32,12 +32,12 @@ def test_the_lead_is_what_the_first_has_more_than_the_second(width: int, num_lev
     values = tied_values(20, width, num_levels)
     before = values.clone()
 
-    token_ids, leads = first_and_lead(values)
+    token_ids, margins = first_and_margin(values)
 
     assert torch.equal(values, before)
     assert token_ids.tolist() == [ordered_ids(row)[0] for row in values]
     ordered = values.sort(-1, descending=True).values
-    assert torch.equal(leads, ordered[:, 0] - ordered[:, 1])
+    assert torch.equal(margins, ordered[:, 0] - ordered[:, 1])
 
 
 @pytest.mark.parametrize("num_levels", [1, 3, 30, 100_000])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart
+from faser.engine.execution.sampling.logprobs import position_logprobs
 from faser.engine.execution.sampling.noise import Purpose, uniforms
 from faser.engine.execution.sampling.sampler import NO_TOKEN, SampledRow, Sampler
 from faser.types import SamplingParams
@@ -350,7 +351,7 @@ def test_prompt_logprobs_are_of_the_true_next_tokens() -> None:
     logits = random_logits(3)
     exact = logits.double().log_softmax(-1)
 
-    reports = make_sampler().prompt_logprobs(logits, [8, 9, 8], 2)
+    reports = position_logprobs(logits, [8, 9, 8], [2] * 3)
 
     assert [report.token_id for report in reports] == [8, 9, 8]
     assert [report.logprob for report in reports] == pytest.approx(exact[[0, 1, 2], [8, 9, 8]].tolist(), abs=1e-5)

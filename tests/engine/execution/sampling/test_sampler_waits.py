@@ -5,6 +5,7 @@ before they are edited, two questions for greedy and random rows, a row that a m
 up.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from torch.overrides import TorchFunctionMode
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.kernels.interface.logits_processor_kernels import LogitsEdits
-from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, Reals, TruncationParams, Words
+from faser.kernels.interface.logits_processor_kernels import LogitsEdit
+from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, Reals, Words
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.types import SamplingParams
 
 WIDTH = 30
@@ -47,7 +49,7 @@ class Reads(TorchFunctionMode):
 
 
 class Asked:
-    """A TokenChoice that counts questions, whatever the answer takes."""
+    """SamplingKernels that counts questions, whatever the answer takes."""
 
     def __init__(self) -> None:
         self.questions: list[str] = []
@@ -57,27 +59,27 @@ class Asked:
         self.questions.append("best")
         return self._choice.best(logits)
 
-    def best_and_lead(self, logits: Tensor) -> tuple[Ints, Reals]:
-        self.questions.append("best_and_lead")
-        return self._choice.best_and_lead(logits)
+    def best_and_margin(self, logits: Tensor) -> tuple[Ints, Reals]:
+        self.questions.append("best_and_margin")
+        return self._choice.best_and_margin(logits)
 
-    def take(self, logits: Tensor, shaping: TruncationParams, uniforms: Reals) -> Ints:
+    def take(self, logits: Tensor, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
         self.questions.append("take")
-        return self._choice.take(logits, shaping, uniforms)
+        return self._choice.take(logits, metadata, uniforms)
 
-    def draw(self, logits: Tensor, rows: Ints, best: Ints, shaping: TruncationParams, uniforms: Reals) -> Ints:
+    def draw(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, uniforms: Reals) -> Ints:
         self.questions.append("draw")
-        return self._choice.draw(logits, rows, best, shaping, uniforms)
+        return self._choice.draw(logits, rows, best, metadata, uniforms)
 
     def nearest(
-        self, logits: Tensor, rows: Ints, best: Ints, shaping: TruncationParams, uniforms: Reals, window: float
+        self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata, uniforms: Reals, window: float
     ) -> tuple[Ints, Reals]:
         self.questions.append("nearest")
-        return self._choice.nearest(logits, rows, best, shaping, uniforms, window)
+        return self._choice.nearest(logits, rows, best, metadata, uniforms, window)
 
-    def masses(self, logits: Tensor, rows: Ints, best: Ints, shaping: TruncationParams) -> None:
-        self.questions.append("masses")
-        self._choice.masses(logits, rows, best, shaping)
+    def fixed_point_probs(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata) -> None:
+        self.questions.append("fixed_point_probs")
+        self._choice.fixed_point_probs(logits, rows, best, metadata)
 
     def philox(self, counters: Words, keys: Words) -> Words:
         return self._choice.philox(counters, keys)
@@ -86,7 +88,7 @@ class Asked:
 class NoEdits:
     """Leaves the logits as they are, as kernels would that run later."""
 
-    def apply(self, _logits: Tensor, edits: LogitsEdits) -> None:
+    def apply(self, _logits: Tensor, edits: Sequence[LogitsEdit]) -> None:
         assert edits
 
 
@@ -108,7 +110,7 @@ def test_nothing_is_read_while_rows_are_edited() -> None:
     choice = Asked()
     sampler = started(Sampler(len(ASKED), WIDTH, (), "cpu", choice, NoEdits()))
     with Reads() as reads:
-        sampler.edit(some_logits(0), SLOTS, POSITIONS, None)
+        sampler.process(some_logits(0), SLOTS, POSITIONS, None)
     assert (reads.names, choice.questions) == ([], [])
 
 
@@ -127,7 +129,7 @@ def test_tokens_and_errors_are_those_of_rows_that_are_prepared_and_chosen_for_on
         row = seed % len(ASKED)
         logits[row, 7 if seed % 4 < 2 else slice(None)] = bad[seed % 3]
         sampler = started(Sampler(len(ASKED), WIDTH, (), "cpu"))
-        prepared, chosen = sampler.take(logits.clone(), SLOTS, POSITIONS, None)
+        prepared, chosen = sampler.sample_rows(logits.clone(), SLOTS, POSITIONS, None)
         for slot in SLOTS:
             alone = sampler.prepare(logits[slot : slot + 1].clone(), [slot], [3], None)
             assert prepared.errors.get(slot) == alone.errors.get(0)

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.engine.execution.sampling.metadata import GREEDY, SamplingMetadata
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, HostTokenSampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.kernels.interface.sampling_kernels import Ints
+from faser.kernels.interface.sampling_metadata import GREEDY, SamplingMetadata
 from tests.engine.execution.cuda_graphs.test_graph_runner import WINDOW, asked
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import fake_backend
@@ -26,7 +26,7 @@ class Told(TorchSamplingKernels):
     def best(self, logits: Tensor) -> Ints:
         return np.arange(len(logits))
 
-    def best_and_lead(self, logits: Tensor) -> tuple[Ints, NDArray[np.float64]]:
+    def best_and_margin(self, logits: Tensor) -> tuple[Ints, NDArray[np.float64]]:
         return np.arange(len(logits)), np.ones(len(logits))
 
 
@@ -44,7 +44,7 @@ def greedy(count: int) -> SamplingMetadata:
 def test_tokens_that_are_fed_to_the_next_step_lie_on_the_device_of_the_logits() -> None:
     """A device other than the host: nothing of a model there can be indexed with what it has not got."""
     logits, chooser = torch.empty((3, 8), device="meta"), HostTokenSampler(Told())
-    for pending in (chooser.take(logits, greedy(3)), chooser.guess(logits, greedy(3), 0.05)):
+    for pending in (chooser.take(logits, greedy(3)), chooser.draft(logits, greedy(3), 0.05)):
         assert pending.tokens.device == logits.device
         assert pending.wait().token_ids.tolist() == [0, 1, 2]
 
@@ -63,13 +63,13 @@ def test_a_device_chooses_what_the_host_would_whoever_asked_before() -> None:
         count = int(rng.integers(1, MAX_ROWS + 1))
         requests = asked(count, number, random_share=(0.0, 1.0, 0.5)[number % 3])
         logits = 3 * torch.randn(count, VOCABULARY, generator=generator)
-        taken, guessed = host.take(logits.clone(), requests), host.guess(logits.clone(), requests, WINDOW)
+        taken, guessed = host.take(logits.clone(), requests), host.draft(logits.clone(), requests, WINDOW)
         assert chooser.take(logits.clone(), requests).wait().token_ids.tolist() == taken.tokens.tolist()
-        found = chooser.guess(logits.clone(), requests, WINDOW).wait()
+        found = chooser.draft(logits.clone(), requests, WINDOW).wait()
         assert found.token_ids.tolist() == guessed.tokens.tolist()
-        assert found.leads is not None
-        assert guessed.choices.leads is not None
-        assert np.array_equal(found.leads, guessed.choices.leads.astype(np.float32))
+        assert found.margins is not None
+        assert guessed.sampled.margins is not None
+        assert np.array_equal(found.margins, guessed.sampled.margins.astype(np.float32))
 
 
 def test_nothing_is_sent_of_greedy_rows() -> None:
@@ -77,7 +77,7 @@ def test_nothing_is_sent_of_greedy_rows() -> None:
     chooser = device_chooser(accelerator)
     for share, sends in ((0.0, 0), (1.0, 1)):
         requests, given = asked(4, 0, random_share=share), accelerator.given
-        chooser.send(requests, requests.cuts)
+        chooser.send(requests, requests.truncation_flags)
         assert accelerator.given - given == sends
 
 
@@ -85,9 +85,9 @@ def test_guesses_and_their_leads_come_in_one_copy() -> None:
     accelerator = FakeAccelerator()
     chooser = device_chooser(accelerator)
     given = accelerator.given
-    chooser.guessed(3)
+    chooser.drafted(3)
     assert accelerator.given - given == 1
 
 
 def test_what_greedy_rows_ask_for_beside_a_temperature_counts_for_nothing() -> None:
-    assert asked(30, 1, random_share=0.0).cuts == GREEDY
+    assert asked(30, 1, random_share=0.0).truncation_flags == GREEDY

@@ -19,6 +19,7 @@ from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.drafters.draft_samplers import DraftRows, ProbabilisticDraftSampler
 from faser.engine.execution.drafters.passes import DraftInput, DraftProgress
 from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.startup.warm_up import WarmUp, draft_lengths
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.verifier import DraftedRows
@@ -96,9 +97,10 @@ def scored(backend: FlashInferBackend) -> None:
 
 def drafted(backend: FlashInferBackend) -> torch.Tensor:
     """The longest drafts, with the distributions that they were drawn from."""
-    choice, logits = ProbabilisticDraftSampler(SLOTS, choice=backend.sampling_kernels), new_logits()
+    state, logits = SamplingState(SLOTS), new_logits()
+    choice = ProbabilisticDraftSampler(state, kernels=backend.sampling_kernels)
     for slot in range(SLOTS):
-        choice.start(start(slot, SamplingParams()))
+        state.start(start(slot, SamplingParams()))
     progress = DraftProgress(
         [DraftInput(slot=slot, start=2, token_ids=(3,), max_tokens=CAP) for slot in range(SLOTS)]
     )

@@ -19,13 +19,13 @@ from faser.kernels.cuda.triton.common.tensors import EXACT
 
 TYPES = {
     "*fp32": (
-        "logits chunk_largest chunk_next largest lead leads temperature log_min_p masses angles scales "
-        "row_scales column_scales"
+        "logits chunk_largest chunk_next largest best_margin margin margins temperature log_min_p fixed_probs "
+        "angles scales row_scales column_scales"
     ),
     "*fp64": "out bias output_counts repetition frequency presence top_p draft_probs chunk_inside",
     "*i64": (
-        "seeds positions draft_starts chunk_best best chunk_weight chunk_mass kept_mass rests sums next_sums "
-        "chunk_ties top_k chosen drafted own chunk_residual chunk_target token_ids slots chunk_first source "
+        "seeds positions draft_starts chunk_best best chunk_weight chunk_prob kept_prob rests sums next_sums "
+        "chunk_ties top_k chosen drafted final_ids chunk_residual chunk_target token_ids slots chunk_first source "
         "rows row_start"
     ),
     "*i32": "counts edge_key edge_id prefixes first_row num_accepted",
@@ -40,7 +40,7 @@ TYPES = {
 TYPE_OF = {name: kind for kind, names in TYPES.items() for name in names.split()}
 SIZES: dict[str, Any] = {"NUM_CHUNKS": 63, "SPAN": 64, "BLOCK": 2048, "SPAN_ROWS": 8}
 SIZES |= {
-    "BY_MASS": True,
+    "BY_PROB": True,
     "WRITE": True,
     "FIRST": False,
     "NORM": True,
@@ -51,12 +51,12 @@ SIZES |= {
 SIZES |= {"MOST": 1024, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "ADDS": True, "HAS_RESIDUAL": True}
 OTHERS = {"_scale": {"sums": "*fp32"}}
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "_digit_sums": [{"BY_MASS": by_mass, "FIRST": first} for by_mass in (True, False) for first in (True, False)],
-    "_settle": [{"BY_MASS": False}],
-    "_chunk_masses": [{"WRITE": False}],
+    "_digit_sums": [{"BY_PROB": by_prob, "FIRST": first} for by_prob in (True, False) for first in (True, False)],
+    "_settle": [{"BY_PROB": False}],
+    "_chunk_probs": [{"WRITE": False}],
     "_draw": [{"GIVEN": True}],
-    "_drawn_guess": [{"GIVEN": True}],
-    "_chunk_guess": [{"GIVEN": True}],
+    "_drawn_draft": [{"GIVEN": True}],
+    "_chunk_draft": [{"GIVEN": True}],
     "_rope_append": [{"AS_FP8": True}],
 }
 

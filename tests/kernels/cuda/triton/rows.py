@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.kernels.cuda.triton.sampling.token_choice import TokenKernels
-from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace, ShapedLogits
-from faser.kernels.interface.device_sampling_kernels import DeviceSamplingMetadata
-from faser.kernels.interface.sampling_kernels import TruncationParams
+from faser.kernels.cuda.triton.sampling.token_kernels import TokenKernels
+from faser.kernels.cuda.triton.sampling.workspace import SamplingInputs, SamplingWorkspace
+from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -33,32 +32,34 @@ class Case:
     positions: NDArray[np.int64]
 
     @property
-    def shaping(self) -> TruncationParams:
-        """For the reference; greedy rows are not its business."""
-        return TruncationParams(
+    def metadata(self) -> SamplingMetadata:
+        """For the reference, which samples the rows that have a temperature."""
+        return SamplingMetadata(
             temperature=self.temperature,
             min_p=np.array([min_p for min_p, _, _ in self.cuts]),
             top_k=np.array([top_k for _, top_k, _ in self.cuts], dtype=np.int64),
             top_p=np.array([top_p for _, _, top_p in self.cuts]),
+            seeds=self.seeds,
+            positions=self.positions,
         )
 
     @property
     def rows(self) -> DeviceSamplingMetadata:
-        shaping = self.shaping
+        metadata = self.metadata
         with np.errstate(divide="ignore"):
-            log_min_p = np.log(shaping.min_p).astype(np.float32)
+            log_min_p = np.log(metadata.min_p).astype(np.float32)
         return DeviceSamplingMetadata(
             temperature=on_device(self.temperature),
             log_min_p=on_device(log_min_p),
-            top_k=on_device(shaping.top_k),
-            top_p=on_device(shaping.top_p),
+            top_k=on_device(metadata.top_k),
+            top_p=on_device(metadata.top_p),
             seeds=on_device(self.seeds.view(np.int64)),
             positions=on_device(self.positions),
         )
 
-    def shaped(self) -> ShapedLogits:
+    def shaped(self) -> SamplingInputs:
         """With a copy of the logits."""
-        return ShapedLogits(logits=self.logits.clone().to(DEVICE), rows=self.rows)
+        return SamplingInputs(logits=self.logits.clone().to(DEVICE), rows=self.rows)
 
     def kernels(self, *, block: int = 16) -> TokenKernels:
         num_rows, width = self.logits.shape

@@ -24,7 +24,7 @@ def test_every_kernel_compiles_for_sm_90_and_rounds_every_product(tmp_path: Path
     fuses = json.loads(done.stdout)
     assert {
         "_draw",
-        "_chunk_guess",
+        "_chunk_draft",
         "_digit_sums",
         "_add_bias",
         "_allow_only",

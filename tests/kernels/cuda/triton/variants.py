@@ -23,14 +23,15 @@ from faser.engine.execution.drafters.draft_samplers import (
     ProbabilisticDraftSampler,
     SampleAndMatchDraftSampler,
 )
-from faser.engine.execution.sampling.metadata import SamplingMetadata
 from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
 from faser.engine.execution.startup.warm_up import WarmUp
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.verifier import DraftedRows
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.triton.device_kernels import triton_kernels
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.types import SamplingParams
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
@@ -112,12 +113,13 @@ class Requested:
                     verifier.judge(self._logits[: sum(lengths) + count], drafts, probs)
 
     def drafted(self) -> None:
+        state = SamplingState(SLOTS)
+        for slot in range(SLOTS):
+            state.start(_start(slot, ASKED[slot], 3))
         for choice in (
-            ProbabilisticDraftSampler(SLOTS, choice=self._backend.sampling_kernels),
-            SampleAndMatchDraftSampler(SLOTS, choice=self._backend.sampling_kernels),
+            ProbabilisticDraftSampler(state, kernels=self._backend.sampling_kernels),
+            SampleAndMatchDraftSampler(state, kernels=self._backend.sampling_kernels),
         ):
-            for slot in range(SLOTS):
-                choice.start(_start(slot, ASKED[slot], 3))
             for slots in (np.arange(1, 2), np.arange(3), np.arange(SLOTS)):
                 rows = DraftRows(slots=slots, positions=slots + 4, draft_starts=slots + 4)
                 choice.choose(self._logits[: len(slots)], rows)
@@ -137,7 +139,7 @@ class Requested:
                     positions=np.arange(count),
                 )
                 chooser.take(self._logits[:count], requests)
-                chooser.guess(self._logits[:count], requests, WINDOW)
+                chooser.draft(self._logits[:count], requests, WINDOW)
 
     def _sampler(self, sampling: SamplingParams) -> Sampler:
         backend = self._backend

@@ -1,10 +1,10 @@
-"""Edits of logits by Triton, for callers on the host: one copy for all, one launch for each kind of edit.
+"""Logits processors by Triton, for callers on the host: one copy to the device for all edits, one launch for each.
 
 Nothing waits for the device: the copy is from pinned memory. Kernels are compiled, or read from Triton's cache,
 when they are first called. Not yet run on a GPU.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -21,48 +21,61 @@ from faser.kernels.cuda.triton.logits.logit_rows import (
     forbid,
     penalise,
 )
-from faser.kernels.interface.logits_processor_kernels import LogitPositions, LogitsEdits
+from faser.kernels.interface.logits_processor_kernels import (
+    AllowOnlyEdit,
+    BiasEdit,
+    ForbidEdit,
+    LogitPositions,
+    LogitsEdit,
+    PenaltyEdit,
+    RowsEdit,
+)
 
 
 class TritonLogitsProcessorKernels:
-    """See LogitEdits, for logits on the accelerator's device."""
+    """See LogitsProcessorKernels, for logits on the accelerator's device."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
 
     @torch.inference_mode()
-    def apply(self, logits: Tensor, edits: LogitsEdits) -> None:
-        if not edits:
-            return
-        sent = iter(upload_words(self._accelerator, _words(edits)))
-        if edits.bias is not None:
-            add_bias(logits, _entries(edits.bias.at, sent), next(sent).view(torch.float64))
-        if edits.penalties is not None:
-            at = _entries(edits.penalties.at, sent)
-            counts, repetition, frequency, presence = (next(sent).view(torch.float64) for _ in range(4))
-            penalties = RowPenalties(
-                output_counts=counts, repetition=repetition, frequency=frequency, presence=presence
-            )
-            penalise(logits, at, penalties)
-        if edits.allowed is not None:
-            allow_only(logits, _entries(edits.allowed, sent))
-        if edits.forbidden is not None:
-            forbid(logits, _entries(edits.forbidden, sent))
+    def apply(self, logits: Tensor, edits: Sequence[LogitsEdit]) -> None:
+        words = [array for edit in edits for array in _words(edit)]
+        sent = iter(upload_words(self._accelerator, words) if words else ())
+        for edit in edits:
+            match edit:
+                case BiasEdit():
+                    add_bias(logits, _entries(edit.at, sent), next(sent).view(torch.float64))
+                case PenaltyEdit():
+                    at = _entries(edit.at, sent)
+                    counts, repetition, frequency, presence = (next(sent).view(torch.float64) for _ in range(4))
+                    penalties = RowPenalties(
+                        output_counts=counts, repetition=repetition, frequency=frequency, presence=presence
+                    )
+                    penalise(logits, at, penalties)
+                case AllowOnlyEdit():
+                    allow_only(logits, _entries(edit.at, sent))
+                case ForbidEdit():
+                    forbid(logits, _entries(edit.at, sent))
+                case RowsEdit():
+                    edit.apply(logits)
 
 
-def _words(edits: LogitsEdits) -> list[NDArray[np.generic]]:
-    """All arrays of 64 bits a number, in the order in which `apply` takes them."""
-    found: list[NDArray[np.generic]] = []
-    if (bias := edits.bias) is not None:
-        found += [*_places(bias.at), bias.values.astype(np.float64)]
-    if (asked := edits.penalties) is not None:
-        found += [*_places(asked.at), asked.output_counts, asked.repetition, asked.frequency, asked.presence]
-    for masked in (edits.allowed, edits.forbidden):
-        found += [] if masked is None else _places(masked)
-    return found
+def _words(edit: LogitsEdit) -> list[NDArray[np.generic]]:
+    """The arrays of an edit, 64 bits a number, in the order in which `apply` takes them."""
+    match edit:
+        case BiasEdit():
+            return [*_positions(edit.at), edit.values.astype(np.float64)]
+        case PenaltyEdit():
+            strengths = (edit.repetition, edit.frequency, edit.presence)
+            return [*_positions(edit.at), edit.output_counts, *strengths]
+        case AllowOnlyEdit() | ForbidEdit():
+            return _positions(edit.at)
+        case RowsEdit():
+            return []
 
 
-def _places(at: LogitPositions) -> list[NDArray[np.generic]]:
+def _positions(at: LogitPositions) -> list[NDArray[np.generic]]:
     starts = np.zeros(len(at.sizes) + 1, dtype=np.int64)
     np.cumsum(at.sizes, out=starts[1:])
     return [at.rows, starts, at.token_ids]

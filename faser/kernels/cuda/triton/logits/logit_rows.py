@@ -1,13 +1,13 @@
-"""What is done to logits before a token is chosen: bias, penalties, masks; in this order, in place.
+"""Edits of logits before a token is sampled: bias, penalties, masks, in place.
 
-The same bits as engine/execution/sampling/logits_processors.py. Entries are ragged; the i-th of the rows that have any owns those from
-row_start[i] to row_start[i + 1]:
+The same bits as engine/execution/sampling/logits_processors/torch_kernels.py. Entries are ragged; the i-th row
+that has any owns those from row_start[i] to row_start[i + 1]:
 
-    rows         |   0   |     3     |  4  |    rows that are not named are left as they are
+    rows         |   0   |     3     |  4  |    rows without entries are left as they are
     entries      |  0  1 |  2  3  4  |  5  |
 
-One launch for each kind of edit, whatever the number of rows. Temperature and min_p need no pass of their own: the
-kernels that choose apply them as they read.
+One launch for each edit, whatever the number of rows. Temperature and min_p need no pass of their own: the kernels
+that sample apply them as they read.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common.tensors import EXACT, expect, expect_lines, jit, jit_for_any
-from faser.kernels.cuda.triton.sampling.masses import NOTHING
+from faser.kernels.cuda.triton.sampling.fixed_point import NOTHING
 
 _BLOCK = 256
 _COLUMNS = 1024  # of a program that looks for each of them among the allowed tokens
@@ -27,10 +27,10 @@ _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowEntries:
-    """N places in M rows of logits [R, V], each at most once.
+    """N entries in M rows of logits [R, V], each at most once.
 
-    rows: [M] int64, distinct. row_start: [M + 1] int64, N at the end. token_ids: [N] int64. max_entries: at least
-    those of the longest row.
+    rows: [M] int64, distinct. row_start: [M + 1] int64, N at the end. token_ids: [N] int64. max_entries: at
+    least the number of entries of any row.
     """
 
     rows: Tensor
@@ -51,7 +51,7 @@ class RowPenalties:
 
 @jit
 def _entry(i, rows, row_start, stride, token_ids, logits, BLOCK: tl.constexpr):
-    """Entries of the i-th row that this program has, where they lie among the logits, and which there are."""
+    """Entries of the i-th row for this program, their addresses in the logits, and which of them exist."""
     at = tl.load(row_start + i) + tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = at < tl.load(row_start + i + 1)
     return at, logits + tl.load(rows + i) * stride + tl.load(token_ids + at, mask=there, other=0), there
@@ -91,7 +91,7 @@ def _forbid(logits, stride, rows, row_start, token_ids, BLOCK: tl.constexpr):
 
 @jit_for_any("num_halvings")
 def _allow_only(logits, stride, width, rows, row_start, token_ids, num_halvings, BLOCK: tl.constexpr):
-    """Each column is sought among the row's entries, by halving what is left of them."""
+    """Each column is searched for among the row's entries, by bisection."""
     i = tl.program_id(0)
     end = tl.load(row_start + i + 1)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -117,10 +117,10 @@ def add_bias(logits: Tensor, at: RowEntries, bias: Tensor) -> None:
 
 
 def penalise(logits: Tensor, at: RowEntries, penalties: RowPenalties) -> None:
-    """Make tokens that occurred less likely; the rule is processors.penalise. Raises EngineError.
+    """Make tokens that occurred less likely; see penalise in torch_kernels.py. Raises EngineError.
 
-    The entries: every token of the row's prompt and output. Arithmetic in float64; what leaves the range of
-    float32 stays at its end.
+    The entries: every token of the row's prompt and output. Arithmetic in float64; results are
+    clamped to the range of float32.
     """
     grid = _checked(logits, at)
     expect("output_counts", penalties.output_counts, (len(at.token_ids),), torch.float64, like=logits)

@@ -1,7 +1,7 @@
-"""The most likely token of each row, and its lead over the best other one.
+"""The most likely token of each row, and its margin over the best other one.
 
-Two launches: what each chunk has, then what each row has. A row with a NaN, or without a finite maximum, has no
-token and no lead. Knows nothing of temperatures.
+Two launches: the best of each chunk, then the best of each row. A row with a NaN, or without a finite maximum, has
+no token and no margin. Knows nothing of temperatures.
 """
 
 import torch
@@ -9,10 +9,10 @@ import triton.language as tl
 from torch import Tensor
 
 from faser.kernels.cuda.triton.common.tensors import expect_lines, jit
-from faser.kernels.cuda.triton.sampling.masses import NO_ID, NOTHING
+from faser.kernels.cuda.triton.sampling.fixed_point import NO_ID, NOTHING
 from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace
 
-_LAST = tl.constexpr(0x7FFFFFFF)  # an edge behind all tokens
+_LAST = tl.constexpr(0x7FFFFFFF)  # an edge after all tokens
 
 
 @jit
@@ -35,10 +35,10 @@ def _chunk_best(
 
 @jit
 def _row_best(
-    chunk_best, chunk_largest, chunk_next, width, best, lead, largest, edge_key, edge_id,
+    chunk_best, chunk_largest, chunk_next, width, best, margin, largest, edge_key, edge_id,
     NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """The first of the largest logits of a row and its lead, and edges that cut off nothing."""
+    """The first of the largest logits of a row and its margin, and edges that keep every token."""
     row = tl.program_id(0)
     chunk = tl.arange(0, SPAN)
     inside = chunk < NUM_CHUNKS
@@ -52,17 +52,18 @@ def _row_best(
     first = tl.min(tl.where((values == most) & inside, columns, width))
     others = tl.where(columns == first, tl.load(chunk_next + place, mask=inside, other=NOTHING), values)
     tl.store(best + row, tl.where(is_sound, first, NO_ID))
-    tl.store(lead + row, tl.where(is_sound, most - tl.max(others), 0.0))
+    tl.store(margin + row, tl.where(is_sound, most - tl.max(others), 0.0))
     tl.store(largest + row, most)
     tl.store(edge_key + row, _LAST)
     tl.store(edge_id + row, _LAST)
 
 
-def find_best(logits: Tensor, space: SamplingWorkspace, best: Tensor, lead: Tensor) -> None:
-    """best: [R] int64, in a tie the lowest id; lead: [R] float32, 0 in a tie, infinite where nothing else may be.
+def find_best(logits: Tensor, space: SamplingWorkspace, best: Tensor, margin: Tensor) -> None:
+    """Fill best [R] int64, in a tie with the lowest id, and margin [R] float32; infinite without another token.
 
-    NO_TOKEN and 0 where a row is broken. best and lead may be longer, space.best and space.lead among others.
-    logits: [R, V] float32, every row in line. space: largest, edge_key and edge_id begin anew. Raises EngineError.
+    NO_TOKEN and 0 where a row has no token. best and margin may be longer than R, such as space.best and
+    space.margin. logits: [R, V] float32, each row contiguous. space: largest, edge_key and edge_id are
+    initialised. Raises EngineError.
     """
     num_rows, width = logits.shape
     expect_lines("logits", logits, (num_rows, width), torch.float32, like=logits)
@@ -74,6 +75,6 @@ def find_best(logits: Tensor, space: SamplingWorkspace, best: Tensor, lead: Tens
         NUM_CHUNKS=space.num_chunks, BLOCK=space.block,
     )  # fmt: skip
     _row_best[(num_rows,)](
-        space.chunk_best, space.chunk_largest, space.chunk_next, width, best, lead, space.largest, space.edge_key,
-        space.edge_id, NUM_CHUNKS=space.num_chunks, SPAN=space.span,
+        space.chunk_best, space.chunk_largest, space.chunk_next, width, best, margin, space.largest,
+        space.edge_key, space.edge_id, NUM_CHUNKS=space.num_chunks, SPAN=space.span,
     )  # fmt: skip

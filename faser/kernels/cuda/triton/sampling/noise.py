@@ -1,7 +1,7 @@
 """Random numbers on the device: a function of (request seed, position, purpose, draft start), and of nothing else.
 
-The same bits as engine/execution/sampling/noise.py, which defines the generator, the layout of its counter and what purposes there
-are. Knows nothing of tokens.
+The same bits as engine/execution/sampling/noise.py, which defines the generator, the layout of its counter and the
+purposes. Knows nothing of tokens.
 """
 
 import torch
@@ -49,7 +49,7 @@ def uniform(seed, position, purpose, draft_start):
 
 @jit
 def row_number(source, positions, row, GIVEN: tl.constexpr):
-    """float64, decides a row's token. source: [R] int64, seeds; GIVEN: [R] float64, the numbers themselves."""
+    """float64, the number that decides a row's token. source: [R] int64 seeds; GIVEN: [R] float64 numbers."""
     if GIVEN:
         return tl.load(source + row)
     position = tl.load(positions + row)
@@ -71,7 +71,7 @@ def _uniforms(seeds, positions, draft_starts, out, purpose, count, BLOCK: tl.con
 
 
 def uniforms(seeds: Tensor, positions: Tensor, purpose: int, draft_starts: Tensor, out: Tensor) -> Tensor:
-    """out [N] float64: a number for each row, see engine/noise.uniforms.
+    """out [N] float64: a number for each row, see uniforms in engine/execution/sampling/noise.py.
 
     seeds: [N] int64, the bits of the requests' uint64 seeds. positions: [N] int64, of the tokens decided on.
     draft_starts: [N] int64; zeros unless the purpose is DRAFT or ACCEPT. One device. Raises EngineError.

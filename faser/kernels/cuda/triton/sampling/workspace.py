@@ -1,7 +1,7 @@
-"""The rows whose tokens are to be chosen, and where kernels keep what they find of them between launches.
+"""The rows that kernels sample, and the buffers for intermediate results between launches.
 
-Owns the buffers: they are allocated once, so that a captured graph finds them where they were and nothing is
-allocated while lanes run. One workspace serves one lane.
+The buffers are allocated once, so that a CUDA graph finds them at the same addresses and nothing is allocated
+while lanes run. One workspace serves one lane.
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common.tensors import expect, expect_lines, next_power_of_2
-from faser.kernels.interface.device_sampling_kernels import DeviceSamplingMetadata
+from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata
 
 BLOCK = 2048  # columns of a program: 63 programs a row of 128k; each thread of four warps has 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumberedRows:
-    """As DeviceSamplingMetadata, with the numbers that decide instead of what they are made from. uniforms: [R] float64."""
+class RowsWithUniforms:
+    """DeviceSamplingMetadata with random numbers in place of seeds and positions. uniforms: [R] float64."""
 
     temperature: Tensor
     log_min_p: Tensor
@@ -28,11 +28,11 @@ class NumberedRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShapedLogits:
-    """logits: [R, V] float32, every row in line, after bias, penalties and masks."""
+class SamplingInputs:
+    """logits: [R, V] float32, each row contiguous, after the logits processors."""
 
     logits: Tensor
-    rows: DeviceSamplingMetadata | NumberedRows
+    rows: DeviceSamplingMetadata | RowsWithUniforms
 
     @property
     def num_rows(self) -> int:
@@ -47,15 +47,17 @@ class ShapedLogits:
         return self.logits.stride(0)
 
     @property
-    def is_given(self) -> bool:
-        """Whether the rows have their numbers."""
-        return isinstance(self.rows, NumberedRows)
+    def has_uniforms(self) -> bool:
+        """Whether the random numbers are given."""
+        return isinstance(self.rows, RowsWithUniforms)
 
     @property
     def noise(self) -> tuple[Tensor, Tensor]:
-        """What noise.row_number reads; of numbers that are given, the second is not looked at."""
+        """What noise.row_number reads; it ignores the second tensor where uniforms are given."""
         rows = self.rows
-        return (rows.uniforms, rows.uniforms) if isinstance(rows, NumberedRows) else (rows.seeds, rows.positions)
+        return (
+            (rows.uniforms, rows.uniforms) if isinstance(rows, RowsWithUniforms) else (rows.seeds, rows.positions)
+        )
 
     def check(self) -> None:
         """Raises EngineError unless kernels can read all of it."""
@@ -66,7 +68,7 @@ class ShapedLogits:
         expect("log_min_p", rows.log_min_p, shape, torch.float32, like=logits)
         expect("top_k", rows.top_k, shape, torch.int64, like=logits)
         expect("top_p", rows.top_p, shape, torch.float64, like=logits)
-        if isinstance(rows, NumberedRows):
+        if isinstance(rows, RowsWithUniforms):
             expect("uniforms", rows.uniforms, shape, torch.float64, like=logits)
         else:
             expect("seeds", rows.seeds, shape, torch.int64, like=logits)
@@ -76,9 +78,9 @@ class ShapedLogits:
 class SamplingWorkspace:
     """For up to max_rows rows of a vocabulary of `width`. block: columns of a program, a power of 2.
 
-    best: [R] int64 and largest: [R] float32, the most likely tokens and their logits; NO_TOKEN without one. lead:
-    [R] float32, of best over all others. chunk_weight, chunk_mass: [R, C] int64. edge_key: [R] int32, edge_id: [R]
-    int32, see truncation.
+    best: [R] int64 and largest: [R] float32, the most likely tokens and their logits; NO_TOKEN without one.
+    margin: [R] float32, of best over all others. chunk_weight, chunk_prob: [R, C] int64. edge_key: [R] int32,
+    edge_id: [R] int32, see truncation.
     """
 
     def __init__(self, max_rows: int, width: int, device: torch.device | str, *, block: int = BLOCK) -> None:
@@ -91,16 +93,16 @@ class SamplingWorkspace:
         self.span = next_power_of_2(self.num_chunks)
         chunked = (max_rows, self.num_chunks)
         self.chunk_best = torch.empty(chunked, dtype=torch.int64, device=device)
-        self.chunk_first = torch.zeros(chunked, dtype=torch.int64, device=device)  # whatever is in it is a column
+        self.chunk_first = torch.zeros(chunked, dtype=torch.int64, device=device)  # always holds valid columns
         self.chunk_largest, self.chunk_next = (
             torch.empty(chunked, dtype=torch.float32, device=device) for _ in range(2)
         )
         self.chunk_inside = torch.empty(chunked, dtype=torch.float64, device=device)
-        self.chunk_weight, self.chunk_mass, self.chunk_ties, self.chunk_residual, self.chunk_target = (
+        self.chunk_weight, self.chunk_prob, self.chunk_ties, self.chunk_residual, self.chunk_target = (
             torch.empty(chunked, dtype=torch.int64, device=device) for _ in range(5)
         )
         self.best = torch.empty(max_rows, dtype=torch.int64, device=device)
-        self.largest, self.lead = (torch.empty(max_rows, dtype=torch.float32, device=device) for _ in range(2))
+        self.largest, self.margin = (torch.empty(max_rows, dtype=torch.float32, device=device) for _ in range(2))
         self.edge_key, self.edge_id = (torch.empty(max_rows, dtype=torch.int32, device=device) for _ in range(2))
         self.digit_sums = torch.empty((2, max_rows, self.num_chunks, 16), dtype=torch.int64, device=device)
         self.prefixes = torch.empty((9, max_rows), dtype=torch.int32, device=device)
@@ -108,11 +110,11 @@ class SamplingWorkspace:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What kernels that walk over chunks are compiled for."""
+        """The sizes that kernels which walk over chunks are compiled for."""
         return {"NUM_CHUNKS": self.num_chunks, "SPAN": self.span, "BLOCK": self.block}
 
-    def mass_arguments(self, shaped: ShapedLogits) -> tuple[object, ...]:
-        """What masses.kept_masses reads, and `best`."""
+    def prob_arguments(self, shaped: SamplingInputs) -> tuple[object, ...]:
+        """What fixed_point.kept_probs reads, and `best`."""
         return (
             shaped.logits, shaped.stride, shaped.width, self.largest, self.best, shaped.rows.temperature,
             shaped.rows.log_min_p, self.chunk_weight, self.edge_key, self.edge_id,
@@ -121,6 +123,6 @@ class SamplingWorkspace:
     def expect_room(self, num_rows: int, width: int) -> None:
         """Raises EngineError."""
         if num_rows > self.max_rows:
-            raise EngineError(f"{num_rows} rows; the workspace has room for {self.max_rows}")
+            raise EngineError(f"{num_rows} rows; the workspace holds {self.max_rows}")
         if width != self.width:
             raise EngineError(f"the vocabulary has {width} tokens; the workspace was made for {self.width}")

@@ -126,7 +126,7 @@ def test_the_expected_optimum_is_within_two_per_cent_of_brute_force(seed: int) -
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_one_sequence_is_given_the_very_best_length(seed: int) -> None:
+def test_one_sequence_gets_the_very_best_length(seed: int) -> None:
     rng = np.random.default_rng(seed)
     survival = np.concatenate(([1.0], rng.uniform(0.3, 0.99, 8).cumprod()))[None]
     each, costs = candidates(survival), with_passes(staircase(rng))

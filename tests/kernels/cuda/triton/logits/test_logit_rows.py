@@ -1,6 +1,6 @@
-"""Bias, penalties and masks are those of engine/execution/sampling/logits_processors.py, bit for bit, and get there in one copy.
+"""Edits by Triton give the bits of logits_processors/torch_kernels.py, and reach the device in one copy.
 
-Bugs these tests have been seen to catch: presence without output, entries behind the first block lost, negative
+Bugs these tests have been seen to catch: presence without output, entries after the first block lost, negative
 logits divided, float32 left at its end, a row taken for its number among the named ones, the last allowed token
 not found, columns past the width written, parts of the copy one word off.
 """
@@ -13,18 +13,21 @@ import torch
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceStart
-from faser.engine.execution.sampling.logits_processors import TorchLogitsProcessors
+from faser.engine.execution.sampling.logits_processors.torch_kernels import TorchLogitsProcessorKernels
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.errors import EngineError
 from faser.kernels.cuda.device import CudaDevice
 from faser.kernels.cuda.triton.logits.logit_edits import TritonLogitsProcessorKernels
 from faser.kernels.cuda.triton.logits.logit_rows import RowEntries, forbid
 from faser.kernels.interface.logits_processor_kernels import (
-    Bias,
+    AllowOnlyEdit,
+    BiasEdit,
+    ForbidEdit,
     LogitPositions,
-    LogitsEdits,
+    LogitsEdit,
     LogitsProcessorKernels,
-    Penalties,
+    PenaltyEdit,
+    RowsEdit,
 )
 from tests.engine.execution.sampling.test_sampler import EOS, PROMPT, VOCAB, random_sampling
 from tests.kernels.cuda.fake_device import FakeAccelerator
@@ -53,11 +56,11 @@ def places(seed: int, sizes: list[int] = SIZES, *, width: int = WIDTH) -> LogitP
     )
 
 
-def penalties(seed: int, *, extreme: bool = False) -> Penalties:
+def penalties(seed: int, *, extreme: bool = False) -> PenaltyEdit:
     """Some tokens were generated, some stand in the prompt only."""
     rng = np.random.default_rng(seed)
     at = places(seed)
-    return Penalties(
+    return PenaltyEdit(
         at=at,
         output_counts=rng.integers(-2, 4, len(at.token_ids)).clip(0).astype(np.float64),
         repetition=np.array([1e-300, 1e300, 2.0]) if extreme else np.array([0.4, 1.3, 2.0]),
@@ -66,31 +69,39 @@ def penalties(seed: int, *, extreme: bool = False) -> Penalties:
     )
 
 
-def bias(seed: int) -> Bias:
+def bias(seed: int) -> BiasEdit:
     at = places(seed)
-    return Bias(at=at, values=np.random.default_rng(seed).standard_normal(len(at.token_ids)).astype(np.float32))
+    return BiasEdit(
+        at=at, values=np.random.default_rng(seed).standard_normal(len(at.token_ids)).astype(np.float32)
+    )
 
 
-EDITS = {
-    "bias": LogitsEdits(bias=bias(0)),
-    "penalties": LogitsEdits(penalties=penalties(1)),
-    "extreme penalties": LogitsEdits(penalties=penalties(2, extreme=True)),
-    "allowed": LogitsEdits(allowed=places(3)),
-    "one allowed": LogitsEdits(allowed=places(4, [1])),
-    "none allowed": LogitsEdits(
-        allowed=LogitPositions(rows=np.array([1]), sizes=np.array([0]), token_ids=np.zeros(0, np.int64))
-    ),
-    "forbidden": LogitsEdits(forbidden=places(5)),
-    "all": LogitsEdits(bias=bias(6), penalties=penalties(7), allowed=places(8), forbidden=places(8, [1, 2])),
+EDITS: dict[str, list[LogitsEdit]] = {
+    "bias": [bias(0)],
+    "penalties": [penalties(1)],
+    "extreme penalties": [penalties(2, extreme=True)],
+    "allowed": [AllowOnlyEdit(at=places(3))],
+    "one allowed": [AllowOnlyEdit(at=places(4, [1]))],
+    "none allowed": [
+        AllowOnlyEdit(at=LogitPositions(rows=np.array([1]), sizes=np.array([0]), token_ids=np.zeros(0, np.int64)))
+    ],
+    "forbidden": [ForbidEdit(at=places(5))],
+    "all": [
+        bias(6),
+        penalties(7),
+        RowsEdit(rows=np.array([1, 3]), function=lambda logits: logits.clamp(max=4.0)),
+        AllowOnlyEdit(at=places(8)),
+        ForbidEdit(at=places(8, [1, 2])),
+    ],
 }
 
 
-def same(edits: LogitsEdits, ours: LogitsProcessorKernels) -> None:
+def same(edits: list[LogitsEdit], ours: LogitsProcessorKernels) -> None:
     logits = 5 * torch.randn(NUM_ROWS, WIDTH + 8, generator=torch.Generator().manual_seed(1))
     logits[0, 0] = -torch.inf
     found, wanted = logits.to(DEVICE, copy=True), logits.clone()
     ours.apply(found[:, :WIDTH], edits)
-    TorchLogitsProcessors().apply(wanted[:, :WIDTH], edits)
+    TorchLogitsProcessorKernels().apply(wanted[:, :WIDTH], edits)
     assert not torch.equal(wanted, logits)
     assert torch.equal(found.cpu(), wanted)
 
@@ -113,7 +124,7 @@ def test_all_edits_of_a_step_are_one_copy_from_pinned_memory(name: str) -> None:
 @pytest.mark.skipif(DEVICE != "cpu", reason="counts copies of the emulated device")
 def test_no_edits_are_no_work() -> None:
     accelerator = FakeAccelerator()
-    by_triton(accelerator).apply(torch.zeros(1, 4), LogitsEdits())
+    by_triton(accelerator).apply(torch.zeros(1, 4), [])
     assert accelerator.uploads == 0
 
 
@@ -126,9 +137,9 @@ def test_more_entries_than_tokens_are_refused() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_sampler_prepares_the_same_rows_with_it(seed: int) -> None:
-    """Any mixture of requests, drafted tokens ahead, and rows that a mask would make look sound."""
+    """Any mixture of requests, draft tokens before a row, and rows that a mask would make look sound."""
     rng = random.Random(seed)
-    samplers = [Sampler(8, VOCAB, EOS, "cpu"), Sampler(8, VOCAB, EOS, DEVICE, edits=by_triton())]
+    samplers = [Sampler(8, VOCAB, EOS, "cpu"), Sampler(8, VOCAB, EOS, DEVICE, processor_kernels=by_triton())]
     for slot in range(8):
         sampling = random_sampling(rng)
         for sampler in samplers:
@@ -139,13 +150,13 @@ def test_a_sampler_prepares_the_same_rows_with_it(seed: int) -> None:
             )
     slots = [slot for slot in range(8) for _ in range(2)]
     positions = [7 + i % 2 for i in range(16)]
-    ahead = [(9,) * (i % 2) for i in range(16)]
+    drafts = [(9,) * (i % 2) for i in range(16)]
     logits = 3 * torch.randn(16, VOCAB, generator=torch.Generator().manual_seed(seed))
     for row in rng.sample(range(16), 4):
         logits[row, rng.randrange(VOCAB)] = rng.choice([torch.nan, torch.inf])
 
     ours, theirs = (
-        each.prepare(on.to(DEVICE, copy=True) if each is samplers[1] else on, slots, positions, ahead)
+        each.prepare(on.to(DEVICE, copy=True) if each is samplers[1] else on, slots, positions, drafts)
         for each, on in zip(samplers[::-1], (logits, logits.clone()), strict=True)
     )
 

@@ -17,7 +17,10 @@ def test_purposes_have_the_numbers_of_the_engine() -> None:
 
 @pytest.mark.parametrize("purpose", list(Purpose))
 def test_numbers_are_those_of_the_engine_bit_for_bit(purpose: Purpose) -> None:
-    """Oracle: engine/execution/sampling/noise.py. Seeds of 64 bits, positions beyond 32, more rows than a program has."""
+    """Oracle: engine/execution/sampling/noise.py.
+
+    Seeds of 64 bits, positions beyond 32, more rows than a program has.
+    """
     rng = np.random.default_rng(int(purpose))
     seeds = rng.integers(0, 2**64, 150, dtype=np.uint64)
     seeds[:2] = 0, 2**64 - 1

@@ -73,12 +73,12 @@ def by_kernel(case: Case, sequences: list[DraftedRows], probs: Tensor) -> list[t
         max_draft=int(rows.num_drafts.max()),
     )
     kernels, shaped = case.kernels(), case.shaped()
-    kernels.masses(shaped, top_k=False, top_p=False)
-    num_accepted, own = zeros(len(sequences), torch.int32), zeros(len(sequences), torch.int64)
-    judge_sampled(shaped.logits, case.rows, drafts, kernels.space, num_accepted, own)
+    kernels.fixed_point_probs(shaped, top_k=False, top_p=False)
+    num_accepted, final_ids = zeros(len(sequences), torch.int32), zeros(len(sequences), torch.int64)
+    judge_sampled(shaped.logits, case.rows, drafts, kernels.space, num_accepted, final_ids)
     return [
         (*each.draft[:num], token_id)
-        for each, num, token_id in zip(sequences, num_accepted.tolist(), own.tolist(), strict=True)
+        for each, num, token_id in zip(sequences, num_accepted.tolist(), final_ids.tolist(), strict=True)
     ]
 
 

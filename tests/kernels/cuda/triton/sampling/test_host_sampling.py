@@ -16,8 +16,9 @@ from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.kernels.cuda.device import Accelerator, CudaDevice
-from faser.kernels.cuda.triton.sampling.host_choice import TritonSamplingKernels
-from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, Reals, SamplingKernels, TruncationParams
+from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
+from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, Reals, SamplingKernels
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.types import SamplingParams
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.triton.rows import DEVICE, NO_CUT, Cut, make_case
@@ -45,8 +46,8 @@ def host_choice() -> SamplingKernels:
     return TritonSamplingKernels(accelerator(), block=16)
 
 
-def shaping(cuts: list[Cut], temperature: float = 0.8) -> TruncationParams:
-    return make_case(0, 1, cuts, temperature=temperature).shaping
+def shaping(cuts: list[Cut], temperature: float = 0.8) -> SamplingMetadata:
+    return make_case(0, 1, cuts, temperature=temperature).metadata
 
 
 def assert_same(found: tuple[Ints, Reals], wanted: tuple[Ints, Reals]) -> None:
@@ -56,7 +57,7 @@ def assert_same(found: tuple[Ints, Reals], wanted: tuple[Ints, Reals]) -> None:
         assert one.dtype == other.dtype
 
 
-def check_draws(logits: Tensor, rows: Ints, shape: TruncationParams, noise: Reals) -> None:
+def check_draws(logits: Tensor, rows: Ints, shape: SamplingMetadata, noise: Reals) -> None:
     """logits: on the CPU; of the choice they are on the device, with the same strides."""
     best, choice = REFERENCE.best(logits)[rows], host_choice()
     found = logits.to(DEVICE)
@@ -68,11 +69,11 @@ def check_draws(logits: Tensor, rows: Ints, shape: TruncationParams, noise: Real
     assert torch.equal(found.cpu(), logits)
 
 
-def check_masses(logits: Tensor, rows: Ints, shape: TruncationParams) -> None:
+def check_masses(logits: Tensor, rows: Ints, shape: SamplingMetadata) -> None:
     best = REFERENCE.best(logits)[rows]
     found, wanted = logits.to(DEVICE, copy=True), logits.clone()
-    host_choice().masses(found, rows, best, shape)
-    REFERENCE.masses(wanted, rows, best, shape)
+    host_choice().fixed_point_probs(found, rows, best, shape)
+    REFERENCE.fixed_point_probs(wanted, rows, best, shape)
     assert torch.equal(found.cpu(), wanted)
 
 
@@ -81,7 +82,7 @@ def test_the_most_likely_tokens_and_their_leads_come_as_arrays() -> None:
     logits[1, 39], logits[2, 0], logits[3] = torch.nan, torch.inf, -torch.inf
     choice = host_choice()
 
-    assert_same(choice.best_and_lead(logits.to(DEVICE)), REFERENCE.best_and_lead(logits))
+    assert_same(choice.best_and_margin(logits.to(DEVICE)), REFERENCE.best_and_margin(logits))
     assert choice.best(logits.to(DEVICE)).tolist() == REFERENCE.best(logits).tolist()
     assert choice.best(logits.to(DEVICE)).tolist().count(NO_TOKEN) == 3
 
@@ -96,10 +97,10 @@ def test_a_window_is_a_float64() -> None:
     """Where its end in token 0 leaves it 3e-10 of all less than token 1 has; 0.05 as a float32 is 7e-10 more."""
     logits = torch.tensor([0.5, 0.03, *[0.02] * 23, 0.01]).log()[None]
     rows, shape = np.zeros(1, dtype=np.int64), shaping([NO_CUT], 1.0)
-    best, masses = REFERENCE.best(logits), logits.clone()
-    REFERENCE.masses(masses, rows, best, shape)
-    first, second, *_ = masses[0].tolist()
-    noise = np.array([(first - second) / masses.double().sum().item() + 0.05 + 3e-10])
+    best, fixed_probs = REFERENCE.best(logits), logits.clone()
+    REFERENCE.fixed_point_probs(fixed_probs, rows, best, shape)
+    first, second, *_ = fixed_probs[0].tolist()
+    noise = np.array([(first - second) / fixed_probs.double().sum().item() + 0.05 + 3e-10])
     found = host_choice().nearest(logits.to(DEVICE), rows, best, shape, noise, 0.05)
     assert_same(found, REFERENCE.nearest(logits, rows, best, shape, noise, 0.05))
     rounded = REFERENCE.nearest(logits, rows, best, shape, noise, float(np.float32(0.05)))
@@ -122,7 +123,7 @@ def test_masses_are_put_into_the_named_rows_only(rows: list[int]) -> None:
     logits, shape = wide[:, 5:25], shaping([NO_CUT, (0.3, 0, 1.0), NO_CUT, (0.1, 0, 1.0)][: len(rows)])
     check_masses(logits, np.array(rows), shape)
     on_device = wide.to(DEVICE, copy=True)
-    host_choice().masses(on_device[:, 5:25], np.array(rows), REFERENCE.best(logits)[rows], shape)
+    host_choice().fixed_point_probs(on_device[:, 5:25], np.array(rows), REFERENCE.best(logits)[rows], shape)
     outside = torch.cat((on_device[:, :5], on_device[:, 25:]), -1).cpu()
     assert torch.equal(outside, torch.cat((wide[:, :5], wide[:, 25:]), -1))
 
@@ -131,7 +132,7 @@ def test_masses_are_put_into_the_named_rows_only(rows: list[int]) -> None:
 def test_rows_of_all_kinds_are_taken_in_one_go(cut: Cut) -> None:
     """Greedy ones, whose cuts are of no effect, random ones and such that are no numbers; the host waits once."""
     case = make_case(6, 20, [NO_CUT, (0.5, 3, 0.5), cut, NO_CUT, cut])
-    logits, shape, noise = case.logits, case.shaping, np.random.default_rng(6).random(5)
+    logits, shape, noise = case.logits, case.metadata, np.random.default_rng(6).random(5)
     shape.temperature[:] = (1.1, 0.0, 0.7, 0.0, 0.9)
     logits[3, 4], logits[4, 19] = torch.nan, torch.inf
     device = Waited()
@@ -156,14 +157,14 @@ def test_more_rows_and_another_vocabulary_find_room() -> None:
     choice = host_choice()
     for num_rows, width in [(1, 20), (3, 20), (2, 33), (2, 20)]:
         logits = make_case(num_rows, width, [NO_CUT] * num_rows).logits
-        assert_same(choice.best_and_lead(logits.to(DEVICE)), REFERENCE.best_and_lead(logits))
+        assert_same(choice.best_and_margin(logits.to(DEVICE)), REFERENCE.best_and_margin(logits))
 
 
 def test_no_rows_are_no_work() -> None:
     logits, none = torch.zeros(2, 20, device=DEVICE), np.zeros(0, dtype=np.int64)
     choice, shape = host_choice(), shaping([])
     assert choice.draw(logits, none, none, shape, np.zeros(0)).tolist() == []
-    choice.masses(logits, none, none, shape)
+    choice.fixed_point_probs(logits, none, none, shape)
     assert not logits.any()
     assert choice.best(logits[:0]).tolist() == []
 

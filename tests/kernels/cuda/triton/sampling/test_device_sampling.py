@@ -16,9 +16,9 @@ import torch
 from faser.engine.execution.sampling.noise import Purpose, uniforms
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.sampling.device_choice import TritonDeviceSamplingKernels
-from faser.kernels.interface.device_sampling_kernels import DeviceSamplingKernels
-from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, TruncationParams
+from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
+from faser.kernels.interface.sampling_kernels import NO_TOKEN, DeviceSamplingKernels, Ints
+from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from tests.kernels.cuda.triton.rows import DEVICE, NO_CUT, Case, Cut, make_case, zeros
 
 REFERENCE = TorchSamplingKernels()
@@ -38,14 +38,14 @@ def guessed(
     """What the kernels say, having left the logits as they were."""
     num_rows, width = case.logits.shape
     choice = choice or device_sampling_kernels(num_rows, width)
-    logits, chosen, leads = (
+    logits, chosen, margins = (
         case.logits.to(DEVICE, copy=True),
         zeros(num_rows, torch.int64),
         zeros(num_rows, torch.float32),
     )
-    choice.guess(logits, case.rows, window, chosen, leads, random=random, **case.asks)
+    choice.draft(logits, case.rows, window, chosen, margins, random=random, **case.asks)
     assert torch.equal(logits.cpu().view(torch.int32), case.logits.view(torch.int32))
-    return chosen.tolist(), leads.tolist()
+    return chosen.tolist(), margins.tolist()
 
 
 def taken(case: Case, *, random: bool = True) -> list[int]:
@@ -57,19 +57,19 @@ def taken(case: Case, *, random: bool = True) -> list[int]:
 
 
 def expected_guess(case: Case, window: float) -> Found:
-    token_ids, leads = REFERENCE.best_and_lead(case.logits)
+    token_ids, margins = REFERENCE.best_and_margin(case.logits)
     if len(at := warm(case, token_ids)):
         noise = uniforms(case.seeds[at], case.positions[at], Purpose.TOKEN)
-        asked = (case.logits.clone(), at, token_ids[at], shaping_of(case, at), noise, window)
-        token_ids[at], leads[at] = REFERENCE.nearest(*asked)
-    return token_ids.tolist(), leads.tolist()
+        asked = (case.logits.clone(), at, token_ids[at], metadata_of(case, at), noise, window)
+        token_ids[at], margins[at] = REFERENCE.nearest(*asked)
+    return token_ids.tolist(), margins.tolist()
 
 
 def expected_tokens(case: Case) -> list[int]:
     token_ids = REFERENCE.best(case.logits)
     if len(at := warm(case, token_ids)):
         noise = uniforms(case.seeds[at], case.positions[at], Purpose.TOKEN)
-        token_ids[at] = REFERENCE.draw(case.logits.clone(), at, token_ids[at], shaping_of(case, at), noise)
+        token_ids[at] = REFERENCE.draw(case.logits.clone(), at, token_ids[at], metadata_of(case, at), noise)
     found: list[int] = token_ids.tolist()
     return found
 
@@ -79,11 +79,8 @@ def warm(case: Case, token_ids: Ints) -> Ints:
     return np.flatnonzero((case.temperature > 0) & (token_ids != NO_TOKEN))
 
 
-def shaping_of(case: Case, at: Ints) -> TruncationParams:
-    whole = case.shaping
-    return TruncationParams(
-        temperature=whole.temperature[at], min_p=whole.min_p[at], top_k=whole.top_k[at], top_p=whole.top_p[at]
-    )
+def metadata_of(case: Case, at: Ints) -> SamplingMetadata:
+    return case.metadata.among(at)
 
 
 def warmed(case: Case, *temperatures: float) -> Case:
@@ -125,10 +122,10 @@ def test_rows_that_are_no_numbers_have_no_token_and_no_lead(fault: float, random
     case = warmed(make_case(1, 40, [NO_CUT] * 4), 0.0, 0.8, 0.8, 0.0)
     for row, column in enumerate([3, 20, 39]):
         case.logits[row, slice(None) if fault == float("-inf") else column] = fault
-    token_ids, leads = guessed(case, 0.05, random=random)
+    token_ids, margins = guessed(case, 0.05, random=random)
 
-    assert (token_ids[:3], leads[:3]) == ([NO_TOKEN] * 3, [0.0] * 3)
-    assert (token_ids, leads) == expected_guess(case, 0.05)
+    assert (token_ids[:3], margins[:3]) == ([NO_TOKEN] * 3, [0.0] * 3)
+    assert (token_ids, margins) == expected_guess(case, 0.05)
     assert taken(case, random=random) == token_ids
 
 
@@ -190,9 +187,9 @@ def padded(case: Case, cuts: list[Cut]) -> Case:
 def test_padding_rows_do_no_harm(window: float) -> None:
     case = warmed(make_case(7, 36, [NO_CUT, (0.0, 5, 0.7)]), 0.0, 1.0)
     both = padded(case, [(0.0, -(2**40), float("nan")), (0.0, 2**62, -5.0)])
-    tokens, leads = expected_guess(case, window)
+    tokens, margins = expected_guess(case, window)
 
-    assert guessed(both, window) == (tokens + [NO_TOKEN] * 2, leads + [0.0] * 2)
+    assert guessed(both, window) == (tokens + [NO_TOKEN] * 2, margins + [0.0] * 2)
     assert taken(both) == expected_tokens(case) + [NO_TOKEN] * 2
 
 
@@ -221,6 +218,6 @@ def test_a_window_that_may_be_empty_or_is_none_is_refused(window: float) -> None
 def test_leads_of_another_type_are_refused() -> None:
     case = make_case(0, 20, [NO_CUT])
     with pytest.raises(EngineError, match=r"leads is torch.float64; the kernel needs torch.float32"):
-        device_sampling_kernels(1, 20).guess(
+        device_sampling_kernels(1, 20).draft(
             case.logits.to(DEVICE), case.rows, 0.05, zeros(1, torch.int64), zeros(1, torch.float64), **case.asks
         )

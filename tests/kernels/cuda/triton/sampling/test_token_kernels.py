@@ -13,7 +13,7 @@ from torch import Tensor
 from faser.engine.execution.sampling.noise import Purpose, uniforms
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace, ShapedLogits
+from faser.kernels.cuda.triton.sampling.workspace import SamplingInputs, SamplingWorkspace
 from faser.kernels.interface.sampling_kernels import NO_TOKEN
 from tests.kernels.cuda.triton.rows import DEVICE, NO_CUT, Case, Cut, make_case, zeros
 
@@ -33,19 +33,19 @@ def expected(case: Case) -> list[int]:
     """What the tensor operations draw from rows that all have a temperature."""
     rows, noise = np.arange(len(case.cuts)), uniforms(case.seeds, case.positions, Purpose.TOKEN)
     best = REFERENCE.best(case.logits)
-    found: list[int] = REFERENCE.draw(case.logits.clone(), rows, best, case.shaping, noise).tolist()
+    found: list[int] = REFERENCE.draw(case.logits.clone(), rows, best, case.metadata, noise).tolist()
     return found
 
 
-def masses(case: Case) -> Tensor:
+def fixed_probs(case: Case) -> Tensor:
     shaped = case.shaped()
-    case.kernels().masses(shaped, **case.asks)
+    case.kernels().fixed_point_probs(shaped, **case.asks)
     return shaped.logits.cpu()
 
 
-def expected_masses(case: Case) -> Tensor:
+def expected_probs(case: Case) -> Tensor:
     logits = case.logits.clone()
-    REFERENCE.masses(logits, np.arange(len(case.cuts)), REFERENCE.best(logits), case.shaping)
+    REFERENCE.fixed_point_probs(logits, np.arange(len(case.cuts)), REFERENCE.best(logits), case.metadata)
     return logits
 
 
@@ -61,7 +61,7 @@ def test_tokens_are_those_of_the_tensor_operations(width: int, temperature: floa
 @pytest.mark.slow
 def test_truncated_masses_are_those_of_the_tensor_operations(cuts: list[Cut]) -> None:
     case = make_case(len(cuts), 32, cuts)
-    assert torch.equal(masses(case), expected_masses(case))
+    assert torch.equal(fixed_probs(case), expected_probs(case))
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def test_of_tied_tokens_those_with_lower_ids_are_kept_across_chunks() -> None:
     """Whole logits from -2 to 1: the edges of all cuts lie within ties, and the ties within several chunks."""
     case = make_case(1, 40, [(0.0, 7, 1.0), (0.0, 0, 0.6), (0.0, 20, 0.9)], temperature=1.0)
     case.logits.clamp_(-2, 1).round_()
-    assert torch.equal(masses(case), expected_masses(case))
+    assert torch.equal(fixed_probs(case), expected_probs(case))
 
 
 @pytest.mark.slow
@@ -83,8 +83,8 @@ def test_weights_are_the_same_bits_over_their_whole_range() -> None:
     case = make_case(0, 512, [NO_CUT])
     case.logits[0] = -torch.linspace(0, 70, 512)
     shaped = case.shaped()
-    case.kernels(block=512).masses(shaped, top_k=False, top_p=False)
-    assert torch.equal(shaped.logits.cpu(), expected_masses(case))
+    case.kernels(block=512).fixed_point_probs(shaped, top_k=False, top_p=False)
+    assert torch.equal(shaped.logits.cpu(), expected_probs(case))
 
 
 def test_a_row_without_temperature_gets_the_first_of_its_most_likely_tokens() -> None:
@@ -95,7 +95,7 @@ def test_a_row_without_temperature_gets_the_first_of_its_most_likely_tokens() ->
 
 def test_a_row_without_temperature_has_all_its_mass_at_one_token() -> None:
     case = make_case(6, 20, [NO_CUT], temperature=0.0)
-    found = masses(case)[0]
+    found = fixed_probs(case)[0]
     assert found.nonzero()[:, 0].tolist() == [int(case.logits[0].argmax())]
     assert found.sum() == 2.0**52
 
@@ -119,7 +119,7 @@ def test_rows_that_lie_apart_are_read_where_they_are() -> None:
     apart = torch.full((3, 27), 100.0, device=DEVICE)[:, :20]
     apart.copy_(case.logits)
     out = zeros(3, torch.int64)
-    case.kernels().choose(ShapedLogits(logits=apart, rows=case.rows), out, top_k=False, top_p=False)
+    case.kernels().choose(SamplingInputs(logits=apart, rows=case.rows), out, top_k=False, top_p=False)
     assert out.tolist() == expected(case)
 
 

@@ -1,4 +1,4 @@
-"""Verdicts on sampled drafts by Triton, for callers on the host: one copy to the device, and one back.
+"""Rejection sampling of drafts by Triton, for callers on the host: one copy to the device, and one back.
 
 Kernels are compiled, or read from Triton's cache, when they are first called. Not yet run on a GPU.
 """
@@ -11,17 +11,17 @@ from faser.kernels.cuda.device import Accelerator
 from faser.kernels.cuda.triton.common.host_arrays import upload_words
 from faser.kernels.cuda.triton.common.tensors import next_power_of_2
 from faser.kernels.cuda.triton.sampling.rejection import SampledDrafts, judge_sampled
-from faser.kernels.cuda.triton.sampling.token_choice import TokenKernels
-from faser.kernels.cuda.triton.sampling.workspace import BLOCK, SamplingWorkspace, ShapedLogits
-from faser.kernels.interface.device_sampling_kernels import DeviceSamplingMetadata
+from faser.kernels.cuda.triton.sampling.token_kernels import TokenKernels
+from faser.kernels.cuda.triton.sampling.workspace import BLOCK, SamplingInputs, SamplingWorkspace
 from faser.kernels.interface.rejection_kernels import RejectionInputs
 from faser.kernels.interface.sampling_kernels import Ints
+from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata
 
 
 class TritonRejectionKernels:
-    """See DraftVerdicts, for logits on the accelerator's device. One lane. block: columns of a program.
+    """See RejectionKernels, for logits on the accelerator's device. One lane. block: columns of a program.
 
-    The workspace is made for the first drafts, and again when more rows come or another vocabulary.
+    The workspace is made for the first drafts, and again for more rows or another vocabulary.
     """
 
     def __init__(self, accelerator: Accelerator, *, block: int = BLOCK) -> None:
@@ -36,35 +36,36 @@ class TritonRejectionKernels:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         rows, sampled = self._sent(drafts, draft_probs)
         kernels = self._for(count, logits)
-        random = drafts.shaping.temperature > 0
-        kernels.masses(
-            ShapedLogits(logits=logits, rows=rows),
-            top_k=bool((random & (drafts.shaping.top_k > 0)).any()),
-            top_p=bool((random & (drafts.shaping.top_p < 1)).any()),
+        metadata = drafts.metadata
+        random = metadata.temperature > 0
+        kernels.fixed_point_probs(
+            SamplingInputs(logits=logits, rows=rows),
+            top_k=bool((random & (metadata.top_k > 0)).any()),
+            top_p=bool((random & (metadata.top_p < 1)).any()),
         )
         room = num_sequences + num_sequences % 2  # as in upload_words
         found = torch.zeros(2 * room, dtype=torch.int64, device=logits.device)
-        own, num_accepted = found[:num_sequences], found[room:].view(torch.int32)[:num_sequences]
-        judge_sampled(logits, rows, sampled, kernels.space, num_accepted, own)
+        final_ids, num_accepted = found[:num_sequences], found[room:].view(torch.int32)[:num_sequences]
+        judge_sampled(logits, rows, sampled, kernels.space, num_accepted, final_ids)
         words = found.numpy(force=True)
         return words[room:].view(np.int32)[:num_sequences].astype(np.int64), words[:num_sequences]
 
     def _sent(self, drafts: RejectionInputs, draft_probs: Tensor) -> tuple[DeviceSamplingMetadata, SampledDrafts]:
-        shaping, count = drafts.shaping, len(drafts.drafted)
+        metadata, count = drafts.metadata, len(drafts.drafted)
         room = -(-count // 4) * 4  # so that both halves of the last line begin at a multiple of 16 bytes
         narrow = np.zeros(2 * room, dtype=np.float32)
-        narrow[:count] = shaping.temperature
+        narrow[:count] = metadata.temperature
         # Rounded as engine/execution/sampling/distribution.py does.
-        narrow[room : room + count] = torch.from_numpy(shaping.min_p).log().float().numpy()
+        narrow[room : room + count] = torch.from_numpy(metadata.min_p).log().float().numpy()
         first_row = np.zeros(-(-len(drafts.first_row) // 2) * 2, dtype=np.int32)
         first_row[: len(drafts.first_row)] = drafts.first_row
         top_k, top_p, seeds, positions, drafted, floats, starts = upload_words(
             self._accelerator,
             [
-                shaping.top_k,
-                shaping.top_p,
-                drafts.seeds,
-                drafts.positions,
+                metadata.top_k,
+                metadata.top_p,
+                metadata.seeds,
+                metadata.positions,
                 drafts.drafted,
                 narrow.view(np.int64),
                 first_row.view(np.int64),

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from faser.engine.execution.sampling.logits_processors import (
+from faser.engine.execution.sampling.logits_processors.torch_kernels import (
     Entries,
-    Penalties,
+    EntryPenalties,
     add_bias,
     allow_only,
     forbid,
@@ -31,9 +31,9 @@ def entries(pairs: list[tuple[int, int]]) -> Entries:
     )
 
 
-def penalties(counts: list[int], repetition: float, frequency: float, presence: float) -> Penalties:
+def penalties(counts: list[int], repetition: float, frequency: float, presence: float) -> EntryPenalties:
     ones = torch.ones(len(counts), dtype=torch.float64)
-    return Penalties(
+    return EntryPenalties(
         output_counts=torch.tensor(counts, dtype=torch.float64),
         repetition=ones * repetition,
         frequency=ones * frequency,

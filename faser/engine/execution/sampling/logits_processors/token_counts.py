@@ -1,11 +1,11 @@
-"""Which tokens one sequence has seen, and how often it generated each: the context of the penalties."""
+"""Which tokens a sequence contains, and how often it has generated each: what the penalties depend on."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-_SPARE = 64  # entries added beyond the need, so that most tokens find room
+_SPARE = 64  # entries allocated beyond the need, so that few tokens make the arrays grow
 
 
 class TokenCounts:
@@ -30,20 +30,20 @@ class TokenCounts:
         """[N], in the order of token_ids; a view, valid until the next `add`."""
         return self._counts[: len(self._index)]
 
-    def followed_by(self, ahead: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """token_ids and output_counts, [N] each, as they would be after `ahead` was added.
+    def followed_by(self, drafts: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """token_ids and output_counts, [N] each, as they would be if the draft tokens were added to the output.
 
-        Without anything ahead they are the views themselves.
+        Without draft tokens they are the views themselves.
         """
-        if not ahead:
+        if not drafts:
             return self.token_ids, self.output_counts
         index, num = dict[int, int](), len(self._index)
-        for token_id in ahead:
+        for token_id in drafts:
             if token_id not in self._index:
                 index.setdefault(token_id, num + len(index))
         token_ids = np.concatenate((self.token_ids, np.fromiter(index, np.int64, len(index))))
         counts = np.concatenate((self.output_counts, np.zeros(len(index))))
-        np.add.at(counts, [self._index[i] if i in self._index else index[i] for i in ahead], 1.0)
+        np.add.at(counts, [self._index[i] if i in self._index else index[i] for i in drafts], 1.0)
         return token_ids, counts
 
     def add(self, token_id: int) -> None:

@@ -1,0 +1,18 @@
+"""All logits processors, in the order in which they edit logits."""
+
+from faser.engine.execution.sampling.logits_processors.allowed_tokens import AllowedTokens
+from faser.engine.execution.sampling.logits_processors.bias import Bias
+from faser.engine.execution.sampling.logits_processors.min_tokens import MinTokens
+from faser.engine.execution.sampling.logits_processors.penalties import Penalties
+from faser.engine.execution.sampling.logits_processors.processor import LogitsProcessor
+
+
+def make_logits_processors(
+    num_slots: int, vocab_size: int, eos_token_ids: tuple[int, ...]
+) -> tuple[LogitsProcessor, ...]:
+    return (
+        Bias(vocab_size),
+        Penalties(num_slots),
+        AllowedTokens(vocab_size),
+        MinTokens(vocab_size, eos_token_ids),
+    )
