@@ -77,7 +77,7 @@ class DrafterSelection:
             return self._complete(done, drafts)
         assert self._plan is not None, "drafts come exactly when they were asked for"
         plan, self._plan = self._plan, None
-        if self._model_cap is None and plan.share is None and not any([each.token_ids for each in drafts.drafts]):
+        if self._model_cap is None and plan.share is None and not any(each.token_ids for each in drafts.drafts):
             return self._without_drafts(plan, drafts)
         found = self._select(plan, drafts)
         requests = self._left_to_model(found)
