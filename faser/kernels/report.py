@@ -14,7 +14,7 @@ import torch
 from faser.config.declaration import show_bytes
 from faser.kernels.cuda.device import CudaFacts
 from faser.kernels.cuda.flashinfer.build import arch_of
-from faser.kernels.cuda.flashinfer.modules import folder_of_compiled, precompiled_folders, known_modules
+from faser.kernels.cuda.flashinfer.modules import folder_of_compiled, known_modules, precompiled_folders
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 

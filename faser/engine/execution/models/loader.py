@@ -13,7 +13,7 @@ from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.rope import rotary_angles
 from faser.engine.execution.models.stored_fp8 import Fp8Source
-from faser.engine.execution.models.weights import DecoderWeights, ByteProgress, WeightSource, pack_weights
+from faser.engine.execution.models.weights import ByteProgress, DecoderWeights, WeightSource, pack_weights
 from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import quantise_weight

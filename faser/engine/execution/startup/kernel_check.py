@@ -12,9 +12,9 @@ from faser.kernels.cuda.flashinfer.modules import (
     Module,
     compile_time,
     folder_of_compiled,
-    precompiled_folders,
     needed_modules,
     package_of_modules,
+    precompiled_folders,
 )
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind
 from faser.kernels.interface.fp8 import FP8
