@@ -43,7 +43,7 @@ DAMAGES: dict[Callable[[Path], None], str] = {
     break_tokenizer: "tokenizer.json is not a usable tokenizer",
     break_config: "config.json",
     break_template: "the chat template does not compile: line 1",
-    enlarge_tokenizer: "the tokenizer has 601 tokens and the model's vocabulary 512; they do not fit",
+    enlarge_tokenizer: "the tokenizer has 601 tokens, but the model's vocabulary has 512",
 }
 
 

