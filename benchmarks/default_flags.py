@@ -1,12 +1,12 @@
-"""What speculation brings with default flags: the default model, real prompts, `faser serve` with drafts and without.
+"""What speculation brings with default flags: the default model, real prompts, with drafts and without.
 
     python -m benchmarks.default_flags QUESTIONS.jsonl OUT.json [--rounds 5] [--concurrency 1,4,16]
 
 Two servers run, one with default flags and one with `--speculative-policy off`; the idle one is frozen. A round
 asks both servers the same prompts at every concurrency, with `ignore_eos` off and on; the order of the servers
-alternates from round to round. Every run has a `cache_salt` of its own, so neither the prefix cache nor the corpus of
-past answers knows its prompts. "Asked again" repeats a run with the salt it had: there both caches help. Figures
-are output tokens a second, medians over rounds; gains are medians of the ratios within a round.
+alternates from round to round. Every run has a `cache_salt` of its own, so neither the prefix cache nor the corpus
+of past answers knows its prompts. "Asked again" repeats a run with the salt it had: there both caches help.
+Figures are output tokens a second, medians over rounds; gains are medians of the ratios within a round.
 """
 
 import argparse

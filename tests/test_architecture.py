@@ -1,6 +1,6 @@
-"""The folder says the layer, imports point down, no two modules or folders import each other, and torch stays in its plane.
+"""The folder says the layer, imports point down and never in a circle, and torch stays in its plane.
 
-The checks read syntax trees, imports inside functions included, and are themselves tried on small trees with a fault.
+The checks read syntax trees, imports inside functions included, and are tried on small trees with a planted fault.
 """
 
 import ast

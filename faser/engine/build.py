@@ -37,8 +37,8 @@ class Built:
     """An engine, and its parts for measurements: to look at, or to run while the engine is idle.
 
     costs: the control plane's cost model, only to be read; None in an engine that never drafts. interference: how
-    the lanes slow each other down. draft_runner: None without a draft model. lanes: None without overlapped drafting.
-    pruning: None without early pruning.
+    the lanes slow each other down. draft_runner: None without a draft model. lanes: None without overlapped
+    drafting. pruning: None without early pruning.
     """
 
     engine: Engine

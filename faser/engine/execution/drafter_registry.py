@@ -42,9 +42,9 @@ class DraftModelParts:
 class DrafterParts:
     """What drafters work on. max_rows: the most rows of a pass. model: None where no draft model is loaded.
 
-    sampling: the parameters of every slot, of the target's sampler. num_top: how many likely tokens a model names for
-    each token that it drafts; 0: none. samples_in_runner: the runner samples drafts that are point masses, and feeds
-    them to the next pass without a wait.
+    sampling: the parameters of every slot, of the target's sampler. num_top: how many likely tokens a model names
+    for each token that it drafts; 0: none. samples_in_runner: the runner samples drafts that are point masses, and
+    feeds them to the next pass without a wait.
     """
 
     target: Runner

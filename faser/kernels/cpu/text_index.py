@@ -76,8 +76,8 @@ class TextIndex:
 
     seed: of the keys that contexts are found by, 64 bits. None: a secret one, so that no client can choose tokens
     whose keys collide. No draft depends on it.
-    Raises KeyError for a number that has no text, or that has one already when it is opened; ValueError for a token
-    id that is negative or above MAX_TOKEN_ID. A call that raises has changed nothing.
+    Raises KeyError for a number that has no text, or that has one already when it is opened; ValueError for a
+    token id that is negative or above MAX_TOKEN_ID. A call that raises has changed nothing.
     """
 
     def __init__(self, library: ctypes.CDLL, rules: TextRules, *, seed: int | None = None) -> None:

@@ -41,8 +41,8 @@ from faser.types import PruneStats, SpeculationStats, SpeculationSummary
 class SpeculationControl:
     """One per engine with a drafter. policy: None makes the one that config names.
 
-    details: summaries of requests list every draft. overlap: None never overlaps. selection: chooses the drafter of
-    each sequence; None where the engine has one. times_itself: the host time of deciding counts as a cost of
+    details: summaries of requests list every draft. overlap: None never overlaps. selection: chooses the drafter
+    of each sequence; None where the engine has one. times_itself: the host time of deciding counts as a cost of
     drafting; False where time is simulated.
     """
 
