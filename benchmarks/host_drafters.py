@@ -26,8 +26,8 @@ from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.control.speculation.drafter_selection import DrafterSelection
 from faser.engine.execution.drafter_registry import make_lookup
 from faser.engine.execution.drafters.drafter import Continuation, Drafter
-from faser.engine.execution.drafters.text_and_model import TextAndModel
 from faser.engine.execution.text_lookup.lookup import LookupDrafter, TextLookup
+from faser.engine.execution.text_lookup.text_and_model import TextAndModel
 from faser.kernels.cpu.text_index import text_library
 from faser.types import SamplingParams
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from faser.engine.contract.plan import Draft, DraftPlan, Drafts, SequenceResult, SequenceStart, StepResult
 from faser.engine.control.speculation.drafter_selection import DrafterSelection
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
-from faser.engine.execution.drafters.text_and_model import with_point_masses
+from faser.engine.execution.text_lookup.text_and_model import with_point_masses
 
 
 class SelectedDrafter:

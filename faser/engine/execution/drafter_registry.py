@@ -62,7 +62,7 @@ def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
         return MODEL_DRAFTERS[config.method](config, parts)
     if config.method != AUTO:
         return LookupDrafter(make_lookup(config, (config.method,), _text_library()))
-    from faser.engine.execution.drafters.text_and_model import TextAndModel
+    from faser.engine.execution.text_lookup.text_and_model import TextAndModel
 
     model = None if config.model is None else _draft_model(config, parts)
     return TextAndModel(make_lookup(config, TEXT_METHODS, _text_library()), model)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from faser.engine.contract.plan import Draft, SequenceRows
 from faser.engine.execution.drafters.drafter import Proposals
-from faser.engine.execution.drafters.text_and_model import with_text_drafts
+from faser.engine.execution.text_lookup.text_and_model import with_text_drafts
 
 
 class ProposedDrafts:

@@ -37,14 +37,14 @@ class CountingRunner:
     def forward(self, batch: RowBatch) -> None:
         self.batches.append(batch)
 
-    def choose(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]], _metadata: object) -> Pending:
+    def sample(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]], _metadata: object) -> Pending:
         self.sampled_rows.append(rows.tolist())
         first, self.num_sampled = self.num_sampled, self.num_sampled + len(rows)
         return Pending([*range(first, self.num_sampled)])
 
 
 class NoSampler:
-    def requests(self, slots: list[int], positions: list[int]) -> None: ...
+    def metadata(self, slots: list[int], positions: list[int]) -> None: ...
 
 
 def plan_of(*rows: tuple[int, tuple[int, ...], bool]) -> StepPlan:

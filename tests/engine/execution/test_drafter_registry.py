@@ -21,7 +21,6 @@ from faser.engine.execution.drafter_registry import (
 )
 from faser.engine.execution.drafters.draft_model import DraftModel
 from faser.engine.execution.drafters.layer_skip import LayerSkip
-from faser.engine.execution.drafters.text_and_model import TextAndModel
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
@@ -29,6 +28,7 @@ from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.text_lookup.lookup import CombinedLookup, LookupDrafter
 from faser.engine.execution.text_lookup.native_lookup import NativeLookup
+from faser.engine.execution.text_lookup.text_and_model import TextAndModel
 from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import library_path

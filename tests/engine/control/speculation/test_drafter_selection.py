@@ -19,10 +19,10 @@ from benchmarks.selected_drafter import SelectedDrafter
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceStart, StopRule
 from faser.engine.control.speculation.drafter_selection import DrafterSelection, expected_tokens
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
-from faser.engine.execution.drafters.text_and_model import TextAndModel
 from faser.engine.execution.text_lookup.lookup import CombinedLookup
 from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
 from faser.engine.execution.text_lookup.python.suffix import SuffixDrafter
+from faser.engine.execution.text_lookup.text_and_model import TextAndModel
 from faser.types import SamplingParams
 
 CAP, MODEL_CAP = 8, 5

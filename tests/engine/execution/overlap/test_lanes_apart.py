@@ -1,7 +1,7 @@
 """Two lanes share no mutable state: no buffers, no bookkeeping, no random generators, with any drafter.
 
-Shared on purpose: the block table, written between steps only; the thread pool of all cores, which no lane uses;
-the native library, which is code.
+Shared on purpose: the block table and the sampling parameters by slot, which are written between steps only; the
+thread pool of all cores, which no lane uses; the native library, which is code.
 """
 
 from collections.abc import Callable
@@ -40,9 +40,9 @@ from tests.engine.execution.pruning.pruning_world import (
 from tests.engine.losslessness.lives import Adversary
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    "coupled": {"method": "draft_model"},
+    "sample_and_match": {"method": "draft_model"},
     "greedy": {"method": "draft_model", "draft_sample_method": "greedy"},
-    "chooser": {"method": "auto"},
+    "auto": {"method": "auto"},
 }
 BACKENDS = ("native", "torch")
 
@@ -61,16 +61,16 @@ def backend(request: pytest.FixtureRequest, kernel_cache: Path) -> Backend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """The objects of each lane. purposely: shared on purpose, see the module."""
+    """The objects of each lane. on_purpose: shared on purpose, see the module."""
 
     verify: list[object]
     draft: list[object]
-    purposely: list[object]
+    on_purpose: list[object]
 
 
 def sides(world: World, given: dict[str, Any]) -> Sides:
     """As the engine assembles them."""
-    config = SpeculationConfig(model="beside", policy="fixed", num_speculative_tokens=CAP, **given)
+    config = SpeculationConfig(model="drafter", policy="fixed", num_speculative_tokens=CAP, **given)
     table = BlockTable(NUM_SLOTS, MAX_LEN // BLOCK_SIZE)
     sampler = Sampler(NUM_SLOTS, world.target.vocab_size, (), "cpu", world.target.sampling_kernels)
     parts = DrafterParts(
@@ -91,21 +91,25 @@ def sides(world: World, given: dict[str, Any]) -> Sides:
     return Sides(
         verify=[world.target, sampler, make_verifier(config, sampler), pruning, table, backends[0]],
         draft=[drafter, world.drafter, table, backends[1]],
-        purposely=[table, *([backends[0]._full] if isinstance(backends[0], NativeBackend) else [])],
+        on_purpose=[
+            table,
+            sampler.state,
+            *([backends[0]._full] if isinstance(backends[0], NativeBackend) else []),
+        ],
     )
 
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_lanes_share_no_mutable_state(pair: tuple[Path, Path], backend: Backend, config: str) -> None:
     found = sides(make_world(pair, backend, Serial()), CONFIGS[config])
-    assert shared(found.verify, found.draft, on_purpose=found.purposely) == []
+    assert shared(found.verify, found.draft, on_purpose=found.on_purpose) == []
 
 
 def test_lanes_on_one_backend_are_caught(pair: tuple[Path, Path], kernel_cache: Path) -> None:
     """Both would use its sampling kernels, its threads and its handles at the same time."""
     backend = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)
-    found = sides(make_world(pair, backend), CONFIGS["coupled"])
-    common = shared(found.verify, found.draft, on_purpose=found.purposely)
+    found = sides(make_world(pair, backend), CONFIGS["sample_and_match"])
+    common = shared(found.verify, found.draft, on_purpose=found.on_purpose)
     kernels = type(backend.sampling_kernels).__name__
     assert {"NativeBackend", kernels, "LanePools"} <= {each.split()[0] for each in common}
 
@@ -114,7 +118,7 @@ def test_lanes_with_one_drafting_and_verifying_model_are_caught(pair: tuple[Path
     """The buffers of activations belong to the model."""
     world = make_world(pair, backend, Serial())
     found = sides(World(target=world.target, drafter=world.target, lanes=world.lanes), CONFIGS["greedy"])
-    common = shared(found.verify, found.draft, on_purpose=found.purposely)
+    common = shared(found.verify, found.draft, on_purpose=found.on_purpose)
     assert any(each.startswith("memory of Tensor") for each in common)
 
 

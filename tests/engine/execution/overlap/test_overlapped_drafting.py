@@ -209,7 +209,7 @@ def test_sampled_drafts_do_not_overlap(runners: tuple[Runner, Runner]) -> None:
     world.start(0, [1, 2, 3], temperature=1.0)
     assert not world.drafter.drafts_overlapped
     assert world.propose({0: 2}).probs is not None
-    with pytest.raises(AssertionError, match="drawn drafts cannot go ahead"):
+    with pytest.raises(AssertionError, match="drafts that are drawn cannot continue unverified tokens"):
         world.propose({0: 2}, unverified={0: (4,)})
 
 

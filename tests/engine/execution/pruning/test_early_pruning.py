@@ -29,7 +29,6 @@ from faser.engine.control.speculation.overlap.control import OverlapOptions
 from faser.engine.control.speculation.policies.policy import Candidates
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.drafter import NO_TOP, Continuation, Drafter, Proposals
-from faser.engine.execution.drafters.text_and_model import TextAndModel
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.gate import Floats, Ints, Lesson, Look, Split
 from faser.engine.execution.pruning.rank_judge import UNKNOWN, DraftedTokens, RankJudge
@@ -38,6 +37,7 @@ from faser.engine.execution.runner.batch import BlockTable, RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.text_lookup.lookup import CombinedLookup
+from faser.engine.execution.text_lookup.text_and_model import TextAndModel
 from faser.engine.execution.verifiers.verifier import AcceptanceResult
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path

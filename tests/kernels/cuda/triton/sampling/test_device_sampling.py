@@ -2,7 +2,7 @@
 
 Bugs these tests have been seen to catch: the rival in the best token's own chunk forgotten, ties excluded by
 value, a lead of broken rows, a NaN unseen, ties of tokens or chunks given to the higher id, a chunk's own mass
-before it, either end of the window ignored, what a chunk said before taken as new, leads not divided by the
+before it, either end of the window ignored, what a chunk said before taken as new, margins not divided by the
 temperature or those of the best for all, greedy or padding rows drawn, the edge ignored, digits of another level,
 results without random rows elsewhere or computed in full.
 """
@@ -215,9 +215,9 @@ def test_a_window_that_may_be_empty_or_is_none_is_refused(window: float) -> None
         guessed(make_case(0, 20, [NO_CUT]), window)
 
 
-def test_leads_of_another_type_are_refused() -> None:
+def test_margins_of_another_type_are_refused() -> None:
     case = make_case(0, 20, [NO_CUT])
-    with pytest.raises(EngineError, match=r"leads is torch.float64; the kernel needs torch.float32"):
+    with pytest.raises(EngineError, match=r"margins is torch.float64; the kernel needs torch.float32"):
         device_sampling_kernels(1, 20).draft(
             case.logits.to(DEVICE), case.rows, 0.05, zeros(1, torch.int64), zeros(1, torch.float64), **case.asks
         )

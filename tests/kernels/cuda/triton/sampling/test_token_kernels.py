@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_refused_by_name(width: int, out: Tensor, message: 
 
 def test_more_rows_than_the_workspace_has_are_refused() -> None:
     kernels = make_case(0, 20, [NO_CUT]).kernels()
-    with pytest.raises(EngineError, match="2 rows; the workspace has room for 1"):
+    with pytest.raises(EngineError, match="2 rows; the workspace holds 1"):
         kernels.choose(make_case(0, 20, [NO_CUT] * 2).shaped(), zeros(2, torch.int64), top_k=False, top_p=False)
 
 
