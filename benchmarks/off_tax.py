@@ -37,7 +37,8 @@ steps, rows = int(sys.argv[1]), [int(each) for each in sys.argv[2].split(",")]
 knows = "speculative_config" in EngineConfig.__dataclass_fields__
 off = {"speculative_config": {"policy": "off"}} if knows else {}
 quiet = lambda _stage, _done, _total: None
-engine, _ = build_engine(EngineConfig(**off), resolve(None, cache_dir(), progress=quiet), quiet)
+built = build_engine(EngineConfig(**off), resolve(None, cache_dir(), progress=quiet), quiet)
+engine = built[0] if isinstance(built, tuple) else built.engine
 found = {}
 for count in rows:
     for i in range(count):

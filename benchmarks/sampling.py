@@ -3,9 +3,9 @@
     python -m benchmarks.sampling OUT.json [--base CHECKOUT] [--rows 1,4,16,64] [--seconds 0.4] [--threads 2]
 
 Times `Sampler.sample`, its Python included, over a vocabulary of 49,152 in which a dozen tokens stand out, on
-one torch thread, and what a pass of a draft model adds to choose its tokens, coupled to the target's. Each figure
+one torch thread, and what a pass of a draft model adds to sample its tokens. Each figure
 is the least of many calls, divided by the rows: microseconds a row. --base also times the sampler of another
-checkout, which chooses by tensor operations.
+checkout.
 """
 
 import argparse
@@ -18,10 +18,18 @@ RUN = """
 import json, sys, time
 import numpy as np
 import torch
-from faser.config import cache_dir
-from faser.engine.plan import SequenceStart
-from faser.engine.sampler import Sampler
 from faser.types import SamplingParams
+
+try:
+    from faser.config.environment import cache_dir
+    from faser.engine.contract.plan import SequenceStart
+    from faser.engine.execution.sampling.sampler import Sampler
+    NEW = True
+except ImportError:  # a version with the modules' first places
+    from faser.config import cache_dir
+    from faser.engine.plan import SequenceStart
+    from faser.engine.sampler import Sampler
+    NEW = False
 
 VOCAB = 49152
 KINDS = {
@@ -36,7 +44,8 @@ torch.set_num_threads(1)
 choice = None
 if threads:
     from faser.kernels.factory import make_backend
-    choice = make_backend("native", "cpu", num_threads=threads, cache_dir=cache_dir() / "kernels").sampling_kernels
+    backend = make_backend("native", "cpu", num_threads=threads, cache_dir=cache_dir() / "kernels")
+    choice = backend.sampling_kernels if NEW else backend.token_choice
 
 
 def sampler(count):
@@ -45,14 +54,21 @@ def sampler(count):
 
 
 def draft(count):
-    from faser.engine.spec.draft_choice import ChoiceRows, CoupledChoice
-    made, slots = CoupledChoice(count, choice=choice), np.arange(count)
+    slots = np.arange(count)
+    if NEW:
+        from faser.engine.execution.drafters.draft_samplers import DraftRows, SampleAndMatchDraftSampler
+        from faser.engine.execution.sampling.state import SamplingState
+        starts = SamplingState(count)
+        made = SampleAndMatchDraftSampler(starts, kernels=choice)
+    else:
+        from faser.engine.spec.draft_choice import ChoiceRows as DraftRows, CoupledChoice
+        starts = made = CoupledChoice(count, choice=choice)
 
     def choose(logits, position):
         at = np.full(count, position)
-        made.choose(logits, ChoiceRows(slots=slots, positions=at, draft_starts=at))
+        made.choose(logits, DraftRows(slots=slots, positions=at, draft_starts=at))
 
-    return made, choose
+    return starts, choose
 
 
 @torch.inference_mode()
@@ -87,7 +103,7 @@ print(json.dumps(found))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--base", type=Path, help="checkout of another version")
+    parser.add_argument("--base", type=Path, help="checkout of another version, with native kernels")
     parser.add_argument("--rows", default="1,4,16,64")
     parser.add_argument("--seconds", type=float, default=0.4, help="of each figure (default 0.4)")
     parser.add_argument("--threads", type=int, default=2, help="of the native kernels (default 2)")
@@ -101,7 +117,7 @@ def main() -> None:
         "torch": _measured(here, 0, options),
     }
     if options.base is not None:
-        result["base"] = _measured(options.base, 0, options, drafts=False)
+        result["base"] = _measured(options.base, options.threads, options)
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=2))
 
