@@ -10,17 +10,17 @@ from faser.api.protocol.body import read_body
 from faser.api.protocol.chat import ChatBody
 from faser.api.protocol.unsupported_fields import UNSUPPORTED_IN_CHATS
 from faser.api.routes.openapi import json_body
-from faser.api.serving.chat_formatter import ChatFormatter
-from faser.api.serving.logprobs import TokenFormatter
-from faser.api.serving.prediction import read_prediction
-from faser.api.serving.prompts import TokenizedPrompt, in_thread_if_long, tokenize_prompts
+from faser.api.serving.answers.chat_formatter import ChatFormatter
+from faser.api.serving.answers.logprobs import TokenFormatter
+from faser.api.serving.answers.prediction import read_prediction
+from faser.api.serving.requests.prompts import TokenizedPrompt, in_thread_if_long, tokenize_prompts
 from faser.api.serving.request_builder import (
     build_handler,
     check_shared_fields,
     read_stream_options,
     tokenization_rules,
 )
-from faser.api.serving.sampling_params import chat_sampling
+from faser.api.serving.requests.sampling_params import chat_sampling
 from faser.api.serving.service import Service
 from faser.types import ModelInfo
 

@@ -9,10 +9,10 @@ from faser.api.protocol.body import read_body
 from faser.api.protocol.completions import CompletionBody, read_prompts
 from faser.api.protocol.unsupported_fields import UNSUPPORTED_IN_COMPLETIONS
 from faser.api.routes.openapi import json_body
-from faser.api.serving.completion_formatter import CompletionFormatter
-from faser.api.serving.logprobs import TokenFormatter
-from faser.api.serving.prediction import read_prediction
-from faser.api.serving.prompts import tokenize_prompts
+from faser.api.serving.answers.completion_formatter import CompletionFormatter
+from faser.api.serving.answers.logprobs import TokenFormatter
+from faser.api.serving.answers.prediction import read_prediction
+from faser.api.serving.requests.prompts import tokenize_prompts
 from faser.api.serving.request_builder import (
     build_handler,
     check_capacity,
@@ -20,7 +20,7 @@ from faser.api.serving.request_builder import (
     read_stream_options,
     tokenization_rules,
 )
-from faser.api.serving.sampling_params import text_sampling
+from faser.api.serving.requests.sampling_params import text_sampling
 from faser.api.serving.service import Service
 
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from faser.api.protocol.body import read_body
 from faser.api.protocol.tokenize import DetokenizeBody, TokenizeBody
 from faser.api.routes.openapi import json_body
-from faser.api.serving.prompts import in_thread_if_long
+from faser.api.serving.requests.prompts import in_thread_if_long
 from faser.api.serving.service import Service
 from faser.errors import RequestError
 

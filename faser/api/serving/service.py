@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from faser.api.protocol.unsupported_fields import FieldChecker
 from faser.api.serving.engine_client import EngineClient, OutputReader
-from faser.api.serving.settings import ApiSettings
+from faser.api.serving.requests.settings import ApiSettings
 from faser.api.templates.chat_renderer import ChatRenderer
 from faser.errors import NotReadyError, OverloadError, RequestError, UnknownModelError
 from faser.metrics.server import QUEUE_FULL, Metrics

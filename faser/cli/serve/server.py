@@ -9,7 +9,7 @@ from pathlib import Path
 
 from faser import __version__
 from faser.api.app import create_app
-from faser.api.serving.settings import ApiSettings
+from faser.api.serving.requests.settings import ApiSettings
 from faser.cli.console.progress import ProgressReporter
 from faser.cli.serve.generation import sampling_defaults
 from faser.cli.serve.lifetime import http_server, run_until_stopped, stop_on_sigterm

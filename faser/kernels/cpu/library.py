@@ -79,7 +79,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_best": ((_P, _P, _L, _L, _L, _P, _P), None),
     "faser_draw": ((_P, _P, _L, _L, _P, _L, _P, _P), None),
     "faser_nearest": ((_P, _P, _L, _L, _P, _L, _P, _D, _P, _P), None),
-    "faser_masses": ((_P, _P, _L, _L, _P, _L), None),
+    "faser_fixed_point_probs": ((_P, _P, _L, _L, _P, _L), None),
     "faser_philox": ((_P, _P, _L, _P), None),
     "faser_plan_new": ((_P, _P, _P, _L, _L, _L, _L), _P),
     "faser_plan_free": ((_P,), None),

@@ -1,4 +1,4 @@
-"""Sampling by the native kernels: turns arrays into addresses. The arithmetic is in native/choose.cpp."""
+"""Sampling by the native kernels: turns arrays into addresses. The arithmetic is in native/sampling.cpp."""
 
 import ctypes
 
@@ -21,7 +21,7 @@ class CpuSamplingKernels:
         self._best_call = library.faser_best
         self._draw_call = library.faser_draw
         self._nearest_call = library.faser_nearest
-        self._masses_call = library.faser_masses
+        self._fixed_point_probs_call = library.faser_fixed_point_probs
         self._philox_call = library.faser_philox
 
     def use(self, pool: int) -> None:
@@ -84,7 +84,7 @@ class CpuSamplingKernels:
 
     def fixed_point_probs(self, logits: Tensor, rows: Ints, best: Ints, metadata: SamplingMetadata) -> None:
         asked = _Rows(rows, best, metadata)
-        self._masses_call(
+        self._fixed_point_probs_call(
             self._pool, logits.data_ptr(), _stride(logits), logits.shape[1], asked.address, len(rows)
         )
 

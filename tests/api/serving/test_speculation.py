@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from faser.api.serving.speculation_report import acceptance
+from faser.api.serving.answers.speculation_report import acceptance
 from faser.config.speculation import SpeculationConfig
 from faser.types import Slo, SpeculationParams, SpeculationSummary
 from tests.api.server import http_client, openai_client, serving, settings

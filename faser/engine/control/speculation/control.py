@@ -1,13 +1,15 @@
 """SpeculationControl: the order of a step with speculation.
 
-The scheduler calls it; in a step
+The scheduler calls it, in this order:
 
-    whose drafts are made before it:       decide, keep, launch, learn without drafts:
-    launch, learn during which the next drafts are made: decide (None), chunks, launch, decide_overlapped,
-    launch_overlapped, learn
+    a step whose drafts are made before it    decide, keep, launch, learn
+    a step without drafts                     decide (returns None), launch, learn
+    a step with overlapped drafting           decide (returns None), chunks, launch, decide_overlapped,
+                                              launch_overlapped, learn
 
-DraftDecider asks the policy, which reads the estimates of Acceptance and CostModel. OutcomeLearner teaches them
-what came of it. SpeculationState holds what is known of each sequence, SpeculationStatistics what is reported.
+DraftDecider asks the policy, which reads the estimates of Acceptance and CostModel. OutcomeLearner updates these
+estimates after the step. SpeculationState holds what decisions need of each sequence, SpeculationStatistics the
+counters for reports.
 """
 
 import time

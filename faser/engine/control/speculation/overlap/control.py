@@ -48,7 +48,7 @@ class OverlapOptions:
 
 @dataclass(slots=True, kw_only=True)
 class OverlapOutcome:
-    """What came of overlapped drafts. Arrays: [N], one line per draft.
+    """The result of overlapped drafting. Arrays: [N], one line per draft.
 
     dropped: tokens of each draft that the target never sees. outcomes: of the drafts that the border decided.
     verify_s, draft_s: what either lane should have taken. overlap_s: time in which both lanes were busy.

@@ -1,8 +1,8 @@
 """The Policy seam: how many tokens each sequence drafts in a step, and how many of them are verified.
 
 Control plane: arrays of numbers, no torch. The same policies decide live and in the simulator. A policy is asked
-twice per step: before drafting, and once the drafts' own confidences are known. What came of its decisions it
-reads from the Acceptance and the CostModel, which it never writes.
+twice per step: before drafting, and once the drafts' own confidences are known. It
+reads the results of its decisions from Acceptance and CostModel, which it never writes.
 """
 
 from dataclasses import dataclass

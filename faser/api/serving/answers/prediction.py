@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from faser.api.protocol.common import Prediction
-from faser.api.serving.prompts import in_thread_if_long
+from faser.api.serving.requests.prompts import in_thread_if_long
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
 

@@ -10,7 +10,7 @@ from faser.api.protocol.body import shown
 from faser.api.protocol.chat import ChatBody
 from faser.api.protocol.common import GenerationBody
 from faser.api.protocol.completions import CompletionBody
-from faser.api.serving.settings import ApiSettings
+from faser.api.serving.requests.settings import ApiSettings
 from faser.errors import RequestError
 from faser.types import SamplingParams
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from faser.api.serving.prompts import TokenizedPrompt
+from faser.api.serving.requests.prompts import TokenizedPrompt
 from faser.types import OutputDelta, PositionLogprobs
 
 Choice = dict[str, Any]

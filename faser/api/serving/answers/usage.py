@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from faser.api.serving.prediction import PredictionUsage
+from faser.api.serving.answers.prediction import PredictionUsage
 from faser.types import RequestOutput
 
 

@@ -1,9 +1,9 @@
-// Kernels that choose tokens: the largest logit of a row, the draw from what temperature and truncation leave, and
-// the guess at somebody else's draw.
+// Sampling kernels: the largest logit of a row, the token drawn after temperature and truncation, and the draft token
+// likeliest to equal the one that the target draws with the same random number (sample-and-match).
 //
-// One thread has a row to itself. Everything is defined so that neither the order of sums nor the width of vectors
-// can matter: the weight of a token is a fixed series of single float32 operations, none of them fused; masses are
-// whole numbers, whose sums are exact in double; the order of tokens is total (larger first, then lower id).
+// One thread has a row to itself. Neither the order of sums nor the width of vectors changes a result: the weight of a
+// token is a fixed series of single float32 operations, none of them fused; fixed-point probabilities are whole
+// numbers, whose sums are exact in double; the order of tokens is total (larger first, then lower id).
 // engine/execution/sampling/distribution.py defines the same numbers with tensors.
 
 #include <algorithm>
@@ -20,12 +20,12 @@ using namespace faser;
 namespace {
 
 constexpr int64_t kBlock = 256;           // columns that are summed, or searched, at once
-constexpr float kLowest = -60.0f;         // nats; a token that far below the most likely one has a mass of 0
+constexpr float kLowest = -60.0f;         // nats; a token that far below the most likely one has a probability of 0
 constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2High = 0.693145751953125f;  // ln 2 in two parts of 16 bits: their products with an exponent
 constexpr float kLn2Low = 49087 * 0x1p-35f;      // are exact
 constexpr double kWeightOne = 4294967296.0;            // 2^32, units in which weights are summed
-constexpr double kMassTimesWeightOne = 0x1p84;         // 2^52 (a mass of 1) times 2^32
+constexpr double kProbTimesWeightOne = 0x1p84;         // 2^52 (a probability of 1) times 2^32
 constexpr int kCuts = 8;                  // tried at once
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
@@ -124,7 +124,7 @@ struct Leaders {
 
 struct Best {
     int64_t column;  // -1: the largest value is infinite, or one is NaN
-    float lead;      // by how much its value exceeds all others
+    float margin;      // by how much its value exceeds all others
 };
 
 // The first of the largest values.
@@ -153,16 +153,16 @@ Best best(const float* x, int64_t width) {
 
 struct Entry {
     uint64_t order;  // distinct
-    double mass;     // whole
+    double prob;     // whole
 };
 
 inline bool before(const Entry& a, const Entry& b) { return a.order < b.order; }
 
-// Moves the shortest prefix of the order whose mass reaches `target` to the front, its last entry last, and returns
+// Moves the shortest prefix of the order whose probability reaches `target` to the front, its last entry last, returns
 // its length. All entries together reach it.
 int64_t shortest_prefix(Entry* entries, int64_t count, double target) {
     int64_t low = 0, high = count;
-    double below = 0;  // mass of the entries before low
+    double below = 0;  // probability of the entries before low
     while (high - low > 24) {
         const uint64_t a = entries[low].order, b = entries[low + (high - low) / 2].order, c = entries[high - 1].order;
         const uint64_t pivot = std::max(std::min(a, b), std::min(std::max(a, b), c));
@@ -170,7 +170,7 @@ int64_t shortest_prefix(Entry* entries, int64_t count, double target) {
         double left = 0;
         for (int64_t i = low; i < high; i++) {
             if (entries[i].order >= pivot) continue;
-            left += entries[i].mass;
+            left += entries[i].prob;
             std::swap(entries[i], entries[middle++]);
         }
         if (below + left >= target) {
@@ -181,17 +181,17 @@ int64_t shortest_prefix(Entry* entries, int64_t count, double target) {
         }
     }
     std::sort(entries + low, entries + high, before);
-    while (low < high && below < target) below += entries[low++].mass;
+    while (low < high && below < target) below += entries[low++].prob;
     return low;
 }
 
-double total_mass(const Entry* entries, int64_t count) {
+double total_prob(const Entry* entries, int64_t count) {
     double total = 0;
-    for (int64_t i = 0; i < count; i++) total += entries[i].mass;
+    for (int64_t i = 0; i < count; i++) total += entries[i].prob;
     return total;
 }
 
-// The mass behind which the drawn token lies: a whole number below the total.
+// The drawn token is the first whose cumulative probability exceeds this whole number, which is below the total.
 double threshold(double uniform, double total) { return std::min(std::floor(uniform * total), total - 1); }
 
 // The column that has most of the running sum's stretch between two numbers.
@@ -205,9 +205,9 @@ struct Nearest {
 
     bool holds(double start, double end) const { return low <= start && end <= high; }
 
-    // Columns come in order. start: mass before this one.
-    void add(int64_t at, double start, double mass) {
-        const double inside = std::min(start + mass, high) - std::max(start, low);
+    // Columns come in order. start: probability before this one.
+    void add(int64_t at, double start, double prob) {
+        const double inside = std::min(start + prob, high) - std::max(start, low);
         if (inside <= most) return;
         most = inside;
         column = at;
@@ -221,7 +221,7 @@ struct Shape {
     double top_p;     // 1 is off
 };
 
-// A row's weights and masses. One for each thread, used again for row after row.
+// A row's weights and fixed-point probabilities. One for each thread, used again for row after row.
 class Row {
   public:
     // best: column of the largest logit.
@@ -240,14 +240,15 @@ class Row {
             store(weights + i, s >= log_min_p ? w : vf{});
             if (remember) store(kept + i, s);
         });
-        unit_ = float(kMassTimesWeightOne / total.value());
+        unit_ = float(kProbTimesWeightOne / total.value());
     }
 
     bool shortened() const { return (shape_.top_k > 0 && shape_.top_k < width_) || shape_.top_p < 1; }
 
     int64_t draw(double uniform) { return shortened() ? draw_kept(uniform) : draw_any(uniform); }
 
-    // The column with most mass within `window`, a share of all mass, of the number; of none, the one it falls in.
+    // The column with most probability within `window` (a share of the total) of the number; if none has any, the one
+    // that the number falls in.
     int64_t nearest(double uniform, double window) {
         if (window == 0) return draw(uniform);
         return shortened() ? nearest_kept(uniform, window) : nearest_any(uniform, window);
@@ -257,11 +258,11 @@ class Row {
     void write(float* out) {
         if (!shortened()) {
             for (int64_t i = 0; i < width_; i += kLanes) {
-                vf masses = whole(load(weights_.data() + i) * unit_);
+                vf probs = whole(load(weights_.data() + i) * unit_);
                 if (i + kLanes <= width_) {
-                    store(out + i, masses);
+                    store(out + i, probs);
                 } else {
-                    for (int64_t j = i; j < width_; j++) out[j] = masses[j - i];
+                    for (int64_t j = i; j < width_; j++) out[j] = probs[j - i];
                 }
             }
             return;
@@ -269,13 +270,13 @@ class Row {
         const Kept kept = truncate();
         std::fill(out, out + width_, 0.0f);
         for (const Entry& entry : entries_) {
-            if (entry.order <= kept.last) out[uint32_t(entry.order)] = float(entry.mass);
+            if (entry.order <= kept.last) out[uint32_t(entry.order)] = float(entry.prob);
         }
     }
 
   private:
-    // Masses of columns [begin, end); whatever lies in the weights behind the last column is not counted.
-    double mass_between(int64_t begin, int64_t end) const {
+    // Fixed-point probabilities of columns [begin, end); weights after the last column are not counted.
+    double prob_between(int64_t begin, int64_t end) const {
         const float unit = unit_;
         Total total;
         each_vector(weights_.data() + begin, end - begin, 0.0f, [&](int64_t, vf w) {
@@ -288,7 +289,7 @@ class Row {
         blocks_.clear();
         double total = 0;
         for (int64_t at = 0; at < width_; at += kBlock) {
-            blocks_.push_back(mass_between(at, std::min(at + kBlock, width_)));
+            blocks_.push_back(prob_between(at, std::min(at + kBlock, width_)));
             total += blocks_.back();
         }
         return total;
@@ -299,19 +300,19 @@ class Row {
         size_t block = 0;
         while (blocks_[block] <= left) left -= blocks_[block++];
         for (int64_t i = int64_t(block) * kBlock;; i++) {
-            const double mass = whole(splat(weights_[i]) * unit_)[0];
-            if (mass > left) return i;
-            left -= mass;
+            const double prob = whole(splat(weights_[i]) * unit_)[0];
+            if (prob > left) return i;
+            left -= prob;
         }
     }
 
     int64_t draw_kept(double uniform) {
         const Kept kept = truncate();
-        double left = threshold(uniform, kept.mass);
+        double left = threshold(uniform, kept.prob);
         for (const Entry& entry : entries_) {
             if (entry.order > kept.last) continue;
-            if (entry.mass > left) return uint32_t(entry.order);
-            left -= entry.mass;
+            if (entry.prob > left) return uint32_t(entry.order);
+            left -= entry.prob;
         }
         __builtin_unreachable();
     }
@@ -331,15 +332,15 @@ class Row {
         return found.column;
     }
 
-    // Of a block that lies in the stretch: what its columns have of it is their mass.
+    // Of a block that lies in the stretch: what its columns have of it is their probability.
     void largest_of(int64_t block, Nearest& found) const {
         const int64_t begin = block * kBlock;
         each_vector(weights_.data() + begin, std::min(kBlock, width_ - begin), 0.0f, [&](int64_t i, vf w) {
-            const vf masses = whole(w * unit_);
-            for (uint32_t more = reaching(masses, float(found.most)); more; more &= more - 1) {
+            const vf probs = whole(w * unit_);
+            for (uint32_t more = reaching(probs, float(found.most)); more; more &= more - 1) {
                 const int lane = __builtin_ctz(more);
-                if (masses[lane] <= found.most) continue;
-                found.most = masses[lane];
+                if (probs[lane] <= found.most) continue;
+                found.most = probs[lane];
                 found.column = begin + i + lane;
             }
         });
@@ -349,22 +350,22 @@ class Row {
     void largest_part_of(int64_t block, double start, Nearest& found) const {
         const int64_t begin = block * kBlock;
         each_vector(weights_.data() + begin, std::min(kBlock, width_ - begin), 0.0f, [&](int64_t i, vf w) {
-            const vf masses = whole(w * unit_);
+            const vf probs = whole(w * unit_);
             for (int lane = 0; lane < kLanes; lane++) {
-                found.add(begin + i + lane, start, masses[lane]);
-                start += masses[lane];
+                found.add(begin + i + lane, start, probs[lane]);
+                start += probs[lane];
             }
         });
     }
 
     int64_t nearest_kept(double uniform, double window) {
         const Kept kept = truncate();
-        Nearest found(uniform, window, kept.mass);
+        Nearest found(uniform, window, kept.prob);
         double start = 0;
         for (const Entry& entry : entries_) {
             if (entry.order > kept.last) continue;
-            found.add(uint32_t(entry.order), start, entry.mass);
-            start += entry.mass;
+            found.add(uint32_t(entry.order), start, entry.prob);
+            start += entry.prob;
         }
         return found.column;
     }
@@ -372,7 +373,7 @@ class Row {
     // What the truncation keeps: of the entries, in which it leaves them, those up to `last` in their order.
     struct Kept {
         uint64_t last;
-        double mass;
+        double prob;
     };
 
     Kept truncate() {
@@ -381,19 +382,19 @@ class Row {
             ordered_ = entries_;
             const int64_t found = int64_t(ordered_.size()), kept = std::min(found, shape_.top_k);
             std::nth_element(ordered_.begin(), ordered_.begin() + (kept - 1), ordered_.end(), before);
-            const double mass = total_mass(ordered_.data(), kept);
-            return shape_.top_p < 1 ? shortest(kept, shape_.top_p * mass) : Kept{ordered_[kept - 1].order, mass};
+            const double prob = total_prob(ordered_.data(), kept);
+            return shape_.top_p < 1 ? shortest(kept, shape_.top_p * prob) : Kept{ordered_[kept - 1].order, prob};
         }
         const double target = shape_.top_p * sum_blocks();
         collect(std::max(shape_.log_min_p, about_top_p(float(target / unit_))));
-        if (total_mass(entries_.data(), int64_t(entries_.size())) < target) collect(shape_.log_min_p);
+        if (total_prob(entries_.data(), int64_t(entries_.size())) < target) collect(shape_.log_min_p);
         ordered_ = entries_;
         return shortest(int64_t(ordered_.size()), target);
     }
 
     Kept shortest(int64_t count, double target) {
         const int64_t length = shortest_prefix(ordered_.data(), count, target);
-        return {ordered_[length - 1].order, total_mass(ordered_.data(), length)};
+        return {ordered_[length - 1].order, total_prob(ordered_.data(), length)};
     }
 
     // A scaled logit such that the columns that reach it have about the target of the weights, and rather more.
@@ -438,18 +439,18 @@ class Row {
             uint32_t found = reaching(s, cut);
             if (i + kLanes > width_) found &= (1u << (width_ - i)) - 1;
             if (!found) return;
-            const vf masses = whole(load(weights_.data() + i) * unit_);
+            const vf probs = whole(load(weights_.data() + i) * unit_);
             const vu keys = (vu)s & 0x7fffffffu;  // of numbers not above 0: the larger one has the smaller key
             for (; found; found &= found - 1) {
                 const int lane = __builtin_ctz(found);
-                entries_.push_back({uint64_t(keys[lane]) << 32 | uint64_t(i + lane), masses[lane]});
+                entries_.push_back({uint64_t(keys[lane]) << 32 | uint64_t(i + lane), probs[lane]});
             }
         });
     }
 
     int64_t width_;
     Shape shape_;
-    float unit_;  // mass of a weight of 1
+    float unit_;  // probability of a weight of 1
     std::vector<float> weights_;  // 0 where min_p cuts off; whole vectors, as the next
     std::vector<float> scaled_;   // of rows that are shortened
     std::vector<double> blocks_;
@@ -479,13 +480,13 @@ struct FaserChoice {
 
 extern "C" {
 
-// found, leads: [rows].
+// found, margins: [rows].
 void faser_best(Pool* pool, const float* logits, int64_t stride, int64_t rows, int64_t width, int64_t* found,
-                double* leads) {
+                double* margins) {
     pool->run(rows, [&](int64_t row) {
         const Best first = best(logits + row * stride, width);
         found[row] = first.column;
-        leads[row] = first.lead;
+        margins[row] = first.margin;
     });
 }
 
@@ -499,22 +500,23 @@ void faser_draw(Pool* pool, const float* logits, int64_t stride, int64_t width, 
     });
 }
 
-// uniforms, found, leads: [N]. leads: by how much a scaled logit exceeds those of all other columns.
+// uniforms, found, margins: [N]. margins: by how much a scaled logit exceeds those of all other columns.
 void faser_nearest(Pool* pool, const float* logits, int64_t stride, int64_t width, const FaserChoice* choice,
-                   int64_t count, const double* uniforms, double window, int64_t* found, double* leads) {
+                   int64_t count, const double* uniforms, double window, int64_t* found, double* margins) {
     pool->run(count, [&](int64_t i) {
         const float* at = logits + choice->rows[i] * stride;
         const int64_t likeliest = choice->best[i];
         Row& row = scratch();
         row.take(at, width, likeliest, choice->shape(i));
         const int64_t column = found[i] = row.nearest(uniforms[i], window);
-        const float lead = column == likeliest ? best(at, width).lead : at[column] - at[likeliest];
-        leads[i] = lead / choice->temperature[i];
+        const float margin = column == likeliest ? best(at, width).margin : at[column] - at[likeliest];
+        margins[i] = margin / choice->temperature[i];
     });
 }
 
 // In place of the logits.
-void faser_masses(Pool* pool, float* logits, int64_t stride, int64_t width, const FaserChoice* choice, int64_t count) {
+void faser_fixed_point_probs(Pool* pool, float* logits, int64_t stride, int64_t width, const FaserChoice* choice,
+                             int64_t count) {
     pool->run(count, [&](int64_t i) {
         float* at = logits + choice->rows[i] * stride;
         Row& row = scratch();

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faser.api.serving.prediction import PredictionUsage
+from faser.api.serving.answers.prediction import PredictionUsage
 from tests.fake_engine import MAX_MODEL_LEN, FakeEngine
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

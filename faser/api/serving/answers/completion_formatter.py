@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from faser.api.serving.formatter import Choice, ChoiceState
-from faser.api.serving.logprobs import CompletionLogprobs, TokenFormatter, prompt_logprobs
+from faser.api.serving.answers.formatter import Choice, ChoiceState
+from faser.api.serving.answers.logprobs import CompletionLogprobs, TokenFormatter, prompt_logprobs
 from faser.types import OutputDelta
 
 
