@@ -78,7 +78,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # best first
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._released: list[int] = []  # slots that the data plane still has to release
-        self._in_flight: deque[_Launched] = deque()  # at most two
+        self._in_flight: deque[_StepInFlight] = deque()  # at most two
         self._step = 0
         self._num_added = 0
         self._num_preemptions = 0
@@ -475,7 +475,7 @@ class Scheduler:
         released = self._take_released()
         slots = frozenset([each.slot for each in rows])
         self._in_flight.append(
-            _Launched(step=self._step, sequences=[*step.rows], slots=slots, brings_one_token_each=one_token_each)
+            _StepInFlight(step=self._step, sequences=[*step.rows], slots=slots, brings_one_token_each=one_token_each)
         )
         self._kv.begin_step()
         plan = StepPlan(step=self._step, released=released, started=tuple(step.started), rows=rows)
@@ -576,7 +576,7 @@ class Scheduler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Launched:
+class _StepInFlight:
     """A step in flight. sequences: in the order of the plan's rows."""
 
     step: int

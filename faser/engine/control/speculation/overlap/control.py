@@ -64,7 +64,7 @@ class OverlapOutcome:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Launched:
+class _LaunchedDrafts:
     """The drafts that are being made during the step in flight; see OverlapControl.launch."""
 
     slots: Ints
@@ -88,7 +88,7 @@ class OverlapControl:
         self._reader = DraftReader(cap)
         self._choice: OverlapChoice | None = None  # None: drafts are not overlapped
         self._steps_left = 0
-        self._launched: _Launched | None = None
+        self._launched: _LaunchedDrafts | None = None
         self._rows, self._context = (
             0,
             0.0,
@@ -182,7 +182,7 @@ class OverlapControl:
 
     def launch(self, slots: Ints, lengths: Ints, unverified: tuple[tuple[int, ...], ...]) -> None:
         """During the step that is about to run these slots draft [N] tokens each, which continue `unverified`."""
-        self._launched = _Launched(slots=slots, lengths=lengths, unverified=unverified)
+        self._launched = _LaunchedDrafts(slots=slots, lengths=lengths, unverified=unverified)
 
     def learn(self, result: StepResult, drafts: Drafts, *, verify_s: float) -> OverlapOutcome:
         """Take in an overlapped step and its drafts. verify_s: what the step should take alone."""
