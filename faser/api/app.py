@@ -12,8 +12,8 @@ from faser.api.routes.metrics import metrics_router
 from faser.api.routes.models import models_router
 from faser.api.routes.tokenize import tokenize_router
 from faser.api.serving.engine_client import EngineClient
-from faser.api.serving.service import Service
 from faser.api.serving.requests.settings import ApiSettings
+from faser.api.serving.service import Service
 from faser.metrics.server import Metrics
 
 __all__ = ["ApiSettings", "create_app"]

@@ -13,13 +13,13 @@ from faser.api.routes.openapi import json_body
 from faser.api.serving.answers.chat_formatter import ChatFormatter
 from faser.api.serving.answers.logprobs import TokenFormatter
 from faser.api.serving.answers.prediction import read_prediction
-from faser.api.serving.requests.prompts import TokenizedPrompt, in_thread_if_long, tokenize_prompts
 from faser.api.serving.request_builder import (
     build_handler,
     check_shared_fields,
     read_stream_options,
     tokenization_rules,
 )
+from faser.api.serving.requests.prompts import TokenizedPrompt, in_thread_if_long, tokenize_prompts
 from faser.api.serving.requests.sampling_params import chat_sampling
 from faser.api.serving.service import Service
 from faser.types import ModelInfo

@@ -12,7 +12,6 @@ from faser.api.routes.openapi import json_body
 from faser.api.serving.answers.completion_formatter import CompletionFormatter
 from faser.api.serving.answers.logprobs import TokenFormatter
 from faser.api.serving.answers.prediction import read_prediction
-from faser.api.serving.requests.prompts import tokenize_prompts
 from faser.api.serving.request_builder import (
     build_handler,
     check_capacity,
@@ -20,6 +19,7 @@ from faser.api.serving.request_builder import (
     read_stream_options,
     tokenization_rules,
 )
+from faser.api.serving.requests.prompts import tokenize_prompts
 from faser.api.serving.requests.sampling_params import text_sampling
 from faser.api.serving.service import Service
 

@@ -16,14 +16,14 @@ from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from faser.api.protocol.errors import HttpError, as_http_error, error_body, internal_error
+from faser.api.serving.answers.formatter import AnswerFormatter, ChoiceState
+from faser.api.serving.answers.speculation_report import SpeculationReport
+from faser.api.serving.answers.usage import Usage
 from faser.api.serving.disconnect import while_connected
 from faser.api.serving.engine_client import OutputReader
 from faser.api.serving.event_stream import DONE, ChunkWriter, EventStream, event
-from faser.api.serving.answers.formatter import AnswerFormatter, ChoiceState
 from faser.api.serving.requests.prompts import TokenizedPrompt
 from faser.api.serving.service import Service
-from faser.api.serving.answers.speculation_report import SpeculationReport
-from faser.api.serving.answers.usage import Usage
 from faser.errors import FaserError
 from faser.types import OutputDelta, Request, RequestOutput
 

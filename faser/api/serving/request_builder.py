@@ -12,9 +12,9 @@ from faser.api.protocol.unsupported_fields import UnsupportedField
 from faser.api.serving.answers.formatter import AnswerFormatter
 from faser.api.serving.handler import GenerationHandler, Streaming
 from faser.api.serving.requests.prompts import TokenizationRules, TokenizedPrompt
-from faser.api.serving.service import Service
 from faser.api.serving.requests.settings import ApiSettings
 from faser.api.serving.requests.speculation_params import speculation_params
+from faser.api.serving.service import Service
 from faser.errors import RequestError
 from faser.types import ModelInfo, Request, SamplingParams
 

@@ -475,7 +475,9 @@ class Scheduler:
         released = self._take_released()
         slots = frozenset([each.slot for each in rows])
         self._in_flight.append(
-            _StepInFlight(step=self._step, sequences=[*step.rows], slots=slots, brings_one_token_each=one_token_each)
+            _StepInFlight(
+                step=self._step, sequences=[*step.rows], slots=slots, brings_one_token_each=one_token_each
+            )
         )
         self._kv.begin_step()
         plan = StepPlan(step=self._step, released=released, started=tuple(step.started), rows=rows)
