@@ -71,8 +71,9 @@ def measure_budget(
     except torch.OutOfMemoryError as error:
         rows = config.max_num_batched_tokens
         raise ConfigError(
-            f"--max-num-batched-tokens is {rows}; {memory.name} has no room for a step of {rows} rows in addition to "
-            f"the models, which take {show_bytes(memory.held_bytes())}; {show_bytes(free_at_start_bytes)} were free"
+            f"--max-num-batched-tokens is {rows}; {memory.name} has no room for a step of {rows} rows in "
+            f"addition to the models, which take {show_bytes(memory.held_bytes())}; "
+            f"{show_bytes(free_at_start_bytes)} were free"
         ) from error
     peak = memory.peak_bytes()
     memory.release()

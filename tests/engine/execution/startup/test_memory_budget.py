@@ -117,9 +117,8 @@ def test_a_step_without_room_is_refused_with_its_rows() -> None:
     with pytest.raises(ConfigError) as caught:
         measure_budget(config(), memory, 100 << 30, machine.step, graph_bytes=0, workspaces_bytes=0)
     assert str(caught.value) == (
-        "--max-num-batched-tokens is 256; cuda:0 has no room for a step of 256 rows in addition to the models, which "
-        "take "
-        "98GiB; 100GiB were free"
+        "--max-num-batched-tokens is 256; cuda:0 has no room for a step of 256 rows in addition to "
+        "the models, which take 98GiB; 100GiB were free"
     )
 
 
