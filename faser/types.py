@@ -291,7 +291,7 @@ class MethodStats:
     """Draft tokens of one method since the start. drafted = pruned + verified.
 
     dropped: pruned tokens that overlapped drafting made useless: they follow a rejected token, or the bonus token
-    took their position before they could be verified. left: pruned tokens that left the batch between layers.
+    took their position before they could be verified. cut: pruned tokens that early pruning cut between layers.
     expected: sum of the predicted survival of the verified tokens, to compare with accepted.
     """
 
@@ -299,7 +299,7 @@ class MethodStats:
     drafted: int = 0
     pruned: int = 0
     dropped: int = 0
-    left: int = 0
+    cut: int = 0
     verified: int = 0
     accepted: int = 0
     expected: float = 0.0
@@ -322,7 +322,7 @@ class RoleStats:
 class PrunedLayer:
     """Early pruning after `layer` layers, since the start. All counts are of drafted tokens.
 
-    rows: left the forward there. wasted: stayed in steps that pruned there, and were refused. judged: looked at
+    rows: cut there. wasted: kept in steps that cut rows there, and rejected. judged: looked at
     there and then verified. flagged: judged ones that looked bad. false_prunes: flagged ones that were right.
     """
 
@@ -338,7 +338,7 @@ class PrunedLayer:
 class PruneStats:
     """Early pruning since the start.
 
-    shadow_steps: looked at drafted tokens to learn, and no row left. pruned_steps: looked, and flagged rows left.
+    shadow_steps: looked at drafted tokens to learn, and cut no row. pruned_steps: looked, and cut flagged rows.
     drafted_rows: of both kinds of steps. seconds: of looks, and of letting rows leave. layers: in rising order.
     """
 

@@ -160,9 +160,9 @@ class _EngineSeries(Collector):
             values = [((method,), count(each)) for method, each in methods.items()]
             yield self._counters(f"faser_spec_{name}_tokens", text, ("method",), values)
         pruned = {(name, stage): 0 for name in methods for stage in PRUNE_STAGES}
-        pruned |= {(name, "trim"): each.pruned - each.dropped - each.left for name, each in methods.items()}
+        pruned |= {(name, "trim"): each.pruned - each.dropped - each.cut for name, each in methods.items()}
         pruned |= {(name, "frontier"): each.dropped for name, each in methods.items()}
-        pruned |= {(name, "layer"): each.left for name, each in methods.items()}
+        pruned |= {(name, "layer"): each.cut for name, each in methods.items()}
         text = (
             "Draft tokens not verified: cut before the step, pruned between layers, or dropped after a mismatch."
         )

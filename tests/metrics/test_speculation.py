@@ -238,7 +238,7 @@ def test_early_pruning_is_reported_by_layer() -> None:
 
 
 def test_rows_that_left_between_layers_are_a_stage_of_their_own() -> None:
-    method = MethodStats(method="draft_model", drafted=20, pruned=12, dropped=3, left=4, verified=8)
+    method = MethodStats(method="draft_model", drafted=20, pruned=12, dropped=3, cut=4, verified=8)
     source = metrics_of(SpeculationStats(policy="faser", method="draft_model", methods=(method,)))
     assert [
         value(source, "faser_spec_pruned_tokens_total", method="draft_model", stage=stage)

@@ -225,7 +225,7 @@ class SpeculationStatistics:
                 drafted=line[_DRAFTED],
                 pruned=line[_PRUNED],
                 dropped=dropped,
-                left=pruned_rows,
+                cut=pruned_rows,
                 verified=line[_VERIFIED],
                 accepted=line[_ACCEPTED],
                 expected=expected,

@@ -304,7 +304,7 @@ def test_tokens_flagged_at_random_leave_in_steps_with_and_without_overlap_and_ch
         steps for mode, steps in modes.items() if mode not in ("plain", "serial" if overlap is None else "cores")
     )
     assert found.pruning == pruning.stats
-    assert pruning.stats.pruned_rows == sum(each.left for each in found.methods) > 0
+    assert pruning.stats.pruned_rows == sum(each.cut for each in found.methods) > 0
     (method,) = [each for each in found.methods if each.drafted]
     assert method.drafted == method.pruned + method.verified
     (layer,) = pruning.stats.layers
