@@ -7,7 +7,7 @@ from typing import Any
 from faser.config.checks import Label, raise_problems
 from faser.config.declaration import Kind, setting, settings_of, show_bytes
 from faser.config.groups import ENGINE, MODEL, OUTPUT, SPECULATION
-from faser.config.speculation import POLICIES, SpeculationConfig
+from faser.config.speculation import AUTO, POLICIES, SpeculationConfig
 from faser.config.speculation_parser import Parsed, parse_speculation
 from faser.machine import usable_cores, usable_memory
 from faser.types import MAX_LOGPROBS, Slo
@@ -356,7 +356,10 @@ class EngineConfig:
         found += _device_problems(values, label)
         named = label("speculative_config")
         parsed = _parse_speculation(values, label("speculative_policy"))
-        return found + [f"{named}: {problem}" for problem in parsed.problems]
+        found += [f"{named}: {problem}" for problem in parsed.problems]
+        if values["spec_overlap"] == "on" and parsed.config is not None:
+            found += _overlap_problems(parsed.config, label)
+        return found
 
 
 def _device_problems(values: Mapping[str, Any], label: Label) -> list[str]:
@@ -387,6 +390,19 @@ def _device_problems(values: Mapping[str, Any], label: Label) -> list[str]:
             f"the memory this process may use"
         )
     return found
+
+
+def _overlap_problems(speculation: SpeculationConfig, label: Label) -> list[str]:
+    """Why drafting cannot overlap without a draft model, and what an operator can do."""
+    if speculation.needs_draft_model or speculation.policy == "off":
+        return []
+    method = speculation.method
+    drafter = "the default method" if method == AUTO else f"method {method}"
+    source = "with the model itself" if speculation.drafts_with_target else "from text alone"
+    return [
+        f"{label('spec_overlap')} is on, which needs a draft model, and {drafter} drafts {source}; "
+        f"""add {label("speculative_config")} '{{"model": "DRAFT"}}' or leave {label("spec_overlap")} at auto"""
+    ]
 
 
 def _kind_of(device: str) -> str:

@@ -139,3 +139,24 @@ def test_a_gpu_replays_graphs_and_schedules_asynchronously(
 ) -> None:
     config = EngineConfig(**fields)  # type: ignore[arg-type]
     assert (config.on_gpu, config.records_steps, config.schedules_async) == (on_gpu, records, ahead)
+
+
+@pytest.mark.parametrize(
+    "speculative, drafter",
+    [
+        ({}, "the default method drafts from text alone"),
+        ({"method": "ngram"}, "method ngram drafts from text alone"),
+        ({"method": "layer_skip"}, "method layer_skip drafts with the model itself"),
+    ],
+)
+def test_overlap_without_a_draft_model_is_refused_with_what_to_add(
+    speculative: dict[str, str], drafter: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(spec_overlap="on", speculative_config=speculative)
+    assert str(caught.value) == (
+        f"spec_overlap is on, which needs a draft model, and {drafter}; "
+        """add speculative_config '{"model": "DRAFT"}' or leave spec_overlap at auto"""
+    )
+    EngineConfig(spec_overlap="on", speculative_config={"model": "DRAFT"})
+    EngineConfig(spec_overlap="on", speculative_config=speculative, speculative_policy="off")

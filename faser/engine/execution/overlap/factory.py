@@ -5,9 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from faser.config.drafters import PASS_METHODS
 from faser.config.engine import EngineConfig
-from faser.config.speculation import AUTO
 from faser.engine.execution.overlap.cores import Cores, core_numbers
 from faser.engine.execution.overlap.green_contexts import GreenContexts, default_verify_counts
 from faser.engine.execution.overlap.lanes import Lanes
@@ -42,8 +40,6 @@ def make_lanes(
     Raises ConfigError where overlapping is demanded and impossible.
     """
     obstacle = _obstacle(config, target, draft)
-    if config.spec_overlap == "on" and draft is None and config.speculation.policy != "off":
-        raise ConfigError(_needs_draft_model(config.speculation.method))
     if config.spec_overlap == "on" and obstacle:
         raise ConfigError(f"spec_overlap is on, but {obstacle}")
     if config.spec_overlap == "off" or obstacle:
@@ -52,16 +48,6 @@ def make_lanes(
     if partition is None:
         partition, fallback = _partition(config, target.device, divide)
     return Lanes(partition=partition, target=target, draft=draft, fallback=fallback)
-
-
-def _needs_draft_model(method: str) -> str:
-    """Why drafting cannot overlap without a draft model, and what an operator can do, in one sentence."""
-    drafter = "the default method" if method == AUTO else f"method {method}"
-    source = "with the model itself" if method in PASS_METHODS else "from text alone"
-    return (
-        f"--spec-overlap on needs a draft model, and {drafter} drafts {source}; "
-        """add --speculative-config '{"model": "DRAFT"}' or leave --spec-overlap at auto"""
-    )
 
 
 def make_partition(name: str, cores: Sequence[int] | None = None) -> Partition:

@@ -99,25 +99,6 @@ def test_overlap_that_is_demanded_and_impossible_is_refused_with_the_reason(
         make_lanes(config_of(spec_overlap="on", **settings), on_gpu(), on_gpu(), divide=FakeDivider())
 
 
-@pytest.mark.parametrize(
-    "speculative, drafter",
-    [
-        ({}, "the default method drafts from text alone"),
-        ({"method": "ngram"}, "method ngram drafts from text alone"),
-        ({"method": "layer_skip"}, "method layer_skip drafts with the model itself"),
-    ],
-)
-def test_overlap_without_a_draft_model_is_refused_with_what_to_add(
-    speculative: dict[str, Any], drafter: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make_lanes(config_of("cpu", spec_overlap="on", speculative=speculative), TorchBackend(), None)
-    assert str(caught.value) == (
-        f"--spec-overlap on needs a draft model, and {drafter}; "
-        """add --speculative-config '{"model": "DRAFT"}' or leave --spec-overlap at auto"""
-    )
-
-
 def test_a_partition_for_another_kind_of_device_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError, match="spec_partition is cores, which divides a cpu device; device is cuda:0"):
         config_of(spec_partition="cores")
