@@ -76,7 +76,7 @@ for name, speculation in SPECULATION.items():
             began_s = time.perf_counter()
             engine.step()
             seconds.append(time.perf_counter() - began_s)
-            assert engine.has_work(), "the context is too short for so many steps"
+            assert engine.has_work(), "the context is too short for this number of steps"
         for i in range(count):
             engine.abort(f"{count}/{temperature}/{i}")
         engine.step()

@@ -138,7 +138,7 @@ class World:
             drafter.start(start_of(slot))
 
     def step(self, *, kept: int = CAP) -> list[str]:
-        """Methods by slot, "none" for an empty draft. kept: at most so many drafted tokens are verified."""
+        """Methods by slot, "none" for an empty draft. kept: the most drafted tokens that are verified."""
         drafts = self.drafter.propose(plan_for(range(len(self.known)))).drafts
         came = [self._judge(draft.slot, draft.token_ids[:kept]) for draft in drafts]
         self.drafter.commit(came)
