@@ -118,17 +118,20 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
-    def needs_only_logits(self) -> bool:
-        """A token follows from its logits, seed and position, and nothing but the token is reported."""
-        return (
+    def edits_logits(self) -> bool:
+        """The request changes what the model would say: bias, penalties, allowed tokens, min_tokens."""
+        return not (
             self.presence_penalty == self.frequency_penalty == 0.0
             and self.repetition_penalty == 1.0
             and not self.logit_bias
             and self.allowed_token_ids is None
             and not self.min_tokens
-            and self.logprobs is None
-            and self.prompt_logprobs is None
         )
+
+    @property
+    def needs_only_logits(self) -> bool:
+        """A token follows from its logits, seed and position, and nothing but the token is reported."""
+        return not self.edits_logits and self.logprobs is None and self.prompt_logprobs is None
 
 
 def _within(name: str, value: float, low: float, high: float | None, *, above: bool = False) -> None:

@@ -6,7 +6,7 @@ Imports torch only when it loads a model. Has the model's tokenizer, which makes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.simulator.live import LiveEngine
 from benchmarks.simulator.record import RecordedSequence
@@ -17,10 +17,6 @@ from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.errors import ConfigError
-
-if TYPE_CHECKING:  # these import torch, which only open_engine may do
-    from benchmarks.simulator.draft_recorder import DraftRecorder
-    from faser.engine.execution.drafters.drafter import Drafter
 
 Report = Callable[[str, int, int], None]
 Recordings = Callable[[], Sequence[RecordedSequence]]
@@ -46,8 +42,9 @@ def open_engine(options: dict[str, Any], report: Report, *, recorded: bool) -> R
 
     Raises ConfigError for what cannot be served, and for a configuration that does not draft, or not greedily.
     """
-    from benchmarks.simulator.draft_recorder import make_recorder
+    from benchmarks.simulator.draft_recorder import DraftRecorder, make_recorder
     from faser.engine.build import build
+    from faser.engine.execution.drafters.drafter import Drafter
 
     config = EngineConfig(**options)
     if config.speculation.policy == "off" or config.speculation.draft_sample_method == "probabilistic":

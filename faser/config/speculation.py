@@ -84,6 +84,11 @@ class SpeculationConfig:
         return any(each.needs_passes for each in self.drafters)
 
     @property
+    def drafts_from_text(self) -> bool:
+        """Whether drafts may be copied from text."""
+        return not all(each.needs_passes for each in self.drafters)
+
+    @property
     def drafts_with_target(self) -> bool:
         """Whether layers of the target draft."""
         return any(each.needs_passes and not each.needs_draft_model for each in self.drafters)

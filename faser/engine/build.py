@@ -13,7 +13,6 @@ from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
-from faser.engine.control.speculation.drafter_selection import make_selection
 from faser.engine.control.speculation.overlap.control import OverlapOptions
 from faser.engine.control.timing.clock import Clock, WallClock
 from faser.engine.control.timing.cost_model import CostModel
@@ -146,7 +145,6 @@ def _speculation_control(
         clock=clock,
         details=config.per_request_spec_decode_metrics == "detailed",
         overlap=overlap,
-        selection=make_selection(config.speculation),
     )
 
 

@@ -2,7 +2,7 @@
 
 The scheduler calls it, in this order:
 
-    a step whose drafts are made before it    decide, keep, launch, learn
+    a step whose drafts are made before it    decide, first_round, drafted (until it returns drafts), keep, launch, learn
     a step without drafts                     decide (returns None), launch, learn
     a step with overlapped drafting           decide (returns None), chunks, launch, decide_overlapped,
                                               launch_overlapped, learn
@@ -18,19 +18,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from faser.config.drafters import PASS_METHODS
 from faser.config.speculation import AUTO, SpeculationConfig
-from faser.engine.contract.plan import DraftPlan, Drafts, StepPlan, StepResult
+from faser.engine.contract.plan import DraftPlan, Drafts, StepPlan, StepResult, StopRule
 from faser.engine.contract.step_times import Role
 from faser.engine.control.sequences.sequence import Sequence
-from faser.engine.control.speculation.acceptance.draft_arrays import DraftArrays, DraftReader
+from faser.engine.control.speculation.acceptance.draft_arrays import (
+    FIRST_TEXT,
+    DraftArrays,
+    DraftReader,
+    ReadDrafts,
+)
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.decision import DraftDecision, OtherRows, OverlapDecision
 from faser.engine.control.speculation.draft_decider import DraftDecider, RequestedDrafts, Room
-from faser.engine.control.speculation.drafter_selection import DrafterSelection
+from faser.engine.control.speculation.drafter_selection import DrafterSelection, TextRound
 from faser.engine.control.speculation.outcome_learner import OutcomeLearner
 from faser.engine.control.speculation.overlap.control import OFF, OverlapControl, OverlapOptions
-from faser.engine.control.speculation.policies.policy import Policy
+from faser.engine.control.speculation.policies.policy import Floats, Ints, Policy
 from faser.engine.control.speculation.policies.registry import make_policy
 from faser.engine.control.speculation.state import SpeculationState
 from faser.engine.control.speculation.statistics import SERIAL, SpeculationStatistics
@@ -43,9 +47,8 @@ from faser.types import PruneStats, SpeculationStats, SpeculationSummary
 class SpeculationControl:
     """One per engine with a drafter. policy: None makes the one that config names.
 
-    details: summaries of requests list every draft. overlap: None never overlaps. selection: chooses the drafter
-    of each sequence; None where the engine has one. times_itself: the host time of deciding counts as a cost of
-    drafting; False where time is simulated.
+    details: summaries of requests list every draft. overlap: None never overlaps. times_itself: the host time of
+    deciding counts as a cost of drafting; False where time is simulated.
     """
 
     def __init__(
@@ -58,14 +61,13 @@ class SpeculationControl:
         policy: Policy | None = None,
         details: bool = False,
         overlap: OverlapOptions | None = None,
-        selection: DrafterSelection | None = None,
         times_itself: bool = True,
     ) -> None:
         cap = config.cap
         self._config, self._costs, self._times_itself = config, costs, times_itself
         self._cap = cap
         self._is_point_mass = config.draft_sample_method != "probabilistic"
-        self._acceptance = _acceptance_of(config, num_slots)
+        self._acceptance = Acceptance(num_slots, cap)
         self._state = SpeculationState(num_slots, cap, clock, looks_up=not costs.has_passes)
         self._statistics = SpeculationStatistics(
             num_slots, cap, (*config.classes,), partition=overlap.name if overlap else SERIAL, details=details
@@ -82,12 +84,16 @@ class SpeculationControl:
             self._statistics,
             self._overlap,
             cap=cap,
+            by_model=costs.has_passes,
         )
         self._learner = OutcomeLearner(costs, self._acceptance, self._state, self._statistics)
         self._reader = DraftReader(cap)
-        self._selection = selection
+        self._selection: DrafterSelection | None = None
+        if config.method == AUTO:
+            self._selection = DrafterSelection(self._acceptance, has_model=config.model is not None)
         self._requested: RequestedDrafts | None = None
         self._drafted: DraftArrays | None = None
+        self._not_chosen: ReadDrafts | None = None  # drafts from text in whose place another draft was taken
         self._predicted_s = 0.0  # of the step that was launched last
         self._pruning: PruneStats | None = None  # the data plane's latest
 
@@ -125,9 +131,9 @@ class SpeculationControl:
 
     def start(self, sequence: Sequence) -> None:
         """The sequence takes over its slot."""
-        slot = sequence.held_slot
+        slot, teaches = sequence.held_slot, not sequence.sampling.edits_logits
         self._state.start(sequence)
-        self._acceptance.start(slot)
+        self._acceptance.start(slot, teaches=teaches)
         self._statistics.start(slot, sequence.request.speculation.class_name)
 
     def release(self, sequence: Sequence) -> None:
@@ -179,7 +185,7 @@ class SpeculationControl:
         if self._selection is None:
             return drafts
         began = time.perf_counter()
-        answer = self._selection.drafted(drafts)
+        answer = self._second_round(self._selection, drafts)
         self._statistics.time_deciding(time.perf_counter() - began)
         return answer
 
@@ -226,8 +232,6 @@ class SpeculationControl:
 
     def launch(self, plan: StepPlan) -> None:
         """The step is about to run."""
-        if self._selection is not None:
-            self._selection.release(plan.released)
         kv_tokens = sum([rows.start for rows in plan.rows])
         self._predicted_s = float(self._costs.step_s(plan.num_rows, kv_tokens))
         self._statistics.launch(drafts=any(rows.num_drafts for rows in plan.rows))
@@ -247,8 +251,6 @@ class SpeculationControl:
         drafts made during the step.
         """
         began = time.perf_counter()
-        if self._selection is not None:
-            self._selection.learn(result)
         self._pruning = result.pruning
         self._predicted_s -= result.saved_s
         self._statistics.count_mode()
@@ -261,44 +263,74 @@ class SpeculationControl:
         if self._drafted is None:
             self._learner.learn_undrafted(plan, sequences)
         else:
-            self._learner.learn_verified(self._drafted, plan, result, sequences)
+            self._learner.learn_verified(self._drafted, result, sequences)
+        if self._not_chosen is not None:
+            self._learner.learn_not_chosen(self._not_chosen, result)
         drafts = self._requested is not None or overlapped is not None
-        self._requested = self._drafted = None
+        self._requested = self._drafted = self._not_chosen = None
         self._statistics.time_deciding(time.perf_counter() - began)
         deciding_s = self._statistics.end_step()
         if self._times_itself:
             self._costs.observe_deciding(deciding_s, drafts=drafts)
 
+    def _second_round(self, selection: DrafterSelection, drafts: Drafts) -> Drafts | DraftPlan:
+        if selection.waits_for_model:
+            return selection.complete(drafts)
+        found = selection.choose_text(drafts)
+        self._not_chosen = found.others
+        if not selection.has_model:
+            return replace(drafts, drafts=found.drafts)
+        model_plan = selection.leave_to_model(found, *self._left_to_model(found))
+        return model_plan or replace(drafts, drafts=found.drafts)
+
+    def _left_to_model(self, found: TextRound) -> tuple[Ints, StopRule | None]:
+        """[S] tokens that the model drafts in place of a request's draft from text, and when it stops."""
+        requests = found.plan.requests
+        slots = np.array([each.slot for each in requests], dtype=np.int64)
+        limit = np.minimum([each.max_tokens for each in requests], self._config.model_cap)
+        survival = self._acceptance.survival(slots, by_model=True)
+        if found.plan.share is not None:  # the model drafts during a step, so its passes cost the step nothing
+            by_model = np.add.reduce(survival[:, 1:], axis=1)
+            return np.where(by_model > np.add.reduce(found.survival[:, 1:], axis=1), limit, 0), None
+        assert self._requested is not None, "drafts come exactly when they were requested"
+        candidates = replace(self._requested.candidates, limit=limit, survival=survival)
+        self._acceptance.note_drafts(slots, self._requested.lengths, found.lengths, found.survival, by_model=False)
+        policy = self._decider.policy
+        lengths = policy.model_lengths(candidates, candidates.drafted(found.lengths, found.survival))
+        drafting = lengths.nonzero()[0]
+        if not len(drafting):
+            return lengths, None
+        return lengths, policy.stop_rule(candidates.among(drafting), lengths[drafting])
+
     def _keep(self, drafts: Drafts) -> list[tuple[int, ...]]:
         assert self._requested is not None, "drafts come exactly when they were requested"
-        candidates = self._requested.candidates
-        methods, lengths, confidences = self._reader.read(drafts.drafts)
-        self._learner.learn_drafting(drafts, candidates, methods, lengths)
-        self._acceptance.learn_lengths(candidates.slots, self._requested.lengths, lengths)
-        num_drafted = np.count_nonzero(lengths)
-        if not drafts.passes and not num_drafted:
+        candidates, policy = self._requested.candidates, self._decider.policy
+        if not drafts.passes and not any([each.token_ids for each in drafts.drafts]):
+            lengths = np.zeros_like(self._requested.lengths)
+            self._learner.learn_look_up(drafts, len(lengths))
+            if self._selection is None or not self._selection.has_model:
+                self._acceptance.note_nothing_found(candidates.slots)
             if self._is_point_mass:
-                self._decider.policy.keep(candidates, lengths)  # so that it learns of the empty drafts
+                policy.keep(candidates, lengths)  # so that it learns of the empty drafts
             return [()] * len(lengths)
-        survival, kept = candidates.survival, lengths
-        if num_drafted:
-            survival = self._acceptance.drafted_survival(candidates.slots, methods, lengths, confidences)
+        read = self._reader.read(drafts.drafts)
+        self._learner.learn_drafting(drafts, candidates, read.methods, read.lengths)
+        survival = self._acceptance.drafted_survival(read.slots, read.methods, read.lengths, read.confidences)
+        self._note(read, survival)
+        kept = read.lengths
         if self._is_point_mass:
-            kept = self._decider.policy.keep(candidates.drafted(lengths, survival), lengths)
-        self._drafted = DraftArrays(
-            slots=candidates.slots,
-            methods=methods,
-            lengths=lengths,
-            kept=kept,
-            confidences=confidences,
-            survival=survival,
-        )
+            kept = policy.keep(candidates.drafted(kept, survival), kept)
+        self._drafted = DraftArrays(drafts=read, kept=kept, survival=survival, drawn=not self._is_point_mass)
         return [each.token_ids[:length] for each, length in zip(drafts.drafts, kept.tolist(), strict=True)]
 
-
-def _acceptance_of(config: SpeculationConfig, num_slots: int) -> Acceptance:
-    """With the prior of the configured drafter. A model always has a draft; a text look-up may find none."""
-    method = config.method
-    if method == AUTO:
-        method = "suffix" if config.model is None else "draft_model"
-    return Acceptance(num_slots, config.cap, method=method, always_drafts=method in PASS_METHODS)
+    def _note(self, read: ReadDrafts, survival: Floats) -> None:
+        """Take down how likely the drafts are; those from text were noted before, where a model drafts too."""
+        assert self._requested is not None
+        if not self._costs.has_passes:
+            requested = self._requested.lengths
+            self._acceptance.note_drafts(read.slots, requested, read.lengths, survival, by_model=False)
+            return
+        by_model = slice(None) if self._selection is None else (read.methods < FIRST_TEXT).nonzero()[0]
+        slots, lengths = read.slots[by_model], read.lengths[by_model]
+        if len(slots):
+            self._acceptance.note_drafts(slots, lengths, lengths, survival[by_model], by_model=True)

@@ -42,7 +42,10 @@ class RequestedDrafts:
 
 
 class DraftDecider:
-    """Asks the policy. overlap: None where drafts are never overlapped. cap: most tokens of a draft."""
+    """Asks the policy. overlap: None where drafts are never overlapped. cap: most tokens of a draft.
+
+    by_model: a model drafts; else drafts come from text alone.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,9 @@ class DraftDecider:
         overlap: OverlapControl | None,
         *,
         cap: int,
+        by_model: bool,
     ) -> None:
+        self._by_model = by_model
         self._policy = policy
         self._acceptance = acceptance
         self._state = state
@@ -61,6 +66,7 @@ class DraftDecider:
         self._overlap = overlap
         self._cap = self._limit = cap
         self._pause = self._paused = 0  # steps for which the policy is not asked, and has not been
+        self._since = 0  # steps since the policy was asked
 
     @property
     def policy(self) -> Policy:
@@ -100,7 +106,7 @@ class DraftDecider:
             self._acceptance.learn_held()
         candidates = self._candidates(batch, limit, others, cached)
         if cached is None:
-            lengths = self._policy.lengths(candidates)
+            lengths, self._since = self._policy.lengths(candidates), 0
         else:
             lengths = np.minimum(cached.lengths.take(batch.slots), limit)
         if overlap is not None and is_due:
@@ -173,11 +179,11 @@ class DraftDecider:
         self, batch: Batch, limit: Ints, others: OtherRows, cached: CachedDecision | None
     ) -> Candidates:
         """What the policy looks at. A cached decision keeps the survival that it was made with."""
-        slots, since, self._paused = batch.slots, 1 + self._paused, 0
+        slots, self._since, self._paused = batch.slots, self._since + 1 + self._paused, 0
         return Candidates(
             slots=slots,
             limit=limit,
-            survival=self._acceptance.survival(slots, self._cap)
+            survival=self._acceptance.survival(slots, by_model=self._by_model)
             if cached is None
             else cached.survival.take(slots, axis=0),
             weight=self._state.weights(batch),
@@ -186,7 +192,7 @@ class DraftDecider:
             other_rows=others.rows,
             other_sequences=others.sequences,
             kv_tokens=batch.kv_tokens,
-            since=since,
+            since=self._since,
         )
 
     def _requested(

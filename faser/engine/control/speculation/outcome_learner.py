@@ -12,9 +12,13 @@ import numpy as np
 from faser.engine.contract.plan import Drafts, StepPlan, StepResult
 from faser.engine.contract.step_times import Role
 from faser.engine.control.sequences.sequence import Sequence, Status
-from faser.engine.control.speculation.acceptance.draft_arrays import FIRST_TEXT, DraftArrays
-from faser.engine.control.speculation.acceptance.estimator import Acceptance, Outcomes
-from faser.engine.control.speculation.cut_drafts import cut_drafts
+from faser.engine.control.speculation.acceptance.draft_arrays import (
+    FIRST_TEXT,
+    DraftArrays,
+    ReadDrafts,
+    came_tokens,
+)
+from faser.engine.control.speculation.acceptance.estimator import Acceptance, Verdicts
 from faser.engine.control.speculation.overlap.control import OverlapControl
 from faser.engine.control.speculation.policies.policy import Candidates, Ints
 from faser.engine.control.speculation.state import SpeculationState
@@ -35,57 +39,66 @@ class OutcomeLearner:
         self._state = state
         self._statistics = statistics
 
+    def learn_look_up(self, drafts: Drafts, count: int) -> None:
+        """Drafts from text have been looked up for count sequences."""
+        predicted_s = self._costs.text_s(count)
+        if Role.TEXT in self._costs.tables:
+            self._costs.observe(Role.TEXT, predicted_s, drafts.run_s)
+        self._statistics.time_drafting(predicted_s, drafts.run_s)
+
     def learn_drafting(self, drafts: Drafts, candidates: Candidates, methods: Ints, lengths: Ints) -> None:
         """The drafts of the candidates have come: methods, lengths: [S]. Afterwards no KV is missing of them."""
+        if not drafts.passes:
+            self.learn_look_up(drafts, len(lengths))
+            return
         self._statistics.count_catchup(drafts.catchup_tokens)
         by_model = methods < FIRST_TEXT
         modelled = lengths * by_model
-        longest = max(modelled.tolist()) if drafts.passes else 0
+        longest = max(modelled.tolist())
+        predicted_s = self._costs.text_s(len(lengths))
         if longest:
             # A pass whose tokens were all dropped is not in the lengths.
             predicted_s = self._costs.draft_s(modelled, candidates.missing_kv) * drafts.passes / longest
             self._costs.observe(Role.PASS, predicted_s, drafts.run_s)
-        else:
-            predicted_s = self._costs.text_s(len(lengths))
-            if not drafts.passes and Role.TEXT in self._costs.tables:
-                self._costs.observe(Role.TEXT, predicted_s, drafts.run_s)
         self._statistics.time_drafting(predicted_s, drafts.run_s)
         if np.count_nonzero(candidates.missing_kv):
             self._state.extend_draft_kv(candidates.slots, candidates.missing_kv * by_model)
 
-    def learn_verified(
-        self, drafted: DraftArrays, plan: StepPlan, result: StepResult, sequences: Many[Sequence]
-    ) -> None:
+    def learn_verified(self, drafted: DraftArrays, result: StepResult, sequences: Many[Sequence]) -> None:
         """A step has verified drafts. A sequence that was preempted meanwhile or failed teaches nothing.
 
-        sequences: of plan.rows, in their order.
+        sequences: of the step's rows, in their order.
         """
         running = Status.RUNNING
-        num_brought = {
-            outcome.slot: len(outcome.token_ids)
+        by_slot = {
+            outcome.slot: outcome.token_ids
             for outcome, sequence in zip(result.sequences, sequences, strict=True)
             if outcome.token_ids and sequence.status is running
         }
-        brought = np.array([num_brought.pop(slot, 0) for slot in drafted.slots.tolist()], dtype=np.int64)
-        if num_brought:
-            self._statistics.count_undrafted(np.array([*num_brought], dtype=np.int64))
-        if np.count_nonzero(brought) < len(brought):
-            there = brought.nonzero()[0]
-            drafted, brought = drafted.among(there), brought[there]
-        if not len(brought):
+        came = [by_slot.pop(slot, ()) for slot in drafted.drafts.slots.tolist()]
+        if by_slot:
+            self._statistics.count_undrafted(np.array([*by_slot], dtype=np.int64))
+        if () in came:
+            drafted = drafted.among(np.array([i for i, each in enumerate(came) if each], dtype=np.int64))
+            came = [each for each in came if each]
+        if not came:
             return
-        accepted = brought - _BONUS
+        drafts = drafted.drafts
+        brought = np.array([len(each) for each in came], dtype=np.int64)
         if not drafted.border:
-            self._state.extend_draft_kv(drafted.slots, (drafted.methods < FIRST_TEXT) * brought)
-        cut = cut_drafts(drafted.slots, plan, result)
-        if cut is not None:
-            drafted = replace(drafted, kept=drafted.kept - cut.num_cut)
-            self._statistics.count_pruned_rows(drafted.methods, cut.num_cut)
-        outcomes = drafted.outcomes(accepted)
-        self._statistics.count_drafts(outcomes, drafted.survival)
-        if drafted.border:
-            outcomes = drafted.outcomes(accepted, border=1)
-        self._teach(outcomes if cut is None else cut.with_first_cut(outcomes))
+            self._state.extend_draft_kv(drafts.slots, (drafts.methods < FIRST_TEXT) * brought)
+        num_cut = _cut_by_step(drafts.slots, result)
+        if num_cut is not None:
+            drafted = replace(drafted, kept=drafted.kept - num_cut)
+            self._statistics.count_pruned_rows(drafts.methods, num_cut)
+        self._statistics.count_drafts(drafted, brought - _BONUS)
+        self._teach(drafted.verdicts(came))
+
+    def learn_not_chosen(self, drafts: ReadDrafts, result: StepResult) -> None:
+        """A step is done. drafts: from text, of its sequences, in whose place another draft was taken."""
+        by_slot = {each.slot: each.token_ids for each in result.sequences}
+        came = [by_slot.get(slot, ()) for slot in drafts.slots.tolist()]
+        self._teach(drafts.verdicts(came_tokens(came, drafts.token_ids.shape[1])))
 
     def learn_undrafted(self, plan: StepPlan, sequences: Many[Sequence]) -> None:
         """A step without drafts is done. sequences: as in learn_verified."""
@@ -110,8 +123,8 @@ class OutcomeLearner:
             (learned.verify_s, result.run_s), (learned.draft_s, drafts.run_s), learned.overlap_s
         )
         self._statistics.count_dropped(learned.slots, learned.methods, learned.dropped)
-        if len(learned.outcomes.slots):
-            self._teach(learned.outcomes)
+        if len(learned.verdicts.slots):
+            self._teach(learned.verdicts)
         by_model = learned.slots[learned.methods < FIRST_TEXT]
         if len(by_model):
             ends = {
@@ -120,8 +133,14 @@ class OutcomeLearner:
             }
             self._state.set_draft_kv(by_model, [ends[slot] for slot in by_model.tolist()])
 
-    def _teach(self, outcomes: Outcomes) -> None:
-        """While a cached decision serves further steps, outcomes wait for its end."""
-        self._acceptance.hold(outcomes)
+    def _teach(self, verdicts: Verdicts) -> None:
+        """While a cached decision serves further steps, verdicts wait for its end."""
+        self._acceptance.hold(verdicts)
         if self._state.decision_expired:
             self._acceptance.learn_held()
+
+
+def _cut_by_step(slots: Ints, result: StepResult) -> Ints | None:
+    """[S] draft tokens of these slots that the step itself gave up before it verified them; None: none."""
+    cut = {each.slot: each.num_cut for each in result.sequences if each.num_cut}
+    return np.array([cut.get(slot, 0) for slot in slots.tolist()], dtype=np.int64) if cut else None

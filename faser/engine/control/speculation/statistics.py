@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from faser.config.drafters import DRAFT_METHODS
 from faser.engine.contract.step_times import Role
-from faser.engine.control.speculation.acceptance.estimator import Outcomes, joined
+from faser.engine.control.speculation.acceptance.draft_arrays import DraftArrays
 from faser.engine.control.timing.cost_model import ErrorTracker
 from faser.types import DEFAULT_CLASS, MethodStats, PruneStats, RoleStats, SpeculationStats, SpeculationSummary
 
@@ -53,7 +53,7 @@ class SpeculationStatistics:
         self._accepted_per_position: Ints = np.zeros(cap, dtype=np.int64)
         self._upto = np.tri(cap + 1, cap, -1, dtype=np.int64)  # line n: 1 for the first n depths, 0 for the others
         self._undrafted: list[Ints] = []  # slots of steps that are not counted yet
-        self._drafted: list[tuple[Outcomes, Floats]] = []
+        self._drafted: list[tuple[DraftArrays, Ints]] = []
         self._partition = partition
         self._mode = self._next_mode = PLAIN
         self._mode_steps: Counter[str] = Counter(dict.fromkeys((PLAIN, SERIAL, partition), 0))
@@ -104,9 +104,9 @@ class SpeculationStatistics:
         if len(self._undrafted) >= _MOST_NOTED:
             self._settle()
 
-    def count_drafts(self, outcomes: Outcomes, survival: Floats) -> None:
-        """A step verified drafts. survival: [S, K + 1] as predicted, the expected number of accepted tokens."""
-        self._drafted.append((outcomes, survival))
+    def count_drafts(self, drafted: DraftArrays, accepted: Ints) -> None:
+        """A step verified drafts. accepted: [S], of the tokens that were kept."""
+        self._drafted.append((drafted, accepted))
         if len(self._drafted) >= _MOST_NOTED:
             self._settle()
 
@@ -247,11 +247,13 @@ class SpeculationStatistics:
             self._drafted = []
             self._settle_drafted(noted)
 
-    def _settle_drafted(self, noted: list[tuple[Outcomes, Floats]]) -> None:
-        outcomes = joined([each for each, _ in noted])
-        slots, methods = outcomes.slots, outcomes.methods
-        lengths, kept, accepted = outcomes.drafted, outcomes.verified, outcomes.accepted
-        survival = np.concatenate([each for _, each in noted])
+    def _settle_drafted(self, noted: list[tuple[DraftArrays, Ints]]) -> None:
+        slots = np.concatenate([each.drafts.slots for each, _ in noted])
+        methods = np.concatenate([each.drafts.methods for each, _ in noted])
+        lengths = np.concatenate([each.drafts.lengths - each.border for each, _ in noted])
+        kept = np.concatenate([each.kept for each, _ in noted])
+        accepted = np.concatenate([each for _, each in noted])
+        survival = np.concatenate([each.survival for each, _ in noted])
         lines = np.stack(
             (np.ones_like(kept), kept, (kept > 0).astype(np.int64), lengths, lengths - kept, kept, accepted),
             axis=-1,

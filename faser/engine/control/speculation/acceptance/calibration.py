@@ -15,7 +15,7 @@ from faser.config.drafters import Confidence, DrafterInfo
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_KEPT = 0.5 ** (1 / 2000)  # of the curvature after one more judged token
+_KEPT = 0.5 ** (1 / 400)  # of the curvature after one more judged token
 _PRIOR_CURVATURE = (2.0, 4.0, 40.0)  # intercept, slope, depth: how firmly each is believed before any data
 _LEAST_CURVATURE = 0.02
 _DEPTH_SCALE = 1 / 8
@@ -23,7 +23,6 @@ _LONGEST_STEP = 1.0  # logits: one odd step must not move the curve further
 _LEAST_MARGIN, _LARGEST_MARGIN = np.array(-12.0), np.array(12.0)
 _EDGE = 0.01
 _ONE = np.array(1.0)
-_FORGOTTEN_CURVATURE = 1.0  # of the intercept: that of four tokens with a chance of one half
 
 
 class LogisticCurve:
@@ -68,22 +67,36 @@ class LogisticCurve:
         """(intercept, slope) over the confidence itself, at the mean depth. For margins only."""
         return self._line
 
-    def learn(self, features: Floats, good: NDArray[np.bool_], offsets: Floats) -> tuple[Floats, Floats]:
+    def learn(
+        self,
+        features: Floats,
+        good: NDArray[np.bool_],
+        offsets: Floats,
+        teaching: NDArray[np.bool_] | None = None,
+    ) -> tuple[Floats, Floats]:
         """Learn T judged tokens. offsets: [T] logits of their sequences, which the curve does not explain.
 
-        Returns [T] outcome minus the chance that the curve by itself predicts, and the variance it predicts.
+        teaching: [T] tokens to learn from; None: all. Returns, for all, [T] outcome minus its chance as predicted
+        before, and the variance of this.
         """
-        logits = np.empty((2, len(good)))
-        features.dot(self._weights, out=logits[0])
-        np.add(logits[0], offsets, out=logits[1])
+        logits = features.dot(self._weights)
+        logits += offsets
         chances = _sigmoid(logits)
         missed = good - chances
         spread = chances * (_ONE - chances)
-        kept = _KEPT ** len(good)
+        if teaching is None:
+            self._fit(features, missed, spread)
+        elif np.count_nonzero(teaching):
+            self._fit(features[teaching], missed[teaching], spread[teaching])
+        return missed, spread
+
+    def _fit(self, features: Floats, missed: Floats, spread: Floats) -> None:
+        """One Newton step. missed: [T] outcome minus its predicted chance; spread: [T] the variance of this."""
+        kept = _KEPT ** len(missed)
         self._curvature *= kept
-        self._curvature += (features.T * spread[1]).dot(features)
+        self._curvature += (features.T * spread).dot(features)
         curvature = self._curvature + self._prior_curvature
-        move = np.array(_solved(curvature.tolist(), missed[1].dot(features).tolist()))
+        move = np.array(_solved(curvature.tolist(), missed.dot(features).tolist()))
         moved = np.abs(features.dot(move))
         longest = moved.item(moved.argmax())
         if longest > _LONGEST_STEP:
@@ -91,13 +104,8 @@ class LogisticCurve:
         self._weights += move
         self._weights[1] = max(self._weights[1], 0.0)  # more confidence is never less chance
         self._depth_sum = self._depth_sum * kept + float(np.add.reduce(features[:, 2])) / _DEPTH_SCALE
-        self._depth_count = self._depth_count * kept + len(good)
+        self._depth_count = self._depth_count * kept + len(missed)
         self._weigh()
-        return missed[0], spread[0]
-
-    def forget(self) -> None:
-        """Trust the past hardly more than a prior: it is out of date."""
-        self._curvature *= min(1.0, _FORGOTTEN_CURVATURE / max(float(self._curvature[0, 0]), 1e-12))
 
     def _weigh(self) -> None:
         """Derive from the weights what every step reads."""

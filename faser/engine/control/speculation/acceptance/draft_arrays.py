@@ -1,6 +1,14 @@
 """DraftArrays: the drafts of one step, from the moment they come until the target has verified them.
 
-Turns drafts into arrays, and arrays with accepted counts into Outcomes. Decides and estimates nothing.
+Turns drafts into arrays, and what a step brought into verdicts. Decides and estimates nothing.
+
+    draft          x1      x2      x3      x4      x5      x3, x4, x5 are cut, by the policy or by the step itself
+    verified by    row 0   row 1   row 2   -       -       row 2, of x2, is computed anyway
+    came           x1      x2      y                       y is the bonus token
+    judged         yes     yes     yes     no      no      x3 was right if it equals y
+
+A draft token that is a point mass is right if it equals the token that came at its place, whether it was verified or
+not. So the first token that is cut is judged for nothing, and so is a draft of which no token is verified.
 """
 
 from collections.abc import Sequence as Many
@@ -12,56 +20,90 @@ from numpy.typing import NDArray
 
 from faser.config.drafters import DRAFT_METHODS, PASS_METHODS
 from faser.engine.contract.plan import Draft
-from faser.engine.control.speculation.acceptance.estimator import Outcomes
+from faser.engine.control.speculation.acceptance.estimator import Verdicts
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 METHOD_IDS = {method: i for i, method in enumerate(DRAFT_METHODS)}
 FIRST_TEXT = np.array(len(PASS_METHODS))  # ids of drafters that run a model come before those of text look-ups
+_NO_TOKEN, _NOTHING_CAME = -1, -2  # no token ids, and unequal
 
 
 @dataclass(slots=True, kw_only=True)
-class DraftArrays:
-    """What a step verifies of its drafts: [S] each; confidences: [S, K], survival: [S, K + 1].
+class ReadDrafts:
+    """Drafts of up to K tokens as arrays. slots, methods, lengths: [S]; token_ids, confidences: [S, K].
 
-    lengths: tokens that were drafted. kept: tokens that are verified. border: 1 for the chunks of overlapped
-    drafts, whose first tokens the last step accepted: these are among the confidences, but not in lengths, kept
-    and survival.
+    methods: index DRAFT_METHODS. Beyond lengths confidences are 0 and token_ids are no tokens.
     """
 
     slots: Ints
     methods: Ints
     lengths: Ints
-    kept: Ints
+    token_ids: Ints
     confidences: Floats
+
+    def among(self, chosen: Ints) -> "ReadDrafts":
+        """Those at these positions."""
+        return ReadDrafts(
+            slots=self.slots[chosen],
+            methods=self.methods[chosen],
+            lengths=self.lengths[chosen],
+            token_ids=self.token_ids[chosen],
+            confidences=self.confidences[chosen],
+        )
+
+    def verdicts(self, came: Ints, *, first: int = 0) -> Verdicts:
+        """What the tokens that came, as of came_tokens, say about drafts that are point masses.
+
+        first: leading tokens of all drafts that an earlier step has accepted.
+        """
+        equal = self.token_ids[:, first:] == came[:, : self.token_ids.shape[1] - first]
+        accepted = np.add.reduce(np.logical_and.accumulate(equal, axis=1), axis=1) + first
+        judged = np.minimum(accepted + 1, self.lengths)
+        return self.judged(np.minimum(judged, np.count_nonzero(came != _NOTHING_CAME, axis=1) + first), accepted)
+
+    def judged(self, judged: Ints, accepted: Ints) -> Verdicts:
+        return Verdicts(
+            slots=self.slots,
+            methods=self.methods,
+            judged=judged,
+            accepted=accepted,
+            confidences=self.confidences,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class DraftArrays:
+    """What a step verifies of its drafts.
+
+    kept: [S] tokens that are verified. survival: [S, K + 1], of the tokens that could be verified. border: 1 for
+    the chunks of overlapped drafts, whose first tokens the last step accepted: these are among the drafts, but not
+    in kept and survival. drawn: the tokens are not point masses.
+    """
+
+    drafts: ReadDrafts
+    kept: Ints
     survival: Floats
     border: int = 0
+    drawn: bool = False
 
     def among(self, chosen: Ints) -> "DraftArrays":
         """Those at these positions."""
         return DraftArrays(
-            slots=self.slots[chosen],
-            methods=self.methods[chosen],
-            lengths=self.lengths[chosen],
+            drafts=self.drafts.among(chosen),
             kept=self.kept[chosen],
-            confidences=self.confidences[chosen],
             survival=self.survival[chosen],
             border=self.border,
+            drawn=self.drawn,
         )
 
-    def outcomes(self, accepted: Ints, *, border: int = 0) -> Outcomes:
-        """accepted: [S], of the kept tokens. border: 1 counts the first tokens of overlapped drafts too."""
-        if border:
-            accepted = accepted + border
-        return Outcomes(
-            slots=self.slots,
-            methods=self.methods,
-            drafted=self.lengths + border if border else self.lengths,
-            verified=self.kept + border if border else self.kept,
-            accepted=accepted,
-            confidences=self.confidences,
-        )
+    def verdicts(self, came: Many[tuple[int, ...]]) -> Verdicts:
+        """came: the tokens that the step brought each sequence, at least one."""
+        if not self.drawn:
+            return self.drafts.verdicts(came_tokens(came, self.drafts.token_ids.shape[1]), first=self.border)
+        accepted = np.array([len(each) for each in came], dtype=np.int64) - 1
+        return self.drafts.judged(np.minimum(accepted + 1, self.kept), accepted)
 
 
 class DraftReader:
@@ -70,15 +112,30 @@ class DraftReader:
     def __init__(self, cap: int) -> None:
         self._upto = np.tri(cap + 1, cap, -1, dtype=np.bool_)  # line n: the first n depths
 
-    def read(self, drafts: Many[Draft]) -> tuple[Ints, Ints, Floats]:
-        """Methods and lengths, [S]; confidences, [S, K], 0 beyond lengths."""
+    def read(self, drafts: Many[Draft]) -> ReadDrafts:
         lengths = np.array([len(each.token_ids) for each in drafts], dtype=np.int64)
         mask = self._upto.take(lengths, axis=0)
-        confidences = np.zeros(mask.shape)
+        confidences, token_ids = np.zeros(mask.shape), np.full(mask.shape, _NO_TOKEN, dtype=np.int64)
         if np.count_nonzero(lengths):
-            values = chain.from_iterable([each.confidences for each in drafts])
-            confidences[mask] = np.fromiter(values, np.float64)
-        return _methods([each.method for each in drafts]), lengths, confidences
+            confidences[mask] = np.fromiter(chain.from_iterable([each.confidences for each in drafts]), np.float64)
+            token_ids[mask] = np.fromiter(chain.from_iterable([each.token_ids for each in drafts]), np.int64)
+        return ReadDrafts(
+            slots=np.array([each.slot for each in drafts], dtype=np.int64),
+            methods=_methods([each.method for each in drafts]),
+            lengths=lengths,
+            token_ids=token_ids,
+            confidences=confidences,
+        )
+
+
+def came_tokens(came: Many[tuple[int, ...]], width: int) -> Ints:
+    """[S, width] the first tokens that a step brought each sequence; no token ids beyond them."""
+    found = np.full((len(came), width), _NOTHING_CAME, dtype=np.int64)
+    lengths = np.array([len(each) for each in came], dtype=np.int64)
+    if lengths.max() > width:
+        came, lengths = [each[:width] for each in came], np.minimum(lengths, width)
+    found[np.arange(width) < lengths[:, None]] = np.fromiter(chain.from_iterable(came), np.int64)
+    return found
 
 
 def _methods(names: list[str]) -> Ints:

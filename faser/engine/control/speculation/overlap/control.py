@@ -14,8 +14,13 @@ import numpy as np
 
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import Drafts, StepResult
-from faser.engine.control.speculation.acceptance.draft_arrays import DraftArrays, DraftReader
-from faser.engine.control.speculation.acceptance.estimator import Acceptance, Outcomes
+from faser.engine.control.speculation.acceptance.draft_arrays import (
+    FIRST_TEXT,
+    DraftArrays,
+    DraftReader,
+    ReadDrafts,
+)
+from faser.engine.control.speculation.acceptance.estimator import Acceptance, Verdicts
 from faser.engine.control.speculation.overlap.frontiers import Border, Frontiers
 from faser.engine.control.speculation.overlap.objective import OverlapChoice, best_overlap, mean_context
 from faser.engine.control.speculation.policies.draft_lengths import best_lengths
@@ -50,14 +55,14 @@ class OverlapOptions:
 class OverlapOutcome:
     """The result of overlapped drafting. Arrays: [N], one line per draft.
 
-    dropped: tokens of each draft that the target never sees. outcomes: of the drafts that the border decided.
+    dropped: tokens of each draft that the target never sees. verdicts: on the drafts that the border decided.
     verify_s, draft_s: what either lane should have taken. overlap_s: time in which both lanes were busy.
     """
 
     slots: Ints
     methods: Ints
     dropped: Ints
-    outcomes: Outcomes
+    verdicts: Verdicts
     verify_s: float
     draft_s: float
     overlap_s: float
@@ -154,23 +159,15 @@ class OverlapControl:
             return found, None
         positions, ready = zip(*chunks, strict=True)
         at = np.array(positions, dtype=np.int64)
-        slots = candidates.slots[at]
-        methods, lengths, confidences = self._reader.read(ready)
-        whole = self._acceptance.drafted_survival(slots, methods, lengths, confidences)
+        read = self._reader.read(ready)
+        lengths = read.lengths
+        whole = self._acceptance.drafted_survival(read.slots, read.methods, lengths, read.confidences)
         survival = np.zeros_like(whole)
         survival[:, :-1] = whole[:, 1:] / np.maximum(whole[:, 1:2], 1e-12)
         limit = np.minimum(lengths - 1, candidates.limit[at])
         kept = policy.keep(candidates.among(at).drafted(limit, survival), limit)
         self._rows += int(kept.sum())
-        verified = DraftArrays(
-            slots=slots,
-            methods=methods,
-            lengths=lengths - 1,
-            kept=kept,
-            confidences=confidences,
-            survival=survival,
-            border=1,
-        )
+        verified = DraftArrays(drafts=read, kept=kept, survival=survival, border=1)
         for i, draft, length in zip(positions, ready, kept.tolist(), strict=True):
             found[i] = draft.token_ids[1 : 1 + length]
         return found, verified
@@ -190,8 +187,9 @@ class OverlapControl:
         launched, self._launched = self._launched, None
         lane_verify_s, lane_draft_s, overlap_s = self._note_time(result, drafts, verify_s)
         slots = launched.slots
-        methods, lengths, confidences = self._reader.read(drafts.drafts)
-        self._acceptance.learn_lengths(slots, launched.lengths, lengths)
+        read = self._reader.read(drafts.drafts)
+        methods, lengths = read.methods, read.lengths
+        self._note(launched, read)
         brought, judge = {each.slot: each.token_ids for each in result.sequences}, self._frontiers.judge
         borders = [
             judge(unverified, draft, brought.get(draft.slot, ()))
@@ -205,18 +203,24 @@ class OverlapControl:
             slots=slots,
             methods=methods,
             dropped=np.where(passed, 1, lengths),
-            outcomes=Outcomes(
-                slots=slots[decided],
-                methods=methods[decided],
-                drafted=lengths[decided],
-                verified=np.ones_like(decided),
-                accepted=passed[decided].astype(np.int64),
-                confidences=confidences[decided],
-            ),
+            verdicts=read.among(decided).judged(np.ones_like(decided), passed[decided].astype(np.int64)),
             verify_s=lane_verify_s,
             draft_s=lane_draft_s,
             overlap_s=overlap_s,
         )
+
+    def _note(self, launched: _LaunchedDrafts, read: ReadDrafts) -> None:
+        survival = self._acceptance.drafted_survival(read.slots, read.methods, read.lengths, read.confidences)
+        for by_model in (True, False):
+            those = ((read.methods < FIRST_TEXT) == by_model).nonzero()[0]
+            if len(those):
+                self._acceptance.note_drafts(
+                    read.slots[those],
+                    launched.lengths[those],
+                    read.lengths[those],
+                    survival[those],
+                    by_model=by_model,
+                )
 
     def _note_time(self, result: StepResult, drafts: Drafts, verify_s: float) -> tuple[float, float, float]:
         """Follow the measured time. Returns what either lane should have taken, and how long both were busy."""

@@ -2,69 +2,84 @@
 
 G, the expected tokens per second of the whole step with its drafting (see objective.py), is maximised twice: over
 draft lengths before drafting, and over verified tokens once the drafts' confidences are known. In between the stop
-rule ends drafting where another pass does not pay: its prices are those of Dinkelbach's method, seconds times G.
-Where steps without drafts are better, no sequence drafts except for probes, which take a fixed share of the time.
-"""
+rule ends a model's drafting where another pass does not pay: its prices are those of Dinkelbach's method, seconds
+times G. Where steps without drafts are better, no sequence drafts, except for probes, which take a fixed share of
+the time.
 
-import functools
+    drafts from text    cost little, so all sequences look up, or none: _TextSwitch
+    drafts by a model   the lengths with the largest G: draft_lengths.py, with hysteresis
+    both                all sequences look up; then the model drafts for those for which G rises by it
+"""
 
 import numpy as np
 
 from faser.engine.contract.plan import StopRule
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
-from faser.engine.control.speculation.policies.draft_lengths import best_lengths
+from faser.engine.control.speculation.policies.draft_lengths import best_lengths, text_drafts
 from faser.engine.control.speculation.policies.objective import Choice, Objective, best_prefixes
 from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
-from faser.engine.control.speculation.policies.probes import Probes
+from faser.engine.control.speculation.policies.probes import PROBE_TOKENS, SHARE, Probes
 from faser.engine.control.timing.cost_model import CostModel
 
-_SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with drafts over G without
+_SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with a model's drafts over G without
 _DWELL_STEPS = 2  # between two switches: noise of the load must not flap them
 _DEEPER = 2  # tokens beyond the expected optimum that a confident draft may go
-_BEND = 1.5  # a row this many times as dear as the rows before it lies beyond a bend of the step time
 _FOLLOW = 0.05  # weight of the newest step in the gain of drafts from text
-_ONE = np.array(1)
+_FIRST_GAIN = 2.0  # of drafts from text, before any was looked up
 
 
 class Faser(Policy):
-    """method: the drafter that needs a pass per token, if the engine has one."""
+    """method: the drafter that needs a pass per token, if the engine has one.
+
+    has_text: drafts come from text, or from text as well.
+    """
 
     name = "faser"
 
-    def __init__(self, costs: CostModel, acceptance: Acceptance, *, method: str) -> None:
+    def __init__(self, costs: CostModel, acceptance: Acceptance, *, method: str, has_text: bool) -> None:
         self._costs = costs
         self._acceptance = acceptance
         self._method = method
+        self._text = _TextSwitch() if has_text else None
         self._probes = Probes()
+        self._probed: Ints = np.zeros(0, dtype=np.int64)  # slots whose step probes the model
         self._on = False
         self._since_switch = _DWELL_STEPS
         self._rate = 0.0  # G of the last lengths
-        self._row_price = (
-            0.0  # tokens that this G brings in the time of one of their rows, before they were deepened
-        )
-        self._followed_gain = 2 * _SWITCH_ON  # G with drafts from text over G without, as keep() sees it
+        self._row_price = 0.0  # tokens that this G brings in the time of one of their rows
 
     def lengths(self, candidates: Candidates) -> Ints:
         if not np.count_nonzero(candidates.limit):
             return np.zeros_like(candidates.limit)
         objective = Objective(self._costs, candidates)
+        lengths = np.zeros_like(candidates.limit)
         if self._costs.has_passes:
             choice = best_lengths(candidates, objective, self._costs)
             self._switch(choice.rate / objective.rate_without_drafts, candidates.since)
-            wanted = self._deepened(candidates, choice, objective)
-        else:
-            looking_s = self._costs.asking_s(candidates.num_sequences)
-            worth = candidates.survival[:, 1:] * candidates.weight[:, None]
-            choice = best_prefixes(objective, worth, candidates.limit, looking_s)
-            self._switch(self._text_gain(candidates, choice, objective), candidates.since)
-            wanted = candidates.limit
-        num_chosen = sum(choice.lengths.tolist())
-        self._rate, self._row_price = choice.rate, choice.rate * objective.row_s(0, max(num_chosen, 1))
-        lengths = wanted if self._on else np.zeros_like(candidates.limit)
-        return self._probes.add(candidates, lengths, objective, self._costs)
+            if self._on:
+                lengths = self._bounds(choice, candidates, objective)
+            lengths = self._probes.add(candidates, lengths, objective, self._costs)
+        if self._text is None:
+            return lengths
+        if not self._on:
+            self._probed = candidates.slots[lengths > 0]
+        looking_s = self._costs.asking_s(candidates.num_sequences)
+        looks_up = self._text.looks_up(looking_s / objective.seconds_without_drafts, candidates.since)
+        return candidates.limit if looks_up else np.where(lengths > 0, candidates.limit, 0)
+
+    def model_lengths(self, candidates: Candidates, by_text: Candidates) -> Ints:
+        objective = Objective(self._costs, candidates)
+        text = text_drafts(by_text, objective)
+        assert self._text is not None, "an engine without text drafts has no second round"
+        self._text.follow(text.rate / objective.rate_without_drafts)
+        if not self._on:
+            probed = np.isin(candidates.slots, self._probed) & (text.rows == 0)
+            return np.where(probed, np.minimum(candidates.limit, PROBE_TOKENS), 0)
+        choice = best_lengths(candidates, objective, self._costs, text)
+        return self._bounds(choice, candidates, objective)
 
     def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:
-        """Prices are in expected tokens: what the same time brings at the rate that lengths() found.
+        """Prices are in expected tokens: what the same time brings at the rate that the lengths were chosen for.
 
         A token is kept while it is worth a row. The next one is worth the survival so far times its own
         acceptance, which is unknown, so the usual one is taken; it costs a pass and a row.
@@ -83,68 +98,54 @@ class Faser(Policy):
 
     def keep(self, candidates: Candidates, lengths: Ints) -> Ints:
         """Drafting time is spent: only what verification adds counts, and to verify no token may be best."""
+        text = None if self._costs.has_passes else self._text  # with a model, model_lengths follows text drafts
         if not np.count_nonzero(lengths):
-            self._followed_gain += _FOLLOW * (1.0 - self._followed_gain)
+            if text is not None:
+                text.follow(1.0)
             return lengths
         objective = Objective(self._costs, candidates)
         values = candidates.survival[:, 1:] * candidates.weight[:, None]
         choice = best_prefixes(objective, values, lengths)
-        self._followed_gain += _FOLLOW * (choice.rate / objective.rate_without_drafts - self._followed_gain)
+        if text is not None:
+            text.follow(choice.rate / objective.rate_without_drafts)
         return choice.lengths
 
+    def _bounds(self, choice: Choice, candidates: Candidates, objective: Objective) -> Ints:
+        """Upper bounds beyond the expected optimum: confident drafts go on until stop_rule ends them.
+
+        Notes the prices of that rule.
+        """
+        lengths = choice.lengths
+        self._rate = choice.rate
+        self._row_price = choice.rate * objective.row_s(0, max(sum(lengths.tolist()), 1))
+        deeper = lengths + np.maximum(lengths // 2, _DEEPER)
+        return np.where(lengths > 0, np.minimum(deeper, candidates.limit), 0)
+
     def _switch(self, gain: float, since: int) -> None:
-        """Switch drafting on or off for all sequences, with hysteresis. since: steps since the last call."""
+        """Switch the model on or off for all sequences, with hysteresis. since: steps since the last call."""
         self._since_switch += since
         wanted = gain > (_STAY_ON if self._on else _SWITCH_ON)
         if wanted != self._on and self._since_switch >= _DWELL_STEPS:
             self._on, self._since_switch = wanted, 0
 
-    def _deepened(self, candidates: Candidates, choice: Choice, objective: Objective) -> Ints:
-        """Upper bounds beyond the expected optimum, so that confident drafts may go on until stop_rule ends them.
 
-        They apply only where one more token of each draft would pay if its survival were half way between the
-        expected one and certainty, and not across a bend of the step time: the rule has one price for all rows.
-        """
-        drafting = choice.lengths.nonzero()[0]
-        count = len(drafting)
-        if not count:
-            return choice.lengths
-        chosen = sum(choice.lengths.tolist())
-        row_s = objective.row_s(chosen, chosen + count)
-        if row_s > _BEND * objective.row_s(0, chosen):
-            return choice.lengths
-        lengths, limit = choice.lengths.take(drafting), candidates.limit.take(drafting)
-        next_survival = candidates.survival[drafting, np.minimum(lengths + _ONE, limit)]
-        hoped = (1 + float(np.add.reduce(next_survival)) / count) / 2
-        if choice.rate * (row_s + self._costs.pass_s(count) / count) > hoped:
-            return choice.lengths
-        deeper: Ints = _deeper(candidates.survival.shape[1]).take(choice.lengths)
-        return np.minimum(deeper, candidates.limit, out=deeper)
+class _TextSwitch:
+    """Whether to look drafts up: whether following what was found has lately gained more than looking takes.
 
-    def _text_gain(self, candidates: Candidates, choice: Choice, objective: Objective) -> float:
-        """G with look-ups over G without: as expected, or as followed by keep() if that is more.
+    Where it has not, sequences look up now and then, for the same share of the time as probes with a model.
+    """
 
-        Text costs little to look up and keep() cuts what is not worth its rows, so all sequences look up, or none.
-        The followed gain counts because drafts differ: where the mean draft does not pay, the best may. It is
-        limited to what certain tokens would bring.
-        """
-        drafting_s = self._costs.asking_s(candidates.num_sequences)
-        followed = (
-            self._followed_gain
-            * objective.seconds_without_drafts
-            / (objective.seconds_without_drafts + drafting_s)
-        )
-        most = sum(candidates.limit.tolist())
-        certain = objective.worth + float(candidates.weight.max()) * np.arange(most + 1)
-        possible = float((certain / (objective.verify_upto_s(most) + drafting_s)).max())
-        return (
-            max(choice.rate, min(followed * objective.rate_without_drafts, possible))
-            / objective.rate_without_drafts
-        )
+    def __init__(self) -> None:
+        self._gain = _FIRST_GAIN  # G with drafts from text over G without, in the steps that looked
+        self._saved = 0.0  # time for looking, in steps
+        self._probes = False
 
+    def looks_up(self, cost: float, since: int) -> bool:
+        """cost: of looking up, in steps without drafts. since: steps since the last call; they did as it said."""
+        self._saved = min(self._saved + (SHARE - cost * self._probes) * since, 0.0)
+        pays = self._gain > 1.0 + cost
+        self._probes = not pays and self._saved >= 0.0
+        return pays or self._probes
 
-@functools.lru_cache(maxsize=8)
-def _deeper(num_lengths: int) -> Ints:
-    """The upper bound beyond each length; 0 stays 0. Read only."""
-    lengths = np.arange(num_lengths)
-    return np.where(lengths > 0, lengths + np.maximum(lengths // 2, _DEEPER), 0)
+    def follow(self, gain: float) -> None:
+        self._gain += _FOLLOW * (gain - self._gain)

@@ -1,8 +1,8 @@
 """The Policy seam: how many tokens each sequence drafts in a step, and how many of them are verified.
 
 Control plane: arrays of numbers, no torch. The same policies decide live and in the simulator. A policy is asked
-twice per step: before drafting, and once the drafts' own confidences are known. It
-reads the results of its decisions from Acceptance and CostModel, which it never writes.
+before drafting, and once the drafts' own confidences are known; where drafts come from text and from a model, also
+in between. It reads the results of its decisions from Acceptance and CostModel, which it never writes.
 """
 
 from dataclasses import dataclass
@@ -88,6 +88,16 @@ class Policy(Protocol):
     def lengths(self, candidates: Candidates) -> Ints:
         """γ to draft, [S], 0 … limit. All zeros: no sequence drafts, and the step has no drafts."""
         ...
+
+    def model_lengths(self, candidates: Candidates, by_text: Candidates) -> Ints:
+        """γ to draft with the model where drafts from text are there already, [S]; 0: the draft from text stays.
+
+        candidates.limit: most tokens that the model may draft. by_text: the same sequences with their drafts from
+        text. The default takes the draft with the most expected tokens.
+        """
+        within = np.arange(candidates.survival.shape[1] - 1) < candidates.limit[:, None]
+        by_model = np.add.reduce(candidates.survival[:, 1:] * within, axis=1)
+        return np.where(by_model > np.add.reduce(by_text.survival[:, 1:], axis=1), candidates.limit, 0)
 
     def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:  # noqa: ARG002
         """When a drafter that needs a pass per token stops short of lengths; None: never."""

@@ -11,9 +11,9 @@ from faser.engine.control.speculation.policies.objective import Objective
 from faser.engine.control.speculation.policies.policy import Candidates, Ints
 from faser.engine.control.timing.cost_model import CostModel
 
-_SHARE = 0.004  # of the time that probing takes at most
+SHARE = 0.004  # of the time that probing takes at most
 _FIRST_WAIT, _LONGEST_WAIT = 16, 256  # steps
-_LENGTH = 2  # tokens of a probe
+PROBE_TOKENS = 2
 _SAVED_STEPS = 400.0  # steps whose share the account holds at most
 _NO_WAIT = 0
 
@@ -30,7 +30,7 @@ class Probes:
     def add(self, candidates: Candidates, lengths: Ints, objective: Objective, costs: CostModel) -> Ints:
         """lengths with probes for the sequences that are due, cheapest first, as far as the account allows."""
         self._step += candidates.since
-        share_s = _SHARE * objective.seconds_without_drafts
+        share_s = SHARE * objective.seconds_without_drafts
         self._saved_s = min(self._saved_s + candidates.since * share_s, _SAVED_STEPS * share_s)
         if np.count_nonzero(lengths) == np.count_nonzero(candidates.limit):
             if np.count_nonzero(self._due):
@@ -68,7 +68,7 @@ class Probes:
         unprobed_s = self._cost_s(candidates, lengths, objective, costs)
         while len(due):
             probed = lengths.copy()
-            probed[due] = np.minimum(candidates.limit[due], _LENGTH)
+            probed[due] = np.minimum(candidates.limit[due], PROBE_TOKENS)
             cost_s = self._cost_s(candidates, probed, objective, costs) - unprobed_s
             if cost_s <= self._saved_s:
                 self._saved_s -= max(cost_s, 0.0)
