@@ -16,6 +16,7 @@ from faser.engine.control.timing.clock import WallClock
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.rank_judge import NUM_TOP
@@ -126,8 +127,7 @@ def engine_of(pair: PrunePair, pruning: EarlyPruning | None, costs: CostModel) -
         max_rows=MAX_ROWS,
         model=DraftModelParts(
             runner=pair.draft_runner,
-            num_blocks=kv.num_blocks,
-            block_size=kv.block_size,
+            kv=DraftKvCache(table, num_blocks=kv.num_blocks, block_size=kv.block_size),
             max_positions=pair.draft.max_positions,
         ),
         num_top=0 if pruning is None else NUM_TOP,

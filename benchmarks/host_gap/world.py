@@ -25,6 +25,7 @@ from faser.engine.engine import Engine
 from faser.engine.execution.cuda_graphs.batch_sizes import DraftGraphs, GraphSizes
 from faser.engine.execution.cuda_graphs.graph_runner import GraphRunner
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.draft_samplers import WINDOW
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.models.loader import load_decoder
@@ -124,7 +125,9 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
             model="beside", method="draft_model", policy="fixed", num_speculative_tokens=GAMMA
         )
         model = DraftModelParts(
-            runner=draft, num_blocks=slots * _WIDTH, block_size=_BLOCK, max_positions=_BLOCK * _WIDTH
+            runner=draft,
+            kv=DraftKvCache(table, num_blocks=slots * _WIDTH, block_size=_BLOCK),
+            max_positions=_BLOCK * _WIDTH,
         )
         parts = DrafterParts(
             target=target, table=table, sampling=sampler.state, max_rows=rows, model=model, samples_in_runner=True

@@ -184,7 +184,8 @@ class StepResult:
     """Results in the order of plan.rows. run_s: wall time of the data plane, from began_s on.
 
     saved_s: seconds that the step is predicted to have taken less because it cut drafts. pruning: statistics of
-    early pruning since the start; None without it.
+    early pruning since the start; None without it. draft_kv: leading tokens of each sequence of plan.started that
+    the draft model's cache holds already; empty without a draft model.
     """
 
     step: int
@@ -193,6 +194,7 @@ class StepResult:
     began_s: float = 0.0
     saved_s: float = 0.0
     pruning: PruneStats | None = None
+    draft_kv: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from faser.config.drafters import TEXT_METHODS
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO, SpeculationConfig
+from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.draft_samplers import (
     DraftSampler,
     GreedyDraftSampler,
@@ -30,11 +31,13 @@ from faser.kernels.interface.sampling_kernels import SamplingKernels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftModelParts:
-    """A loaded draft model. runner: its KV cache has the target's blocks. max_positions: its context length."""
+    """A loaded draft model. runner: its KV cache has the target's blocks. max_positions: its context length.
+
+    kv: what that cache holds.
+    """
 
     runner: Runner
-    num_blocks: int
-    block_size: int
+    kv: DraftKvCache
     max_positions: int
 
 
@@ -82,7 +85,6 @@ def make_lookup(config: SpeculationConfig, methods: tuple[str, ...], library: ct
 
 
 def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
-    from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
     from faser.engine.execution.drafters.draft_model import DraftModel
 
     model = parts.model
@@ -90,7 +92,7 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     sampler = _draft_sampler(config, parts.sampling, model.runner.sampling_kernels)
     return DraftModel(
         _draft_loop(parts, model.runner, sampler),
-        DraftKvCache(parts.table, num_blocks=model.num_blocks, block_size=model.block_size),
+        model.kv,
         sampler,
         max_positions=model.max_positions,
     )

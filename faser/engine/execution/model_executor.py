@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from faser.engine.contract.executor import LaunchedStep
 from faser.engine.contract.plan import DraftPlan, Drafts, SequenceResult, SequenceRows, StepPlan, StepResult
 from faser.engine.execution.async_steps import AsyncSteps
+from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.drafter import Continuation, Drafter
 from faser.engine.execution.next_tokens import NextTokens
 from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_lane
@@ -34,6 +35,7 @@ class SpeculativeExecution:
 
     matches_samples: the verifier accepts drafted tokens that equal the token sampled at their row, and no others.
     forward: how the rows of a step go through the layers. lanes: None where drafting never overlaps with a step.
+    draft_kv: what the draft model's cache holds; None without a draft model.
     """
 
     drafter: Drafter
@@ -41,6 +43,7 @@ class SpeculativeExecution:
     matches_samples: bool = False
     forward: VerificationForward = field(default_factory=PlainForward)
     lanes: Lanes | None = None
+    draft_kv: DraftKvCache | None = None
 
 
 class ModelExecutor:
@@ -171,7 +174,14 @@ class ModelExecutor:
             began_s=began_s,
             saved_s=self._forward.saved_s if cuts else 0.0,
             pruning=self._forward.stats,
+            draft_kv=self._held_by_draft_model(plan),
         )
+
+    def _held_by_draft_model(self, plan: StepPlan) -> tuple[int, ...]:
+        """As StepResult says."""
+        if self._speculation is None or self._speculation.draft_kv is None:
+            return ()
+        return tuple([self._speculation.draft_kv.num_held(start.slot) for start in plan.started])
 
     def _with_top_ids(self, plan: DraftPlan) -> DraftPlan:
         """The plan, with likely tokens named where the next forward may use them."""

@@ -19,6 +19,7 @@ from faser.engine.execution.drafter_registry import (
     make_drafter,
     make_lookup,
 )
+from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.draft_model import DraftModel
 from faser.engine.execution.drafters.layer_skip import LayerSkip
 from faser.engine.execution.models.loader import load_decoder
@@ -48,12 +49,15 @@ from tests.engine.execution.drafters.drafting import (
 
 
 def parts(directory: Path, *, with_model: bool = False) -> DrafterParts:
+    table = BlockTable(NUM_SLOTS, 8)
     model = DraftModelParts(
-        runner=make_runner(directory), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_positions=MAX_LEN
+        runner=make_runner(directory),
+        kv=DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE),
+        max_positions=MAX_LEN,
     )
     return DrafterParts(
         target=make_runner(directory),
-        table=BlockTable(NUM_SLOTS, 8),
+        table=table,
         sampling=SamplingState(NUM_SLOTS),
         max_rows=MAX_ROWS,
         model=model if with_model else None,

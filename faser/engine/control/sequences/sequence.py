@@ -35,11 +35,13 @@ class Sequence:
     The last known token of a sequence that still generates is never computed: its row yields the next one.
     priority_key: its place in every order. max_total: tokens, prompt included, at which it ends. seed: the
     effective one. generates: False for a request that only scores its prompt. needs_only_logits: as in
-    SamplingParams. speculated: what speculation did for it in the slots that it has left.
+    SamplingParams. speculated: what speculation did for it in the slots that it has left. decoding_since: seconds
+    of the clock and known tokens from which on its time per token counts; 0 tokens: not yet.
     """
 
     __slots__ = (
         "_may_end_with",
+        "decoding_since",
         "eos_token_ids",
         "finish_reason",
         "first_scheduled_s",
@@ -96,6 +98,7 @@ class Sequence:
         self.num_cached = 0
         self.prompt_logprobs: list[PositionLogprobs | None] = [None]
         self.speculated: SpeculationSummary | None = None
+        self.decoding_since = (0.0, 0)
 
     @property
     def held_slot(self) -> int:

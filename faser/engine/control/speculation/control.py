@@ -68,7 +68,9 @@ class SpeculationControl:
         self._cap = cap
         self._is_point_mass = config.draft_sample_method != "probabilistic"
         self._acceptance = Acceptance(num_slots, cap)
-        self._state = SpeculationState(num_slots, cap, clock, looks_up=not costs.has_passes)
+        self._state = SpeculationState(
+            num_slots, cap, clock, looks_up=not costs.has_passes, catches_up=config.needs_draft_model
+        )
         self._statistics = SpeculationStatistics(
             num_slots, cap, (*config.classes,), partition=overlap.name if overlap else SERIAL, details=details
         )
@@ -252,6 +254,8 @@ class SpeculationControl:
         """
         began = time.perf_counter()
         self._pruning = result.pruning
+        for start, num_held in zip(plan.started, result.draft_kv, strict=False):  # empty without a draft model
+            self._state.set_draft_kv(start.slot, num_held)
         self._predicted_s -= result.saved_s
         self._statistics.count_mode()
         if overlapped is None:

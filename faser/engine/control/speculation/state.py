@@ -73,16 +73,20 @@ class CachedDecision:
 class SpeculationState:
     """Arrays of num_slots lines. cap: most tokens of a draft.
 
-    looks_up: drafts come from text alone; then a decision serves several steps in small batches too.
+    looks_up: drafts come from text alone; then a decision serves several steps in small batches too. catches_up: a
+    draft model has to compute all tokens that its KV cache lacks before it drafts.
     """
 
-    def __init__(self, num_slots: int, cap: int, clock: Clock, *, looks_up: bool = False) -> None:
+    def __init__(
+        self, num_slots: int, cap: int, clock: Clock, *, looks_up: bool = False, catches_up: bool = True
+    ) -> None:
         self.frontiers = Frontiers(num_slots)
         self._num_slots = num_slots
         self._cap = cap
         self._clock = clock
         self._caps: Ints = np.zeros(num_slots, dtype=np.int64)
         self._ends: Ints = np.zeros(num_slots, dtype=np.int64)
+        self._catches_up = catches_up
         self._draft_kv: Ints = np.zeros(num_slots, dtype=np.int64)  # tokens in the draft KV cache
         self._target_s: Floats = np.zeros(num_slots)  # per token; 0: no target
         self._since_s: Floats = np.zeros(num_slots)  # when decoding began
@@ -100,9 +104,9 @@ class SpeculationState:
         own = self._cap if asked.max_tokens is None else asked.max_tokens
         self._ends[slot] = sequence.max_total - 1
         self._caps[slot] = min(own, self._cap) if asked.enabled else 0
-        self._draft_kv[slot] = sequence.num_computed
+        self._draft_kv[slot] = 0
         self._target_s[slot] = (asked.slo.tpot_ms or 0.0) / 1000
-        self._since_tokens[slot] = 0
+        self._since_s[slot], self._since_tokens[slot] = sequence.decoding_since
         self._members = None
         if self._decision is not None:
             self._decision.lengths[slot] = self._decision.usual
@@ -111,11 +115,13 @@ class SpeculationState:
     def release(self, sequence: Sequence) -> None:
         """The sequence leaves its slot, for good if it has a finish reason."""
         self._members = None
+        slot = sequence.held_slot
+        sequence.decoding_since = self._since_s.item(slot), self._since_tokens.item(slot)
         if sequence.finish_reason is not None:
             self._num_ended += 1
             weight = max(_ANSWER_WEIGHT, 1 / self._num_ended)
             self._mean_answer_len += weight * (sequence.num_tokens - sequence.prompt_len - self._mean_answer_len)
-        self.frontiers.release(sequence.held_slot)
+        self.frontiers.release(slot)
 
     def batch(self, sequences: Many[Sequence]) -> Batch:
         """The arrays of these sequences, before a step that they take part in."""
@@ -134,6 +140,8 @@ class SpeculationState:
 
     def missing_kv(self, batch: Batch) -> Ints:
         """[S] known tokens that the draft KV cache lacks."""
+        if not self._catches_up:
+            return np.zeros_like(batch.known)
         missing: Ints = batch.known - self._draft_kv.take(batch.slots)
         return missing
 
@@ -148,7 +156,8 @@ class SpeculationState:
     def weights(self, batch: Batch) -> Floats:
         """[S] worth of a token, read only: 1, or (measured / target)² for a sequence slower than its target.
 
-        batch: the one that `batch` returned last. The time per token is measured from the first call on.
+        batch: the one that `batch` returned last. The time per token is measured from the sequence's first call on,
+        through preemptions: what it waits counts.
 
         Source: the order of AdaServe (arXiv:2501.12162): first what targets need, then throughput.
         """
@@ -167,7 +176,7 @@ class SpeculationState:
         """The draft KV cache now holds `counts` more tokens of each sequence. [S]; no slot occurs twice."""
         self._draft_kv.put(slots, self._draft_kv.take(slots) + counts)
 
-    def set_draft_kv(self, slots: Ints, ends: Many[int]) -> None:
+    def set_draft_kv(self, slots: int | Ints, ends: int | Many[int]) -> None:
         """The draft KV cache now holds each sequence up to these positions. [S]; no slot occurs twice."""
         self._draft_kv[slots] = ends
 

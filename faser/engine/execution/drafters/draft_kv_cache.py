@@ -54,6 +54,13 @@ class DraftKvCache:
     def release(self, slot: int) -> None:
         self._sequences.pop(slot, None)
 
+    def num_held(self, slot: int) -> int:
+        """Leading tokens of the sequence that need not be computed. Before its first draft: in adopted blocks."""
+        sequence = self._sequences[slot]
+        if not sequence.adopted:
+            self._adopt(sequence, self._table.blocks(slot))
+        return sequence.computed
+
     def num_known(self, slot: int) -> int:
         return len(self._sequences[slot].token_ids)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.drafter import Drafter
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
@@ -50,8 +51,7 @@ def _speculation(
     if parts.draft is not None and parts.draft_runner is not None:
         model = DraftModelParts(
             runner=parts.draft_runner,
-            num_blocks=parts.kv.num_blocks,
-            block_size=parts.kv.block_size,
+            kv=DraftKvCache(table, num_blocks=parts.kv.num_blocks, block_size=parts.kv.block_size),
             max_positions=parts.draft.max_positions,
         )
     drafter_parts = DrafterParts(
@@ -71,4 +71,5 @@ def _speculation(
         matches_samples=isinstance(verifier, SampleAndMatch),
         forward=pruning or PlainForward(),
         lanes=parts.lanes if drafter.drafts_overlapped else None,
+        draft_kv=None if model is None else model.kv,
     )

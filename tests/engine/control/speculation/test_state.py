@@ -199,3 +199,36 @@ def test_a_decision_expires_with_the_last_step_that_it_serves() -> None:
     state = state_with_decision()
     state.expire_decision()
     assert state.decision_expired
+
+
+def test_what_the_target_has_in_its_prefix_cache_the_draft_model_may_lack() -> None:
+    """Planted bug: a prefix hit of the target counted as one of the draft model."""
+    sequence = sequence_in(0, prompt=50)
+    sequence.num_computed = 48
+    state = state_of(sequence)
+    assert state.missing_kv(state.batch([sequence])).tolist() == [50]
+    state.set_draft_kv(0, 32)
+    assert state.missing_kv(state.batch([sequence])).tolist() == [18]
+
+
+def test_a_drafter_without_a_kv_cache_of_its_own_misses_nothing() -> None:
+    sequence = sequence_in(0, prompt=50)
+    state = SpeculationState(NUM_SLOTS, CAP, SimulatedClock(), catches_up=False)
+    state.start(sequence)
+    assert state.missing_kv(state.batch([sequence])).tolist() == [0]
+
+
+def test_a_preempted_sequence_keeps_the_debt_to_its_target() -> None:
+    """Two tokens took 0.08 s where 0.04 s was the target; then it waits for a second, in another slot."""
+    clock = SimulatedClock()
+    sequence = sequence_in(0, tpot_ms=20.0)
+    state = state_of(sequence, clock=clock)
+    state.weights(state.batch([sequence]))
+    clock.advance(0.08)
+    sequence.token_ids.extend([1, 1])
+    assert np.allclose(state.weights(state.batch([sequence])), [4.0])
+    state.release(sequence)
+    clock.advance(0.02)
+    sequence.slot = 3
+    state.start(sequence)
+    assert np.allclose(state.weights(state.batch([sequence])), [(0.1 / 0.04) ** 2])

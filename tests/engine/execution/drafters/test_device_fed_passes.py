@@ -711,7 +711,9 @@ def test_the_runner_that_drafts_is_asked_for_point_masses_where_it_may_choose(
         sampling=state,
         max_rows=MAX_ROWS,
         model=DraftModelParts(
-            runner=pair.runner(of_model), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_positions=MAX_LEN
+            runner=pair.runner(of_model),
+            kv=DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE),
+            max_positions=MAX_LEN,
         ),
         num_top=4,
         samples_in_runner=samples_in_runner,

@@ -126,3 +126,13 @@ def test_a_slot_that_is_free_already_can_be_released() -> None:
     kv.check_invariants()
     with pytest.raises(KeyError):
         kv.num_known(3)
+
+
+def test_what_is_held_before_the_first_draft_is_what_the_first_draft_finds() -> None:
+    kv = make({0: (1, 2, 3, 4), 1: (1, 2, 5, 6), 2: (8, 9)})
+    fill(kv, 0, (*A, *B, *C, 1))
+    for slot, token_ids in ((1, (*A, *B, *A, 1)), (2, (*A, 1))):
+        kv.start(slot, token_ids)
+    held = [kv.num_held(1), kv.num_held(2)]
+    assert held == [2 * SIZE, 0]
+    assert [kv.missing(1, 2).start, kv.missing(2, 2).start] == held

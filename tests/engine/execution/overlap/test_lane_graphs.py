@@ -30,6 +30,7 @@ from faser.engine.engine import Engine
 from faser.engine.execution.cuda_graphs.batch_sizes import BatchSizeIndex, DraftGraphs, GraphSizes
 from faser.engine.execution.cuda_graphs.graph_runner import LANES_STAGE, STAGE, GraphRunner
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.draft_samplers import WINDOW
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.overlap.lanes import Lanes, device_lanes_of
@@ -153,7 +154,9 @@ def overlapping_engine(world: World, share: float) -> Engine:
     table = BlockTable(SLOTS, WIDTH)
     sampler = Sampler(SLOTS, VOCAB_SIZE, (2,), "cpu", world.target.sampling_kernels)
     model = DraftModelParts(
-        runner=world.drafter, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_positions=BLOCK_SIZE * WIDTH
+        runner=world.drafter,
+        kv=DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE),
+        max_positions=BLOCK_SIZE * WIDTH,
     )
     parts = DrafterParts(
         target=world.target,

@@ -15,6 +15,7 @@ import torch
 
 from faser.config.speculation import SpeculationConfig
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.overlap.partition import Serial
 from faser.engine.execution.pruning.rank_judge import NUM_TOP
 from faser.engine.execution.runner.batch import BlockTable
@@ -79,7 +80,9 @@ def sides(world: World, given: dict[str, Any]) -> Sides:
         sampling=sampler.state,
         max_rows=MAX_ROWS,
         model=DraftModelParts(
-            runner=world.drafter, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_positions=MAX_LEN
+            runner=world.drafter,
+            kv=DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE),
+            max_positions=MAX_LEN,
         ),
         num_top=NUM_TOP,
     )

@@ -20,6 +20,7 @@ from faser.engine.control.timing.clock import SimulatedClock
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
@@ -143,7 +144,9 @@ def make_engine(
     speculation, control, clock = None, None, SimulatedClock()
     if config.policy != "off":
         model = DraftModelParts(
-            runner=world.drafter, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_positions=MAX_LEN
+            runner=world.drafter,
+            kv=DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE),
+            max_positions=MAX_LEN,
         )
         parts = DrafterParts(
             target=world.target,

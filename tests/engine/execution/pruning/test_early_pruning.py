@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 from benchmarks.selected_drafter import SelectedDrafter
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceRows, SequenceStart, StopRule
+from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceRows, SequenceStart
 from faser.engine.contract.step_times import CostTable
 from faser.engine.control.speculation.drafter_selection import DrafterSelection
 from faser.engine.control.speculation.overlap.control import OverlapOptions
-from faser.engine.control.speculation.policies.policy import Candidates
+from faser.engine.control.speculation.policies.policy import Candidates, Policy
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.drafter import NO_TOP, Continuation, Drafter, Proposals
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.gate import Floats, Ints, Lesson, Look, Split
@@ -332,7 +333,7 @@ class FirstJudge:
         return first
 
 
-class Everything:
+class Everything(Policy):
     """A policy that drafts all it may, and remembers the survival that it sees for first tokens."""
 
     name = "everything"
@@ -343,12 +344,6 @@ class Everything:
     def lengths(self, candidates: Candidates) -> Ints:
         self.expected = float(candidates.survival[:, 1].mean())
         return candidates.limit
-
-    def stop_rule(self, _candidates: Candidates, _lengths: Ints) -> StopRule | None:
-        return None
-
-    def keep(self, _candidates: Candidates, lengths: Ints) -> Ints:
-        return lengths
 
 
 def test_a_flagged_token_that_was_right_is_learned_as_accepted(overlapping: World) -> None:
@@ -561,7 +556,9 @@ def model_drafter(pair: tuple[Path, Path], num_top: int) -> Drafter:
     """Its slots have started with PROMPTS, which lie in blocks of their own."""
     table = BlockTable(NUM_SLOTS, 4)
     runner = make_runner(pair[1], TorchBackend())
-    model = DraftModelParts(runner=runner, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_positions=MAX_LEN)
+    model = DraftModelParts(
+        runner=runner, kv=DraftKvCache(table, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE), max_positions=MAX_LEN
+    )
     parts = DrafterParts(
         target=runner, table=table, sampling=SamplingState(NUM_SLOTS), max_rows=20, model=model, num_top=num_top
     )

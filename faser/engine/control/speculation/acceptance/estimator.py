@@ -33,7 +33,8 @@ _OWN_KEPT = np.array(0.5 ** (1 / 5))  # of a slot's mean after one more draft
 _ALL_KEPT = 0.5 ** (1 / 200)  # of the mean of all slots
 _PRIOR_DRAFTS = 8.0  # drafts that the prior is worth
 _PRIOR_FOUND = 0.5  # share of look-ups that are expected to find another token
-_OFFSET_PRECISION = np.array(4.0)  # of the prior of offsets: their variance is 1 / 4
+_OFFSET_PRECISION = 4.0  # of the prior of offsets: their variance is 1 / 4
+_EDITED_PRECISION = 0.5  # of requests that edit logits: they may be like no other
 _PRECISION_KEPT = 0.5 ** (1 / 60)  # of what is known of an offset after one more judged token
 _LARGEST_OFFSET = np.array(4.0)
 _SMALLEST_OFFSET = -_LARGEST_OFFSET
@@ -77,6 +78,7 @@ class Acceptance:
         self._is_upto = self._upto > 0
         self._held: list[Verdicts] = []  # of steps that a cached decision has served; see hold
         self._teaches = np.ones(num_slots, dtype=np.bool_)  # by slot: it says something about other slots too
+        self._prior_precision = np.full(num_slots, _OFFSET_PRECISION)  # by slot: of the prior of its offsets
         self.forget()
 
     def forget(self) -> None:
@@ -103,6 +105,7 @@ class Acceptance:
         teaches: what becomes of its drafts says something about those of other sequences.
         """
         self._teaches[slot] = teaches
+        self._prior_precision[slot] = _OFFSET_PRECISION if teaches else _EDITED_PRECISION
         self._offset[:, slot] = self._precision[:, slot] = 0.0
         self._own[:, slot] = 0.0
 
@@ -221,7 +224,7 @@ class Acceptance:
         missed, spread = curve.learn(features, good, offset.take(slots), self._teaching(slots))
         precision *= _PRECISION_KEPT ** np.bincount(slots, minlength=count)
         precision += np.bincount(slots, spread, count)
-        offset += np.bincount(slots, missed, count) / (precision + _OFFSET_PRECISION)
+        offset += np.bincount(slots, missed, count) / (precision + self._prior_precision)
         np.maximum(offset, _SMALLEST_OFFSET, out=offset)
         np.minimum(offset, _LARGEST_OFFSET, out=offset)
 
