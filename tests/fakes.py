@@ -258,6 +258,7 @@ class RandomPolicy:
     """A Policy that decides at random: any γ within the limits, and any cut of what was drafted."""
 
     name = "random"
+    never_drafts = False
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)

@@ -63,8 +63,16 @@ class ScriptedScheduler:
         self._calls.append(("propose_overlapped", plan))
         return self._overlapped
 
+    def has_work(self) -> bool:
+        return True
+
     def commit(
-        self, plan: StepPlan, result: StepResult, overlapped_drafts: Drafts | None = None
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        overlapped_drafts: Drafts | None = None,
+        *,
+        gap_s: float | None = None,  # noqa: ARG002
     ) -> list[SequenceDelta]:
         self._calls.append(("commit", plan, result, overlapped_drafts))
         return []

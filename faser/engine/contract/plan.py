@@ -183,14 +183,16 @@ class SequenceResult:
 class StepResult:
     """Results in the order of plan.rows. run_s: wall time of the data plane, from began_s on.
 
-    saved_s: seconds that the step is predicted to have taken less because it cut drafts. pruning: statistics of
-    early pruning since the start; None without it.
+    prepared_s: the part of run_s in which the host prepared inputs and the device had no work yet; 0 where the
+    host computes. saved_s: seconds that the step is predicted to have taken less because it cut drafts. pruning:
+    statistics of early pruning since the start; None without it.
     """
 
     step: int
     sequences: tuple[SequenceResult, ...]
     run_s: float
     began_s: float = 0.0
+    prepared_s: float = 0.0
     saved_s: float = 0.0
     pruning: PruneStats | None = None
 

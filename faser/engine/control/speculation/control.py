@@ -20,7 +20,7 @@ import numpy as np
 
 from faser.config.drafters import PASS_METHODS
 from faser.config.speculation import AUTO, SpeculationConfig
-from faser.engine.contract.plan import DraftPlan, Drafts, StepPlan, StepResult
+from faser.engine.contract.plan import PLACEHOLDER, DraftPlan, Drafts, StepPlan, StepResult
 from faser.engine.contract.step_times import Role
 from faser.engine.control.sequences.sequence import Sequence
 from faser.engine.control.speculation.acceptance.draft_arrays import DraftArrays, DraftReader
@@ -36,6 +36,7 @@ from faser.engine.control.speculation.state import SpeculationState
 from faser.engine.control.speculation.statistics import SERIAL, SpeculationStatistics
 from faser.engine.control.timing.clock import Clock
 from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.timing.host_gap import GapKind
 from faser.errors import ConfigError
 from faser.types import PruneStats, SpeculationStats, SpeculationSummary
 
@@ -44,8 +45,8 @@ class SpeculationControl:
     """One per engine with a drafter. policy: None makes the one that config names.
 
     details: summaries of requests list every draft. overlap: None never overlaps. selection: chooses the drafter
-    of each sequence; None where the engine has one. times_itself: the host time of deciding counts as a cost of
-    drafting; False where time is simulated.
+    of each sequence; None where the engine has one. times_itself: the host time that drafting exposes counts as a
+    cost of it; False where time is simulated.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class SpeculationControl:
             self._state,
             self._statistics,
             self._overlap,
+            costs,
             cap=cap,
         )
         self._learner = OutcomeLearner(costs, self._acceptance, self._state, self._statistics)
@@ -222,7 +224,7 @@ class SpeculationControl:
 
         If so it counts as a step for which the policy was not asked.
         """
-        return not self.drafts_overlapped and self._decider.skip_policy(count)
+        return not self.drafts_overlapped and self._decider.skip_policy(count, launches_ahead=True)
 
     def launch(self, plan: StepPlan) -> None:
         """The step is about to run."""
@@ -239,12 +241,18 @@ class SpeculationControl:
         self._overlap.launch(decision.slots, decision.lengths, unverified)
 
     def learn(
-        self, plan: StepPlan, result: StepResult, sequences: Many[Sequence], overlapped: Drafts | None = None
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        sequences: Many[Sequence],
+        overlapped: Drafts | None = None,
+        *,
+        gap_s: float | None = None,
     ) -> None:
         """Take in what the step brought, before its tokens are committed.
 
         sequences: of plan.rows, in their order; those that have ended meanwhile teach nothing. overlapped: the
-        drafts made during the step.
+        drafts made during the step. gap_s: as in Scheduler.commit.
         """
         began = time.perf_counter()
         if self._selection is not None:
@@ -253,8 +261,9 @@ class SpeculationControl:
         self._predicted_s -= result.saved_s
         self._statistics.count_mode()
         if overlapped is None:
-            self._costs.observe(Role.STEP, self._predicted_s, result.run_s)
-            self._statistics.time_step(self._predicted_s, result.run_s)
+            device_s = result.run_s - result.prepared_s
+            self._costs.observe(Role.STEP, self._predicted_s, device_s)
+            self._statistics.time_step(self._predicted_s, device_s)
         else:
             assert self._overlap is not None
             self._learner.learn_overlapped(plan, result, overlapped, self._overlap, verify_s=self._predicted_s)
@@ -262,12 +271,25 @@ class SpeculationControl:
             self._learner.learn_undrafted(plan, sequences)
         else:
             self._learner.learn_verified(self._drafted, plan, result, sequences)
-        drafts = self._requested is not None or overlapped is not None
+        kind = self._gap_kind(plan, overlapped)
         self._requested = self._drafted = None
         self._statistics.time_deciding(time.perf_counter() - began)
         deciding_s = self._statistics.end_step()
-        if self._times_itself:
-            self._costs.observe_deciding(deciding_s, drafts=drafts)
+        if self._times_itself and kind is not None and gap_s is not None:
+            self._costs.host_gaps.observe(kind, gap_s, len(plan.rows), deciding_s=deciding_s)
+
+    def _gap_kind(self, plan: StepPlan, overlapped: Drafts | None) -> GapKind | None:
+        """What the step's gap is an example of; None: of nothing, as the step has prompts or new sequences."""
+        asked = self._decider.take_asked()
+        if plan.rows[0].token_ids[0] == PLACEHOLDER:
+            return GapKind.AHEAD
+        if plan.started or plan.num_rows != len(plan.rows) + sum([rows.num_drafts for rows in plan.rows]):
+            return None
+        if overlapped is not None:
+            return GapKind.OVERLAPPED
+        if self._requested is not None:
+            return GapKind.DRAFTED
+        return GapKind.ASKED if asked else GapKind.UNASKED
 
     def _keep(self, drafts: Drafts) -> list[tuple[int, ...]]:
         assert self._requested is not None, "drafts come exactly when they were requested"

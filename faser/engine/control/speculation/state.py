@@ -78,6 +78,7 @@ class SpeculationState:
 
     def __init__(self, num_slots: int, cap: int, clock: Clock, *, looks_up: bool = False) -> None:
         self.frontiers = Frontiers(num_slots)
+        self.num_changes = 0  # sequences that have started or left
         self._num_slots = num_slots
         self._cap = cap
         self._clock = clock
@@ -88,6 +89,7 @@ class SpeculationState:
         self._since_s: Floats = np.zeros(num_slots)  # when decoding began
         self._since_tokens: Ints = np.zeros(num_slots, dtype=np.int64)
         self._members: _Members | None = None
+        self._num_drafting = 0  # slots whose sequence may have drafts
         self._num_ended = 0
         self._mean_answer_len = 0.0  # tokens, exponentially weighted
         self._sequences_per_step = 0 if looks_up else _SEQUENCES_PER_STEP
@@ -100,6 +102,8 @@ class SpeculationState:
         own = self._cap if asked.max_tokens is None else asked.max_tokens
         self._ends[slot] = sequence.max_total - 1
         self._caps[slot] = min(own, self._cap) if asked.enabled else 0
+        self._num_drafting += bool(self._caps[slot])
+        self.num_changes += 1
         self._draft_kv[slot] = sequence.num_computed
         self._target_s[slot] = (asked.slo.tpot_ms or 0.0) / 1000
         self._since_tokens[slot] = 0
@@ -111,11 +115,18 @@ class SpeculationState:
     def release(self, sequence: Sequence) -> None:
         """The sequence leaves its slot, for good if it has a finish reason."""
         self._members = None
+        self._num_drafting -= bool(self._caps[sequence.held_slot])
+        self.num_changes += 1
         if sequence.finish_reason is not None:
             self._num_ended += 1
             weight = max(_ANSWER_WEIGHT, 1 / self._num_ended)
             self._mean_answer_len += weight * (sequence.num_tokens - sequence.prompt_len - self._mean_answer_len)
         self.frontiers.release(sequence.held_slot)
+
+    @property
+    def any_may_draft(self) -> bool:
+        """At least one sequence has a draft cap above 0."""
+        return self._num_drafting > 0
 
     def batch(self, sequences: Many[Sequence]) -> Batch:
         """The arrays of these sequences, before a step that they take part in."""

@@ -28,6 +28,7 @@ class Greedy:
     seen: list[Candidates] = field(default_factory=list)
     offered: list[int] = field(default_factory=list)
     name: str = "greedy"
+    never_drafts: bool = False
 
     def lengths(self, candidates: Candidates) -> Ints:
         self.seen.append(candidates)

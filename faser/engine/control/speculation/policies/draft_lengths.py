@@ -25,7 +25,7 @@ def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel)
     """The lengths with the largest G among those that take the likeliest tokens first up to a common depth."""
     worths = candidates.survival[:, 1:] * candidates.weight[:, None]
     if candidates.num_sequences == 1:
-        return best_prefixes(objective, worths, candidates.limit, _alone_s(candidates, costs))
+        return best_prefixes(objective, worths, candidates.limit, _alone_s(candidates, objective, costs))
     num_sequences, num_depths = worths.shape
     there = upto(num_depths).take(candidates.limit, axis=0).ravel().nonzero()[0]
     if not len(there):
@@ -48,7 +48,8 @@ def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel)
     if np.count_nonzero(candidates.missing_kv):
         catchup_s = _catchup_s(candidates, costs)
         seconds += up_to_cut(np.where(depth == 0, catchup_s.take(line), 0.0))[0]
-    seconds += costs.asking_s(drafting[0])
+    seconds += costs.text_s(drafting[0])
+    seconds += objective.drafting_gap_s
     seconds += objective.verify_s(np.add.accumulate(drafting, axis=0))
     rates = up_to_cut(worth)
     np.add.accumulate(rates, axis=0, out=rates)
@@ -63,10 +64,10 @@ def best_lengths(candidates: Candidates, objective: Objective, costs: CostModel)
     return Choice(lengths=lengths, rate=rate)
 
 
-def _alone_s(candidates: Candidates, costs: CostModel) -> Floats:
+def _alone_s(candidates: Candidates, objective: Objective, costs: CostModel) -> Floats:
     """[limit + 1] seconds in which one sequence drafts 0, 1, … tokens, a pass each."""
     seconds: Floats = np.arange(candidates.limit.item(0) + 1, dtype=np.float64) * costs.pass_s(1)
-    seconds[1:] += costs.asking_s(1)
+    seconds[1:] += costs.text_s(1) + objective.drafting_gap_s
     if candidates.missing_kv.item(0):
         seconds[1:] += _catchup_s(candidates, costs)
     return seconds

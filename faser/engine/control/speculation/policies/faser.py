@@ -53,7 +53,7 @@ class Faser(Policy):
             self._switch(choice.rate / objective.rate_without_drafts, candidates.since)
             wanted = self._deepened(candidates, choice, objective)
         else:
-            looking_s = self._costs.asking_s(candidates.num_sequences)
+            looking_s = self._costs.text_s(candidates.num_sequences) + objective.drafting_gap_s
             worth = candidates.survival[:, 1:] * candidates.weight[:, None]
             choice = best_prefixes(objective, worth, candidates.limit, looking_s)
             self._switch(self._text_gain(candidates, choice, objective), candidates.since)
@@ -128,7 +128,7 @@ class Faser(Policy):
         The followed gain counts because drafts differ: where the mean draft does not pay, the best may. It is
         limited to what certain tokens would bring.
         """
-        drafting_s = self._costs.asking_s(candidates.num_sequences)
+        drafting_s = self._costs.text_s(candidates.num_sequences) + objective.drafting_gap_s
         followed = (
             self._followed_gain
             * objective.seconds_without_drafts

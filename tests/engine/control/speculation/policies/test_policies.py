@@ -15,6 +15,7 @@ from faser.engine.control.speculation.policies.objective import Objective
 from faser.engine.control.speculation.policies.policy import Candidates, Policy
 from faser.engine.control.speculation.policies.registry import make_policy
 from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.timing.host_gap import GapKind
 from faser.errors import ConfigError
 
 Ints = NDArray[np.int64]
@@ -249,7 +250,7 @@ def test_drafts_that_bring_less_than_deciding_takes_are_not_asked_for(count: int
     few = candidates(constant(0.3, count, 4))
     assert policy("faser", with_passes(FLAT)).lengths(few).any()
     costs = with_passes(FLAT)
-    costs.observe_deciding(0.020, drafts=True)  # as long as a step
+    costs.host_gaps.observe(GapKind.DRAFTED, 0.020, count, deciding_s=0.020)  # as long as a step
     assert not policy("faser", costs).lengths(few).any()
 
 
