@@ -7,12 +7,16 @@ A gap before which the engine had nothing to do is none: the next step is a firs
 """
 
 import time
+from collections.abc import Callable
 
 from faser.engine.contract.plan import Drafts, StepResult
 
 
 class GapTimer:
-    def __init__(self) -> None:
+    """now: the clock, in seconds."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
         self._ended_s: float | None = None  # when the step before ended; None: the next step is a first one
         self._drafting_s = 0.0  # since then
 
@@ -25,7 +29,7 @@ class GapTimer:
 
         overlapped: the drafts that a drafter made at the same time.
         """
-        now_s, before_s = time.perf_counter(), self._ended_s
+        now_s, before_s = self._now(), self._ended_s
         worked_s = self._drafting_s + _together_s(result, overlapped) - result.prepared_s
         self._ended_s, self._drafting_s = now_s, 0.0
         return None if before_s is None else now_s - before_s - worked_s
