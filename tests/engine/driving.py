@@ -123,7 +123,7 @@ class Driver:
     """A scheduler and an executor, with the invariants checked after every operation.
 
     speculates: how; None: not at all. costs: of drafts and steps; None: the usual ones. ahead: drafts are made
-    beside steps. looks: they are looked up.
+    beside steps. looks: they are looked up. control: instead of all these.
     kv, executor: None: the usual ones.
     """
 
@@ -138,6 +138,7 @@ class Driver:
         prefix_caching: bool = True,
         speculates: Policy | None = None,
         costs: CostModel | None = None,
+        control: SpeculationControl | None = None,
         ahead: bool = False,
         looks: bool = True,
         kv: KvManager | None = None,
@@ -155,7 +156,7 @@ class Driver:
             eos_token_ids=(EOS,),
             policy=policy,
             clock=self.clock,
-            speculation=None
+            speculation=control
             if speculates is None
             else _speculation(max_num_seqs, speculates, self.clock, costs, ahead=ahead, looks=looks),
         )
