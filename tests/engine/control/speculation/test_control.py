@@ -347,6 +347,8 @@ def test_prompts_newcomers_and_first_steps_teach_nothing_about_gaps() -> None:
     driver.add(asking("b"))
     step_after(driver, 5.0)
     step_after(driver, None)
+    driver.add(asking("one token", prompt=1))
+    step_after(driver, 5.0)
     assert costs.host_gaps.drafting_s(1, hidden=True) == usual_s
 
 
@@ -374,3 +376,19 @@ def test_a_sequence_that_needs_more_than_logits_keeps_a_step_from_being_launched
     driver.step()
     driver.step()
     assert not policy.seen[-1].launches_ahead
+
+
+@pytest.mark.parametrize("num_resting", range(20, 28))
+def test_pauses_of_the_policy_count_towards_the_next_judgement_of_overlap(num_resting: int) -> None:
+    """A judgement is due every 3 steps, so with every answer of a policy that has paused for 4."""
+    policy = Greedy(drafts=False)
+    driver = Driver(speculates=policy, ahead=True, num_blocks=200, max_model_len=400)
+    driver.add(asking("a", max_tokens=350))
+    for _ in range(num_resting):
+        driver.step()
+    policy.drafts = True
+    for _ in range(6):
+        driver.step()
+    modes = dict(speculated(driver).mode_steps)
+    assert modes["serial"] == 0
+    assert modes["lanes"] > 0
