@@ -257,6 +257,7 @@ class RandomPolicy(Policy):
     """A Policy that decides at random: any γ within the limits, and any cut of what was drafted."""
 
     name = "random"
+    never_drafts = False
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)

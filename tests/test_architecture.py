@@ -28,7 +28,7 @@ class Layer(Enum):
     CONTROL = ("engine.control",)
     KERNELS = ("kernels",)
     EXECUTION = ("engine.execution",)
-    ENGINE = ("engine.engine", "engine.build", "engine.worker", "engine.step_trace")
+    ENGINE = ("engine.engine", "engine.gap_timer", "engine.build", "engine.worker", "engine.step_trace")
     CLIENT = ("engine.client",)
     API = ("api",)
     COMMANDS = ("cli", "bench", "offline", "__main__")

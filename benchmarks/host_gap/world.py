@@ -143,7 +143,8 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
             lanes=(_co_run(partition.share),),
             mode="on" if wanted.mode == BESIDE else "off",
         )
-        costs = CostModel(StepTimes.proportional(step_s=wanted.step_s, pass_s=wanted.pass_s, text_s=1e-7))
+        times = StepTimes.proportional(step_s=wanted.step_s, pass_s=wanted.pass_s, text_s=1e-7)
+        costs = CostModel(times, schedules_async=True)
         control = SpeculationControl(config, costs, num_slots=slots, clock=clock, overlap=overlap)
     scheduler = Scheduler(
         kv=KvManager(slots * _WIDTH, _BLOCK),

@@ -95,7 +95,7 @@ def build(
     if parts.speculates:
         step_times = step_times or measured_times(parts, report)
         pruning = _early_pruning(parts, step_times)
-        costs = CostModel(step_times)
+        costs = CostModel(step_times, schedules_async=parts.config.schedules_async)
     executor = make_executor(parts, pruning, wrap_drafter)
     clock, control = WallClock(), None
     interference: tuple[InterferenceTable, ...] = ()

@@ -14,6 +14,7 @@ from dataclasses import replace
 from faser.engine.contract.executor import Executor, LaunchedStep
 from faser.engine.contract.plan import DraftPlan, Drafts, SequenceDelta, StepPlan, StepResult
 from faser.engine.control.scheduler import Scheduler
+from faser.engine.gap_timer import GapTimer
 from faser.engine.step_trace import StepTrace
 from faser.types import EngineStats, Request
 
@@ -38,6 +39,7 @@ class Engine:
         self._trace = trace
         self._schedules_async = schedules_async
         self._launched: LaunchedStep | None = None
+        self._gaps = GapTimer()
         self._num_steps = 0
         self._last_step_rows = 0
         self._last_step_s = 0.0
@@ -49,9 +51,12 @@ class Engine:
             return self._finish(self._launched, began_s)
         drafts: DraftPlan | Drafts | None = self._scheduler.propose()
         while isinstance(drafts, DraftPlan):
-            drafts = self._scheduler.drafted(self._executor.draft(drafts))
+            found = self._executor.draft(drafts)
+            self._gaps.add_drafting(found)
+            drafts = self._scheduler.drafted(found)
         plan = self._scheduler.plan(drafts)
         if plan is None:
+            self._gaps.restart()
             return ()
         if self._schedules_async and self._scheduler.can_schedule_async():
             return self._finish(self._executor.launch(plan), began_s)
@@ -60,7 +65,7 @@ class Engine:
             result = self._executor.run(plan)
         else:
             result, overlapped_drafts = self._run_overlapped(plan, overlapped_plan)
-        deltas = tuple(self._scheduler.commit(plan, result, overlapped_drafts))
+        deltas = self._commit(plan, result, overlapped_drafts)
         self._record(
             began_s,
             plan,
@@ -87,8 +92,18 @@ class Engine:
         following = self._scheduler.plan_async()
         self._launched = None if following is None else self._executor.launch(following)
         result = self._executor.collect(launched)
-        deltas = tuple(self._scheduler.commit(launched.plan, result))
+        deltas = self._commit(launched.plan, result, None)
         self._record(min(began_s, launched.began_s), launched.plan, result)
+        return deltas
+
+    def _commit(
+        self, plan: StepPlan, result: StepResult, overlapped_drafts: Drafts | None
+    ) -> tuple[SequenceDelta, ...]:
+        """Commit a step whose work has just ended."""
+        gap_s = self._gaps.end_step(result, overlapped_drafts)
+        deltas = tuple(self._scheduler.commit(plan, result, overlapped_drafts, gap_s=gap_s))
+        if not self.has_work():
+            self._gaps.restart()
         return deltas
 
     def _record(

@@ -99,28 +99,31 @@ class Sample:
 
 
 def _speculation(
-    num_slots: int, policy: Policy, clock: SimulatedClock, *, ahead: bool, looks: bool
+    num_slots: int, policy: Policy, clock: SimulatedClock, costs: CostModel | None, *, ahead: bool, looks: bool
 ) -> SpeculationControl:
     """A policy of the test's own over the real bookkeeping. ahead: it drafts beside steps, for a while.
 
-    looks: drafts cost a look-up, and no passes.
+    costs: the host's gaps in it stay as they are; None: by looks, and gaps are measured. looks: drafts cost a
+    look-up, and no passes.
     """
     lanes = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
     config = SpeculationConfig(num_speculative_tokens=DRAFT_CAP)
     return SpeculationControl(
         config,
-        CostModel(StepTimes.proportional(step_s=0.01, text_s=0.0001, pass_s=None if looks else 0.001)),
+        costs or CostModel(StepTimes.proportional(step_s=0.01, text_s=0.0001, pass_s=None if looks else 0.001)),
         num_slots=num_slots,
         clock=clock,
         policy=policy,
         overlap=OverlapOptions(name="lanes", lanes=(lanes,), mode="on", every=3) if ahead else None,
+        times_itself=costs is None,
     )
 
 
 class Driver:
     """A scheduler and an executor, with the invariants checked after every operation.
 
-    speculates: how; None: not at all. ahead: drafts are made beside steps. looks: they are looked up.
+    speculates: how; None: not at all. costs: of drafts and steps; None: the usual ones. ahead: drafts are made
+    beside steps. looks: they are looked up. control: instead of all these.
     kv, executor: None: the usual ones.
     """
 
@@ -134,6 +137,8 @@ class Driver:
         policy: str = "fcfs",
         prefix_caching: bool = True,
         speculates: Policy | None = None,
+        costs: CostModel | None = None,
+        control: SpeculationControl | None = None,
         ahead: bool = False,
         looks: bool = True,
         kv: KvManager | None = None,
@@ -151,9 +156,9 @@ class Driver:
             eos_token_ids=(EOS,),
             policy=policy,
             clock=self.clock,
-            speculation=None
+            speculation=control
             if speculates is None
-            else _speculation(max_num_seqs, speculates, self.clock, ahead=ahead, looks=looks),
+            else _speculation(max_num_seqs, speculates, self.clock, costs, ahead=ahead, looks=looks),
         )
         self._ahead: DraftPlan | None = None
         self.samples: dict[tuple[str, int], Sample] = {}

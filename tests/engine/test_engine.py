@@ -32,7 +32,10 @@ LOOKED_UP, FROM_MODEL, SELECTED = (
 
 
 class ScriptedScheduler:
-    """Answers as it is told and records every call with its arguments. answers: of drafted, in turn."""
+    """Answers as it is told and records every call with its arguments. answers: of drafted, in turn.
+
+    gaps: of all commits. has_more: what has_work says.
+    """
 
     def __init__(
         self,
@@ -46,6 +49,8 @@ class ScriptedScheduler:
         self._answers = answers
         self._before = before
         self._overlapped = overlapped
+        self.gaps: list[float | None] = []
+        self.has_more = True
 
     def propose(self) -> DraftPlan | None:
         self._calls.append(("propose",))
@@ -63,10 +68,19 @@ class ScriptedScheduler:
         self._calls.append(("propose_overlapped", plan))
         return self._overlapped
 
+    def has_work(self) -> bool:
+        return self.has_more
+
     def commit(
-        self, plan: StepPlan, result: StepResult, overlapped_drafts: Drafts | None = None
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        overlapped_drafts: Drafts | None = None,
+        *,
+        gap_s: float | None = None,
     ) -> list[SequenceDelta]:
         self._calls.append(("commit", plan, result, overlapped_drafts))
+        self.gaps.append(gap_s)
         return []
 
 
@@ -153,6 +167,16 @@ def test_text_is_looked_up_before_the_model_drafts_while_the_step_runs() -> None
         ("drafted", FROM_MODEL),
         ("commit", PLAN, RESULT, SELECTED),
     ]
+
+
+def test_the_gap_before_a_step_goes_with_its_commit_unless_there_was_nothing_to_do() -> None:
+    scheduler = ScriptedScheduler([], [])
+    engine = Engine(scheduler, ScriptedExecutor([]))  # type: ignore[arg-type]
+    for has_more in (True, True, False, True, True):
+        scheduler.has_more = has_more
+        engine.step()
+    assert [gap is None for gap in scheduler.gaps] == [True, False, False, True, False]
+    assert all(gap >= 0 for gap in scheduler.gaps if gap is not None)
 
 
 def test_steps_are_counted_with_the_rows_of_the_last() -> None:

@@ -183,15 +183,17 @@ class SequenceResult:
 class StepResult:
     """Results in the order of plan.rows. run_s: wall time of the data plane, from began_s on.
 
-    saved_s: seconds that the step is predicted to have taken less because it cut drafts. pruning: statistics of
-    early pruning since the start; None without it. draft_kv: leading tokens of each sequence of plan.started that
-    the draft model's cache holds already; empty without a draft model.
+    prepared_s: the part of run_s in which the host prepared inputs and the device had no work yet; 0 where the
+    host computes. saved_s: seconds that the step is predicted to have taken less because it cut drafts. pruning:
+    statistics of early pruning since the start; None without it. draft_kv: leading tokens of each sequence of
+    plan.started that the draft model's cache holds already; empty without a draft model.
     """
 
     step: int
     sequences: tuple[SequenceResult, ...]
     run_s: float
     began_s: float = 0.0
+    prepared_s: float = 0.0
     saved_s: float = 0.0
     pruning: PruneStats | None = None
     draft_kv: tuple[int, ...] = ()

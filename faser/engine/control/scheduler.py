@@ -260,17 +260,23 @@ class Scheduler:
         )
 
     def commit(
-        self, plan: StepPlan, result: StepResult, overlapped_drafts: Drafts | None = None
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        overlapped_drafts: Drafts | None = None,
+        *,
+        gap_s: float | None = None,
     ) -> list[SequenceDelta]:
         """Take the result of a step; deltas in the order of plan.rows, for sequences with something to report.
 
-        overlapped_drafts: of all requests of the plan from propose_overlapped.
+        overlapped_drafts: of all requests of the plan from propose_overlapped. gap_s: seconds before the step in
+        which the device had no work; None: not known.
         """
         assert self._in_flight, f"no step is in flight; step {plan.step} cannot be committed"
         first = self._in_flight[0]
         assert plan.step == first.step == result.step, f"step {result.step} is not step {first.step}"
         if self._speculation is not None:
-            self._speculation.learn(plan, result, first.sequences, overlapped_drafts)
+            self._speculation.learn(plan, result, first.sequences, overlapped_drafts, gap_s=gap_s)
         deltas = []
         for sequence, rows, outcome in zip(first.sequences, plan.rows, result.sequences, strict=True):
             assert outcome.slot == rows.slot, f"slot {outcome.slot} answers for slot {rows.slot}"
@@ -334,9 +340,16 @@ class Scheduler:
             else:
                 rows += wanted
                 decoding += wanted == 1
+        launches_ahead = rows == decoding and all(each.needs_only_logits for each in self._running)
         if self._waiting and self._free_slots:
             rows += self._waiting[0].num_tokens
-        return found, OtherRows(rows=min(rows, self._max_num_batched_tokens - len(found)), sequences=decoding)
+            launches_ahead = False
+        others = OtherRows(
+            rows=min(rows, self._max_num_batched_tokens - len(found)),
+            sequences=decoding,
+            launches_ahead=launches_ahead,
+        )
+        return found, others
 
     def _num_uncomputed(self) -> int:
         return sum([len(each.token_ids) - each.num_computed for each in self._running])

@@ -24,10 +24,26 @@ from faser.engine.execution.verifiers.verifier import AcceptanceResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInFlight(LaunchedStep):
-    """sampling: the rows of the plan that get a token. pending: these tokens; None where no row gets one."""
+    """sampling: the rows of the plan that get a token. pending: these tokens; None where no row gets one.
+
+    forwarded_s: when the forward was on its way to the device.
+    """
 
     sampling: list[SequenceRows]
     pending: PendingTokens | None
+    forwarded_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectedStep:
+    """acceptance: the tokens by slot. began_s, ended_s: when the step ran; one that was launched while another one
+    ran begins when that one was collected. prepared_s: as in StepResult.
+    """
+
+    acceptance: dict[int, AcceptanceResult]
+    began_s: float
+    ended_s: float
+    prepared_s: float
 
 
 class AsyncSteps:
@@ -42,20 +58,20 @@ class AsyncSteps:
     def launch(self, plan: StepPlan, batch: RowBatch, began_s: float) -> StepInFlight:
         """Start the forward and the choice of tokens; waits for neither."""
         self._runner.forward(replace(batch, feedback=self._feedback(plan.rows)))
+        forwarded_s = time.perf_counter()
         sampling = [rows for rows in plan.rows if rows.samples]
         pending = None
         if sampling:
             ends = [rows.start + len(rows.token_ids) for rows in sampling]
             metadata = self._sampler.metadata([rows.slot for rows in sampling], ends)
             pending = self._runner.sample(sampling_rows(sampling, plan.rows, batch), metadata)
-        self._last = StepInFlight(plan=plan, sampling=sampling, pending=pending, began_s=began_s)
+        self._last = StepInFlight(
+            plan=plan, sampling=sampling, pending=pending, began_s=began_s, forwarded_s=forwarded_s
+        )
         return self._last
 
-    def collect(self, launched: LaunchedStep) -> tuple[dict[int, AcceptanceResult], float, float]:
-        """Wait for the tokens. Returns them by slot, and when the step began and ended, in seconds.
-
-        A step that was launched while another one ran begins when that one was collected.
-        """
+    def collect(self, launched: LaunchedStep) -> CollectedStep:
+        """Wait for the tokens."""
         assert isinstance(launched, StepInFlight), "launched by another executor"
         began_s = max(launched.began_s, self._collected_s)
         acceptance: dict[int, AcceptanceResult] = {}
@@ -63,7 +79,12 @@ class AsyncSteps:
             found = acceptance_of_tokens(launched.sampling, launched.pending.wait().token_ids)
             acceptance = {rows.slot: accepted for rows, accepted in zip(launched.sampling, found, strict=True)}
         self._collected_s = time.perf_counter()
-        return acceptance, began_s, self._collected_s
+        return CollectedStep(
+            acceptance=acceptance,
+            began_s=began_s,
+            ended_s=self._collected_s,
+            prepared_s=max(launched.forwarded_s - began_s, 0.0),
+        )
 
     def _feedback(self, rows: tuple[SequenceRows, ...]) -> TokenFeedback | None:
         """Inputs that the step in flight still chooses; then each sequence has one row. None: all are known."""

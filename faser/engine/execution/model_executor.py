@@ -80,6 +80,8 @@ class ModelExecutor:
             samples_in_runner=samples_in_runner,
         )
         self._async_steps = AsyncSteps(runner, sampler)
+        self._device_computes = samples_in_runner
+        self._forwarded_s = 0.0  # when the forward of the last step was done, or on its way to the device
         self._prompt_logprobs = PromptLogprobs(runner, max_logit_rows=max_logit_rows)
 
     @property
@@ -107,7 +109,8 @@ class ModelExecutor:
         verified = self._verify(plan.rows, self._table.gather(plan.rows)).wait()
         self._drafts.drop()
         sequences = self._finish(plan, verified, overlapped=False)
-        return self._result(plan, sequences, began_s, time.perf_counter())
+        prepared_s = self._forwarded_s - began_s if self._device_computes else 0.0
+        return self._result(plan, sequences, began_s, time.perf_counter(), prepared_s=prepared_s)
 
     def run_overlapped(self, plan: StepPlan, draft_plan: DraftPlan) -> tuple[StepResult, Drafts]:
         assert self._speculation is not None, "this engine has no drafter"
@@ -137,15 +140,18 @@ class ModelExecutor:
         return self._async_steps.launch(plan, self._table.gather(plan.rows), began_s)
 
     def collect(self, launched: LaunchedStep) -> StepResult:
-        acceptance, began_s, ended_s = self._async_steps.collect(launched)
-        self._commit(acceptance)
+        collected = self._async_steps.collect(launched)
+        self._commit(collected.acceptance)
         plan = launched.plan
-        sequences = sequence_results(plan.rows, plan.rows, acceptance, {})
-        return self._result(plan, sequences, began_s, ended_s, cuts=False)
+        sequences = sequence_results(plan.rows, plan.rows, collected.acceptance, {})
+        return self._result(
+            plan, sequences, collected.began_s, collected.ended_s, prepared_s=collected.prepared_s, cuts=False
+        )
 
     def _verify(self, rows: tuple[SequenceRows, ...], batch: RowBatch) -> PendingResult[_VerifiedRows]:
         """Run the forward and find the next tokens. Writes to the KV cache and to no sequence's state."""
         rows, batch = self._forward.run(self._runner, rows, batch, self._drafts.top_ids(rows))
+        self._forwarded_s = time.perf_counter()
         finding = self._next_tokens.of(rows, batch)
         return PendingResult(lambda: (rows, batch, finding.wait()), launches_more=finding.launches_more)
 
@@ -164,6 +170,7 @@ class ModelExecutor:
         began_s: float,
         ended_s: float,
         *,
+        prepared_s: float = 0.0,
         cuts: bool = True,
     ) -> StepResult:
         """cuts: whether the step went through the verification forward, which may have cut drafts."""
@@ -172,6 +179,7 @@ class ModelExecutor:
             sequences=sequences,
             run_s=ended_s - began_s,
             began_s=began_s,
+            prepared_s=prepared_s,
             saved_s=self._forward.saved_s if cuts else 0.0,
             pruning=self._forward.stats,
             draft_kv=self._held_by_draft_model(plan),

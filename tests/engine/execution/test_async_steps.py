@@ -83,13 +83,13 @@ def test_rows_that_yield_a_token_are_sampled_and_their_tokens_come_by_slot() -> 
     steps, runner = make()
     launched = launch(steps, plan_of((2, (7, 7), True), (0, (7,), False), (1, (7,), True)))
     assert runner.sampled_rows == [[1, 3]]
-    acceptance, _, _ = steps.collect(launched)
+    acceptance = steps.collect(launched).acceptance
     assert {slot: each.token_ids for slot, each in acceptance.items()} == {2: (0,), 1: (1,)}
 
 
 def test_a_step_in_which_no_row_yields_a_token_brings_none() -> None:
     steps, runner = make()
-    acceptance, _, _ = steps.collect(launch(steps, plan_of((0, (7,), False))))
+    acceptance = steps.collect(launch(steps, plan_of((0, (7,), False)))).acceptance
     assert acceptance == {}
     assert runner.sampled_rows == []
 
@@ -99,10 +99,19 @@ def test_a_step_that_was_launched_during_another_one_begins_when_that_one_ends()
     began_s = time.perf_counter()
     first = launch(steps, plan_of((0, (7,), True)), began_s)
     second = launch(steps, plan_of((0, (PLACEHOLDER,), True)), began_s)
-    _, first_began_s, first_ended_s = steps.collect(first)
-    _, second_began_s, second_ended_s = steps.collect(second)
-    assert first_began_s == began_s
-    assert began_s <= first_ended_s == second_began_s <= second_ended_s
+    one, two = steps.collect(first), steps.collect(second)
+    assert one.began_s == began_s
+    assert began_s <= one.ended_s == two.began_s <= two.ended_s
+
+
+def test_inputs_that_are_prepared_during_another_step_take_no_time_of_their_own() -> None:
+    steps, _ = make()
+    began_s = time.perf_counter() - 1.0
+    first = launch(steps, plan_of((0, (7,), True)), began_s)
+    second = launch(steps, plan_of((0, (PLACEHOLDER,), True)), time.perf_counter())
+    one, two = steps.collect(first), steps.collect(second)
+    assert 1.0 < one.prepared_s <= one.ended_s - one.began_s
+    assert two.prepared_s == 0.0
 
 
 def test_a_step_of_another_executor_is_not_collected() -> None:

@@ -118,7 +118,11 @@ def expected(runner: Runner) -> list[int]:
 
 
 def make_executor(
-    runner: Runner, drafter: GivenDrafter | None = None, forward: VerificationForward | None = None
+    runner: Runner,
+    drafter: GivenDrafter | None = None,
+    forward: VerificationForward | None = None,
+    *,
+    samples_in_runner: bool = False,
 ) -> ModelExecutor:
     sampler = Sampler(NUM_SLOTS, runner.vocab_size, (), "cpu", runner.sampling_kernels)
     speculation = None
@@ -127,7 +131,14 @@ def make_executor(
             drafter=drafter, verifier=SampleAndMatch(sampler), forward=forward or PlainForward()
         )
     table = BlockTable(NUM_SLOTS, 2)
-    return ModelExecutor(runner, sampler, table, max_logit_rows=16, speculation=speculation)
+    return ModelExecutor(
+        runner,
+        sampler,
+        table,
+        max_logit_rows=16,
+        speculation=speculation,
+        samples_in_runner=samples_in_runner,
+    )
 
 
 def prompt_plan() -> StepPlan:
@@ -244,3 +255,10 @@ def test_what_a_step_saved_is_not_reported_again_with_a_launched_one(runner: Run
     assert verify(executor, drafter, expected[0]).saved_s == 0.5
     result = executor.collect(executor.launch(verifying_plan(expected[0], ())))
     assert (result.saved_s, result.pruning) == (0.0, cutter.stats)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_only_where_a_device_computes_is_a_part_of_the_step_preparation(runner: Runner, on_device: bool) -> None:
+    result = make_executor(runner, samples_in_runner=on_device).run(prompt_plan())
+    assert (0.0 < result.prepared_s < result.run_s) == on_device
+    assert result.prepared_s >= 0.0

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from faser.config.speculation import AUTO, SpeculationConfig
-from faser.engine.contract.plan import DraftPlan, Drafts, StepPlan, StepResult, StopRule
+from faser.engine.contract.plan import PLACEHOLDER, DraftPlan, Drafts, StepPlan, StepResult, StopRule
 from faser.engine.contract.step_times import Role
 from faser.engine.control.sequences.sequence import Sequence
 from faser.engine.control.speculation.acceptance.draft_arrays import (
@@ -40,6 +40,7 @@ from faser.engine.control.speculation.state import SpeculationState
 from faser.engine.control.speculation.statistics import SERIAL, SpeculationStatistics
 from faser.engine.control.timing.clock import Clock
 from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.timing.host_gap import GapKind
 from faser.errors import ConfigError
 from faser.types import PruneStats, SpeculationStats, SpeculationSummary
 
@@ -47,8 +48,8 @@ from faser.types import PruneStats, SpeculationStats, SpeculationSummary
 class SpeculationControl:
     """One per engine with a drafter. policy: None makes the one that config names.
 
-    details: summaries of requests list every draft. overlap: None never overlaps. times_itself: the host time of
-    deciding counts as a cost of drafting; False where time is simulated.
+    details: summaries of requests list every draft. overlap: None never overlaps. times_itself: the host time that
+    drafting exposes counts as a cost of it; False where time is simulated.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class SpeculationControl:
             self._state,
             self._statistics,
             self._overlap,
+            costs,
             cap=cap,
             by_model=costs.has_passes,
         )
@@ -230,7 +232,7 @@ class SpeculationControl:
 
         If so it counts as a step for which the policy was not asked.
         """
-        return not self.drafts_overlapped and self._decider.skip_policy(count)
+        return not self.drafts_overlapped and self._decider.skip_policy(count, launches_ahead=True)
 
     def launch(self, plan: StepPlan) -> None:
         """The step is about to run."""
@@ -245,12 +247,18 @@ class SpeculationControl:
         self._overlap.launch(decision.slots, decision.lengths, unverified)
 
     def learn(
-        self, plan: StepPlan, result: StepResult, sequences: Many[Sequence], overlapped: Drafts | None = None
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        sequences: Many[Sequence],
+        overlapped: Drafts | None = None,
+        *,
+        gap_s: float | None = None,
     ) -> None:
         """Take in what the step brought, before its tokens are committed.
 
         sequences: of plan.rows, in their order; those that have ended meanwhile teach nothing. overlapped: the
-        drafts made during the step.
+        drafts made during the step. gap_s: as in Scheduler.commit.
         """
         began = time.perf_counter()
         self._pruning = result.pruning
@@ -259,8 +267,9 @@ class SpeculationControl:
         self._predicted_s -= result.saved_s
         self._statistics.count_mode()
         if overlapped is None:
-            self._costs.observe(Role.STEP, self._predicted_s, result.run_s)
-            self._statistics.time_step(self._predicted_s, result.run_s)
+            device_s = result.run_s - result.prepared_s
+            self._costs.observe(Role.STEP, self._predicted_s, device_s)
+            self._statistics.time_step(self._predicted_s, device_s)
         else:
             assert self._overlap is not None
             self._learner.learn_overlapped(plan, result, overlapped, self._overlap, verify_s=self._predicted_s)
@@ -270,12 +279,25 @@ class SpeculationControl:
             self._learner.learn_verified(self._drafted, result, sequences)
         if self._not_chosen is not None:
             self._learner.learn_not_chosen(self._not_chosen, result)
-        drafts = self._requested is not None or overlapped is not None
+        kind = self._gap_kind(plan, overlapped)
         self._requested = self._drafted = self._not_chosen = None
         self._statistics.time_deciding(time.perf_counter() - began)
         deciding_s = self._statistics.end_step()
-        if self._times_itself:
-            self._costs.observe_deciding(deciding_s, drafts=drafts)
+        if self._times_itself and kind is not None and gap_s is not None:
+            self._costs.host_gaps.observe(kind, gap_s, len(plan.rows), deciding_s=deciding_s)
+
+    def _gap_kind(self, plan: StepPlan, overlapped: Drafts | None) -> GapKind | None:
+        """What the step's gap is an example of; None: of nothing, as the step has prompts or new sequences."""
+        asked = self._decider.take_asked()
+        if plan.rows[0].token_ids[0] == PLACEHOLDER:
+            return GapKind.AHEAD
+        if plan.started or plan.num_rows != len(plan.rows) + sum([rows.num_drafts for rows in plan.rows]):
+            return None
+        if overlapped is not None:
+            return GapKind.OVERLAPPED
+        if self._requested is not None:
+            return GapKind.DRAFTED
+        return GapKind.ASKED if asked else GapKind.UNASKED
 
     def _second_round(self, selection: DrafterSelection, drafts: Drafts) -> Drafts | DraftPlan:
         if selection.waits_for_model:

@@ -10,11 +10,13 @@ from faser.engine.control.speculation.policies.policy import Ints
 class OtherRows:
     """The rows of a step in addition to those of the sequences that may draft.
 
-    rows: how many there are. sequences: how many of them bring a sequence its next token.
+    rows: how many there are. sequences: how many of them bring a sequence its next token. launches_ahead: without
+    drafts the step could be launched before the one in flight has ended.
     """
 
     rows: int
     sequences: int
+    launches_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,7 @@ class SpeculationState:
         self, num_slots: int, cap: int, clock: Clock, *, looks_up: bool = False, catches_up: bool = True
     ) -> None:
         self.frontiers = Frontiers(num_slots)
+        self.num_changes = 0  # sequences that have started or left
         self._num_slots = num_slots
         self._cap = cap
         self._clock = clock
@@ -92,6 +93,7 @@ class SpeculationState:
         self._since_s: Floats = np.zeros(num_slots)  # when decoding began
         self._since_tokens: Ints = np.zeros(num_slots, dtype=np.int64)
         self._members: _Members | None = None
+        self._num_drafting = 0  # slots whose sequence may have drafts
         self._num_ended = 0
         self._mean_answer_len = 0.0  # tokens, exponentially weighted
         self._sequences_per_step = 0 if looks_up else _SEQUENCES_PER_STEP
@@ -104,6 +106,8 @@ class SpeculationState:
         own = self._cap if asked.max_tokens is None else asked.max_tokens
         self._ends[slot] = sequence.max_total - 1
         self._caps[slot] = min(own, self._cap) if asked.enabled else 0
+        self._num_drafting += bool(self._caps[slot])
+        self.num_changes += 1
         self._draft_kv[slot] = 0
         self._target_s[slot] = (asked.slo.tpot_ms or 0.0) / 1000
         self._since_s[slot], self._since_tokens[slot] = sequence.decoding_since
@@ -117,11 +121,18 @@ class SpeculationState:
         self._members = None
         slot = sequence.held_slot
         sequence.decoding_since = self._since_s.item(slot), self._since_tokens.item(slot)
+        self._num_drafting -= bool(self._caps[slot])
+        self.num_changes += 1
         if sequence.finish_reason is not None:
             self._num_ended += 1
             weight = max(_ANSWER_WEIGHT, 1 / self._num_ended)
             self._mean_answer_len += weight * (sequence.num_tokens - sequence.prompt_len - self._mean_answer_len)
         self.frontiers.release(slot)
+
+    @property
+    def any_may_draft(self) -> bool:
+        """At least one sequence has a draft cap above 0."""
+        return self._num_drafting > 0
 
     def batch(self, sequences: Many[Sequence]) -> Batch:
         """The arrays of these sequences, before a step that they take part in."""

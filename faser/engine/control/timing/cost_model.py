@@ -12,24 +12,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
+from faser.engine.control.timing.host_gap import HostGaps
 from faser.types import STEP_ERROR_EDGES, RoleStats
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _FOLLOW = 0.1  # weight of the newest step in the factor of its role
-_FOLLOW_DECIDING = 0.05  # weight of the newest step in the host time of deciding
 _OUTLIER = 3.0  # a step counts as at most this many times faster or slower: a page fault is no new machine
 _LARGEST_FACTOR = 20.0
 _FIRST_DENSE_ROWS = 2048
 
 
 class CostModel:
-    """Measured step times, corrected online. Policies read it; the control of speculation calls `observe`."""
+    """Measured step times, corrected online. Policies read it; the control of speculation calls `observe`.
 
-    def __init__(self, times: StepTimes) -> None:
-        self._deciding = [0.0, 0.0]  # host seconds of deciding in a step without drafts, and with drafts
-        self._deciding_s = 0.0  # by how much the second is longer; see asking_s
+    host_gaps: what the host adds between steps.
+    """
+
+    def __init__(self, times: StepTimes, *, schedules_async: bool = False) -> None:
+        self.host_gaps = HostGaps(schedules_async=schedules_async)
         self._tables = times.tables
         self._dense = {role: table.dense(_FIRST_DENSE_ROWS) for role, table in times.tables.items()}
         self._followed = {role: ErrorTracker() for role in times.tables}
@@ -82,14 +84,6 @@ class CostModel:
             return _nothing(sequences)
         return self._base_s(Role.TEXT, sequences) * self._followed[Role.TEXT].factor
 
-    @overload
-    def asking_s(self, sequences: int) -> float: ...
-    @overload
-    def asking_s(self, sequences: Ints) -> Floats: ...
-    def asking_s(self, sequences: int | Ints) -> float | Floats:
-        """Seconds to request drafts for `sequences` sequences without passes: looking up and deciding."""
-        return self.text_s(sequences) + self._deciding_s
-
     def catchup_s(self, lag: Ints) -> Floats:
         """[S] seconds to refill `lag` missing tokens of draft KV, for each sequence by itself."""
         return np.maximum(self.pass_s(lag + 1) - self.pass_s(1), 0.0)
@@ -115,12 +109,6 @@ class CostModel:
         """Follow a role's measured time. predicted_s: with the factor at that time; 0 teaches nothing."""
         if predicted_s > 0 and measured_s > 0:
             self._followed[Role(role)].add(predicted_s, measured_s)
-
-    def observe_deciding(self, measured_s: float, *, drafts: bool) -> None:
-        """Deciding took so much host time in a step. What it takes longer with drafts is a cost of drafts."""
-        usual_s = self._deciding[drafts]
-        self._deciding[drafts] += (measured_s - usual_s) * (_FOLLOW_DECIDING if usual_s else 1.0)
-        self._deciding_s = max(self._deciding[True] - self._deciding[False], 0.0)
 
     def stats(self) -> tuple[RoleStats, ...]:
         return tuple(each.stats(role.value) for role, each in self._followed.items())

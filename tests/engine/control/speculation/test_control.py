@@ -8,10 +8,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import StopRule
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.sequences.sequence import Sequence
+from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.decision import DraftDecision, OtherRows
 from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
+from faser.engine.control.timing.clock import SimulatedClock
+from faser.engine.control.timing.cost_model import CostModel
 from faser.errors import ConfigError
 from faser.types import Request, Slo, SpeculationParams, SpeculationStats
 from tests.engine.driving import DRAFT_CAP, Driver, request
@@ -28,6 +33,7 @@ class Greedy(Policy):
     seen: list[Candidates] = field(default_factory=list)
     offered: list[int] = field(default_factory=list)
     name: str = "greedy"
+    never_drafts: bool = False
 
     def lengths(self, candidates: Candidates) -> Ints:
         self.seen.append(candidates)
@@ -295,3 +301,94 @@ def test_a_policy_that_cannot_be_is_refused(name: str, gamma: int | None) -> Non
         driver.scheduler.use_policy(name, gamma)
     with pytest.raises(ConfigError, match="built without a drafter"):
         Driver().scheduler.use_policy("off")
+
+
+def gap_driver(policy: Greedy) -> tuple[Driver, CostModel]:
+    """An engine that schedules asynchronously, whose gaps the test makes up."""
+    costs = CostModel(StepTimes.proportional(step_s=0.01, pass_s=0.001), schedules_async=True)
+    control = SpeculationControl(
+        SpeculationConfig(num_speculative_tokens=DRAFT_CAP),
+        costs,
+        num_slots=8,
+        clock=SimulatedClock(),
+        policy=policy,
+    )
+    return Driver(num_blocks=200, max_model_len=400, control=control), costs
+
+
+def step_after(driver: Driver, gap_s: float | None) -> None:
+    plan = driver.plan()
+    assert plan is not None
+    driver.scheduler.commit(plan, driver.executor.run(plan), gap_s=gap_s)
+
+
+def test_the_gap_of_a_step_with_drafts_counts_for_drafts_and_that_of_a_plain_one_for_asking() -> None:
+    policy = Greedy()
+    driver, costs = gap_driver(policy)
+    driver.add(asking("a", max_tokens=350))
+    step_after(driver, 9.0)  # its prompt
+    for _ in range(40):
+        step_after(driver, 0.002)
+    assert costs.host_gaps.drafting_s(1, hidden=True) == pytest.approx(0.002, rel=0.1)
+    policy.drafts = False
+    before_s = costs.host_gaps.drafting_s(1, hidden=True)
+    for _ in range(60):
+        step_after(driver, 0.001)
+    assert costs.host_gaps.asking_s(1, hidden=True) == pytest.approx(0.001, rel=0.1)
+    assert costs.host_gaps.drafting_s(1, hidden=True) == before_s
+
+
+def test_prompts_newcomers_and_first_steps_teach_nothing_about_gaps() -> None:
+    driver, costs = gap_driver(Greedy())
+    usual_s = costs.host_gaps.drafting_s(1, hidden=True)
+    driver.add(asking("a", prompt=200, max_tokens=100))
+    for _ in range(7):  # of 32 rows each at most
+        step_after(driver, 5.0)
+    driver.add(asking("b"))
+    step_after(driver, 5.0)
+    step_after(driver, None)
+    driver.add(asking("one token", prompt=1))
+    step_after(driver, 5.0)
+    assert costs.host_gaps.drafting_s(1, hidden=True) == usual_s
+
+
+def test_a_step_for_which_drafts_are_requested_knows_whether_it_could_be_launched_ahead() -> None:
+    policy = Greedy()
+    driver, _ = gap_driver(policy)
+    driver.add(asking("a", max_tokens=100))
+    driver.step()
+    driver.step()
+    assert policy.seen[-1].launches_ahead
+    driver.add(asking("long", prompt=100))
+    driver.step()
+    assert not policy.seen[-1].launches_ahead  # its prompt waits
+    driver.step()
+    assert not policy.seen[-1].launches_ahead  # its prompt is being computed
+    while policy.seen[-1].num_sequences < 2:
+        driver.step()
+    assert policy.seen[-1].launches_ahead
+
+
+def test_a_sequence_that_needs_more_than_logits_keeps_a_step_from_being_launched_ahead() -> None:
+    policy = Greedy()
+    driver, _ = gap_driver(policy)
+    driver.add(request("a", [1], max_tokens=30, presence_penalty=0.5))
+    driver.step()
+    driver.step()
+    assert not policy.seen[-1].launches_ahead
+
+
+@pytest.mark.parametrize("num_resting", range(20, 28))
+def test_pauses_of_the_policy_count_towards_the_next_judgement_of_overlap(num_resting: int) -> None:
+    """A judgement is due every 3 steps, so with every answer of a policy that has paused for 4."""
+    policy = Greedy(drafts=False)
+    driver = Driver(speculates=policy, ahead=True, num_blocks=200, max_model_len=400)
+    driver.add(asking("a", max_tokens=350))
+    for _ in range(num_resting):
+        driver.step()
+    policy.drafts = True
+    for _ in range(6):
+        driver.step()
+    modes = dict(speculated(driver).mode_steps)
+    assert modes["serial"] == 0
+    assert modes["lanes"] > 0

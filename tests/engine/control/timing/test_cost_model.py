@@ -64,23 +64,6 @@ def test_drafts_from_text_cost_a_look_up_each_and_no_pass() -> None:
     assert costs.draft_s(ints(0, 0), ints(0, 0)) == 0
 
 
-def test_asking_for_drafts_takes_looking_up_and_deciding() -> None:
-    costs = CostModel(StepTimes.proportional(step_s=0.02, text_s=0.001))
-    costs.observe_deciding(0.1, drafts=False)
-    costs.observe_deciding(0.6, drafts=True)
-    assert costs.asking_s(3) == pytest.approx(0.503)
-    assert costs.asking_s(np.array([1, 4])) == pytest.approx([0.501, 0.504])
-
-
-def test_deciding_costs_what_it_takes_longer_with_drafts_and_is_followed_slowly() -> None:
-    costs = CostModel(StepTimes.proportional(step_s=0.02))
-    costs.observe_deciding(0.6, drafts=True)
-    costs.observe_deciding(0.1, drafts=True)
-    assert costs.asking_s(1) == pytest.approx(0.6 - 0.05 * 0.5)
-    costs.observe_deciding(1.0, drafts=False)
-    assert costs.asking_s(1) == 0
-
-
 def test_a_proportional_model_is_a_line() -> None:
     costs = CostModel(StepTimes.proportional(step_s=0.5, row_s=0.25, kv_token_s=0.125, pass_s=1, pass_row_s=2))
     assert costs.step_s(7, 3) == pytest.approx(0.5 + 7 * 0.25 + 3 * 0.125)

@@ -337,6 +337,7 @@ class Everything(Policy):
     """A policy that drafts all it may, and remembers the survival that it sees for first tokens."""
 
     name = "everything"
+    never_drafts = False
 
     def __init__(self) -> None:
         self.expected = 0.0

@@ -121,9 +121,9 @@ class OverlapControl:
         self._interval = min(_FIRST_INTERVAL, self._options.every)
         self._frontiers.clear()
 
-    def is_due(self) -> bool:
-        """Count a step; whether it is time to judge again."""
-        self._steps_left -= 1
+    def is_due(self, num_steps: int) -> bool:
+        """Count num_steps steps; whether it is time to judge again."""
+        self._steps_left -= num_steps
         return self._steps_left < 0
 
     def judge(self, candidates: Candidates, lengths: Ints | None) -> None:
@@ -249,7 +249,7 @@ class OverlapControl:
             without = best_lengths(candidates, objective, self._costs).rate
         else:
             worth = candidates.survival[:, 1:] * candidates.weight[:, None]
-            looking_s = self._costs.text_s(candidates.num_sequences)
+            looking_s = self._costs.text_s(candidates.num_sequences) + objective.drafting_gap_s
             without = best_prefixes(objective, worth, candidates.limit, looking_s).rate
         gain = choice.rate / self._cycle.factor / max(without, objective.rate_without_drafts)
         return gain > (_STAY_ON if self._choice is not None else _SWITCH_ON)

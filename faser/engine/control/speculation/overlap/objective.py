@@ -53,7 +53,9 @@ def best_overlap(
     drafted = np.rint(rows[order].cumsum(axis=0)).astype(np.int64)
     verify_s, draft_s = objective.verify_s(drafted), _draft_s(costs, len(order), worth.shape[1])
     step_rows, context = drafted + (candidates.num_sequences + candidates.other_rows), mean_context(candidates)
-    rates = np.stack([worth / each.seconds(verify_s, draft_s, step_rows, context) for each in lanes])
+    decodes = candidates.num_sequences + candidates.other_sequences
+    gap_s = costs.host_gaps.drafting_s(decodes, hidden=candidates.launches_ahead, overlapped=True)
+    rates = np.stack([worth / (each.seconds(verify_s, draft_s, step_rows, context) + gap_s) for each in lanes])
     best, count, length = (int(each) for each in np.unravel_index(int(rates.argmax()), rates.shape))
     return OverlapChoice(
         chosen=np.sort(order[: count + 1]),

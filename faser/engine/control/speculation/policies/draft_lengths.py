@@ -56,7 +56,7 @@ def best_lengths(
     rows = np.add.accumulate(drafting, axis=1)
     tokens += objective.worth
     if text is None:
-        seconds += costs.asking_s(drafting[:, :1])
+        seconds += costs.text_s(drafting[:, :1]) + objective.drafting_gap_s
     else:
         rows += (np.add.reduce(text.rows) - np.add.accumulate(text.rows.take(order)))[:, None]
         tokens += (np.add.reduce(text.worth) - np.add.accumulate(text.worth.take(order)))[:, None]

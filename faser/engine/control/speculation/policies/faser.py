@@ -63,7 +63,7 @@ class Faser(Policy):
             return lengths
         if not self._on:
             self._probed = candidates.slots[lengths > 0]
-        looking_s = self._costs.asking_s(candidates.num_sequences)
+        looking_s = self._costs.text_s(candidates.num_sequences) + objective.drafting_gap_s
         looks_up = self._text.looks_up(looking_s / objective.seconds_without_drafts, candidates.since)
         return candidates.limit if looks_up else np.where(lengths > 0, candidates.limit, 0)
 

@@ -23,15 +23,17 @@ _NOTHING = np.array(0.0)
 class Objective:
     """One step's worth and time. worth: weighted tokens that it brings without drafts.
 
+    drafting_gap_s: host time by which drafts delay the step, however many there are; no part of verify_s.
     Holds the times for up to K + 1 draft tokens of each candidate.
     """
 
-    __slots__ = ("_steps_s", "_verify_s", "seconds_without_drafts", "worth")
+    __slots__ = ("_steps_s", "_verify_s", "drafting_gap_s", "seconds_without_drafts", "worth")
 
     def __init__(self, costs: CostModel, candidates: Candidates) -> None:
         count, num_columns = candidates.survival.shape
         decodes = count + candidates.other_sequences
         self.worth = float(np.add.reduce(candidates.weight)) + candidates.other_sequences
+        self.drafting_gap_s = costs.host_gaps.drafting_s(decodes, hidden=candidates.launches_ahead)
         rows = count + candidates.other_rows
         self._steps_s = self._verify_s = costs.steps_s(rows, rows + count * num_columns, candidates.kv_tokens)
         self.seconds_without_drafts = self._steps_s.item(0)

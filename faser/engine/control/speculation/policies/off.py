@@ -7,6 +7,7 @@ from faser.engine.control.speculation.policies.policy import Candidates, Ints, P
 
 class Off(Policy):
     name = "off"
+    never_drafts = True
 
     def lengths(self, candidates: Candidates) -> Ints:
         return np.zeros_like(candidates.limit)

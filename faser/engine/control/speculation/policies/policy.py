@@ -28,8 +28,9 @@ class Candidates:
     cache lacks. remaining: [S] tokens that each sequence is expected to generate yet; None: more than enough to
     pay for its missing KV. other_rows: rows of the step except one per candidate and the drafts: prompts, and
     sequences that cannot draft. other_sequences: how many of those rows bring a sequence its next token.
-    kv_tokens: tokens of all candidates in the cache. since: steps since the policy was last asked. Read only; not
-    frozen, as several are made in every step and freezing costs more than the rest of it.
+    kv_tokens: tokens of all candidates in the cache. launches_ahead: without drafts the step would be launched
+    before the one in flight has ended, which hides the host's work. since: steps since the policy was last asked.
+    Read only; not frozen, as several are made in every step and freezing costs more than the rest of it.
     """
 
     slots: Ints
@@ -40,6 +41,7 @@ class Candidates:
     other_rows: int
     kv_tokens: int
     other_sequences: int = 0
+    launches_ahead: bool = False
     since: int = 1
     remaining: Ints | None = None
 
@@ -60,6 +62,7 @@ class Candidates:
             other_rows=self.other_rows + others,
             other_sequences=self.other_sequences + others,
             kv_tokens=self.kv_tokens,
+            launches_ahead=self.launches_ahead,
             since=self.since,
         )
 
@@ -75,12 +78,18 @@ class Candidates:
             other_rows=self.other_rows,
             other_sequences=self.other_sequences,
             kv_tokens=self.kv_tokens,
+            launches_ahead=self.launches_ahead,
             since=self.since,
         )
 
 
 class Policy(Protocol):
-    """Decides draft lengths; owns at most its own hysteresis. A subclass must define name and lengths."""
+    """Decides draft lengths; owns at most its own hysteresis. A subclass must define name and lengths.
+
+    never_drafts: it never wants a draft, so it need not be asked.
+    """
+
+    never_drafts: bool = False
 
     @property
     def name(self) -> str: ...

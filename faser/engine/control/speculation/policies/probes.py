@@ -80,7 +80,8 @@ class Probes:
 
     def _cost_s(self, candidates: Candidates, lengths: Ints, objective: Objective, costs: CostModel) -> float:
         drafted = lengths.sum(keepdims=True)
-        return costs.draft_s(lengths, candidates.missing_kv) + float(objective.verify_s(drafted)[0])
+        gap_s = objective.drafting_gap_s if drafted.item(0) else 0.0
+        return costs.draft_s(lengths, candidates.missing_kv) + float(objective.verify_s(drafted)[0]) + gap_s
 
     def _settle(self, candidates: Candidates, due: Ints) -> None:
         slots = candidates.slots[due]

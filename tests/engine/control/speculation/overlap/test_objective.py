@@ -11,6 +11,7 @@ from faser.engine.control.speculation.overlap.objective import best_overlap, exp
 from faser.engine.control.speculation.policies.objective import Objective
 from faser.engine.control.speculation.policies.policy import Candidates
 from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.timing.host_gap import GapKind
 
 LANES = (
     InterferenceTable.constant(share=0.25, verify=1.1, draft=3.0, verify_alone=1.05, draft_alone=2.5),
@@ -165,3 +166,23 @@ def test_a_draft_that_is_free_beats_one_that_is_waited_for() -> None:
     assert (
         best_overlap(state, objective, COSTS, (slow,)).rate < best_overlap(state, objective, COSTS, (free,)).rate
     )
+
+
+def test_the_gap_of_an_overlapped_step_counts_where_steps_without_drafts_leave_none() -> None:
+    """Oracle: the same choice, in longer time. A gap of a millisecond is too short to change it."""
+    state = candidates(geometric(0.8, 4), launches_ahead=True)
+    costs = CostModel(StepTimes(tables=COSTS.tables))
+    free = best_overlap(state, Objective(costs, state), costs, LANES)
+    for _ in range(200):
+        costs.host_gaps.observe(GapKind.OVERLAPPED, 0.001, 1)
+        costs.host_gaps.observe(GapKind.AHEAD, 0.0, 1)
+    charged = best_overlap(state, Objective(costs, state), costs, LANES)
+    assert charged.length == free.length
+    worth = expected_worth(state, free.length)
+    assert worth / charged.rate - worth / free.rate == pytest.approx(0.001, rel=0.01)
+
+
+def expected_worth(state: Candidates, length: int) -> float:
+    """Tokens of a step of one sequence that drafts this many tokens during every step."""
+    ready, tokens = expected(state.survival)
+    return 1 + ready.item(0, length - 1) * (tokens.item(0, length - 1) - 1)

@@ -15,6 +15,7 @@ from faser.engine.control.speculation.policies.objective import Objective
 from faser.engine.control.speculation.policies.policy import Candidates, Policy
 from faser.engine.control.speculation.policies.registry import make_policy
 from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.control.timing.host_gap import GapKind
 from faser.errors import ConfigError
 
 Ints = NDArray[np.int64]
@@ -249,8 +250,56 @@ def test_drafts_that_bring_less_than_deciding_takes_are_not_asked_for(count: int
     few = candidates(constant(0.3, count, 4))
     assert policy("faser", with_passes(FLAT)).lengths(few).any()
     costs = with_passes(FLAT)
-    costs.observe_deciding(0.020, drafts=True)  # as long as a step
+    for _ in range(40):
+        costs.host_gaps.observe(GapKind.DRAFTED, 0.020, count, deciding_s=0.020)  # as long as a step
     assert not policy("faser", costs).lengths(few).any()
+
+
+GPU_STEP = CostTable(rows=(1, 2), seconds=(0.005, 0.005 + 1e-5))
+
+
+@pytest.mark.parametrize("drafter", [Role.PASS, Role.TEXT])
+def test_drafts_that_bring_less_than_the_gap_they_leave_are_not_made(drafter: Role) -> None:
+    """Steps of 5 ms whose drafts bring a quarter more tokens, and a gap of 2 ms that plain steps do not have."""
+
+    def drafts(acceptance: float) -> bool:
+        each = replace(candidates(constant(acceptance, 1, 1)), launches_ahead=True)
+        chosen = policy("faser", costs, cap=1)
+        for _ in range(100):
+            chosen.keep(each, np.array([0]))  # text was looked up in vain: no hope is left but the expectation
+        return bool(chosen.lengths(each).any())
+
+    table = CostTable(rows=(1,), seconds=(0.0005,))
+    costs = CostModel(StepTimes(tables={Role.STEP: GPU_STEP, drafter: table}))
+    assert drafts(0.25)
+    for _ in range(100):
+        costs.host_gaps.observe(GapKind.DRAFTED, 0.002, 1)
+        costs.host_gaps.observe(GapKind.AHEAD, 0.0, 1)
+    assert not drafts(0.25)
+    assert drafts(0.9)
+
+
+def test_where_plain_steps_wait_as_well_only_the_longer_gap_counts() -> None:
+    """The same gap, in a step whose prompt would keep it from being launched ahead."""
+    costs = CostModel(StepTimes(tables={Role.STEP: GPU_STEP, Role.PASS: CostTable(rows=(1,), seconds=(0.0005,))}))
+    for _ in range(100):
+        costs.host_gaps.observe(GapKind.DRAFTED, 0.002, 1)
+        costs.host_gaps.observe(GapKind.UNASKED, 0.0019, 1)
+    waiting = candidates(constant(0.25, 1, 1))
+    assert policy("faser", costs, cap=1).lengths(waiting).any()
+    assert not policy("faser", costs, cap=1).lengths(replace(waiting, launches_ahead=True)).any()
+
+
+def test_a_probe_is_charged_the_gap_that_it_leaves() -> None:
+    """Oracle: the account holds a share of 400 steps; a probe that costs more is never taken."""
+    each = candidates(constant(0.02, 1, 8))
+    for gap_s, probes in ((0.001, True), (0.030, False)):
+        costs = CostModel(StepTimes(tables={Role.STEP: FLAT, Role.PASS: CostTable(rows=(1,), seconds=(0.001,))}))
+        for _ in range(200):
+            costs.host_gaps.observe(GapKind.DRAFTED, gap_s, 1)
+            costs.host_gaps.observe(GapKind.UNASKED, 0.0, 1)
+        chosen = policy("faser", costs)
+        assert any(chosen.lengths(each).any() for _ in range(1000)) == probes
 
 
 def test_sequences_that_wait_for_a_draft_count() -> None:
