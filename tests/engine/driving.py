@@ -99,17 +99,18 @@ class Sample:
 
 
 def _speculation(
-    num_slots: int, policy: Policy, clock: SimulatedClock, *, ahead: bool, looks: bool
+    num_slots: int, policy: Policy, clock: SimulatedClock, *, ahead: bool, looks: bool, times: StepTimes | None
 ) -> SpeculationControl:
     """A policy of the test's own over the real bookkeeping. ahead: it drafts beside steps, for a while.
 
-    looks: drafts cost a look-up, and no passes.
+    looks: drafts cost a look-up, and no passes. times: None: the usual ones.
     """
     lanes = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
     config = SpeculationConfig(num_speculative_tokens=DRAFT_CAP)
+    usual = StepTimes.proportional(step_s=0.01, text_s=0.0001, pass_s=None if looks else 0.001)
     return SpeculationControl(
         config,
-        CostModel(StepTimes.proportional(step_s=0.01, text_s=0.0001, pass_s=None if looks else 0.001)),
+        CostModel(times or usual),
         num_slots=num_slots,
         clock=clock,
         policy=policy,
@@ -121,7 +122,7 @@ class Driver:
     """A scheduler and an executor, with the invariants checked after every operation.
 
     speculates: how; None: not at all. ahead: drafts are made beside steps. looks: they are looked up.
-    kv, executor: None: the usual ones.
+    times, kv, executor: None: the usual ones.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class Driver:
         speculates: Policy | None = None,
         ahead: bool = False,
         looks: bool = True,
+        times: StepTimes | None = None,
         kv: KvManager | None = None,
         executor: ScriptedExecutor | None = None,
     ) -> None:
@@ -153,7 +155,7 @@ class Driver:
             clock=self.clock,
             speculation=None
             if speculates is None
-            else _speculation(max_num_seqs, speculates, self.clock, ahead=ahead, looks=looks),
+            else _speculation(max_num_seqs, speculates, self.clock, ahead=ahead, looks=looks, times=times),
         )
         self._ahead: DraftPlan | None = None
         self.samples: dict[tuple[str, int], Sample] = {}

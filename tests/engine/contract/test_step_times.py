@@ -12,7 +12,7 @@ from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.errors import ConfigError
 
-TABLE = CostTable(rows=(1, 2, 4, 8), seconds=(0.010, 0.010, 0.014, 0.030), kv_token_s=1e-6)
+TABLE = CostTable(rows=(1, 2, 4, 8), seconds=(0.010, 0.010, 0.014, 0.030), kv_token_s=1e-6, kv_row_token_s=1e-7)
 PASS = CostTable(rows=(1, 4), seconds=(0.001, 0.002))
 
 
@@ -25,6 +25,7 @@ def _content(roles: str) -> str:
 @pytest.mark.parametrize("rows", [0, 1, 3, 8, 12, 5000])
 def test_one_row_count_is_read_as_from_a_dense_table(rows: int) -> None:
     assert TABLE.seconds_at(rows, 700) == TABLE.dense(9000)[rows] + 1e-6 * 700
+    assert TABLE.seconds_at(rows, 700, 3000) == TABLE.dense(9000)[rows] + 1e-6 * 700 + 1e-7 * 3000
 
 
 @given(st.lists(st.floats(1e-3, 10), min_size=1, max_size=9))
@@ -75,10 +76,10 @@ def test_lanes_survive_a_file_to_the_last_digit(tmp_path: Path) -> None:
 
 def test_a_file_from_when_lanes_were_one_number_a_share_is_refused(tmp_path: Path) -> None:
     content = json.loads(StepTimes(tables={Role.STEP: TABLE}).to_json())
-    content["format"] = 3
+    today = content["format"]
     content["lanes"] = [{"share": 0.5, "verify": 1.5, "draft": 1.9, "verify_alone": 1.1, "draft_alone": 1.2}]
     path = tmp_path / "costs.json"
-    for number, complaint in ((3, "format is 3"), (content["format"] + 1, "not a cost model")):
+    for number, complaint in ((3, "format is 3"), (today, "not a cost model")):
         path.write_text(json.dumps({**content, "format": number}))
         with pytest.raises(ConfigError, match=complaint):
             StepTimes.load(path)
@@ -101,13 +102,36 @@ def test_lanes_with_a_number_missing_are_refused(tmp_path: Path) -> None:
         ("{}", "not a cost model"),
         ('{"format": 1, "roles": {}}', "format is 1"),
         (_content("{}"), "no times of role step"),
-        (_content('{"walk": {"rows": [1], "seconds": [1], "kv_token_s": 0}}'), "walk"),
-        (_content('{"step": {"rows": [2, 1], "seconds": [1, 1], "kv_token_s": 0}}'), "must ascend"),
-        (_content('{"step": {"rows": [1, 2], "seconds": [1], "kv_token_s": 0}}'), "2 row counts and 1 times"),
-        (_content('{"step": {"rows": [1, 2], "seconds": [2, 1], "kv_token_s": 0}}'), "falls where rows rise"),
-        (_content('{"step": {"rows": [1], "seconds": [NaN], "kv_token_s": 0}}'), "not a number of seconds"),
-        (_content('{"step": {"rows": [1], "seconds": [1], "kv_token_s": -1}}'), "not a number of seconds"),
-        (_content('{"step": {"rows": 3, "seconds": [1], "kv_token_s": 0}}'), "not a cost model"),
+        (_content('{"walk": {"rows": [1], "seconds": [1], "kv_token_s": 0, "kv_row_token_s": 0}}'), "walk"),
+        (
+            _content('{"step": {"rows": [2, 1], "seconds": [1, 1], "kv_token_s": 0, "kv_row_token_s": 0}}'),
+            "must ascend",
+        ),
+        (
+            _content('{"step": {"rows": [1, 2], "seconds": [1], "kv_token_s": 0, "kv_row_token_s": 0}}'),
+            "2 row counts and 1 times",
+        ),
+        (
+            _content('{"step": {"rows": [1, 2], "seconds": [2, 1], "kv_token_s": 0, "kv_row_token_s": 0}}'),
+            "falls where rows rise",
+        ),
+        (
+            _content('{"step": {"rows": [1], "seconds": [NaN], "kv_token_s": 0, "kv_row_token_s": 0}}'),
+            "not a number of seconds",
+        ),
+        (
+            _content('{"step": {"rows": [1], "seconds": [1], "kv_token_s": -1, "kv_row_token_s": 0}}'),
+            "not a number of seconds",
+        ),
+        (
+            _content('{"step": {"rows": [1], "seconds": [1], "kv_token_s": 0, "kv_row_token_s": -1}}'),
+            "not a number of seconds",
+        ),
+        (_content('{"step": {"rows": [1], "seconds": [1], "kv_token_s": 0}}'), "KeyError: 'kv_row_token_s'"),
+        (
+            _content('{"step": {"rows": 3, "seconds": [1], "kv_token_s": 0, "kv_row_token_s": 0}}'),
+            "not a cost model",
+        ),
     ],
 )
 def test_a_file_that_is_no_cost_model_is_refused_by_name(tmp_path: Path, text: str, complaint: str) -> None:

@@ -48,17 +48,28 @@ class CostModel:
         return self._followed[role].factor
 
     @overload
-    def step_s(self, rows: int, kv_tokens: int = 0) -> float: ...
+    def step_s(self, rows: int, kv_tokens: int = 0, kv_row_tokens: int = 0) -> float: ...
     @overload
-    def step_s(self, rows: Ints, kv_tokens: int = 0) -> Floats: ...
-    def step_s(self, rows: int | Ints, kv_tokens: int = 0) -> float | Floats:
-        """Seconds of a step of `rows` rows, whose sequences have kv_tokens cached tokens in all."""
-        kv_s = self._tables[Role.STEP].kv_token_s * kv_tokens
+    def step_s(self, rows: Ints, kv_tokens: int = 0, kv_row_tokens: int = 0) -> Floats: ...
+    def step_s(self, rows: int | Ints, kv_tokens: int = 0, kv_row_tokens: int = 0) -> float | Floats:
+        """Seconds of a step of `rows` rows, whose sequences have kv_tokens cached tokens in all.
+
+        kv_row_tokens: cached tokens that the further rows of sequences attend to, added up over these rows.
+        """
+        table = self._tables[Role.STEP]
+        kv_s = table.kv_token_s * kv_tokens + table.kv_row_token_s * kv_row_tokens
         return (self._base_s(Role.STEP, rows) + kv_s) * self._followed[Role.STEP].factor
 
-    def steps_s(self, fewest: int, most: int, kv_tokens: int = 0) -> Floats:
-        """[most - fewest + 1] seconds of steps of fewest … most rows; kv_tokens as in step_s."""
-        found = self._covering(Role.STEP, most)[fewest : most + 1] + self._tables[Role.STEP].kv_token_s * kv_tokens
+    def steps_s(self, fewest: int, most: int, kv_tokens: int = 0, row_context: float = 0.0) -> Floats:
+        """[most - fewest + 1] seconds of steps of fewest … most rows; kv_tokens as in step_s.
+
+        row_context: cached tokens that each row beyond the fewest attends to.
+        """
+        table = self._tables[Role.STEP]
+        found = self._covering(Role.STEP, most)[fewest : most + 1] + table.kv_token_s * kv_tokens
+        row_s = table.kv_row_token_s * row_context
+        if row_s and most > fewest:
+            found += np.linspace(0.0, row_s * (most - fewest), most - fewest + 1)
         found *= self._followed[Role.STEP].factor
         return found
 

@@ -12,7 +12,7 @@ from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.startup.interference_cells import InterferenceSetup
 from faser.engine.execution.startup.parts import EngineParts
 from faser.engine.execution.startup.profile import cached_profile, fingerprint, profile
-from faser.engine.execution.startup.step_profiler import DummyBatchLimits
+from faser.engine.execution.startup.table_fit import DummyBatchLimits
 from faser.types import ProgressCallback
 
 # The steps that lanes are measured with, as far as time allows: row counts, the most important ones first, and

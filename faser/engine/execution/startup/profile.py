@@ -16,12 +16,8 @@ from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.interference_cells import InterferenceSetup, make_cells
 from faser.engine.execution.startup.interference_profile import measure_interference
-from faser.engine.execution.startup.step_profiler import (
-    ROW_COUNTS,
-    DummyBatchLimits,
-    ProfileProgress,
-    StepProfiler,
-)
+from faser.engine.execution.startup.step_profiler import ProfileProgress, StepProfiler
+from faser.engine.execution.startup.table_fit import ROW_COUNTS, DummyBatchLimits
 from faser.errors import ConfigError
 from faser.types import ProgressCallback
 

@@ -15,7 +15,8 @@ from faser.engine.execution.overlap.partition import Serial
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.interference_cells import InterferenceSetup
 from faser.engine.execution.startup.profile import LANES_STAGE, cached_profile, fingerprint, profile
-from faser.engine.execution.startup.step_profiler import ROW_COUNTS, STAGE, DummyBatchLimits
+from faser.engine.execution.startup.step_profiler import STAGE
+from faser.engine.execution.startup.table_fit import ROW_COUNTS, DummyBatchLimits
 from faser.kernels.interface.shapes import KvShape
 from faser.kernels.torch.backend import TorchBackend
 from faser.machine import usable_cores
