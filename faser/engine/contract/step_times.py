@@ -100,13 +100,19 @@ class StepTimes:
     """A table for each role that the engine has. interference: how verifying and drafting slow each other down.
 
     interference: one table for each share of the processors that drafting may get; empty where it was not
-    measured. Raises ConfigError without times of role step.
+    measured. measured_at: date and time, empty where nothing was measured. busy_share: 0 … 1, the part of the
+    cores that other processes took meanwhile. Raises ConfigError without times of role step, and for a busy_share
+    out of range.
     """
 
     tables: Mapping[Role, CostTable]
     interference: tuple[InterferenceTable, ...] = ()
+    measured_at: str = ""
+    busy_share: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.busy_share <= 1:
+            raise ConfigError(f"a cost model has a busy share of {self.busy_share}; it must be from 0 to 1")
         if Role.STEP not in self.tables:
             raise ConfigError("a cost model has no times of role step")
 
@@ -146,14 +152,26 @@ class StepTimes:
         }
         names = ("share", "rows", "contexts", *FACTORS)
         lanes = [{name: getattr(each, name) for name in names} for each in self.interference]
-        return json.dumps({"format": _FORMAT, "roles": roles, "lanes": lanes}, indent=1) + "\n"
+        content = {
+            "format": _FORMAT,
+            "measured_at": self.measured_at,
+            "busy_share": self.busy_share,
+            "roles": roles,
+            "lanes": lanes,
+        }
+        return json.dumps(content, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the cost model") -> "StepTimes":
         """Raises ConfigError that names source and what is wrong."""
         try:
             content = json.loads(text)
-            return cls(tables=_read_tables(content), interference=tuple(map(_read_interference, content["lanes"])))
+            return cls(
+                tables=_read_tables(content),
+                interference=tuple(map(_read_interference, content["lanes"])),
+                measured_at=str(content["measured_at"]),
+                busy_share=float(content["busy_share"]),
+            )
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -19,7 +19,7 @@ PASS = CostTable(rows=(1, 4), seconds=(0.001, 0.002))
 def _content(roles: str) -> str:
     """Of a file whose format is today's."""
     today = json.loads(StepTimes(tables={Role.STEP: TABLE}).to_json())["format"]
-    return f'{{"format": {today}, "roles": {roles}, "lanes": []}}'
+    return f'{{"format": {today}, "measured_at": "", "busy_share": 0, "roles": {roles}, "lanes": []}}'
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 8, 12, 5000])
@@ -45,7 +45,7 @@ def test_one_slow_measurement_hides_no_slope_after_it() -> None:
 
 
 def test_tables_survive_a_file(tmp_path: Path) -> None:
-    times = StepTimes(tables={Role.STEP: TABLE, Role.PASS: PASS})
+    times = StepTimes(tables={Role.STEP: TABLE, Role.PASS: PASS}, measured_at="2026-11-22", busy_share=0.25)
     times.save(tmp_path / "deep" / "costs.json")
     assert StepTimes.load(tmp_path / "deep" / "costs.json") == times
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["costs.json"]
@@ -150,3 +150,9 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="costs"):
         StepTimes(tables={Role.STEP: TABLE}).save(tmp_path / "file" / "costs.json")
+
+
+@pytest.mark.parametrize("busy_share", [-0.1, 1.1, float("nan")])
+def test_a_busy_share_is_a_part(busy_share: float) -> None:
+    with pytest.raises(ConfigError, match="must be from 0 to 1"):
+        StepTimes(tables={Role.STEP: TABLE}, busy_share=busy_share)

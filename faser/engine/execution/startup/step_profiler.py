@@ -6,7 +6,7 @@ table_fit.py says which sizes, and makes the table.
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -99,7 +99,7 @@ class StepProfiler:
         self._repeat(batches, times, ends_s)
         return fit_table({shape: undisturbed_s(each) for shape, each in times.items()}, groups)
 
-    def seconds_now(self, row_counts: Iterable[int], budget_s: float) -> dict[BatchShape, float]:
+    def seconds_now(self, row_counts: Sequence[int], budget_s: float) -> dict[BatchShape, float]:
         """Seconds of a few steps of the table, repeated for about budget_s seconds, at least three times."""
         shapes = [self._short(rows) for rows in row_counts]
         batches = [self.batch_of(shape) for shape in shapes]
