@@ -32,6 +32,7 @@ class CostModel:
         self._deciding_s = 0.0  # by how much the second is longer; see asking_s
         self._tables = times.tables
         self._dense = {role: table.dense(_FIRST_DENSE_ROWS) for role, table in times.tables.items()}
+        self._counts = np.arange(float(_FIRST_DENSE_ROWS))  # 0, 1, 2, …
         self._followed = {role: ErrorTracker() for role in times.tables}
 
     @property
@@ -67,9 +68,10 @@ class CostModel:
         """
         table = self._tables[Role.STEP]
         found = self._covering(Role.STEP, most)[fewest : most + 1] + table.kv_token_s * kv_tokens
-        row_s = table.kv_row_token_s * row_context
-        if row_s and most > fewest:
-            found += np.linspace(0.0, row_s * (most - fewest), most - fewest + 1)
+        if row_s := table.kv_row_token_s * row_context:
+            if len(found) > len(self._counts):
+                self._counts = np.arange(2.0 * len(found))
+            found += self._counts[: len(found)] * row_s
         found *= self._followed[Role.STEP].factor
         return found
 
