@@ -1,7 +1,7 @@
 """Whether kept step times hold. The times now are those of a machine that is some times slower than its table."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -91,7 +91,7 @@ def test_only_what_takes_a_fraction_of_a_second_is_timed(
     asked: list[list[int]] = []
     table = CostTable(rows=rows, seconds=seconds)
 
-    def seconds_now(row_counts: Sequence[int], budget_s: float) -> dict[BatchShape, float]:
+    def seconds_now(row_counts: Sequence[int], budget_s: float) -> Mapping[BatchShape, float]:
         asked.append([*row_counts])
         assert budget_s < 0.5
         return slower(table, {})(row_counts, budget_s)
