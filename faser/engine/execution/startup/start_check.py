@@ -20,6 +20,7 @@ _ROW_COUNTS = (1, 8, 32)
 _BUDGET_S = 0.3  # per role
 _LEAST_TIMES = 4  # of each step, if it is to be timed within the budget
 _TOLERANCE = 1.3  # times slower or faster; two quiet starts of one machine differed by up to 1.15
+_LEAST_S = 1e-9  # a file may say 0
 _DISTURBED = 0.05  # busy share from which on a slower step says nothing about the times in the file
 
 
@@ -34,11 +35,13 @@ def start_check(
     meter = meter or BusyMeter()
     found: list[tuple[float, str]] = []
     for role, seconds_now in timers.items():
-        table = times.tables[role]
+        table = times.tables.get(role)
+        if table is None:
+            return f"it has no times of role {role.value}"
         with meter.watch():
             now = seconds_now(_checked_rows(table), _BUDGET_S)
         for shape, now_s in now.items():
-            then_s = table.seconds_at(shape.rows, shape.kv_tokens, shape.kv_row_tokens)
+            then_s = max(table.seconds_at(shape.rows, shape.kv_tokens, shape.kv_row_tokens), _LEAST_S)
             what = f"a {role.value} of {shape.rows} row{'s' if shape.rows > 1 else ''}"
             found.append(
                 (now_s / then_s, f"{what} takes {1e3 * now_s:.2f} ms now, {1e3 * then_s:.2f} ms in the file")

@@ -98,3 +98,16 @@ def test_only_what_takes_a_fraction_of_a_second_is_timed(
 
     assert start_check(StepTimes(tables={Role.STEP: table}), {Role.STEP: seconds_now}) is None
     assert asked == [checked]
+
+
+def test_a_file_without_the_times_of_a_role_is_refuted() -> None:
+    kept = StepTimes(tables={Role.STEP: STEP})
+    timers = {Role.STEP: slower(STEP, {}), Role.PASS: slower(PASS, {})}
+    assert start_check(kept, timers, meter=meter_of(0.0)) == "it has no times of role pass"
+
+
+def test_times_of_zero_are_refuted() -> None:
+    kept = StepTimes(tables={Role.STEP: CostTable(rows=(1, 8), seconds=(0.0, 0.0))})
+    complaint = start_check(kept, {Role.STEP: slower(STEP, {})}, meter=meter_of(0.0))
+    assert complaint is not None
+    assert "0.00 ms in the file" in complaint
