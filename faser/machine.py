@@ -1,11 +1,13 @@
-"""Cores and memory that this process may use.
+"""Cores and memory that this process may use, and how busy other processes keep the cores.
 
 Reads the scheduler's affinity mask and the limits of control groups, version 1 and 2, so that the limits of a
 container count like the machine's own.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -40,6 +42,74 @@ def available_memory(cgroup_root: Path = _CGROUP_ROOT, proc: Path = _PROC) -> in
             cached = _entry(folder / "memory.stat", "inactive_file") or 0
             limits.append(limit - used + cached)
     return max(0, min(limits))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreUse:
+    """Seconds since some fixed time. ran_s, waited_s: all threads of this process ran, or waited for a core.
+
+    used_s, total_s: what all processes used of all cores, and what there was.
+    """
+
+    ran_s: float
+    waited_s: float
+    used_s: float
+    total_s: float
+
+
+def core_use(proc: Path = _PROC) -> CoreUse | None:
+    """None where the kernel does not say, as on any other than Linux."""
+    ran_ns = waited_ns = 0
+    try:
+        for thread in (proc / "self/task").iterdir():
+            try:
+                ran, waited, *_ = (thread / "schedstat").read_text().split()
+            except FileNotFoundError:  # the thread has ended meanwhile
+                continue
+            ran_ns, waited_ns = ran_ns + int(ran), waited_ns + int(waited)
+        name, *ticks = (proc / "stat").read_text().partition("\n")[0].split()
+        user, nice, system, idle, iowait, irq, softirq, steal = map(int, ticks[:8])
+    except (OSError, ValueError):
+        return None
+    if name != "cpu":
+        return None
+    used = user + nice + system + irq + softirq
+    ticks_s = 1 / os.sysconf("SC_CLK_TCK")
+    return CoreUse(
+        ran_s=ran_ns / 1e9,
+        waited_s=waited_ns / 1e9,
+        used_s=used * ticks_s,
+        total_s=(used + idle + iowait + steal) * ticks_s,
+    )
+
+
+class BusyMeter:
+    """How busy other processes kept the cores while this one worked.
+
+    share: 0 … 1, the largest of all stretches that were watched; 0 where the kernel does not say. Of a stretch it
+    is the part for which this process's threads waited for a core, at most the part of the cores that others used:
+    processes that leave cores free disturb nothing, and threads may also wait for each other.
+    """
+
+    def __init__(self, read: Callable[[], CoreUse | None] = core_use) -> None:
+        self._read = read
+        self.share = 0.0
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        before = self._read()
+        yield
+        after = self._read()
+        if before is not None and after is not None:
+            self.share = max(self.share, _busy_share(before, after))
+
+
+def _busy_share(before: CoreUse, after: CoreUse) -> float:
+    ran_s, waited_s = after.ran_s - before.ran_s, after.waited_s - before.waited_s
+    used_s, total_s = after.used_s - before.used_s, after.total_s - before.total_s
+    if ran_s <= 0 or waited_s <= 0 or total_s <= 0:
+        return 0.0
+    return max(min(waited_s / (ran_s + waited_s), (used_s - ran_s) / total_s), 0.0)
 
 
 def _cgroups(root: Path, proc: Path, controller: str) -> Iterator[Path]:

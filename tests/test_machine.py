@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from faser.machine import available_memory, usable_cores, usable_memory
+from faser.machine import BusyMeter, CoreUse, available_memory, core_use, usable_cores, usable_memory
 
 CORES = len(os.sched_getaffinity(0))
 MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -75,3 +75,65 @@ def test_free_memory_is_what_the_limit_leaves_with_the_page_cache_given_back(tmp
     assert available_memory(cgroup, proc) == 400000
     (proc / "meminfo").write_text("MemTotal: 900 kB\nMemAvailable:   300 kB\n")
     assert available_memory(cgroup, proc) == 300 * 1024
+
+
+def proc_of(root: Path, stat: str, threads: dict[str, str]) -> Path:
+    """A /proc with this first line of /proc/stat, and the schedstat of every thread."""
+    for number, schedstat in threads.items():
+        (root / "self/task" / number).mkdir(parents=True)
+        (root / "self/task" / number / "schedstat").write_text(schedstat)
+    (root / "stat").write_text(stat)
+    return root
+
+
+def test_the_use_of_cores_is_that_of_all_threads_and_of_all_processes(tmp_path: Path) -> None:
+    ticks = [each * os.sysconf("SC_CLK_TCK") for each in (3, 1, 4, 20, 2, 1, 1, 8, 3, 0)]
+    stat = f"cpu  {' '.join(map(str, ticks))}\ncpu0 1 1 1 1\n"
+    proc = proc_of(tmp_path, stat, {"7": "2500000000 500000000 9\n", "8": "1000000000 250000000 3\n"})
+    (proc / "self/task/9").mkdir()  # a thread that has just ended
+    assert core_use(proc) == CoreUse(ran_s=3.5, waited_s=0.75, used_s=10.0, total_s=40.0)
+
+
+@pytest.mark.parametrize("stat", ["", "cpu 1 2 3\n", "cpu a b c d e f g h\n", "intr 1 2 3 4 5 6 7 8\n"])
+def test_a_kernel_that_says_something_else_says_nothing(tmp_path: Path, stat: str) -> None:
+    assert core_use(proc_of(tmp_path, stat, {"7": "1 1 1\n"})) is None
+
+
+def test_without_proc_nothing_is_known_and_the_machine_counts_as_quiet(tmp_path: Path) -> None:
+    meter = BusyMeter(lambda: core_use(tmp_path / "none"))
+    with meter.watch():
+        pass
+    assert meter.share == 0.0
+
+
+@pytest.mark.parametrize(
+    "ran_s, waited_s, used_s, share",
+    [
+        (4.0, 4.0, 12.0, 0.5),  # half the time for us
+        (4.0, 4.0, 5.0, 0.0625),  # our threads mostly waited for each other
+        (4.0, 0.0, 16.0, 0.0),  # others use three quarters of the cores, and we never wait
+        (0.0, 0.0, 16.0, 0.0),
+        (4.0, 4.0, 3.9, 0.0),  # ticks are coarse
+    ],
+)
+def test_others_are_busy_where_we_wait_and_they_run(
+    ran_s: float, waited_s: float, used_s: float, share: float
+) -> None:
+    start = CoreUse(ran_s=100.0, waited_s=50.0, used_s=1000.0, total_s=9000.0)
+    end = CoreUse(ran_s=100.0 + ran_s, waited_s=50.0 + waited_s, used_s=1000.0 + used_s, total_s=9016.0)
+    quiet = CoreUse(ran_s=101.0 + ran_s, waited_s=50.0 + waited_s, used_s=1001.0 + used_s, total_s=9018.0)
+    reads = iter([start, end, end, quiet])
+    meter = BusyMeter(lambda: next(reads))
+    for _ in range(2):
+        with meter.watch():
+            pass
+    assert meter.share == pytest.approx(share)
+
+
+def test_this_kernel_says_what_this_process_used() -> None:
+    before = core_use()
+    assert before is not None
+    sum(range(5_000_000))
+    after = core_use()
+    assert after is not None
+    assert after.ran_s > before.ran_s

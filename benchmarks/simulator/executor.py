@@ -145,7 +145,7 @@ class SimulatedExecutor:
                 prompt_len=start.prompt_len,
                 num_tokens=len(start.token_ids),
             )
-        run_s = self._costs.step_s(plan.num_rows, sum(rows.start for rows in plan.rows))
+        run_s = self._costs.step_s(plan.num_rows, plan.kv_tokens, plan.kv_row_tokens)
         return StepResult(step=plan.step, sequences=tuple(map(self._judge, plan.rows)), run_s=self._noisy(run_s))
 
     def _judge(self, rows: SequenceRows) -> SequenceResult:

@@ -158,6 +158,20 @@ class StepPlan:
     def num_rows(self) -> int:
         return sum([len(each.token_ids) for each in self.rows])
 
+    @property
+    def kv_tokens(self) -> int:
+        """Cached tokens of all its sequences before the step."""
+        return sum([each.start for each in self.rows])
+
+    @property
+    def kv_row_tokens(self) -> int:
+        """Tokens before the second and every further row of each sequence, added up over these rows.
+
+        Row i of a sequence attends to start + i tokens before it, so n rows add (n - 1) (2 start + n) / 2.
+        """
+        counted = [(len(each.token_ids), each.start) for each in self.rows if len(each.token_ids) > 1]
+        return sum([(count - 1) * (2 * start + count) for count, start in counted]) // 2
+
 
 @dataclass(slots=True, kw_only=True)
 class SequenceResult:

@@ -20,7 +20,7 @@ from faser.files import write_atomically
 
 Floats = NDArray[np.float64]
 
-_FORMAT = 4
+_FORMAT = 5
 
 
 class Role(StrEnum):
@@ -35,13 +35,15 @@ class Role(StrEnum):
 class CostTable:
     """Seconds by row count. rows ascend; time is linear between two of them and keeps rising above the last.
 
-    seconds: without the time to read the KV cache, which adds kv_token_s for every cached token that is read.
+    seconds: without attention. That adds kv_token_s for every cached token of every sequence, and, since each
+    further row of a sequence attends to the same tokens again, kv_row_token_s for each of these rows and tokens.
     Raises ConfigError for row counts that do not ascend and for times that fall or are not finite.
     """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
     kv_token_s: float = 0.0
+    kv_row_token_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.rows or len(self.rows) != len(self.seconds):
@@ -50,17 +52,24 @@ class CostTable:
             raise ConfigError(
                 f"the row counts of a cost table are {list(self.rows)}; they must ascend from 1 or more"
             )
-        if any(not 0 <= each < math.inf for each in (*self.seconds, self.kv_token_s)):
+        if any(not 0 <= each < math.inf for each in (*self.seconds, self.kv_token_s, self.kv_row_token_s)):
             raise ConfigError("a cost table has a time that is not a number of seconds from 0 on")
         if any(a > b for a, b in zip(self.seconds, self.seconds[1:], strict=False)):
             raise ConfigError("a cost table has a time that falls where rows rise")
 
     @classmethod
-    def measured(cls, seconds: Mapping[int, float], *, kv_token_s: float = 0.0) -> "CostTable":
-        """Medians by row count, made monotone by least squares, so that one slow median hides no slope."""
+    def measured(
+        cls, seconds: Mapping[int, float], *, kv_token_s: float = 0.0, kv_row_token_s: float = 0.0
+    ) -> "CostTable":
+        """Times by row count, made monotone by least squares, so that one slow time hides no slope."""
         rows = sorted(seconds)
         rising = np.maximum.accumulate(_isotonic([seconds[each] for each in rows]))  # removes what rounding leaves
-        return cls(rows=tuple(rows), seconds=tuple(float(each) for each in rising), kv_token_s=kv_token_s)
+        return cls(
+            rows=tuple(rows),
+            seconds=tuple(float(each) for each in rising),
+            kv_token_s=kv_token_s,
+            kv_row_token_s=kv_row_token_s,
+        )
 
     def dense(self, num_rows: int) -> Floats:
         """[num_rows + 1] seconds for 0 … num_rows rows; 0 rows take 0 seconds.
@@ -78,9 +87,12 @@ class CostTable:
         found[0] = 0.0
         return found
 
-    def seconds_at(self, rows: int, kv_tokens: int = 0) -> float:
-        """Seconds for `rows` rows that read kv_tokens cached tokens in all."""
-        return self.dense(rows).item(rows) + self.kv_token_s * kv_tokens
+    def seconds_at(self, rows: int, kv_tokens: int = 0, kv_row_tokens: int = 0) -> float:
+        """Seconds for `rows` rows of sequences that have kv_tokens cached tokens in all.
+
+        kv_row_tokens: cached tokens that the further rows of sequences attend to, added up over these rows.
+        """
+        return self.dense(rows).item(rows) + self.kv_token_s * kv_tokens + self.kv_row_token_s * kv_row_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +100,19 @@ class StepTimes:
     """A table for each role that the engine has. interference: how verifying and drafting slow each other down.
 
     interference: one table for each share of the processors that drafting may get; empty where it was not
-    measured. Raises ConfigError without times of role step.
+    measured. measured_at: date and time, empty where nothing was measured. busy_share: 0 … 1, the part of the
+    cores that other processes took meanwhile. Raises ConfigError without times of role step, and for a busy_share
+    out of range.
     """
 
     tables: Mapping[Role, CostTable]
     interference: tuple[InterferenceTable, ...] = ()
+    measured_at: str = ""
+    busy_share: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.busy_share <= 1:
+            raise ConfigError(f"a cost model has a busy share of {self.busy_share}; it must be from 0 to 1")
         if Role.STEP not in self.tables:
             raise ConfigError("a cost model has no times of role step")
 
@@ -105,13 +123,17 @@ class StepTimes:
         step_s: float,
         row_s: float = 0.0,
         kv_token_s: float = 0.0,
+        kv_row_token_s: float = 0.0,
         pass_s: float | None = None,
         pass_row_s: float = 0.0,
         text_s: float | None = None,
         interference: tuple[InterferenceTable, ...] = (),
     ) -> "StepTimes":
-        """step_s + row_s * rows + kv_token_s * tokens; likewise a pass; text_s per sequence. For simulations."""
-        tables = {Role.STEP: _line(step_s, row_s, kv_token_s)}
+        """step_s + row_s * rows, and attention; pass_s + pass_row_s * rows; text_s per sequence.
+
+        For simulations. kv_token_s, kv_row_token_s: as in CostTable.
+        """
+        tables = {Role.STEP: _line(step_s, row_s, kv_token_s, kv_row_token_s)}
         if pass_s is not None:
             tables[Role.PASS] = _line(pass_s, pass_row_s)
         if text_s is not None:
@@ -120,19 +142,36 @@ class StepTimes:
 
     def to_json(self) -> str:
         roles = {
-            role.value: {"rows": table.rows, "seconds": table.seconds, "kv_token_s": table.kv_token_s}
+            role.value: {
+                "rows": table.rows,
+                "seconds": table.seconds,
+                "kv_token_s": table.kv_token_s,
+                "kv_row_token_s": table.kv_row_token_s,
+            }
             for role, table in self.tables.items()
         }
         names = ("share", "rows", "contexts", *FACTORS)
         lanes = [{name: getattr(each, name) for name in names} for each in self.interference]
-        return json.dumps({"format": _FORMAT, "roles": roles, "lanes": lanes}, indent=1) + "\n"
+        content = {
+            "format": _FORMAT,
+            "measured_at": self.measured_at,
+            "busy_share": self.busy_share,
+            "roles": roles,
+            "lanes": lanes,
+        }
+        return json.dumps(content, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the cost model") -> "StepTimes":
         """Raises ConfigError that names source and what is wrong."""
         try:
             content = json.loads(text)
-            return cls(tables=_read_tables(content), interference=tuple(map(_read_interference, content["lanes"])))
+            return cls(
+                tables=_read_tables(content),
+                interference=tuple(map(_read_interference, content["lanes"])),
+                measured_at=str(content["measured_at"]),
+                busy_share=float(content["busy_share"]),
+            )
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -155,8 +194,13 @@ class StepTimes:
         return cls.from_json(text, source=str(path))
 
 
-def _line(fixed_s: float, row_s: float, kv_token_s: float = 0.0) -> CostTable:
-    return CostTable(rows=(1, 2), seconds=(fixed_s + row_s, fixed_s + 2 * row_s), kv_token_s=kv_token_s)
+def _line(fixed_s: float, row_s: float, kv_token_s: float = 0.0, kv_row_token_s: float = 0.0) -> CostTable:
+    return CostTable(
+        rows=(1, 2),
+        seconds=(fixed_s + row_s, fixed_s + 2 * row_s),
+        kv_token_s=kv_token_s,
+        kv_row_token_s=kv_row_token_s,
+    )
 
 
 def _read_tables(content: Any) -> dict[Role, CostTable]:
@@ -167,6 +211,7 @@ def _read_tables(content: Any) -> dict[Role, CostTable]:
             rows=tuple(int(each) for each in table["rows"]),
             seconds=tuple(float(each) for each in table["seconds"]),
             kv_token_s=float(table["kv_token_s"]),
+            kv_row_token_s=float(table["kv_row_token_s"]),
         )
         for name, table in content["roles"].items()
     }

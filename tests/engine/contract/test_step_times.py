@@ -12,19 +12,20 @@ from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.errors import ConfigError
 
-TABLE = CostTable(rows=(1, 2, 4, 8), seconds=(0.010, 0.010, 0.014, 0.030), kv_token_s=1e-6)
+TABLE = CostTable(rows=(1, 2, 4, 8), seconds=(0.010, 0.010, 0.014, 0.030), kv_token_s=1e-6, kv_row_token_s=1e-7)
 PASS = CostTable(rows=(1, 4), seconds=(0.001, 0.002))
 
 
 def _content(roles: str) -> str:
     """Of a file whose format is today's."""
     today = json.loads(StepTimes(tables={Role.STEP: TABLE}).to_json())["format"]
-    return f'{{"format": {today}, "roles": {roles}, "lanes": []}}'
+    return f'{{"format": {today}, "measured_at": "", "busy_share": 0, "roles": {roles}, "lanes": []}}'
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 8, 12, 5000])
 def test_one_row_count_is_read_as_from_a_dense_table(rows: int) -> None:
     assert TABLE.seconds_at(rows, 700) == TABLE.dense(9000)[rows] + 1e-6 * 700
+    assert TABLE.seconds_at(rows, 700, 3000) == TABLE.dense(9000)[rows] + 1e-6 * 700 + 1e-7 * 3000
 
 
 @given(st.lists(st.floats(1e-3, 10), min_size=1, max_size=9))
@@ -44,7 +45,7 @@ def test_one_slow_measurement_hides_no_slope_after_it() -> None:
 
 
 def test_tables_survive_a_file(tmp_path: Path) -> None:
-    times = StepTimes(tables={Role.STEP: TABLE, Role.PASS: PASS})
+    times = StepTimes(tables={Role.STEP: TABLE, Role.PASS: PASS}, measured_at="2026-11-22", busy_share=0.25)
     times.save(tmp_path / "deep" / "costs.json")
     assert StepTimes.load(tmp_path / "deep" / "costs.json") == times
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["costs.json"]
@@ -75,10 +76,10 @@ def test_lanes_survive_a_file_to_the_last_digit(tmp_path: Path) -> None:
 
 def test_a_file_from_when_lanes_were_one_number_a_share_is_refused(tmp_path: Path) -> None:
     content = json.loads(StepTimes(tables={Role.STEP: TABLE}).to_json())
-    content["format"] = 3
+    today = content["format"]
     content["lanes"] = [{"share": 0.5, "verify": 1.5, "draft": 1.9, "verify_alone": 1.1, "draft_alone": 1.2}]
     path = tmp_path / "costs.json"
-    for number, complaint in ((3, "format is 3"), (content["format"] + 1, "not a cost model")):
+    for number, complaint in ((3, "format is 3"), (today, "not a cost model")):
         path.write_text(json.dumps({**content, "format": number}))
         with pytest.raises(ConfigError, match=complaint):
             StepTimes.load(path)
@@ -101,13 +102,36 @@ def test_lanes_with_a_number_missing_are_refused(tmp_path: Path) -> None:
         ("{}", "not a cost model"),
         ('{"format": 1, "roles": {}}', "format is 1"),
         (_content("{}"), "no times of role step"),
-        (_content('{"walk": {"rows": [1], "seconds": [1], "kv_token_s": 0}}'), "walk"),
-        (_content('{"step": {"rows": [2, 1], "seconds": [1, 1], "kv_token_s": 0}}'), "must ascend"),
-        (_content('{"step": {"rows": [1, 2], "seconds": [1], "kv_token_s": 0}}'), "2 row counts and 1 times"),
-        (_content('{"step": {"rows": [1, 2], "seconds": [2, 1], "kv_token_s": 0}}'), "falls where rows rise"),
-        (_content('{"step": {"rows": [1], "seconds": [NaN], "kv_token_s": 0}}'), "not a number of seconds"),
-        (_content('{"step": {"rows": [1], "seconds": [1], "kv_token_s": -1}}'), "not a number of seconds"),
-        (_content('{"step": {"rows": 3, "seconds": [1], "kv_token_s": 0}}'), "not a cost model"),
+        (_content('{"walk": {"rows": [1], "seconds": [1], "kv_token_s": 0, "kv_row_token_s": 0}}'), "walk"),
+        (
+            _content('{"step": {"rows": [2, 1], "seconds": [1, 1], "kv_token_s": 0, "kv_row_token_s": 0}}'),
+            "must ascend",
+        ),
+        (
+            _content('{"step": {"rows": [1, 2], "seconds": [1], "kv_token_s": 0, "kv_row_token_s": 0}}'),
+            "2 row counts and 1 times",
+        ),
+        (
+            _content('{"step": {"rows": [1, 2], "seconds": [2, 1], "kv_token_s": 0, "kv_row_token_s": 0}}'),
+            "falls where rows rise",
+        ),
+        (
+            _content('{"step": {"rows": [1], "seconds": [NaN], "kv_token_s": 0, "kv_row_token_s": 0}}'),
+            "not a number of seconds",
+        ),
+        (
+            _content('{"step": {"rows": [1], "seconds": [1], "kv_token_s": -1, "kv_row_token_s": 0}}'),
+            "not a number of seconds",
+        ),
+        (
+            _content('{"step": {"rows": [1], "seconds": [1], "kv_token_s": 0, "kv_row_token_s": -1}}'),
+            "not a number of seconds",
+        ),
+        (_content('{"step": {"rows": [1], "seconds": [1], "kv_token_s": 0}}'), "KeyError: 'kv_row_token_s'"),
+        (
+            _content('{"step": {"rows": 3, "seconds": [1], "kv_token_s": 0, "kv_row_token_s": 0}}'),
+            "not a cost model",
+        ),
     ],
 )
 def test_a_file_that_is_no_cost_model_is_refused_by_name(tmp_path: Path, text: str, complaint: str) -> None:
@@ -126,3 +150,9 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="costs"):
         StepTimes(tables={Role.STEP: TABLE}).save(tmp_path / "file" / "costs.json")
+
+
+@pytest.mark.parametrize("busy_share", [-0.1, 1.1, float("nan")])
+def test_a_busy_share_is_a_part(busy_share: float) -> None:
+    with pytest.raises(ConfigError, match="must be from 0 to 1"):
+        StepTimes(tables={Role.STEP: TABLE}, busy_share=busy_share)

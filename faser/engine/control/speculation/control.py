@@ -236,8 +236,7 @@ class SpeculationControl:
 
     def launch(self, plan: StepPlan) -> None:
         """The step is about to run."""
-        kv_tokens = sum([rows.start for rows in plan.rows])
-        self._predicted_s = float(self._costs.step_s(plan.num_rows, kv_tokens))
+        self._predicted_s = self._costs.step_s(plan.num_rows, plan.kv_tokens, plan.kv_row_tokens)
         self._statistics.launch(drafts=any(rows.num_drafts for rows in plan.rows))
 
     def launch_overlapped(self, decision: OverlapDecision, unverified: tuple[tuple[int, ...], ...]) -> None:

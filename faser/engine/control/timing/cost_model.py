@@ -34,6 +34,7 @@ class CostModel:
         self.host_gaps = HostGaps(schedules_async=schedules_async)
         self._tables = times.tables
         self._dense = {role: table.dense(_FIRST_DENSE_ROWS) for role, table in times.tables.items()}
+        self._counts = np.arange(float(_FIRST_DENSE_ROWS))  # 0, 1, 2, …
         self._followed = {role: ErrorTracker() for role in times.tables}
 
     @property
@@ -50,17 +51,29 @@ class CostModel:
         return self._followed[role].factor
 
     @overload
-    def step_s(self, rows: int, kv_tokens: int = 0) -> float: ...
+    def step_s(self, rows: int, kv_tokens: int = 0, kv_row_tokens: int = 0) -> float: ...
     @overload
-    def step_s(self, rows: Ints, kv_tokens: int = 0) -> Floats: ...
-    def step_s(self, rows: int | Ints, kv_tokens: int = 0) -> float | Floats:
-        """Seconds of a step of `rows` rows, whose sequences have kv_tokens cached tokens in all."""
-        kv_s = self._tables[Role.STEP].kv_token_s * kv_tokens
+    def step_s(self, rows: Ints, kv_tokens: int = 0, kv_row_tokens: int = 0) -> Floats: ...
+    def step_s(self, rows: int | Ints, kv_tokens: int = 0, kv_row_tokens: int = 0) -> float | Floats:
+        """Seconds of a step of `rows` rows, whose sequences have kv_tokens cached tokens in all.
+
+        kv_row_tokens: cached tokens that the further rows of sequences attend to, added up over these rows.
+        """
+        table = self._tables[Role.STEP]
+        kv_s = table.kv_token_s * kv_tokens + table.kv_row_token_s * kv_row_tokens
         return (self._base_s(Role.STEP, rows) + kv_s) * self._followed[Role.STEP].factor
 
-    def steps_s(self, fewest: int, most: int, kv_tokens: int = 0) -> Floats:
-        """[most - fewest + 1] seconds of steps of fewest … most rows; kv_tokens as in step_s."""
-        found = self._covering(Role.STEP, most)[fewest : most + 1] + self._tables[Role.STEP].kv_token_s * kv_tokens
+    def steps_s(self, fewest: int, most: int, kv_tokens: int = 0, row_context: float = 0.0) -> Floats:
+        """[most - fewest + 1] seconds of steps of fewest … most rows; kv_tokens as in step_s.
+
+        row_context: cached tokens that each row beyond the fewest attends to.
+        """
+        table = self._tables[Role.STEP]
+        found = self._covering(Role.STEP, most)[fewest : most + 1] + table.kv_token_s * kv_tokens
+        if row_s := table.kv_row_token_s * row_context:
+            if len(found) > len(self._counts):
+                self._counts = np.arange(2.0 * len(found))
+            found += self._counts[: len(found)] * row_s
         found *= self._followed[Role.STEP].factor
         return found
 

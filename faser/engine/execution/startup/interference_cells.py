@@ -12,7 +12,8 @@ from faser.engine.execution.overlap.partition import Lane, Partition, Verify
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.interference_profile import InterferenceCell
-from faser.engine.execution.startup.step_profiler import ROWS_EACH, DummyBatchLimits, StepProfiler
+from faser.engine.execution.startup.step_profiler import ROWS_EACH, StepProfiler
+from faser.engine.execution.startup.table_fit import DummyBatchLimits
 from faser.kernels.interface.backend import Backend
 
 
@@ -52,7 +53,9 @@ def make_cells(
                     context=context,
                     verify=_verify(target, setup.target, batch),
                     draft=_draft(drafter, setup.draft, passes),
-                    whole_s=times.tables[Role.STEP].seconds_at(rows, num_sequences * context)
+                    whole_s=times.tables[Role.STEP].seconds_at(
+                        rows, num_sequences * context, (rows - num_sequences) * context
+                    )
                     + times.tables[Role.PASS].seconds_at(num_sequences),
                 )
             )

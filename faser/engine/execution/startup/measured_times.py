@@ -1,4 +1,7 @@
-"""The step times of a loaded engine: read from disk if the same engine was measured on this machine before."""
+"""The step times of a loaded engine: read from disk if the same engine was measured on this machine before.
+
+What is on disk is compared with a few steps first.
+"""
 
 from dataclasses import asdict
 
@@ -6,13 +9,15 @@ import torch
 
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
-from faser.engine.contract.step_times import StepTimes
+from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.startup.interference_cells import InterferenceSetup
 from faser.engine.execution.startup.parts import EngineParts
 from faser.engine.execution.startup.profile import cached_profile, fingerprint, profile
-from faser.engine.execution.startup.step_profiler import DummyBatchLimits
+from faser.engine.execution.startup.start_check import start_check
+from faser.engine.execution.startup.step_profiler import StepProfiler
+from faser.engine.execution.startup.table_fit import DummyBatchLimits
 from faser.types import ProgressCallback
 
 # The steps that lanes are measured with, as far as time allows: row counts, the most important ones first, and
@@ -23,7 +28,7 @@ _CPU_LANES_S, _GPU_LANES_S = 3.0, 20.0
 
 
 def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
-    """Measured now, unless the same engine was measured on this machine before."""
+    """Measured now, unless the same engine was measured on this machine before and is as fast as it was then."""
     config, draft = parts.config, parts.draft
     num_layers = None
     if config.speculation.method == "layer_skip":
@@ -54,16 +59,17 @@ def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
             "rows": (limits.max_rows, limits.max_logit_rows, limits.max_len),
         }
     )
+    draft_runner = parts.runner if num_layers is not None else parts.draft_runner
+    timers = {Role.STEP: StepProfiler(parts.runner, limits).seconds_now}
+    if draft_runner is not None:
+        passes = StepProfiler(draft_runner, limits, num_layers=num_layers, rows_each=1)
+        timers[Role.PASS] = passes.seconds_now
     return cached_profile(
         cache_dir() / "cost" / f"{described}.json",
-        lambda: profile(
-            parts.runner,
-            parts.runner if num_layers is not None else parts.draft_runner,
-            limits,
-            progress=report,
-            draft_layers=num_layers,
-            lanes=setup,
+        measure=lambda: profile(
+            parts.runner, draft_runner, limits, progress=report, draft_layers=num_layers, lanes=setup
         ),
+        check=lambda times: start_check(times, timers),
     )
 
 

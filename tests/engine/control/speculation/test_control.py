@@ -392,3 +392,26 @@ def test_pauses_of_the_policy_count_towards_the_next_judgement_of_overlap(num_re
     modes = dict(speculated(driver).mode_steps)
     assert modes["serial"] == 0
     assert modes["lanes"] > 0
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_the_predicted_time_of_steps_counts_the_context_of_every_row(drafts: bool) -> None:
+    """Prompt chunks and drafts. Oracle: every row by itself; steps take what it says."""
+    driver = Driver(
+        speculates=Greedy(drafts=drafts),
+        max_num_batched_tokens=9,
+        costs=CostModel(StepTimes.proportional(step_s=0.01, row_s=0.001, kv_token_s=1e-4, kv_row_token_s=1e-5)),
+    )
+    driver.add(asking("a", prompt=15), asking("bb", prompt=4))
+    total_s = 0.0
+    while driver.scheduler.has_work():
+        plan = driver.plan()
+        assert plan is not None
+        taken_s = 0.01
+        for rows in plan.rows:
+            taken_s += 1e-4 * rows.start
+            taken_s += sum(0.001 + 1e-5 * (rows.start + row) * (row > 0) for row in range(len(rows.token_ids)))
+        driver.scheduler.commit(plan, replace(driver.executor.run(plan), run_s=taken_s), None)
+        total_s += taken_s
+    step = next(each for each in speculated(driver).roles if each.role == "step")
+    assert step.predicted_s == pytest.approx(total_s)

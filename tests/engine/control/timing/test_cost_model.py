@@ -110,9 +110,20 @@ def test_statistics_total_the_times_and_sort_errors_by_the_edges() -> None:
 
 
 def test_steps_of_a_range_of_rows_are_those_one_by_one() -> None:
-    table = CostTable(rows=(1, 8, 32), seconds=(0.01, 0.02, 0.05), kv_token_s=1e-6)
+    table = CostTable(rows=(1, 8, 32), seconds=(0.01, 0.02, 0.05), kv_token_s=1e-6, kv_row_token_s=1e-7)
     costs = CostModel(StepTimes(tables={Role.STEP: table}))
     costs.observe(Role.STEP, 0.01, 0.015)
     expected = [costs.step_s(rows, 700) for rows in range(5, 3001)]
     assert costs.steps_s(5, 3000, 700).tolist() == expected
     assert costs.steps_s(7, 7).tolist() == [costs.step_s(7)]
+    expected = [costs.step_s(rows, 700, 350 * (rows - 5)) for rows in range(5, 3001)]
+    assert costs.steps_s(5, 3000, 700, 350.0) == pytest.approx(expected, rel=1e-12)
+    assert costs.steps_s(7, 7, 700, 350.0).tolist() == [costs.step_s(7, 700)]
+
+
+def test_further_rows_of_a_sequence_cost_more_the_longer_its_context() -> None:
+    table = CostTable(rows=(1, 32), seconds=(0.01, 0.02), kv_token_s=2e-6, kv_row_token_s=3e-7)
+    costs = CostModel(StepTimes(tables={Role.STEP: table}))
+    costs.observe(Role.STEP, 1.0, 2.0)
+    added_s = costs.step_s(9, 4000, 8 * 4000) - costs.step_s(1, 4000)
+    assert added_s == pytest.approx(1.1 * (8 * 0.01 / 31 + 3e-7 * 8 * 4000))

@@ -1,6 +1,7 @@
 """The start-up profile, on a tiny real model: what it measures, and what it keeps."""
 
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from faser.engine.execution.overlap.partition import Serial
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.interference_cells import InterferenceSetup
 from faser.engine.execution.startup.profile import LANES_STAGE, cached_profile, fingerprint, profile
-from faser.engine.execution.startup.step_profiler import ROW_COUNTS, STAGE, DummyBatchLimits
+from faser.engine.execution.startup.step_profiler import STAGE, StepProfiler
+from faser.engine.execution.startup.table_fit import ROW_COUNTS, DummyBatchLimits
 from faser.kernels.interface.shapes import KvShape
 from faser.kernels.torch.backend import TorchBackend
-from faser.machine import usable_cores
+from faser.machine import BusyMeter, CoreUse, usable_cores
 
 LIMITS = DummyBatchLimits(num_blocks=80, block_size=16, max_len=200, max_rows=8, max_logit_rows=3)
 
@@ -184,6 +186,11 @@ def test_lanes_that_run_in_turns_are_not_measured(
 
 
 HALF_A_SECOND = StepTimes(tables={Role.STEP: CostTable(rows=(1,), seconds=(0.5,))})
+BUSY = replace(HALF_A_SECOND, measured_at="2026-11-22 16:50 UTC", busy_share=0.48)
+
+
+def holds(_times: StepTimes) -> None:
+    """A check that finds nothing wrong."""
 
 
 def test_what_was_measured_once_is_read_the_next_time(tmp_path: Path) -> None:
@@ -195,17 +202,70 @@ def test_what_was_measured_once_is_read_the_next_time(tmp_path: Path) -> None:
 
     path = tmp_path / "cost" / "some.json"
     for _ in range(3):
-        assert cached_profile(path, measure) == HALF_A_SECOND
+        assert cached_profile(path, measure, holds) == HALF_A_SECOND
     assert len(calls) == 1
 
 
 def test_a_corrupt_file_is_measured_again_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "some.json"
     path.write_text("{")
-    times = cached_profile(path, lambda: HALF_A_SECOND)
+    times = cached_profile(path, lambda: HALF_A_SECOND, holds)
     assert times == HALF_A_SECOND
     assert "some.json" in caplog.text
     assert StepTimes.load(path) == HALF_A_SECOND
+
+
+def test_times_of_a_busy_machine_serve_one_start_and_are_measured_again_at_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "some.json"
+    assert cached_profile(path, lambda: BUSY, holds) == BUSY
+    assert "other processes took 48 % of the cores while step times were measured" in caplog.text
+    caplog.clear()
+    assert cached_profile(path, lambda: HALF_A_SECOND, holds) == HALF_A_SECOND
+    (line,) = caplog.messages
+    assert "some.json: other processes took 48 % of the cores" in line
+    assert "2026-11-22 16:50 UTC" in line
+    assert cached_profile(path, lambda: BUSY, holds) == HALF_A_SECOND
+
+
+def test_times_that_no_longer_hold_are_measured_again_and_the_log_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "some.json"
+    seen: list[StepTimes] = []
+
+    def check(times: StepTimes) -> str:
+        seen.append(times)
+        return "a step takes 2 ms"
+
+    HALF_A_SECOND.save(path)
+    other = StepTimes(tables={Role.STEP: CostTable(rows=(1,), seconds=(0.002,))})
+    assert cached_profile(path, lambda: other, check) == other
+    assert seen == [HALF_A_SECOND]
+    assert caplog.messages == [f"step times are measured again: {path}: a step takes 2 ms"]
+    assert StepTimes.load(path) == other
+
+
+def test_a_profile_says_when_it_was_made_and_how_busy_others_were_in_its_busiest_part(runner: Runner) -> None:
+    """Steps are measured first, then passes."""
+    start = CoreUse(ran_s=0.0, waited_s=0.0, used_s=0.0, total_s=0.0)
+    quiet = CoreUse(ran_s=9.0, waited_s=1.0, used_s=19.0, total_s=20.0)
+    busy = CoreUse(ran_s=7.0, waited_s=3.0, used_s=20.0, total_s=20.0)
+    for reads in ([start, quiet, start, busy], [start, busy, start, quiet]):
+        meter = BusyMeter(iter(reads).__next__)
+        times = profile(runner, runner, LIMITS, progress=silent, draft_layers=1, budget_s=0.0, meter=meter)
+        assert times.busy_share == pytest.approx(0.3)
+        assert times.measured_at.endswith("UTC")
+
+
+def test_a_few_steps_of_a_table_can_be_timed_again_quickly(runner: Runner) -> None:
+    profiler = StepProfiler(runner, LIMITS)
+    began_s = time.perf_counter()
+    now = profiler.seconds_now([1, 8], 0.05)
+    assert time.perf_counter() - began_s < 5
+    assert [shape.rows for shape in now] == [1, 8]
+    assert all(0 < each < 5 for each in now.values())
 
 
 def test_a_cache_that_cannot_be_written_is_only_warned_about(
@@ -213,7 +273,7 @@ def test_a_cache_that_cannot_be_written_is_only_warned_about(
 ) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "some.json"
-    times = cached_profile(path, lambda: HALF_A_SECOND)
+    times = cached_profile(path, lambda: HALF_A_SECOND, holds)
     assert times == HALF_A_SECOND
     assert "every start" in caplog.text
 

@@ -22,7 +22,7 @@ from faser.engine.control.speculation.acceptance.draft_arrays import (
 )
 from faser.engine.control.speculation.acceptance.estimator import Acceptance, Verdicts
 from faser.engine.control.speculation.overlap.frontiers import Border, Frontiers
-from faser.engine.control.speculation.overlap.objective import OverlapChoice, best_overlap, mean_context
+from faser.engine.control.speculation.overlap.objective import OverlapChoice, best_overlap
 from faser.engine.control.speculation.policies.draft_lengths import best_lengths
 from faser.engine.control.speculation.policies.objective import Objective, best_prefixes
 from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
@@ -152,7 +152,7 @@ class OverlapControl:
         """What the next step verifies of each candidate's draft. candidates.limit: most tokens of each chunk."""
         drafts = self._frontiers.standing(candidates.slots.tolist())
         self._frontiers.clear()
-        self._rows, self._context = len(drafts) + candidates.other_rows, mean_context(candidates)
+        self._rows, self._context = len(drafts) + candidates.other_rows, candidates.mean_context
         chunks = [(i, draft) for i, draft in enumerate(drafts) if draft is not None and len(draft.token_ids) > 1]
         found: list[tuple[int, ...]] = [()] * len(drafts)
         if not chunks:

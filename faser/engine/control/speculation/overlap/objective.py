@@ -52,7 +52,8 @@ def best_overlap(
     worth = objective.worth + gains[order].cumsum(axis=0)  # [sequences that draft, length]
     drafted = np.rint(rows[order].cumsum(axis=0)).astype(np.int64)
     verify_s, draft_s = objective.verify_s(drafted), _draft_s(costs, len(order), worth.shape[1])
-    step_rows, context = drafted + (candidates.num_sequences + candidates.other_rows), mean_context(candidates)
+    step_rows = drafted + (candidates.num_sequences + candidates.other_rows)
+    context = candidates.mean_context  # other sequences are assumed to have as many tokens
     decodes = candidates.num_sequences + candidates.other_sequences
     gap_s = costs.host_gaps.drafting_s(decodes, hidden=candidates.launches_ahead, overlapped=True)
     rates = np.stack([worth / (each.seconds(verify_s, draft_s, step_rows, context) + gap_s) for each in lanes])
@@ -63,11 +64,6 @@ def best_overlap(
         lanes=lanes[best],
         rate=float(rates[best, count, length]),
     )
-
-
-def mean_context(candidates: Candidates) -> float:
-    """Mean tokens in the cache of a candidate; other sequences are assumed to have as many."""
-    return candidates.kv_tokens / max(candidates.num_sequences, 1)
 
 
 def expected(survival: Floats) -> tuple[Floats, Floats]:

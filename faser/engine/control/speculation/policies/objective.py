@@ -5,7 +5,8 @@
 
 Prompts share the step, but their time is spent with or without drafts. So a draft row is charged what it adds to
 the step as it is, and the rest of the step counts as one that only decodes; otherwise a long prompt would make
-drafts look cheap.
+drafts look cheap. A draft row attends to the mean context of the candidates, so that time depends on the number of
+draft rows alone.
 """
 
 import functools
@@ -35,7 +36,9 @@ class Objective:
         self.worth = float(np.add.reduce(candidates.weight)) + candidates.other_sequences
         self.drafting_gap_s = costs.host_gaps.drafting_s(decodes, hidden=candidates.launches_ahead)
         rows = count + candidates.other_rows
-        self._steps_s = self._verify_s = costs.steps_s(rows, rows + count * num_columns, candidates.kv_tokens)
+        self._steps_s = self._verify_s = costs.steps_s(
+            rows, rows + count * num_columns, candidates.kv_tokens, candidates.mean_context
+        )
         self.seconds_without_drafts = self._steps_s.item(0)
         if decodes != rows:
             self.seconds_without_drafts = costs.step_s(decodes, candidates.kv_tokens)

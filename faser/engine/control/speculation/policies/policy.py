@@ -28,9 +28,10 @@ class Candidates:
     cache lacks. remaining: [S] tokens that each sequence is expected to generate yet; None: more than enough to
     pay for its missing KV. other_rows: rows of the step except one per candidate and the drafts: prompts, and
     sequences that cannot draft. other_sequences: how many of those rows bring a sequence its next token.
-    kv_tokens: tokens of all candidates in the cache. launches_ahead: without drafts the step would be launched
-    before the one in flight has ended, which hides the host's work. since: steps since the policy was last asked.
-    Read only; not frozen, as several are made in every step and freezing costs more than the rest of it.
+    kv_tokens: tokens in the cache, of all candidates or of kv_sequences sequences where these are more: the
+    candidates were chosen among them. launches_ahead: without drafts the step would be launched before the one in
+    flight has ended, which hides the host's work. since: steps since the policy was last asked. Read only; not
+    frozen, as several are made in every step and freezing costs more than the rest of it.
     """
 
     slots: Ints
@@ -41,6 +42,7 @@ class Candidates:
     other_rows: int
     kv_tokens: int
     other_sequences: int = 0
+    kv_sequences: int | None = None
     launches_ahead: bool = False
     since: int = 1
     remaining: Ints | None = None
@@ -48,6 +50,11 @@ class Candidates:
     @property
     def num_sequences(self) -> int:
         return len(self.slots)
+
+    @property
+    def mean_context(self) -> float:
+        """Mean tokens in the cache of a sequence."""
+        return self.kv_tokens / max(self.kv_sequences or len(self.slots), 1)
 
     def among(self, chosen: Ints) -> "Candidates":
         """Those at these positions; the others' pending tokens become other rows."""
@@ -62,6 +69,7 @@ class Candidates:
             other_rows=self.other_rows + others,
             other_sequences=self.other_sequences + others,
             kv_tokens=self.kv_tokens,
+            kv_sequences=self.kv_sequences or len(self.slots),
             launches_ahead=self.launches_ahead,
             since=self.since,
         )
@@ -78,6 +86,7 @@ class Candidates:
             other_rows=self.other_rows,
             other_sequences=self.other_sequences,
             kv_tokens=self.kv_tokens,
+            kv_sequences=self.kv_sequences,
             launches_ahead=self.launches_ahead,
             since=self.since,
         )
