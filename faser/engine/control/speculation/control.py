@@ -99,6 +99,8 @@ class SpeculationControl:
         self._drafted: DraftArrays | None = None
         self._not_chosen: ReadDrafts | None = None  # drafts from text in whose place another draft was taken
         self._predicted_s = 0.0  # of the step that was launched last
+        # Of that step, if it has no prompts: rows, draft rows, cached tokens of its sequences and of draft rows.
+        self._verified: tuple[int, int, int, int] | None = None
         self._pruning: PruneStats | None = None  # the data plane's latest
 
     def use_policy(
@@ -236,8 +238,14 @@ class SpeculationControl:
 
     def launch(self, plan: StepPlan) -> None:
         """The step is about to run."""
-        self._predicted_s = self._costs.step_s(plan.num_rows, plan.kv_tokens, plan.kv_row_tokens)
-        self._statistics.launch(drafts=any(rows.num_drafts for rows in plan.rows))
+        num_drafts, num_rows = sum([rows.num_drafts for rows in plan.rows]), plan.num_rows
+        self._verified = None
+        if num_rows == len(plan.rows) + num_drafts:
+            self._verified = (num_rows, num_drafts, plan.kv_tokens, plan.kv_row_tokens)
+            self._predicted_s = self._costs.verification_s(*self._verified)
+        else:
+            self._predicted_s = self._costs.step_s(num_rows, plan.kv_tokens, plan.kv_row_tokens)
+        self._statistics.launch(drafts=num_drafts > 0)
 
     def launch_overlapped(self, decision: OverlapDecision, unverified: tuple[tuple[int, ...], ...]) -> None:
         """The drafts of the decision are about to be made; they continue these unverified tokens."""
@@ -269,6 +277,8 @@ class SpeculationControl:
             device_s = result.run_s - result.prepared_s
             self._costs.observe(Role.STEP, self._predicted_s, device_s)
             self._statistics.time_step(self._predicted_s, device_s)
+            if self._verified is not None and not result.saved_s:
+                self._costs.observe_verification(*self._verified, device_s)
         else:
             assert self._overlap is not None
             self._learner.learn_overlapped(plan, result, overlapped, self._overlap, verify_s=self._predicted_s)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.control.timing.host_gap import HostGaps
+from faser.engine.control.timing.row_factor import RowFactor
 from faser.types import STEP_ERROR_EDGES, RoleStats
 
 Ints = NDArray[np.int64]
@@ -36,6 +37,7 @@ class CostModel:
         self._dense = {role: table.dense(_FIRST_DENSE_ROWS) for role, table in times.tables.items()}
         self._counts = np.arange(float(_FIRST_DENSE_ROWS))  # 0, 1, 2, …
         self._followed = {role: ErrorTracker() for role in times.tables}
+        self._draft_rows = RowFactor()
 
     @property
     def has_passes(self) -> bool:
@@ -66,7 +68,7 @@ class CostModel:
     def steps_s(self, fewest: int, most: int, kv_tokens: int = 0, row_context: float = 0.0) -> Floats:
         """[most - fewest + 1] seconds of steps of fewest … most rows; kv_tokens as in step_s.
 
-        row_context: cached tokens that each row beyond the fewest attends to.
+        The rows beyond the fewest are draft rows. row_context: cached tokens that each of these attends to.
         """
         table = self._tables[Role.STEP]
         found = self._covering(Role.STEP, most)[fewest : most + 1] + table.kv_token_s * kv_tokens
@@ -74,8 +76,29 @@ class CostModel:
             if len(found) > len(self._counts):
                 self._counts = np.arange(2.0 * len(found))
             found += self._counts[: len(found)] * row_s
-        found *= self._followed[Role.STEP].factor
+        factor, base_s = self._followed[Role.STEP].factor, found.item(0)
+        found -= base_s
+        found *= self._draft_rows.factor * factor
+        found += base_s * factor
         return found
+
+    def verification_s(self, rows: int, draft_rows: int, kv_tokens: int, kv_row_tokens: int) -> float:
+        """Seconds of a step without prompts, draft_rows of whose rows are draft tokens; others as in step_s."""
+        base_s, rows_s = self._parts_s(rows, draft_rows, kv_tokens, kv_row_tokens)
+        return (base_s + rows_s * self._draft_rows.factor) * self._followed[Role.STEP].factor
+
+    def observe_verification(
+        self, rows: int, draft_rows: int, kv_tokens: int, kv_row_tokens: int, measured_s: float
+    ) -> None:
+        """Such a step has taken this long; with or without draft rows it tells what draft rows cost."""
+        self._draft_rows.add(*self._parts_s(rows, draft_rows, kv_tokens, kv_row_tokens), measured_s)
+
+    def _parts_s(self, rows: int, draft_rows: int, kv_tokens: int, kv_row_tokens: int) -> tuple[float, float]:
+        """What the table says of the step without its draft rows, and of these."""
+        table = self._tables[Role.STEP]
+        without_s = self._base_s(Role.STEP, rows - draft_rows)
+        rows_s = self._base_s(Role.STEP, rows) - without_s + table.kv_row_token_s * kv_row_tokens
+        return without_s + table.kv_token_s * kv_tokens, rows_s
 
     @overload
     def pass_s(self, rows: int) -> float: ...
