@@ -266,7 +266,7 @@ class SpeculationControl:
         else:
             self._learner.learn_verified(self._drafted, result, sequences)
         if self._not_chosen is not None:
-            self._learner.learn_not_chosen(self._not_chosen, result)
+            self._learner.learn_not_chosen(self._not_chosen, result, sequences)
         drafts = self._requested is not None or overlapped is not None
         self._requested = self._drafted = self._not_chosen = None
         self._statistics.time_deciding(time.perf_counter() - began)
