@@ -27,6 +27,7 @@ from faser.engine.control.speculation.acceptance.draft_arrays import (
     DraftArrays,
     DraftReader,
     ReadDrafts,
+    with_dropped,
 )
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.decision import DraftDecision, OtherRows, OverlapDecision
@@ -287,7 +288,7 @@ class SpeculationControl:
         else:
             self._learner.learn_verified(self._drafted, result, sequences)
         if self._not_chosen is not None:
-            self._learner.learn_not_chosen(self._not_chosen, result)
+            self._learner.learn_not_chosen(self._not_chosen, result, sequences)
         kind = self._gap_kind(plan, overlapped)
         self._requested = self._drafted = self._not_chosen = None
         self._statistics.time_deciding(time.perf_counter() - began)
@@ -335,7 +336,9 @@ class SpeculationControl:
         drafting = lengths.nonzero()[0]
         if not len(drafting):
             return lengths, None
-        return lengths, policy.stop_rule(candidates.among(drafting), lengths[drafting])
+        stop = policy.stop_rule(candidates.among(drafting), lengths[drafting])
+        self._requested.lengths, self._requested.stop = np.where(lengths > 0, lengths, self._requested.lengths), stop
+        return lengths, stop
 
     def _keep(self, drafts: Drafts) -> list[tuple[int, ...]]:
         assert self._requested is not None, "drafts come exactly when they were requested"
@@ -351,21 +354,26 @@ class SpeculationControl:
         read = self._reader.read(drafts.drafts)
         self._learner.learn_drafting(drafts, candidates, read.methods, read.lengths)
         survival = self._acceptance.drafted_survival(read.slots, read.methods, read.lengths, read.confidences)
-        self._note(read, survival)
+        self._note(read, survival, drafts.passes)
         kept = read.lengths
         if self._is_point_mass:
             kept = policy.keep(candidates.drafted(kept, survival), kept)
         self._drafted = DraftArrays(drafts=read, kept=kept, survival=survival, drawn=not self._is_point_mass)
         return [each.token_ids[:length] for each, length in zip(drafts.drafts, kept.tolist(), strict=True)]
 
-    def _note(self, read: ReadDrafts, survival: Floats) -> None:
+    def _note(self, read: ReadDrafts, survival: Floats, passes: int) -> None:
         """Take down how likely the drafts are; those from text were noted before, where a model drafts too."""
         assert self._requested is not None
+        requested, stop = self._requested.lengths, self._requested.stop
         if not self._costs.has_passes:
-            requested = self._requested.lengths
             self._acceptance.note_drafts(read.slots, requested, read.lengths, survival, by_model=False)
             return
         by_model = slice(None) if self._selection is None else (read.methods < FIRST_TEXT).nonzero()[0]
-        slots, lengths = read.slots[by_model], read.lengths[by_model]
-        if len(slots):
-            self._acceptance.note_drafts(slots, lengths, lengths, survival[by_model], by_model=True)
+        slots, lengths, survival = read.slots[by_model], read.lengths[by_model], survival[by_model]
+        if not len(slots):
+            return
+        if stop is not None:
+            lengths, survival = with_dropped(
+                lengths, requested[by_model], survival, passes=passes, row_price=stop.row_price
+            )
+        self._acceptance.note_drafts(slots, lengths, lengths, survival, by_model=True)

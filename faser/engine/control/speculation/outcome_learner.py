@@ -69,12 +69,7 @@ class OutcomeLearner:
 
         sequences: of the step's rows, in their order.
         """
-        running = Status.RUNNING
-        by_slot = {
-            outcome.slot: outcome.token_ids
-            for outcome, sequence in zip(result.sequences, sequences, strict=True)
-            if outcome.token_ids and sequence.status is running
-        }
+        by_slot = _came_by_slot(result, sequences)
         came = [by_slot.pop(slot, ()) for slot in drafted.drafts.slots.tolist()]
         if by_slot:
             self._statistics.count_undrafted(np.array([*by_slot], dtype=np.int64))
@@ -94,9 +89,12 @@ class OutcomeLearner:
         self._statistics.count_drafts(drafted, brought - _BONUS)
         self._teach(drafted.verdicts(came))
 
-    def learn_not_chosen(self, drafts: ReadDrafts, result: StepResult) -> None:
-        """A step is done. drafts: from text, of its sequences, in whose place another draft was taken."""
-        by_slot = {each.slot: each.token_ids for each in result.sequences}
+    def learn_not_chosen(self, drafts: ReadDrafts, result: StepResult, sequences: Many[Sequence]) -> None:
+        """A step is done. drafts: from text, in whose place another draft was taken. sequences: as in learn_verified.
+
+        A sequence that was preempted meanwhile teaches nothing: another one may have its slot.
+        """
+        by_slot = _came_by_slot(result, sequences)
         came = [by_slot.get(slot, ()) for slot in drafts.slots.tolist()]
         self._teach(drafts.verdicts(came_tokens(came, drafts.token_ids.shape[1])))
 
@@ -138,6 +136,16 @@ class OutcomeLearner:
         self._acceptance.hold(verdicts)
         if self._state.decision_expired:
             self._acceptance.learn_held()
+
+
+def _came_by_slot(result: StepResult, sequences: Many[Sequence]) -> dict[int, tuple[int, ...]]:
+    """The tokens of the sequences that got any and are still running. sequences: of the result, in its order."""
+    running = Status.RUNNING
+    return {
+        outcome.slot: outcome.token_ids
+        for outcome, sequence in zip(result.sequences, sequences, strict=True)
+        if outcome.token_ids and sequence.status is running
+    }
 
 
 def _cut_by_step(slots: Ints, result: StepResult) -> Ints | None:

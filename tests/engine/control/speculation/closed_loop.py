@@ -10,14 +10,17 @@ from faser.config.drafters import DRAFT_METHODS
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import StopRule
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.control.speculation.acceptance.estimator import Acceptance, Outcomes
+from faser.engine.control.speculation.acceptance.draft_arrays import DraftArrays, ReadDrafts, with_dropped
+from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.policies.policy import Candidates
 from faser.engine.control.speculation.policies.registry import make_policy
 from faser.engine.control.timing.cost_model import CostModel
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 CAP = 8
+RIGHT, WRONG = 0, 1  # token ids: the target always chooses RIGHT
 STEPS = {
     "flat": CostTable(rows=(1, 256, 512), seconds=(0.020, 0.021, 0.022)),
     "linear": CostTable(rows=(1, 2), seconds=(0.020, 0.040)),
@@ -53,22 +56,26 @@ def run(
 ) -> Loop:
     """count sequences, alpha(step) the acceptance of every token."""
     method = "draft_model" if costs.has_passes else "suffix"
-    acceptance = Acceptance(count, CAP, method=method, always_drafts=costs.has_passes)
-    policy = make_policy(SpeculationConfig(policy=policy_name, num_speculative_tokens=CAP), costs, acceptance)
+    by_model = costs.has_passes
+    acceptance = Acceptance(count, CAP)
+    policy = make_policy(
+        SpeculationConfig(method=method, policy=policy_name, num_speculative_tokens=CAP), costs, acceptance
+    )
     rng = np.random.default_rng(seed)
     seconds, tokens, drafted_mean = 0.0, 0, np.zeros(steps)
     all_slots = np.arange(count)
     for step in range(steps):
-        before = _candidates(all_slots, acceptance, count)
+        before = _candidates(all_slots, acceptance, count, by_model=by_model)
         requested = policy.lengths(before)
         chosen = np.flatnonzero(requested)
         tokens += count
         if not len(chosen):
             seconds += costs.step_s(count)
             continue
-        asked = _candidates(chosen, acceptance, count)
+        asked = _candidates(chosen, acceptance, count, by_model=by_model)
         lengths, confidences = requested[chosen], np.full((len(chosen), CAP), CONFIDENCE[method])
-        drafted, draft_s = _draft(costs, policy.stop_rule(asked, lengths), lengths, CONFIDENCE[method])
+        stop = policy.stop_rule(asked, lengths)
+        drafted, passes, draft_s = _draft(costs, stop, lengths, CONFIDENCE[method])
         methods = np.full(len(chosen), DRAFT_METHODS.index(method))
         survival = acceptance.drafted_survival(chosen, methods, drafted, confidences)
         kept = policy.keep(replace(asked, limit=drafted, survival=survival), drafted)
@@ -77,26 +84,36 @@ def run(
         seconds += draft_s + costs.step_s(count + int(kept.sum()))
         tokens += int(accepted.sum())
         drafted_mean[step] = drafted.sum() / count
-        acceptance.learn_lengths(chosen, lengths, drafted)
-        acceptance.learn(
-            Outcomes(
-                slots=chosen,
-                methods=methods,
-                drafted=drafted,
-                verified=kept,
-                accepted=accepted,
-                confidences=confidences,
-            )
-        )
+        if stop is None:
+            acceptance.note_drafts(chosen, lengths, drafted, survival, by_model=by_model)
+        else:
+            tried, known = with_dropped(drafted, lengths, survival, passes=passes, row_price=stop.row_price)
+            acceptance.note_drafts(chosen, tried, tried, known, by_model=by_model)
+        drafts = _read(chosen, methods, drafted, good, confidences)
+        came = [(RIGHT,) * (each + 1) for each in accepted.tolist()]
+        acceptance.learn(DraftArrays(drafts=drafts, kept=kept, survival=survival).verdicts(came))
     return Loop(rate=tokens / seconds, lengths=drafted_mean)
 
 
-def _candidates(slots: Ints, acceptance: Acceptance, count: int) -> Candidates:
+def _read(slots: Ints, methods: Ints, lengths: Ints, good: Ints, confidences: Floats) -> ReadDrafts:
+    """Drafts whose first `good` tokens are those that the target chooses. All arguments but the last: [S]."""
+    depths = np.arange(CAP)
+    token_ids = np.where(depths < good[:, None], RIGHT, WRONG)
+    return ReadDrafts(
+        slots=slots,
+        methods=methods,
+        lengths=lengths,
+        token_ids=np.where(depths < lengths[:, None], token_ids, -1),
+        confidences=confidences,
+    )
+
+
+def _candidates(slots: Ints, acceptance: Acceptance, count: int, *, by_model: bool) -> Candidates:
     others = count - len(slots)
     return Candidates(
         slots=slots,
         limit=np.full(len(slots), CAP),
-        survival=acceptance.survival(slots),
+        survival=acceptance.survival(slots, by_model=by_model),
         weight=np.ones(len(slots)),
         missing_kv=np.zeros(len(slots), dtype=np.int64),
         other_rows=others,
@@ -105,13 +122,14 @@ def _candidates(slots: Ints, acceptance: Acceptance, count: int) -> Candidates:
     )
 
 
-def _draft(costs: CostModel, stop: StopRule | None, lengths: Ints, margin: float) -> tuple[Ints, float]:
-    """What a drafter makes of the rule, as StopRule says; and its time."""
+def _draft(costs: CostModel, stop: StopRule | None, lengths: Ints, margin: float) -> tuple[Ints, int, float]:
+    """What a drafter makes of the rule, as StopRule says: tokens of each draft, passes and seconds."""
     if stop is None:
-        return lengths, costs.draft_s(lengths, np.zeros_like(lengths))
+        return lengths, int(lengths.max()), costs.draft_s(lengths, np.zeros_like(lengths))
     drafted, survival = np.zeros_like(lengths), np.ones(len(lengths))
-    going, seconds = np.arange(len(lengths)), 0.0
+    going, passes, seconds = np.arange(len(lengths)), 0, 0.0
     while len(going):
+        passes += 1
         seconds += costs.pass_s(len(going))
         survival[going] /= 1 + np.exp(-(stop.intercept + stop.slope * margin))
         going = going[survival[going] > stop.row_price]
@@ -119,4 +137,4 @@ def _draft(costs: CostModel, stop: StopRule | None, lengths: Ints, margin: float
         going = going[drafted[going] < lengths[going]]
         if len(going) and (survival[going] - stop.row_price).sum() <= stop.pass_prices[len(going) - 1]:
             break
-    return drafted, seconds
+    return drafted, passes, seconds

@@ -22,7 +22,7 @@ class World:
 
     def __init__(self, count: int) -> None:
         self.sequences = [sequence_in(slot) for slot in range(count)]
-        self.acceptance = Acceptance(NUM_SLOTS, CAP, method="draft_model", always_drafts=True)
+        self.acceptance = Acceptance(NUM_SLOTS, CAP)
         self.state = SpeculationState(NUM_SLOTS, CAP, SimulatedClock())
         self.statistics = SpeculationStatistics(NUM_SLOTS, CAP, ())
         costs = CostModel(StepTimes.proportional(step_s=0.01))

@@ -138,6 +138,24 @@ def came_tokens(came: Many[tuple[int, ...]], width: int) -> Ints:
     return found
 
 
+def with_dropped(
+    lengths: Ints, requested: Ints, survival: Floats, *, passes: int, row_price: float
+) -> tuple[Ints, Floats]:
+    """Lengths and survival of a model's drafts, with the token that a StopRule dropped from the end of each.
+
+    lengths, requested: [S]. survival: [S, K + 1], of drafted_survival. A draft shorter than the passes that were
+    made has lost its last token. All that is known of this token is that its survival did not exceed row_price, so
+    it gets this price. Without it a model of which every token is dropped would never be seen to be bad.
+    """
+    tried = np.minimum(np.minimum(lengths + 1, requested), passes)
+    dropped = (tried > lengths).nonzero()[0]
+    if not len(dropped):
+        return lengths, survival
+    ends, survival = lengths[dropped], survival.copy()
+    survival[dropped, ends + 1] = np.minimum(survival[dropped, ends], row_price)
+    return np.maximum(tried, lengths), survival
+
+
 def _methods(names: list[str]) -> Ints:
     """[S] ids; mostly all drafts have the same method."""
     if names and names.count(names[0]) == len(names):

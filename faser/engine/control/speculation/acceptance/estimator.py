@@ -6,10 +6,10 @@ Two questions are asked:
     before drafting   how likely would the draft be that the sequence gets next?          survival
 
 The first is answered by a logistic curve for each method (confidence and depth to acceptance) and an offset for
-each method and slot (this text is easier or harder than the curve says). Both learn from judged tokens alone; a token that was
-not reached teaches nothing (arXiv 2406.14066 counts it as rejected). The second is the mean of what the first said
-about earlier drafts, of the slot and of all slots: so it knows how often there is no draft, how long drafts are and
-how confident, whether their tokens were verified or not.
+each method and slot (this text is easier or harder than the curve says). Both learn from judged tokens alone; a
+token that was not reached teaches nothing (arXiv 2406.14066 counts it as rejected). The second is the mean of what
+the first said about earlier drafts, of the slot and of all slots: so it knows how often there is no draft, how long
+drafts are and how confident, whether their tokens were verified or not.
 
 A request that edits logits is refused tokens that the model alone would have chosen. It teaches its own slot only.
 """
@@ -31,8 +31,12 @@ Bools = NDArray[np.bool_]
 _SHRINK = np.array(4.0)  # drafts from which a slot's own mean outweighs that of all slots
 _OWN_KEPT = np.array(0.5 ** (1 / 5))  # of a slot's mean after one more draft
 _ALL_KEPT = 0.5 ** (1 / 200)  # of the mean of all slots
-_PRIOR_DRAFTS = 8.0  # drafts that the prior is worth
+_PRIOR_DRAFTS = np.array(8.0)  # drafts that the prior is worth
 _PRIOR_FOUND = 0.5  # share of look-ups that are expected to find another token
+_PRIOR_CHANCE = (
+    DRAFTERS["draft_model"].prior_acceptance,
+    DRAFTERS["suffix"].prior_acceptance * _PRIOR_FOUND,
+)  # by kind: of a token, before any draft
 _OFFSET_PRECISION = 4.0  # of the prior of offsets: their variance is 1 / 4
 _EDITED_PRECISION = 0.5  # of requests that edit logits: they may be like no other
 _PRECISION_KEPT = 0.5 ** (1 / 60)  # of what is known of an offset after one more judged token
@@ -90,10 +94,7 @@ class Acceptance:
         self._precision = np.zeros((methods, slots))  # of the offset, in addition to the prior's
         # By kind of drafter: sums over drafts of the chance to reach a depth, and of the chance to pass it.
         self._own = np.zeros((2, slots, 2, cap))
-        self._all = np.full((2, 2, cap), _PRIOR_DRAFTS)
-        models, texts = DRAFTERS["draft_model"], DRAFTERS["suffix"]
-        self._all[_MODEL, 1] *= models.prior_acceptance
-        self._all[_TEXT, 1] *= texts.prior_acceptance * _PRIOR_FOUND
+        self._all = np.zeros((2, 2, cap))
 
     @property
     def cap(self) -> int:
@@ -122,13 +123,26 @@ class Acceptance:
         kind = _MODEL if by_model else _TEXT
         found = np.empty((len(slots), self._cap + 1))
         found[:, 0] = 1.0
-        reached, passed = self._all[kind]
-        common = passed / reached
+        common = self._common(kind)
         own = self._own[kind].take(slots, axis=0)
         chances = own[:, 1]
         chances += common * _SHRINK
         chances /= own[:, 0] + _SHRINK
         np.multiply.accumulate(_within(chances), axis=1, out=found[:, 1:])
+        return found
+
+    def _common(self, kind: int) -> Floats:
+        """[K] the chance to pass each depth once it is reached, of all slots.
+
+        Depths that few drafts have reached are like the others: how else could a longer draft ever seem to pay?
+        """
+        reached, passed = self._all[kind]
+        prior = float(_PRIOR_DRAFTS)
+        usual = (float(np.add.reduce(passed)) + prior * _PRIOR_CHANCE[kind]) / (
+            float(np.add.reduce(reached)) + prior
+        )
+        found: Floats = passed + _PRIOR_DRAFTS * usual
+        found /= reached + _PRIOR_DRAFTS
         return found
 
     def drafted_survival(self, slots: Ints, methods: Ints, lengths: Ints, confidences: Floats) -> Floats:
@@ -185,8 +199,9 @@ class Acceptance:
         own = self._own[_TEXT]
         own[slots] *= _OWN_KEPT
         own[slots, 0, 0] += 1.0
-        self._all[_TEXT] *= _ALL_KEPT ** len(slots)
-        self._all[_TEXT, 0, 0] += len(slots)
+        count = np.count_nonzero(self._teaches.take(slots))
+        self._all[_TEXT] *= _ALL_KEPT**count
+        self._all[_TEXT, 0, 0] += count
 
     def hold(self, verdicts: Verdicts) -> None:
         """Keep a step's verdicts for learn_held: while a decision serves several steps nothing reads them."""

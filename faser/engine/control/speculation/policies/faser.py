@@ -24,6 +24,7 @@ from faser.engine.control.timing.cost_model import CostModel
 _SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with a model's drafts over G without
 _DWELL_STEPS = 2  # between two switches: noise of the load must not flap them
 _DEEPER = 2  # tokens beyond the expected optimum that a confident draft may go
+_BEND = 1.5  # a row this many times as dear as the rows before it lies beyond a bend of the step time
 _FOLLOW = 0.05  # weight of the newest step in the gain of drafts from text
 _FIRST_GAIN = 2.0  # of drafts from text, before any was looked up
 
@@ -113,11 +114,15 @@ class Faser(Policy):
     def _bounds(self, choice: Choice, candidates: Candidates, objective: Objective) -> Ints:
         """Upper bounds beyond the expected optimum: confident drafts go on until stop_rule ends them.
 
-        Notes the prices of that rule.
+        Notes the prices of that rule. It has one price for all rows, so no draft goes on across a bend of the step
+        time.
         """
         lengths = choice.lengths
-        self._rate = choice.rate
-        self._row_price = choice.rate * objective.row_s(0, max(sum(lengths.tolist()), 1))
+        chosen, drafting = sum(lengths.tolist()), np.count_nonzero(lengths)
+        row_s = objective.row_s(0, max(chosen, 1))
+        self._rate, self._row_price = choice.rate, choice.rate * row_s
+        if not drafting or objective.row_s(chosen, chosen + drafting) > _BEND * row_s:
+            return lengths
         deeper = lengths + np.maximum(lengths // 2, _DEEPER)
         return np.where(lengths > 0, np.minimum(deeper, candidates.limit), 0)
 

@@ -55,9 +55,12 @@ def constant(alpha: float, count: int, cap: int) -> Floats:
 
 
 def policy(name: str, costs: CostModel, *, cap: int = 8, gamma: int | None = None) -> Policy:
-    acceptance = Acceptance(64, cap, method="draft_model", always_drafts=True)
+    acceptance = Acceptance(64, cap)
     config = SpeculationConfig(
-        policy=name, num_speculative_tokens=gamma or cap, table=((1, 4, 5), (5, 16, 2), (17, 64, 0))
+        method="draft_model" if costs.has_passes else "suffix",
+        policy=name,
+        num_speculative_tokens=gamma or cap,
+        table=((1, 4, 5), (5, 16, 2), (17, 64, 0)),
     )
     return make_policy(config, costs, acceptance)
 
@@ -400,13 +403,13 @@ def test_a_policy_needs_no_more_than_lengths_and_then_verifies_all_it_drafts() -
 
 
 def test_a_table_must_be_given() -> None:
-    acceptance = Acceptance(1, 1, method="ngram", always_drafts=False)
+    acceptance = Acceptance(1, 1)
     with pytest.raises(ConfigError, match="table"):
         make_policy(SpeculationConfig(policy="table"), from_text(FLAT), acceptance)
 
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
-    acceptance = Acceptance(1, 1, method="ngram", always_drafts=False)
+    acceptance = Acceptance(1, 1)
     with pytest.raises(ConfigError, match="greedy"):
         make_policy(SpeculationConfig(policy="greedy"), from_text(FLAT), acceptance)
 
