@@ -4,8 +4,10 @@ Owns nothing that lasts. Teaches Acceptance which draft tokens were accepted and
 writes down in SpeculationState which tokens the draft KV cache holds.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from faser.engine.control.speculation.state import SpeculationState
 from faser.engine.control.speculation.statistics import SpeculationStatistics
 from faser.engine.control.timing.cost_model import CostModel
 
+NONE_UNVERIFIED: Mapping[int, int] = MappingProxyType({})
 _BONUS = np.array(1)  # token of a step after the accepted ones
 
 
@@ -94,9 +97,15 @@ class OutcomeLearner:
         self._statistics.count_drafts(drafted, brought - _BONUS)
         self._teach(drafted.verdicts(came))
 
-    def learn_not_chosen(self, drafts: ReadDrafts, result: StepResult) -> None:
-        """A step is done. drafts: from text, of its sequences, in whose place another draft was taken."""
-        by_slot = {each.slot: each.token_ids for each in result.sequences}
+    def learn_not_chosen(
+        self, drafts: ReadDrafts, result: StepResult, unverified: Mapping[int, int] = NONE_UNVERIFIED
+    ) -> None:
+        """A step is done. drafts: from text, of its sequences, in whose place another draft was taken.
+
+        unverified: by slot, tokens that the step verified and the draft continues. Unless all of them were accepted
+        nothing judges that draft.
+        """
+        by_slot = {each.slot: each.token_ids[unverified.get(each.slot, 0) :] for each in result.sequences}
         came = [by_slot.get(slot, ()) for slot in drafts.slots.tolist()]
         self._teach(drafts.verdicts(came_tokens(came, drafts.token_ids.shape[1])))
 
