@@ -23,7 +23,6 @@ from benchmarks.selected_drafter import SelectedDrafter
 from faser.config.environment import cache_dir
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
-from faser.engine.control.speculation.drafter_selection import DrafterSelection
 from faser.engine.execution.drafter_registry import make_lookup
 from faser.engine.execution.drafters.drafter import Continuation, Drafter
 from faser.engine.execution.text_lookup.lookup import LookupDrafter, TextLookup
@@ -65,7 +64,7 @@ DRAFTERS: dict[str, Callable[[bool], Drafter]] = {
     "ngram": lambda native: LookupDrafter(_lookup(("ngram",), native=native)),
     "suffix": lambda native: LookupDrafter(_lookup(("suffix",), native=native)),
     "selection of both": lambda native: SelectedDrafter(
-        TextAndModel(_lookup(("suffix", "ngram"), native=native)), DrafterSelection(model_cap=None)
+        TextAndModel(_lookup(("suffix", "ngram"), native=native)), num_slots=max(NUM_SEQUENCES), cap=CAP
     ),
 }
 

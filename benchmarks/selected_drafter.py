@@ -1,53 +1,101 @@
 """SelectedDrafter: drafters of several kinds and the control plane's choice between them, as one Drafter.
 
 For benchmarks and tests that drive a drafter without an engine. It asks in the order of an engine's step: the text
-look-up first, then the draft model for the requests that the selection leaves to it.
+look-up first, then the draft model for the requests for which it has more expected tokens. It learns from commits,
+and never drafts overlapped.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from faser.engine.contract.plan import Draft, DraftPlan, Drafts, SequenceResult, SequenceStart, StepResult
-from faser.engine.control.speculation.drafter_selection import DrafterSelection
+import numpy as np
+
+from faser.engine.contract.plan import Draft, DraftPlan, Drafts, SequenceStart
+from faser.engine.control.speculation.acceptance.draft_arrays import DraftReader, ReadDrafts, came_tokens
+from faser.engine.control.speculation.acceptance.estimator import Acceptance
+from faser.engine.control.speculation.drafter_selection import DrafterSelection, TextRound
+from faser.engine.control.speculation.policies.fixed import Fixed
+from faser.engine.control.speculation.policies.policy import Candidates, Ints
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
 from faser.engine.execution.text_lookup.text_and_model import with_point_masses
 
 
 class SelectedDrafter:
-    """A Drafter over a drafter that answers plans from_text as well, and a selection of its own."""
+    """A Drafter over one that answers plans from_text as well.
 
-    def __init__(self, drafter: Drafter, selection: DrafterSelection) -> None:
-        self.selection = selection
+    cap: most tokens of a draft; model_cap: of a draft by a model; 0: there is no model.
+    """
+
+    drafts_overlapped = False
+
+    def __init__(self, drafter: Drafter, *, num_slots: int, cap: int, model_cap: int = 0) -> None:
         self._drafter = drafter
-
-    @property
-    def drafts_overlapped(self) -> bool:
-        return self._drafter.drafts_overlapped
+        self._model_cap = model_cap
+        self._policy = Fixed(cap)
+        self._acceptance = Acceptance(num_slots, cap)
+        self._selection = DrafterSelection(self._acceptance, has_model=model_cap > 0)
+        self._reader = DraftReader(cap)
+        self._cap = cap
+        self._unjudged: list[ReadDrafts] = []  # drafts of the last plan, from which the next commit teaches
 
     def start(self, start: SequenceStart) -> None:
+        self._acceptance.start(start.slot)
         self._drafter.start(start)
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         """The chosen drafts; probs and top_ids have lines for all their tokens, in their order."""
-        answer: Drafts | DraftPlan = self.selection.first_round(plan)
-        from_model = proposals = Proposals(drafts=())
-        while isinstance(answer, DraftPlan):
-            proposals = self._drafter.propose(answer, until)
-            if not answer.from_text:
-                from_model = proposals
-            answer = self.selection.drafted(_drafts(plan.step, proposals))
-        by_model = {draft.slot for draft in from_model.drafts}
-        text = [draft for draft in answer.drafts if draft.slot not in by_model]
-        return _in_order(with_point_masses(from_model, text), answer.drafts)
+        by_text = self._drafter.propose(self._selection.first_round(plan), until)
+        found = self._selection.choose_text(_drafts(plan.step, by_text))
+        lengths = self._model_lengths(found)
+        model_plan = self._selection.leave_to_model(found, lengths, plan.stop)
+        if model_plan is None:
+            proposals = Proposals(drafts=found.drafts)
+        else:
+            by_model = self._drafter.propose(model_plan, until)
+            drafts = self._selection.complete(_drafts(plan.step, by_model)).drafts
+            text = [found.drafts[i] for i in (lengths == 0).nonzero()[0].tolist()]
+            proposals = _in_order(with_point_masses(by_model, text), drafts)
+        self._note(found, lengths, proposals)
+        return proposals
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
-        results = tuple(SequenceResult(slot=each.slot, token_ids=each.token_ids) for each in continuations)
-        self.selection.learn(StepResult(step=0, sequences=results, run_s=0.0))
+        came = {each.slot: each.token_ids for each in continuations}
+        for drafts in self._unjudged:
+            if len(drafts.slots):
+                tokens = came_tokens([came.get(slot, ()) for slot in drafts.slots.tolist()], self._cap)
+                self._acceptance.learn(drafts.verdicts(tokens))
+        self._unjudged = []
         self._drafter.commit(continuations)
 
     def release(self, slot: int) -> None:
-        self.selection.release((slot,))
+        self._acceptance.release(slot)
+        self._unjudged = [each.among((each.slots != slot).nonzero()[0]) for each in self._unjudged]
         self._drafter.release(slot)
+
+    def _model_lengths(self, found: TextRound) -> Ints:
+        """[S] tokens that the model drafts in place of a request's draft from text, as policies without costs say."""
+        requests = found.plan.requests
+        slots = np.array([each.slot for each in requests], dtype=np.int64)
+        candidates = Candidates(
+            slots=slots,
+            limit=np.minimum([each.max_tokens for each in requests], self._model_cap),
+            survival=self._acceptance.survival(slots, by_model=True),
+            weight=np.ones(len(slots)),
+            missing_kv=np.zeros_like(slots),
+            other_rows=0,
+            kv_tokens=0,
+        )
+        return self._policy.model_lengths(candidates, candidates.drafted(found.lengths, found.survival))
+
+    def _note(self, found: TextRound, lengths: Ints, proposals: Proposals) -> None:
+        """Tell the acceptance model what drafts came, and keep them until their tokens come."""
+        by_model = (lengths > 0).nonzero()[0]
+        if len(by_model):
+            read = self._reader.read([proposals.drafts[i] for i in by_model.tolist()])
+            survival = self._acceptance.drafted_survival(read.slots, read.methods, read.lengths, read.confidences)
+            self._acceptance.note_drafts(read.slots, read.lengths, read.lengths, survival, by_model=True)
+        others = found.not_taken(lengths)
+        self._unjudged = [self._reader.read(proposals.drafts), *([] if others is None else [others])]
 
 
 def _drafts(step: int, proposals: Proposals) -> Drafts:

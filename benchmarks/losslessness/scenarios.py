@@ -18,7 +18,6 @@ from benchmarks.losslessness.play import NUM_SLOTS, Cut, Lengths, Scenario, Tabl
 from benchmarks.selected_drafter import SelectedDrafter
 from faser.engine.contract.plan import StopRule
 from faser.engine.contract.step_times import StepTimes
-from faser.engine.control.speculation.drafter_selection import DrafterSelection
 from faser.engine.control.speculation.policies.policy import Candidates
 from faser.engine.control.speculation.policies.survival import Survival
 from faser.engine.control.timing.cost_model import CostModel
@@ -120,7 +119,7 @@ def sampled(world: World) -> Drafter:
 def mixed(world: World) -> Drafter:
     """Text or sampled drafts, by what did better before."""
     both = TextAndModel(CombinedLookup([text(world)]), sampled(world))
-    return SelectedDrafter(both, DrafterSelection(model_cap=CAP))
+    return SelectedDrafter(both, num_slots=NUM_SLOTS, cap=CAP, model_cap=CAP)
 
 
 def stale(world: World) -> Drafter:

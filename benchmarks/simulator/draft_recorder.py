@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.selected_drafter import SelectedDrafter
-from faser.config.speculation import SpeculationConfig
+from faser.config.speculation import AUTO, SpeculationConfig
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
-from faser.engine.control.speculation.drafter_selection import make_selection
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
 
 
@@ -81,12 +80,13 @@ class DraftRecorder:
         self._drafter.release(slot)
 
 
-def make_recorder(drafter: Drafter, config: SpeculationConfig) -> DraftRecorder:
+def make_recorder(drafter: Drafter, config: SpeculationConfig, *, num_slots: int) -> DraftRecorder:
     """With method `auto`, whose selection is the control plane's, the recorder has a selection of its own."""
-    selection = make_selection(config)
-    if selection is None:
+    if config.method != AUTO:
         return DraftRecorder(drafter)
-    return DraftRecorder(SelectedDrafter(drafter, selection), selects=True)
+    model_cap = 0 if config.model is None else config.model_cap
+    selected = SelectedDrafter(drafter, num_slots=num_slots, cap=config.cap, model_cap=model_cap)
+    return DraftRecorder(selected, selects=True)
 
 
 def _empty(plan: DraftPlan) -> tuple[Draft, ...]:

@@ -37,12 +37,14 @@ _CATCHES_UP = "draft_model"  # the only one with a KV cache of its own
 class _Playback:
     """A slot's request. num_tokens: known tokens. covered: known tokens in the draft KV cache.
 
-    seen: tokens in the draft KV cache, drafted ones included; 0 without a draft.
+    seen: tokens in the draft KV cache, drafted ones included; 0 without a draft. by_model: what the model drafts,
+    where trace is of drafts from text; None: trace is of all drafts.
     """
 
     trace: RequestTrace
     prompt_len: int
     num_tokens: int
+    by_model: RequestTrace | None = None
     covered: int = 0
     seen: int = 0
 
@@ -59,11 +61,17 @@ class _Playback:
         known = self.num_tokens + num_unverified
         return replace(self, num_tokens=known, covered=min(max(self.seen, self.covered), known - 1))
 
+    def modelled(self) -> "_Playback":
+        """As far, in the trace of what the model drafts."""
+        assert self.by_model is not None, "there is no trace of what the model drafts"
+        return replace(self, trace=self.by_model)
+
 
 class SimulatedExecutor:
     """costs: the true times. noise: sigma of the logarithm of every time's factor.
 
-    lanes: how concurrent steps and drafting slow each other down, by share.
+    lanes: how concurrent steps and drafting slow each other down, by share. model_methods: of the traces of what a
+    model drafts, where plans say which drafts are from text.
     """
 
     def __init__(
@@ -74,18 +82,20 @@ class SimulatedExecutor:
         lanes: tuple[InterferenceTable, ...] = (),
         noise: float = 0.0,
         seed: int = 0,
+        model_methods: tuple[str, ...] = (),
     ) -> None:
+        self._model_methods = model_methods
         self._lanes = {each.share: each for each in lanes}
         self._methods = trace.methods
         self._costs = costs
         self._noise = noise
         self._random = np.random.default_rng(seed)
-        self._expected: dict[int, RequestTrace] = {}
+        self._expected: dict[int, tuple[RequestTrace, RequestTrace | None]] = {}
         self._slots: dict[int, _Playback] = {}
 
-    def expect(self, number: int, trace: RequestTrace) -> None:
-        """The request whose first prompt token is `number` behaves like this one."""
-        self._expected[number] = trace
+    def expect(self, number: int, trace: RequestTrace, by_model: RequestTrace | None = None) -> None:
+        """The request whose first prompt token is `number` behaves like this one. by_model: see _Playback."""
+        self._expected[number] = trace, by_model
 
     def forget(self, number: int) -> None:
         """That request has ended."""
@@ -97,7 +107,10 @@ class SimulatedExecutor:
         states = [
             slot.continued(len(request.unverified)) for slot, request in zip(slots, plan.requests, strict=True)
         ]
-        methods = [self._methods[each.trace.methods[each.position]] for each in states]
+        names = self._methods
+        if self._model_methods and not plan.from_text:
+            names, states = self._model_methods, [each.modelled() for each in states]
+        methods = [names[each.trace.methods[each.position]] for each in states]
         lengths = [
             min(request.max_tokens, state.trace.lengths[state.position])
             for request, state in zip(plan.requests, states, strict=True)
@@ -140,8 +153,10 @@ class SimulatedExecutor:
         for slot in plan.released:
             self._slots.pop(slot, None)
         for start in plan.started:
+            trace, by_model = self._expected[start.token_ids[0]]
             self._slots[start.slot] = _Playback(
-                trace=self._expected[start.token_ids[0]],
+                trace=trace,
+                by_model=by_model,
                 prompt_len=start.prompt_len,
                 num_tokens=len(start.token_ids),
             )

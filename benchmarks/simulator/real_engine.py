@@ -58,7 +58,7 @@ def open_engine(options: dict[str, Any], report: Report, *, recorded: bool) -> R
     def recorder_of(drafter: Drafter) -> Drafter:
         if not recorded:
             return drafter
-        recorders.append(make_recorder(drafter, config.speculation))
+        recorders.append(make_recorder(drafter, config.speculation, num_slots=config.max_num_seqs))
         return recorders[0]
 
     built = build(config, directory, report, wrap_drafter=recorder_of)

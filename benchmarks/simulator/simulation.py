@@ -12,7 +12,7 @@ from benchmarks.simulator.executor import SimulatedExecutor
 from benchmarks.simulator.trace import Trace
 from benchmarks.simulator.workload import Arrival
 from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.plan import SequenceDelta, StepPlan, StepResult
+from faser.engine.contract.plan import DraftPlan, Drafts, SequenceDelta, StepPlan, StepResult
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
@@ -87,19 +87,33 @@ class Outcome:
 class Simulation:
     """One machine and one policy, from an empty engine to the last answer.
 
-    make_control: makes the control of speculation; gets a copy of the costs, which it corrects by itself. An
-    instance serves one run.
+    make_control: makes the control of speculation; gets a copy of the costs, which it corrects by itself.
+    model_trace: what the model drafts of the same requests, where the control plane chooses between it and drafts
+    from text, those of trace. An instance serves one run.
     """
 
     def __init__(
-        self, trace: Trace, machine: Machine, make_control: MakeControl, *, slo: Slo | None = None, seed: int = 0
+        self,
+        trace: Trace,
+        machine: Machine,
+        make_control: MakeControl,
+        *,
+        slo: Slo | None = None,
+        seed: int = 0,
+        model_trace: Trace | None = None,
     ) -> None:
         self._trace = trace
+        self._model_trace = model_trace
         self._machine = machine
         self._speculation_params = SpeculationParams() if slo is None else SpeculationParams(slo=slo)
         self.clock = SimulatedClock()
         self.executor = SimulatedExecutor(
-            trace, machine.costs, lanes=machine.lanes, noise=machine.noise, seed=seed
+            trace,
+            machine.costs,
+            lanes=machine.lanes,
+            noise=machine.noise,
+            seed=seed,
+            model_methods=() if model_trace is None else model_trace.methods,
         )
         self.scheduler = Scheduler(
             kv=KvManager(machine.num_blocks, machine.block_size, enable_prefix_caching=False),
@@ -149,12 +163,7 @@ class Simulation:
     def step(self, duration_s: float | None = None) -> None:
         """One step of the engine. Needs work."""
         before_s = self.clock.now()
-        draft_plan = self.scheduler.propose()
-        drafts = None if draft_plan is None else self.executor.draft(draft_plan)
-        if drafts is not None:
-            self._outcome.draft_s += drafts.run_s
-            self._outcome.drafted += sum(len(each.token_ids) for each in drafts.drafts)
-            self.clock.advance(drafts.run_s + self._machine.draft_overhead_s)
+        drafts = self._draft()
         plan = self.scheduler.plan(drafts)
         assert plan is not None, "work, but nothing to compute"
         overlapped_plan, overlapped_drafts = self.scheduler.propose_overlapped(plan), None
@@ -169,6 +178,20 @@ class Simulation:
         for delta in self.scheduler.commit(plan, result, overlapped_drafts):
             self._hear(delta, duration_s)
         self._outcome.busy_s += self.clock.now() - before_s
+
+    def _draft(self) -> Drafts | None:
+        """The drafts of the next step: in one round or, from text and by a model, in two."""
+        drafts: DraftPlan | Drafts | None = self.scheduler.propose()
+        if drafts is None:
+            return None
+        while isinstance(drafts, DraftPlan):
+            found = self.executor.draft(drafts)
+            self._outcome.draft_s += found.run_s
+            self.clock.advance(found.run_s)
+            drafts = self.scheduler.drafted(found)
+        self._outcome.drafted += sum(len(each.token_ids) for each in drafts.drafts)
+        self.clock.advance(self._machine.draft_overhead_s)
+        return drafts
 
     def _is_due(self, arrival: Arrival, clients: int | None, duration_s: float | None) -> bool:
         if arrival.at_s is not None:
@@ -185,7 +208,8 @@ class Simulation:
                 f"machine can serve is {longest} (--max-model-len, --kv-tokens, or --scale-tokens below 1)"
             )
         arrival_s = self.clock.now() if arrival.at_s is None else arrival.at_s
-        self.executor.expect(number, self._trace.requests[arrival.trace])
+        by_model = None if self._model_trace is None else self._model_trace.requests[arrival.trace]
+        self.executor.expect(number, self._trace.requests[arrival.trace], by_model)
         self._open[str(number)] = Served(number=number, arrival_s=arrival_s, prompt_len=arrival.prompt_len)
         self.scheduler.add(
             Request(

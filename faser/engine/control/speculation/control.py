@@ -288,7 +288,8 @@ class SpeculationControl:
         else:
             self._learner.learn_verified(self._drafted, result, sequences)
         if self._not_chosen is not None:
-            self._learner.learn_not_chosen(self._not_chosen, result, sequences)
+            unverified = {} if overlapped is None else {rows.slot: rows.num_drafts for rows in plan.rows}
+            self._learner.learn_not_chosen(self._not_chosen, result, sequences, unverified)
         kind = self._gap_kind(plan, overlapped)
         self._requested = self._drafted = self._not_chosen = None
         self._statistics.time_deciding(time.perf_counter() - began)
@@ -313,10 +314,12 @@ class SpeculationControl:
         if selection.waits_for_model:
             return selection.complete(drafts)
         found = selection.choose_text(drafts)
-        self._not_chosen = found.others
         if not selection.has_model:
+            self._not_chosen = found.not_taken(np.zeros_like(found.lengths))
             return replace(drafts, drafts=found.drafts)
-        model_plan = selection.leave_to_model(found, *self._left_to_model(found))
+        lengths, stop = self._left_to_model(found)
+        self._not_chosen = found.not_taken(lengths)
+        model_plan = selection.leave_to_model(found, lengths, stop)
         return model_plan or replace(drafts, drafts=found.drafts)
 
     def _left_to_model(self, found: TextRound) -> tuple[Ints, StopRule | None]:
@@ -337,7 +340,10 @@ class SpeculationControl:
         if not len(drafting):
             return lengths, None
         stop = policy.stop_rule(candidates.among(drafting), lengths[drafting])
-        self._requested.lengths, self._requested.stop = np.where(lengths > 0, lengths, self._requested.lengths), stop
+        self._requested.lengths, self._requested.stop = (
+            np.where(lengths > 0, lengths, self._requested.lengths),
+            stop,
+        )
         return lengths, stop
 
     def _keep(self, drafts: Drafts) -> list[tuple[int, ...]]:

@@ -35,8 +35,8 @@ _token_ids = attrgetter("token_ids")
 class TextRound:
     """The text look-up's answer to a plan, one draft for each of its S requests.
 
-    lengths: [S]. survival: [S, K + 1] of these drafts. others: the drafts that were not chosen; None: there are
-    none.
+    lengths: [S]. survival: [S, K + 1] of these drafts. read: all drafts that were looked up, and chosen: [S] the
+    positions of these among them; None: none has a token.
     """
 
     plan: DraftPlan
@@ -44,7 +44,19 @@ class TextRound:
     drafts: tuple[Draft, ...]
     lengths: Ints
     survival: Floats
-    others: ReadDrafts | None
+    read: ReadDrafts | None
+    chosen: Ints
+
+    def not_taken(self, by_model: Ints) -> ReadDrafts | None:
+        """Drafts from text in whose place another one was taken; None: there are none.
+
+        by_model: [S] tokens that the model drafts; 0: the text draft stays.
+        """
+        if self.read is None:
+            return None
+        others = self.read.lengths > 0
+        others[self.chosen[by_model == 0]] = False
+        return self.read.among(others.nonzero()[0]) if np.count_nonzero(others) else None
 
 
 class DrafterSelection:
@@ -81,21 +93,21 @@ class DrafterSelection:
                 drafts=drafts[:count],
                 lengths=np.zeros(count, dtype=np.int64),
                 survival=survival,
-                others=None,
+                read=None,
+                chosen=np.arange(count),
             )
         read = self._reader.read(drafts)
         survival = self._acceptance.drafted_survival(read.slots, read.methods, read.lengths, read.confidences)
         values = np.add.reduce(survival, axis=1).reshape(-1, count)
         chosen = values.argmax(axis=0) * count + np.arange(count)
-        not_chosen = read.lengths > 0
-        not_chosen[chosen] = False
         return TextRound(
             plan=plan,
             looked_up=looked_up,
             drafts=tuple([drafts[i] for i in chosen.tolist()]),
             lengths=read.lengths[chosen],
             survival=survival[chosen],
-            others=read.among(not_chosen.nonzero()[0]) if np.count_nonzero(not_chosen) else None,
+            read=read,
+            chosen=chosen,
         )
 
     def leave_to_model(self, found: TextRound, lengths: Ints, stop: StopRule | None) -> DraftPlan | None:

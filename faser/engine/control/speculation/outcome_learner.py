@@ -4,8 +4,10 @@ Owns nothing that lasts. Teaches Acceptance which draft tokens were accepted and
 writes down in SpeculationState which tokens the draft KV cache holds.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from faser.engine.control.speculation.state import SpeculationState
 from faser.engine.control.speculation.statistics import SpeculationStatistics
 from faser.engine.control.timing.cost_model import CostModel
 
+NONE_UNVERIFIED: Mapping[int, int] = MappingProxyType({})
 _BONUS = np.array(1)  # token of a step after the accepted ones
 
 
@@ -89,12 +92,23 @@ class OutcomeLearner:
         self._statistics.count_drafts(drafted, brought - _BONUS)
         self._teach(drafted.verdicts(came))
 
-    def learn_not_chosen(self, drafts: ReadDrafts, result: StepResult, sequences: Many[Sequence]) -> None:
+    def learn_not_chosen(
+        self,
+        drafts: ReadDrafts,
+        result: StepResult,
+        sequences: Many[Sequence],
+        unverified: Mapping[int, int] = NONE_UNVERIFIED,
+    ) -> None:
         """A step is done. drafts: from text, in whose place another draft was taken. sequences: as in learn_verified.
 
-        A sequence that was preempted meanwhile teaches nothing: another one may have its slot.
+        unverified: by slot, tokens that the step verified and the draft continues. Unless all of them were accepted
+        nothing judges that draft. A sequence that was preempted meanwhile teaches nothing: another one may have its
+        slot.
         """
-        by_slot = _came_by_slot(result, sequences)
+        by_slot = {
+            slot: token_ids[unverified.get(slot, 0) :]
+            for slot, token_ids in _came_by_slot(result, sequences).items()
+        }
         came = [by_slot.get(slot, ()) for slot in drafts.slots.tolist()]
         self._teach(drafts.verdicts(came_tokens(came, drafts.token_ids.shape[1])))
 

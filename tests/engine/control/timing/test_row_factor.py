@@ -14,7 +14,9 @@ from faser.engine.control.timing.row_factor import RowFactor
 BASE_S, ROW_S = 0.010, 0.0004
 
 
-def learned(dearer: float, *, slower: float = 1.0, noise: float = 0.0, steps: int = 200, plain: int = 2) -> RowFactor:
+def learned(
+    dearer: float, *, slower: float = 1.0, noise: float = 0.0, steps: int = 200, plain: int = 2
+) -> RowFactor:
     """Steps of 0 to 12 draft rows, every plain-th of them without any."""
     random, found = np.random.default_rng(0), RowFactor()
     for step in range(steps):

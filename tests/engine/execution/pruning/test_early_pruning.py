@@ -24,7 +24,6 @@ from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceRows, SequenceStart
 from faser.engine.contract.step_times import CostTable
-from faser.engine.control.speculation.drafter_selection import DrafterSelection
 from faser.engine.control.speculation.overlap.control import OverlapOptions
 from faser.engine.control.speculation.policies.policy import Candidates, Policy
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
@@ -538,7 +537,7 @@ class TextDrafter:
                     slot=each.slot,
                     method="ngram",
                     token_ids=(7, 8)[: each.max_tokens],
-                    confidences=(2.0, 2.0)[: each.max_tokens],
+                    confidences=(20.0, 20.0)[: each.max_tokens],
                 )
                 for each in plan.requests
             )
@@ -612,9 +611,10 @@ def test_likely_tokens_are_named_only_when_asked_for(pair: tuple[Path, Path]) ->
 
 
 def test_among_drafts_of_a_model_those_from_text_name_nothing(pair: tuple[Path, Path]) -> None:
-    """A model that may draft one token only is not worth its pass: that draft is the text's."""
+    """Two tokens of a long match are worth more than one of the model, and less than three."""
     both = TextAndModel(CombinedLookup([TextDrafter()]), model_drafter(pair, 9))
-    found = SelectedDrafter(both, DrafterSelection(model_cap=CAP)).propose(drafting_plan((0, 2, 3, 1)))
+    selected = SelectedDrafter(both, num_slots=NUM_SLOTS, cap=CAP, model_cap=CAP)
+    found = selected.propose(drafting_plan((0, 2, 3, 1)))
     assert [draft.method for draft in found.drafts] == ["draft_model", "ngram", "draft_model", "draft_model"]
     assert found.top_ids is not None
     expected = [

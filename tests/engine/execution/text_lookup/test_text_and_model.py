@@ -86,3 +86,12 @@ def test_a_token_known_by_now_keeps_its_place_before_the_draft() -> None:
 def test_without_lines_nothing_is_added(drafted: int) -> None:
     proposals = Proposals(drafts=())
     assert with_text_drafts(proposals, [rows(7, 9, 3, drafted=drafted)], num_decided=0) is proposals
+
+
+def test_drafting_overlaps_steps_if_all_drafters_can() -> None:
+    for text, model in [(True, True), (True, False), (False, True)]:
+        drafter = TextAndModel(
+            CombinedLookup([KnownDrafter("suffix", {}, drafts_overlapped=text)]),
+            KnownDrafter("draft_model", {}, drafts_overlapped=model),
+        )
+        assert drafter.drafts_overlapped == (text and model)
