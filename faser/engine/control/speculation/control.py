@@ -15,6 +15,7 @@ counters for reports.
 import time
 from collections.abc import Sequence as Many
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -44,6 +45,9 @@ from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.control.timing.host_gap import GapKind
 from faser.errors import ConfigError
 from faser.types import PruneStats, SpeculationStats, SpeculationSummary
+
+
+_token_ids = attrgetter("token_ids")
 
 
 class SpeculationControl:
@@ -302,7 +306,7 @@ class SpeculationControl:
         asked = self._decider.take_asked()
         if plan.rows[0].token_ids[0] == PLACEHOLDER:
             return GapKind.AHEAD
-        if plan.started or plan.num_rows != len(plan.rows) + sum([rows.num_drafts for rows in plan.rows]):
+        if plan.started or self._verified is None:
             return None
         if overlapped is not None:
             return GapKind.OVERLAPPED
@@ -349,10 +353,10 @@ class SpeculationControl:
     def _keep(self, drafts: Drafts) -> list[tuple[int, ...]]:
         assert self._requested is not None, "drafts come exactly when they were requested"
         candidates, policy = self._requested.candidates, self._decider.policy
-        if not drafts.passes and not any([each.token_ids for each in drafts.drafts]):
+        if not drafts.passes and not any(map(_token_ids, drafts.drafts)):
             lengths = np.zeros_like(self._requested.lengths)
             self._learner.learn_look_up(drafts, len(lengths))
-            if self._selection is None or not self._selection.has_model:
+            if self._requested.is_new and not self._costs.has_passes:
                 self._acceptance.note_nothing_found(candidates.slots)
             if self._is_point_mass:
                 policy.keep(candidates, lengths)  # so that it learns of the empty drafts
@@ -360,7 +364,8 @@ class SpeculationControl:
         read = self._reader.read(drafts.drafts)
         self._learner.learn_drafting(drafts, candidates, read.methods, read.lengths)
         survival = self._acceptance.drafted_survival(read.slots, read.methods, read.lengths, read.confidences)
-        self._note(read, survival, drafts.passes)
+        if self._requested.is_new:
+            self._note(read, survival, drafts.passes)
         kept = read.lengths
         if self._is_point_mass:
             kept = policy.keep(candidates.drafted(kept, survival), kept)

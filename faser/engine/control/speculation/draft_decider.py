@@ -38,12 +38,14 @@ class RequestedDrafts:
     """The drafts that are requested for a step.
 
     chosen: positions of the sequences that draft; candidates: these sequences; lengths: [S] tokens, at least 1.
+    is_new: the decision was made for this step; else a cached one serves it.
     """
 
     chosen: Many[int]
     candidates: Candidates
     lengths: Ints
     stop: StopRule | None = None
+    is_new: bool = True
 
 
 class DraftDecider:
@@ -159,6 +161,7 @@ class DraftDecider:
             requested.stop = cached.stop
         else:  # a cached rule has too few prices if blocks were short when it was made
             requested.stop = self._policy.stop_rule(requested.candidates, requested.lengths)
+        requested.is_new = cached is None
         if cached is None:
             self._state.cache_decision(candidates, lengths, requested.stop, len(requested.chosen))
         return requested

@@ -89,8 +89,9 @@ class OutcomeLearner:
         if num_cut is not None:
             drafted = replace(drafted, kept=drafted.kept - num_cut)
             self._statistics.count_pruned_rows(drafts.methods, num_cut)
-        self._statistics.count_drafts(drafted, brought - _BONUS)
-        self._teach(drafted.verdicts(came))
+        accepted = brought - _BONUS
+        self._statistics.count_drafts(drafted, accepted)
+        self._teach(drafted.verdicts(accepted, np.array([each[-1] for each in came], dtype=np.int64)))
 
     def learn_not_chosen(
         self,

@@ -16,6 +16,7 @@ from benchmarks.simulator.workload import Arrival
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import Draft, Drafts, SequenceResult, StepResult
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
+from faser.engine.control.sequences.sequence import Status
 from faser.engine.control.speculation.acceptance.draft_arrays import METHOD_IDS, DraftReader
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.control import SpeculationControl
@@ -25,6 +26,7 @@ from faser.engine.control.speculation.statistics import SpeculationStatistics
 from faser.engine.control.timing.clock import SimulatedClock
 from faser.engine.control.timing.cost_model import CostModel
 from faser.types import MethodStats
+from tests.engine.control.speculation.test_state import sequence_in
 
 CAP, MODEL_CAP = 16, 8
 LONG_PROMPT = 1500
@@ -211,7 +213,9 @@ def test_a_draft_that_was_not_taken_is_compared_with_the_tokens_at_its_place(
     )
     result = StepResult(step=1, sequences=(SequenceResult(slot=0, token_ids=came),), run_s=0.01)
 
-    learner.learn_not_chosen(draft, result, {0: unverified})
+    sequence = sequence_in(0)
+    sequence.status = Status.RUNNING
+    learner.learn_not_chosen(draft, result, [sequence], {0: unverified})
     found.learn_held()
     expected.learn(draft.judged(np.array([judged]), np.array([good])))
 

@@ -27,6 +27,7 @@ Floats = NDArray[np.float64]
 
 METHOD_IDS = {method: i for i, method in enumerate(DRAFT_METHODS)}
 FIRST_TEXT = np.array(len(PASS_METHODS))  # ids of drafters that run a model come before those of text look-ups
+_ONE = np.array(1)
 _NO_TOKEN, _NOTHING_CAME = -1, -2  # no token ids, and unequal
 
 
@@ -53,15 +54,11 @@ class ReadDrafts:
             confidences=self.confidences[chosen],
         )
 
-    def verdicts(self, came: Ints, *, first: int = 0) -> Verdicts:
-        """What the tokens that came, as of came_tokens, say about drafts that are point masses.
-
-        first: leading tokens of all drafts that an earlier step has accepted.
-        """
-        equal = self.token_ids[:, first:] == came[:, : self.token_ids.shape[1] - first]
-        accepted = np.add.reduce(np.logical_and.accumulate(equal, axis=1), axis=1) + first
+    def verdicts(self, came: Ints) -> Verdicts:
+        """What the tokens that came, as of came_tokens, say about point masses of which no token was verified."""
+        accepted = np.add.reduce(np.logical_and.accumulate(self.token_ids == came, axis=1), axis=1)
         judged = np.minimum(accepted + 1, self.lengths)
-        return self.judged(np.minimum(judged, np.count_nonzero(came != _NOTHING_CAME, axis=1) + first), accepted)
+        return self.judged(np.minimum(judged, np.count_nonzero(came != _NOTHING_CAME, axis=1)), accepted)
 
     def judged(self, judged: Ints, accepted: Ints) -> Verdicts:
         return Verdicts(
@@ -98,12 +95,19 @@ class DraftArrays:
             drawn=self.drawn,
         )
 
-    def verdicts(self, came: Many[tuple[int, ...]]) -> Verdicts:
-        """came: the tokens that the step brought each sequence, at least one."""
-        if not self.drawn:
-            return self.drafts.verdicts(came_tokens(came, self.drafts.token_ids.shape[1]), first=self.border)
-        accepted = np.array([len(each) for each in came], dtype=np.int64) - 1
-        return self.drafts.judged(np.minimum(accepted + 1, self.kept), accepted)
+    def verdicts(self, accepted: Ints, last_ids: Ints) -> Verdicts:
+        """accepted: [S], of the kept tokens. last_ids: [S] the last token that the step brought each sequence."""
+        drafts, kept = self.drafts, self.kept
+        if self.drawn:
+            return drafts.judged(np.minimum(accepted + _ONE, kept), accepted)
+        if self.border:
+            accepted, kept = accepted + self.border, kept + self.border
+        most = drafts.token_ids.shape[1]
+        first_cut = drafts.token_ids[np.arange(len(kept)), np.minimum(kept, most - 1)]
+        right = first_cut == last_ids
+        right &= accepted == kept
+        right &= kept < drafts.lengths
+        return drafts.judged(np.minimum(accepted + _ONE, drafts.lengths), accepted + right)
 
 
 class DraftReader:
