@@ -31,32 +31,46 @@ _CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ratio:
-    """Of one arm over another in the same round. low, high: of a 95 % interval; None with a single round."""
+class Estimate:
+    """Of one arm against another in the same rounds. low, high: of a 95 % interval; None with a single round."""
 
     mean: float
     low: float | None
     high: float | None
     rounds: int
 
-    def __str__(self) -> str:
-        times = f"{self.mean:.2f}x"
-        return times if self.low is None else f"{times}, {self.low:.2f} … {self.high:.2f}"
+    def rounded(self, digits: int = 4) -> dict[str, float | None]:
+        return {name: None if value is None else round(value, digits) for name, value in asdict(self).items()}
+
+    def text(self, digits: int = 2, unit: str = "") -> str:
+        """Such as `1.52x (1.30 … 1.67)`."""
+        mean = f"{self.mean:.{digits}f}{unit}"
+        return mean if self.low is None else f"{mean} ({self.low:.{digits}f} … {self.high:.{digits}f})"
 
 
-def ratio(mine: Sequence[float], theirs: Sequence[float]) -> Ratio:
+def ratio(mine: Sequence[float], theirs: Sequence[float]) -> Estimate:
     """Geometric mean of mine over theirs, round by round; its interval is Student's of the logarithms.
 
-    Raises ValueError unless there are as many of either and all are above 0.
+    Raises ValueError unless there are as many of either, at least one, and all are above 0.
     """
-    logs = [math.log(above / below) for above, below in zip(mine, theirs, strict=True)]
-    if not logs:
+    logs = _estimate([math.log(above / below) for above, below in zip(mine, theirs, strict=True)])
+    low, high = (None if bound is None else math.exp(bound) for bound in (logs.low, logs.high))
+    return Estimate(mean=math.exp(logs.mean), low=low, high=high, rounds=logs.rounds)
+
+
+def difference(mine: Sequence[float], theirs: Sequence[float]) -> Estimate:
+    """Mean of mine minus theirs, round by round, with Student's interval. Raises ValueError as ratio does."""
+    return _estimate([one - other for one, other in zip(mine, theirs, strict=True)])
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    if not values:
         raise ValueError("there is no round to compare")
-    mean = statistics.fmean(logs)
-    if len(logs) == 1:
-        return Ratio(mean=math.exp(mean), low=None, high=None, rounds=1)
-    margin = t_975(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Ratio(mean=math.exp(mean), low=math.exp(mean - margin), high=math.exp(mean + margin), rounds=len(logs))
+    mean, rounds = statistics.fmean(values), len(values)
+    if rounds == 1:
+        return Estimate(mean=mean, low=None, high=None, rounds=rounds)
+    margin = t_975(rounds - 1) * statistics.stdev(values) / math.sqrt(rounds)
+    return Estimate(mean=mean, low=mean - margin, high=mean + margin, rounds=rounds)
 
 
 def t_975(freedom: int) -> float:
@@ -100,5 +114,5 @@ def summarise_pairs(pairs: Sequence[Mapping[str, Mapping[str, float]]], kind: st
         "ratio": round(statistics.median(ratios), 4),
         "least": round(min(ratios), 4),
         "most": round(max(ratios), 4),
-        "geometric_mean": asdict(ratio(this, base)),
+        "geometric_mean": ratio(this, base).rounded(),
     }

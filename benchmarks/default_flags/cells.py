@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.default_flags.clients import Answered, Asking
-from benchmarks.paired import Ratio, ratio
+from benchmarks.paired import Estimate, ratio
 from benchmarks.prompts import Prompt, take
 
 FLOOR = "off"
@@ -53,7 +53,7 @@ class Figures:
     arm: str
     off_tokens_per_s: float
     tokens_per_s: float
-    ratio: Ratio
+    ratio: Estimate
     drafted: int
     accepted: int
     tokens: int

@@ -20,7 +20,7 @@ def document(
                 "arm": each.arm,
                 "off_tokens_per_s": round(each.off_tokens_per_s, 1),
                 "tokens_per_s": round(each.tokens_per_s, 1),
-                "ratio": {name: value and round(value, 4) for name, value in asdict(each.ratio).items()},
+                "ratio": each.ratio.rounded(),
                 "accepted_a_token": round(each.accepted / each.tokens, 3),
                 "accepted_share": round(each.accepted / each.drafted, 3) if each.drafted else None,
                 "different_answers": each.different,
@@ -61,7 +61,9 @@ def _table(found: Sequence[Figures]) -> list[str]:
     ]
     for count in dict.fromkeys(each.cell.concurrency for each in found):
         row = [by_place[count, kind] for kind in kinds]
-        cells = [f"{each.off_tokens_per_s:.0f} → {each.tokens_per_s:.0f} ({each.ratio})" for each in row]
+        cells = [
+            f"{each.off_tokens_per_s:.0f} → {each.tokens_per_s:.0f}, {each.ratio.text(unit='x')}" for each in row
+        ]
         lines.append(f"| {count} | " + " | ".join(cells) + " |")
     return lines
 

@@ -7,6 +7,7 @@ import sys
 import time
 
 import psutil
+
 from benchmarks.beside_load import beside_load
 
 _PARENT = """

@@ -78,7 +78,7 @@ def test_the_page_has_a_row_a_concurrency_and_a_column_a_kind_and_says_how_many_
     assert lines[2] == "0 of 4 answers equal those of arm off."
     assert "off → auto, temperature 0" in lines[4]
     assert lines[6] == "| requests at once | ignore_eos on | asked again |"
-    assert lines[8:] == [f"| {count} | 100 → 150 (1.50x) | 100 → 150 (1.50x) |" for count in (1, 4)]
+    assert lines[8:] == [f"| {count} | 100 → 150, 1.50x | 100 → 150, 1.50x |" for count in (1, 4)]
 
 
 def test_the_document_has_every_cell_and_every_run_and_what_they_were_told() -> None:
