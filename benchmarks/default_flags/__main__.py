@@ -4,9 +4,10 @@
         [--temperatures 0] [--kinds stop,full,again] [--prompts copying] [--beside-load 1]
         [--arm NAME='FLAGS' ...] [--model MODEL] [--server-args 'FLAGS']
 
-Every arm is a server of its own; the idle ones are frozen. A round visits every cell (requests at once,
-temperature, kind), and in it every arm, in an order that turns around from round to round. Kinds: `stop`,
-ignore_eos off; `full`, ignore_eos on; `again`, the run of `full` once more.
+Every arm is a server of its own, told the flags after its name: `--arm auto="--speculative-config '{...}'"`.
+Without --arm they are default and off; off is always there. The idle servers are frozen. A round visits every cell
+(requests at once, temperature, kind), and in it every arm, in an order that turns around from round to round.
+Kinds: `stop`, ignore_eos off; `full`, ignore_eos on; `again`, the run of `full` once more.
 
 Every run has a `cache_salt` of its own, so neither the prefix cache nor the corpus of past answers knows its
 prompts; only `again` has that of the run it repeats. Requests are seeded, so all arms should answer alike, and

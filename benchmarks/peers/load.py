@@ -94,7 +94,8 @@ async def _closed_loop(
         for index, prompt in waiting:
             exchanges[index] = await _exchange(http, target, prompt, output_tokens)
 
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+    # A connection for every request: llama.cpp's server may close one that is about to be used again.
+    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=0)
     async with (
         httpx.AsyncClient(base_url=target.base_url, timeout=None, limits=limits, trust_env=False) as http,
         asyncio.TaskGroup() as clients,
