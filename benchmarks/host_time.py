@@ -9,16 +9,13 @@ alternates. Reported are milliseconds a step and the ratios within a pair: their
 
 import argparse
 import json
-import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import torch
-from rich.progress import track
 from safetensors.torch import save_file
 
+from benchmarks.paired import checkout_pairs, run_program, summarise_pairs
 from benchmarks.peers.machine import git_commit
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, VOCAB = 2, 64, 128, 4, 2, 128
@@ -92,18 +89,18 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--steps", type=int, default=250, help="timed of each kind (default 250)")
     options = parser.parse_args()
-    checkouts = [("base", options.base.resolve()), ("this", Path(__file__).resolve().parent.parent)]
-    pairs: list[dict[str, dict[str, float]]] = []
     with tempfile.TemporaryDirectory() as directory:
-        model = Path(directory)
-        write_model(model)
-        for number in track(range(options.pairs), "pairs"):
-            order = checkouts if number % 2 else list(reversed(checkouts))
-            pairs.append({name: _run(checkout, model, options.steps) for name, checkout in order})
+        write_model(Path(directory))
+
+        def median_ms(checkout: Path) -> dict[str, float]:
+            found: dict[str, float] = run_program(RUN, checkout, directory, str(options.steps))
+            return found
+
+        pairs = checkout_pairs(options.base, options.pairs, median_ms)
     result = {
         "command": f"python -m benchmarks.host_time BASE --pairs {options.pairs} --steps {options.steps}",
         "base": git_commit(options.base),
-        "ms": {kind: _summary(pairs, kind) for kind in pairs[0]["this"]},
+        "ms": {kind: summarise_pairs(pairs, kind) for kind in pairs[0]["this"]},
     }
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(result["ms"], indent=2))
@@ -135,25 +132,6 @@ def write_model(directory: Path) -> None:
     }
     (directory / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-
-
-def _run(checkout: Path, model: Path, steps: int) -> dict[str, float]:
-    """Median milliseconds of a step, by kind."""
-    command = [sys.executable, "-c", RUN, str(model), str(steps)]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def _summary(pairs: list[dict[str, dict[str, float]]], kind: str) -> dict[str, float]:
-    ratios = [pair["this"][kind] / pair["base"][kind] for pair in pairs]
-    return {
-        "base": round(statistics.median(pair["base"][kind] for pair in pairs), 4),
-        "this": round(statistics.median(pair["this"][kind] for pair in pairs), 4),
-        "ratio": round(statistics.median(ratios), 3),
-        "least": round(min(ratios), 3),
-        "most": round(max(ratios), 3),
-    }
 
 
 if __name__ == "__main__":

@@ -10,13 +10,9 @@ step over the base's.
 
 import argparse
 import json
-import statistics
-import subprocess
-import sys
 from pathlib import Path
 
-from rich.progress import track
-
+from benchmarks.paired import checkout_pairs, run_program, summarise_pairs
 from benchmarks.peers.machine import git_commit
 
 BAR = 0.01
@@ -68,46 +64,22 @@ def main() -> None:
     parser.add_argument("--rows", default="1,16")
     parser.add_argument("--steps", type=int, default=120)
     options = parser.parse_args()
-    here = Path(__file__).resolve().parent.parent
-    pairs: list[dict[str, dict[str, float]]] = []
-    for number in track(range(options.pairs), "pairs"):
-        order = [("base", options.base.resolve()), ("this", here)]
-        runs = {name: _run(checkout, options) for name, checkout in (order if number % 2 else reversed(order))}
-        pairs.append(runs)
+    program = RUN.replace("PROMPT_TOKENS", str(PROMPT_TOKENS))
+
+    def median_ms(checkout: Path) -> dict[str, float]:
+        found: dict[str, float] = run_program(program, checkout, str(options.steps), options.rows)
+        return found
+
+    pairs = checkout_pairs(options.base, options.pairs, median_ms)
     result = {
         "command": f"python -m benchmarks.off_tax BASE --pairs {options.pairs} --rows {options.rows}",
         "base": git_commit(options.base),
         "bar": BAR,
-        "rows": {rows: _summary(pairs, rows) for rows in options.rows.split(",")},
+        "rows_ms": {rows: summarise_pairs(pairs, rows) for rows in options.rows.split(",")},
         "pairs_ms": pairs,
     }
     options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(result["rows"], indent=2))
-
-
-def _run(checkout: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Median milliseconds of a step, by rows."""
-    program = RUN.replace("PROMPT_TOKENS", str(PROMPT_TOKENS))
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(options.steps), options.rows],
-        cwd=checkout,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def _summary(pairs: list[dict[str, dict[str, float]]], rows: str) -> dict[str, float]:
-    ratios = [pair["this"][rows] / pair["base"][rows] for pair in pairs]
-    return {
-        "base_ms": round(statistics.median(pair["base"][rows] for pair in pairs), 3),
-        "this_ms": round(statistics.median(pair["this"][rows] for pair in pairs), 3),
-        "ratio": round(statistics.median(ratios), 4),
-        "slowest": round(max(ratios), 4),
-        "fastest": round(min(ratios), 4),
-    }
+    print(json.dumps(result["rows_ms"], indent=2))
 
 
 if __name__ == "__main__":

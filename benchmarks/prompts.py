@@ -5,6 +5,7 @@ Owns the reading and the order: a seeded shuffle, so that every stretch of the l
 
 import json
 import random
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,20 +21,24 @@ class Prompt:
     text: str
 
 
-def load_prompts(path: Path) -> tuple[Prompt, ...]:
-    """All questions of a JSON-lines file with question_id, category and turns, in an order that never changes.
+def load_prompts(path: Path, categories: Collection[str] = ()) -> tuple[Prompt, ...]:
+    """Questions of a JSON-lines file with question_id, category and turns, in an order that never changes.
 
-    Raises ValueError that names the file and the line when one of the fields is missing.
+    categories: of the questions to keep; none given, all.
+
+    Raises ValueError that names the file and the line when one of the fields is missing, or the file when no
+    question is left.
     """
     prompts = [
         _prompt_of(line, f"{path}:{number}")
         for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1)
         if line.strip()
     ]
-    if not prompts:
-        raise ValueError(f"{path} holds no questions")
     random.Random(_SHUFFLE_SEED).shuffle(prompts)
-    return tuple(prompts)
+    kept = tuple(prompt for prompt in prompts if not categories or prompt.category in categories)
+    if not kept:
+        raise ValueError(f"{path} holds no questions" + (f" of {', '.join(categories)}" if categories else ""))
+    return kept
 
 
 def take(prompts: tuple[Prompt, ...], start: int, count: int) -> tuple[Prompt, ...]:

@@ -10,9 +10,10 @@ checkout.
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
+
+from benchmarks.paired import run_program
 
 RUN = """
 import json, sys, time
@@ -92,8 +93,6 @@ def least(make, count, wanted, rng):
 
 rng, found = torch.Generator().manual_seed(0), {}
 for prefix, make in {"": sampler, "draft, ": draft}.items():
-    if make is draft and len(sys.argv) == 4:
-        break
     for name, wanted in KINDS.items():
         found[prefix + name] = {str(count): least(make, count, wanted, rng) for count in counts}
 print(json.dumps(found))
@@ -122,17 +121,11 @@ def main() -> None:
     print(json.dumps(result, indent=2))
 
 
-def _measured(
-    checkout: Path, threads: int, options: argparse.Namespace, *, drafts: bool = True
-) -> dict[str, dict[str, float]]:
-    """Microseconds a row, by kind of request and number of rows. threads: 0 is by tensor operations.
-
-    drafts: the choice of drafted tokens too.
-    """
-    command = [sys.executable, "-c", RUN, str(threads), options.rows, str(options.seconds)]
-    command += ["drafts"] if drafts else []
-    done = subprocess.run(command, cwd=checkout, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, dict[str, float]] = json.loads(done.stdout)
+def _measured(checkout: Path, threads: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Microseconds a row, by kind of request and number of rows. threads: 0 is by tensor operations."""
+    found: dict[str, dict[str, float]] = run_program(
+        RUN, checkout, str(threads), options.rows, str(options.seconds)
+    )
     return found
 
 

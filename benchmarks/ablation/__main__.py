@@ -2,10 +2,14 @@
 
     python -m benchmarks.ablation OUT --model BIG --drafter SMALL --trace AZURE.csv --prompts QUESTIONS.jsonl
         [--seconds 60] [--repeats 5] [--load 0.7,1.5] [--max-tokens 64] [--at-a-time 16]
+    python -m benchmarks.ablation OUT --trace AZURE.csv --prompts QUESTIONS.jsonl --load 0.5,0.8 --at-a-time 64
 
 Arms, each the one before with one thing more: off; fixed:3; +lengths (policy faser); +pruning (early pruning
-where it pays; +pruning:on wherever it is calibrated); +overlap (drafting ahead where it pays). One engine in this
-process serves all of them; they take turns in an order of their own in every repeat, on the same arrivals.
+where it pays; +pruning:on wherever it is calibrated); +overlap (drafting ahead where it pays). Without --drafter
+drafts come from text, as with default flags, and the arms are off and default. One engine in this process serves
+all arms; they take turns in an order of their own in every repeat, on the same arrivals. So arm off also indexes
+its text for the drafters, some microseconds a sequence and step. Every request has a cache_salt of its own:
+neither blocks nor past answers of any other help it.
 
 Capacity is what arm off brings in a closed loop with all places taken; a load is a share of that. Stretches of the
 trace (Azure LLM inference trace, arXiv 2311.18677), spread over it, are slowed down or sped up so that their
@@ -20,10 +24,11 @@ import argparse
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ablation.arms import ARMS, arms_named
+from benchmarks.ablation.arms import ARMS, BASE, DEFAULT, FLOOR, arms_named
 from benchmarks.ablation.campaign import Bearing, Campaign, Wanted
 from benchmarks.ablation.report import write
 from benchmarks.ablation.summary import Run
@@ -41,6 +46,7 @@ from faser.errors import ConfigError, RequestError
 PROMPTS_VARIABLE = "SPEC_BENCH_QUESTIONS"
 _FACTS = ("faser", "cpu", "cores", "memory", "backend", "torch")
 _METHOD = "draft_model"
+_TEXT_ARMS = (FLOOR, DEFAULT.name)
 
 
 def main(arguments: list[str]) -> int:
@@ -74,7 +80,7 @@ def _measure(asked: argparse.Namespace, arguments: list[str]) -> int:
         about = about_of(asked, arguments, bearing, campaign)
         for run in campaign.runs(bearing, announce):
             runs.append(run)
-            write(asked.out, about, runs)
+            write(asked.out, about, runs, base=base_of(wanted))
             bar.update(task, completed=len(runs))
     print((asked.out / "ablation.md").read_text(encoding="utf-8"))
     return 1 if any(run.different for run in runs) else 0
@@ -86,7 +92,6 @@ def _campaign(asked: argparse.Namespace, wanted: Wanted) -> Campaign:
     with ProgressReporter() as report:
         directory = resolve(config.model, cache_dir(), progress=report)
         built = build(config, directory, report)
-    assert built.pruning is not None, "drafts of a model that are point masses can be pruned"
     prompts = select_prompts(
         read_prompts(asked.prompts, load_tokenizer(directory)),
         categories=[],
@@ -102,23 +107,24 @@ def _campaign(asked: argparse.Namespace, wanted: Wanted) -> Campaign:
 
 
 def config_of(asked: argparse.Namespace) -> EngineConfig:
-    """One engine for all arms: it could do everything, and every prompt costs the same in every run."""
-    return EngineConfig(
+    """One engine for all arms: it can do whatever one of them does."""
+    config = EngineConfig(
         model=asked.model,
         dtype=asked.dtype,
-        speculative_config={"method": _METHOD, "model": asked.drafter},
-        early_prune="auto",
-        spec_overlap="auto",
         max_num_seqs=asked.at_a_time,
         max_model_len=asked.max_prompt_tokens + asked.max_tokens,
-        enable_prefix_caching=False,
     )
+    if asked.drafter is None:
+        return config
+    speculation = {"method": _METHOD, "model": asked.drafter}
+    return replace(config, speculative_config=speculation, early_prune="auto", spec_overlap="auto")
 
 
 def wanted_of(asked: argparse.Namespace) -> Wanted:
     """Raises ConfigError for an arm that there is not."""
+    names = _TEXT_ARMS if asked.drafter is None else [arm.name for arm in ARMS]
     return Wanted(
-        arms=arms_named(asked.arms.split(",")),
+        arms=arms_named(asked.arms.split(",") if asked.arms else names),
         seconds=asked.seconds,
         repeats=asked.repeats,
         loads=tuple(asked.load),
@@ -128,6 +134,11 @@ def wanted_of(asked: argparse.Namespace) -> Wanted:
         temperature=asked.temperature,
         capacity=asked.capacity,
     )
+
+
+def base_of(wanted: Wanted) -> str:
+    """The arm that others are compared with: fixed lengths, or no drafts where those have no turn."""
+    return BASE if any(arm.name == BASE for arm in wanted.arms) else FLOOR
 
 
 def about_of(
@@ -140,8 +151,8 @@ def about_of(
         "command": shlex.join(["python", "-m", "benchmarks.ablation", *shown]),
         "conditions": {name: value for name, value in facts().items() if name in _FACTS}
         | {
-            "target": Path(asked.model).name,
-            "drafter": Path(asked.drafter).name,
+            "target": Path(asked.model).name if asked.model else "the default model",
+            "drafter": Path(asked.drafter).name if asked.drafter else "text",
             "dtype": asked.dtype,
             "prompts": f"{len(lengths)} of {min(lengths)} to {max(lengths)} tokens",
             "output tokens": f"of the trace, at most {asked.max_tokens}",
@@ -177,15 +188,15 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("out", type=Path, metavar="OUT", help="folder for ablation.json, ablation.md and pictures")
-    add("--model", required=True, metavar="DIR", help="target, as of benchmarks.grow_model")
-    add("--drafter", required=True, metavar="DIR", help="draft model of the same vocabulary")
+    add("--model", metavar="DIR", help="target, such as benchmarks.grow_model makes [the default model]")
+    add("--drafter", metavar="DIR", help="draft model of the same vocabulary [drafts come from text]")
     add("--trace", required=True, type=Path, metavar="CSV", help="an Azure LLM inference trace")
     add("--prompts", default=os.environ.get(PROMPTS_VARIABLE), metavar="FILE", help=f"[${PROMPTS_VARIABLE}]")
     add("--seconds", type=_above_zero, default=60.0, help="in which the requests of a run come [60]")
     add("--repeats", type=_count, default=5, help="of which the median counts [5]")
     add("--load", type=_loads, default=[0.7, 1.5], help="shares of the capacity [0.7,1.5]")
     add("--capacity", type=_above_zero, help="output tokens a second that arm off can bear [measured]")
-    add("--arms", default=",".join(arm.name for arm in ARMS), help="[%(default)s]")
+    add("--arms", help=f"[{','.join(arm.name for arm in ARMS)}; without --drafter {','.join(_TEXT_ARMS)}]")
     add("--max-tokens", type=_count, default=64, help="of an answer [64]")
     add("--max-prompt-tokens", type=_count, default=256, help="longer prompts are left out [256]")
     add("--at-a-time", type=_count, default=16, help="requests that the engine serves at a time [16]")

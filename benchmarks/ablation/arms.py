@@ -1,4 +1,8 @@
-"""The arms of the ablation, each the one before with one thing more, and the order in which they take turns."""
+"""The arms of the ablation, and the order in which they take turns.
+
+Each of ARMS is the one before with one thing more. DEFAULT is what a server without flags does, with drafts from
+text.
+"""
 
 import random
 from collections.abc import Sequence
@@ -6,7 +10,7 @@ from dataclasses import dataclass
 
 from faser.errors import ConfigError
 
-_OFF, _AUTO, _ON = "off", "auto", "on"
+OFF, _AUTO, _ON = "off", "auto", "on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +20,8 @@ class Arm:
     name: str
     policy: str
     gamma: int | None = None
-    early_prune: str = _OFF
-    overlap: str = _OFF
+    early_prune: str = OFF
+    overlap: str = OFF
 
 
 FLOOR, BASE = "off", "fixed:3"
@@ -31,13 +35,17 @@ ARMS = (
 )
 
 
+DEFAULT = Arm(name="default", policy="faser")
+KNOWN = (*ARMS, DEFAULT)
+
+
 def arms_named(names: Sequence[str]) -> tuple[Arm, ...]:
-    """In the order of ARMS. Raises ConfigError for a name that no arm has."""
-    known = [arm.name for arm in ARMS]
+    """In the order of KNOWN. Raises ConfigError for a name that no arm has."""
+    known = [arm.name for arm in KNOWN]
     for name in names:
         if name not in known:
             raise ConfigError(f"--arms names {name!r}; the arms are {', '.join(known)}")
-    return tuple(arm for arm in ARMS if arm.name in names)
+    return tuple(arm for arm in KNOWN if arm.name in names)
 
 
 def orders(arms: Sequence[Arm], repeats: int, *, seed: int) -> list[tuple[Arm, ...]]:

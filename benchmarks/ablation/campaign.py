@@ -70,10 +70,10 @@ class Bearing:
 
 @dataclass(slots=True, kw_only=True)
 class Campaign:
-    """pruning: of the engine. trace, prompts: as in arrivals."""
+    """pruning: of the engine, None if it has none. trace, prompts: as in arrivals."""
 
     engine: LoadedEngine
-    pruning: PruningSwitch
+    pruning: PruningSwitch | None
     wanted: Wanted
     trace: Trace
     prompts: Sequence[tuple[int, ...]]

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from benchmarks.ablation.arms import Arm
+from benchmarks.ablation.arms import OFF, Arm
 from benchmarks.ablation.arrivals import Ask
 from benchmarks.simulator.simulation import Outcome, Served
 from faser.engine.contract.plan import SequenceDelta
-from faser.errors import EngineError
+from faser.errors import ConfigError, EngineError
 from faser.types import EngineStats, Request, SamplingParams, SpeculationStats
 
 Tokens = tuple[int, ...]
@@ -85,10 +85,16 @@ class Driven:
     ahead_steps: int
 
 
-def use(engine: LoadedEngine, pruning: PruningSwitch, arm: Arm) -> None:
-    """From now on the engine is of this arm; what it knows about acceptance stays, as in a server that has run."""
+def use(engine: LoadedEngine, pruning: PruningSwitch | None, arm: Arm) -> None:
+    """From now on the engine is of this arm; what it knows about acceptance stays, as in a server that has run.
+
+    pruning: None in an engine whose drafts cannot be pruned. Raises ConfigError for an arm that would.
+    """
+    if pruning is not None:
+        pruning.use(arm.early_prune)
+    elif arm.early_prune != OFF:
+        raise ConfigError(f"arm {arm.name} prunes drafts, which takes a draft model")
     engine.use_policy(arm.policy, arm.gamma, forget=False, overlap=arm.overlap)
-    pruning.use(arm.early_prune)
 
 
 def open_loop(engine: LoadedEngine, load: Load, clock: Clock = WALL) -> Driven:
@@ -144,13 +150,16 @@ def closed_loop(
 
 
 def _request(load: Load, number: int, ask: Ask) -> Request:
+    """With a salt of its own: it reuses no prompt's blocks, and drafts from no answer that came before."""
+    request_id = f"{load.name}/{number}"
     return Request(
-        request_id=f"{load.name}/{number}",
+        request_id=request_id,
         prompt_token_ids=ask.prompt_token_ids,
         sampling=SamplingParams(
             temperature=load.temperature, seed=ask.seed, max_tokens=ask.output_tokens, ignore_eos=True
         ),
         arrival_s=time.monotonic(),
+        cache_salt=request_id,
     )
 
 

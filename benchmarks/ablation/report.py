@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ablation.arms import ARMS, BASE
-from benchmarks.ablation.summary import Row, Run, Spread, rows_of, sorted_runs
+from benchmarks.ablation.arms import BASE, KNOWN
+from benchmarks.ablation.summary import RATIOS, Row, Run, Spread, rows_of, sorted_runs
 from benchmarks.simulator.contest import Times
 from benchmarks.simulator.report import markdown
 from faser.bench.chart import line_chart
@@ -15,8 +15,8 @@ from faser.bench.chart import line_chart
 _COLUMNS = (
     "arm",
     "tokens/s (slowest … fastest)",
-    f"throughput over {BASE}",
-    f"latency, times shorter than {BASE}",
+    "throughput over {base}",
+    "latency, times shorter than {base}",
     "latency s mean / p99",
     "TTFT s mean / p99",
     "TPOT ms mean / p99",
@@ -38,10 +38,13 @@ _SETTING = (
 )
 
 
-def write(out: Path, about: dict[str, Any], runs: Sequence[Run]) -> list[Row]:
-    """ablation.json, ablation.md and the pictures, of the runs so far; a reader never sees half a result."""
-    runs = sorted_runs(runs, [arm.name for arm in ARMS])
-    rows = rows_of(runs, base=BASE)
+def write(out: Path, about: dict[str, Any], runs: Sequence[Run], *, base: str = BASE) -> list[Row]:
+    """ablation.json, ablation.md and the pictures, of the runs so far; a reader never sees half a result.
+
+    base: the arm that others are compared with.
+    """
+    runs = sorted_runs(runs, [arm.name for arm in KNOWN])
+    rows = rows_of(runs, base=base)
     drawn = pictures(runs)
     content = {
         "about": about,
@@ -53,20 +56,25 @@ def write(out: Path, about: dict[str, Any], runs: Sequence[Run]) -> list[Row]:
     beside.replace(out / "ablation.json")
     for name, picture in drawn.items():
         (out / name).write_text(picture, encoding="utf-8")
-    (out / "ablation.md").write_text(page(about, rows, list(drawn)), encoding="utf-8")
+    (out / "ablation.md").write_text(page(about, rows, list(drawn), base=base), encoding="utf-8")
     return rows
 
 
-def page(about: dict[str, Any], rows: Sequence[Row], plots: Sequence[str]) -> str:
-    """The report to read. plots: file names of the pictures."""
+def page(about: dict[str, Any], rows: Sequence[Row], plots: Sequence[str], *, base: str = BASE) -> str:
+    """The report to read. plots: file names of the pictures. base: as for write."""
+    columns = [column.format(base=base) for column in _COLUMNS]
     lines = ["# What each part of speculation brings", "", f"`{about['command']}`", ""]
     lines += [f"- {name}: {value}" for name, value in about["conditions"].items()]
     lines += ["", _exactness(rows), ""]
     for load in dict.fromkeys(row.load for row in rows):
         of_load = [row for row in rows if row.load == load]
-        lines += [f"## Load {load:g} of capacity", "", markdown(_COLUMNS, [_cells(row) for row in of_load]), ""]
-        lines += [markdown(_PUBLISHED_COLUMNS, _beside_published(of_load)), ""]
-    lines += [_SETTING, "", *(f"![{name}]({name})" for name in plots)]
+        lines += [f"## Load {load:g} of capacity", "", markdown(columns, [_cells(row) for row in of_load]), ""]
+        lines += _ratios(of_load, base)
+        if published := _beside_published(of_load):
+            lines += [markdown(_PUBLISHED_COLUMNS, published), ""]
+    if _beside_published(rows):
+        lines += [_SETTING, ""]
+    lines += [f"![{name}]({name})" for name in plots]
     return "\n".join(lines) + "\n"
 
 
@@ -122,6 +130,28 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.pruned_share:.1%}",
         f"{row.ahead_share:.0%}",
     )
+
+
+def _ratios(rows: Sequence[Row], base: str) -> list[str]:
+    """How many times as good as the base arm, over repeats on the same arrivals. Nothing without other arms."""
+    compared = [row for row in rows if row.against_base]
+    if not compared:
+        return []
+    cells = [
+        (
+            row.arm,
+            *(row.against_base[name].text() if name in row.against_base else "–" for name in RATIOS),
+            "–" if row.slo_gain is None else row.slo_gain.text(),
+        )
+        for row in compared
+    ]
+    columns = ("arm", *(f"{name}, times as good" for name in RATIOS), "SLO met, share more")
+    return [
+        f"Against {base}: geometric means over repeats, with 95 % intervals.",
+        "",
+        markdown(columns, cells),
+        "",
+    ]
 
 
 def _beside_published(rows: Sequence[Row]) -> list[tuple[str, ...]]:

@@ -3,10 +3,11 @@
 Pure functions of plain values. What one run came to is a Cell, as in the simulator.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from benchmarks.paired import Estimate, difference, ratio
 from benchmarks.simulator.contest import Cell, Times
 
 
@@ -45,7 +46,9 @@ class Row:
 
     throughput, latency: how many times as good as the base arm's in the same repeat: more tokens a second, a
     shorter mean latency. None without a base. gamma: verified through all layers, a sequence and step.
-    pruned_share: of the drafted tokens that the target was given.
+    pruned_share: of the drafted tokens that the target was given. against_base: by name of RATIOS, how many times
+    as good as the base arm; empty for that arm itself and without one. slo_gain: share of requests that met their
+    target, minus the base arm's; None likewise.
     """
 
     arm: str
@@ -59,11 +62,25 @@ class Row:
     ttft: Times
     tpot: Times
     slo_share: float | None
+    against_base: Mapping[str, Estimate]
+    slo_gain: Estimate | None
     gamma: float
     accepted_share: float
     pruned_share: float
     ahead_share: float
     different: int
+
+
+# Each with 1 if more of it is better, -1 if less.
+RATIOS: dict[str, tuple[Callable[[Cell], float], int]] = {
+    "tokens/s": (lambda cell: cell.tokens_per_s, 1),
+    "mean latency": (lambda cell: cell.e2e.mean_ms, -1),
+    "p99 latency": (lambda cell: cell.e2e.p99_ms, -1),
+    "mean TTFT": (lambda cell: cell.ttft.mean_ms, -1),
+    "p99 TTFT": (lambda cell: cell.ttft.p99_ms, -1),
+    "mean TPOT": (lambda cell: cell.tpot.mean_ms, -1),
+    "p99 TPOT": (lambda cell: cell.tpot.p99_ms, -1),
+}
 
 
 def sorted_runs(runs: Sequence[Run], arms: Sequence[str]) -> list[Run]:
@@ -101,12 +118,35 @@ def _row(group: list[Run], bases: dict[tuple[float, int], Run]) -> Row:
         ttft=_times(cells, lambda cell: cell.ttft),
         tpot=_times(cells, lambda cell: cell.tpot),
         slo_share=median(shares) if shares else None,
+        against_base=_against([pair for pair in pairs if pair[0] is not pair[1]]),
+        slo_gain=_slo_gain([pair for pair in pairs if pair[0] is not pair[1]]),
         gamma=median(cell.gamma for cell in cells),
         accepted_share=_share(sum(cell.accepted for cell in cells), sum(cell.verified for cell in cells)),
         pruned_share=_share(num_pruned, num_pruned + sum(cell.verified for cell in cells)),
         ahead_share=_share(sum(run.ahead_steps for run in group), sum(cell.num_steps for cell in cells)),
         different=sum(run.different for run in group),
     )
+
+
+def _against(pairs: Sequence[tuple[Cell, Cell]]) -> dict[str, Estimate]:
+    """How many times as good the first of each pair is. Pairs in which one took no time at all are left out."""
+    found = {}
+    for name, (of, better) in RATIOS.items():
+        values = [(of(mine), of(theirs)) for mine, theirs in pairs]
+        whole = [pair for pair in values if min(pair) > 0]
+        if whole:
+            above, below = zip(*whole, strict=True) if better > 0 else reversed([*zip(*whole, strict=True)])
+            found[name] = ratio(above, below)
+    return found
+
+
+def _slo_gain(pairs: Sequence[tuple[Cell, Cell]]) -> Estimate | None:
+    shares = [
+        (mine.slo_share, theirs.slo_share)
+        for mine, theirs in pairs
+        if mine.slo_share is not None and theirs.slo_share is not None
+    ]
+    return difference([mine for mine, _ in shares], [theirs for _, theirs in shares]) if shares else None
 
 
 def _times(cells: Sequence[Cell], of: Callable[[Cell], Times]) -> Times:

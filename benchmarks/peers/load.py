@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -28,12 +28,18 @@ class Target:
     """Where a server listens, and how it wants to be asked for a greedy answer of full length.
 
     model: its name in requests. extra_body: fields beside model, messages, max_tokens, temperature and stream.
+    takes_salt: whether it remembers prompts or answers for the requests with the same `cache_salt`.
     """
 
     name: str
     base_url: str
     model: str
     extra_body: Mapping[str, Any]
+    takes_salt: bool = False
+
+    def salted(self, salt: str) -> "Target":
+        """Asked from now on as somebody of whom it remembers nothing, if it remembers at all."""
+        return replace(self, extra_body={**self.extra_body, "cache_salt": salt}) if self.takes_salt else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +94,8 @@ async def _closed_loop(
         for index, prompt in waiting:
             exchanges[index] = await _exchange(http, target, prompt, output_tokens)
 
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+    # A connection for every request: llama.cpp's server may close one that is about to be used again.
+    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=0)
     async with (
         httpx.AsyncClient(base_url=target.base_url, timeout=None, limits=limits, trust_env=False) as http,
         asyncio.TaskGroup() as clients,

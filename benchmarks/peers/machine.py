@@ -3,13 +3,11 @@
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
-
-from benchmarks.peers.systems import System
 
 _ISA_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16")
 _PRINT_VERSIONS = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
@@ -31,18 +29,6 @@ def describe_machine(cores: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def describe_systems(systems: Sequence[System]) -> dict[str, Mapping[str, Any]]:
-    """Version, torch's version, arguments and environment of each system."""
-    return {
-        system.name: {
-            **_versions(system),
-            "arguments": [portable(argument) for argument in system.arguments],
-            "environment": {name: portable(value) for name, value in system.environment.items()},
-        }
-        for system in systems
-    }
-
-
 def portable(text: str) -> str:
     """text with the working directory as `.` and the user's home as `~`: results are read elsewhere."""
     return text.replace(str(Path.cwd()), ".").replace(str(Path.home()), "~")
@@ -55,8 +41,9 @@ def git_commit(checkout: Path | None = None) -> str:
     return ended.stdout.strip() or "unknown"
 
 
-def _versions(system: System) -> dict[str, str]:
-    command = [str(system.python), "-c", _PRINT_VERSIONS, system.package, "torch"]
+def python_versions(python: Path, package: str) -> dict[str, str]:
+    """Of a distribution and of torch, in the environment of this interpreter."""
+    command = [str(python), "-c", _PRINT_VERSIONS, package, "torch"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     version, torch_version = ended.stdout.split()
     return {"version": version, "torch": torch_version}

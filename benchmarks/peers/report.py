@@ -6,30 +6,37 @@ from html import escape
 from statistics import median
 from typing import Any
 
-from benchmarks.peers.summary import Measurement, Spread, ratios, speeds, verdicts
+from benchmarks.peers.summary import FASER_OFF, Measurement, Spread, ratios, speeds, verdicts
 
-_COLOURS = ("#0b6e4f", "#c97b16", "#4a5fa5", "#8a8f98", "#a03e5b")
-_PLOT_WIDTH, _PLOT_HEIGHT = 560, 240
-_LEFT, _TOP, _BOTTOM = 56, 48, 32
+_COLOURS = ("#0b6e4f", "#6fb59a", "#c97b16", "#4a5fa5", "#8a8f98", "#a03e5b", "#c2778f", "#d9a3b5", "#5b3a8c")
+_PLOT_WIDTH, _PLOT_HEIGHT = 720, 240
+_LEFT, _TOP, _BOTTOM = 56, 64, 32
+_LEGEND_COLUMNS = 5
 _BAR_SHARE = 0.84
 
 
 def table(measurements: Sequence[Measurement]) -> str:
-    """One line per system and concurrency: medians over the rounds, and FASER's speed over the peer's."""
-    quick, against = speeds(measurements), ratios(measurements)
+    """One line per system and concurrency: medians over the rounds, and FASER's speed over the peer's.
+
+    FASER stands against the peer twice: with default flags, and `off`, without speculation.
+    """
+    quick, against, off_against = speeds(measurements), ratios(measurements), ratios(measurements, FASER_OFF)
     lines = [
         f"{'system':<22}{'at':>4}{'tokens/s':>10}{'(low - high)':>18}{'TTFT ms':>9}{'TPOT ms':>9}{'ITL ms':>8}"
-        f"{'FASER / it':>12}{'(low - high)':>16}{'others':>8}"
+        f"{'FASER / it':>12}{'(low - high)':>16}{'off / it':>10}{'(low - high)':>16}{'others':>8}"
     ]
     for (system, concurrency), rate in sorted(quick.items(), key=lambda item: (item[0][1], item[0][0])):
         mine = [one for one in measurements if (one.system, one.concurrency) == (system, concurrency)]
-        ratio = against.get((system, concurrency))
+        over = (against.get((system, concurrency)), 12), (off_against.get((system, concurrency)), 10)
         lines.append(
             f"{system:<22}{concurrency:>4}{rate.median:>10.1f}{_range(rate, 1):>18}"
             f"{1e3 * median(one.ttft_s for one in mine):>9.0f}"
             f"{1e3 * median(one.tpot_s for one in mine):>9.1f}"
             f"{1e3 * median(one.itl_s for one in mine):>8.1f}"
-            + (f"{ratio.median:>12.2f}{_range(ratio, 2):>16}" if ratio else " " * 28)
+            + "".join(
+                f"{ratio.median:>{width}.2f}{_range(ratio, 2):>16}" if ratio else " " * (width + 16)
+                for ratio, width in over
+            )
             + f"{max(one.foreign_cores for one in mine):>8.2f}"
         )
     lines += [
@@ -46,6 +53,7 @@ def document(measurements: Sequence[Measurement], about: Mapping[str, Any]) -> d
         **about,
         "output_tokens_per_s": _nested(speeds(measurements)),
         "faser_over": _nested(against),
+        "faser_off_over": _nested(ratios(measurements, FASER_OFF)),
         "bars": [{**asdict(bar), "ratio": ratio, "met": met} for bar, ratio, met in verdicts(against)],
         "measurements": [asdict(one) for one in measurements],
     }
@@ -104,9 +112,10 @@ def _group(
 def _legend(systems: Sequence[str]) -> list[str]:
     shapes = []
     for place, system in enumerate(systems):
-        x = _LEFT + place * 140
-        shapes.append(f'<rect x="{x}" y="26" width="10" height="10" fill="{_COLOURS[place % len(_COLOURS)]}"/>')
-        shapes.append(f'<text x="{x + 15}" y="35">{escape(system)}</text>')
+        row, column = divmod(place, _LEGEND_COLUMNS)
+        x, y = _LEFT + column * 140, 26 + row * 16
+        shapes.append(f'<rect x="{x}" y="{y}" width="10" height="10" fill="{_COLOURS[place % len(_COLOURS)]}"/>')
+        shapes.append(f'<text x="{x + 15}" y="{y + 9}">{escape(system)}</text>')
     return shapes
 
 

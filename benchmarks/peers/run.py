@@ -11,7 +11,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,12 +19,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.peers import report
-from benchmarks.peers.load import Target, run_load
-from benchmarks.peers.machine import describe_machine, describe_systems, git_commit, portable
+from benchmarks.peers.load import Exchange, Target, run_load
+from benchmarks.peers.machine import describe_machine, git_commit, portable
 from benchmarks.peers.servers import Server, busy_s, free_port
-from benchmarks.peers.setup import DEFAULT_DIRECTORY
+from benchmarks.peers.setup import DEFAULT_DIRECTORY, pulled_model
 from benchmarks.peers.summary import Measurement, check_same_work, measure
-from benchmarks.peers.systems import SYSTEMS, Conditions, System, build_system
+from benchmarks.peers.systems import SYSTEMS, Conditions, System, build_system, describe_systems
 from benchmarks.prompts import Prompt, load_prompts, take
 
 _PROMPTS_VARIABLE = "SPEC_BENCH_QUESTIONS"
@@ -33,7 +32,6 @@ _START_TIMEOUT_S = 900.0
 _LOAD_TIMEOUT_S = 900.0
 _WAKE_TOKENS = 8
 _WARM_UP_TOKENS = 32
-_PULL_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cores = tuple(sorted(os.sched_getaffinity(0))[: given.cores])
     os.sched_setaffinity(0, cores)  # clients and servers inherit it
     conditions = Conditions(
-        model=given.model or _pulled_model(),
+        model=given.model or pulled_model(),
         cores=cores,
         max_model_len=given.max_model_len,
         max_num_seqs=max(given.concurrency),
         directory=given.directory,
         faser_python=Path(sys.executable),
-        extra_arguments={"faser": given.faser_args, "vllm": given.vllm_args},
+        extra_arguments={"faser": given.faser_args, "vllm": given.vllm_args, "llamacpp": given.llamacpp_args},
     )
     work = Work(
         prompts=load_prompts(given.prompts),
@@ -128,15 +126,10 @@ def _measure_one(
     one: Running, servers: Sequence[Server], texts: Sequence[str], work: Work, concurrency: int, round: int
 ) -> Measurement:
     with _awake(one.server):
-        run_load(one.target, texts[:1], concurrency=1, output_tokens=_WAKE_TOKENS, timeout_s=_LOAD_TIMEOUT_S)
+        salt = f"{round}/{concurrency}"
+        _ask(one, texts[:1], _WAKE_TOKENS, concurrency=1, salt=f"wake/{salt}")
         foreign_before_s = busy_s(servers)
-        exchanges = run_load(
-            one.target,
-            texts,
-            concurrency=concurrency,
-            output_tokens=work.output_tokens,
-            timeout_s=_LOAD_TIMEOUT_S,
-        )
+        exchanges = _ask(one, texts, work.output_tokens, concurrency=concurrency, salt=salt)
         foreign_s = busy_s(servers) - foreign_before_s
     found = measure(
         exchanges, system=one.target.name, round=round, concurrency=concurrency, foreign_s=max(0.0, foreign_s)
@@ -154,13 +147,17 @@ def _warm_up(one: Running, work: Work) -> None:
     with _awake(one.server):
         for concurrency in filter(one.takes, work.requests):
             texts = [prompt.text for prompt in take(work.prompts, 0, concurrency)]
-            run_load(
-                one.target,
-                texts,
-                concurrency=concurrency,
-                output_tokens=_WARM_UP_TOKENS,
-                timeout_s=_LOAD_TIMEOUT_S,
-            )
+            _ask(one, texts, _WARM_UP_TOKENS, concurrency=concurrency, salt=f"warm-up/{concurrency}")
+
+
+def _ask(one: Running, texts: Sequence[str], output_tokens: int, *, concurrency: int, salt: str) -> list[Exchange]:
+    return run_load(
+        one.target.salted(salt),
+        texts,
+        concurrency=concurrency,
+        output_tokens=output_tokens,
+        timeout_s=_LOAD_TIMEOUT_S,
+    )
 
 
 @contextlib.contextmanager
@@ -182,13 +179,6 @@ def _awake(server: Server) -> Iterator[None]:
         server.freeze()
 
 
-def _pulled_model() -> Path:
-    """FASER's embedded default as a checkpoint directory."""
-    command = [sys.executable, "-m", "faser", "pull"]
-    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=_PULL_TIMEOUT_S)
-    return Path(ended.stdout.strip().splitlines()[-1])
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.run", description=__doc__)
     prompts = os.environ.get(_PROMPTS_VARIABLE)
@@ -208,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cores", type=_core_count, default="2", help="how many to use; default: %(default)s")
     parser.add_argument("--faser-args", default="", help="more flags for `faser serve`, as one string")
     parser.add_argument("--vllm-args", default="", help="more flags for `vllm serve`, as one string")
+    parser.add_argument("--llamacpp-args", default="", help="more flags for `llama-server`, as one string")
     parser.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY, help="default: %(default)s")
     parser.add_argument(
         "--out", type=Path, default=Path("benchmarks/results/peers-cpu.json"), help="default: %(default)s"

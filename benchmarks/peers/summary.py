@@ -9,6 +9,8 @@ from statistics import median
 
 from benchmarks.peers.load import Exchange
 
+FASER, FASER_OFF = "faser", "faser-off"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
@@ -106,7 +108,7 @@ def speeds(measurements: Iterable[Measurement]) -> dict[tuple[str, int], Spread]
     return {key: spread(values) for key, values in found.items()}
 
 
-def ratios(measurements: Iterable[Measurement], system: str = "faser") -> dict[tuple[str, int], Spread]:
+def ratios(measurements: Iterable[Measurement], system: str = FASER) -> dict[tuple[str, int], Spread]:
     """Speed of `system` over that of each other one in the same round, by other system and concurrency."""
     by_round: dict[tuple[int, int], dict[str, float]] = {}
     for one in measurements:

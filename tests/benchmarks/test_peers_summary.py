@@ -122,3 +122,31 @@ def test_the_charts_bars_are_as_high_as_their_medians_where_there_are_any() -> N
     bars = [node for node in root.iter("{http://www.w3.org/2000/svg}rect") if node.get("y") not in (None, "26")]
     heights = [float(bar.attrib["height"]) for bar in bars]
     assert [height / heights[0] for height in heights] == pytest.approx([1, 0.5, 2, 4, 2], rel=0.01)
+
+
+def test_faser_stands_against_a_peer_with_and_without_speculation() -> None:
+    rates = {"faser": 60.0, "faser-off": 40.0, "vllm": 20.0}
+    measurements = [_measurement(system, 0, rate) for system, rate in rates.items()]
+
+    found = report.document(measurements, {})
+    assert found["faser_over"]["vllm"]["1"]["median"] == 3.0
+    assert found["faser_off_over"]["vllm"]["1"]["median"] == 2.0
+    assert found["faser_over"]["faser-off"]["1"]["median"] == 1.5
+
+    by_system = {line.split()[0]: line.split() for line in report.table(measurements).splitlines()[1:4]}
+    assert "3.00" in by_system["vllm"]
+    assert "2.00" in by_system["vllm"]
+
+
+def test_the_names_of_many_systems_stay_within_the_chart() -> None:
+    systems = [f"system-{number}" for number in range(9)]
+    root = ElementTree.fromstring(report.chart([_measurement(name, 0, 9.0) for name in systems], "many"))
+
+    width = float(root.attrib["viewBox"].split()[2])
+    places = {
+        node.text: (float(node.attrib["x"]), float(node.attrib["y"]))
+        for node in root.iter("{http://www.w3.org/2000/svg}text")
+        if node.text in systems
+    }
+    assert len(set(places.values())) == 9
+    assert max(x for x, _ in places.values()) + 80 <= width

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers import llamacpp
 from benchmarks.peers.run import main
 from benchmarks.peers.setup import write_alias
 from benchmarks.peers.systems import SYSTEMS, Conditions, build_system
@@ -16,6 +17,10 @@ def _conditions(directory: Path, **extra_arguments: str) -> Conditions:
     for peer in ("vllm", "transformers"):
         (directory / peer / "bin").mkdir(parents=True)
         (directory / peer / "bin" / "python").touch()
+    (directory / "llamacpp" / "build" / "bin").mkdir(parents=True)
+    (directory / "llamacpp" / "build" / "bin" / "llama-server").touch()
+    for precision in llamacpp.PRECISIONS:
+        (directory / "llamacpp" / f"small-{precision}.gguf").touch()
     return Conditions(
         model=Path("/models/small"),
         cores=(2, 3),
@@ -28,15 +33,43 @@ def _conditions(directory: Path, **extra_arguments: str) -> Conditions:
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_every_system_serves_the_same_model_in_bfloat16_on_the_loopback_address(tmp_path: Path, name: str) -> None:
+def test_every_system_serves_the_same_model_on_the_loopback_address(tmp_path: Path, name: str) -> None:
     system = build_system(name, _conditions(tmp_path))
 
     command = system.recipe("http://127.0.0.1:18123", tmp_path / "log").command
 
-    assert command[0] == str(system.python)
-    assert "serve /models/small" in " ".join(command)
-    assert "--dtype bfloat16" in " ".join(command)
+    assert command[0] == str(system.program)
     assert command[-4:] == ("--host", "127.0.0.1", "--port", "18123")
+    if name.startswith("llamacpp"):
+        precision = name.removeprefix("llamacpp-")
+        assert f"--model {tmp_path}/llamacpp/small-{precision}.gguf" in " ".join(command)
+    else:
+        assert "serve /models/small" in " ".join(command)
+        assert "--dtype bfloat16" in " ".join(command)
+
+
+def test_faser_is_measured_with_default_flags_and_without_speculation_and_remembers_nothing(
+    tmp_path: Path,
+) -> None:
+    conditions = _conditions(tmp_path)
+    default, off = (build_system(name, conditions) for name in ("faser", "faser-off"))
+
+    assert off.arguments == (*default.arguments, "--speculative-policy", "off")
+    assert not [argument for argument in default.arguments if "spec" in argument]
+    for system in (default, off):
+        target = system.target("http://127.0.0.1:1")
+        assert target.salted("a round").extra_body["cache_salt"] == "a round"
+        assert "cache_salt" not in target.extra_body
+    assert "cache_salt" not in build_system("vllm", conditions).target("").salted("a round").extra_body
+
+
+def test_llamacpp_gets_a_full_context_for_every_place_and_keeps_no_prompts(tmp_path: Path) -> None:
+    arguments = " ".join(build_system("llamacpp-q4_0", _conditions(tmp_path)).arguments)
+
+    assert f"--parallel 16 --ctx-size {16 * 1024}" in arguments
+    assert "--threads 2 --threads-batch 2" in arguments
+    assert "--no-cache-prompt" in arguments
+    assert "--cache-ram 0" in arguments
 
 
 def test_faser_and_vllm_get_the_same_limits_threads_and_no_prefix_cache(tmp_path: Path) -> None:
@@ -67,13 +100,15 @@ def test_only_a_server_without_batching_is_left_out_of_crowds(tmp_path: Path) ->
 
     limits = {name: build_system(name, conditions).most_at_once for name in SYSTEMS}
 
-    assert limits == {"faser": None, "vllm": None, "transformers": None, "transformers-generate": 1}
+    assert [name for name, limit in limits.items() if limit is not None] == ["transformers-generate"]
+    assert limits["transformers-generate"] == 1
 
 
 def test_more_flags_go_to_the_system_they_are_for(tmp_path: Path) -> None:
     conditions = _conditions(tmp_path, faser="--backend torch --note 'two words'")
 
-    assert build_system("faser", conditions).arguments[-4:] == ("--backend", "torch", "--note", "two words")
+    for name in ("faser", "faser-off"):
+        assert build_system(name, conditions).arguments[-4:] == ("--backend", "torch", "--note", "two words")
     assert "--backend" not in build_system("vllm", conditions).arguments
 
 
@@ -83,6 +118,9 @@ def test_a_system_that_was_not_set_up_or_does_not_exist_is_refused(tmp_path: Pat
 
     with pytest.raises(FileNotFoundError, match=r"benchmarks\.peers\.setup"):
         build_system("vllm", conditions)
+    (tmp_path / "llamacpp" / "small-q8_0.gguf").unlink()
+    with pytest.raises(FileNotFoundError, match=r"small-q8_0\.gguf.*setup llamacpp"):
+        build_system("llamacpp-q8_0", conditions)
     with pytest.raises(ValueError, match="sglang is no system"):
         build_system("sglang", conditions)
 

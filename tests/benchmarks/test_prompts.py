@@ -40,3 +40,14 @@ def test_a_line_that_is_no_question_is_named(tmp_path: Path, line: str) -> None:
 
     with pytest.raises(ValueError, match=r"question\.jsonl:3"):
         load_prompts(path)
+
+
+def test_only_questions_of_the_categories_are_kept_in_the_order_of_all(tmp_path: Path) -> None:
+    path = _write(tmp_path / "question.jsonl", 20)
+
+    kept = load_prompts(path, ["rag"])
+
+    assert kept == tuple(prompt for prompt in load_prompts(path) if prompt.category == "rag")
+    assert len(kept) == 10
+    with pytest.raises(ValueError, match="no questions of poems"):
+        load_prompts(path, ["poems"])

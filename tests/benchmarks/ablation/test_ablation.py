@@ -42,6 +42,23 @@ def test_every_arm_serves_the_trace_and_all_answers_are_equal(
     assert "## Load 0.5 of capacity" in capsys.readouterr().out
 
 
+def test_without_a_drafter_drafts_from_text_are_held_against_none(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = arguments.index("--drafter")
+    wanted = ["--load", "0.5,0.8", "--at-a-time", "4", "--dtype", "float32", "--capacity", "300"]
+    assert main([str(tmp_path / "out"), *arguments[:at], *arguments[at + 2 :], *wanted]) == 0
+    found = json.loads((tmp_path / "out" / "ablation.json").read_text())
+    assert [(row["load"], row["arm"]) for row in found["rows"]] == [
+        (load, arm) for load in (0.5, 0.8) for arm in ("off", "default")
+    ]
+    off, default = found["rows"][:2]
+    assert off["against_base"] == {}
+    assert default["against_base"]["mean TPOT"]["rounds"] == 2
+    assert default["different"] == 0
+    assert "Against off" in capsys.readouterr().out
+
+
 def test_an_arm_that_there_is_not_ends_the_program_at_once(arguments: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"--arms names 'all'"):
         main([str(tmp_path / "out"), *arguments, "--arms", "all"])

@@ -2,9 +2,10 @@
 
 import pytest
 
+from benchmarks.ablation.arms import DEFAULT, arms_named
 from benchmarks.ablation.arrivals import Ask
-from benchmarks.ablation.drive import Driven, Load, closed_loop, open_loop
-from faser.errors import EngineError
+from benchmarks.ablation.drive import Driven, Load, closed_loop, open_loop, use
+from faser.errors import ConfigError, EngineError
 from tests.benchmarks.ablation.loaded_engine import STEP_S, LoadedEngine
 
 
@@ -83,3 +84,20 @@ def test_capacity_is_what_full_places_bring_once_the_first_has_ended(clients: in
     assert not engine.has_work()
     assert all(each.num_tokens > 2 for each in ended)
     assert len(ended) > 10 * clients
+
+
+def test_no_two_requests_share_a_salt_so_none_is_helped_by_another() -> None:
+    engine = LoadedEngine()
+    driven(engine, load_of((0.0, 2), (0.0, 2), name="a"))
+    closed_loop(engine, load_of((0.0, 2), seconds=1.0, name="b"), clients=2, clock=engine.clock)
+    salts = [request.cache_salt for _, request in engine.asked]
+    assert None not in salts
+    assert len(set(salts)) == len(salts) > 4
+
+
+def test_an_engine_without_pruning_serves_every_arm_that_prunes_nothing() -> None:
+    engine = LoadedEngine()
+    use(engine, None, DEFAULT)
+    assert engine.switches == [("faser", None, False, "off")]
+    with pytest.raises(ConfigError, match=r"\+pruning prunes drafts"):
+        use(engine, None, *arms_named(["+pruning"]))

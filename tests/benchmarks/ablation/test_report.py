@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ablation.arms import ARMS
+from benchmarks.ablation.arms import ARMS, BASE, FLOOR
 from benchmarks.ablation.report import write
 from benchmarks.ablation.summary import Run
 from tests.benchmarks.ablation.loaded_engine import LoadedEngine
@@ -23,7 +23,8 @@ def test_every_arm_has_its_line_at_every_load_beside_the_published_figures(tmp_p
     text = (tmp_path / "ablation.md").read_text()
     assert len(rows) == 2 * len(ARMS)
     for name in (arm.name for arm in ARMS):
-        assert text.count(f"\n| {name} | ") == (4 if name in ("+lengths", "+pruning", "+overlap") else 2)
+        tables = 1 + (name != BASE) + (name in ("+lengths", "+pruning", "+overlap"))
+        assert text.count(f"\n| {name} | ") == 2 * tables
     assert "## Load 0.5 of capacity" in text
     assert "- drafter: small" in text
     assert "arXiv 2604.20503" in text
@@ -56,3 +57,15 @@ def test_answers_that_differ_are_said_loudly(tmp_path: Path) -> None:
     assert "token for token" in (tmp_path / "ablation.md").read_text()
     write(tmp_path, ABOUT, [replace(runs[0], different=3), *runs[1:]])
     assert "**3 OF " in (tmp_path / "ablation.md").read_text()
+
+
+def test_arms_are_compared_with_the_base_that_was_named_and_nothing_was_published_of_text_drafts(
+    tmp_path: Path,
+) -> None:
+    runs = [replace(run, arm="default" if run.arm == BASE else run.arm) for run in some_runs()]
+    write(tmp_path, ABOUT, [run for run in runs if run.arm in ("default", FLOOR)], base=FLOOR)
+    text = (tmp_path / "ablation.md").read_text()
+    assert "throughput over off" in text
+    assert text.count("Against off: ") == text.count("\n| off | ") == 2
+    assert text.count("\n| default | ") == 4
+    assert "2604.20503" not in text

@@ -1,9 +1,11 @@
 """Rows are medians over repeats, ratios are of the same repeat. Oracle: numpy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from benchmarks.ablation.summary import Run, rows_of, sorted_runs
+from benchmarks.ablation.summary import RATIOS, Run, rows_of, sorted_runs
 from benchmarks.simulator.contest import Cell, summarise
 from benchmarks.simulator.simulation import Outcome, Served
 from faser.types import Slo
@@ -139,3 +141,28 @@ def test_shares_weigh_repeats_by_what_happened_in_them() -> None:
     ]
     (row,) = rows_of(given, base="fixed:3")
     assert (row.accepted_share, row.pruned_share, row.ahead_share) == (110 / 400, 20 / 420, 10 / 40)
+
+
+def test_an_arm_is_as_many_times_as_good_as_the_base_as_it_is_faster_or_has_more() -> None:
+    fast = [cell_of(rate) for rate in (10.0, 30.0, 20.0)]
+    slow = [
+        replace(
+            cell,
+            tokens_per_s=cell.tokens_per_s / 2,
+            e2e=replace(cell.e2e, mean_ms=3 * cell.e2e.mean_ms, p99_ms=4 * cell.e2e.p99_ms),
+            ttft=replace(cell.ttft, mean_ms=5 * cell.ttft.mean_ms, p99_ms=6 * cell.ttft.p99_ms),
+            tpot=replace(cell.tpot, mean_ms=7 * cell.tpot.mean_ms, p99_ms=8 * cell.tpot.p99_ms),
+            slo_share=(cell.slo_share or 0) - 0.25,
+        )
+        for cell in fast
+    ]
+    given = [run_of("default", repeat, cell) for repeat, cell in enumerate(fast)]
+    off, default = rows_of([run_of("off", repeat, cell) for repeat, cell in enumerate(slow)] + given, base="off")
+
+    assert {name: found.mean for name, found in default.against_base.items()} == pytest.approx(
+        dict(zip(RATIOS, (2, 3, 4, 5, 6, 7, 8), strict=True))
+    )
+    assert all(found.low == pytest.approx(found.high) for found in default.against_base.values())
+    assert default.slo_gain is not None
+    assert default.slo_gain.mean == pytest.approx(0.25)
+    assert (off.against_base, off.slo_gain) == ({}, None)

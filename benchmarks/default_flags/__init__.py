@@ -1,0 +1,1 @@
+"""What speculation brings through the server: `python -m benchmarks.default_flags QUESTIONS OUT`."""
