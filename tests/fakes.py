@@ -17,9 +17,8 @@ from faser.engine.contract.plan import (
     SequenceStart,
     StepPlan,
     StepResult,
-    StopRule,
 )
-from faser.engine.control.speculation.policies.policy import Candidates, Ints
+from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
 from faser.types import PositionLogprobs
 
 VOCAB_SIZE = 50
@@ -254,7 +253,7 @@ def _histories(token_ids: tuple[int, ...]) -> list[int]:
     return histories
 
 
-class RandomPolicy:
+class RandomPolicy(Policy):
     """A Policy that decides at random: any γ within the limits, and any cut of what was drafted."""
 
     name = "random"
@@ -266,8 +265,8 @@ class RandomPolicy:
         lengths = self._random.integers(0, candidates.limit + 1)
         return np.where(self._random.random(len(lengths)) < 0.3, 0, lengths)
 
-    def stop_rule(self, _candidates: Candidates, _lengths: Ints) -> StopRule | None:
-        return None
+    def model_lengths(self, candidates: Candidates, by_text: Candidates) -> Ints:  # noqa: ARG002
+        return self.lengths(candidates)
 
-    def keep(self, _candidates: Candidates, lengths: Ints) -> Ints:
+    def keep(self, candidates: Candidates, lengths: Ints) -> Ints:  # noqa: ARG002
         return self._random.integers(0, lengths + 1)

@@ -2,7 +2,8 @@
 
 The scheduler calls it, in this order:
 
-    a step whose drafts are made before it    decide, first_round, drafted (until it returns drafts), keep, launch, learn
+    a step whose drafts are made before it    decide, first_round, drafted (until it returns drafts), keep, launch,
+                                              learn
     a step without drafts                     decide (returns None), launch, learn
     a step with overlapped drafting           decide (returns None), chunks, launch, decide_overlapped,
                                               launch_overlapped, learn
@@ -308,7 +309,7 @@ class SpeculationControl:
     def _keep(self, drafts: Drafts) -> list[tuple[int, ...]]:
         assert self._requested is not None, "drafts come exactly when they were requested"
         candidates, policy = self._requested.candidates, self._decider.policy
-        if not drafts.passes and not any([each.token_ids for each in drafts.drafts]):
+        if not drafts.passes and not any(each.token_ids for each in drafts.drafts):
             lengths = np.zeros_like(self._requested.lengths)
             self._learner.learn_look_up(drafts, len(lengths))
             if self._selection is None or not self._selection.has_model:

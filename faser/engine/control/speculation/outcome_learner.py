@@ -102,8 +102,8 @@ class OutcomeLearner:
     ) -> None:
         """A step is done. drafts: from text, of its sequences, in whose place another draft was taken.
 
-        unverified: by slot, tokens that the step verified and the draft continues. Unless all of them were accepted
-        nothing judges that draft.
+        unverified: by slot, tokens that the step verified and the draft continues. Unless all of them were
+        accepted nothing judges that draft.
         """
         by_slot = {each.slot: each.token_ids[unverified.get(each.slot, 0) :] for each in result.sequences}
         came = [by_slot.get(slot, ()) for slot in drafts.slots.tolist()]

@@ -11,14 +11,14 @@ import pytest
 from faser.engine.contract.plan import StopRule
 from faser.engine.control.sequences.sequence import Sequence
 from faser.engine.control.speculation.decision import DraftDecision, OtherRows
-from faser.engine.control.speculation.policies.policy import Candidates, Ints
+from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
 from faser.errors import ConfigError
 from faser.types import Request, Slo, SpeculationParams, SpeculationStats
 from tests.engine.driving import DRAFT_CAP, Driver, request
 
 
 @dataclass
-class Greedy:
+class Greedy(Policy):
     """A Policy: all sequences draft as much as they may, or none drafts.
 
     seen: the candidates it was shown. offered: tokens that came of it.
@@ -33,11 +33,11 @@ class Greedy:
         self.seen.append(candidates)
         return candidates.limit if self.drafts else np.zeros_like(candidates.limit)
 
-    def stop_rule(self, _candidates: Candidates, lengths: Ints) -> StopRule | None:
+    def stop_rule(self, candidates: Candidates, lengths: Ints) -> StopRule | None:  # noqa: ARG002
         prices = tuple(0.1 * (i + 1) for i in range(len(lengths)))
         return StopRule(row_price=0.1, pass_prices=prices, intercept=0.0, slope=1.0)
 
-    def keep(self, _candidates: Candidates, lengths: Ints) -> Ints:
+    def keep(self, candidates: Candidates, lengths: Ints) -> Ints:  # noqa: ARG002
         self.offered.append(int(lengths.sum()))
         return lengths
 
@@ -236,7 +236,7 @@ def test_while_no_sequence_drafts_the_policy_pauses_and_then_sees_for_how_long()
 
 def test_a_policy_that_drafts_never_pauses() -> None:
     policy = Greedy()
-    driver = driver_with(policy)
+    driver = driver_with(policy, looks=False)
     driver.add(asking("a"))
     driver.run()
     assert {each.since for each in policy.seen} == {1}

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from benchmarks.selected_drafter import SelectedDrafter
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceRows, SequenceStart, StopRule
+from faser.engine.contract.plan import Draft, DraftPlan, DraftRequest, SequenceRows, SequenceStart
 from faser.engine.contract.step_times import CostTable
 from faser.engine.control.speculation.overlap.control import OverlapOptions
-from faser.engine.control.speculation.policies.policy import Candidates
+from faser.engine.control.speculation.policies.policy import Candidates, Policy
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.drafter import NO_TOP, Continuation, Drafter, Proposals
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
@@ -331,7 +331,7 @@ class FirstJudge:
         return first
 
 
-class Everything:
+class Everything(Policy):
     """A policy that drafts all it may, and remembers the survival that it sees for first tokens."""
 
     name = "everything"
@@ -342,12 +342,6 @@ class Everything:
     def lengths(self, candidates: Candidates) -> Ints:
         self.expected = float(candidates.survival[:, 1].mean())
         return candidates.limit
-
-    def stop_rule(self, _candidates: Candidates, _lengths: Ints) -> StopRule | None:
-        return None
-
-    def keep(self, _candidates: Candidates, lengths: Ints) -> Ints:
-        return lengths
 
 
 def test_a_flagged_token_that_was_right_is_learned_as_accepted(overlapping: World) -> None:
