@@ -122,7 +122,7 @@ def gain(count: int, lanes: InterferenceTable) -> float:
 
 def drafts_overlapped(count: int, lanes: InterferenceTable) -> bool:
     """As an engine judges that has these lanes."""
-    acceptance = Acceptance(count, CAP, method="draft_model", always_drafts=True)
+    acceptance = Acceptance(count, CAP)
     options = OverlapOptions(name="lanes", lanes=(lanes,))
     control = OverlapControl(COSTS, acceptance, Frontiers(count), options, cap=CAP)
     control.judge(requests(count), None)
@@ -168,7 +168,7 @@ def test_overlapped_steps_are_foreseen_by_their_own_rows_and_context() -> None:
 
     Caught: rows without the prompts, without the chunks, of the step before; context of both sequences together.
     """
-    acceptance = Acceptance(2, CAP, method="draft_model", always_drafts=True)
+    acceptance = Acceptance(2, CAP)
     options = OverlapOptions(name="lanes", lanes=(UNEVEN,), mode=ON)
     control = OverlapControl(COSTS, acceptance, Frontiers(2), options, cap=CAP)
     expected_draft_s = measured_draft_s = 0.0
