@@ -73,7 +73,7 @@ class SelectedDrafter:
         self._drafter.release(slot)
 
     def _model_lengths(self, found: TextRound) -> Ints:
-        """[S] tokens that the model drafts in place of a request's draft from text, as policies without costs say."""
+        """[S] tokens that the model drafts in place of a draft from text, as policies without costs say."""
         requests = found.plan.requests
         slots = np.array([each.slot for each in requests], dtype=np.int64)
         candidates = Candidates(

@@ -1,6 +1,9 @@
 """Selecting the drafter of each sequence. Oracle: drafters of known quality, and a target whose text is known.
 
-Planted bugs that these tests have caught: PLANTED
+Planted bugs that these tests have caught: the draft with the likeliest first token is chosen; the drafts of two
+methods are mixed up; a method that is not chosen, or a draft that the model replaces, teaches nothing; the model's
+drafts in the wrong order; no plan for the model while a step runs, where all drafts are from text; blocks and
+releases are sent twice; the time of the look-up is lost.
 """
 
 import random
