@@ -236,10 +236,20 @@ def test_while_no_sequence_drafts_the_policy_pauses_and_then_sees_for_how_long()
 
 def test_a_policy_that_drafts_never_pauses() -> None:
     policy = Greedy()
-    driver = driver_with(policy)
+    driver = driver_with(policy, looks=False)
     driver.add(asking("a"))
     driver.run()
     assert {each.since for each in policy.seen} == {1}
+
+
+def test_a_policy_sees_how_many_steps_its_last_decision_has_served() -> None:
+    """A decision to look drafts up serves four steps."""
+    policy = Greedy()
+    driver = driver_with(policy)
+    driver.add(asking("a"))
+    driver.run()
+    assert policy.seen[0].since == 1
+    assert {each.since for each in policy.seen[1:]} == {4}
 
 
 def test_steps_without_a_draft_are_counted_by_reason() -> None:
