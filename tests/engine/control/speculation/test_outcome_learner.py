@@ -112,7 +112,7 @@ def test_a_sequence_that_failed_or_was_preempted_teaches_nothing_and_is_not_coun
     counted = [world.statistics.summary(slot, None, "faser").verified for slot in range(3)]
     assert counted == [len(DRAFTED), 0, 0]
     fall = before - world.expected()
-    assert fall[0] > 1.3 * fall[1] > 0  # the curve, which holds for all, has moved a little
+    assert fall[0] > 1.1 * fall[1] > 0  # the curve, which holds for all, has moved a little
     assert fall[1] == fall[2]
 
 
@@ -122,7 +122,7 @@ def test_a_draft_that_was_not_chosen_teaches_by_the_tokens_that_came_and_is_not_
     before = world.expected()
     world.learner.learn_not_chosen(world.read(), world.result(failed=(2,)), world.sequences)
     fall = before - world.expected()
-    assert fall[0] > 1.3 * fall[1] > 0
+    assert fall[0] > 1.1 * fall[1] > 0
     assert fall[1] == fall[2]
     assert world.statistics.summary(0, None, "faser").steps == 0
 
