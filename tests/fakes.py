@@ -19,7 +19,7 @@ from faser.engine.contract.plan import (
     StepResult,
     StopRule,
 )
-from faser.engine.control.speculation.policies.policy import Candidates, Ints
+from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
 from faser.types import PositionLogprobs
 
 VOCAB_SIZE = 50
@@ -254,7 +254,7 @@ def _histories(token_ids: tuple[int, ...]) -> list[int]:
     return histories
 
 
-class RandomPolicy:
+class RandomPolicy(Policy):
     """A Policy that decides at random: any γ within the limits, and any cut of what was drafted."""
 
     name = "random"

@@ -2,7 +2,8 @@
 
 The scheduler calls it, in this order:
 
-    a step whose drafts are made before it    decide, first_round, drafted (until it returns drafts), keep, launch, learn
+    a step whose drafts are made before it    decide, first_round, drafted (until it returns drafts), keep,
+                                              launch, learn
     a step without drafts                     decide (returns None), launch, learn
     a step with overlapped drafting           decide (returns None), chunks, launch, decide_overlapped,
                                               launch_overlapped, learn
@@ -302,13 +303,14 @@ class SpeculationControl:
         if not len(drafting):
             return lengths, None
         stop = policy.stop_rule(candidates.among(drafting), lengths[drafting])
-        self._requested.lengths, self._requested.stop = np.where(lengths > 0, lengths, self._requested.lengths), stop
+        self._requested.lengths = np.where(lengths > 0, lengths, self._requested.lengths)
+        self._requested.stop = stop
         return lengths, stop
 
     def _keep(self, drafts: Drafts) -> list[tuple[int, ...]]:
         assert self._requested is not None, "drafts come exactly when they were requested"
         candidates, policy = self._requested.candidates, self._decider.policy
-        if not drafts.passes and not any([each.token_ids for each in drafts.drafts]):
+        if not drafts.passes and not any(each.token_ids for each in drafts.drafts):
             lengths = np.zeros_like(self._requested.lengths)
             self._learner.learn_look_up(drafts, len(lengths))
             if self._selection is None or not self._selection.has_model:

@@ -7,12 +7,12 @@ for which sequences that model drafts instead:
     DraftPlan (from_text) ──▶ Drafts: a draft per request and method ──▶ one text draft for each request
     DraftPlan (requests left to the model, if any) ──▶ Drafts ──▶ one draft for every request
 
-Owns the round between the two. What drafters are worth is in Acceptance; a text draft that is not chosen teaches it
-too, since it can be compared with the tokens that came anyway. Motivation: arXiv 2601.11580, which finds more to win
-in the choice of the drafter than in the length of the draft.
+Owns the round between the two. What drafters are worth is in Acceptance; a text draft that is not chosen teaches
+it too, since it can be compared with the tokens that came anyway. Motivation: arXiv 2601.11580, which finds more
+to win in the choice of the drafter than in the length of the draft.
 
-The choice depends on committed tokens alone, so it leaves the distribution of the output as it is; and where drafts
-are point masses, as drafts from text always are, it changes no token either.
+The choice depends on committed tokens alone, so it leaves the distribution of the output as it is; and where
+drafts are point masses, as drafts from text always are, it changes no token either.
 """
 
 from dataclasses import dataclass, replace

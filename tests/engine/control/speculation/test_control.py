@@ -1,24 +1,27 @@
 """What policies see, and what becomes of their decisions: caps, budgets, blocks, targets, cached decisions.
 
-A policy drafts all it may and notes what it saw, over the real scheduler and a scripted executor.
+A policy drafts all it may and notes what it saw, over the real scheduler and a scripted executor. Planted
+bugs that these tests have caught: dropped tokens are not noted; a policy is not told of the steps that its last
+decision served.
 """
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from faser.engine.contract.plan import StopRule
+from faser.engine.contract.plan import Draft, Drafts, StopRule
 from faser.engine.control.sequences.sequence import Sequence
 from faser.engine.control.speculation.decision import DraftDecision, OtherRows
-from faser.engine.control.speculation.policies.policy import Candidates, Ints
+from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
 from faser.errors import ConfigError
 from faser.types import Request, Slo, SpeculationParams, SpeculationStats
 from tests.engine.driving import DRAFT_CAP, Driver, request
 
 
 @dataclass
-class Greedy:
+class Greedy(Policy):
     """A Policy: all sequences draft as much as they may, or none drafts.
 
     seen: the candidates it was shown. offered: tokens that came of it.
@@ -202,6 +205,27 @@ def test_a_cached_stop_rule_has_a_price_for_every_sequence_that_drafts() -> None
         assert decision is not None
         assert decision.stop is not None
         assert len(decision.stop.pass_prices) >= len(decision.chosen) == num_fitting
+
+
+def test_tokens_that_the_stop_rule_drops_lower_what_is_expected_before_drafting() -> None:
+    """The model makes a pass for each draft, and no token is kept: each is worth a row, a tenth, at most."""
+    driver = driver_with(Greedy(), looks=False)
+    driver.add(asking("a", max_tokens=50))
+    driver.step()
+    control, running = driver.scheduler._speculation, driver.scheduler._running
+    assert control is not None
+    slot = running[0].held_slot
+    expected = []
+    for _ in range(8):
+        decision = control.decide(running, OtherRows(rows=0, sequences=0), budget=400, room=lambda _, asked: asked)
+        assert decision is not None
+        assert decision.stop is not None
+        dropped = Draft(slot=slot, method="draft_model")
+        assert control.keep(Drafts(step=1, drafts=(dropped,), run_s=0.001, passes=1)) == [()]
+        expected.append(control._acceptance.survival(np.array([slot]), by_model=True).item(0, 1))
+    assert expected[0] < 0.7
+    assert all(after < before for before, after in pairwise(expected))
+    assert 0.1 < expected[-1] < 0.4
 
 
 def test_few_sequences_are_decided_anew_in_every_step() -> None:

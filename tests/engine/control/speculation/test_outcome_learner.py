@@ -1,8 +1,8 @@
 """When verdicts reach the estimates, and what of a step's drafts is counted. Oracles: twins that were told less.
 
 Planted bugs that these tests have caught: a sequence that was preempted teaches by a draft that was not chosen;
-verdicts do not wait for the end of a cached decision; tokens that the step itself cut count as verified; the KV of a
-draft from text is taken to be in the draft model's cache.
+verdicts do not wait for the end of a cached decision; tokens that the step itself cut count as verified; the KV of
+a draft from text is taken to be in the draft model's cache.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from faser.config.drafters import DRAFT_METHODS
 from faser.engine.contract.plan import Draft, Drafts, SequenceResult, StepResult
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.control.sequences.sequence import Sequence, Status
+from faser.engine.control.sequences.sequence import Status
 from faser.engine.control.speculation.acceptance.draft_arrays import DraftArrays, DraftReader, ReadDrafts
 from faser.engine.control.speculation.acceptance.estimator import Acceptance
 from faser.engine.control.speculation.outcome_learner import OutcomeLearner

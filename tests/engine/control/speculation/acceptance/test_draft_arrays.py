@@ -1,8 +1,8 @@
 """Drafts as arrays, and verdicts on them. Oracle: draft by draft, a loop over the tokens of each sequence.
 
 Planted bugs that these tests have caught: the first token that is cut is not judged; a token at which nothing came
-is judged; the first token of a chunk is not among the accepted; a drawn draft is judged beyond what was verified; a
-dropped token counts where the drafts were ended together.
+is judged; the first token of a chunk is not among the accepted; a drawn draft is judged beyond what was verified;
+a dropped token counts where the drafts were ended together.
 """
 
 from dataclasses import dataclass
@@ -154,7 +154,11 @@ def test_tokens_that_came_are_padded_and_cut_to_the_width() -> None:
 def test_a_selection_keeps_all_arrays_and_what_they_mean() -> None:
     drafts = DraftReader(CAP).read([draft(4, "suffix", 0.1, 0.2), draft(2, "ngram", 3.0)])
     one = DraftArrays(
-        drafts=drafts, kept=np.array([2, 1]), survival=np.arange(2.0 * CAP + 2).reshape(2, -1), border=1, drawn=True
+        drafts=drafts,
+        kept=np.array([2, 1]),
+        survival=np.arange(2.0 * CAP + 2).reshape(2, -1),
+        border=1,
+        drawn=True,
     ).among(np.array([1]))
     assert (one.drafts.slots.tolist(), one.drafts.lengths.tolist(), one.kept.tolist()) == ([2], [1], [1])
     assert one.drafts.token_ids.tolist() == [[20, -1, -1, -1]]
@@ -194,9 +198,7 @@ def test_a_dropped_token_is_known_to_be_worth_no_more_than_its_row(
         if sum(survival.item(i, lengths[i]) - price for i in going) <= pass_price:
             break
     before = survival.copy()
-    tried, known = with_dropped(
-        np.array(lengths), np.array(requested), survival, passes=passes, row_price=price
-    )
+    tried, known = with_dropped(np.array(lengths), np.array(requested), survival, passes=passes, row_price=price)
     assert (survival == before).all()
     assert tried.tolist() == [length + (i in dropped) for i, length in enumerate(lengths)]
     for i, length in enumerate(lengths):

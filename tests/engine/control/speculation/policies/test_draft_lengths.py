@@ -1,10 +1,10 @@
 """How far a model drafts. Oracle: G spelt out token by token, for every vector of lengths.
 
 Measured on 600 random steps of up to three sequences, three tokens and staircase times: the chosen lengths reach
-0.999 of the best G on average, 0.98 of it in 97 of 100 steps, and 0.92 at worst. Planted bugs that these tests have
-caught: the rows of a draft from text stay when the model's draft replaces it; its tokens stay; the time for missing
-KV is left out; only the last pass takes time; a draft that
-ends early has rows in later passes.
+0.999 of the best G on average, 0.98 of it in 97 of 100 steps, and 0.92 at worst. Planted bugs that these tests
+have caught: the rows of a draft from text stay when the model's draft replaces it; its tokens stay; the time for
+missing KV is left out; only the last pass takes time; a draft that ends early has rows in later passes; sequences
+are put in order without regard to their drafts from text.
 """
 
 from dataclasses import replace
@@ -164,6 +164,7 @@ def test_text_drafts_are_the_prefixes_that_are_worth_their_rows() -> None:
         assert text.rate == pytest.approx(max(map(value, every)))
         assert value(tuple(text.rows.tolist())) == pytest.approx(text.rate)
         worth = [
-            each.weight.item(i) * float(each.survival[i, 1 : n + 1].sum()) for i, n in enumerate(text.rows.tolist())
+            each.weight.item(i) * float(each.survival[i, 1 : n + 1].sum())
+            for i, n in enumerate(text.rows.tolist())
         ]
         assert text.worth == pytest.approx(worth)

@@ -151,7 +151,7 @@ def test_model_and_text_look_up_less_once_text_finds_nothing() -> None:
     each = candidates(constant(0.02, 2, CAP))
     looks = []
     for _ in range(400):
-        looks.append(policy.lengths(each).any())
+        looks.append(bool(policy.lengths(each).any()))
         if looks[-1]:
             policy.model_lengths(each, nothing(each))
             policy.keep(each, np.zeros_like(each.limit))
