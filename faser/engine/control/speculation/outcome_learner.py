@@ -92,7 +92,7 @@ class OutcomeLearner:
     def learn_not_chosen(self, drafts: ReadDrafts, result: StepResult, sequences: Many[Sequence]) -> None:
         """A step is done. drafts: from text, in whose place another draft was taken.
 
-        sequences: as in learn_verified. One that was preempted meanwhile teaches nothing: its slot may be another's.
+        sequences: as in learn_verified. One that was preempted meanwhile teaches nothing: its slot may be taken.
         """
         by_slot = _came_by_slot(result, sequences)
         came = [by_slot.get(slot, ()) for slot in drafts.slots.tolist()]
