@@ -2,7 +2,8 @@
 
 The scheduler calls it, in this order:
 
-    a step whose drafts are made before it    decide, first_round, drafted (until it returns drafts), keep, launch, learn
+    a step whose drafts are made before it    decide, first_round, drafted (until it returns drafts), keep,
+                                              launch, learn
     a step without drafts                     decide (returns None), launch, learn
     a step with overlapped drafting           decide (returns None), chunks, launch, decide_overlapped,
                                               launch_overlapped, learn
@@ -45,7 +46,6 @@ from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.control.timing.host_gap import GapKind
 from faser.errors import ConfigError
 from faser.types import PruneStats, SpeculationStats, SpeculationSummary
-
 
 _token_ids = attrgetter("token_ids")
 
@@ -344,10 +344,8 @@ class SpeculationControl:
         if not len(drafting):
             return lengths, None
         stop = policy.stop_rule(candidates.among(drafting), lengths[drafting])
-        self._requested.lengths, self._requested.stop = (
-            np.where(lengths > 0, lengths, self._requested.lengths),
-            stop,
-        )
+        self._requested.lengths = np.where(lengths > 0, lengths, self._requested.lengths)
+        self._requested.stop = stop
         return lengths, stop
 
     def _keep(self, drafts: Drafts) -> list[tuple[int, ...]]:

@@ -1,15 +1,18 @@
 """What policies see, and what becomes of their decisions: caps, budgets, blocks, targets, cached decisions.
 
-A policy drafts all it may and notes what it saw, over the real scheduler and a scripted executor.
+A policy drafts all it may and notes what it saw, over the real scheduler and a scripted executor. Planted
+bugs that these tests have caught: dropped tokens are not noted; a policy is not told of the steps that its last
+decision served.
 """
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from faser.config.speculation import SpeculationConfig
-from faser.engine.contract.plan import StopRule
+from faser.engine.contract.plan import Draft, Drafts, StopRule
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.sequences.sequence import Sequence
 from faser.engine.control.speculation.control import SpeculationControl
@@ -210,6 +213,27 @@ def test_a_cached_stop_rule_has_a_price_for_every_sequence_that_drafts() -> None
         assert len(decision.stop.pass_prices) >= len(decision.chosen) == num_fitting
 
 
+def test_tokens_that_the_stop_rule_drops_lower_what_is_expected_before_drafting() -> None:
+    """The model makes a pass for each draft, and no token is kept: each is worth a row, a tenth, at most."""
+    driver = driver_with(Greedy(), looks=False)
+    driver.add(asking("a", max_tokens=50))
+    driver.step()
+    control, running = driver.scheduler._speculation, driver.scheduler._running
+    assert control is not None
+    slot = running[0].held_slot
+    expected = []
+    for _ in range(8):
+        decision = control.decide(running, OtherRows(rows=0, sequences=0), budget=400, room=lambda _, asked: asked)
+        assert decision is not None
+        assert decision.stop is not None
+        dropped = Draft(slot=slot, method="draft_model")
+        assert control.keep(Drafts(step=1, drafts=(dropped,), run_s=0.001, passes=1)) == [()]
+        expected.append(control._acceptance.survival(np.array([slot]), by_model=True).item(0, 1))
+    assert expected[0] < 0.7
+    assert all(after < before for before, after in pairwise(expected))
+    assert 0.1 < expected[-1] < 0.4
+
+
 def test_few_sequences_are_decided_anew_in_every_step() -> None:
     policy = Greedy()
     driver = driver_with(policy, looks=False)
@@ -242,10 +266,20 @@ def test_while_no_sequence_drafts_the_policy_pauses_and_then_sees_for_how_long()
 
 def test_a_policy_that_drafts_never_pauses() -> None:
     policy = Greedy()
+    driver = driver_with(policy, looks=False)
+    driver.add(asking("a"))
+    driver.run()
+    assert {each.since for each in policy.seen} == {1}
+
+
+def test_a_policy_sees_how_many_steps_its_last_decision_has_served() -> None:
+    """A decision to look drafts up serves four steps."""
+    policy = Greedy()
     driver = driver_with(policy)
     driver.add(asking("a"))
     driver.run()
-    assert {each.since for each in policy.seen} == {1, 4}  # a decision to look up serves four steps
+    assert policy.seen[0].since == 1
+    assert {each.since for each in policy.seen[1:]} == {4}
 
 
 def test_steps_without_a_draft_are_counted_by_reason() -> None:

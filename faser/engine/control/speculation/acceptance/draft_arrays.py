@@ -7,8 +7,8 @@ Turns drafts into arrays, and what a step brought into verdicts. Decides and est
     came           x1      x2      y                       y is the bonus token
     judged         yes     yes     yes     no      no      x3 was right if it equals y
 
-A draft token that is a point mass is right if it equals the token that came at its place, whether it was verified or
-not. So the first token that is cut is judged for nothing, and so is a draft of which no token is verified.
+A draft token that is a point mass is right if it equals the token that came at its place, whether it was verified
+or not. So the first token that is cut is judged for nothing, and so is a draft of which no token is verified.
 """
 
 from collections.abc import Sequence as Many

@@ -8,8 +8,8 @@ Two questions are asked:
 The first is answered by a logistic curve for each method (confidence and depth to acceptance) and an offset for
 each method and slot (this text is easier or harder than the curve says). Both learn from judged tokens alone; a
 token that was not reached teaches nothing (arXiv 2406.14066 counts it as rejected). The second is the mean of what
-the first said about earlier drafts, of the slot and of all slots: so it knows how often there is no draft, how long
-drafts are and how confident, whether their tokens were verified or not.
+the first said about earlier drafts, of the slot and of all slots: so it knows how often there is no draft, how
+long drafts are and how confident, whether their tokens were verified or not.
 
 A request that edits logits is refused tokens that the model alone would have chosen. It teaches its own slot only.
 """
@@ -174,8 +174,8 @@ class Acceptance:
     ) -> None:
         """Drafts have come; no slot occurs twice. requested >= lengths: [S] tokens.
 
-        survival: [S, K + 1], as of drafted_survival. A look-up that proposes less than was requested had no more; a
-        model that does so was stopped, and what it would have proposed next is not known.
+        survival: [S, K + 1], as of drafted_survival. A look-up that proposes less than was requested had no more;
+        a model that does so was stopped, and what it would have proposed next is not known.
         """
         reached = self._upto.take(lengths if by_model else requested, axis=0)
         counts = np.empty((len(slots), 2, self._cap))

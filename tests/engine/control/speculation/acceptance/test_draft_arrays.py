@@ -1,8 +1,8 @@
 """Drafts as arrays, and verdicts on them. Oracle: draft by draft, a loop over the tokens of each sequence.
 
 Planted bugs that these tests have caught: the first token that is cut is not judged; a token at which nothing came
-is judged; the first token of a chunk is not among the accepted; a drawn draft is judged beyond what was verified; a
-dropped token counts where the drafts were ended together.
+is judged; the first token of a chunk is not among the accepted; a drawn draft is judged beyond what was verified;
+a dropped token counts where the drafts were ended together.
 """
 
 from dataclasses import dataclass

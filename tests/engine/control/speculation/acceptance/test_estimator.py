@@ -2,8 +2,8 @@
 
 Planted bugs that these tests have caught: slots that do not teach move the curve; a release drops what is held of
 all slots; what was held is learned twice; the prior loses weight with every draft, until nothing is left of it;
-depths that no draft has reached keep their prior whatever other depths show; offsets forget nothing; a new sequence
-inherits the offset of its slot.
+depths that no draft has reached keep their prior whatever other depths show; offsets forget nothing; a new
+sequence inherits the offset of its slot.
 """
 
 import numpy as np
@@ -269,7 +269,8 @@ def test_depths_that_no_draft_has_reached_take_after_the_others(rate: float) -> 
 def test_drafts_survive_as_often_as_predicted(method: str) -> None:
     """Calibration: in every tenth of the predictions the mean prediction is the share that came true.
 
-    The truth is a curve that differs from the prior, with confidences of the method's own kind and offsets by slot.
+    The truth is a curve that differs from the prior, with confidences of the method's own kind and offsets by
+    slot.
     """
     rng, number = np.random.default_rng(9), DRAFT_METHODS.index(method)
     acceptance, count = Acceptance(16, CAP), 16

@@ -1,8 +1,9 @@
 """Acceptance by whole arrays. Oracle: the same formulas draft by draft and token by token, in plain loops.
 
 Planted bugs that this test has caught: an offset follows with the precision of the step before; a token of a slot
-that does not teach is a token of the curve; a look-up without a result counts for all slots where its own slot does
-not teach; the prior of all slots loses weight with every draft; a model's draft counts as asked for, not as made.
+that does not teach is a token of the curve; a look-up without a result counts for all slots where its own slot
+does not teach; the prior of all slots loses weight with every draft; a model's draft counts as asked for, not as
+made.
 """
 
 import math
