@@ -100,11 +100,11 @@ class OutcomeLearner:
         sequences: Many[Sequence],
         unverified: Mapping[int, int] = NONE_UNVERIFIED,
     ) -> None:
-        """A step is done. drafts: from text, in whose place another draft was taken. sequences: as in learn_verified.
+        """A step is done. drafts: from text, in whose place another draft was taken.
 
-        unverified: by slot, tokens that the step verified and the draft continues. Unless all of them were accepted
-        nothing judges that draft. A sequence that was preempted meanwhile teaches nothing: another one may have its
-        slot.
+        sequences: as in learn_verified. One that was preempted meanwhile teaches nothing: its slot may be taken.
+        unverified: by slot, tokens that the step verified and the draft continues. Unless all of them were
+        accepted nothing judges that draft.
         """
         by_slot = {
             slot: token_ids[unverified.get(slot, 0) :]

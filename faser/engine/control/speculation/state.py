@@ -167,8 +167,8 @@ class SpeculationState:
     def weights(self, batch: Batch) -> Floats:
         """[S] worth of a token, read only: 1, or (measured / target)² for a sequence slower than its target.
 
-        batch: the one that `batch` returned last. The time per token is measured from the sequence's first call on,
-        through preemptions: what it waits counts.
+        batch: the one that `batch` returned last. The time per token is measured from the sequence's first call
+        on, through preemptions: what it waits counts.
 
         Source: the order of AdaServe (arXiv:2501.12162): first what targets need, then throughput.
         """

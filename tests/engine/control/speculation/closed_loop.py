@@ -90,8 +90,8 @@ def run(
             tried, known = with_dropped(drafted, lengths, survival, passes=passes, row_price=stop.row_price)
             acceptance.note_drafts(chosen, tried, tried, known, by_model=by_model)
         drafts = _read(chosen, methods, drafted, good, confidences)
-        came = [(RIGHT,) * (each + 1) for each in accepted.tolist()]
-        acceptance.learn(DraftArrays(drafts=drafts, kept=kept, survival=survival).verdicts(came))
+        verified = DraftArrays(drafts=drafts, kept=kept, survival=survival)
+        acceptance.learn(verified.verdicts(accepted, np.full_like(accepted, RIGHT)))
     return Loop(rate=tokens / seconds, lengths=drafted_mean)
 
 

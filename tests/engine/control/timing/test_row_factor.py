@@ -1,7 +1,7 @@
 """What draft rows cost beside other programs. Oracle: a machine whose draft rows are known to be that much dearer.
 
-Planted bugs that these tests have caught: the whole step's factor counted as that of the rows; a step without draft
-rows taken for proof that they cost what the table says.
+Planted bugs that these tests have caught: the whole step's factor counted as that of the rows; a step without
+draft rows taken for proof that they cost what the table says.
 """
 
 import numpy as np

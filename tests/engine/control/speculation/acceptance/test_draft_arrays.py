@@ -118,7 +118,8 @@ def test_a_token_is_judged_exactly_where_one_came_after_tokens_that_were_right(
         survival=np.ones((count, CAP + 1)),
         border=border,
     )
-    found = drafted.verdicts([one.came for one in each])
+    accepted = np.array([len(one.came) - 1 for one in each])
+    found = drafted.verdicts(accepted, np.array([one.came[-1] for one in each]))
     assert [*zip(found.judged.tolist(), found.accepted.tolist(), strict=True)] == [one.verdict() for one in each]
     assert (found.slots.tolist(), found.confidences.shape) == ([*range(count)], (count, CAP))
 
@@ -133,7 +134,7 @@ def test_of_drawn_drafts_only_what_was_verified_is_judged(drafts: list[tuple[int
         survival=np.ones((len(each), CAP + 1)),
         drawn=True,
     )
-    found = drafted.verdicts([(7,) * (right + 1) for _, _, right in each])
+    found = drafted.verdicts(np.array([right for _, _, right in each]), np.full(len(each), 7))
     assert found.accepted.tolist() == [right for _, _, right in each]
     assert found.judged.tolist() == [right + (right < kept) for _, kept, right in each]
 

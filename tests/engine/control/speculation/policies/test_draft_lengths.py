@@ -44,7 +44,7 @@ def rate(costs: CostModel, each: Candidates, lengths: tuple[int, ...], text: Tex
     for depth in range(max(lengths)):
         seconds += costs.pass_s(sum(length > depth for length in lengths))
     if text is None and any(lengths):
-        seconds += costs.asking_s(sum(length > 0 for length in lengths))
+        seconds += costs.text_s(sum(length > 0 for length in lengths)) + objective.drafting_gap_s
     return worth / (seconds + float(objective.verify_s(np.array(rows))))
 
 

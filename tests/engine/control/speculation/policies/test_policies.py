@@ -262,8 +262,8 @@ def test_drafts_that_bring_less_than_the_gap_they_leave_are_not_made(drafter: Ro
         each = replace(candidates(constant(acceptance, 1, 1)), launches_ahead=True)
         chosen = policy("faser", costs, cap=1)
         for _ in range(100):
-            chosen.keep(each, np.array([0]))  # text was looked up in vain: no hope is left but the expectation
-        return bool(chosen.lengths(each).any())
+            chosen.keep(each, np.array([1]))  # what drafts from text have brought
+        return bool([chosen.lengths(each).any() for _ in range(3)][-1])  # the first one may be a probe
 
     table = CostTable(rows=(1,), seconds=(0.0005,))
     costs = CostModel(StepTimes(tables={Role.STEP: GPU_STEP, drafter: table}))
