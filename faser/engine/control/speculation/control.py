@@ -359,7 +359,7 @@ class SpeculationControl:
             if self._is_point_mass:
                 policy.keep(candidates, lengths)  # so that it learns of the empty drafts
             return [()] * len(lengths)
-        read = self._reader.read(drafts.drafts)
+        read = self._reader.read(drafts.drafts, candidates.slots)
         self._learner.learn_drafting(drafts, candidates, read.methods, read.lengths)
         survival = self._acceptance.drafted_survival(read.slots, read.methods, read.lengths, read.confidences)
         if self._requested.is_new:

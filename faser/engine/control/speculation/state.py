@@ -18,7 +18,9 @@ from faser.engine.control.timing.clock import Clock
 
 _ANSWER_WEIGHT = 0.05  # of the newest answer in the mean answer length
 _LARGEST_WEIGHT = 8.0  # a token of a sequence that misses its target counts at most as much as 8 other tokens
-_SEQUENCES_PER_STEP, _MOST_STEPS_KEPT = 16, 4  # a decision for 16 sequences serves 2 steps, for 48 it serves 4
+_SEQUENCES_PER_STEP, _MOST_STEPS_KEPT = 12, 6  # a decision for 12 sequences serves 2 steps, for 60 it serves 6
+_LOOK_UP_STEPS = 4  # that a decision to look up drafts serves, whatever the number of sequences
+_CHANGED = 16  # a decision ends once one sequence in 16 has come or gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,7 @@ class SpeculationState:
         self._num_drafting = 0  # slots whose sequence may have drafts
         self._num_ended = 0
         self._mean_answer_len = 0.0  # tokens, exponentially weighted
-        self._sequences_per_step = 0 if looks_up else _SEQUENCES_PER_STEP
+        self._looks_up = looks_up
         self._decision: CachedDecision | None = None
         self._steps_left = 0
 
@@ -211,8 +213,10 @@ class SpeculationState:
         self, candidates: Candidates, lengths: Ints, stop: StopRule | None, num_drafting: int
     ) -> None:
         """Keep the decision of this step for the following steps, if the batch is large enough."""
-        count, share = candidates.num_sequences, self._sequences_per_step
-        self._steps_left = min(count // share if share else _MOST_STEPS_KEPT, _MOST_STEPS_KEPT - 1)
+        count = candidates.num_sequences
+        self._steps_left = min(count // _SEQUENCES_PER_STEP, _MOST_STEPS_KEPT - 1)
+        if self._looks_up:
+            self._steps_left = _LOOK_UP_STEPS - 1
         self._decision = None
         if not self._steps_left:
             return
@@ -254,4 +258,4 @@ class SpeculationState:
 
 def _membership_changed(decision: CachedDecision, count: int) -> bool:
     """Too many sequences have started or left for the decision to fit the batch."""
-    return abs(count - decision.num_sequences) * _SEQUENCES_PER_STEP > count
+    return abs(count - decision.num_sequences) * _CHANGED > count

@@ -1,12 +1,12 @@
 """RowFactor: how many times dearer draft rows are now than their table says, compared with the rest of the step.
 
-The table was measured on an idle machine, batch by batch. Beside other programs a step is interrupted the more
-often the longer it computes, so its further rows slow down more than its first ones; a factor on the whole step
-would find drafts too cheap. Control plane, no torch.
+The table was measured on an idle machine, batch by batch, and has no time for judging drafts. Beside other programs
+a step is interrupted the more often the longer it computes, so its further rows slow down more than its first ones.
+A factor on the whole step would find drafts too cheap. Control plane, no torch.
 """
 
 _KEPT = 0.98  # of what is known after one more step: 50 steps count
-_PRIOR = 0.1  # steps of draft rows alone that the table is worth
+_PRIOR = 0.003  # steps of draft rows alone that the table is worth: three rows are a fortieth of a step, or less
 _LEAST, _MOST = 0.5, 4.0
 _OUTLIER = 3.0  # a step counts as at most this many times its usual time: a page fault is no new machine
 

@@ -150,7 +150,7 @@ def state_with_decision() -> SpeculationState:
     return state
 
 
-@pytest.mark.parametrize("count, steps", [(1, 0), (15, 0), (16, 1), (40, 2), (48, 3), (64, 3)])
+@pytest.mark.parametrize("count, steps", [(1, 0), (11, 0), (12, 1), (40, 3), (48, 4), (64, 5)])
 def test_the_more_sequences_the_longer_a_decision_serves(count: int, steps: int) -> None:
     assert len(steps_served(state_of(), count)) == steps
 

@@ -32,6 +32,15 @@ def test_rows_that_are_dearer_than_their_table_are_found(dearer: float, slower: 
     assert learned(dearer, slower=slower, noise=0.05).factor == pytest.approx(dearer, rel=0.25)
 
 
+def test_rows_that_are_a_small_part_of_the_step_are_found_dear_too() -> None:
+    """Planted bug: a prior so firm that rows of a fortieth of a step seemed to cost what the table says for ever."""
+    found = RowFactor()
+    for step in range(200):
+        rows_s = 0.02 * BASE_S * (step % 2)
+        found.add(BASE_S, rows_s, BASE_S + 3 * rows_s)
+    assert found.factor > 2.0
+
+
 def test_steps_without_draft_rows_say_nothing_about_them() -> None:
     found = RowFactor()
     for _ in range(100):

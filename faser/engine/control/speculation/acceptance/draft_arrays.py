@@ -116,7 +116,8 @@ class DraftReader:
     def __init__(self, cap: int) -> None:
         self._upto = np.tri(cap + 1, cap, -1, dtype=np.bool_)  # line n: the first n depths
 
-    def read(self, drafts: Many[Draft]) -> ReadDrafts:
+    def read(self, drafts: Many[Draft], slots: Ints | None = None) -> ReadDrafts:
+        """slots: of the drafts, where an array of them is there already."""
         lengths = np.array([len(each.token_ids) for each in drafts], dtype=np.int64)
         mask = self._upto.take(lengths, axis=0)
         confidences, token_ids = np.zeros(mask.shape), np.full(mask.shape, _NO_TOKEN, dtype=np.int64)
@@ -124,7 +125,7 @@ class DraftReader:
             confidences[mask] = np.fromiter(chain.from_iterable([each.confidences for each in drafts]), np.float64)
             token_ids[mask] = np.fromiter(chain.from_iterable([each.token_ids for each in drafts]), np.int64)
         return ReadDrafts(
-            slots=np.array([each.slot for each in drafts], dtype=np.int64),
+            slots=np.array([each.slot for each in drafts], dtype=np.int64) if slots is None else slots,
             methods=_methods([each.method for each in drafts]),
             lengths=lengths,
             token_ids=token_ids,
