@@ -1,8 +1,8 @@
 """RowFactor: how many times dearer draft rows are now than their table says, compared with the rest of the step.
 
-The table was measured on an idle machine, batch by batch, and has no time for judging drafts. Beside other programs
-a step is interrupted the more often the longer it computes, so its further rows slow down more than its first ones.
-A factor on the whole step would find drafts too cheap. Control plane, no torch.
+The table was measured on an idle machine, batch by batch, and has no time for judging drafts. Beside other
+programs a step is interrupted the more often the longer it computes, so its further rows slow down more than its
+first ones. A factor on the whole step would find drafts too cheap. Control plane, no torch.
 """
 
 _KEPT = 0.98  # of what is known after one more step: 50 steps count

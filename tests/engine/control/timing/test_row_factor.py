@@ -33,7 +33,7 @@ def test_rows_that_are_dearer_than_their_table_are_found(dearer: float, slower: 
 
 
 def test_rows_that_are_a_small_part_of_the_step_are_found_dear_too() -> None:
-    """Planted bug: a prior so firm that rows of a fortieth of a step seemed to cost what the table says for ever."""
+    """Planted bug: a prior so firm that rows of a fortieth of a step cost what the table says for ever."""
     found = RowFactor()
     for step in range(200):
         rows_s = 0.02 * BASE_S * (step % 2)

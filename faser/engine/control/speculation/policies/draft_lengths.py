@@ -1,8 +1,8 @@
 """How far the sequences of a step draft with a model, which needs a pass for each token: the maximum of G.
 
 The best m sequences draft to a common depth d, each at most to its own limit; every pair (m, d) is tried. Depths
-by sequence would gain little: the deepest sequence pays for the passes, and the cut after drafting, which knows the
-confidences, is by sequence anyway.
+by sequence would gain little: the deepest sequence pays for the passes, and the cut after drafting, which knows
+the confidences, is by sequence anyway.
 """
 
 from dataclasses import dataclass
