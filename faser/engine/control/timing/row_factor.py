@@ -5,9 +5,9 @@ programs a step is interrupted the more often the longer it computes, so its fur
 first ones. A factor on the whole step would find drafts too cheap. Control plane, no torch.
 """
 
-_KEPT = 0.98  # of what is known after one more step: 50 steps count
-_PRIOR = 0.003  # steps of draft rows alone that the table is worth: three rows are a fortieth of a step, or less
-_LEAST, _MOST = 0.5, 4.0
+_KEPT = 0.99  # of what is known after one more step: 100 steps count
+_PRIOR = 0.01  # steps of draft rows alone that the table is worth: three rows are a fortieth of a step, or less
+_LEAST, _MOST = 0.8, 4.0
 _OUTLIER = 3.0  # a step counts as at most this many times its usual time: a page fault is no new machine
 
 
