@@ -144,7 +144,7 @@ class SpeculationControl:
         """The sequence takes over its slot."""
         slot, teaches = sequence.held_slot, not sequence.sampling.edits_logits
         self._state.start(sequence)
-        self._acceptance.start(slot, teaches=teaches)
+        self._acceptance.start(slot, teaches=teaches, samples=not sequence.sampling.greedy)
         self._statistics.start(slot, sequence.request.speculation.class_name)
 
     def release(self, sequence: Sequence) -> None:

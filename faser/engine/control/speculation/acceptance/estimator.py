@@ -5,11 +5,12 @@ Two questions are asked:
     after drafting    how likely is this draft, with these confidences, to survive?       drafted_survival
     before drafting   how likely would the draft be that the sequence gets next?          survival
 
-The first is answered by a logistic curve for each method (confidence and depth to acceptance) and an offset for
-each method and slot (this text is easier or harder than the curve says). Both learn from judged tokens alone; a
-token that was not reached teaches nothing (arXiv 2406.14066 counts it as rejected). The second is the mean of what
-the first said about earlier drafts, of the slot and of all slots: so it knows how often there is no draft, how
-long drafts are and how confident, whether their tokens were verified or not.
+The first is answered by a logistic curve for each method (confidence and depth to acceptance), an offset for each
+method and slot (this text is easier or harder than the curve says), and a shift for all requests whose tokens are
+drawn at random. All of these learn from judged tokens alone; a token that was not reached teaches nothing (arXiv
+2406.14066 counts it as rejected). The second is the mean of what the first said about earlier drafts, of the slot
+and of all slots: so it knows how often there is no draft, how long drafts are and how confident, whether their tokens
+were verified or not.
 
 A request that edits logits is refused tokens that the model alone would have chosen. It teaches its own slot only.
 """
@@ -38,8 +39,10 @@ _PRIOR_CHANCE = (
     DRAFTERS["suffix"].prior_acceptance * _PRIOR_FOUND,
 )  # by kind: of a token, before any draft
 _OFFSET_PRECISION = 4.0  # of the prior of offsets: their variance is 1 / 4
-_EDITED_PRECISION = 0.5  # of requests that edit logits: they may be like no other
+_EDITED_PRECISION = 0.25  # of requests that edit logits: they may be like no other
 _PRECISION_KEPT = 0.5 ** (1 / 60)  # of what is known of an offset after one more judged token
+_SHIFT_PRECISION = 1.0  # of the prior of the shift of requests that sample: its variance is 1
+_SHIFT_KEPT = 0.5 ** (1 / 400)  # of what is known of that shift after one more judged token
 _LARGEST_OFFSET = np.array(4.0)
 _SMALLEST_OFFSET = -_LARGEST_OFFSET
 _LOWEST, _HIGHEST = np.array(0.005), np.array(0.995)
@@ -82,6 +85,7 @@ class Acceptance:
         self._is_upto = self._upto > 0
         self._held: list[Verdicts] = []  # of steps that a cached decision has served; see hold
         self._teaches = np.ones(num_slots, dtype=np.bool_)  # by slot: it says something about other slots too
+        self._samples = np.zeros(num_slots)  # by slot: 1 where the target draws its tokens at random
         self._prior_precision = np.full(num_slots, _OFFSET_PRECISION)  # by slot: of the prior of its offsets
         self.forget()
 
@@ -92,6 +96,8 @@ class Acceptance:
         methods = len(DRAFTERS)
         self._offset = np.zeros((methods, slots))  # logits by which a slot's tokens do better than the curve says
         self._precision = np.zeros((methods, slots))  # of the offset, in addition to the prior's
+        self._shift = [0.0] * methods  # logits by which tokens do better where they are drawn at random
+        self._shift_precision = [0.0] * methods
         # By kind of drafter: sums over drafts of the chance to reach a depth, and of the chance to pass it.
         self._own = np.zeros((2, slots, 2, cap))
         self._all = np.zeros((2, 2, cap))
@@ -100,12 +106,14 @@ class Acceptance:
     def cap(self) -> int:
         return self._cap
 
-    def start(self, slot: int, *, teaches: bool = True) -> None:
+    def start(self, slot: int, *, teaches: bool = True, samples: bool = False) -> None:
         """A new sequence takes the slot. It starts from what holds for all slots.
 
-        teaches: what becomes of its drafts says something about those of other sequences.
+        teaches: what becomes of its drafts says something about those of other sequences. samples: the target
+        draws its tokens at random; such drafts do worse, whatever their confidence.
         """
         self._teaches[slot] = teaches
+        self._samples[slot] = samples
         self._prior_precision[slot] = _OFFSET_PRECISION if teaches else _EDITED_PRECISION
         self._offset[:, slot] = self._precision[:, slot] = 0.0
         self._own[:, slot] = 0.0
@@ -166,7 +174,7 @@ class Acceptance:
         number = DRAFT_METHODS.index(method)
         intercept, slope = self._curves[number].line()
         if slots is not None and len(slots):
-            intercept += float(np.add.reduce(self._offset[number].take(slots))) / len(slots)
+            intercept += float(np.add.reduce(self._offsets(number, slots))) / len(slots)
         return intercept, slope
 
     def note_drafts(
@@ -236,24 +244,43 @@ class Acceptance:
         """
         curve, offset, precision = self._curves[method], self._offset[method], self._precision[method]
         features, count = curve.features(confidences, depths), self._num_slots
-        missed, spread = curve.learn(features, good, offset.take(slots), self._teaching(slots))
+        missed, spread = curve.learn(features, good, self._offsets(method, slots), self._teaching(slots))
+        self._learn_shift(method, slots, missed, spread)
         precision *= _PRECISION_KEPT ** np.bincount(slots, minlength=count)
         precision += np.bincount(slots, spread, count)
         offset += np.bincount(slots, missed, count) / (precision + self._prior_precision)
         np.maximum(offset, _SMALLEST_OFFSET, out=offset)
         np.minimum(offset, _LARGEST_OFFSET, out=offset)
 
+    def _learn_shift(self, method: int, slots: Ints, missed: Floats, spread: Floats) -> None:
+        """As for the offset of a slot, of all slots whose tokens are drawn at random."""
+        drawn = self._samples.take(slots)
+        drawn *= self._teaches.take(slots)
+        count = float(np.add.reduce(drawn))
+        if count:
+            precision = self._shift_precision[method] * _SHIFT_KEPT**count + float(drawn.dot(spread))
+            self._shift_precision[method] = precision
+            self._shift[method] += float(drawn.dot(missed)) / (precision + _SHIFT_PRECISION)
+
+    def _offsets(self, method: int, slots: Ints) -> Floats:
+        """What is added to the logits of this method's curve for each of these slots."""
+        found: Floats = self._samples.take(slots)
+        found *= self._shift[method]
+        found += self._offset[method].take(slots)
+        return found
+
     def _by_confidence(self, slots: Ints, methods: Ints, confidences: Floats) -> Floats:
         """[S, K] acceptance given confidence and depth, moved by the slot's offset."""
         present = _present(methods)
         if len(present) == 1:
             logits = self._curves[present[0]].logits(confidences)
+            logits += self._offsets(present[0], slots)[:, None]
         else:
             logits = np.empty_like(confidences)
             for method in present:
                 chosen = methods == method
                 logits[chosen] = self._curves[method].logits(confidences[chosen])
-        logits += self._offset[methods, slots][:, None]
+                logits[chosen] += self._offsets(method, slots[chosen])[:, None]
         np.negative(logits, out=logits)
         np.exp(logits, out=logits)
         logits += _ONE

@@ -455,3 +455,34 @@ def test_a_release_drops_what_is_held_of_its_slot_alone() -> None:
     acceptance.learn_held()
     alone.learn(verdicts([0, 2], [0, 1]), verdicts([2, 0], [0, 4]))
     assert [chance(acceptance, slot) for slot in range(3)] == [chance(alone, slot) for slot in range(3)]
+
+
+def test_requests_that_sample_and_requests_that_do_not_take_turns_without_misleading_each_other() -> None:
+    """Sixteen requests that accept .7 of their tokens, then sixteen that sample and accept .25, and so on.
+
+    Planted bug: no difference between the two; each kind then begins with what the other one taught.
+    """
+    rng = np.random.default_rng(0)
+    acceptance = Acceptance(1, CAP)
+    slots, methods, lengths = np.array([0]), np.array([DRAFT_METHODS.index("suffix")]), np.array([CAP])
+    confidences = np.full((1, CAP), 0.5)
+    first: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(320):
+        samples = number // 16 % 2 == 1
+        acceptance.start(0, samples=samples)
+        if number >= 160:
+            first[samples].append(acceptance.drafted_survival(slots, methods, lengths, confidences)[0, 1])
+        for _ in range(10):
+            good = int((rng.random(CAP) < (0.25 if samples else 0.7)).cumprod().sum())
+            judged = min(good + 1, CAP)
+            acceptance.learn(
+                Verdicts(
+                    slots=slots,
+                    methods=methods,
+                    judged=np.array([judged]),
+                    accepted=np.array([good]),
+                    confidences=confidences,
+                )
+            )
+    assert np.mean(first[False]) == pytest.approx(0.7, abs=0.07)
+    assert np.mean(first[True]) == pytest.approx(0.25, abs=0.07)

@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 CAP, NUM_SLOTS = 5, 4
-OFFSET_PRECISION, EDITED_PRECISION, PRECISION_KEPT, LARGEST_OFFSET = 4.0, 0.5, 0.5 ** (1 / 60), 4.0
+OFFSET_PRECISION, EDITED_PRECISION, PRECISION_KEPT, LARGEST_OFFSET = 4.0, 0.25, 0.5 ** (1 / 60), 4.0
 CURVATURE_KEPT, OWN_KEPT, ALL_KEPT = 0.5 ** (1 / 400), 0.5 ** (1 / 5), 0.5 ** (1 / 200)
 SHRINK, PRIOR_DRAFTS = 4.0, 8.0
 PRIOR_CHANCE = {True: 0.7, False: 0.6 * 0.5}  # of a model's token; of a token from text
