@@ -9,8 +9,8 @@ The first is answered by a logistic curve for each method (confidence and depth 
 method and slot (this text is easier or harder than the curve says), and a shift for all requests whose tokens are
 drawn at random. All of these learn from judged tokens alone; a token that was not reached teaches nothing (arXiv
 2406.14066 counts it as rejected). The second is the mean of what the first said about earlier drafts, of the slot
-and of all slots: so it knows how often there is no draft, how long drafts are and how confident, whether their tokens
-were verified or not.
+and of all slots: so it knows how often there is no draft, how long drafts are and how confident, whether their
+tokens were verified or not.
 
 A request that edits logits is refused tokens that the model alone would have chosen. It teaches its own slot only.
 """
