@@ -24,7 +24,7 @@ from faser.engine.control.timing.clock import SimulatedClock
 from faser.engine.control.timing.cost_model import CostModel
 from faser.types import SpeculationStats
 
-BAR_MS = 0.3  # up to 64 sequences
+BAR_MS = 0.2  # up to 64 sequences
 STEP = CostTable(rows=(1, 16, 64, 256, 1024), seconds=(0.020, 0.021, 0.024, 0.05, 0.2))
 PASS = CostTable(rows=(1, 64, 1024), seconds=(0.001, 0.002, 0.02))
 RUNS = 5

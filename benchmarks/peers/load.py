@@ -38,7 +38,7 @@ class Target:
     takes_salt: bool = False
 
     def salted(self, salt: str) -> "Target":
-        """Asked from now on as somebody of whom it remembers nothing, if it remembers at all."""
+        """The same target, asked with a cache salt of its own, so that it knows none of the prompts."""
         return replace(self, extra_body={**self.extra_body, "cache_salt": salt}) if self.takes_salt else self
 
 

@@ -10,7 +10,8 @@ from faser.errors import ConfigError
 
 
 def test_every_default_is_sound() -> None:
-    EngineConfig()
+    """Unsound settings raise ConfigError."""
+    assert EngineConfig() == EngineConfig()
 
 
 def test_an_engine_config_survives_the_pipe() -> None:

@@ -267,7 +267,7 @@ def test_an_engine_that_speculates_schedules_asynchronously_while_its_policy_res
 
 
 def never_broken(driver: Driver, *, num_steps: int) -> bool:
-    """Whether each of so many steps leaves another one in flight."""
+    """Whether each of num_steps steps leaves another one in flight."""
     async_driver = AsyncDriver(driver)
     for _ in range(num_steps):
         async_driver.step()
