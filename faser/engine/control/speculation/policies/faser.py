@@ -25,7 +25,7 @@ _SWITCH_ON, _STAY_ON = 1.03, 1.0  # G with a model's drafts over G without
 _DWELL_STEPS = 2  # between two switches: noise of the load must not flap them
 _DEEPER = 2  # tokens beyond the expected optimum that a confident draft may go
 _BEND = 1.5  # a row this many times as dear as the rows before it lies beyond a bend of the step time
-_FOLLOW = 0.05  # weight of the newest step in the gain of drafts from text
+_FOLLOW, _FOLLOW_PROBE = 0.05, 0.2  # weight of the newest look in the gain of drafts from text: probes are rare
 _FIRST_GAIN = 2.0  # of drafts from text, before any was looked up
 
 
@@ -153,4 +153,4 @@ class _TextSwitch:
         return pays or self._probes
 
     def follow(self, gain: float) -> None:
-        self._gain += _FOLLOW * (gain - self._gain)
+        self._gain += (_FOLLOW_PROBE if self._probes else _FOLLOW) * (gain - self._gain)

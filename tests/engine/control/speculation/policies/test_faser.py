@@ -2,8 +2,8 @@
 
 Oracles: the account of time of every step, the objective. Planted bugs that these tests have caught: look-ups that
 probe are not paid for; their debt is forgiven; the gain of drafts from text is not followed; what was looked up is
-followed twice; the model drafts whatever text has found; a probe replaces a draft from text; drafts go on across a
-bend of the step time.
+followed twice; a probe counts no more than any other look; the model drafts whatever text has found; a probe
+replaces a draft from text; drafts go on across a bend of the step time.
 """
 
 import numpy as np
@@ -84,6 +84,16 @@ def test_looking_up_comes_back_soon_after_drafts_have_become_good(cost: float, b
     looks = [looked_up(policy, each, 0.9) for _ in range(bound + 50)]
     assert not all(looks[: int(cost / SHARE) - 1])
     assert all(looks[bound:])
+
+
+def test_a_few_probes_tell_that_drafts_pay_again_where_looking_up_is_dear() -> None:
+    """Drafts gain twice what looking up takes, and a probe comes once in 50 steps."""
+    policy, each = faser(costs_of(0.2 * STEP_S)), candidates(constant(0.3, 2, CAP))
+    for _ in range(1000):
+        looked_up(policy, each, 0.0)
+    looks = [looked_up(policy, each, 0.3) for _ in range(400)]
+    assert sum(looks[:100]) < 5
+    assert all(looks[250:])
 
 
 def test_drafts_that_gain_more_than_looking_takes_are_looked_up_in_every_step() -> None:
