@@ -1,4 +1,4 @@
-"""Prompts as token ids. A text that cannot fit is refused, and a text to be truncated is cut, before tokenising."""
+"""Prompts as token ids: texts that cannot fit are refused, and texts to be truncated cut, before tokenising."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
