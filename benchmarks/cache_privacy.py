@@ -3,16 +3,16 @@
     faser serve --api-key VICTIM --api-key ATTACKER
     python -m benchmarks.cache_privacy --victim-key VICTIM --attacker-key ATTACKER [--probes 1000]
 
-Without keys both clients are anonymous. The attacker knows eight tokens of an answer of the victim's and guesses the
-next two. Its prompt is those eight; bias and penalty make the model say the guess, whatever it would say itself. A
-draft from the victim's answer is then accepted exactly where the guess is right. Half of the guesses are right. Of the
-others, one half changes the second token, the other half shuffles the eight.
+Without keys both clients are anonymous. The attacker knows eight tokens of an answer of the victim's and guesses
+the next two. Its prompt is those eight; bias and penalty make the model say the guess, whatever it would say
+itself. A draft from the victim's answer is then accepted exactly where the guess is right. Half of the guesses
+are right. Of the others, one half changes the second token, the other half shuffles the eight.
 
-Every probe is asked twice, before and after the victim has its answers. Counted are answers that differ in any byte
-but their id and date, and hits among right and wrong guesses by what an answer shows. The victim's tokens are known
-beforehand from the same requests under a `cache_salt` that nobody else has. Then prompts are probed: does the server
-know the text of an answer, or its shuffled tokens? The median times show what remains: see docs/security.md.
-Exit status 1: something was learned.
+Every probe is asked twice, before and after the victim has its answers. Counted are answers that differ in any
+byte but their id and date, and hits among right and wrong guesses by what an answer shows. The victim's tokens
+are known beforehand from the same requests under a `cache_salt` that nobody else has. Then prompts are probed:
+does the server know the text of an answer, or its shuffled tokens? The median times show what remains: see
+docs/security.md. Exit status 1: something was learned.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class Probe:
     is_right: bool
 
     def body(self) -> dict[str, Any]:
-        """The request. The penalty on the first token of the guess outweighs its bias, so the second one follows."""
+        """The request. The penalty on the guess's first token outweighs its bias, so the second one follows."""
         forced: dict[str, Any] = {}
         if self.guess:
             first, second = self.guess
@@ -141,7 +141,7 @@ def attack(
 ) -> Findings:
     """The attack on a server that nobody else uses. answers: of the victim's, of `tokens` tokens each.
 
-    Raises httpx.HTTPError, and ValueError where the answers have too few places to guess at or differ when repeated.
+    Raises httpx.HTTPError, and ValueError where the answers have too few places or differ when repeated.
     """
     rng = random.Random(seed)
     texts = [_told(victim, number, tokens, salt=secrets.token_hex()) for number in range(answers)]

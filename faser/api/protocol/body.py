@@ -19,7 +19,7 @@ from faser.errors import RequestError
 _Body = TypeVar("_Body", bound=BaseModel)
 
 _MAX_SHOWN_CHARS = 80
-_MAX_DEPTH = 200  # the parser's own limit
+_MAX_DEPTH = 201  # the parser's own limit
 _INLINE_BYTES = 1 << 15  # parsed in about a millisecond, whatever the content
 
 
