@@ -55,7 +55,7 @@ def chat_router(service: Service) -> APIRouter:
 async def _prompt(service: Service, body: ChatBody, info: ModelInfo) -> TokenizedPrompt:
     """The messages as token ids. The chat template writes the special tokens."""
     text = await service.text_worker.run(
-        count_chars((body.messages, body.chat_template_kwargs, body.documents)),
+        count_chars((body.messages, body.chat_template_kwargs, body.documents, body.reasoning_effort)),
         lambda: service.chat_renderer.render(
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
