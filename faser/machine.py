@@ -1,14 +1,17 @@
-"""Cores and memory that this process may use, and how busy other processes keep the cores.
+"""Cores and memory that this process may use and gives back, and how busy other processes keep the cores.
 
 Reads the scheduler's affinity mask and the limits of control groups, version 1 and 2, so that the limits of a
 container count like the machine's own.
 """
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
@@ -42,6 +45,16 @@ def available_memory(cgroup_root: Path = _CGROUP_ROOT, proc: Path = _PROC) -> in
             cached = _entry(folder / "memory.stat", "inactive_file") or 0
             limits.append(limit - used + cached)
     return max(0, min(limits))
+
+
+def return_free_memory() -> None:
+    """Give memory that this process has freed back to the system; any thread may call it.
+
+    The C library keeps it otherwise, in pieces between others in use. Does nothing unless the library is glibc.
+    """
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +123,12 @@ def _busy_share(before: CoreUse, after: CoreUse) -> float:
     if ran_s <= 0 or waited_s <= 0 or total_s <= 0:
         return 0.0
     return max(min(waited_s / (ran_s + waited_s), (used_s - ran_s) / total_s), 0.0)
+
+
+@cache
+def _malloc_trim() -> Any:
+    """glibc's function; None: the C library is another one."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def _cgroups(root: Path, proc: Path, controller: str) -> Iterator[Path]:

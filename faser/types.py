@@ -181,7 +181,10 @@ DEFAULT_SPECULATION = SpeculationParams()
 class Request:
     """One accepted request, tokenised. arrival_s: its arrival, by time.monotonic().
 
-    cache_salt: requests with different salts never share prefix blocks.
+    cache_salt: requests with different salts share neither prefix blocks nor past answers to draft from.
+    shares_cache: clients that know nothing of each other share those of this request. So its outputs must say
+    nothing about them: they come token by token, however many a step accepted, and drafts and cached tokens are
+    not reported.
     predicted_token_ids: a text that the answer may repeat; only drafts are copied from it.
 
     Raises RequestError for a priority that does not fit 64 bits.
@@ -193,6 +196,7 @@ class Request:
     priority: int = 0
     arrival_s: float = 0.0
     cache_salt: str | None = None
+    shares_cache: bool = False
     speculation: SpeculationParams = DEFAULT_SPECULATION
     predicted_token_ids: tuple[int, ...] = ()
 

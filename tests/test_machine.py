@@ -3,9 +3,18 @@
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
-from faser.machine import BusyMeter, CoreUse, available_memory, core_use, usable_cores, usable_memory
+from faser.machine import (
+    BusyMeter,
+    CoreUse,
+    available_memory,
+    core_use,
+    return_free_memory,
+    usable_cores,
+    usable_memory,
+)
 
 CORES = len(os.sched_getaffinity(0))
 MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -137,3 +146,17 @@ def test_this_kernel_says_what_this_process_used() -> None:
     after = core_use()
     assert after is not None
     assert after.ran_s > before.ran_s
+
+
+def test_memory_that_was_freed_between_pieces_in_use_goes_back() -> None:
+    """The last piece stays in use, so the C library does not give back what lies before it by itself."""
+    process = psutil.Process()
+    pieces = [bytearray(1 << 16) for _ in range(2000)]  # 131 MB, each piece below what is mapped by itself
+    for piece in pieces:
+        piece[:] = b"x" * len(piece)
+    in_use = process.memory_info().rss
+    last = pieces[-1]
+    del pieces, piece
+    return_free_memory()
+    assert in_use - process.memory_info().rss > 100e6
+    assert last[0] == ord("x")

@@ -45,6 +45,13 @@ class ServerConfig:
     api_key_file: str | None = setting(
         None, "File with further keys, one a line.", group=SERVER, kind=Kind.FILE, metavar="file"
     )
+    share_cache_across_keys: bool = setting(
+        False,
+        "Let requests with different API keys reuse each other's prefixes and past answers. "
+        "Answers then report neither drafts nor cached tokens.",
+        group=SERVER,
+        kind=Kind.SWITCH,
+    )
     metrics_require_key: bool = setting(
         False, "Require the API key on /metrics as well.", group=SERVER, kind=Kind.SWITCH
     )

@@ -20,6 +20,7 @@ MODEL = "tiny"
 def settings(
     *,
     api_keys: tuple[str, ...] = (),
+    share_cache_across_keys: bool = False,
     strict: bool = False,
     max_request_bytes: int = 32 << 20,
     chat_template: str | None = None,
@@ -34,6 +35,7 @@ def settings(
     return ApiSettings(
         served_model_names=(MODEL, "tiny-alias"),
         api_keys=api_keys,
+        share_cache_across_keys=share_cache_across_keys,
         max_request_bytes=max_request_bytes,
         strict_request_fields=strict,
         chat_template=chat_template,

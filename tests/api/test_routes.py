@@ -103,6 +103,33 @@ def test_tokenize_and_detokenize_are_inverse(http: httpx.Client) -> None:
     assert http.post("/detokenize", json={"tokens": counted["tokens"]}).json() == {"prompt": "né<|end|>"}
 
 
+@pytest.mark.parametrize(
+    "body, param",
+    [
+        ({"prompt": "x" * 10_000_000}, "prompt"),
+        ({"messages": [{"role": "user", "content": "x" * 10_000_000}]}, "messages"),
+    ],
+)
+def test_tokenize_refuses_what_can_fit_no_context(http: httpx.Client, body: dict[str, object], param: str) -> None:
+    answer = http.post("/tokenize", json=body)
+    failure = answer.json()["error"]
+    assert (answer.status_code, failure["param"]) == (400, param)
+    assert failure["message"].startswith(f"{param} has at least 14285")
+    assert failure["message"].endswith("tokens; it must not exceed the model's context, 4096 tokens")
+
+
+def test_tokenize_counts_texts_somewhat_longer_than_the_context(http: httpx.Client) -> None:
+    assert http.post("/tokenize", json={"prompt": "x" * 6000}).json()["count"] == 6000
+
+
+def test_detokenize_refuses_more_ids_than_tokenize_gives(http: httpx.Client) -> None:
+    answer = http.post("/detokenize", json={"tokens": [65] * 30_000})
+    failure = answer.json()["error"]
+    assert (answer.status_code, failure["param"]) == (400, "tokens")
+    assert failure["message"] == "tokens has 30000 ids; at most 28672 are allowed"
+    assert http.post("/detokenize", json={"tokens": [65] * 28_000}).json() == {"prompt": "A" * 28_000}
+
+
 def test_messages_are_tokenised_as_chats_are(http: httpx.Client, engine: FakeEngine) -> None:
     messages = [{"role": "user", "content": "hi"}]
     tokens = http.post("/tokenize", json={"messages": messages}).json()["tokens"]

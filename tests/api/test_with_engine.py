@@ -22,10 +22,21 @@ CONFIG = EngineConfig(dtype="float32", backend="torch", max_model_len=512, max_n
 
 
 @asynccontextmanager
-async def running(checkpoint: Path, config: EngineConfig) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
+async def running(
+    checkpoint: Path,
+    config: EngineConfig,
+    *,
+    api_keys: tuple[str, ...] = (),
+    share_cache_across_keys: bool = False,
+) -> AsyncIterator[tuple[AsyncEngine, httpx.AsyncClient]]:
     metrics = Metrics(model_name=MODEL, max_model_len=512, speculation=config.speculation)
     engine = AsyncEngine(config, checkpoint, load_tokenizer(checkpoint), transport="thread", metrics=metrics)
-    chosen = settings(speculation=config.speculation, spec_decode_metrics=config.per_request_spec_decode_metrics)
+    chosen = settings(
+        api_keys=api_keys,
+        share_cache_across_keys=share_cache_across_keys,
+        speculation=config.speculation,
+        spec_decode_metrics=config.per_request_spec_decode_metrics,
+    )
     app = create_app(engine, settings=chosen, metrics=metrics)
     http = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
     server, listener = uvicorn.Server(http), http.bind_socket()
@@ -76,6 +87,7 @@ def test_what_answers_tell_of_speculation_is_what_is_scraped(tiny_checkpoint: Pa
 
     async def story(_: AsyncEngine, client: httpx.AsyncClient) -> None:
         body = {"prompt": "hello hello hello hello", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+        body |= {"cache_salt": "mine"}
         answers = [(await client.post("/v1/completions", json={**body, "n": n})).json() for n in (1, 2)]
         reports = [answer["metrics"]["faser"] for answer in answers]
         scraped = scrape((await client.get("/metrics")).text)

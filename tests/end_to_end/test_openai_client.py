@@ -153,7 +153,8 @@ def test_logprobs_of_a_greedy_chat_name_the_likeliest_tokens(client: openai.Open
 def test_a_repeated_prompt_comes_from_the_prefix_cache(client: openai.OpenAI) -> None:
     prompt = "seven wizards quietly judge my vow of speculation " * 4
     for expected_hit in (False, True):
-        usage = client.completions.create(model=MODEL, prompt=prompt, max_tokens=1).usage
+        salted = {"cache_salt": "mine"}
+        usage = client.completions.create(model=MODEL, prompt=prompt, max_tokens=1, extra_body=salted).usage
         assert usage is not None
         assert usage.prompt_tokens_details is not None
         assert bool(usage.prompt_tokens_details.cached_tokens) is expected_hit

@@ -1,4 +1,4 @@
-"""API keys: which routes require one, and which keys are accepted."""
+"""API keys: which routes require one, which keys are accepted, and which one a request presented."""
 
 import hmac
 from collections.abc import Sequence
@@ -11,6 +11,12 @@ from faser.api.protocol.errors import HttpError, error_response
 # Orchestrators call these without a key.
 _OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 _METRICS_PATH = "/metrics"
+
+
+def presented_key(scope: Scope) -> bytes | None:
+    """The API key that let this request in; None: its route or the server requires none. Never log it."""
+    key: bytes | None = scope.get("state", {}).get("api_key")
+    return key
 
 
 class ApiKeyMiddleware:
@@ -26,25 +32,26 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._keys and scope["type"] == "http" and not self._is_open(scope):
-            refusal = self._refusal(Headers(scope=scope).get("authorization"))
-            if refusal is not None:
+            key, refusal = self._accepted(Headers(scope=scope).get("authorization"))
+            if key is None:
                 error = HttpError(401, refusal, headers={"WWW-Authenticate": "Bearer"})
                 await error_response(error)(scope, receive, send)
                 return
+            scope.setdefault("state", {})["api_key"] = key
         await self._app(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         return scope["method"] == "OPTIONS" or path in self._open
 
-    def _refusal(self, header: str | None) -> str | None:
-        """Why this Authorization header is refused; None: it is accepted. Never repeats its value."""
+    def _accepted(self, header: str | None) -> tuple[bytes | None, str]:
+        """(the key in the Authorization header; None: it is refused, for this reason, which never repeats it)."""
         if header is None:
-            return "no API key; send the header Authorization: Bearer <key>"
+            return None, "no API key; send the header Authorization: Bearer <key>"
         scheme, _, given = header.partition(" ")
         if scheme.lower() != "bearer":
-            return "the Authorization header does not begin with Bearer; send Authorization: Bearer <key>"
+            return None, "the Authorization header does not begin with Bearer; send Authorization: Bearer <key>"
         presented = given.strip().encode("latin-1")  # the bytes as received
         # Compare with every key, in constant time: timing must not reveal which key matched, or how much of it.
-        matches = [hmac.compare_digest(key, presented) for key in self._keys]
-        return None if any(matches) else "the API key is not one of this server's"
+        matches = [key for key in self._keys if hmac.compare_digest(key, presented)]
+        return (matches[0], "") if matches else (None, "the API key is not one of this server's")

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import pydantic_core
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
@@ -18,6 +19,7 @@ from faser.errors import RequestError
 _Body = TypeVar("_Body", bound=BaseModel)
 
 _MAX_SHOWN_CHARS = 80
+_MAX_DEPTH = 201  # the parser's own limit
 _INLINE_BYTES = 1 << 15  # parsed in about a millisecond, whatever the content
 
 
@@ -37,8 +39,24 @@ async def read_body(request: Request, schema: type[_Body], *, max_bytes: int) ->
     return await asyncio.to_thread(_parse_large, bytes(raw), schema)
 
 
+def parse_text(text: str, path: str) -> Any:
+    """The value of JSON that a field of the body contains as text. path: of the field.
+
+    Raises RequestError and HttpError (413), with the limits of a body: for its number of values, and their depth.
+    """
+    raw = text.encode("utf-8", "surrogatepass")
+    check_size(raw, path)
+    try:
+        return pydantic_core.from_json(raw)
+    except ValueError as error:
+        fault = _json_fault(str(error))
+        raise RequestError(f"{path} is {shown(text)}; it must be JSON: {fault}", param=path) from None
+
+
 def shown(value: Any) -> str:
     """A value as JSON, shortened for use in an error message."""
+    if isinstance(value, str) and len(value) > _MAX_SHOWN_CHARS:
+        return f"{json.dumps(value[:_MAX_SHOWN_CHARS], ensure_ascii=False)[:-1]}… ({len(value)} characters)"
     text = json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}… ({len(text)} characters)"
 
@@ -81,7 +99,7 @@ def _as_request_error(error: Mapping[str, Any]) -> RequestError:
     path = ".".join(str(part) for part in error["loc"])
     match error["type"]:
         case "json_invalid":
-            return RequestError(f"the body is not JSON: {error['ctx']['error']}")
+            return RequestError(f"the body is not JSON: {_json_fault(error['ctx']['error'])}")
         case "model_type" | "model_attributes_type" if not path:
             return RequestError(f"the body is {shown(error['input'])}; it must be a JSON object")
         case "missing":
@@ -90,3 +108,10 @@ def _as_request_error(error: Mapping[str, Any]) -> RequestError:
             return RequestError(f"{path} is not a known field", param=path)
     expected = error["msg"].replace("Input should be", "it must be").replace("String should", "it should")
     return RequestError(f"{path} is {shown(error['input'])}; {expected}", param=path)
+
+
+def _json_fault(message: str) -> str:
+    """What the parser says, with the limit that it does not name."""
+    return message.replace(
+        "recursion limit exceeded", f"lists and objects are nested deeper than {_MAX_DEPTH} levels"
+    )

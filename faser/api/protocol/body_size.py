@@ -12,17 +12,17 @@ MAX_NESTED = 1 << 17  # objects, lists and their keys cost seven times as much
 _PIECE_BYTES = 1 << 18
 
 
-def check_size(raw: bytes) -> None:
+def check_size(raw: bytes, what: str = "the body") -> None:
     """Raises HttpError (413) for a body with more values than a request can need. A string is one value.
 
-    raw: JSON. The counts of other bytes mean nothing; the parser then reports the error.
+    raw: JSON. The counts of other bytes mean nothing; the parser then reports the error. what: its name in errors.
     """
     values, nested = count(raw)
     if values > MAX_VALUES:
-        raise HttpError(413, f"the body has {values} values or more; at most {MAX_VALUES} are allowed")
+        raise HttpError(413, f"{what} has {values} values or more; at most {MAX_VALUES} are allowed")
     if nested > MAX_NESTED:
         raise HttpError(
-            413, f"the body has {nested} objects, lists and keys or more; at most {MAX_NESTED} are allowed"
+            413, f"{what} has {nested} objects, lists and keys or more; at most {MAX_NESTED} are allowed"
         )
 
 

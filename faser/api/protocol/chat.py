@@ -1,11 +1,10 @@
 """The body of POST /v1/chat/completions, and the messages in it."""
 
-import json
 from typing import Any
 
 from pydantic import Field
 
-from faser.api.protocol.body import shown
+from faser.api.protocol.body import parse_text, shown
 from faser.api.protocol.common import GenerationBody
 from faser.errors import RequestError
 
@@ -91,9 +90,5 @@ def _read_tool_call(call: Any, path: str) -> dict[str, Any]:
         raise RequestError(f"{path} is {shown(call)}; it must have a function with a name", param=path)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments else {}
-        except ValueError:
-            where = f"{path}.function.arguments"
-            raise RequestError(f"{where} is {shown(arguments)}; it must be JSON", param=where) from None
+        arguments = parse_text(arguments, f"{path}.function.arguments") if arguments else {}
     return {**call, "function": {**function, "arguments": arguments}}

@@ -1,7 +1,6 @@
 """POST /v1/chat/completions."""
 
 import time
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -19,8 +18,9 @@ from faser.api.serving.request_builder import (
     read_stream_options,
     tokenization_rules,
 )
-from faser.api.serving.requests.prompts import TokenizedPrompt, in_thread_if_long, tokenize_prompts
+from faser.api.serving.requests.prompts import TokenizedPrompt, tokenize_prompts
 from faser.api.serving.requests.sampling_params import chat_sampling
+from faser.api.serving.requests.text_worker import count_chars
 from faser.api.serving.service import Service
 from faser.types import ModelInfo
 
@@ -43,7 +43,9 @@ def chat_router(service: Service) -> APIRouter:
             return_token_ids=bool(body.return_token_ids),
             asks_prompt_logprobs=body.prompt_logprobs is not None,
         )
-        predicted = await read_prediction(body.prediction, service.engine.tokenizer, limit=info.max_model_len)
+        predicted = await read_prediction(
+            body.prediction, service.engine.tokenizer, service.text_worker, limit=info.max_model_len
+        )
         handler = build_handler(service, http, body, formatter, [prompt], sampling, predicted, arrival_s)
         return await handler.respond(http)
 
@@ -52,9 +54,8 @@ def chat_router(service: Service) -> APIRouter:
 
 async def _prompt(service: Service, body: ChatBody, info: ModelInfo) -> TokenizedPrompt:
     """The messages as token ids. The chat template writes the special tokens."""
-    num_chars = sum(_num_chars(message) for message in body.messages)
-    text = await in_thread_if_long(
-        num_chars,
+    text = await service.text_worker.run(
+        count_chars((body.messages, body.chat_template_kwargs, body.documents, body.reasoning_effort)),
         lambda: service.chat_renderer.render(
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
@@ -64,11 +65,5 @@ async def _prompt(service: Service, body: ChatBody, info: ModelInfo) -> Tokenize
         ),
     )
     rules = tokenization_rules(body, info, field=ChatFormatter.prompt_field, add_special_tokens=False)
-    (prompt,) = await tokenize_prompts([text], service.engine.tokenizer, rules)
+    (prompt,) = await tokenize_prompts([text], service.engine.tokenizer, rules, service.text_worker)
     return prompt
-
-
-def _num_chars(message: dict[str, Any]) -> int:
-    """Length of the content, an upper bound if it comes in parts."""
-    content = message.get("content")
-    return len(content) if isinstance(content, str) else len(str(content))

@@ -37,7 +37,7 @@ def completions_router(service: Service) -> APIRouter:
         rules = tokenization_rules(body, info, field=CompletionFormatter.prompt_field, add_special_tokens=True)
         sources = read_prompts(body.prompt)
         check_capacity(service, len(sources), sampling)
-        prompts = await tokenize_prompts(sources, service.engine.tokenizer, rules)
+        prompts = await tokenize_prompts(sources, service.engine.tokenizer, rules, service.text_worker)
         formatter = CompletionFormatter(
             token_formatter=TokenFormatter(
                 tokenizer=service.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
@@ -48,7 +48,9 @@ def completions_router(service: Service) -> APIRouter:
             return_token_ids=bool(body.return_token_ids),
             asks_prompt_logprobs=body.prompt_logprobs is not None,
         )
-        predicted = await read_prediction(body.prediction, service.engine.tokenizer, limit=info.max_model_len)
+        predicted = await read_prediction(
+            body.prediction, service.engine.tokenizer, service.text_worker, limit=info.max_model_len
+        )
         handler = build_handler(service, http, body, formatter, prompts, sampling, predicted, arrival_s)
         return await handler.respond(http)
 

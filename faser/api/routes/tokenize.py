@@ -9,7 +9,8 @@ from starlette.responses import Response
 from faser.api.protocol.body import read_body
 from faser.api.protocol.tokenize import DetokenizeBody, TokenizeBody
 from faser.api.routes.openapi import json_body
-from faser.api.serving.requests.prompts import in_thread_if_long
+from faser.api.serving.requests.prompts import excess
+from faser.api.serving.requests.text_worker import count_chars
 from faser.api.serving.service import Service
 from faser.errors import RequestError
 
@@ -25,9 +26,16 @@ def tokenize_router(service: Service) -> APIRouter:
         service.model_name(body.model)
         max_model_len = service.engine.info.max_model_len
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-        text = _text(service, body)
+        _check_either(body)
 
         def answer() -> bytes:
+            text = _text(service, body)
+            if (size := excess(text, tokenizer, max_model_len)) is not None:
+                field = "messages" if body.prompt is None else "prompt"
+                raise RequestError(
+                    f"{field} has {size}; it must not exceed the model's context, {max_model_len} tokens",
+                    param=field,
+                )
             tokens = tokenizer.encode(text, add_special_tokens=special)
             fields: dict[str, Any] = {
                 "count": len(tokens),
@@ -37,27 +45,42 @@ def tokenize_router(service: Service) -> APIRouter:
             }
             return msgspec.json.encode(fields)
 
-        return Response(await in_thread_if_long(len(text), answer), media_type="application/json")
+        num_chars = count_chars((body.prompt, body.messages, body.chat_template_kwargs))
+        return Response(await service.text_worker.run(num_chars, answer), media_type="application/json")
 
     @router.post("/detokenize", openapi_extra=json_body(DetokenizeBody))
-    async def detokenize(http: Request) -> dict[str, str]:
+    async def detokenize(http: Request) -> Response:
         body = await read_body(http, DetokenizeBody, max_bytes=service.settings.max_request_bytes)
         service.fields.check(body.model_extra, {})
         service.model_name(body.model)
-        for at, token_id in enumerate(body.tokens):
-            if not 0 <= token_id < tokenizer.vocab_size:
-                raise RequestError(
-                    f"tokens.{at} is {token_id}; it must be at least 0 and at most {tokenizer.vocab_size - 1}",
-                    param=f"tokens.{at}",
-                )
-        return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}
+        most = tokenizer.max_chars(service.engine.info.max_model_len)
+        if len(body.tokens) > most:
+            raise RequestError(f"tokens has {len(body.tokens)} ids; at most {most} are allowed", param="tokens")
+
+        def answer() -> bytes:
+            _check_ids(body.tokens, tokenizer.vocab_size)
+            return msgspec.json.encode({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+        return Response(await service.text_worker.run(len(body.tokens), answer), media_type="application/json")
 
     return router
 
 
-def _text(service: Service, body: TokenizeBody) -> str:
+def _check_ids(token_ids: list[int], vocab_size: int) -> None:
+    for at, token_id in enumerate(token_ids):
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"tokens.{at} is {token_id}; it must be at least 0 and at most {vocab_size - 1}",
+                param=f"tokens.{at}",
+            )
+
+
+def _check_either(body: TokenizeBody) -> None:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("exactly one of prompt and messages must be given", param="prompt")
+
+
+def _text(service: Service, body: TokenizeBody) -> str:
     if body.prompt is not None:
         return body.prompt
     return service.chat_renderer.render(

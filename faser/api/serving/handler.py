@@ -81,8 +81,9 @@ class GenerationHandler:
             aclosing(_merged(readers)) as outputs,
         ):
             async for prompt_index, output in outputs:
-                usage.count(prompt_index, output)
+                usage.count_cached(prompt_index, output.num_cached_tokens)
                 for state, delta in self._by_choice(states, prompt_index, output):
+                    usage.count(state.index, delta)
                     deltas[state.index].append(delta)
                     report.take(state.index, delta)
         choices = [self.formatter.choice(state, _joined(own)) for state, own in zip(states, deltas, strict=True)]
@@ -111,10 +112,11 @@ class GenerationHandler:
                 aclosing(_merged(readers)) as outputs,
             ):
                 async for prompt_index, output in outputs:
-                    usage.count(prompt_index, output)
-                    running = usage.as_json() if streaming.continuous_usage else None
+                    usage.count_cached(prompt_index, output.num_cached_tokens)
                     events = []
                     for state, delta in self._by_choice(states, prompt_index, output):
+                        usage.count(state.index, delta)
+                        running = usage.as_json() if streaming.continuous_usage else None
                         report.take(state.index, delta)
                         events += [writer.chunk([chunk], running) for chunk in self.formatter.chunks(state, delta)]
                     if events:
@@ -138,7 +140,11 @@ class GenerationHandler:
         ]
 
     def _usage(self) -> Usage:
-        return Usage([len(prompt.token_ids) for prompt in self.prompts], predicted=self.predicted)
+        return Usage(
+            [len(prompt.token_ids) for prompt in self.prompts],
+            predicted=self.predicted,
+            shares_cache=self.requests[0].shares_cache,
+        )
 
     def _speculation_report(self) -> SpeculationReport:
         first, settings = self.requests[0], self.service.settings
@@ -147,6 +153,7 @@ class GenerationHandler:
             num_choices=len(self.requests) * first.sampling.n,
             level=settings.spec_decode_metrics,
             cap=settings.speculation.cap,
+            shares_cache=first.shares_cache,
         )
 
     def _by_choice(

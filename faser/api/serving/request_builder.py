@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fastapi import Request as HttpRequest
 
+from faser.api.middleware.auth import presented_key
 from faser.api.middleware.request_id import get_request_id, set_request_id
 from faser.api.protocol.common import GenerationBody
 from faser.api.protocol.unsupported_fields import UnsupportedField
@@ -100,6 +101,7 @@ def build_handler(
     # Clients choose request ids and may repeat one; the engine needs unique ids.
     unique = uuid.uuid4().hex[:12]
     settings = service.settings
+    namespace = service.namespaces.name(presented_key(http.scope), body.cache_salt)
     speculation = speculation_params(body.speculative, http.headers, settings.speculation)
     requests = tuple(
         Request(
@@ -108,7 +110,8 @@ def build_handler(
             sampling=sampling,
             priority=body.priority or 0,
             arrival_s=arrival_s,
-            cache_salt=body.cache_salt,
+            cache_salt=namespace,
+            shares_cache=namespace is None,
             speculation=speculation,
             predicted_token_ids=predicted or (),
         )

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from faser.api.protocol.unsupported_fields import FieldChecker
 from faser.api.serving.engine_client import EngineClient, OutputReader
+from faser.api.serving.requests.cache_namespaces import CacheNamespaces
 from faser.api.serving.requests.settings import ApiSettings
+from faser.api.serving.requests.text_worker import TextWorker
 from faser.api.templates.chat_renderer import ChatRenderer
 from faser.errors import NotReadyError, OverloadError, RequestError, UnknownModelError
 from faser.metrics.server import QUEUE_FULL, Metrics
@@ -23,6 +25,8 @@ class Service:
     metrics: Metrics
     chat_renderer: ChatRenderer
     fields: FieldChecker
+    namespaces: CacheNamespaces
+    text_worker: TextWorker
     created_s: int
 
     @classmethod
@@ -34,6 +38,8 @@ class Service:
             metrics=metrics,
             chat_renderer=ChatRenderer(engine.tokenizer, settings.chat_template),
             fields=FieldChecker(strict=settings.strict_request_fields),
+            namespaces=CacheNamespaces(across_keys=settings.share_cache_across_keys),
+            text_worker=TextWorker(),
             created_s=int(time.time()),
         )
 

@@ -49,6 +49,7 @@ def serve_on(
         settings = ApiSettings(
             served_model_names=names,
             api_keys=keys,
+            share_cache_across_keys=server_config.share_cache_across_keys,
             max_request_bytes=server_config.max_request_bytes,
             strict_request_fields=server_config.strict_request_fields,
             chat_template=_read_text(server_config.chat_template),

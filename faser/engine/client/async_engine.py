@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -299,17 +300,20 @@ class AsyncEngine:
     def _observe(self, stream: OutputStream, output: RequestOutput, now: float) -> None:
         """Count the tokens of one step. TTFT counts from arrival, so it includes the time in the queue."""
         timing = stream.timing
+        num_tokens: Counter[int] = Counter()  # of this step, by sample
         for delta in output.deltas:
-            if not delta.token_ids:
+            num_tokens[delta.index] += len(delta.token_ids)
+        for index, count in num_tokens.items():
+            if not count:
                 continue
-            timing.num_tokens[delta.index] += len(delta.token_ids)
+            timing.num_tokens[index] += count
             if self._metrics is not None:
                 if timing.first_token_s is None:
                     self._metrics.first_token(now - timing.arrival_s)
-                before = timing.last_token_s.get(delta.index)
-                self._metrics.tokens(len(delta.token_ids), None if before is None else now - before)
+                before = timing.last_token_s.get(index)
+                self._metrics.tokens(count, None if before is None else now - before)
             timing.first_token_s = timing.first_token_s or now
-            timing.last_token_s[delta.index] = now
+            timing.last_token_s[index] = now
         if stream.finished:
             reasons = {delta.finish_reason for delta in output.deltas}
             self._end(stream, FinishReason.STOP if FinishReason.STOP in reasons else FinishReason.LENGTH)

@@ -6,7 +6,8 @@ exist only in text, and then aborts the sample in the engine.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Self
 
 from faser.engine.contract.plan import SequenceDelta
@@ -89,6 +90,8 @@ class OutputStream:
 
     def take(self, deltas: list[SequenceDelta]) -> RequestOutput | None:
         """Convert one step's deltas to text and queue them. None: there is nothing for the reader."""
+        if self.request.shares_cache:
+            deltas = [each for delta in deltas for each in _by_token(delta)]
         converted = tuple(each for delta in deltas if (each := self._convert(delta)) is not None)
         if not converted:
             return None
@@ -138,3 +141,20 @@ class OutputStream:
         ended_by_token = delta.finish_reason is FinishReason.STOP
         hides_last = ended_by_token and not self.request.sampling.include_stop_str_in_output
         return delta.token_ids[:-1] if hides_last else delta.token_ids
+
+
+def _by_token(delta: SequenceDelta) -> Iterator[SequenceDelta]:
+    """What the delta says, as if each of its tokens had come in a step of its own."""
+    last = len(delta.token_ids) - 1
+    if last < 1:
+        yield delta
+        return
+    for at, token_id in enumerate(delta.token_ids):
+        yield replace(
+            delta,
+            token_ids=(token_id,),
+            logprobs=None if delta.logprobs is None else delta.logprobs[at : at + 1],
+            prompt_logprobs=delta.prompt_logprobs if at == 0 else None,
+            finish_reason=delta.finish_reason if at == last else None,
+            stop_reason=delta.stop_reason if at == last else None,
+        )

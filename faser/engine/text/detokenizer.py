@@ -115,7 +115,8 @@ class Detokenizer:
 class _Matcher:
     """Finds one string in a sequence of characters, in amortised constant time per character.
 
-    matched: length of the longest suffix of the characters that is a proper prefix of the string.
+    matched: length of the longest suffix of the characters that is a proper prefix of the string. The table is
+    made as far as the string has ever been matched, so that a sample does not pay for all of its stop strings.
     Source: Knuth, Morris, Pratt, SIAM Journal on Computing 6(2), 1977, section 2; its next[] is _shorter here.
     """
 
@@ -123,15 +124,13 @@ class _Matcher:
         self.text = text
         self.matched = 0
         # [i]: length of the longest proper suffix of the first i + 1 characters that is also a prefix
-        self._shorter = [0] * len(text)
-        length = 0
-        for at in range(1, len(text)):
-            length = self._extend(length, text[at])
-            self._shorter[at] = length
+        self._shorter = [0]
 
     def step(self, char: str) -> bool:
         """Whether this character completes the string."""
         self.matched = self._extend(self.matched, char)
+        while len(self._shorter) < self.matched:
+            self._shorter.append(self._extend(self._shorter[-1], self.text[len(self._shorter)]))
         complete = self.matched == len(self.text)
         if complete:
             self.matched = self._shorter[-1]

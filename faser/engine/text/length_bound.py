@@ -1,7 +1,9 @@
 """LengthBound: a lower bound of the number of tokens of a text, without tokenising it.
 
 Derived from the most bytes that one token covers and from the bytes that cost no token. A prompt that is far
-too long can so be refused in the time that counting its bytes takes.
+too long can so be refused in the time that counting its bytes takes. Where that says too little (a token may cover
+hundreds of bytes, and some tokenizers drop text), a limit on characters keeps texts from being tokenised that no
+number of tokens explains: tokenising takes some 200 bytes of memory for each character.
 """
 
 from dataclasses import dataclass
@@ -14,6 +16,12 @@ from faser.engine.text.token_spelling import BYTE_OF_CHAR, TokenSpelling, compon
 # The largest factor by which Unicode NFC shrinks UTF-8: the Kelvin sign, 3 bytes, becomes the letter K;
 # three Hangul jamo, 9 bytes, one syllable of 3.
 _NFC_SHRINK_FACTOR = 3
+
+_PIECE_CHARS = 1 << 16  # counted at a time
+
+# Long texts have 3 to 5 characters for each token. More than 16 have short ones only: runs of spaces or dashes.
+_MOST_CHARS_PER_TOKEN = 16
+_SHORT_CHARS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +58,23 @@ class LengthBound:
         """A lower bound of the number of tokens; 0 if there is no better one."""
         if self.bytes_per_token is None:
             return 0
+        num_bytes = sum(self._num_bytes(text[at : at + _PIECE_CHARS]) for at in range(0, len(text), _PIECE_CHARS))
+        return -(-num_bytes // self.bytes_per_token)
+
+    def max_chars(self, num_tokens: int) -> int:
+        """The length up to which a text is taken for one of at most num_tokens tokens.
+
+        Either a longer text certainly has more tokens, or it has over 16 characters for each and 65,536 in all.
+        """
+        plausible = max(_SHORT_CHARS, _MOST_CHARS_PER_TOKEN * num_tokens)
+        if self.bytes_per_token is None or self.free_bytes or self.free_spaces:
+            return plausible
+        return min(plausible, self.bytes_per_token * num_tokens)  # a character has at least one byte
+
+    def _num_bytes(self, text: str) -> int:
+        """The bytes that cost tokens."""
         kept = "".join(text.split()) if self.free_spaces else text
-        counted = kept.encode("utf-8", "surrogatepass").translate(None, self.free_bytes)
-        return -(-len(counted) // self.bytes_per_token)
+        return len(kept.encode("utf-8", "surrogatepass").translate(None, self.free_bytes))
 
 
 def _spells_or_drops(core: tokenizers.Tokenizer, spelling: TokenSpelling) -> bool:

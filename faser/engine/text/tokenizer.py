@@ -14,6 +14,8 @@ from faser.engine.text.token_spelling import TokenSpelling
 from faser.engine.text.tokenizer_settings import TokenizerSettings, read_settings
 from faser.errors import ModelError, RequestError
 
+_MARGIN_CHARS = 4096
+
 
 class Tokenizer:
     """A checkpoint's tokenizer. Immutable, so threads may share it.
@@ -91,6 +93,22 @@ class Tokenizer:
         merge text without limit.
         """
         return self._length_bound.min_tokens(text)
+
+    def max_chars(self, num_tokens: int) -> int:
+        """The length, in characters, above which a text has more than num_tokens tokens, or is taken to have them.
+
+        See LengthBound.
+        """
+        return self._length_bound.max_chars(num_tokens)
+
+    def end_of(self, text: str, num_tokens: int) -> str:
+        """The end of a text, long enough for its last num_tokens tokens.
+
+        encode() gives the same last tokens for it as for the whole text wherever the two agree on one boundary
+        between tokens in the characters that are kept beyond those of the tokens, at least 4,096. Words, numbers
+        and lines set such boundaries; a text without them, such as one letter repeated, may be divided otherwise.
+        """
+        return text[-(self.max_chars(num_tokens) + _MARGIN_CHARS) :]
 
 
 def strip_leading(text: str, limit: int) -> str:

@@ -96,6 +96,7 @@ def test_numbers_that_are_none_are_refused_by_name(http: httpx.Client, literal: 
         ("stream_options", {"include_usage": True}, "stream_options is set but stream is not true"),
         ("truncate_prompt_tokens", 0, f"truncate_prompt_tokens is 0; it must be -1, or from 1 to {MAX_MODEL_LEN}"),
         ("cache_salt", "", 'cache_salt is ""'),
+        ("cache_salt", "s" * 1025, "it should have at most 1024 characters"),
         ("priority", 1, "priority is 1; it must be 0 unless"),
         ("request_id", "a\nb", "request_id is 'a\\nb'; it must be 1 to 256 printable ASCII characters"),
         ("prompt", "", "the prompt is empty: it has 0 tokens"),
@@ -155,6 +156,50 @@ def test_chat_body_that_does_not_fit_names_the_path(
 ) -> None:
     assert bad(http.post(CHAT, json=body))["param"] == param
     assert not engine.requests
+
+
+def called(arguments: str) -> dict[str, Any]:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"messages": [*HI, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "1"}]}
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ("[" * 100_000, "lists and objects are nested deeper than 201 levels"),
+        ('{"a":' * 100_000, "lists and objects are nested deeper than 201 levels"),
+        ("[" * 202 + "]" * 202, "lists and objects are nested deeper than 201 levels"),
+        ("{", "it must be JSON"),
+        ("9" * 5000, "it must be JSON"),
+    ],
+)
+@pytest.mark.parametrize("route", [CHAT, "/tokenize"])
+def test_arguments_of_a_call_that_cannot_be_read_are_a_400_that_names_them(
+    http: httpx.Client, route: str, arguments: str, words: str
+) -> None:
+    failure = bad(http.post(route, json=called(arguments)))
+    assert failure["param"] == "messages.1.tool_calls.0.function.arguments"
+    assert failure["message"].startswith("messages.1.tool_calls.0.function.arguments is ")
+    assert words in failure["message"]
+    assert len(failure["message"]) < 1000
+
+
+def test_arguments_of_a_call_may_be_as_deep_as_a_body(http: httpx.Client) -> None:
+    assert http.post(CHAT, json=called("[" * 201 + "]" * 201)).status_code == 200
+
+
+def test_a_body_nested_too_deeply_names_the_limit(http: httpx.Client) -> None:
+    deep = '{"messages": [], "documents": ' + "[" * 201 + "]" * 201 + "}"
+    message = bad(http.post(CHAT, content=deep, headers=JSON))["message"]
+    assert message.startswith("the body is not JSON: lists and objects are nested deeper than 201 levels")
+
+
+def test_arguments_of_a_call_have_the_limits_of_a_body(http: httpx.Client) -> None:
+    """A million lists of lists would take a second and 600 MB."""
+    answer = http.post(CHAT, json=called("[" + "[]," * 1_000_000 + "[]]"))
+    message = error(answer, 413, "RequestTooLargeError")["message"]
+    assert message.startswith("messages.1.tool_calls.0.function.arguments has ")
+    assert "at most 131072 are allowed" in message
 
 
 @pytest.mark.parametrize("header", ["fast", "-1", "1.5", "٣"])

@@ -92,8 +92,8 @@ def test_if_one_prompt_is_refused_all_are(http: httpx.Client, engine: FakeEngine
 
 def test_cached_tokens_of_all_prompts_add_up(http: httpx.Client, engine: FakeEngine) -> None:
     engine.script = saying("ok", cached=3)
-    usage = http.post(URL, json={"prompt": ["aaaa", "bbbb"]}).json()["usage"]
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 6}
+    body = {"prompt": ["aaaa", "bbbb"], "cache_salt": "mine"}
+    assert http.post(URL, json=body).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 6}
 
 
 def test_logprobs_have_four_arrays_of_one_length(client: openai.OpenAI, engine: FakeEngine) -> None:

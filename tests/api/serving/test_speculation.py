@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from faser.api.serving.answers.speculation_report import acceptance
+from faser.api.serving.answers.speculation_report import WITHHELD, acceptance
 from faser.config.speculation import SpeculationConfig
 from faser.types import Slo, SpeculationParams, SpeculationSummary
 from tests.api.server import http_client, openai_client, serving, settings
@@ -16,7 +16,8 @@ from tests.fake_engine import FakeEngine, saying
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
-BODIES: dict[str, dict[str, Any]] = {CHAT: {"messages": HI}, TEXT: {"prompt": "hi"}}
+OWN = {"cache_salt": "mine"}  # past answers that no other client drafts from: counts are reported
+BODIES: dict[str, dict[str, Any]] = {CHAT: {"messages": HI, **OWN}, TEXT: {"prompt": "hi", **OWN}}
 CONFIG = SpeculationConfig(
     num_speculative_tokens=8,
     slo=Slo(ttft_ms=500, tpot_ms=50),
@@ -187,7 +188,7 @@ def test_an_answer_reports_what_speculation_did(http: httpx.Client, engine: Fake
 
 def test_several_choices_are_reported_each_and_in_sum(http: httpx.Client, engine: FakeEngine) -> None:
     engine.script = saying("Hello!", summaries=[SUMMARY, OTHER])
-    metrics = http.post(CHAT, json={"messages": HI, "n": 2, "speculative": WISHES}).json()["metrics"]
+    metrics = http.post(CHAT, json={**BODIES[CHAT], "n": 2, "speculative": WISHES}).json()["metrics"]
     report = metrics["faser"]
     assert metrics["speculative_decoding"] is None
     assert (report["steps"], report["gamma_mean"], report["drafted"], report["pruned"]) == (10, 1.0, 15, 5)
@@ -202,7 +203,7 @@ def test_several_choices_are_reported_each_and_in_sum(http: httpx.Client, engine
 
 def test_choices_of_several_prompts_are_reported_by_their_index(http: httpx.Client, engine: FakeEngine) -> None:
     engine.script = saying("Hello!", summaries=[SUMMARY])
-    report = http.post(TEXT, json={"prompt": ["a", "b", "c"]}).json()["metrics"]["faser"]
+    report = http.post(TEXT, json={"prompt": ["a", "b", "c"], **OWN}).json()["metrics"]["faser"]
     assert [each["index"] for each in report["choices"]] == [0, 1, 2]
     assert report["accepted"] == 18
 
@@ -210,11 +211,37 @@ def test_choices_of_several_prompts_are_reported_by_their_index(http: httpx.Clie
 def test_a_stream_reports_it_once_in_the_usage_chunk(http: httpx.Client, engine: FakeEngine) -> None:
     engine.script = saying("Hello!", summaries=[SUMMARY])
     options = {"stream": True, "stream_options": {"include_usage": True}, "speculative": WISHES}
-    payloads = events(http.post(CHAT, json={"messages": HI, **options}))
+    payloads = events(http.post(CHAT, json={**BODIES[CHAT], **options}))
     assert [payload.get("metrics") for payload in payloads[:-1]] == [None] * (len(payloads) - 1)
     assert payloads[-1]["choices"] == []
     assert payloads[-1]["usage"]["completion_tokens"] == 6
     assert payloads[-1]["metrics"] == {"faser": FASER, "speculative_decoding": VLLM}
+
+
+SHARED = {
+    "policy": "faser",
+    "max_tokens": 4,
+    "class": "gold",
+    "slo": {"ttft_ms": 500, "tpot_ms": 20},
+    "withheld": WITHHELD,
+}
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_request_that_shares_past_answers_is_told_what_was_in_force_and_no_count(
+    http: httpx.Client, engine: FakeEngine, route: str, n: int
+) -> None:
+    engine.script = saying("Hello!", summaries=[SUMMARY, OTHER], cached=16)
+    shared = {key: value for key, value in BODIES[route].items() if key != "cache_salt"}
+    body = {**shared, "n": n, "speculative": WISHES}
+    answer = http.post(route, json=body).json()
+    assert answer["metrics"] == {"faser": SHARED, "speculative_decoding": None}
+    assert answer["usage"]["prompt_tokens_details"] is None
+    options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    payloads = events(http.post(route, json={**body, **options}))
+    assert payloads[-1]["metrics"] == answer["metrics"]
+    assert [payload["usage"]["prompt_tokens_details"] for payload in payloads] == [None] * len(payloads)
 
 
 def test_a_stream_without_usage_does_not_report_it(http: httpx.Client, engine: FakeEngine) -> None:
@@ -265,12 +292,12 @@ def test_the_official_client_reads_it_as_an_extra_field(client: openai.OpenAI, e
     engine.script = saying("Hello!", summaries=[SUMMARY])
     messages: Any = HI
     answer = client.chat.completions.create(
-        model="tiny", messages=messages, extra_body={"speculative": {"class": "gold", "max_tokens": 4}}
+        model="tiny", messages=messages, extra_body={"speculative": {"class": "gold", "max_tokens": 4}, **OWN}
     )
     assert answer.model_extra is not None
     assert answer.model_extra["metrics"]["faser"] == FASER
     stream = client.chat.completions.create(
-        model="tiny", messages=messages, stream=True, stream_options={"include_usage": True}
+        model="tiny", messages=messages, stream=True, stream_options={"include_usage": True}, extra_body=OWN
     )
     *_, last = stream
     assert last.usage is not None

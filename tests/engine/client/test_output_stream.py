@@ -1,18 +1,21 @@
 """What the engine says of a finished sample reaches its reader, and how long its tokens took."""
 
 import asyncio
+from itertools import pairwise
+
+import pytest
 
 from faser.engine.client.output_stream import OutputStream, Timing
 from faser.engine.contract.plan import SequenceDelta
-from faser.types import FinishReason, Request, RequestOutput, SamplingParams, SpeculationSummary
-from tests.fake_engine import byte_tokenizer
+from faser.types import FinishReason, OutputDelta, Request, RequestOutput, SamplingParams, SpeculationSummary
+from tests.fake_engine import END, byte_tokenizer, position
 
 SUMMARY = SpeculationSummary(policy="faser", steps=2, verified=3, accepted=1)
 
 
-def stream_of(sampling: SamplingParams) -> OutputStream:
+def stream_of(sampling: SamplingParams, *, shares_cache: bool = False) -> OutputStream:
     async def make() -> OutputStream:
-        request = Request(request_id="r", prompt_token_ids=(1,), sampling=sampling)
+        request = Request(request_id="r", prompt_token_ids=(1,), sampling=sampling, shares_cache=shares_cache)
         return OutputStream(request, byte_tokenizer(), lambda _: None)
 
     return asyncio.run(make())
@@ -54,6 +57,55 @@ def test_a_running_summary_is_not_told_before_the_end() -> None:
     stream = stream_of(SamplingParams(stop=("X",), max_tokens=9))
     assert taken(stream, said("ab", summary=SUMMARY)).deltas[0].speculation is None
     assert stream.speculation == []
+
+
+def spoken(
+    token_ids: bytes | tuple[int, ...], reason: FinishReason, *, cuts: tuple[int, ...]
+) -> list[SequenceDelta]:
+    """The tokens in the steps that begin at the cuts; the last step has the reason."""
+    bounds = [0, *cuts, len(token_ids)]
+    return [
+        SequenceDelta(
+            request_id="r",
+            index=0,
+            token_ids=tuple(token_ids[begin:end]),
+            logprobs=tuple(position(each, 2) for each in token_ids[begin:end]),
+            prompt_logprobs=(None,) if begin == 0 else None,
+            finish_reason=reason if end == len(token_ids) else None,
+            speculation=SUMMARY,
+        )
+        for begin, end in pairwise(bounds)
+    ]
+
+
+@pytest.mark.parametrize(
+    "token_ids, reason, stop",
+    [
+        (b"plain", FinishReason.LENGTH, ()),
+        ("Größe 🙂!".encode(), FinishReason.LENGTH, ()),
+        ((*b"told", END), FinishReason.STOP, ()),
+        (b"a stop in here", FinishReason.LENGTH, ("top i",)),
+        (b"a stop at the end", FinishReason.LENGTH, ("end",)),
+        (b"a stop begun sto", FinishReason.LENGTH, ("stop!",)),
+    ],
+)
+@pytest.mark.parametrize("cuts", [(), (1,), (2, 3), (1, 4)])
+def test_the_outputs_of_a_shared_cache_do_not_show_what_a_step_accepted(
+    token_ids: bytes | tuple[int, ...], reason: FinishReason, stop: tuple[str, ...], cuts: tuple[int, ...]
+) -> None:
+    """Oracle: one token a step, as without drafts."""
+    sampling = SamplingParams(stop=stop, max_tokens=99, logprobs=2, prompt_logprobs=0)
+
+    def shown(cuts: tuple[int, ...], *, shares_cache: bool) -> list[OutputDelta]:
+        stream = stream_of(sampling, shares_cache=shares_cache)
+        outputs = [stream.take([delta]) for delta in spoken(token_ids, reason, cuts=cuts)]
+        assert outputs[0] is not None
+        assert outputs[0].prompt_logprobs == (None,)
+        return [delta for output in outputs if output is not None for delta in output.deltas]
+
+    plain = shown(tuple(range(1, len(token_ids))), shares_cache=False)
+    assert shown(cuts, shares_cache=True) == plain
+    assert len(shown(cuts, shares_cache=False)) <= len(cuts) + 1 < len(plain)
 
 
 def test_time_per_token_is_that_of_the_slowest_sample() -> None:

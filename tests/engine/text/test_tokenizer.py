@@ -1,6 +1,7 @@
 """Oracles: the tokenizers library's own decoder, and transformers reading the same directory."""
 
 import json
+import random
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -144,6 +145,61 @@ def test_no_text_has_fewer_tokens_than_min_tokens(name: str, text: str) -> None:
 @pytest.mark.parametrize("name", CORES)
 def test_a_prompt_of_ten_megabytes_is_known_to_be_long(name: str) -> None:
     assert READY[name].min_tokens("a" * 10_000_000) > 50_000
+
+
+@pytest.mark.parametrize("name", CORES)
+@given(text=st.text(max_size=400), num_tokens=st.integers(1, 8))
+def test_a_text_longer_than_max_chars_has_more_tokens(name: str, text: str, num_tokens: int) -> None:
+    tokenizer = READY[name]
+    if len(text) > tokenizer.max_chars(num_tokens):
+        assert len(tokenizer.encode(text, add_special_tokens=False)) > num_tokens
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_max_chars_bounds_what_is_tokenised_for_a_long_context(name: str) -> None:
+    tokenizer = READY[name]
+    assert tokenizer.max_chars(131_072) <= 16 * 131_072
+    assert 8 <= tokenizer.max_chars(8) <= 65_536
+
+
+def test_a_tokenizer_that_may_drop_text_has_a_limit_as_well() -> None:
+    unknown = tokenizers.Tokenizer(models.BPE({"a": 0, "<unk>": 1}, [], unk_token="<unk>", fuse_unk=True))
+    unknown.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(unknown, TokenizerSettings())
+    assert tokenizer.min_tokens("b" * 1000) == 0
+    assert (tokenizer.max_chars(10), tokenizer.max_chars(8192)) == (65_536, 131_072)
+
+
+@pytest.mark.parametrize("name", CORES)
+@pytest.mark.parametrize("num_tokens", [1, 7, 300])
+@pytest.mark.parametrize("special", [False, True])
+def test_the_end_of_a_text_has_its_last_tokens(name: str, num_tokens: int, special: bool) -> None:
+    """Oracle: tokenising all of it."""
+    rng, tokenizer = random.Random(num_tokens), READY[name]
+    words = [word for text in TRICKY for word in text.split(" ") if word]
+    text = " ".join(rng.choice(words) for _ in range(20_000))
+    end = tokenizer.end_of(text, num_tokens)
+    assert text.endswith(end)
+    whole = tokenizer.encode(text, add_special_tokens=special)
+    assert tokenizer.encode(end, add_special_tokens=special)[-num_tokens:] == whole[-num_tokens:]
+    assert len(end) < len(text) / 2
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_a_short_text_is_its_own_end(name: str) -> None:
+    for text in TRICKY:
+        assert READY[name].end_of(text, 1) == text
+
+
+def test_a_long_text_is_counted_in_pieces_with_the_same_result() -> None:
+    strips = byte_level_core()
+    strips.add_special_tokens([AddedToken("<pad>", rstrip=True)])
+    tokenizer = Tokenizer(strips, TokenizerSettings())
+    word = tokenizer.min_tokens("é" * 1000)
+    assert word > 0
+    assert tokenizer.min_tokens(" \n ".join("é" * 1000 for _ in range(1000))) in range(999 * word, 1001 * word)
+    spaced = "x \u2003" * 100_000  # three characters; only the first costs tokens
+    assert tokenizer.min_tokens(spaced) == tokenizer.min_tokens("x" * 100_000)
 
 
 def test_composing_never_shrinks_text_more_than_min_tokens_assumes() -> None:

@@ -8,14 +8,17 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from faser.api.protocol.common import Prediction
-from faser.api.serving.requests.prompts import in_thread_if_long
+from faser.api.serving.requests.prompts import excess
+from faser.api.serving.requests.text_worker import TextWorker
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
 
 _RUN = 3  # shorter runs of equal tokens are taken for coincidence
 
 
-async def read_prediction(given: Prediction | None, tokenizer: Tokenizer, *, limit: int) -> tuple[int, ...] | None:
+async def read_prediction(
+    given: Prediction | None, tokenizer: Tokenizer, worker: TextWorker, *, limit: int
+) -> tuple[int, ...] | None:
     """Token ids of the prediction; None: the body has none. limit: the context length, in tokens.
 
     Raises RequestError for a prediction longer than the limit, as no answer can be.
@@ -23,18 +26,19 @@ async def read_prediction(given: Prediction | None, tokenizer: Tokenizer, *, lim
     if given is None:
         return None
     text = given.content if isinstance(given.content, str) else "".join(part.text for part in given.content)
-    _check_length(tokenizer.min_tokens(text), limit)
-    token_ids = await in_thread_if_long(len(text), lambda: tokenizer.encode(text, add_special_tokens=False))
-    _check_length(len(token_ids), limit)
-    return tuple(token_ids)
+    return await worker.run(len(text), lambda: _tokenize(text, tokenizer, limit))
 
 
-def _check_length(num_tokens: int, limit: int) -> None:
-    if num_tokens > limit:
-        raise RequestError(
-            f"prediction has at least {num_tokens} tokens; it must not exceed the model's context, {limit} tokens",
-            param="prediction",
-        )
+def _tokenize(text: str, tokenizer: Tokenizer, limit: int) -> tuple[int, ...]:
+    size = excess(text, tokenizer, limit)
+    if size is None:
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        if len(token_ids) <= limit:
+            return tuple(token_ids)
+        size = f"{len(token_ids)} tokens"
+    raise RequestError(
+        f"prediction has {size}; it must not exceed the model's context, {limit} tokens", param="prediction"
+    )
 
 
 @dataclass(slots=True)

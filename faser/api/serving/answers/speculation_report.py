@@ -1,7 +1,8 @@
 """SpeculationReport: what speculation did for an answer, as metrics.faser and vLLM's metrics.speculative_decoding.
 
 Collects the summary in the last delta of each sample. An engine without a drafter sends no summaries; the
-answer then has no metrics.
+answer then has no metrics. Which drafts there were, and which were accepted, depends on the past answers that the
+request may draft from: a request that shares them with other clients is told no counts.
 """
 
 from itertools import pairwise
@@ -11,11 +12,19 @@ from faser.types import OutputDelta, SpeculationParams, SpeculationSummary
 
 NONE, SUMMARY, DETAILED = "none", "summary", "detailed"
 
+WITHHELD = "counts would tell of other clients' answers; send a cache_salt to have past answers of your own"
+
 
 class SpeculationReport:
-    """The report of one answer. params: the effective ones. level: detail of vLLM's part. cap: the server's."""
+    """The report of one answer.
 
-    def __init__(self, params: SpeculationParams, *, num_choices: int, level: str, cap: int) -> None:
+    params: the effective ones. level: detail of vLLM's part. cap: the server's. shares_cache: of the requests.
+    """
+
+    def __init__(
+        self, params: SpeculationParams, *, num_choices: int, level: str, cap: int, shares_cache: bool = False
+    ) -> None:
+        self._shares_cache = shares_cache
         self._params = params
         self._num_choices = num_choices
         self._level = level
@@ -33,9 +42,9 @@ class SpeculationReport:
             return {}
         metrics: dict[str, Any] = {"faser": self._faser()}
         if self._level != NONE:
-            alone = self._num_choices == 1
+            reported = self._num_choices == 1 and not self._shares_cache
             metrics["speculative_decoding"] = (
-                acceptance(self._summaries[0], self._cap, detailed=self._level == DETAILED) if alone else None
+                acceptance(self._summaries[0], self._cap, detailed=self._level == DETAILED) if reported else None
             )
         return {"metrics": metrics}
 
@@ -43,13 +52,15 @@ class SpeculationReport:
         """Sums over the choices; if there are several, also the numbers of each."""
         summaries = [self._summaries[index] for index in sorted(self._summaries)]
         slo = self._params.slo
-        fields = {
+        fields: dict[str, Any] = {
             "policy": summaries[0].policy,
             "max_tokens": self._params.max_tokens,
             "class": self._params.class_name,
             "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms},
-            **_counts(*summaries),
         }
+        if self._shares_cache:
+            return {**fields, "withheld": WITHHELD}
+        fields |= _counts(*summaries)
         if self._num_choices > 1:
             fields["choices"] = [
                 {"index": index, **_counts(summary)} for index, summary in sorted(self._summaries.items())

@@ -3,31 +3,40 @@
 from typing import Any
 
 from faser.api.serving.answers.prediction import PredictionUsage
-from faser.types import RequestOutput
+from faser.types import OutputDelta
 
 
 class Usage:
     """num_prompt_tokens: per prompt; a prompt counts once, whatever its number of samples.
 
     predicted: token ids of the request's prediction; None: it has none, and the usage does not mention one.
+    shares_cache: of the requests; the cached tokens would tell what other clients' prompts were, so they are null.
     """
 
-    def __init__(self, num_prompt_tokens: list[int], *, predicted: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        num_prompt_tokens: list[int],
+        *,
+        predicted: tuple[int, ...] | None = None,
+        shares_cache: bool = False,
+    ) -> None:
+        self._shares_cache = shares_cache
         self._prompt_tokens = sum(num_prompt_tokens)
         self._cached_tokens = [0] * len(num_prompt_tokens)
         self._completion_tokens = 0
         self._prediction = None if predicted is None else PredictionUsage(predicted)
 
-    def count(self, prompt_index: int, output: RequestOutput) -> None:
-        self._completion_tokens += sum(len(delta.token_ids) for delta in output.deltas)
+    def count_cached(self, prompt_index: int, num_tokens: int) -> None:
+        self._cached_tokens[prompt_index] = max(self._cached_tokens[prompt_index], num_tokens)
+
+    def count(self, choice_index: int, delta: OutputDelta) -> None:
+        self._completion_tokens += len(delta.token_ids)
         if self._prediction is not None:
-            for delta in output.deltas:
-                self._prediction.take((prompt_index, delta.index), delta.token_ids)
-        if output.num_cached_tokens:
-            self._cached_tokens[prompt_index] = max(self._cached_tokens[prompt_index], output.num_cached_tokens)
+            self._prediction.take(choice_index, delta.token_ids)
 
     def as_json(self) -> dict[str, Any]:
         details = {"reasoning_tokens": 0}
+        cached = None if self._shares_cache else {"cached_tokens": sum(self._cached_tokens)}
         if self._prediction is not None:
             details["accepted_prediction_tokens"] = self._prediction.accepted
             details["rejected_prediction_tokens"] = self._prediction.rejected
@@ -35,6 +44,6 @@ class Usage:
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,
             "total_tokens": self._prompt_tokens + self._completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens)},
+            "prompt_tokens_details": cached,
             "completion_tokens_details": details,
         }

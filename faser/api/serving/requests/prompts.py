@@ -1,17 +1,12 @@
-"""Prompts as token ids. Long texts are tokenised in a thread; texts that cannot fit are refused beforehand."""
+"""Prompts as token ids: texts that cannot fit are refused, and texts to be truncated cut, before tokenising."""
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
 
+from faser.api.serving.requests.text_worker import LARGE_CHARS, TextWorker
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
-
-_T = TypeVar("_T")
-
-# Below this, tokenising takes less time than handing it to a thread.
-_INLINE_CHARS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,26 +38,54 @@ class TokenizationRules:
             )
 
 
-async def in_thread_if_long(num_chars: int, work: Callable[[], _T]) -> _T:
-    """The result of work on a text. num_chars: its length; long texts are worked on in a thread."""
-    return work() if num_chars <= _INLINE_CHARS else await asyncio.to_thread(work)
-
-
 async def tokenize_prompts(
+    sources: Sequence[str | list[int]], tokenizer: Tokenizer, rules: TokenizationRules, worker: TextWorker
+) -> list[TokenizedPrompt]:
+    """One prompt per source. Raises RequestError for a prompt that is empty or too long."""
+    prompts: list[TokenizedPrompt] = []
+    for num_chars, group in _groups(sources):
+        prompts += await worker.run(num_chars, partial(_tokenize_all, group, tokenizer, rules))
+    return prompts
+
+
+def excess(text: str, tokenizer: Tokenizer, limit: int) -> str | None:
+    """The size, in words, of a text too long to be tokenised for a limit of tokens; None: it may fit."""
+    num_tokens = tokenizer.min_tokens(text)
+    if num_tokens > limit:
+        return f"at least {num_tokens} tokens"
+    most = tokenizer.max_chars(limit)
+    return f"{len(text)} characters, and at most {most} are read as {limit} tokens" if len(text) > most else None
+
+
+def _groups(sources: Sequence[str | list[int]]) -> Iterator[tuple[int, list[str | list[int]]]]:
+    """(number of characters, sources) in order. A group with more than one text is not large."""
+    group: list[str | list[int]] = []
+    num_chars = 0
+    for source in sources:
+        length = len(source) if isinstance(source, str) else 0
+        if group and num_chars + length > LARGE_CHARS:
+            yield num_chars, group
+            group, num_chars = [], 0
+        group.append(source)
+        num_chars += length
+    yield num_chars, group
+
+
+def _tokenize_all(
     sources: Sequence[str | list[int]], tokenizer: Tokenizer, rules: TokenizationRules
 ) -> list[TokenizedPrompt]:
-    """One prompt per source. Raises RequestError for a prompt that is empty or certainly too long."""
-    num_chars = sum(len(source) for source in sources if isinstance(source, str))
-    return await in_thread_if_long(num_chars, lambda: [_tokenize(source, tokenizer, rules) for source in sources])
+    return [_tokenize(source, tokenizer, rules) for source in sources]
 
 
 def _tokenize(source: str | list[int], tokenizer: Tokenizer, rules: TokenizationRules) -> TokenizedPrompt:
     if not isinstance(source, str):
-        _check_length(len(source), f"{len(source)}", rules)
         return TokenizedPrompt(text=None, token_ids=_kept(source, rules))
-    lower_bound = tokenizer.min_tokens(source)
-    _check_length(lower_bound, f"at least {lower_bound}", rules)
-    token_ids = tokenizer.encode(source, add_special_tokens=rules.add_special_tokens)
+    if rules.truncate is not None:
+        text = tokenizer.end_of(source, rules.truncate)
+    else:
+        text = source
+        _refuse(excess(text, tokenizer, rules.limit), rules)
+    token_ids = tokenizer.encode(text, add_special_tokens=rules.add_special_tokens)
     if not token_ids:
         raise RequestError(
             "the prompt is empty: it has 0 tokens, special tokens included; it must have at least 1",
@@ -71,14 +94,17 @@ def _tokenize(source: str | list[int], tokenizer: Tokenizer, rules: Tokenization
     return TokenizedPrompt(text=source, token_ids=_kept(token_ids, rules))
 
 
-def _check_length(num_tokens: int, shown: str, rules: TokenizationRules) -> None:
-    """Refuse a prompt that is too long before working on it; the engine checks max_tokens as well."""
-    if rules.truncate is None and num_tokens > rules.limit:
+def _kept(token_ids: list[int], rules: TokenizationRules) -> tuple[int, ...]:
+    """The prompt's tokens. Raises RequestError for more than the context; the engine checks max_tokens as well."""
+    if rules.truncate is not None:
+        return tuple(token_ids[-rules.truncate :])
+    _refuse(f"{len(token_ids)} tokens" if len(token_ids) > rules.limit else None, rules)
+    return tuple(token_ids)
+
+
+def _refuse(size: str | None, rules: TokenizationRules) -> None:
+    if size is not None:
         raise RequestError(
-            f"This model's maximum context length is {rules.limit} tokens. The prompt has {shown} tokens.",
+            f"This model's maximum context length is {rules.limit} tokens. The prompt has {size}.",
             param=rules.field,
         )
-
-
-def _kept(token_ids: list[int], rules: TokenizationRules) -> tuple[int, ...]:
-    return tuple(token_ids) if rules.truncate is None else tuple(token_ids[-rules.truncate :])

@@ -15,6 +15,7 @@ class ApiSettings:
 
     served_model_names: at least one; a request without a model name gets the first.
     api_keys: empty: no key is required. enable_metrics_auth: /metrics requires a key too.
+    share_cache_across_keys: requests with different keys reuse each other's KV blocks and past answers.
     chat_template: Jinja text that replaces the model's; None keeps the model's.
     generation_defaults: values for fields that a request leaves out, by the names of SamplingParams.
     speculation: the limits of what a request may ask for. spec_decode_metrics: none, summary or detailed.
@@ -22,6 +23,7 @@ class ApiSettings:
 
     served_model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()
+    share_cache_across_keys: bool = False
     max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES
     strict_request_fields: bool = False
     chat_template: str | None = None
