@@ -1,4 +1,4 @@
-"""What the server's processes hold while it runs, once a second, and faults: engines that are killed and frozen."""
+"""What the server's processes hold while it runs, once a second; and faults: engines killed and frozen."""
 
 import asyncio
 import contextlib
