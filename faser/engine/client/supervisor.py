@@ -88,11 +88,6 @@ class EngineSupervisor:
         self._may_restart = True
         self._silent_s = 0.0
 
-    @property
-    def silent_s(self) -> float:
-        """Seconds since the last message from the engine, in whole ticks."""
-        return self._silent_s
-
     def start(self) -> None:
         """Start the engine, which begins to load."""
         self._supervising = asyncio.create_task(self._supervise(), name="faser-engine-supervisor")
@@ -111,7 +106,7 @@ class EngineSupervisor:
         supervising, self._supervising = self._supervising, None
         if supervising is None:
             return
-        if self._ready and self._host is not None:
+        if self._host is not None:
             self.send(Shutdown())
             await asyncio.to_thread(self._host.wait)
         supervising.cancel()

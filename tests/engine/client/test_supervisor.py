@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -72,17 +72,19 @@ def never_ready(connection: socket.socket) -> None:
 class ScriptedHost:
     def __init__(self, life: Life, connection: socket.socket) -> None:
         self.killed = False
-        self._thread = threading.Thread(target=self._run, args=(life, connection))
+        self._connection = connection
+        self._thread = threading.Thread(target=self._run, args=(life,))
         self._thread.start()
 
-    def _run(self, life: Life, connection: socket.socket) -> None:
-        with connection:
+    def _run(self, life: Life) -> None:
+        with self._connection as connection:
             assert isinstance(receive(connection), Configure)
             life(connection)
 
     def wait(self) -> None:
-        self._thread.join(SOON_S)
-        assert not self._thread.is_alive()
+        self._thread.join(0.5)
+        if self._thread.is_alive():
+            self.kill()
 
     def exit_status(self) -> str:
         self.wait()
@@ -90,7 +92,10 @@ class ScriptedHost:
 
     def kill(self) -> None:
         self.killed = True
-        self.wait()
+        with suppress(OSError):  # it has ended already
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._thread.join(SOON_S)
+        assert not self._thread.is_alive()
 
 
 class Owner:
@@ -302,8 +307,7 @@ def test_stopping_ends_every_engine_and_leaves_no_task(
         return owner
 
     owner = asyncio.run(asyncio.wait_for(scenario(), 20))
-    for host in owner.hosts:
-        host.wait()
+    assert all(host.killed for host in owner.hosts), "nothing is left of any"
 
 
 @contextmanager
