@@ -151,7 +151,7 @@ class EngineSupervisor:
             self._host = self._start_host(self._transport, theirs)
             ours.setblocking(False)
             reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        except OSError:
+        except BaseException:
             ours.close()
             raise
         self._silent_s = 0.0
