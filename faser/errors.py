@@ -6,8 +6,9 @@
     ├── RequestError           the caller's: names the field and the limit       → 400
     │   └── UnknownModelError  the caller's: no such model                       → 404
     ├── OverloadError          the load's: the queue is full                     → 503 + Retry-After
-    ├── NotReadyError          ours or the load's: loading, draining, dead       → 503 + Retry-After
-    └── EngineError            ours: the engine died or a bug struck             → 500
+    ├── NotReadyError          ours or the load's: loading, restarting, draining → 503 + Retry-After
+    └── EngineError            ours: a bug struck a request                      → 500
+        └── EngineDiedError    ours: the engine died or hung                     → 500
 
 Exceptions of libraries are translated into these once, where the library is called.
 """
@@ -46,7 +47,7 @@ class OverloadError(FaserError):
 
 
 class NotReadyError(FaserError):
-    """The engine cannot take requests now: loading, warming, draining or dead."""
+    """The engine cannot take requests now: loading, warming, restarting, draining or dead."""
 
     def __init__(self, message: str, *, retry_after_s: int = 5) -> None:
         super().__init__(message)
@@ -54,4 +55,8 @@ class NotReadyError(FaserError):
 
 
 class EngineError(FaserError):
-    """The engine died, or had a bug, while it served an accepted request."""
+    """The engine had a bug while it served an accepted request."""
+
+
+class EngineDiedError(EngineError):
+    """The engine ended, or hung and was killed. One death fails many requests; the log has it once."""

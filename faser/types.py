@@ -32,11 +32,12 @@ class FinishReason(StrEnum):
 
 
 class EngineState(StrEnum):
-    """The states of an engine, in order."""
+    """The states of an engine, in order. RESTARTING: after READY, an engine died or hung and is started again."""
 
     LOADING = "loading"
     WARMING = "warming"
     READY = "ready"
+    RESTARTING = "restarting"
     DRAINING = "draining"
     DEAD = "dead"
 

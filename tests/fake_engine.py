@@ -145,7 +145,6 @@ class FakeEngine:
         self.script = script or saying("Hello!")
         self.state = EngineState.READY
         self.state_reason = ""
-        self.silence_s = 0.0
         self.max_samples = 4096
         self.loaded = True
         self.step_s = 0.0

@@ -85,6 +85,25 @@ class ServerConfig:
         low=0,
         high=3600,
     )
+    engine_restarts: int = setting(
+        3,
+        "How often the engine is started again within ten minutes, after it died or hung. Then the server exits "
+        "with status 1.",
+        group=SERVER,
+        kind=Kind.INTEGER,
+        low=0,
+        high=1000,
+    )
+    engine_timeout: float = setting(
+        120.0,
+        "Seconds of silence after which the engine counts as hung: its requests fail, it is killed and started "
+        "again. Must be longer than any step.",
+        group=SERVER,
+        kind=Kind.NUMBER,
+        metavar="seconds",
+        low=5,
+        high=86400,
+    )
     log_level: str = setting(
         "info",
         "Lowest level of messages that are logged.",

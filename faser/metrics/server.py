@@ -26,6 +26,7 @@ REJECTION_REASONS = (
     QUEUE_FULL,
     EngineState.LOADING.value,
     EngineState.WARMING.value,
+    EngineState.RESTARTING.value,
     EngineState.DRAINING.value,
     EngineState.DEAD.value,
 )
@@ -78,6 +79,12 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=True)
         self._seen = EngineStats()
         make = _SeriesFactory(self._registry, (model_name, engine))
+        own = _SeriesFactory(self._registry, (model_name, engine), prefix="faser_")
+        self._states = own.gauges(
+            "engine_state", "1 for the current state of the engine.", state=[each.value for each in EngineState]
+        )
+        self._states[EngineState.LOADING].set(1)
+        self._restarts = own.counter("engine_restarts", "Restarts of the engine after it died or hung.")
         self._make_gauges(make)
         self._make_counters(make)
         self._make_histograms(make, tuple(_steps_of_1_2_5(max_model_len or _UNKNOWN_MODEL_LEN)))
@@ -217,6 +224,17 @@ class Metrics:
         if stats.speculation is not None:
             self.speculation.engine(stats.speculation)
 
+    def engine_state(self, state: EngineState) -> None:
+        for each, gauge in self._states.items():
+            gauge.set(each == state)
+
+    def engine_ended(self, *, restarts: bool) -> None:
+        """The engine has ended: nothing runs, nothing waits, no block is held. The next one counts from zero."""
+        self._seen = EngineStats()
+        self.engine(EngineStats())
+        if restarts:
+            self._restarts.inc()
+
     def cache_config(self, *, block_size: int, num_gpu_blocks: int) -> None:
         """The size of the KV cache is known. num_gpu_blocks: blocks on any device; the name is vLLM's."""
         self._cache_config(str(block_size), str(num_gpu_blocks))
@@ -227,27 +245,28 @@ class Metrics:
 
 
 class _SeriesFactory:
-    """Creates series with vLLM's prefix and resolves their labels, so that counting needs no look-up.
+    """Creates series with one prefix and resolves their labels, so that counting needs no look-up.
 
     labels: the values of _LABELS. The methods in the plural take one more label with all its values, and return
     the series by value.
     """
 
-    def __init__(self, registry: CollectorRegistry, labels: tuple[str, str]) -> None:
+    def __init__(self, registry: CollectorRegistry, labels: tuple[str, str], *, prefix: str = "vllm:") -> None:
         self._registry = registry
         self._labels = labels
+        self._prefix = prefix
 
     def gauge(self, name: str, help_text: str) -> Gauge:
-        return Gauge(f"vllm:{name}", help_text, _LABELS, registry=self._registry).labels(*self._labels)
+        return Gauge(f"{self._prefix}{name}", help_text, _LABELS, registry=self._registry).labels(*self._labels)
 
     def gauges(self, name: str, help_text: str, **values: Sequence[str]) -> dict[str, Gauge]:
         ((label, each_value),) = values.items()
-        family = Gauge(f"vllm:{name}", help_text, (*_LABELS, label), registry=self._registry)
+        family = Gauge(f"{self._prefix}{name}", help_text, (*_LABELS, label), registry=self._registry)
         return {value: family.labels(*self._labels, value) for value in each_value}
 
     def info(self, name: str, help_text: str, labels: Sequence[str]) -> Callable[..., None]:
         """A constant 1 whose labels carry the information. Returns a function that sets their values."""
-        family = Gauge(f"vllm:{name}", help_text, (*_LABELS, *labels), registry=self._registry)
+        family = Gauge(f"{self._prefix}{name}", help_text, (*_LABELS, *labels), registry=self._registry)
 
         def set_to(*values: str) -> None:
             family.clear()
@@ -256,15 +275,15 @@ class _SeriesFactory:
         return set_to
 
     def counter(self, name: str, help_text: str) -> Counter:
-        return Counter(f"vllm:{name}", help_text, _LABELS, registry=self._registry).labels(*self._labels)
+        return Counter(f"{self._prefix}{name}", help_text, _LABELS, registry=self._registry).labels(*self._labels)
 
     def counters(self, name: str, help_text: str, **values: Sequence[str]) -> dict[str, Counter]:
         ((label, each_value),) = values.items()
-        family = Counter(f"vllm:{name}", help_text, (*_LABELS, label), registry=self._registry)
+        family = Counter(f"{self._prefix}{name}", help_text, (*_LABELS, label), registry=self._registry)
         return {value: family.labels(*self._labels, value) for value in each_value}
 
     def histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
-        family = Histogram(f"vllm:{name}", help_text, _LABELS, registry=self._registry, buckets=buckets)
+        family = Histogram(f"{self._prefix}{name}", help_text, _LABELS, registry=self._registry, buckets=buckets)
         return family.labels(*self._labels)
 
 

@@ -38,24 +38,32 @@ def test_unknown_card_is_a_404(client: openai.OpenAI, name: str) -> None:
         (EngineState.LOADING, 503, 503),
         (EngineState.WARMING, 503, 503),
         (EngineState.READY, 200, 200),
+        (EngineState.RESTARTING, 200, 503),
         (EngineState.DRAINING, 200, 503),
         (EngineState.DEAD, 503, 503),
     ],
 )
-def test_health_is_about_life_and_ready_about_requests(
+def test_health_is_about_a_restart_from_outside_and_ready_about_requests(
     http: httpx.Client, engine: FakeEngine, state: EngineState, healthy: int, ready: int
 ) -> None:
     engine.state = state
     for probe in (http.get("/health"), http.get("/ping"), http.post("/ping")):
-        assert (probe.status_code, probe.content) == (healthy, b"")
+        assert (probe.status_code, probe.json()) == (healthy, {"state": state.value})
     answer = http.get("/ready")
     assert answer.status_code == ready
     assert answer.json() == ({"ready": True} if ready == 200 else {"ready": False, "reason": state.value})
 
 
-def test_ready_says_in_words_why_not(http: httpx.Client, engine: FakeEngine) -> None:
-    engine.state, engine.state_reason = EngineState.DEAD, "signal 9"
-    assert http.get("/ready").json()["message"] == "signal 9"
+def test_probes_say_in_words_what_happened(http: httpx.Client, engine: FakeEngine) -> None:
+    engine.state, engine.state_reason = EngineState.RESTARTING, "the engine died (signal 9)"
+    happened = {"message": "the engine died (signal 9)"}
+    assert http.get("/ready").json() == {"ready": False, "reason": "restarting", **happened}
+    assert http.get("/health").json() == {"state": "restarting", **happened}
+
+
+def test_models_are_listed_while_the_engine_is_restarted(http: httpx.Client, engine: FakeEngine) -> None:
+    engine.state = EngineState.RESTARTING
+    assert http.get("/v1/models").status_code == 200
 
 
 def test_probes_answer_before_the_model_is_loaded(http: httpx.Client, engine: FakeEngine) -> None:
@@ -65,18 +73,6 @@ def test_probes_answer_before_the_model_is_loaded(http: httpx.Client, engine: Fa
     assert http.get("/version").json() == {"version": "1.2.3"}
     assert http.get("/v1/models").status_code == 503
     assert http.post("/tokenize", json={"prompt": "hi"}).status_code == 503
-
-
-def test_an_engine_that_hangs_is_neither_healthy_nor_ready(http: httpx.Client, engine: FakeEngine) -> None:
-    engine.silence_s = 119.0
-    assert http.get("/health").status_code == http.get("/ready").status_code == 200
-    engine.silence_s = 121.0
-    assert http.get("/health").status_code == 503
-    assert http.get("/ready").json() == {
-        "ready": False,
-        "reason": "dead",
-        "message": "the engine has been silent for 121 s",
-    }
 
 
 def test_metrics_are_prometheus_text(http: httpx.Client) -> None:

@@ -12,21 +12,21 @@ import psutil
 import pytest
 
 from tests.end_to_end.conftest import MODEL
-from tests.end_to_end.server import Server, end, start, until
+from tests.end_to_end.server import Server, end, serving, start, until
 
 PROMPT = "the quick brown fox"
 SHORT, LONG = 200, 1500  # tokens of an answer
 SOON_S = 5.0
+# Nobody drafts, so that no steps are measured at the start: that would be most of it.
+_FAST_START = ("--speculative-policy", "off", "--served-model-name", MODEL)
+RESTART_S = 60.0  # of an engine, on a machine that does other things too
 
 
 @pytest.fixture(scope="module")
 def fresh(tiny_checkpoint: Path, folder: Path) -> Iterator[Iterator[Server]]:
-    """Servers that answer, each to be used up by one test. Started together: most of a start is waiting.
-
-    Nobody drafts, so that no steps are measured at the start: that would be most of it.
-    """
-    flags = ("--speculative-policy", "off", "--served-model-name", MODEL, "--shutdown-timeout")
-    servers = [start(tiny_checkpoint, folder, *flags, timeout) for timeout in ("60", "0.2", "25", "25", "25")]
+    """Servers that answer, each to be used up by one test. Started together: most of a start is waiting."""
+    flags = (*_FAST_START, "--shutdown-timeout")
+    servers = [start(tiny_checkpoint, folder, *flags, timeout) for timeout in ("60", "0.2", *("25",) * 4)]
     try:
         for each in servers:
             each.wait_ready()
@@ -34,6 +34,15 @@ def fresh(tiny_checkpoint: Path, folder: Path) -> Iterator[Iterator[Server]]:
     finally:
         for each in servers:
             end(each)
+
+
+@pytest.fixture
+def strict(tiny_checkpoint: Path, folder: Path) -> Iterator[Server]:
+    """A server that starts its engine again once, and waits 5 seconds for a sign of life."""
+    with serving(
+        tiny_checkpoint, folder, *_FAST_START, "--engine-restarts", "1", "--engine-timeout", "5"
+    ) as server:
+        yield server
 
 
 class Stream:
@@ -115,7 +124,7 @@ def test_what_does_not_finish_in_time_gets_an_error_and_the_exit_status_is_0(fre
     assert server.wait_end() == 0
 
 
-def test_a_killed_engine_fails_what_runs_and_the_server_says_so(fresh: Iterator[Server]) -> None:
+def test_a_killed_engine_fails_what_runs_and_is_started_again(fresh: Iterator[Server]) -> None:
     server = next(fresh)
     stream = Stream(server, LONG)
     answers: list[httpx.Response] = []
@@ -130,13 +139,59 @@ def test_a_killed_engine_fails_what_runs_and_the_server_says_so(fresh: Iterator[
     (answer,) = answers
     assert answer.status_code == 500
     assert "signal 9" in answer.json()["error"]["message"]
-    assert health(server) == 503
-    assert ready(server)["reason"] == "dead"
+    assert (health(server), ready(server)["reason"]) == (200, "restarting")
+    assert server.is_idle()
     refused = asks(server)
     assert refused.status_code == 503
-    assert "signal 9" in refused.json()["error"]["message"]
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert "restarting: the engine died (signal 9)" in refused.json()["error"]["message"]
+    with server.http() as http:
+        assert http.get("/v1/models").status_code == 200
+    until(lambda: ready(server)["ready"], RESTART_S)
+    assert asks(server).status_code == 200
+    assert [line for line in server.log.splitlines() if line.startswith("ERROR")] == [
+        "ERROR faser.engine: the engine died (signal 9); it is started again in 1 s "
+        "(1 of 3 restarts within 10 minutes used)"
+    ]
     server.process.send_signal(signal.SIGTERM)
-    server.wait_end()
+    assert server.wait_end() == 0
+
+
+def test_sigterm_while_the_engine_is_started_again_ends_the_server_with_status_0(fresh: Iterator[Server]) -> None:
+    server = next(fresh)
+    engine = server.engine_process()
+    engine.kill()
+    until(lambda: ready(server).get("reason") == "restarting", SOON_S)
+    until(lambda: bool(psutil.Process(server.process.pid).children()) and _has_ended(engine), RESTART_S)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait_end() == 0
+    assert _has_ended(engine)
+
+
+def test_the_death_after_the_last_restart_ends_the_server_with_status_1(strict: Server) -> None:
+    server = strict
+    server.engine_process().kill()
+    until(lambda: not ready(server)["ready"], SOON_S)
+    until(lambda: ready(server)["ready"], RESTART_S)
+    server.engine_process().kill()
+    assert server.wait_end() == 1
+    assert server.log.splitlines()[-1] == (
+        "faser serve: the engine died (signal 9); it is not started again (1 of 1 restarts within 10 minutes used)"
+    )
+
+
+def test_a_hanging_engine_is_killed_and_started_again(strict: Server) -> None:
+    server = strict
+    stream = Stream(server, LONG)
+    server.engine_process().suspend()
+    stream.join()
+    assert isinstance(stream.error, openai.APIError)
+    assert "the engine hung: it was silent for 5 s and was killed" in str(stream.error)
+    refused = asks(server)
+    assert refused.status_code == 503
+    assert "hung" in refused.json()["error"]["message"]
+    until(lambda: ready(server)["ready"], RESTART_S)
+    assert asks(server).status_code == 200
 
 
 def _long_answer(server: Server) -> httpx.Response:

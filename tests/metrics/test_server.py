@@ -4,7 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from faser.metrics.server import REJECTION_REASONS, Metrics
-from faser.types import EngineStats, FinishReason
+from faser.types import EngineState, EngineStats, FinishReason
 
 LABELS = {"model_name": "tiny", "engine": "0"}
 
@@ -212,3 +212,28 @@ def test_cache_config_replaces_the_unknown_shape() -> None:
     source.cache_config(block_size=16, num_gpu_blocks=1024)
     shapes = [dict(labels) for (name, labels) in samples(source) if name == "vllm:cache_config_info"]
     assert shapes == [{"block_size": "16", "num_gpu_blocks": "1024"}]
+
+
+def test_an_engine_that_ended_runs_nothing_and_the_next_one_counts_on() -> None:
+    source = metrics()
+    source.engine(EngineStats(num_running=3, num_waiting=2, kv_usage=0.5, num_steps=9, generation_tokens=100))
+    source.engine_ended(restarts=True)
+    for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert value(source, gauge) == 0
+    source.engine(EngineStats(num_running=1, num_steps=1, generation_tokens=7))
+    assert value(source, "num_requests_running") == 1
+    assert value(source, "generation_tokens_total") == 107
+    assert samples(source)["faser_engine_restarts_total", ()] == 1
+
+
+def test_exactly_the_current_state_of_the_engine_is_1() -> None:
+    source = metrics()
+
+    def states() -> dict[str, float]:
+        found = samples(source)
+        return {each: found["faser_engine_state", (("state", each),)] for each in EngineState}
+
+    assert [each for each, is_current in states().items() if is_current] == ["loading"]
+    source.engine_state(EngineState.RESTARTING)
+    assert [each for each, is_current in states().items() if is_current] == ["restarting"]
+    assert sum(states().values()) == 1

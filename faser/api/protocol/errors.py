@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
-from faser.errors import FaserError, NotReadyError, OverloadError, RequestError, UnknownModelError
+from faser.errors import EngineDiedError, FaserError, NotReadyError, OverloadError, RequestError, UnknownModelError
 
 _log = logging.getLogger("faser.api")
 
@@ -98,7 +98,7 @@ async def _on_http_error(_: Request, error: Exception) -> Response:
 async def _on_faser_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, FaserError)
     answer = as_http_error(error)
-    if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+    if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, EngineDiedError):
         _log.error("%s", error)
     return error_response(answer)
 

@@ -47,11 +47,6 @@ class EngineClient(Protocol):
     @property
     def stats(self) -> EngineStats: ...
 
-    @property
-    def silence_s(self) -> float:
-        """Seconds since the last message from the engine."""
-        ...
-
     def submit(self, request: Request) -> OutputReader:
         """Accept a request and start it.
 

@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 
 from faser.config.server import ServerConfig
+from faser.errors import FaserError
 from faser.types import ModelInfo
 
 _CLOSE_TIMEOUT_S = 5
@@ -29,6 +30,10 @@ class EngineLifecycle(Protocol):
     async def start(self) -> None: ...
 
     async def wait_ready(self) -> ModelInfo: ...
+
+    async def wait_dead(self) -> FaserError:
+        """Wait until the engine has ended for good. Returns the reason."""
+        ...
 
     async def drain(self, timeout_s: float) -> None: ...
 
@@ -68,7 +73,8 @@ def run_until_stopped(
 ) -> int:
     """Serve on listener until a signal; returns exit status 0.
 
-    on_ready: is called once the engine is ready. Raises the error with which the engine fails to load.
+    on_ready: is called once the engine is ready. Raises the error with which the engine fails to load, or ends for
+    good.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve_until_signal(server, engine, listener, shutdown_timeout_s, on_ready))
@@ -85,18 +91,21 @@ async def _serve_until_signal(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     loading = asyncio.create_task(engine.wait_ready())
     stopping = asyncio.create_task(stop.wait())
+    dying = asyncio.create_task(engine.wait_dead())
     try:
         await engine.start()
         await asyncio.wait({serving, loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             on_ready(loading.result())
-            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({serving, stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
         await engine.drain(shutdown_timeout_s)
+        if dying.done():
+            raise dying.result()
     finally:
         server.should_exit = True
         await serving
         await engine.stop()
-        for task in (loading, stopping):
+        for task in (loading, stopping, dying):
             task.cancel()
     return 0
 

@@ -18,6 +18,7 @@ from faser.config.environment import cache_dir
 from faser.config.server import ServerConfig
 from faser.engine.checkpoints.source import resolve
 from faser.engine.client.async_engine import AsyncEngine
+from faser.engine.client.supervisor import Supervision
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.metrics.server import Metrics
 from faser.types import ModelInfo
@@ -45,7 +46,12 @@ def serve_on(
         metrics = Metrics(
             model_name=names[0], max_model_len=engine_config.max_model_len or 0, speculation=speculation
         )
-        engine = AsyncEngine(engine_config, directory, tokenizer, metrics=metrics, on_progress=report)
+        supervision = Supervision(
+            max_restarts=server_config.engine_restarts, timeout_s=server_config.engine_timeout
+        )
+        engine = AsyncEngine(
+            engine_config, directory, tokenizer, supervision=supervision, metrics=metrics, on_progress=report
+        )
         settings = ApiSettings(
             served_model_names=names,
             api_keys=keys,

@@ -1,40 +1,43 @@
 """AsyncEngine: the engine as asyncio code uses it: submit, abort, health, drain.
 
-Owns the connection to the engine and the output streams of accepted requests. The engine runs in a child
-process or in a thread; callers of this module see no difference. Whatever happens to the engine, every
-accepted request ends with a finish reason or with an error.
+Owns the output streams of accepted requests and the engine's state; supervisor.py owns the connection and the
+engine's process or thread. Whatever happens to the engine, every accepted request ends with a finish reason or
+with an error.
 """
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 from faser.config.engine import EngineConfig
-from faser.engine.client.engine_host import EngineHost, Transport, start_host
+from faser.engine.client.engine_host import Transport
 from faser.engine.client.output_stream import OutputStream
+from faser.engine.client.supervisor import EngineSupervisor, Supervision
 from faser.engine.contract.messages import (
     Abort,
     Configure,
     Deltas,
-    Failed,
     FromEngine,
     Loaded,
     Progress,
     Rejected,
-    Shutdown,
     StateChange,
     Submit,
-    ToEngine,
-    frame,
-    receive_async,
 )
 from faser.engine.contract.plan import SequenceDelta
 from faser.engine.text.tokenizer import Tokenizer
-from faser.errors import ConfigError, EngineError, FaserError, NotReadyError, OverloadError, RequestError
+from faser.errors import (
+    ConfigError,
+    EngineDiedError,
+    EngineError,
+    FaserError,
+    NotReadyError,
+    OverloadError,
+    RequestError,
+)
 from faser.metrics.server import Metrics
 from faser.types import (
     EngineState,
@@ -51,7 +54,8 @@ from faser.types import (
 class AsyncEngine:
     """One engine. Use it from one event loop only.
 
-    directory: of the model. metrics: counts requests. on_progress: called with (stage, done, total) while loading.
+    directory: of the model. supervision: whether an engine that died or hangs is started again.
+    metrics: counts requests. on_progress: called with (stage, done, total) during the first load.
     """
 
     def __init__(
@@ -61,15 +65,21 @@ class AsyncEngine:
         tokenizer: Tokenizer,
         *,
         transport: Transport = "process",
+        supervision: Supervision | None = None,
         metrics: Metrics | None = None,
         on_progress: ProgressCallback | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._config = config
-        self._directory = directory
-        self._transport = transport
         self._metrics = metrics
         self._on_progress = on_progress
+        self._supervisor = EngineSupervisor(
+            Configure(config, str(directory)),
+            supervision or Supervision(),
+            transport=transport,
+            on_message=self._handle,
+            on_end=self._lose,
+        )
         self._state = EngineState.LOADING
         self._reason = "the model is being loaded"
         self._failure: FaserError | None = None
@@ -78,14 +88,11 @@ class AsyncEngine:
         self._streams: dict[str, OutputStream] = {}
         self._num_samples = 0
         self._loading_ended = asyncio.Event()  # ready, or dead
-        self._last_message_s = time.monotonic()
+        self._dead = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._finish_gap_s = 1.0  # smoothed time between two requests that end
         self._last_finish_s = time.monotonic()
-        self._host: EngineHost | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> EngineState:
@@ -112,19 +119,9 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         return self._stats
 
-    @property
-    def silence_s(self) -> float:
-        """Seconds since the last message from the engine. Longer than any step: the engine hangs."""
-        return time.monotonic() - self._last_message_s
-
     async def start(self) -> None:
         """Start the engine's process or thread. Returns before the model is loaded."""
-        ours, theirs = socket.socketpair()
-        self._host = start_host(self._transport, theirs)
-        ours.setblocking(False)
-        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        self._send(Configure(self._config, str(self._directory)))
-        self._reading = asyncio.create_task(self._read(reader), name="faser-engine-reader")
+        self._supervisor.start()
 
     async def wait_ready(self) -> ModelInfo:
         """Wait until the engine is ready. Raises ConfigError or EngineError if it cannot load the model."""
@@ -132,6 +129,12 @@ class AsyncEngine:
         if self._failure is not None:
             raise self._failure
         return self.info
+
+    async def wait_dead(self) -> FaserError:
+        """Wait until the engine has ended for good. Returns the reason."""
+        await self._dead.wait()
+        assert self._failure is not None
+        return self._failure
 
     def submit(self, request: Request) -> OutputStream:
         """Accept a request.
@@ -143,7 +146,7 @@ class AsyncEngine:
         request = self._with_token_limit(request)
         self._check_queue(request)
         stream = OutputStream(request, self.tokenizer, lambda index: self._abort(request.request_id, index))
-        self._send(Submit(request))
+        self._supervisor.send(Submit(request))
         self._streams[request.request_id] = stream
         self._num_samples += request.sampling.n
         self._idle.clear()
@@ -156,33 +159,25 @@ class AsyncEngine:
         return stream
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, wait at most timeout_s for accepted ones, then abort the rest."""
+        """Refuse new requests, wait at most timeout_s for accepted ones, then abort the rest.
+
+        An engine that dies meanwhile, or that is being restarted, is not needed any more.
+        """
+        self._supervisor.end_restarts()
         if self._state is EngineState.DEAD:
             return
-        self._set_state(EngineState.DRAINING, "the server is shutting down")
+        self._enter(EngineState.DRAINING, "the server is shutting down")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         for stream in list(self._streams.values()):
             self._end(stream, FinishReason.ABORT)
             stream.fail(NotReadyError("the server shut down before the request was finished"))
-            self._send(Abort(stream.request.request_id))
+            self._supervisor.send(Abort(stream.request.request_id))
 
     async def stop(self) -> None:
         """End the engine now. Unfinished requests fail. Idempotent."""
-        if self._writer is None:
-            return
-        self._send(Shutdown())
-        self._die("the engine was stopped", EngineError("the engine was stopped"))
-        if self._host is not None:
-            await asyncio.to_thread(self._host.wait)
-        if self._reading is not None:
-            self._reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reading
-        self._writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self._writer.wait_closed()
-        self._writer = None
+        self._lose(EngineError("the engine was stopped"), restarts=False)
+        await self._supervisor.stop()
 
     def _with_token_limit(self, request: Request) -> Request:
         """The request with max_tokens resolved. Raises RequestError if the context or vocabulary is too small."""
@@ -224,59 +219,48 @@ class AsyncEngine:
         stream = self._streams.get(request_id)
         if stream is None:
             return
-        self._send(Abort(request_id, index))
+        self._supervisor.send(Abort(request_id, index))
         if index is None:
             self._end(stream, FinishReason.ABORT)
 
-    def _send(self, message: ToEngine) -> None:
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame(message))
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        while (message := await receive_async(reader)) is not None:
-            self._last_message_s = time.monotonic()
-            self._handle(message)
-        if self._state is not EngineState.DEAD:
-            assert self._host is not None
-            status = await asyncio.to_thread(self._host.exit_status)
-            self._die(f"the engine ended without a message{status}", EngineError(f"the engine died{status}"))
-
     def _handle(self, message: FromEngine) -> None:
+        """Take a message from the engine. Raises ConfigError if the loaded model cannot be served."""
         match message:
             case Deltas(deltas, stats):
                 self._dispatch(deltas, stats)
             case Progress(stage, done, total):
-                if self._on_progress is not None:
+                if self._on_progress is not None and self._state is EngineState.LOADING:
                     self._on_progress(stage, done, total)
             case Loaded(info):
                 self._take_info(info)
             case StateChange(state):
-                self._set_state(state, "")
+                self._enter(state, "")
             case Rejected(request_id, text, param):
                 self._fail_one(request_id, RequestError(text, param=param))
-            case Failed(text, operator_error):
-                self._die(text, ConfigError(text) if operator_error else EngineError(f"the engine died: {text}"))
 
     def _take_info(self, info: ModelInfo) -> None:
-        """The model is loaded. The engine fails if the tokenizer's base vocabulary is larger than the model's.
+        """The model is loaded. Raises ConfigError if the tokenizer's base vocabulary is larger than the model's.
 
         Fine-tuned models often add special tokens beyond the embedding: only a request that uses one is refused.
         """
         size = self.tokenizer.base_vocab_size
         if size > info.vocab_size:
-            text = f"the tokenizer has {size} tokens, but the model's vocabulary has {info.vocab_size}"
-            self._die(text, ConfigError(text))
-            return
+            raise ConfigError(f"the tokenizer has {size} tokens, but the model's vocabulary has {info.vocab_size}")
         self._info = info
         if self._metrics is not None:
             self._metrics.cache_config(block_size=info.block_size, num_gpu_blocks=info.num_blocks)
 
-    def _set_state(self, state: EngineState, reason: str) -> None:
+    def _enter(self, state: EngineState, reason: str) -> None:
+        """Change the state. A drained engine only dies, and a dead one stays dead."""
         if self._state is EngineState.DEAD or (self._state is EngineState.DRAINING and state is EngineState.READY):
             return
         self._state, self._reason = state, reason
-        if state is EngineState.READY:
+        if self._metrics is not None:
+            self._metrics.engine_state(state)
+        if state in (EngineState.READY, EngineState.DEAD):
             self._loading_ended.set()
+        if state is EngineState.DEAD:
+            self._dead.set()
 
     def _dispatch(self, deltas: tuple[SequenceDelta, ...], stats: EngineStats) -> None:
         now = time.monotonic()
@@ -289,7 +273,7 @@ class AsyncEngine:
                 continue  # aborted; the engine had not yet received the abort
             failed = next((delta for delta in own if delta.error is not None), None)
             if failed is not None:
-                self._send(Abort(request_id))
+                self._supervisor.send(Abort(request_id))
                 self._fail_one(request_id, EngineError(f"request {request_id} failed: {failed.error}"))
                 continue
             stream.timing.scheduled_s = stream.timing.scheduled_s or own[0].first_scheduled_s
@@ -356,14 +340,21 @@ class AsyncEngine:
             self._end(stream, FinishReason.ERROR)
             stream.fail(error)
 
-    def _die(self, reason: str, failure: FaserError) -> None:
+    def _lose(self, error: FaserError, restarts: bool) -> None:
+        """The engine has ended, and with it all accepted requests. restarts: it is started again."""
         if self._state is EngineState.DEAD:
             return
-        self._state, self._reason, self._failure = EngineState.DEAD, reason, failure
+        if restarts:
+            self._enter(EngineState.RESTARTING, str(error))
+        else:
+            self._failure = error
+            self._enter(EngineState.DEAD, str(error))
         for stream in list(self._streams.values()):
             self._end(stream, FinishReason.ERROR)
-            stream.fail(EngineError(f"request {stream.request.request_id}: {reason}"))
-        self._loading_ended.set()
+            stream.fail(EngineDiedError(f"request {stream.request.request_id}: {error}"))
+        self._stats = EngineStats()
+        if self._metrics is not None:
+            self._metrics.engine_ended(restarts=restarts)
 
 
 def _check_token_ids(request: Request, vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""EngineHost: the child process or the thread in which an engine runs. Starts it and waits for its end.
+"""EngineHost: the child process or the thread in which an engine runs. Starts it, ends it, says how it ended.
 
 In both cases the engine serves the same messages on its end of a socket pair.
 """
@@ -17,9 +17,11 @@ Transport = Literal["process", "thread"]
 
 _STOP_TIMEOUT_S = 5.0
 
+_log = logging.getLogger("faser.engine")
+
 
 class EngineHost(Protocol):
-    """A started engine. Both methods block for a few seconds at most."""
+    """A started engine. All methods block for a few seconds at most."""
 
     def wait(self) -> None:
         """Wait for an engine that was sent Shutdown; kill it if it does not end."""
@@ -27,6 +29,10 @@ class EngineHost(Protocol):
 
     def exit_status(self) -> str:
         """How an engine ended that closed its connection, as a suffix for an error message."""
+        ...
+
+    def kill(self) -> None:
+        """End an engine whose connection is closed, whatever it does. A thread is waited for instead."""
         ...
 
 
@@ -49,14 +55,20 @@ class _ProcessHost:
         try:
             self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
 
     def exit_status(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = self._process.wait(_STOP_TIMEOUT_S)
             return f" (signal {-status})" if status < 0 else f" (exit status {status})"
         return ""
+
+    def kill(self) -> None:
+        self._process.kill()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:  # held by the kernel, in a device's driver say; nothing more can be done
+            _log.error("the engine's process %d does not end, although it was killed", self._process.pid)
 
 
 def _log_level() -> str:
@@ -73,6 +85,9 @@ class _ThreadHost:
 
     def exit_status(self) -> str:
         return ""
+
+    def kill(self) -> None:
+        self.wait()
 
 
 def _serve(connection: socket.socket) -> None:

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from faser.errors import EngineError, OverloadError
+from faser.errors import EngineDiedError, EngineError, OverloadError
 from faser.types import EngineState
 from tests.api.server import http_client, serving, settings
 from tests.fake_engine import MAX_MODEL_LEN, FakeEngine
@@ -329,7 +329,14 @@ def test_full_queue_is_a_503_with_retry_after(http: httpx.Client, engine: FakeEn
 
 
 @pytest.mark.parametrize(
-    "state", [EngineState.LOADING, EngineState.WARMING, EngineState.DRAINING, EngineState.DEAD]
+    "state",
+    [
+        EngineState.LOADING,
+        EngineState.WARMING,
+        EngineState.RESTARTING,
+        EngineState.DRAINING,
+        EngineState.DEAD,
+    ],
 )
 def test_engine_that_takes_nothing_now_is_a_503_with_the_reason(
     http: httpx.Client, engine: FakeEngine, state: EngineState
@@ -349,10 +356,18 @@ def rejections(http: httpx.Client, reason: str) -> float:
     )
 
 
-def test_engine_that_dies_under_a_request_is_a_500(http: httpx.Client, engine: FakeEngine) -> None:
-    engine.script = lambda _: [EngineError("request r-1: the engine died (signal 9)")]
+@pytest.mark.parametrize("kind, logged", [(EngineError, 1), (EngineDiedError, 0)])
+def test_engine_that_dies_under_a_request_is_a_500_and_the_supervisor_has_logged_it(
+    http: httpx.Client,
+    engine: FakeEngine,
+    caplog: pytest.LogCaptureFixture,
+    kind: type[EngineError],
+    logged: int,
+) -> None:
+    engine.script = lambda _: [kind("request r-1: the engine died (signal 9)")]
     failure = error(http.post(TEXT, json={"prompt": "hi"}), 500, "InternalServerError")
     assert failure["message"] == "request r-1: the engine died (signal 9)"
+    assert len([each for each in caplog.records if "signal 9" in each.getMessage()]) == logged
 
 
 @pytest.mark.parametrize("prompt", ["one", ["one", "two"]])

@@ -1,7 +1,7 @@
 """A server with a scripted engine, run as a program so that tests can send it signals.
 
-Usage: python -m tests.cli.serve.small_server FATE SHUTDOWN_TIMEOUT, where FATE is ready, loading, bad-config or
-bad-engine. GET / answers after a second; the engine's drain waits for such answers. Prints its port, then
+Usage: python -m tests.cli.serve.small_server FATE SHUTDOWN_TIMEOUT, where FATE is ready, loading, bad-config,
+bad-engine or dying. GET / answers after a second; the engine's drain waits for such answers. Prints its port, then
 "ready", "drained" and "stopped" as they happen.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from faser.cli.serve.lifetime import http_server, run_until_stopped
 from faser.cli.serve.listener import listen
 from faser.config.server import ServerConfig
-from faser.errors import ConfigError, EngineError
+from faser.errors import ConfigError, EngineDiedError, EngineError, FaserError
 from faser.types import ModelInfo
 
 INFO = ModelInfo(
@@ -53,6 +53,12 @@ class ScriptedEngine:
             case "bad-engine":
                 raise EngineError("the engine died")
         return INFO
+
+    async def wait_dead(self) -> FaserError:
+        if self.fate != "dying":
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.5)
+        return EngineDiedError("the engine died (signal 9)")
 
     async def drain(self, timeout_s: float) -> None:
         deadline = asyncio.get_running_loop().time() + timeout_s

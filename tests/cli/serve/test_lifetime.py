@@ -103,3 +103,11 @@ def test_an_engine_that_cannot_load_ends_the_server_with_its_reason(fate: str, r
         _, errors = process.communicate(timeout=5)
         assert process.returncode == 1
         assert errors.strip().endswith(reason)
+
+
+def test_an_engine_that_ends_for_good_ends_the_server_with_its_reason_and_status_1() -> None:
+    with server("dying") as (process, _):
+        assert [line(process), line(process), line(process)] == ["ready", "drained, 0 left", "stopped"]
+        _, errors = process.communicate(timeout=5)
+        assert process.returncode == 1
+        assert errors.strip().endswith("the engine died (signal 9)")

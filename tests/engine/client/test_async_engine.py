@@ -18,10 +18,12 @@ import pytest
 from faser.config.engine import EngineConfig
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.engine_host import Transport
+from faser.engine.client.supervisor import Supervision
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.engine.worker import HEARTBEAT_S
-from faser.errors import ConfigError, EngineError, NotReadyError, OverloadError, RequestError
-from faser.types import EngineState, FinishReason, OutputDelta, Request, SamplingParams
+from faser.errors import ConfigError, EngineDiedError, EngineError, NotReadyError, OverloadError, RequestError
+from faser.metrics.server import Metrics
+from faser.types import EngineState, EngineStats, FinishReason, OutputDelta, Request, SamplingParams
 
 CONFIG = EngineConfig(dtype="float32", backend="torch", max_model_len=256, max_num_seqs=4, kv_cache_memory=1 << 20)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -294,10 +296,8 @@ def test_an_idle_engine_gives_signs_of_life(
 ) -> None:
     async def scenario() -> None:
         async with running(tiny_checkpoint, tokenizer, transport) as engine:
-            await asyncio.sleep(HEARTBEAT_S / 2)
-            quiet_s = engine.silence_s
-            assert quiet_s > HEARTBEAT_S / 4
-            await until(lambda: engine.silence_s < quiet_s, HEARTBEAT_S + 5.0)
+            seen = engine.stats
+            await until(lambda: engine.stats is not seen, HEARTBEAT_S + 5.0)
 
     asyncio.run(scenario())
 
@@ -321,6 +321,56 @@ def test_a_killed_engine_fails_its_waiters_and_says_why(tiny_checkpoint: Path, t
                     pass
             assert engine.state is EngineState.DEAD
             assert "signal 9" in engine.state_reason
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_engine_is_restarted_and_counts_and_answers_as_before(
+    tiny_checkpoint: Path, tokenizer: Tokenizer
+) -> None:
+    metrics = Metrics(model_name="tiny", max_model_len=256)
+
+    def series(name: str) -> float:
+        lines = metrics.render().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    async def scenario() -> None:
+        engine = AsyncEngine(
+            CONFIG, tiny_checkpoint, tokenizer, supervision=Supervision(max_restarts=1), metrics=metrics
+        )
+        await engine.start()
+        await engine.wait_ready()
+        before = await answer(engine, request("the quick", tokenizer))
+        streams = [
+            engine.submit(request("the", tokenizer, replace(GREEDY, max_tokens=250)))
+            for _ in range(CONFIG.max_num_seqs)
+        ]
+        await anext(streams[0])
+        assert series("vllm:num_requests_running") > 0
+        generated = series("vllm:generation_tokens_total")
+        (pid,) = children()
+        os.kill(pid, signal.SIGKILL)
+        for stream in streams:
+            with pytest.raises(EngineDiedError, match="signal 9"):
+                async for _ in stream:
+                    pass
+        assert engine.state is EngineState.RESTARTING
+        assert engine.info.max_model_len == 256
+        with pytest.raises(NotReadyError, match="restarting"):
+            engine.submit(request("the", tokenizer))
+        assert engine.stats == EngineStats()
+        for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+            assert series(f"vllm:{gauge}") == 0
+        assert series('faser_engine_state{engine="0",model_name="tiny",state="restarting"}') == 1
+        await until(lambda: engine.state is EngineState.READY, 60)
+        assert children() != [pid]
+        after = await answer(engine, request("the quick", tokenizer))
+        assert "".join(delta.text for delta in after) == "".join(delta.text for delta in before)
+        assert series("faser_engine_restarts_total") == 1
+        assert series('faser_engine_state{engine="0",model_name="tiny",state="ready"}') == 1
+        assert series("vllm:generation_tokens_total") >= generated + 24
+        await engine.stop()
+        assert children() == []
 
     asyncio.run(scenario())
 

@@ -1,7 +1,11 @@
 """Hosts of engines: a process reports how it ended, and one that does not end is killed."""
 
+import os
+import signal
 import socket
 from contextlib import closing
+
+import psutil
 
 from faser.engine.client.engine_host import start_host
 
@@ -20,3 +24,14 @@ def test_a_thread_ends_with_its_connection_and_has_no_exit_status() -> None:
         host = start_host("thread", theirs)
     host.wait()
     assert host.exit_status() == ""
+
+
+def test_a_process_that_is_stopped_is_killed_and_leaves_no_zombie() -> None:
+    ours, theirs = socket.socketpair()
+    before = set(psutil.Process().children())
+    with closing(ours):
+        host = start_host("process", theirs)
+        (process,) = set(psutil.Process().children()) - before
+        os.kill(process.pid, signal.SIGSTOP)
+        host.kill()
+    assert not process.is_running()

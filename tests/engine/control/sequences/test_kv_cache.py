@@ -266,3 +266,29 @@ def test_random_use_matches_a_plain_model_of_the_pool(seed: int, caching: bool) 
             kv.begin_step()
             in_step = True
         kv.check_invariants()
+
+
+def test_without_a_cache_churn_writes_no_more_blocks_than_are_ever_held_at_once() -> None:
+    """Blocks that were never used cost no memory, so those freed last are used first."""
+    rng = random.Random(0)
+    kv = KvManager(1000, SIZE, enable_prefix_caching=False)
+    held: list[SequenceBlocks] = []
+    used: set[int] = set()
+    most = 0
+    for _ in range(500):
+        table = kv.new_table()
+        used |= set(kv.allocate(table, rng.randint(1, 5)))
+        held.append(table)
+        most = max(most, kv.num_blocks - kv.num_available)
+        if len(held) == 4:
+            kv.release(held.pop(rng.randrange(4)))
+    assert len(used) == most <= 20
+
+
+def test_cached_content_stays_as_long_as_there_are_blocks_that_were_never_used() -> None:
+    kv = KvManager(20, SIZE)
+    first = list(range(8))
+    kv.release(filled(kv, first))
+    for number in range(1, 9):
+        kv.release(filled(kv, [100 * number + i for i in range(8)]))
+        assert hits(kv, [*first, 99]) == 2
