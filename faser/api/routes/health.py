@@ -18,12 +18,14 @@ MAX_SILENCE_S = 120.0
 def health_router(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
+    @router.api_route("/ping", methods=["GET", "HEAD", "POST"], include_in_schema=False)
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def get_health() -> Response:
         alive = service.engine.state in _HEALTHY and service.engine.silence_s < MAX_SILENCE_S
         return Response(status_code=200 if alive else 503)
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready")
     async def get_ready() -> Response:
         state, silence_s = service.engine.state, service.engine.silence_s
