@@ -283,6 +283,10 @@ class HttpConnection(HttpToolsProtocol):
 
     def _refuse(self, error: HttpError) -> None:
         """Answer with an error, let the client read it, and close. Closes at once if an answer has begun."""
+        if self._refused:
+            return
+        if self.access_log:
+            self.access_logger.info("%s - refused: %d %s", self.client, error.status, error.message)
         if self._answer_has_begun:
             self._abort()
             return

@@ -88,7 +88,8 @@ def test_probes_are_answered_within_a_second_while_unfinished_requests_hold_ever
         ]
         for attack in attacks:
             attack.start()
-        probes_s, most_descriptors = [], 0
+        probes_s: list[float] = []
+        most_descriptors = 0
         try:
             end_s = time.monotonic() + FLOOD_S
             while time.monotonic() < end_s:
