@@ -4,6 +4,7 @@ from fastapi import FastAPI
 
 from faser.api.middleware.auth import ApiKeyMiddleware
 from faser.api.middleware.request_id import RequestIdMiddleware
+from faser.api.middleware.unread_body import UnreadBodyMiddleware
 from faser.api.protocol.errors import add_error_handlers
 from faser.api.routes.chat import chat_router
 from faser.api.routes.completions import completions_router
@@ -29,5 +30,6 @@ def create_app(engine: EngineClient, *, settings: ApiSettings, metrics: Metrics)
         app.include_router(router(service))
     add_error_handlers(app)
     app.add_middleware(ApiKeyMiddleware, keys=settings.api_keys, open_metrics=not settings.enable_metrics_auth)
-    app.add_middleware(RequestIdMiddleware)  # added last, so outermost
+    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(UnreadBodyMiddleware)  # added last, so outermost
     return app

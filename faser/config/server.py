@@ -70,6 +70,55 @@ class ServerConfig:
         low=1 << 10,
         high=1 << 32,
     )
+    h11_max_incomplete_event_size: int = setting(
+        64 << 10,
+        "Largest request line with its headers.",
+        group=SERVER,
+        kind=Kind.BYTES,
+        low=1 << 10,
+        high=1 << 24,
+    )
+    h11_max_header_count: int = setting(
+        256, "Most headers of a request.", group=SERVER, kind=Kind.INTEGER, low=1, high=1 << 16
+    )
+    timeout_request_headers: float = setting(
+        10.0,
+        "Seconds that the request line and headers may take to arrive.",
+        group=SERVER,
+        kind=Kind.NUMBER,
+        metavar="seconds",
+        low=0,
+        above=True,
+        high=3600,
+    )
+    timeout_request_body: float = setting(
+        60.0,
+        "Seconds that the body of a request may take to arrive.",
+        group=SERVER,
+        kind=Kind.NUMBER,
+        metavar="seconds",
+        low=0,
+        above=True,
+        high=3600,
+    )
+    timeout_keep_alive: float = setting(
+        5.0,
+        "Seconds that a connection stays open without a request.",
+        group=SERVER,
+        kind=Kind.NUMBER,
+        metavar="seconds",
+        low=0,
+        above=True,
+        high=3600,
+    )
+    limit_concurrency: int | None = setting(
+        None,
+        "Most connections that are open. None: as many as the limit on open files has room for.",
+        group=SERVER,
+        kind=Kind.COUNT,
+        low=8,
+        high=1 << 20,
+    )
     strict_request_fields: bool = setting(
         False,
         "Refuse requests with unknown fields. Off: they are named in the log.",

@@ -11,6 +11,9 @@ import uvicorn
 
 from faser.api.app import ApiSettings, create_app
 from faser.api.serving.engine_client import EngineClient
+from faser.cli.serve.lifetime import http_server
+from faser.cli.serve.listener import listen
+from faser.config.server import ServerConfig
 from faser.config.speculation import SpeculationConfig
 from faser.metrics.server import Metrics
 
@@ -51,17 +54,25 @@ def settings(
 
 
 @contextmanager
-def serving(engine: EngineClient, chosen: ApiSettings | None = None) -> Iterator[str]:
-    """The server's URL while it runs."""
+def serving(
+    engine: EngineClient, chosen: ApiSettings | None = None, config: ServerConfig | None = None
+) -> Iterator[str]:
+    """The server's URL while it runs. config: limits of connections; the defaults suit most tests."""
     app = create_app(engine, settings=chosen or settings(), metrics=Metrics(model_name=MODEL, max_model_len=4096))
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
-    server = uvicorn.Server(config)
-    listener = config.bind_socket()
+    with running(http_server(app, config or ServerConfig(disable_uvicorn_access_log=True))) as url:
+        yield url
+
+
+@contextmanager
+def running(server: uvicorn.Server) -> Iterator[str]:
+    """The URL of any server while it runs in a thread, on a free port."""
+    listener = listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
         until(lambda: server.started)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        scheme = "https" if server.config.is_ssl else "http"
+        yield f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(10)

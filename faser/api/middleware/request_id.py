@@ -36,7 +36,7 @@ def set_request_id(scope: Scope, request_id: str, param: str) -> None:
 
 
 class RequestIdMiddleware:
-    """The outermost ASGI middleware."""
+    """ASGI middleware around every one that may fail."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -19,12 +19,14 @@ def health_router(service: Service) -> APIRouter:
         """The reason for the engine's state, if there is one."""
         return {"message": engine.state_reason} if engine.state_reason else {}
 
-    @router.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
+    @router.api_route("/ping", methods=["GET", "HEAD", "POST"], include_in_schema=False)
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def get_health() -> Response:
         status = 200 if engine.state in _HEALTHY else 503
         return JSONResponse({"state": engine.state.value, **message()}, status)
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready")
     async def get_ready() -> Response:
         if engine.state is EngineState.READY:

@@ -6,6 +6,7 @@ routes and no models.
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -16,6 +17,9 @@ from typing import Any, Protocol
 import uvicorn
 import uvloop
 
+from faser.api.http.descriptors import raise_open_files_limit
+from faser.api.http.limits import HttpLimits
+from faser.api.http.server import LimitedServer
 from faser.config.server import ServerConfig
 from faser.errors import FaserError
 from faser.types import ModelInfo
@@ -40,8 +44,8 @@ class EngineLifecycle(Protocol):
     async def stop(self) -> None: ...
 
 
-class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handling: this module drains requests before it stops the server."""
+class HttpServer(LimitedServer):
+    """The server without uvicorn's signal handling: this module drains requests before it stops the server."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -58,9 +62,12 @@ def http_server(app: Any, config: ServerConfig) -> HttpServer:
             root_path=config.root_path or "",
             ssl_keyfile=config.ssl_keyfile,
             ssl_certfile=config.ssl_certfile,
+            ws="none",
+            timeout_keep_alive=math.ceil(config.timeout_keep_alive),
             timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
             server_header=False,
-        )
+        ),
+        HttpLimits.of(config),
     )
 
 
@@ -76,6 +83,7 @@ def run_until_stopped(
     on_ready: is called once the engine is ready. Raises the error with which the engine fails to load, or ends for
     good.
     """
+    raise_open_files_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve_until_signal(server, engine, listener, shutdown_timeout_s, on_ready))
 

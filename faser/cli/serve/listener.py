@@ -18,7 +18,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
-        listener.listen(1)  # makes a second server on this port fail now; uvicorn sets the real backlog
+        listener.listen(1)  # makes a second server on this port fail now; the server sets the real backlog
     except OSError as error:
         listener.close()
         raise ConfigError(f"--port is {port}; {host}:{port} cannot be used: {error.strerror}") from None
