@@ -7,6 +7,7 @@
     │   └── UnknownModelError  the caller's: no such model                       → 404
     ├── OverloadError          the load's: the queue is full                     → 503 + Retry-After
     ├── NotReadyError          ours or the load's: loading, draining, dead       → 503 + Retry-After
+    ├── DeadlineError          the load's: not finished by the request's deadline → 504
     └── EngineError            ours: the engine died or a bug struck             → 500
 
 Exceptions of libraries are translated into these once, where the library is called.
@@ -51,6 +52,10 @@ class NotReadyError(FaserError):
     def __init__(self, message: str, *, retry_after_s: int = 5) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineError(FaserError):
+    """The request was not finished by its deadline, and has been aborted."""
 
 
 class EngineError(FaserError):

@@ -10,6 +10,9 @@ import openai
 import uvicorn
 
 from faser.api.app import ApiSettings, create_app
+from faser.api.middleware.api_keys import ApiKeys
+from faser.api.middleware.cors import CorsSettings
+from faser.api.middleware.key_limits import KeyLimits
 from faser.api.serving.engine_client import EngineClient
 from faser.config.speculation import SpeculationConfig
 from faser.metrics.server import Metrics
@@ -30,6 +33,9 @@ def settings(
     priority: bool = False,
     speculation: SpeculationConfig | None = None,
     spec_decode_metrics: str = "none",
+    key_limits: KeyLimits | None = None,
+    cors: CorsSettings | None = None,
+    request_timeout_s: float | None = None,
 ) -> ApiSettings:
     return ApiSettings(
         served_model_names=(MODEL, "tiny-alias"),
@@ -45,13 +51,19 @@ def settings(
         priority_scheduling=priority,
         speculation=speculation or SpeculationConfig(),
         spec_decode_metrics=spec_decode_metrics,
+        key_limits=key_limits or KeyLimits(),
+        cors=cors or CorsSettings(),
+        request_timeout_s=request_timeout_s,
     )
 
 
 @contextmanager
-def serving(engine: EngineClient, chosen: ApiSettings | None = None) -> Iterator[str]:
-    """The server's URL while it runs."""
-    app = create_app(engine, settings=chosen or settings(), metrics=Metrics(model_name=MODEL, max_model_len=4096))
+def serving(
+    engine: EngineClient, chosen: ApiSettings | None = None, *, keys: ApiKeys | None = None
+) -> Iterator[str]:
+    """The server's URL while it runs. keys: instead of those of the settings."""
+    metrics = Metrics(model_name=MODEL, max_model_len=4096)
+    app = create_app(engine, settings=chosen or settings(), metrics=metrics, keys=keys)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
     server = uvicorn.Server(config)
     listener = config.bind_socket()

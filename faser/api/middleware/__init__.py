@@ -1,4 +1,4 @@
-"""ASGI middleware around all routes: request ids and API keys.
+"""ASGI middleware around all routes: request ids, CORS, API keys and their limits.
 
 Imports protocol/ for error bodies. app.py puts it around the routes.
 """

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
-from faser.errors import FaserError, NotReadyError, OverloadError, RequestError, UnknownModelError
+from faser.errors import DeadlineError, FaserError, NotReadyError, OverloadError, RequestError, UnknownModelError
 
 _log = logging.getLogger("faser.api")
 
@@ -31,7 +31,9 @@ _TYPES = {
     HTTPStatus.METHOD_NOT_ALLOWED: "MethodNotAllowedError",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "RequestTooLargeError",
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "UnsupportedMediaTypeError",
+    HTTPStatus.TOO_MANY_REQUESTS: "RateLimitError",
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
+    HTTPStatus.GATEWAY_TIMEOUT: "GatewayTimeoutError",
     HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
 }
 
@@ -69,6 +71,8 @@ def as_http_error(error: FaserError) -> HttpError:
             return HttpError(400, str(error), param=error.param)
         case OverloadError() | NotReadyError():
             return HttpError(503, str(error), headers={"Retry-After": str(error.retry_after_s)})
+        case DeadlineError():
+            return HttpError(504, str(error))
         case _:
             return HttpError(500, str(error))
 

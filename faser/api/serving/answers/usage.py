@@ -1,5 +1,6 @@
 """Usage: counts the tokens of a request while its outputs arrive."""
 
+from collections.abc import Callable
 from typing import Any
 
 from faser.api.serving.answers.prediction import PredictionUsage
@@ -10,16 +11,30 @@ class Usage:
     """num_prompt_tokens: per prompt; a prompt counts once, whatever its number of samples.
 
     predicted: token ids of the request's prediction; None: it has none, and the usage does not mention one.
+    on_tokens: is called with the number of tokens whenever some are counted.
     """
 
-    def __init__(self, num_prompt_tokens: list[int], *, predicted: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        num_prompt_tokens: list[int],
+        *,
+        predicted: tuple[int, ...] | None = None,
+        on_tokens: Callable[[int], None],
+    ) -> None:
         self._prompt_tokens = sum(num_prompt_tokens)
         self._cached_tokens = [0] * len(num_prompt_tokens)
         self._completion_tokens = 0
         self._prediction = None if predicted is None else PredictionUsage(predicted)
+        self._on_tokens = on_tokens
+
+    def count_prompts(self) -> None:
+        """The engine has accepted the prompts; as_json counts them in any case."""
+        self._on_tokens(self._prompt_tokens)
 
     def count(self, prompt_index: int, output: RequestOutput) -> None:
-        self._completion_tokens += sum(len(delta.token_ids) for delta in output.deltas)
+        num_tokens = sum(len(delta.token_ids) for delta in output.deltas)
+        self._completion_tokens += num_tokens
+        self._on_tokens(num_tokens)
         if self._prediction is not None:
             for delta in output.deltas:
                 self._prediction.take((prompt_index, delta.index), delta.token_ids)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from faser.api.middleware.cors import CorsSettings
+from faser.api.middleware.key_limits import KeyLimits
 from faser.config.speculation import SpeculationConfig
 from faser.types import MAX_LOGPROBS
 
@@ -17,6 +19,7 @@ class ApiSettings:
     api_keys: empty: no key is required. enable_metrics_auth: /metrics requires a key too.
     chat_template: Jinja text that replaces the model's; None keeps the model's.
     generation_defaults: values for fields that a request leaves out, by the names of SamplingParams.
+    key_limits: of each API key. request_timeout_s: longest time a request may take; None: no limit.
     speculation: the limits of what a request may ask for. spec_decode_metrics: none, summary or detailed.
     """
 
@@ -31,5 +34,8 @@ class ApiSettings:
     max_logprobs: int = MAX_LOGPROBS
     enable_metrics_auth: bool = False
     priority_scheduling: bool = False
+    key_limits: KeyLimits = KeyLimits()
+    cors: CorsSettings = CorsSettings()
+    request_timeout_s: float | None = None
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     spec_decode_metrics: str = "none"
