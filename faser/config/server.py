@@ -204,15 +204,17 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # as browsers send it: wit
 
 
 def _cors_problems(values: Mapping[str, Any], label: Label) -> list[str]:
-    origins, found = values["allowed_origins"] or (), []
-    for origin in origins:
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            found.append(
-                f"{label('allowed_origins')} has {origin}; it must be * or an origin such as https://example.org"
-            )
-    for name in ("allowed_methods", "allowed_headers"):
-        if not origins and values[name] not in (None, ("*",)):
-            found.append(f"{label(name)} is {' '.join(values[name])}; it needs {label('allowed_origins')}")
+    origins = values["allowed_origins"] or ()
+    found = [
+        f"{label('allowed_origins')} has {origin}; it must be * or an origin such as https://example.org"
+        for origin in origins
+        if origin != "*" and not _ORIGIN.fullmatch(origin)
+    ]
+    found += [
+        f"{label(name)} is {' '.join(values[name])}; it needs {label('allowed_origins')}, which is not set"
+        for name in ("allowed_methods", "allowed_headers")
+        if not origins and values[name] not in (None, ("*",))
+    ]
     if values["allow_credentials"] and (not origins or "*" in origins):
         found.append(
             f"{label('allow_credentials')} is true; it needs {label('allowed_origins')} with origins by name: any "

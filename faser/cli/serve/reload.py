@@ -18,18 +18,18 @@ def has_files(config: ServerConfig) -> bool:
 
 
 def reload_files(config: ServerConfig, keys: ApiKeys, tls: ssl.SSLContext | None) -> None:
-    """Use what the files hold now. A file that cannot be used is reported, and what it held before stays in use."""
+    """Use what the files hold now. A file that cannot be used is reported; what it held before stays in use."""
     if config.api_key_file is not None:
         try:
             keys.replace(read_api_keys(config))
         except ConfigError as error:
             _log.error("SIGHUP: the API keys stay as they are: %s", error)
         else:
-            _log.warning("SIGHUP: %d API keys are accepted now", len(keys))
+            _log.info("SIGHUP: %d API keys are accepted now", len(keys))
     if tls is not None:
         try:
             reload_certificate(tls, config)
         except ConfigError as error:
             _log.error("SIGHUP: the certificate stays as it is: %s", error)
         else:
-            _log.warning("SIGHUP: new connections get the certificate in %s", config.ssl_certfile)
+            _log.info("SIGHUP: new connections get the certificate in %s", config.ssl_certfile)

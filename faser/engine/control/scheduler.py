@@ -5,8 +5,8 @@ never tensors. A step is propose, plan, commit. A step without drafts may also b
 is in flight (asynchronous scheduling): each sequence will have one more token by then, whichever token it is.
 
 Running sequences follow one total order, the priority key: (priority,) arrival. The best one always gets its rows,
-if need be with the blocks of the worst one; so every step brings some sequence nearer to its end. Waiting sequences
-follow the WaitingQueue, which shares the engine fairly among tenants.
+if need be with the blocks of the worst one; so every step brings some sequence nearer to its end. The WaitingQueue
+orders those that wait, and shares the engine fairly among tenants.
 """
 
 import random

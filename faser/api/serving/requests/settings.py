@@ -34,8 +34,8 @@ class ApiSettings:
     max_logprobs: int = MAX_LOGPROBS
     enable_metrics_auth: bool = False
     priority_scheduling: bool = False
-    key_limits: KeyLimits = KeyLimits()
-    cors: CorsSettings = CorsSettings()
+    key_limits: KeyLimits = field(default_factory=KeyLimits)
+    cors: CorsSettings = field(default_factory=CorsSettings)
     request_timeout_s: float | None = None
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     spec_decode_metrics: str = "none"

@@ -1,6 +1,6 @@
 """Tenant: the service that one of those who share the engine has had. What a tenant is, the front-end decides."""
 
-# How much more a generated token counts than a computed prompt token; the weights of the VTC paper, section 3.1.
+# How much more a generated token counts than a computed prompt token; as in the evaluation of the VTC paper.
 _GENERATED_WEIGHT = 2
 
 

@@ -5,9 +5,9 @@ then the tenant with the least service comes, and of its sequences the one that 
 waits depends on how many others wait, not on how much each of them has sent.
 
 Source: the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models", arXiv:2401.00588,
-algorithm 2. Its virtual counter is Tenant.service here, its client a tenant. A tenant that begins to wait is lifted
-to the least service among those that wait already, so that nobody saves up turns while idle. Beyond the paper there
-are priorities, cached prompt tokens, which count as nothing, and a tenant without unfinished sequences is forgotten.
+algorithm 2. Its virtual counter is Tenant.service here, its client a tenant. A tenant that begins to wait has its
+service raised to the least among those that wait already, so that nobody saves up turns while idle. Beyond the
+paper: priorities; cached prompt tokens, which count nothing; a tenant without unfinished sequences is forgotten.
 
 Finding the next sequence takes O(log n) for n waiting tenants; tokens are counted without touching the queue.
 """
@@ -102,8 +102,8 @@ class WaitingQueue:
 class _Level:
     """The sequences of one priority.
 
-    The heap has one live entry for each line, which is at most its turn: service only grows, so a turn is looked at
-    again when its entry comes to the top. Entries that are not their line's any more are dropped there.
+    The heap has one live entry for each line, which is at most its turn: service only grows, so a turn is computed
+    again when its entry comes to the top. Entries that are no longer their line's are dropped there.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class _Level:
         return self._preempted[0] if self._preempted else self._next_line().sequences[0]
 
     def add(self, sequence: Sequence, least_service: int) -> None:
-        """least_service: to which its tenant is lifted if nobody else waits."""
+        """least_service: to which its tenant's is raised if nobody else waits."""
         if _has_run(sequence):
             insort(self._preempted, sequence, key=_priority_key)
             return
