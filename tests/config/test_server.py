@@ -41,8 +41,8 @@ def test_every_default_is_sound() -> None:
         ),
         (
             {"allow_credentials": True, "allowed_origins": ("*",)},
-            "allow_credentials is true; it needs allowed_origins with origins by name: any page could otherwise act "
-            "for its visitor",
+            "allow_credentials is true; it needs allowed_origins with origins by name: any page could otherwise "
+            "act for its visitor",
         ),
         (
             {"override_generation_config": {"temprature": 1}},

@@ -18,6 +18,7 @@ import pytest
 from faser.config.engine import EngineConfig
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.engine_host import Transport
+from faser.engine.client.output_stream import OutputStream
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.engine.worker import HEARTBEAT_S
 from faser.errors import ConfigError, DeadlineError, EngineError, NotReadyError, OverloadError, RequestError
@@ -59,6 +60,12 @@ def request(prompt: str, tokenizer: Tokenizer, sampling: SamplingParams = GREEDY
 async def answer(engine: AsyncEngine, wanted: Request) -> list[OutputDelta]:
     async with engine.submit(wanted) as stream:
         return [delta async for output in stream for delta in output.deltas]
+
+
+async def read(stream: OutputStream) -> None:
+    async with stream:
+        async for _ in stream:
+            pass
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -271,9 +278,7 @@ def test_a_request_is_aborted_at_its_deadline(
             waiting_one = engine.submit(replace(other, deadline_s=other.arrival_s + 0.03))
             for stream, limit in ((waiting_one, "0.03"), (running_one, "0.04")):
                 with pytest.raises(DeadlineError, match=f"the request was not finished within {limit} s"):
-                    async with stream:
-                        async for _ in stream:
-                            pass
+                    await read(stream)
             await until(lambda: engine.stats.num_running == 0 and engine.stats.kv_usage == 0.0)
             assert engine.stats.num_waiting == 0
             assert engine.stats.generation_tokens < 240
