@@ -2,7 +2,7 @@
 
 Usage: python -m benchmarks.fair_shares --url http://127.0.0.1:8000 [--prompts 300] [--max-tokens 32]
 
-The second client asks one short question after the other, alone first and then while the many prompts are answered.
+The second client asks one short question after another, alone first and then while the many prompts are answered.
 Each client has connections of its own; give --keys two API keys to tell them apart by key.
 """
 
