@@ -19,8 +19,7 @@ def after(num_ends: int, *, each_s: float, together: int = 1) -> QueueSpeed:
 def test_the_wait_is_the_number_of_samples_times_what_each_takes(each_s: float, together: int) -> None:
     """Batches end together; what one of their samples takes is still a share of the batch's time."""
     speed = after(2000, each_s=each_s, together=together)
-    batch_s = each_s * together  # how much the estimate may be out just after a batch has ended
-    assert speed.wait_s(300) == pytest.approx(300 * each_s, rel=0.05 + batch_s / 30)
+    assert speed.wait_s(300) == pytest.approx(300 * each_s, rel=0.1)
 
 
 def test_time_without_work_does_not_make_it_slower() -> None:
@@ -43,7 +42,7 @@ def test_before_anything_has_ended_each_takes_as_long_as_all_so_far() -> None:
     speed = QueueSpeed()
     assert speed.wait_s(5) == 0.0
     speed.pass_time(2.0)
-    assert speed.wait_s(5) == pytest.approx(10.0, rel=0.05)
+    assert speed.wait_s(5) == 10.0
 
 
 def test_a_queue_that_has_stopped_waits_longer_and_longer() -> None:
@@ -53,4 +52,4 @@ def test_a_queue_that_has_stopped_waits_longer_and_longer() -> None:
         waits.append(speed.wait_s(10))
         speed.pass_time(10.0)
     assert waits == sorted(waits)
-    assert waits[-1] > 4 * waits[0]
+    assert waits[-1] > 2 * waits[0]
