@@ -7,7 +7,7 @@
     │   └── UnknownModelError  the caller's: no such model                       → 404
     ├── OverloadError          the load's: the queue is full                     → 503 + Retry-After
     ├── NotReadyError          ours or the load's: loading, draining, dead       → 503 + Retry-After
-    ├── DeadlineError          the load's: not finished by the request's deadline → 504
+    ├── DeadlineError          the load's: not finished by the deadline          → 504
     └── EngineError            ours: the engine died or a bug struck             → 500
 
 Exceptions of libraries are translated into these once, where the library is called.

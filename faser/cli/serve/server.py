@@ -82,6 +82,7 @@ def serve_on(
         accepted = ApiKeys(keys)
         app = create_app(engine, settings=settings, metrics=metrics, keys=accepted)
         server = http_server(app, server_config)
+        server.config.load()  # reads the certificate, so that SIGHUP finds one to replace
         return run_until_stopped(
             server,
             engine,
