@@ -7,6 +7,7 @@
     │   └── UnknownModelError  the caller's: no such model                       → 404
     ├── OverloadError          the load's: the queue is full                     → 503 + Retry-After
     ├── NotReadyError          ours or the load's: loading, restarting, draining → 503 + Retry-After
+    ├── DeadlineError          the load's: not finished by the deadline          → 504
     └── EngineError            ours: a bug struck a request                      → 500
         └── EngineDiedError    ours: the engine died or hung                     → 500
 
@@ -52,6 +53,10 @@ class NotReadyError(FaserError):
     def __init__(self, message: str, *, retry_after_s: int = 5) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineError(FaserError):
+    """The request was not finished by its deadline, and has been aborted."""
 
 
 class EngineError(FaserError):

@@ -15,6 +15,8 @@ MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS = 1024
 
 _MOST_NEGATIVE, _MOST_POSITIVE = -(2**63), 2**63 - 1  # integers in messages between processes
 
@@ -98,12 +100,11 @@ class SamplingParams:
                     f"min_tokens is {self.min_tokens}; it must not exceed max_tokens, {self.max_tokens}",
                     param="min_tokens",
                 )
+        _at_most("logit_bias", len(self.logit_bias), "entries", MAX_LOGIT_BIAS)
+        _at_most("stop_token_ids", len(self.stop_token_ids), "token ids", MAX_STOP_TOKEN_IDS)
         for token_id, bias in self.logit_bias:
             _within(f"logit_bias.{token_id}", bias, -100.0, 100.0)
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise RequestError(
-                f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed", param="stop"
-            )
+        _at_most("stop", len(self.stop), "strings", MAX_STOP_STRINGS)
         if any(not text for text in self.stop):
             raise RequestError("stop contains an empty string; it would match everywhere", param="stop")
         longest = max(map(len, self.stop), default=0)
@@ -143,6 +144,11 @@ def _within(name: str, value: float, low: float, high: float | None, *, above: b
     edge = "above" if above else "at least"
     limit = f"{edge} {low}" if high is None else f"{edge} {low} and at most {high}"
     raise RequestError(f"{name} is {value}; it must be {limit}", param=name)
+
+
+def _at_most(name: str, count: int, what: str, limit: int) -> None:
+    if count > limit:
+        raise RequestError(f"{name} has {count} {what}; at most {limit} are allowed", param=name)
 
 
 DEFAULT_CLASS = "default"
@@ -187,6 +193,8 @@ class Request:
     nothing about them: they come token by token, however many a step accepted, and drafts and cached tokens are
     not reported.
     predicted_token_ids: a text that the answer may repeat; only drafts are copied from it.
+    tenant: who shares the engine fairly with others: an API key, or a connection; opaque to the engine.
+    deadline_s: by time.monotonic(); an unfinished request is aborted then. None: never.
 
     Raises RequestError for a priority that does not fit 64 bits.
     """
@@ -200,6 +208,8 @@ class Request:
     shares_cache: bool = False
     speculation: SpeculationParams = DEFAULT_SPECULATION
     predicted_token_ids: tuple[int, ...] = ()
+    tenant: str = ""
+    deadline_s: float | None = None
 
     def __post_init__(self) -> None:
         _within("priority", self.priority, _MOST_NEGATIVE, _MOST_POSITIVE)

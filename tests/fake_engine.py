@@ -150,6 +150,7 @@ class FakeEngine:
         self.step_s = 0.0
         self.refusals: list[FaserError | None] = []
         self.requests: list[Request] = []
+        self.following: list[int] = []  # of each submission
         self.aborted: list[str] = []
         self.num_open = 0
 
@@ -159,7 +160,8 @@ class FakeEngine:
             raise NotReadyError("the model is being loaded")
         return model_info()
 
-    def submit(self, request: Request) -> "FakeStream":
+    def submit(self, request: Request, *, num_following: int = 0) -> "FakeStream":
+        self.following.append(num_following)
         refusal = self.refusals.pop(0) if self.refusals else None
         if refusal is not None:
             raise refusal

@@ -2,7 +2,10 @@
 
 from fastapi import FastAPI
 
+from faser.api.middleware.api_keys import ApiKeys
 from faser.api.middleware.auth import ApiKeyMiddleware
+from faser.api.middleware.cors import add_cors
+from faser.api.middleware.key_limits import KeyLimitsMiddleware
 from faser.api.middleware.request_id import RequestIdMiddleware
 from faser.api.middleware.unread_body import UnreadBodyMiddleware
 from faser.api.protocol.errors import add_error_handlers
@@ -15,21 +18,32 @@ from faser.api.routes.tokenize import tokenize_router
 from faser.api.serving.engine_client import EngineClient
 from faser.api.serving.requests.settings import ApiSettings
 from faser.api.serving.service import Service
-from faser.metrics.server import Metrics
+from faser.metrics.server import KEY_LIMIT, Metrics
 
 __all__ = ["ApiSettings", "create_app"]
 
 _ROUTERS = (chat_router, completions_router, models_router, health_router, tokenize_router, metrics_router)
 
 
-def create_app(engine: EngineClient, *, settings: ApiSettings, metrics: Metrics) -> FastAPI:
-    """The application; the engine may still be loading. Raises ModelError for a broken chat template."""
+def create_app(
+    engine: EngineClient, *, settings: ApiSettings, metrics: Metrics, keys: ApiKeys | None = None
+) -> FastAPI:
+    """The application; the engine may still be loading. Raises ModelError for a broken chat template.
+
+    keys: that requests may present, for a caller that replaces them later; None: those of the settings.
+    """
+    keys = ApiKeys(settings.api_keys) if keys is None else keys
     service = Service.build(engine, settings, metrics)
     app = FastAPI(title="FASER", version=settings.version, docs_url=None, redoc_url=None, redirect_slashes=False)
     for router in _ROUTERS:
         app.include_router(router(service))
     add_error_handlers(app)
-    app.add_middleware(ApiKeyMiddleware, keys=settings.api_keys, open_metrics=not settings.enable_metrics_auth)
+    if settings.key_limits.any:  # a middleware added later is further out
+        app.add_middleware(
+            KeyLimitsMiddleware, limits=settings.key_limits, on_refused=lambda: metrics.rejected(KEY_LIMIT)
+        )
+    app.add_middleware(ApiKeyMiddleware, keys=keys, open_metrics=not settings.enable_metrics_auth)
+    add_cors(app, settings.cors)  # outside of the keys: preflights have none, and pages can read a 401
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(UnreadBodyMiddleware)  # added last, so outermost
     return app

@@ -31,6 +31,7 @@ class Kind(StrEnum):
     SWITCH = "true|false"
     JSON = "json"
     TEXTS = "name"
+    LIST = "text|[…]"
 
 
 _MEANING = {
@@ -44,6 +45,7 @@ _MEANING = {
     Kind.SWITCH: "true or false",
     Kind.JSON: 'a JSON object, such as {"temperature": 0.2}',
     Kind.TEXTS: "text",
+    Kind.LIST: 'text, or a JSON list such as ["a", "b"]',
 }
 
 
@@ -200,7 +202,7 @@ def _has_kind(kind: Kind, value: Any) -> bool:
             return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         case Kind.JSON:
             return isinstance(value, Mapping)
-        case Kind.TEXTS:
+        case Kind.TEXTS | Kind.LIST:
             return isinstance(value, tuple) and all(isinstance(each, str) and each for each in value)
         case Kind.FILE:
             return isinstance(value, str) and _readable(value)
@@ -297,6 +299,14 @@ def _read_texts(each: Setting, texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
+def _read_list(each: Setting, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """One text is a JSON list if it looks like one: so vLLM writes it."""
+    del each
+    if len(texts) > 1 or not _last(texts).startswith("["):
+        return tuple(text.strip() for text in texts)
+    return tuple(json.loads(_last(texts)))
+
+
 _READERS: dict[Kind, Callable[[Setting, tuple[str, ...]], Any]] = {
     Kind.TEXT: _read_text,
     Kind.FILE: _read_text,
@@ -308,4 +318,5 @@ _READERS: dict[Kind, Callable[[Setting, tuple[str, ...]], Any]] = {
     Kind.SWITCH: _read_switch,
     Kind.JSON: _read_json,
     Kind.TEXTS: _read_texts,
+    Kind.LIST: _read_list,
 }

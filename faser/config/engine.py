@@ -204,7 +204,8 @@ class EngineConfig:
     )
     scheduling_policy: str = setting(
         "fcfs",
-        "Which request runs first: the first to arrive (fcfs), or the one with the lowest priority field.",
+        "Which request of a key or connection runs first: the first to arrive (fcfs), or the one with the lowest "
+        "priority field, which then goes before those of other keys, too.",
         group=ENGINE,
         kind=Kind.TEXT,
         choices=("fcfs", "priority"),

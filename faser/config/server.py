@@ -1,6 +1,7 @@
 """ServerConfig: every setting of the HTTP server, each declared once. Checked when it is built, then frozen."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ class ServerConfig:
     )
     api_key: tuple[str, ...] = setting(
         (),
-        "API key that requests must have. May be repeated.",
+        "API key that requests must have. May be repeated; in the variable, commas separate several.",
         group=SERVER,
         kind=Kind.TEXTS,
         metavar="key",
@@ -43,7 +44,24 @@ class ServerConfig:
         common=True,
     )
     api_key_file: str | None = setting(
-        None, "File with further keys, one a line.", group=SERVER, kind=Kind.FILE, metavar="file"
+        None,
+        "File with further keys, one a line. SIGHUP reads it again.",
+        group=SERVER,
+        kind=Kind.FILE,
+        metavar="file",
+    )
+    key_max_parallel_requests: int | None = setting(
+        None, "Most unfinished requests of one API key.", group=SERVER, kind=Kind.COUNT, low=1
+    )
+    key_rpm_limit: int | None = setting(
+        None, "Most requests per minute of one API key.", group=SERVER, kind=Kind.COUNT, low=1
+    )
+    key_tpm_limit: int | None = setting(
+        None,
+        "Most tokens per minute of one API key, prompts and answers together.",
+        group=SERVER,
+        kind=Kind.COUNT,
+        low=1,
     )
     share_cache_across_keys: bool = setting(
         False,
@@ -58,9 +76,45 @@ class ServerConfig:
     root_path: str | None = setting(
         None, "Path under which a proxy serves FASER.", group=SERVER, kind=Kind.TEXT, metavar="path"
     )
-    ssl_keyfile: str | None = setting(None, "Private key for HTTPS.", group=SERVER, kind=Kind.FILE, metavar="file")
+    ssl_keyfile: str | None = setting(
+        None, "Private key for HTTPS. SIGHUP reads it again.", group=SERVER, kind=Kind.FILE, metavar="file"
+    )
     ssl_certfile: str | None = setting(
-        None, "Certificate for HTTPS.", group=SERVER, kind=Kind.FILE, metavar="file"
+        None, "Certificate for HTTPS. SIGHUP reads it again.", group=SERVER, kind=Kind.FILE, metavar="file"
+    )
+    allowed_origins: tuple[str, ...] = setting(
+        (),
+        "Origins whose web pages may use the server (CORS). May be repeated, or a JSON list. *: all of them.",
+        group=SERVER,
+        kind=Kind.LIST,
+        metavar="origin",
+    )
+    allowed_methods: tuple[str, ...] = setting(
+        ("*",),
+        "Methods that pages of allowed origins may use.",
+        group=SERVER,
+        kind=Kind.LIST,
+        metavar="method",
+    )
+    allowed_headers: tuple[str, ...] = setting(
+        ("*",),
+        "Headers that pages of allowed origins may send.",
+        group=SERVER,
+        kind=Kind.LIST,
+        metavar="header",
+    )
+    allow_credentials: bool = setting(
+        False, "Let pages of allowed origins send cookies.", group=SERVER, kind=Kind.SWITCH
+    )
+    request_timeout: float | None = setting(
+        None,
+        "Seconds that a request may take from its arrival to its end; then it is aborted (504). A request may ask "
+        "for less.",
+        group=SERVER,
+        kind=Kind.NUMBER,
+        metavar="seconds",
+        low=0,
+        above=True,
     )
     max_request_bytes: int = setting(
         32 << 20,
@@ -198,5 +252,47 @@ class ServerConfig:
                 found.append(f"{label(one)} is {values[one]}; it needs {label(other)}, which is not set")
         if values["root_path"] is not None and not values["root_path"].startswith("/"):
             found.append(f"{label('root_path')} is {values['root_path']}; it must begin with /")
+        found += [f"{label('api_key')} is ***; {problem}" for problem in key_problems(values["api_key"] or ())]
+        if not values["api_key"] and values["api_key_file"] is None:
+            found += [
+                f"{label(limit)} is {values[limit]}; it needs API keys, and there are none"
+                for limit in ("key_max_parallel_requests", "key_rpm_limit", "key_tpm_limit")
+                if values[limit] is not None
+            ]
+        found += _cors_problems(values, label)
         found += sampling_problems(values["override_generation_config"] or {}, label("override_generation_config"))
         return found
+
+
+def key_problems(keys: Iterable[str]) -> list[str]:
+    """Why clients could not present these API keys, one text for each such key."""
+    found = []
+    for key in keys:
+        if key != key.strip():
+            found.append("it begins or ends with a space, and no client could present it")
+        elif not key.isprintable():
+            found.append("it has a character that is not printable, and no client could present it")
+    return found
+
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # as browsers send it: without a path
+
+
+def _cors_problems(values: Mapping[str, Any], label: Label) -> list[str]:
+    origins = values["allowed_origins"] or ()
+    found = [
+        f"{label('allowed_origins')} has {origin}; it must be * or an origin such as https://example.org"
+        for origin in origins
+        if origin != "*" and not _ORIGIN.fullmatch(origin)
+    ]
+    found += [
+        f"{label(name)} is {' '.join(values[name])}; it needs {label('allowed_origins')}, which is not set"
+        for name in ("allowed_methods", "allowed_headers")
+        if not origins and values[name] not in (None, ("*",))
+    ]
+    if values["allow_credentials"] and (not origins or "*" in origins):
+        found.append(
+            f"{label('allow_credentials')} is true; it needs {label('allowed_origins')} with origins by name: any "
+            "page could otherwise act for its visitor"
+        )
+    return found

@@ -137,6 +137,7 @@ def main() -> None:
     """Entry of the child process. The front-end handles signals."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logging.basicConfig(level=sys.argv[2], format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         serve(connection, own_process=True)

@@ -22,8 +22,10 @@ from faser.types import EngineState, EngineStats, FinishReason
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 QUEUE_FULL = "queue_full"
+KEY_LIMIT = "key_limit"
 REJECTION_REASONS = (
     QUEUE_FULL,
+    KEY_LIMIT,
     EngineState.LOADING.value,
     EngineState.WARMING.value,
     EngineState.RESTARTING.value,

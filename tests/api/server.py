@@ -10,6 +10,9 @@ import openai
 import uvicorn
 
 from faser.api.app import ApiSettings, create_app
+from faser.api.middleware.api_keys import ApiKeys
+from faser.api.middleware.cors import CorsSettings
+from faser.api.middleware.key_limits import KeyLimits
 from faser.api.serving.engine_client import EngineClient
 from faser.cli.serve.lifetime import http_server
 from faser.cli.serve.listener import listen
@@ -34,6 +37,9 @@ def settings(
     priority: bool = False,
     speculation: SpeculationConfig | None = None,
     spec_decode_metrics: str = "none",
+    key_limits: KeyLimits | None = None,
+    cors: CorsSettings | None = None,
+    request_timeout_s: float | None = None,
 ) -> ApiSettings:
     return ApiSettings(
         served_model_names=(MODEL, "tiny-alias"),
@@ -50,15 +56,26 @@ def settings(
         priority_scheduling=priority,
         speculation=speculation or SpeculationConfig(),
         spec_decode_metrics=spec_decode_metrics,
+        key_limits=key_limits or KeyLimits(),
+        cors=cors or CorsSettings(),
+        request_timeout_s=request_timeout_s,
     )
 
 
 @contextmanager
 def serving(
-    engine: EngineClient, chosen: ApiSettings | None = None, config: ServerConfig | None = None
+    engine: EngineClient,
+    chosen: ApiSettings | None = None,
+    config: ServerConfig | None = None,
+    *,
+    keys: ApiKeys | None = None,
 ) -> Iterator[str]:
-    """The server's URL while it runs. config: limits of connections; the defaults suit most tests."""
-    app = create_app(engine, settings=chosen or settings(), metrics=Metrics(model_name=MODEL, max_model_len=4096))
+    """The server's URL while it runs.
+
+    config: limits of connections; the defaults suit most tests. keys: instead of those of the settings.
+    """
+    metrics = Metrics(model_name=MODEL, max_model_len=4096)
+    app = create_app(engine, settings=chosen or settings(), metrics=metrics, keys=keys)
     with running(http_server(app, config or ServerConfig(disable_uvicorn_access_log=True))) as url:
         yield url
 

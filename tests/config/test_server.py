@@ -23,6 +23,27 @@ def test_every_default_is_sound() -> None:
             "chat_template is /no/such; it must be the path of a file that can be read",
         ),
         ({"root_path": "x"}, "root_path is x; it must begin with /"),
+        ({"api_key": (" k ",)}, "api_key is ***; it begins or ends with a space, and no client could present it"),
+        (
+            {"api_key": ("k", "a\nb")},
+            "api_key is ***; it has a character that is not printable, and no client could present it",
+        ),
+        ({"key_rpm_limit": 60}, "key_rpm_limit is 60; it needs API keys, and there are none"),
+        ({"key_tpm_limit": 0, "api_key": ("k",)}, "key_tpm_limit is 0; it must be at least 1"),
+        ({"request_timeout": 0}, "request_timeout is 0; it must be above 0"),
+        (
+            {"allowed_origins": ("https://a.example/",)},
+            "allowed_origins has https://a.example/; it must be * or an origin such as https://example.org",
+        ),
+        (
+            {"allowed_methods": ("GET", "POST")},
+            "allowed_methods is GET POST; it needs allowed_origins, which is not set",
+        ),
+        (
+            {"allow_credentials": True, "allowed_origins": ("*",)},
+            "allow_credentials is true; it needs allowed_origins with origins by name: any page could otherwise "
+            "act for its visitor",
+        ),
         (
             {"override_generation_config": {"temprature": 1}},
             "override_generation_config: unknown key 'temprature'. Known keys: temperature, top_p, top_k, min_p, "
@@ -49,3 +70,10 @@ def test_a_certificate_needs_its_key(tmp_path: Path) -> None:
     certificate.touch()
     with pytest.raises(ConfigError, match="it needs ssl_keyfile, which is not set"):
         ServerConfig(ssl_certfile=str(certificate))
+
+
+def test_limits_of_keys_are_taken_with_a_key_or_a_file_of_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys.txt"
+    file.write_text("k\n")
+    ServerConfig(api_key=("k",), key_rpm_limit=60, key_tpm_limit=1000, key_max_parallel_requests=2)
+    ServerConfig(api_key_file=str(file), key_rpm_limit=60)

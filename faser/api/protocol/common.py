@@ -114,6 +114,7 @@ class GenerationBody(BaseModel):
     stream_options: StreamOptions | None = None
     request_id: str | None = None
     priority: int | None = None
-    cache_salt: str | None = Field(None, min_length=1, max_length=1024)
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    timeout: float | None = None
     speculative: Speculative | None = None
     prediction: Prediction | None = None

@@ -16,7 +16,15 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
-from faser.errors import EngineDiedError, FaserError, NotReadyError, OverloadError, RequestError, UnknownModelError
+from faser.errors import (
+    DeadlineError,
+    EngineDiedError,
+    FaserError,
+    NotReadyError,
+    OverloadError,
+    RequestError,
+    UnknownModelError,
+)
 
 _log = logging.getLogger("faser.api")
 
@@ -34,7 +42,9 @@ _TYPES = {
     HTTPStatus.REQUEST_URI_TOO_LONG: "RequestTooLargeError",
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "UnsupportedMediaTypeError",
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "RequestTooLargeError",
+    HTTPStatus.TOO_MANY_REQUESTS: "RateLimitError",
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
+    HTTPStatus.GATEWAY_TIMEOUT: "GatewayTimeoutError",
     HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
 }
 
@@ -72,6 +82,8 @@ def as_http_error(error: FaserError) -> HttpError:
             return HttpError(400, str(error), param=error.param)
         case OverloadError() | NotReadyError():
             return HttpError(503, str(error), headers={"Retry-After": str(error.retry_after_s)})
+        case DeadlineError():
+            return HttpError(504, str(error))
         case _:
             return HttpError(500, str(error))
 

@@ -47,9 +47,11 @@ class EngineClient(Protocol):
     @property
     def stats(self) -> EngineStats: ...
 
-    def submit(self, request: Request) -> OutputReader:
+    def submit(self, request: Request, *, num_following: int = 0) -> OutputReader:
         """Accept a request and start it.
 
+        num_following: samples of requests that the same client submits together with it; there must be room for
+        all of them.
         Raises RequestError (the request can never be served), OverloadError (the queue is full), NotReadyError.
         """
         ...

@@ -6,7 +6,7 @@ How a choice looks is the formatter's part.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +49,7 @@ class GenerationHandler:
     envelope: id, created, model and system_fingerprint of the answer.
     streaming: None: the answer is one JSON document.
     predicted: token ids of the body's prediction; None: the body has none.
+    use_tokens: is told how many tokens, prompt and generated, the request uses.
     """
 
     service: Service
@@ -57,6 +58,7 @@ class GenerationHandler:
     prompts: tuple[TokenizedPrompt, ...]
     formatter: AnswerFormatter
     envelope: dict[str, Any]
+    use_tokens: Callable[[int], None]
     streaming: Streaming | None = None
     predicted: tuple[int, ...] | None = None
 
@@ -80,6 +82,7 @@ class GenerationHandler:
             self.service.submitted(self.requests, field=self.formatter.prompt_field) as readers,
             aclosing(_merged(readers)) as outputs,
         ):
+            usage.count_prompts()
             async for prompt_index, output in outputs:
                 usage.count_cached(prompt_index, output.num_cached_tokens)
                 for state, delta in self._by_choice(states, prompt_index, output):
@@ -111,6 +114,7 @@ class GenerationHandler:
                 self.service.submitted(self.requests, field=self.formatter.prompt_field) as readers,
                 aclosing(_merged(readers)) as outputs,
             ):
+                usage.count_prompts()
                 async for prompt_index, output in outputs:
                     usage.count_cached(prompt_index, output.num_cached_tokens)
                     events = []
@@ -144,6 +148,7 @@ class GenerationHandler:
             [len(prompt.token_ids) for prompt in self.prompts],
             predicted=self.predicted,
             shares_cache=self.requests[0].shares_cache,
+            on_tokens=self.use_tokens,
         )
 
     def _speculation_report(self) -> SpeculationReport:

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from fastapi import Request as HttpRequest
 
-from faser.api.middleware.auth import presented_key
+from faser.api.middleware.auth import get_key_index, tenant_of
+from faser.api.middleware.key_limits import use_tokens
 from faser.api.middleware.request_id import get_request_id, set_request_id
 from faser.api.protocol.common import GenerationBody
 from faser.api.protocol.unsupported_fields import UnsupportedField
 from faser.api.serving.answers.formatter import AnswerFormatter
 from faser.api.serving.handler import GenerationHandler, Streaming
+from faser.api.serving.requests.deadline import deadline_of
 from faser.api.serving.requests.prompts import TokenizationRules, TokenizedPrompt
 from faser.api.serving.requests.settings import ApiSettings
 from faser.api.serving.requests.speculation_params import speculation_params
@@ -101,8 +103,10 @@ def build_handler(
     # Clients choose request ids and may repeat one; the engine needs unique ids.
     unique = uuid.uuid4().hex[:12]
     settings = service.settings
-    namespace = service.namespaces.name(presented_key(http.scope), body.cache_salt)
+    namespace = service.namespaces.name(get_key_index(http.scope), body.cache_salt)
     speculation = speculation_params(body.speculative, http.headers, settings.speculation)
+    tenant = tenant_of(http.scope, unique)
+    deadline_s = deadline_of(body.timeout, http.headers, settings.request_timeout_s, arrival_s)
     requests = tuple(
         Request(
             request_id=f"{request_id}-{unique}-{index}",
@@ -114,6 +118,8 @@ def build_handler(
             shares_cache=namespace is None,
             speculation=speculation,
             predicted_token_ids=predicted or (),
+            tenant=tenant,
+            deadline_s=deadline_s,
         )
         for index, prompt in enumerate(prompts)
     )
@@ -131,6 +137,7 @@ def build_handler(
         },
         streaming=read_stream_options(body, force_usage=settings.force_include_usage),
         predicted=predicted,
+        use_tokens=lambda num_tokens: use_tokens(http.scope, num_tokens),
     )
 
 

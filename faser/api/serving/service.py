@@ -71,11 +71,16 @@ class Service:
         are aborted: all requests run, or none. Raises what EngineClient.submit raises.
         """
         async with AsyncExitStack() as stack:
-            yield [await stack.enter_async_context(self._submit(request, field)) for request in requests]
+            num_following = sum(request.sampling.n for request in requests)
+            readers = []
+            for request in requests:
+                num_following -= request.sampling.n
+                readers.append(await stack.enter_async_context(self._submit(request, field, num_following)))
+            yield readers
 
-    def _submit(self, request: Request, field: str) -> OutputReader:
+    def _submit(self, request: Request, field: str, num_following: int) -> OutputReader:
         try:
-            return self.engine.submit(request)
+            return self.engine.submit(request, num_following=num_following)
         except RequestError as error:
             if error.param != "prompt":
                 raise

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from faser.config.checks import find_problems
-from faser.config.declaration import Setting, did_you_mean, read, settings_of
+from faser.config.declaration import Kind, Setting, did_you_mean, read, settings_of
 from faser.config.engine import EngineConfig
 from faser.config.environment import flag_environment
 from faser.config.server import ServerConfig
@@ -100,8 +100,11 @@ def _read_all(findings: Findings, settings: Iterable[Setting]) -> tuple[dict[str
 def add_environment(
     findings: Findings, settings: Sequence[Setting], read_environment: ReadEnvironment = flag_environment
 ) -> None:
-    """Read the FASER_* variables, except those that Kubernetes sets for a service named faser."""
-    multi_valued = {each.name for each in settings if each.one_flag_many}
+    """Read the FASER_* variables, except those that Kubernetes sets for a service named faser.
+
+    Several values of one variable are separated by commas.
+    """
+    multi_valued = {each.name for each in settings if each.one_flag_many or each.kind is Kind.TEXTS}
     found, unknown = read_environment(settings)
     source = {}
     for name, (variable, text) in found.items():

@@ -1,20 +1,21 @@
 """`faser serve [MODEL]`: reads and checks the settings, takes the port, and starts the server.
 
-Reports every error in the settings before it loads anything: first flags, then the port, then the model's
-files. Imports server.py last, so that help and errors appear at once.
+Reports every error in the settings before it loads anything: first flags and the files that they name, then the
+port, then the model's files. Imports server.py last, so that help and errors appear at once.
 """
 
 import logging
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import cast
 
 from faser.cli.flags.help import help_text
 from faser.cli.flags.parser import parse
-from faser.cli.flags.sources import SETTINGS, Findings, UsageError, add_environment, add_file, settle
+from faser.cli.flags.sources import SETTINGS, Findings, add_environment, add_file, settle
+from faser.cli.serve.keys import read_api_keys
 from faser.cli.serve.listener import listen
+from faser.cli.serve.tls import check_certificate
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
 
@@ -43,7 +44,8 @@ def serve(arguments: Sequence[str]) -> int:
     if engine_config.speculation.synthetic:
         print(SYNTHETIC_BANNER, file=sys.stderr)
     _start_logging(server_config.log_level)
-    keys = api_keys(server_config)
+    keys = read_api_keys(server_config)
+    check_certificate(server_config)
     with listen(server_config.host, server_config.port) as listener:
         from faser.cli.serve.server import serve_on
 
@@ -55,17 +57,6 @@ def _configs(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
     for warning in cast(EngineConfig, engine_config).speculation_warnings:
         findings.warnings.append(f"--speculative-config: {warning}")
     return cast(EngineConfig, engine_config), cast(ServerConfig, server_config)
-
-
-def api_keys(config: ServerConfig) -> tuple[str, ...]:
-    """All keys that requests may present. Raises UsageError for a key file without keys."""
-    if config.api_key_file is None:
-        return config.api_key
-    lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
-    keys = tuple(line.strip() for line in lines if line.strip())
-    if not keys:
-        raise UsageError([f"--api-key-file is {config.api_key_file}; it contains no key"])
-    return config.api_key + keys
 
 
 def _start_logging(level: str) -> None:

@@ -1,7 +1,7 @@
 """The lifetime of a server: HTTP opens while the engine loads, and closes after the last request is drained.
 
-Owns signals and exit statuses. The first SIGTERM or SIGINT drains; a second SIGINT quits at once. Knows no
-routes and no models.
+Owns signals and exit statuses. The first SIGTERM or SIGINT drains; a second SIGINT quits at once; SIGHUP reloads.
+Knows no routes and no models.
 """
 
 import asyncio
@@ -77,15 +77,16 @@ def run_until_stopped(
     listener: socket.socket,
     shutdown_timeout_s: float,
     on_ready: Callable[[ModelInfo], None],
+    on_hangup: Callable[[], None] | None = None,
 ) -> int:
     """Serve on listener until a signal; returns exit status 0.
 
-    on_ready: is called once the engine is ready. Raises the error with which the engine fails to load, or ends for
-    good.
+    on_ready: is called once the engine is ready. on_hangup: is called for each SIGHUP; None: it ends the program.
+    Raises the error with which the engine fails to load, or ends for good.
     """
     raise_open_files_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve_until_signal(server, engine, listener, shutdown_timeout_s, on_ready))
+        return runner.run(_serve_until_signal(server, engine, listener, shutdown_timeout_s, on_ready, on_hangup))
 
 
 async def _serve_until_signal(
@@ -94,8 +95,11 @@ async def _serve_until_signal(
     listener: socket.socket,
     shutdown_timeout_s: float,
     on_ready: Callable[[ModelInfo], None],
+    on_hangup: Callable[[], None] | None,
 ) -> int:
     stop = _stop_event()
+    if on_hangup is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     loading = asyncio.create_task(engine.wait_ready())
     stopping = asyncio.create_task(stop.wait())
@@ -153,3 +157,13 @@ def stop_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def hangups_ignored() -> Iterator[None]:
+    """Make SIGHUP harmless until the server handles it, for operators who reload while the model is loaded."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)

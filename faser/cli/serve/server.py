@@ -5,14 +5,19 @@ HTTP answers 503 until the engine is ready. lifetime.py runs the server.
 
 import socket
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from faser import __version__
 from faser.api.app import create_app
+from faser.api.middleware.api_keys import ApiKeys
+from faser.api.middleware.cors import CorsSettings
+from faser.api.middleware.key_limits import KeyLimits
 from faser.api.serving.requests.settings import ApiSettings
 from faser.cli.console.progress import ProgressReporter
 from faser.cli.serve.generation import sampling_defaults
-from faser.cli.serve.lifetime import http_server, run_until_stopped, stop_on_sigterm
+from faser.cli.serve.lifetime import hangups_ignored, http_server, run_until_stopped, stop_on_sigterm
+from faser.cli.serve.reload import has_files, reload_files
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.config.server import ServerConfig
@@ -38,7 +43,8 @@ def serve_on(
     listener: bound. keys: API keys that requests may present. began_s: program start, by time.monotonic().
     Raises ConfigError or EngineError if the model cannot be loaded.
     """
-    with stop_on_sigterm(), ProgressReporter() as report:
+    reloads = has_files(server_config)
+    with stop_on_sigterm(), hangups_ignored() if reloads else nullcontext(), ProgressReporter() as report:
         directory = resolve(engine_config.model, cache_dir(), revision=engine_config.revision, progress=report)
         names = server_config.served_model_name or (engine_config.model or _EMBEDDED_NAME,)
         tokenizer = load_tokenizer(Path(engine_config.tokenizer or directory))
@@ -65,6 +71,9 @@ def serve_on(
             max_logprobs=engine_config.max_logprobs,
             enable_metrics_auth=server_config.metrics_require_key,
             priority_scheduling=engine_config.scheduling_policy == "priority",
+            key_limits=_key_limits(server_config),
+            cors=_cors(server_config),
+            request_timeout_s=server_config.request_timeout,
             speculation=speculation,
             spec_decode_metrics=engine_config.per_request_spec_decode_metrics,
         )
@@ -77,8 +86,18 @@ def serve_on(
             )
 
         report("starting the engine", 0, 0)
-        server = http_server(create_app(engine, settings=settings, metrics=metrics), server_config)
-        return run_until_stopped(server, engine, listener, server_config.shutdown_timeout, announce)
+        accepted = ApiKeys(keys)
+        app = create_app(engine, settings=settings, metrics=metrics, keys=accepted)
+        server = http_server(app, server_config)
+        server.config.load()  # reads the certificate, so that SIGHUP finds one to replace
+        return run_until_stopped(
+            server,
+            engine,
+            listener,
+            server_config.shutdown_timeout,
+            announce,
+            (lambda: reload_files(server_config, accepted, server.config.ssl)) if reloads else None,
+        )
 
 
 def ready_line(url: str, model: str, info: ModelInfo, threads: int, began_s: float) -> str:
@@ -94,6 +113,23 @@ def url_of(listener: socket.socket, config: ServerConfig) -> str:
     scheme = "https" if config.ssl_certfile else "http"
     host = f"[{config.host}]" if ":" in config.host else config.host
     return f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+
+def _key_limits(config: ServerConfig) -> KeyLimits:
+    return KeyLimits(
+        parallel_requests=config.key_max_parallel_requests,
+        requests_per_minute=config.key_rpm_limit,
+        tokens_per_minute=config.key_tpm_limit,
+    )
+
+
+def _cors(config: ServerConfig) -> CorsSettings:
+    return CorsSettings(
+        origins=config.allowed_origins,
+        methods=config.allowed_methods,
+        headers=config.allowed_headers,
+        credentials=config.allow_credentials,
+    )
 
 
 def _read_text(path: str | None) -> str | None:

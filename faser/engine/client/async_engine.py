@@ -7,6 +7,7 @@ with an error.
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import Counter
 from dataclasses import replace
@@ -15,6 +16,7 @@ from pathlib import Path
 from faser.config.engine import EngineConfig
 from faser.engine.client.engine_host import Transport
 from faser.engine.client.output_stream import OutputStream
+from faser.engine.client.queue_speed import QueueSpeed
 from faser.engine.client.supervisor import EngineSupervisor, Supervision
 from faser.engine.contract.messages import (
     Abort,
@@ -31,6 +33,7 @@ from faser.engine.contract.plan import SequenceDelta
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import (
     ConfigError,
+    DeadlineError,
     EngineDiedError,
     EngineError,
     FaserError,
@@ -49,6 +52,8 @@ from faser.types import (
     RequestOutput,
     SamplingParams,
 )
+
+_MAX_RETRY_AFTER_S = 600  # a client that is told more would rather be told to come back another day
 
 
 class AsyncEngine:
@@ -91,8 +96,8 @@ class AsyncEngine:
         self._dead = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._finish_gap_s = 1.0  # smoothed time between two requests that end
-        self._last_finish_s = time.monotonic()
+        self._speed = QueueSpeed()
+        self._speed_noted_s = time.monotonic()
 
     @property
     def state(self) -> EngineState:
@@ -136,18 +141,22 @@ class AsyncEngine:
         assert self._failure is not None
         return self._failure
 
-    def submit(self, request: Request) -> OutputStream:
-        """Accept a request.
+    def submit(self, request: Request, *, num_following: int = 0) -> OutputStream:
+        """Accept a request. num_following: samples of requests that the same client submits together with it.
 
         Raises RequestError (the request cannot be served), OverloadError (the queue is full) or NotReadyError.
         """
         if self._state is not EngineState.READY:
             raise NotReadyError(f"the engine is {self._state}: {self._reason}")
         request = self._with_token_limit(request)
-        self._check_queue(request)
+        self._check_queue(request, num_following)
         stream = OutputStream(request, self.tokenizer, lambda index: self._abort(request.request_id, index))
         self._supervisor.send(Submit(request))
         self._streams[request.request_id] = stream
+        if request.deadline_s is not None:
+            left_s = max(0.0, request.deadline_s - time.monotonic())
+            stream.timer = asyncio.get_running_loop().call_later(left_s, self._expire, stream)
+        self._note_speed()
         self._num_samples += request.sampling.n
         self._idle.clear()
         if self._metrics is not None:
@@ -203,17 +212,34 @@ class AsyncEngine:
             )
         return request
 
-    def _check_queue(self, request: Request) -> None:
-        limit = self.max_samples
+    def _check_queue(self, request: Request, num_following: int) -> None:
+        limit, asked = self.max_samples, request.sampling.n + num_following
         if request.sampling.n > limit:
             raise RequestError(f"n is {request.sampling.n}; this server holds at most {limit} samples", param="n")
-        if self._num_samples + request.sampling.n > limit:
-            retry_after_s = min(60, max(1, round(self._finish_gap_s)))
+        if self._num_samples + asked > limit:
+            self._note_speed()
+            wait_s = self._speed.wait_s(self._num_samples + asked - limit)
             raise OverloadError(
-                f"the queue is full: {self._num_samples} samples are in flight and {request.sampling.n} more were "
+                f"the queue is full: {self._num_samples} samples are in flight and {asked} more were "
                 f"asked for; the limit is {limit}",
-                retry_after_s=retry_after_s,
+                retry_after_s=min(_MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s))),
             )
+
+    def _note_speed(self) -> None:
+        """Count the time since the last call, unless there was no work in it."""
+        now = time.monotonic()
+        if self._num_samples:
+            self._speed.pass_time(now - self._speed_noted_s)
+        self._speed_noted_s = now
+
+    def _expire(self, stream: OutputStream) -> None:
+        """End a request whose deadline has come."""
+        request = stream.request
+        assert request.deadline_s is not None
+        limit_s = request.deadline_s - request.arrival_s
+        self._send(Abort(request.request_id))
+        self._end(stream, FinishReason.ABORT)
+        stream.fail(DeadlineError(f"the request was not finished within {limit_s:g} s, its deadline"))
 
     def _abort(self, request_id: str, index: int | None) -> None:
         stream = self._streams.get(request_id)
@@ -306,10 +332,12 @@ class AsyncEngine:
         """Remove a stream, and count how its request ended."""
         if self._streams.pop(stream.request.request_id, None) is None:
             return
+        if stream.timer is not None:
+            stream.timer.cancel()
         now = time.monotonic()
+        self._note_speed()
+        self._speed.end(stream.request.sampling.n)
         self._num_samples -= stream.request.sampling.n
-        self._finish_gap_s += 0.1 * (now - self._last_finish_s - self._finish_gap_s)
-        self._last_finish_s = now
         if not self._streams:
             self._idle.set()
         if self._metrics is None:

@@ -48,6 +48,7 @@ class OutputStream:
         sampling = request.sampling
         self.request = request
         self.finished = False
+        self.timer: asyncio.TimerHandle | None = None  # ends the request at its deadline
         self._abort = abort
         self._outputs: asyncio.Queue[RequestOutput | FaserError] = asyncio.Queue()
         self._detokenizers = {
@@ -68,7 +69,7 @@ class OutputStream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        """Raises RequestError, EngineError or NotReadyError if the request ends that way."""
+        """Raises RequestError, DeadlineError, EngineError or NotReadyError if the request ends that way."""
         if self.finished and self._outputs.empty():
             raise StopAsyncIteration
         output = await self._outputs.get()

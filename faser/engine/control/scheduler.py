@@ -4,8 +4,9 @@ Owns the sequences, their slots and the order in which they are served. Sees tok
 never tensors. A step is propose, plan, commit. A step without drafts may also be planned while the one before it
 is in flight (asynchronous scheduling): each sequence will have one more token by then, whichever token it is.
 
-Everything follows one total order, the priority key: (priority,) arrival. The best running sequence always gets
-its rows, if need be with the blocks of the worst one; so every step brings some sequence nearer to its end.
+Running sequences follow one total order, the priority key: (priority,) arrival. The best one always gets its rows,
+if need be with the blocks of the worst one; so every step brings some sequence nearer to its end. The WaitingQueue
+orders those that wait, and shares the engine fairly among tenants.
 """
 
 import random
@@ -27,6 +28,7 @@ from faser.engine.contract.plan import (
 )
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.sequences.sequence import PriorityKey, Sequence, Status, sample_seed, total_tokens
+from faser.engine.control.sequences.waiting_queue import WaitingQueue
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.decision import OtherRows
 from faser.engine.control.step_builder import StepBuilder
@@ -74,7 +76,7 @@ class Scheduler:
         self._drafting: list[Sequence] = []  # in the order of the draft plan's requests
         self._requests: dict[str, list[Sequence]] = {}  # unfinished samples by request id
         self._waiting_for_prefix: dict[str, list[Sequence]] = {}  # until the first sample has computed the prompt
-        self._waiting: list[Sequence] = []  # best first
+        self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # best first
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._released: list[int] = []  # slots that the data plane still has to release
@@ -86,18 +88,20 @@ class Scheduler:
         self._generation_tokens = 0
 
     def add(self, request: Request) -> None:
-        """Accept a request: sampling.n sequences, served by arrival. Raises RequestError if it can never fit."""
+        """Accept a request: sampling.n sequences. Raises RequestError if it can never fit."""
         if request.request_id in self._requests:
             raise RequestError(f"request_id is {request.request_id!r}; it is in use", param="request_id")
         room = self._kv.num_blocks * self._kv.block_size
         max_total = total_tokens(request, max_model_len=self._max_model_len, room=room)
         given = request.sampling.seed
         seed = self._random.getrandbits(63) if given is None else given
+        tenant = self._waiting.join(request.tenant, request.sampling.n)
         sequences = [
             Sequence(
                 request,
                 index,
                 priority_key=self._next_priority_key(request),
+                tenant=tenant,
                 seed=sample_seed(seed, index),
                 table=self._kv.new_table(request.cache_salt),
                 max_total=max_total,
@@ -106,7 +110,7 @@ class Scheduler:
             for index in range(request.sampling.n)
         ]
         self._requests[request.request_id] = sequences
-        insort(self._waiting, sequences[0], key=_priority_key)
+        self._waiting.add(sequences[0])
         if len(sequences) > 1:
             self._waiting_for_prefix[request.request_id] = sequences[1:]
 
@@ -310,8 +314,8 @@ class Scheduler:
         places = [*self._running, *self._waiting, *waiting_for_prefix]
         assert len(places) == len(set(places)) == len(known)
         assert set(places) == set(known)
-        for ordered in (self._running, self._waiting):
-            assert all(a.priority_key < b.priority_key for a, b in pairwise(ordered))
+        self._waiting.check_invariants()
+        assert all(a.priority_key < b.priority_key for a, b in pairwise(self._running))
         slots = [sequence.slot for sequence in self._running]
         assert Counter([*slots, *self._free_slots]) == Counter(range(self._max_num_seqs))
         for sequence in self._running:
@@ -342,7 +346,7 @@ class Scheduler:
                 decoding += wanted == 1
         launches_ahead = rows == decoding and all(each.needs_only_logits for each in self._running)
         if self._waiting and self._free_slots:
-            rows += self._waiting[0].num_tokens
+            rows += self._waiting.first().num_tokens
             launches_ahead = False
         others = OtherRows(
             rows=min(rows, self._max_num_batched_tokens - len(found)),
@@ -428,22 +432,22 @@ class Scheduler:
         step.drop(sequence)
         self._stop_running(sequence)
         sequence.start_over()
-        insort(self._waiting, sequence, key=_priority_key)
+        self._waiting.add(sequence)
         self._num_preemptions += 1
 
     def _admit_waiting(self, step: StepBuilder) -> None:
-        """Start waiting sequences in order, best first, while slots, rows and blocks last.
+        """Start waiting sequences in the order of their queue, while slots, rows and blocks last.
 
         All known tokens of a sequence must fit next to what the running ones will soon want, so that it is not
         preempted at once. Where nothing runs, all blocks are available, and it fits.
         """
         while self._waiting and self._free_slots and step.budget > 0:
-            sequence = self._waiting[0]
+            sequence = self._waiting.first()
             prefix = self._shared_prefix(sequence)
             num_own = self._kv.blocks_for(sequence.num_tokens) - len(prefix)
             if not self._kv.can_allocate(num_own, adopting=prefix, spare=self._soon_wanted()):
                 return
-            del self._waiting[0]
+            self._waiting.admit(sequence, num_uncached=sequence.num_tokens - len(prefix) * self._kv.block_size)
             self._admit(sequence, prefix, step)
 
     def _admit(self, sequence: Sequence, prefix: list[int], step: StepBuilder) -> None:
@@ -539,6 +543,7 @@ class Scheduler:
         only_prompt = len(sequence.token_ids) == sequence.prompt_len
         taken = sequence.advance(rows.start + len(rows.token_ids), outcome.token_ids)
         self._generation_tokens += taken
+        sequence.tenant.generated(taken)
         self._kv.publish(sequence.table, sequence.token_ids, sequence.num_computed)
         if only_prompt and (taken or sequence.finish_reason is not None):
             self._note_prompt_done(sequence)
@@ -558,7 +563,7 @@ class Scheduler:
 
     def _queue_siblings(self, request_id: str) -> None:
         for sequence in self._waiting_for_prefix.pop(request_id, ()):
-            insort(self._waiting, sequence, key=_priority_key)
+            self._waiting.add(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
         """Forget a sequence whose finish_reason is set, whatever its status."""
@@ -569,7 +574,8 @@ class Scheduler:
         elif sequence in waiting_for_prefix:
             waiting_for_prefix.remove(sequence)
         else:
-            del self._waiting[bisect_left(self._waiting, sequence.priority_key, key=_priority_key)]
+            self._waiting.remove(sequence)
+        self._waiting.leave(sequence)
         sequence.status = Status.FINISHED
         samples = self._requests[request_id]
         samples.remove(sequence)

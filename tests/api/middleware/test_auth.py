@@ -1,11 +1,16 @@
 """With a key set, every route asks for it but those that orchestrators call."""
 
+import re
 from collections.abc import Iterator
 
 import httpx
 import openai
 import pytest
+from starlette.routing import Route
 
+from faser.api.app import create_app
+from faser.api.middleware.api_keys import ApiKeys
+from faser.metrics.server import Metrics
 from tests.api.server import http_client, openai_client, serving, settings
 from tests.fake_engine import FakeEngine
 
@@ -77,3 +82,58 @@ def test_operator_can_close_the_metrics() -> None:
         assert http.get("/metrics").status_code == 401
         assert http.get("/metrics", headers={"Authorization": "Bearer k"}).status_code == 200
         assert http.get("/health").status_code == 200
+
+
+def test_every_route_but_the_probes_asks_for_a_key() -> None:
+    """Whatever routes there will be: those of the application itself are asked, one by one."""
+    app = create_app(
+        FakeEngine(), settings=settings(api_keys=("k",)), metrics=Metrics(model_name="tiny", max_model_len=64)
+    )
+    paths = {route.path for route in app.routes if isinstance(route, Route)}
+    assert {"/v1/completions", "/tokenize", "/v1/models", "/openapi.json"} <= paths
+    with serving(FakeEngine(), settings(api_keys=("k",))) as url, http_client(url) as http:
+        for path in paths - set(OPEN):
+            for method in ("GET", "POST", "PUT", "DELETE", "HEAD"):
+                assert http.request(method, path.replace("{model:path}", "tiny")).status_code == 401, path
+
+
+def test_replaced_keys_hold_at_once_and_on_open_connections() -> None:
+    keys = ApiKeys(["old", "kept"])
+    with serving(FakeEngine(), keys=keys) as url, http_client(url) as http:
+        assert status_with(http, "old") == status_with(http, "kept") == 200
+        keys.replace(["new", "kept"])
+        assert [status_with(http, key) for key in ("old", "new", "kept")] == [401, 200, 200]
+
+
+def test_without_any_key_left_nobody_is_let_in() -> None:
+    keys = ApiKeys(["only"])
+    with serving(FakeEngine(), keys=keys) as url, http_client(url) as http:
+        keys.replace([])
+        assert status_with(http, "only") == 401
+        assert http.get("/v1/models").status_code == 401
+
+
+def test_a_request_counts_as_its_key_or_else_as_its_connection() -> None:
+    engine = FakeEngine()
+    body = {"prompt": "hi"}
+    with serving(engine, settings(api_keys=("k0", "k1"))) as url, http_client(url) as http:
+        for key in ("k1", "k0", "k1"):
+            assert http.post("/v1/completions", json=body, headers=bearer(key)).status_code == 200
+    assert [each.tenant for each in engine.requests] == ["key 1", "key 0", "key 1"]
+    engine.reset()
+    with serving(engine) as url:
+        for _ in range(2):
+            with http_client(url) as http:
+                for _ in range(2):
+                    assert http.post("/v1/completions", json=body).status_code == 200
+    tenants = [each.tenant for each in engine.requests]
+    assert tenants[0] == tenants[1] != tenants[2] == tenants[3]
+    assert all(re.fullmatch(r"connection 127\.0\.0\.1:\d+", tenant) for tenant in tenants)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def status_with(http: httpx.Client, key: str) -> int:
+    return http.get("/v1/models", headers=bearer(key)).status_code

@@ -292,3 +292,32 @@ def test_a_device_and_what_it_cannot_do_are_named_by_their_flags() -> None:
         "--backend is flashinfer; it computes on cuda, and --device is cpu",
         "--dtype is float16; it is not computed on a CPU; use bfloat16 or float32",
     )
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--allowed-origins", '["https://a.example", "https://b.example"]'),
+        ("--allowed-origins", "https://a.example", "--allowed-origins", "https://b.example"),
+    ],
+)
+def test_origins_are_repeated_or_a_json_list_as_vllm_writes_it(flags: tuple[str, ...]) -> None:
+    _, server, _ = build(*flags, "--allow-credentials")
+    assert server.allowed_origins == ("https://a.example", "https://b.example")
+    assert server.allow_credentials
+
+
+def test_origins_that_are_no_list_are_refused() -> None:
+    (problem,) = problems("--allowed-origins", '["https://a.example"')
+    assert problem.startswith('--allowed-origins is ["https://a.example"; it must be text, or a JSON list')
+
+
+@pytest.mark.parametrize("variable", ["FASER_API_KEY", "VLLM_API_KEY"])
+def test_a_variable_holds_several_api_keys(variable: str) -> None:
+    _, server, _ = build(environment={variable: "one, two"})
+    assert server.api_key == ("one", "two")
+
+
+def test_a_key_that_nobody_could_present_is_refused_and_not_shown() -> None:
+    (problem,) = problems("--api-key", " hidden ")
+    assert problem == "--api-key is ***; it begins or ends with a space, and no client could present it"

@@ -18,10 +18,19 @@ import pytest
 from faser.config.engine import EngineConfig
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.engine_host import Transport
+from faser.engine.client.output_stream import OutputStream
 from faser.engine.client.supervisor import Supervision
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.engine.worker import HEARTBEAT_S
-from faser.errors import ConfigError, EngineDiedError, EngineError, NotReadyError, OverloadError, RequestError
+from faser.errors import (
+    ConfigError,
+    DeadlineError,
+    EngineDiedError,
+    EngineError,
+    NotReadyError,
+    OverloadError,
+    RequestError,
+)
 from faser.metrics.server import Metrics
 from faser.types import EngineState, EngineStats, FinishReason, OutputDelta, Request, SamplingParams
 
@@ -61,6 +70,12 @@ def request(prompt: str, tokenizer: Tokenizer, sampling: SamplingParams = GREEDY
 async def answer(engine: AsyncEngine, wanted: Request) -> list[OutputDelta]:
     async with engine.submit(wanted) as stream:
         return [delta async for output in stream for delta in output.deltas]
+
+
+async def read(stream: OutputStream) -> None:
+    async with stream:
+        async for _ in stream:
+            pass
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -216,6 +231,70 @@ def test_a_full_queue_refuses_and_recovers(
             for stream in work:
                 assert [output async for output in stream]
             assert await answer(engine, request("the", tokenizer))
+
+    asyncio.run(scenario())
+
+
+@both
+def test_requests_that_come_together_are_accepted_together_or_not_at_all(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    async def scenario() -> None:
+        config = replace(CONFIG, max_num_queued_reqs=2)
+        async with running(tiny_checkpoint, tokenizer, transport, config) as engine:
+            with pytest.raises(OverloadError, match=r"0 samples are in flight and 7 more.*the limit is 6"):
+                engine.submit(request("the", tokenizer), num_following=6)
+            assert await answer(engine, request("the", tokenizer))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_retry_after_is_the_time_until_there_is_room(tiny_checkpoint: Path, tokenizer: Tokenizer) -> None:
+    """Oracle: the queue itself, which is watched until as many samples have ended as were refused."""
+
+    async def scenario() -> None:
+        config = replace(CONFIG, max_num_seqs=1, max_num_queued_reqs=59)
+        async with running(tiny_checkpoint, tokenizer, "thread", config) as engine:
+            long = replace(GREEDY, max_tokens=240)
+            tasks = [asyncio.create_task(answer(engine, request("the", tokenizer, long))) for _ in range(60)]
+            await until(lambda: sum(task.done() for task in tasks) >= 10, 60)
+            num_done = sum(task.done() for task in tasks)
+            asked_s = time.monotonic()
+            with pytest.raises(OverloadError) as refusal:
+                engine.submit(
+                    request("the", tokenizer), num_following=num_done + 39
+                )  # 40 more than there is room for
+            await until(lambda: sum(task.done() for task in tasks) >= num_done + 40, 120)
+            took_s = time.monotonic() - asked_s
+            assert took_s / 2 <= refusal.value.retry_after_s <= 2 * took_s + 1
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+@both
+def test_a_request_is_aborted_at_its_deadline(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
+) -> None:
+    async def scenario() -> None:
+        config = replace(CONFIG, enable_prefix_caching=False, max_num_seqs=1)
+        async with running(tiny_checkpoint, tokenizer, transport, config) as engine:
+            wanted = request("the quick", tokenizer, replace(GREEDY, max_tokens=240))
+            running_one = engine.submit(replace(wanted, deadline_s=wanted.arrival_s + 0.04))
+            other = request("the quick", tokenizer)
+            waiting_one = engine.submit(replace(other, deadline_s=other.arrival_s + 0.03))
+            for stream, limit in ((waiting_one, "0.03"), (running_one, "0.04")):
+                with pytest.raises(DeadlineError, match=f"the request was not finished within {limit} s"):
+                    await read(stream)
+            await until(lambda: engine.stats.num_running == 0 and engine.stats.kv_usage == 0.0)
+            assert engine.stats.num_waiting == 0
+            assert engine.stats.generation_tokens < 240
+
+            in_time = request("the", tokenizer)
+            assert await answer(engine, replace(in_time, deadline_s=in_time.arrival_s + 30))
 
     asyncio.run(scenario())
 

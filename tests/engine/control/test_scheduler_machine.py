@@ -81,8 +81,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.excused: set[tuple[str, int]] = set()  # aborted, or ended by an error
         self.in_flight: StepPlan | None = None
 
-    @rule(prompt=prompts, sampling=samplings, priority=st.integers(-1, 1), salt=st.sampled_from([None, None, "a"]))
-    def arrive(self, prompt: tuple[int, ...], sampling: SamplingParams, priority: int, salt: str | None) -> None:
+    @rule(
+        prompt=prompts,
+        sampling=samplings,
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from([None, None, "a"]),
+        tenant=st.sampled_from("ab"),
+    )
+    def arrive(
+        self, prompt: tuple[int, ...], sampling: SamplingParams, priority: int, salt: str | None, tenant: str
+    ) -> None:
         request = Request(
             request_id=str(len(self.requests)),
             prompt_token_ids=prompt,
@@ -90,6 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=priority,
             arrival_s=float(len(self.requests)),
             cache_salt=salt,
+            tenant=tenant,
         )
         self.requests[request.request_id] = request
         self.driver.add(request)

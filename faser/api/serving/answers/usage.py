@@ -1,5 +1,6 @@
 """Usage: counts the tokens of a request while its outputs arrive."""
 
+from collections.abc import Callable
 from typing import Any
 
 from faser.api.serving.answers.prediction import PredictionUsage
@@ -11,6 +12,7 @@ class Usage:
 
     predicted: token ids of the request's prediction; None: it has none, and the usage does not mention one.
     shares_cache: of the requests; the cached tokens would tell what other clients' prompts were, so they are null.
+    on_tokens: is called with the number of tokens whenever some are counted.
     """
 
     def __init__(
@@ -19,18 +21,25 @@ class Usage:
         *,
         predicted: tuple[int, ...] | None = None,
         shares_cache: bool = False,
+        on_tokens: Callable[[int], None],
     ) -> None:
         self._shares_cache = shares_cache
         self._prompt_tokens = sum(num_prompt_tokens)
         self._cached_tokens = [0] * len(num_prompt_tokens)
         self._completion_tokens = 0
         self._prediction = None if predicted is None else PredictionUsage(predicted)
+        self._on_tokens = on_tokens
+
+    def count_prompts(self) -> None:
+        """The engine has accepted the prompts; as_json counts them in any case."""
+        self._on_tokens(self._prompt_tokens)
 
     def count_cached(self, prompt_index: int, num_tokens: int) -> None:
         self._cached_tokens[prompt_index] = max(self._cached_tokens[prompt_index], num_tokens)
 
     def count(self, choice_index: int, delta: OutputDelta) -> None:
         self._completion_tokens += len(delta.token_ids)
+        self._on_tokens(len(delta.token_ids))
         if self._prediction is not None:
             self._prediction.take(choice_index, delta.token_ids)
 

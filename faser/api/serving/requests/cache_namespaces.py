@@ -18,12 +18,12 @@ class CacheNamespaces:
         self._across_keys = across_keys
         self._secret = secrets.token_bytes(_SECRET_BYTES)
 
-    def name(self, api_key: bytes | None, salt: str | None) -> str | None:
+    def name(self, key_index: int | None, salt: str | None) -> str | None:
         """The namespace of a request; None: the one of all clients, which nothing keeps apart.
 
-        api_key: the one that the request presented; None: the server has none. salt: the body's `cache_salt`.
+        key_index: of the API key that the request presented; None: the server has none. salt: `cache_salt`.
         """
-        key = None if self._across_keys else api_key
+        key = None if self._across_keys else key_index
         if key is None and salt is None:
             return None
         pair = repr((key, salt)).encode()  # repr: no two pairs look alike, and a lone surrogate is escaped

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from faser.api.middleware.cors import CorsSettings
+from faser.api.middleware.key_limits import KeyLimits
 from faser.config.speculation import SpeculationConfig
 from faser.types import MAX_LOGPROBS
 
@@ -18,6 +20,7 @@ class ApiSettings:
     share_cache_across_keys: requests with different keys reuse each other's KV blocks and past answers.
     chat_template: Jinja text that replaces the model's; None keeps the model's.
     generation_defaults: values for fields that a request leaves out, by the names of SamplingParams.
+    key_limits: of each API key. request_timeout_s: longest time a request may take; None: no limit.
     speculation: the limits of what a request may ask for. spec_decode_metrics: none, summary or detailed.
     """
 
@@ -33,5 +36,8 @@ class ApiSettings:
     max_logprobs: int = MAX_LOGPROBS
     enable_metrics_auth: bool = False
     priority_scheduling: bool = False
+    key_limits: KeyLimits = field(default_factory=KeyLimits)
+    cors: CorsSettings = field(default_factory=CorsSettings)
+    request_timeout_s: float | None = None
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     spec_decode_metrics: str = "none"

@@ -9,6 +9,7 @@ from enum import Enum
 from hashlib import blake2b
 
 from faser.engine.control.sequences.kv_cache import SequenceBlocks
+from faser.engine.control.sequences.tenant import Tenant
 from faser.errors import RequestError
 from faser.types import FinishReason, PositionLogprobs, Request, SamplingParams, SpeculationSummary
 
@@ -33,10 +34,11 @@ class Sequence:
                     | in the cache  | uncomputed |
 
     The last known token of a sequence that still generates is never computed: its row yields the next one.
-    priority_key: its place in every order. max_total: tokens, prompt included, at which it ends. seed: the
-    effective one. generates: False for a request that only scores its prompt. needs_only_logits: as in
-    SamplingParams. speculated: what speculation did for it in the slots that it has left. decoding_since: seconds
-    of the clock and known tokens from which on its time per token counts; 0 tokens: not yet.
+    priority_key: its place in the order of arrival. tenant: whose service its tokens count as. max_total: tokens,
+    prompt included, at which it ends. seed: the effective one. generates: False for a request that only scores its
+    prompt. needs_only_logits: as in SamplingParams. speculated: what speculation did for it in the slots that it
+    has left. decoding_since: seconds of the clock and known tokens from which on its time per token counts; 0
+    tokens: not yet.
     """
 
     __slots__ = (
@@ -62,6 +64,7 @@ class Sequence:
         "status",
         "stop_reason",
         "table",
+        "tenant",
         "token_ids",
     )
 
@@ -71,6 +74,7 @@ class Sequence:
         index: int,
         *,
         priority_key: PriorityKey,
+        tenant: Tenant,
         seed: int,
         table: SequenceBlocks,
         max_total: int,
@@ -79,6 +83,7 @@ class Sequence:
         self.request = request
         self.index = index
         self.priority_key = priority_key
+        self.tenant = tenant
         self.seed = seed
         self.table = table
         self.max_total = max_total

@@ -14,8 +14,8 @@ BODIES = {TEXT: {"prompt": "hi"}, CHAT: {"messages": [{"role": "user", "content"
 
 def test_each_pair_of_key_and_salt_has_a_name_of_its_own() -> None:
     """Among them pairs that look alike once they are joined."""
-    keys = (None, b"a", b"b", b"ab", b"a', 'b", b"None")
-    salts = (None, "a", "b", "bc", "', 'b", "None", "\ud800", "né")
+    keys = (None, 0, 1, 11, 111)
+    salts = (None, "0", "1", "11", ", 1", "None", "\ud800", "né")
     names = [CacheNamespaces(across_keys=False)]
     pairs = [(key, salt) for key in keys for salt in salts if (key, salt) != (None, None)]
     found = {names[0].name(key, salt) for key, salt in pairs}
@@ -26,23 +26,22 @@ def test_each_pair_of_key_and_salt_has_a_name_of_its_own() -> None:
 
 def test_only_requests_without_key_and_salt_share_with_everybody() -> None:
     assert CacheNamespaces(across_keys=False).name(None, None) is None
-    assert CacheNamespaces(across_keys=True).name(b"a key", None) is None
+    assert CacheNamespaces(across_keys=True).name(3, None) is None
 
 
 def test_across_keys_the_salt_alone_decides() -> None:
     namespaces = CacheNamespaces(across_keys=True)
-    names = {namespaces.name(key, "salt") for key in (None, b"one", b"two")}
+    names = {namespaces.name(key, "salt") for key in (None, 1, 2)}
     assert len(names) == 1
     assert names != {namespaces.name(None, "other")}
 
 
 def test_a_name_says_nothing_and_holds_for_one_process_only() -> None:
-    one, other = (CacheNamespaces(across_keys=False).name(b"the key", "the salt") for _ in range(2))
+    one, other = (CacheNamespaces(across_keys=False).name(1, "the salt") for _ in range(2))
     assert one is not None
     assert one != other
     assert len(one) == 64
-    assert not {"the key", "the salt"} & {one}
-    assert "key" not in one
+    assert "salt" not in one
 
 
 def asked(http: httpx.Client, engine: FakeEngine, route: str, key: str, salt: str | None) -> Request:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.sequences.sequence import Sequence
+from faser.engine.control.sequences.tenant import Tenant
 from faser.types import Request, SamplingParams
 
 EOS, STOP = 2, 3
@@ -18,6 +19,7 @@ def sequence(sampling: SamplingParams, max_total: int) -> Sequence:
         request,
         0,
         priority_key=(0, 0.0, 0),
+        tenant=Tenant(""),
         seed=1,
         table=KvManager(4, 16).new_table(),
         max_total=max_total,

@@ -8,6 +8,7 @@ import pytest
 from faser.engine.contract.plan import Draft
 from faser.engine.control.sequences.kv_cache import SequenceBlocks
 from faser.engine.control.sequences.sequence import Sequence
+from faser.engine.control.sequences.tenant import Tenant
 from faser.engine.control.speculation.policies.policy import Candidates
 from faser.engine.control.speculation.state import CachedDecision, SpeculationState
 from faser.engine.control.timing.clock import SimulatedClock
@@ -25,6 +26,7 @@ def sequence_in(
         replace(request(f"r{slot}", [1] * prompt, max_tokens=max_tokens), speculation=params),
         0,
         priority_key=(0, 0.0, slot),
+        tenant=Tenant(""),
         seed=0,
         table=SequenceBlocks(b""),
         max_total=prompt + max_tokens,

@@ -1,0 +1,136 @@
+"""Limits of each API key: requests at once, requests per minute and tokens per minute. All are off by default.
+
+A request that exceeds one gets a 429, before its body is read. Tokens are counted when they are used, so a key may
+exceed its tokens once and then waits until the rate has made up for it.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from faser.api.middleware.auth import get_key_index
+from faser.api.middleware.token_bucket import TokenBucket
+from faser.api.protocol.errors import HttpError, error_response
+
+_USAGE = "key_usage"
+_SMOOTHING = 0.2  # of the time that a request takes
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyLimits:
+    """What each API key may use; None: as much as there is."""
+
+    parallel_requests: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+    @property
+    def any(self) -> bool:
+        return any(
+            each is not None for each in (self.parallel_requests, self.requests_per_minute, self.tokens_per_minute)
+        )
+
+
+class KeyUsage:
+    """What one key has used."""
+
+    def __init__(self, limits: KeyLimits, clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._num_open = 0
+        self._request_s = 0.0  # how long a request takes, smoothed
+        self._requests = _bucket(limits.requests_per_minute, clock)
+        self._tokens = _bucket(limits.tokens_per_minute, clock)
+
+    def refusal(self) -> HttpError | None:
+        """Why the key cannot have another request now; None: it can."""
+        limits, now_s = self._limits, self._clock()
+        if limits.parallel_requests is not None and self._num_open >= limits.parallel_requests:
+            return _refusal(
+                f"this API key has {self._num_open} unfinished requests; at most {limits.parallel_requests} are "
+                "allowed at once",
+                self._request_s / limits.parallel_requests,
+            )
+        for bucket, limit, unit in (
+            (self._requests, limits.requests_per_minute, "requests"),
+            (self._tokens, limits.tokens_per_minute, "tokens"),
+        ):
+            if bucket is not None and (wait_s := bucket.wait_s(now_s)) > 0:
+                return _refusal(f"this API key has used its {limit} {unit} per minute", wait_s)
+        return None
+
+    def begin(self) -> float:
+        """A request begins. Returns what `end` needs."""
+        now_s = self._clock()
+        self._num_open += 1
+        if self._requests is not None:
+            self._requests.take(1, now_s)
+        return now_s
+
+    def end(self, began_s: float) -> None:
+        self._num_open -= 1
+        self._request_s += _SMOOTHING * (self._clock() - began_s - self._request_s)
+
+    def use_tokens(self, num_tokens: int) -> None:
+        if self._tokens is not None:
+            self._tokens.take(num_tokens, self._clock())
+
+
+class KeyLimitsMiddleware:
+    """ASGI middleware inside the one that notes the key. on_refused: is called for each 429."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        limits: KeyLimits,
+        on_refused: Callable[[], None],
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._app = app
+        self._limits = limits
+        self._on_refused = on_refused
+        self._clock = clock
+        self._usage: dict[int, KeyUsage] = {}  # by the key's index
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        index = get_key_index(scope)
+        if index is None:
+            await self._app(scope, receive, send)
+            return
+        usage = self._usage.get(index)
+        if usage is None:
+            usage = self._usage[index] = KeyUsage(self._limits, self._clock)
+        if (refusal := usage.refusal()) is not None:
+            self._on_refused()
+            await error_response(refusal)(scope, receive, send)
+            return
+        began_s = usage.begin()
+        scope["state"][_USAGE] = usage
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            usage.end(began_s)
+
+
+def use_tokens(scope: Scope, num_tokens: int) -> None:
+    """Count tokens that a request uses, prompt or generated, for the key that it presents."""
+    usage: KeyUsage | None = scope.get("state", {}).get(_USAGE)
+    if usage is not None:
+        usage.use_tokens(num_tokens)
+
+
+def _bucket(per_minute: int | None, clock: Clock) -> TokenBucket | None:
+    return None if per_minute is None else TokenBucket(per_minute, clock())
+
+
+def _refusal(message: str, wait_s: float) -> HttpError:
+    retry_after_s = max(1, math.ceil(wait_s))
+    return HttpError(
+        429, f"{message}; try again in {retry_after_s} s", headers={"Retry-After": str(retry_after_s)}
+    )

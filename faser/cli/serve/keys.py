@@ -1,0 +1,28 @@
+"""The API keys of a server: those of the flags or the environment, and those of the key file."""
+
+from pathlib import Path
+
+from faser.cli.flags.sources import UsageError
+from faser.config.server import ServerConfig, key_problems
+
+
+def read_api_keys(config: ServerConfig) -> tuple[str, ...]:
+    """All keys that requests may present; spaces around those in the file are dropped.
+
+    Raises UsageError for a key file that cannot be read, has no key, or has one that no client can present.
+    """
+    path = config.api_key_file
+    if path is None:
+        return config.api_key
+    try:
+        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    except UnicodeDecodeError as error:
+        raise UsageError([f"--api-key-file is {path}; it is not UTF-8: {error.reason}"]) from None
+    except OSError as error:
+        raise UsageError([f"--api-key-file is {path}; it cannot be read: {error.strerror}"]) from None
+    if not any(lines):
+        raise UsageError([f"--api-key-file is {path}; it contains no key"])
+    for number, line in enumerate(lines, start=1):
+        if problems := key_problems([line]):
+            raise UsageError([f"--api-key-file is {path}; line {number}: {problems[0]}"])
+    return config.api_key + tuple(line for line in lines if line)

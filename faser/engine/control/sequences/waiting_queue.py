@@ -1,0 +1,208 @@
+"""WaitingQueue: the sequences that wait to run, and which of them is admitted next.
+
+Priorities come first. Within a priority, preempted sequences return before any newcomer, in the order of arrival;
+then the tenant with the least service comes, and of its sequences the one that arrived first. So how long a tenant
+waits depends on how many others wait, not on how much each of them has sent.
+
+Source: the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models", arXiv:2401.00588,
+algorithm 2. Its virtual counter is Tenant.service here, its client a tenant. A tenant that begins to wait has its
+service raised to the least among those that wait already, so that nobody saves up turns while idle. Beyond the
+paper: priorities; cached prompt tokens, which count nothing; a tenant without unfinished sequences is forgotten.
+
+Finding the next sequence takes O(log n) for n waiting tenants; tokens are counted without touching the queue.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import pairwise
+
+from faser.engine.control.sequences.sequence import PriorityKey, Sequence
+from faser.engine.control.sequences.tenant import Tenant
+
+Turn = tuple[int, PriorityKey]  # a tenant's service, and the key of its first sequence: smaller comes sooner
+
+
+class WaitingQueue:
+    """Owns the tenants and their order. Sequences enter and leave; the scheduler counts their tokens."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, Tenant] = {}
+        self._levels: dict[int, _Level] = {}  # by priority; none is empty
+        self._priorities: list[int] = []  # of the levels, best first
+        self._last_admitted = Tenant("")
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (each for level in self._levels.values() for each in level)
+
+    def join(self, name: str, num_sequences: int) -> Tenant:
+        """The tenant of a request that has just been accepted, with so many sequences."""
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = Tenant(name)
+        tenant.num_sequences += num_sequences
+        return tenant
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence has ended; it is not in the queue."""
+        tenant = sequence.tenant
+        tenant.num_sequences -= 1
+        if not tenant.num_sequences:
+            del self._tenants[tenant.name]
+
+    def add(self, sequence: Sequence) -> None:
+        """A newcomer, or a sequence that was preempted."""
+        priority = sequence.priority_key[0]
+        level = self._levels.get(priority)
+        if level is None:
+            level = self._levels[priority] = _Level()
+            insort(self._priorities, priority)
+        level.add(sequence, self._last_admitted.service)
+        self._count += 1
+
+    def first(self) -> Sequence:
+        """The sequence to admit next. The queue is not empty."""
+        return self._levels[self._priorities[0]].first()
+
+    def admit(self, sequence: Sequence, *, num_uncached: int) -> None:
+        """Remove a sequence that starts to run. num_uncached: its known tokens that must be computed.
+
+        A preempted sequence has been counted already: it was not its tenant's wish to compute it again.
+        """
+        if not _has_run(sequence):
+            sequence.tenant.prefilled(num_uncached)
+            self._last_admitted = sequence.tenant
+        self.remove(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        priority = sequence.priority_key[0]
+        level = self._levels[priority]
+        level.remove(sequence)
+        self._count -= 1
+        if level.is_empty:
+            del self._levels[priority]
+            del self._priorities[bisect_left(self._priorities, priority)]
+
+    def check_invariants(self) -> None:
+        """AssertionError where two records disagree. Slow: for tests."""
+        assert self._priorities == sorted(self._levels)
+        assert self._count == sum(1 for _ in self)
+        for priority, level in self._levels.items():
+            assert not level.is_empty
+            level.check_invariants()
+            assert all(each.priority_key[0] == priority for each in level)
+        assert all(tenant.num_sequences > 0 for tenant in self._tenants.values())
+        assert all(self._tenants[each.tenant.name] is each.tenant for each in self)
+
+
+class _Level:
+    """The sequences of one priority.
+
+    The heap has one live entry for each line, which is at most its turn: service only grows, so a turn is computed
+    again when its entry comes to the top. Entries that are no longer their line's are dropped there.
+    """
+
+    def __init__(self) -> None:
+        self._preempted: list[Sequence] = []  # in the order of arrival
+        self._lines: dict[Tenant, _Line] = {}  # none is empty
+        self._turns: list[tuple[Turn, _Line]] = []  # a heap
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self._preempted
+        for line in self._lines.values():
+            yield from line.sequences
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._preempted and not self._lines
+
+    def first(self) -> Sequence:
+        return self._preempted[0] if self._preempted else self._next_line().sequences[0]
+
+    def add(self, sequence: Sequence, least_service: int) -> None:
+        """least_service: to which its tenant's is raised if nobody else waits."""
+        if _has_run(sequence):
+            insort(self._preempted, sequence, key=_priority_key)
+            return
+        tenant = sequence.tenant
+        line = self._lines.get(tenant)
+        if line is None:
+            least = self._next_line().tenant.service if self._lines else least_service
+            tenant.service = max(tenant.service, least)
+            line = self._lines[tenant] = _Line(tenant)
+        insort(line.sequences, sequence, key=_priority_key)
+        if line.entry is None or line.turn < line.entry:
+            self._enter(line)
+
+    def remove(self, sequence: Sequence) -> None:
+        if _has_run(sequence):
+            _discard(self._preempted, sequence)
+            return
+        line = self._lines[sequence.tenant]
+        _discard(line.sequences, sequence)
+        if not line.sequences:
+            line.entry = None
+            del self._lines[sequence.tenant]
+
+    def check_invariants(self) -> None:
+        for ordered in (self._preempted, *(line.sequences for line in self._lines.values())):
+            assert all(a.priority_key < b.priority_key for a, b in pairwise(ordered))
+        for tenant, line in self._lines.items():
+            assert line.sequences
+            assert line.entry is not None
+            assert line.entry <= line.turn
+            assert (line.entry, line) in self._turns
+            assert all(each.tenant is tenant for each in line.sequences)
+
+    def _next_line(self) -> "_Line":
+        """The line of the tenant with the least service."""
+        while True:
+            entry, line = self._turns[0]
+            if entry != line.entry:
+                heappop(self._turns)
+            elif entry == (turn := line.turn):
+                return line
+            else:
+                line.entry = turn
+                heapreplace(self._turns, (turn, line))
+
+    def _enter(self, line: "_Line") -> None:
+        line.entry = line.turn
+        heappush(self._turns, (line.entry, line))
+        if len(self._turns) > 2 * len(self._lines) + _SPARE_TURNS:
+            self._turns = [(each.entry, each) for each in self._lines.values() if each.entry is not None]
+            heapify(self._turns)
+
+
+class _Line:
+    """A tenant's newcomers of one priority, in the order of arrival. entry: its live one in the heap."""
+
+    def __init__(self, tenant: Tenant) -> None:
+        self.tenant = tenant
+        self.sequences: list[Sequence] = []
+        self.entry: Turn | None = None
+
+    @property
+    def turn(self) -> Turn:
+        return self.tenant.service, self.sequences[0].priority_key
+
+
+_SPARE_TURNS = 8  # entries that are no line's, before the heap is made anew
+
+
+def _discard(ordered: list[Sequence], sequence: Sequence) -> None:
+    at = bisect_left(ordered, sequence.priority_key, key=_priority_key)
+    assert ordered[at] is sequence
+    del ordered[at]
+
+
+def _has_run(sequence: Sequence) -> bool:
+    return sequence.first_scheduled_s is not None
+
+
+def _priority_key(sequence: Sequence) -> PriorityKey:
+    return sequence.priority_key

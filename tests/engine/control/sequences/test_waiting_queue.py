@@ -1,0 +1,193 @@
+"""The queue's order against a scan of everything that waits. Oracle: the rule itself, written as one minimum."""
+
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from faser.engine.control.sequences.kv_cache import SequenceBlocks
+from faser.engine.control.sequences.sequence import Sequence
+from faser.engine.control.sequences.waiting_queue import WaitingQueue
+from tests.engine.driving import request
+
+
+@dataclass
+class World:
+    """A queue, and what waits in it and runs outside of it."""
+
+    queue: WaitingQueue = field(default_factory=WaitingQueue)
+    waiting: list[Sequence] = field(default_factory=list)
+    running: list[Sequence] = field(default_factory=list)
+    num_made: int = 0
+
+    def arrive(self, tenant: str, *, priority: int = 0, prompt: int = 4, at_s: float = 0.0) -> Sequence:
+        self.num_made += 1
+        asked = replace(request(str(self.num_made), [1] * prompt), tenant=tenant)
+        sequence = Sequence(
+            asked,
+            0,
+            priority_key=(priority, at_s, self.num_made),
+            tenant=self.queue.join(tenant, 1),
+            seed=0,
+            table=SequenceBlocks(b""),
+            max_total=100,
+            eos_token_ids=frozenset(),
+        )
+        self.queue.add(sequence)
+        self.waiting.append(sequence)
+        return sequence
+
+    def admit(self) -> Sequence:
+        first = self.queue.first()
+        self.queue.admit(first, num_uncached=first.num_tokens)
+        first.first_scheduled_s = 0.0
+        self.waiting.remove(first)
+        self.running.append(first)
+        return first
+
+    def preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.queue.add(sequence)
+        self.waiting.append(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        if sequence in self.waiting:
+            self.queue.remove(sequence)
+            self.waiting.remove(sequence)
+        else:
+            self.running.remove(sequence)
+        self.queue.leave(sequence)
+
+    def expected_first(self) -> Sequence:
+        def rank(each: Sequence) -> tuple[object, ...]:
+            preempted = each.first_scheduled_s is not None
+            service = -1 if preempted else each.tenant.service
+            return each.priority_key[0], service, each.priority_key
+
+        return min(self.waiting, key=rank)
+
+    def check(self) -> None:
+        self.queue.check_invariants()
+        assert set(self.queue) == set(self.waiting)
+        assert len(self.queue) == len(self.waiting)
+        if self.waiting:
+            assert self.queue.first() is self.expected_first()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_first_is_the_one_that_a_scan_of_all_finds(seed: int) -> None:
+    rng, world = random.Random(seed), World()
+    for _ in range(400):
+        match rng.choice(("arrive", "arrive", "admit", "generate", "generate", "preempt", "end")):
+            case "arrive":
+                tenant, priority = rng.choice("abcde"), rng.choice((0, 0, 0, -1, 5))
+                world.arrive(tenant, priority=priority, prompt=rng.randint(1, 30), at_s=rng.random())
+            case "admit" if world.waiting:
+                world.admit()
+            case "generate" if world.running:
+                rng.choice(world.running).tenant.generated(rng.randint(1, 9))
+            case "preempt" if world.running:
+                world.preempt(rng.choice(world.running))
+            case "end" if world.waiting or world.running:
+                world.end(rng.choice(world.waiting + world.running))
+        world.check()
+
+
+def test_tenants_take_turns_by_the_tokens_they_were_given() -> None:
+    """A sends prompts of 30 tokens, B of 10: B has three turns for one of A."""
+    world = World()
+    for _ in range(40):
+        world.arrive("a", prompt=30)
+        world.arrive("b", prompt=10)
+    admitted = [world.admit().tenant.name for _ in range(40)]
+    assert (admitted.count("a"), admitted.count("b")) == (10, 30)
+
+
+def test_a_generated_token_counts_as_two_of_a_prompt() -> None:
+    world = World()
+    for _ in range(20):
+        world.arrive("reader", prompt=20)
+        world.arrive("writer", prompt=1)
+    admitted = []
+    for _ in range(20):
+        sequence = world.admit()
+        admitted.append(sequence.tenant.name)
+        if sequence.tenant.name == "writer":
+            sequence.tenant.generated(9)
+            sequence.tenant.generated(1)  # with the prompt's token 21, a little more than the reader's 20
+    assert admitted.count("writer") == 10
+
+
+def test_cached_prompt_tokens_count_as_nothing() -> None:
+    world = World()
+    first = world.arrive("a", prompt=30)
+    world.queue.admit(first, num_uncached=2)
+    assert first.tenant.service == 2
+
+
+def test_nobody_saves_up_turns_while_idle() -> None:
+    """B comes after A was given 1000 tokens, and gets every second turn from then on, not the next 100."""
+    world = World()
+    for _ in range(200):
+        world.arrive("a", prompt=10)
+    for _ in range(100):
+        world.admit()
+    for _ in range(20):
+        world.arrive("b", prompt=10)
+    admitted = [world.admit().tenant.name for _ in range(20)]
+    assert abs(admitted.count("a") - admitted.count("b")) <= 1
+
+
+def test_nobody_is_made_to_pay_for_what_was_given_when_nobody_else_waited() -> None:
+    """A was alone and generated much. B floods the queue; A's next request waits for one of B's, not for all."""
+    world = World()
+    world.arrive("a")
+    long = world.admit()
+    long.tenant.generated(10_000)
+    for _ in range(300):
+        world.arrive("b")
+    world.admit()
+    mine = world.arrive("a")
+    assert [world.admit() for _ in range(2)].index(mine) <= 1
+
+
+def test_a_preempted_sequence_returns_before_newcomers_and_is_not_counted_twice() -> None:
+    world = World()
+    world.arrive("a", prompt=50)
+    preempted = world.admit()
+    world.arrive("b", prompt=1)
+    before = preempted.tenant.service
+    world.preempt(preempted)
+    world.check()
+    assert world.admit() is preempted
+    assert preempted.tenant.service == before
+
+
+def test_priorities_come_first_whatever_was_given_before() -> None:
+    world = World()
+    world.arrive("a", priority=0)
+    world.admit().tenant.generated(1000)
+    world.arrive("b", priority=1)
+    urgent = world.arrive("a", priority=0)
+    assert world.admit() is urgent
+
+
+def test_a_tenant_is_forgotten_with_its_last_sequence() -> None:
+    world = World()
+    for _ in range(1000):
+        world.arrive(str(world.num_made))
+        world.end(world.admit())
+    world.check()
+    rejoined = world.queue.join("0", 1)
+    assert rejoined.service == 0
+
+
+def test_the_heap_stays_small_while_priorities_come_and_go() -> None:
+    """Each round puts an earlier arrival in front of a tenant's line, whose old entry is then no longer valid."""
+    world = World()
+    world.arrive("other", at_s=5000.0)
+    for round_ in range(1000):
+        world.end(world.arrive("a", at_s=4000.0 - round_))
+        world.check()
+    (level,) = world.queue._levels.values()
+    assert len(level._turns) <= 16
