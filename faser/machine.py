@@ -12,6 +12,8 @@ from pathlib import Path
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
+_DEV = Path("/dev")
+_GPU_NODES = ("nvidia*", "nvgpu*", "nvhost*", "nvmap", "dxg", "kfd")  # of drivers that torch computes with
 
 
 def usable_cores(cgroup_root: Path = _CGROUP_ROOT, proc: Path = _PROC) -> int:
@@ -42,6 +44,11 @@ def available_memory(cgroup_root: Path = _CGROUP_ROOT, proc: Path = _PROC) -> in
             cached = _entry(folder / "memory.stat", "inactive_file") or 0
             limits.append(limit - used + cached)
     return max(0, min(limits))
+
+
+def may_have_gpu(dev: Path = _DEV) -> bool:
+    """Whether a GPU's driver has a device file. Without one torch finds no GPU; with one it still may not."""
+    return any(True for pattern in _GPU_NODES for _ in dev.glob(pattern))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

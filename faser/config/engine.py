@@ -214,6 +214,7 @@ class EngineConfig:
         "How to draft and verify, as JSON with vLLM's keys. None: drafts from text, as many as pay off.",
         group=SPECULATION,
         kind=Kind.JSON,
+        example='{"method": "ngram"}',
         aliases=("-sc",),
         common=True,
     )
@@ -253,8 +254,7 @@ class EngineConfig:
         None,
         "File for a trace of every step, which Perfetto and chrome://tracing can open.",
         group=ENGINE,
-        kind=Kind.TEXT,
-        metavar="path",
+        kind=Kind.OUTPUT_FILE,
     )
     slo_ttft_ms: float | None = setting(
         None,

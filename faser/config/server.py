@@ -95,14 +95,19 @@ class ServerConfig:
     )
     generation_config: str = setting(
         "auto",
-        "Sampling defaults. auto: those of the model's generation_config.json; none: those of the OpenAI API.",
+        "Sampling defaults. auto: those of the model's generation_config.json, or else of its model card, which "
+        "FASER knows for the embedded model; none: those of the OpenAI API.",
         group=OUTPUT,
         kind=Kind.TEXT,
         choices=("auto", "none"),
         synonyms=(("vllm", "none"),),
     )
     override_generation_config: Mapping[str, float] | None = setting(
-        None, "Sampling defaults that replace the model's.", group=OUTPUT, kind=Kind.JSON
+        None,
+        "Sampling defaults that replace the model's.",
+        group=OUTPUT,
+        kind=Kind.JSON,
+        example='{"temperature": 0.2}',
     )
     enable_force_include_usage: bool = setting(
         False,
@@ -123,5 +128,10 @@ class ServerConfig:
                 found.append(f"{label(one)} is {values[one]}; it needs {label(other)}, which is not set")
         if values["root_path"] is not None and not values["root_path"].startswith("/"):
             found.append(f"{label('root_path')} is {values['root_path']}; it must begin with /")
+        if any(key != key.strip() or not key.isprintable() for key in values["api_key"] or ()):
+            found.append(
+                f"{label('api_key')} is ***; it must not begin or end with a space, nor have a line break: no "
+                f"request could bring it"
+            )
         found += sampling_problems(values["override_generation_config"] or {}, label("override_generation_config"))
         return found

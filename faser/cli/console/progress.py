@@ -46,6 +46,7 @@ class ProgressReporter:
         self._lock = threading.Lock()
         self._tasks: dict[str, TaskID] = {}
         self._printed_s: dict[str, float] = {}
+        self._began_s: dict[str, float] = {}
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -84,7 +85,10 @@ class ProgressReporter:
         self._bars.update(self._tasks[stage], completed=done, total=total or None)
 
     def _print(self, stage: str, done: int, total: int) -> None:
-        """One line when a stage begins, one when it ends, and one every _LINE_EVERY_S in between."""
+        """One line when a stage begins, one when it ends, and one every _LINE_EVERY_S in between.
+
+        The lines say which share is done; of a stage of unknown size, how long it has taken.
+        """
         now = time.monotonic()
         ended = total > 0 and done >= total
         if stage in self._printed_s and not ended and now - self._printed_s[stage] < _LINE_EVERY_S:
@@ -92,5 +96,6 @@ class ProgressReporter:
         if self._printed_s.get(stage) == float("inf"):
             return
         self._printed_s[stage] = float("inf") if ended else now
-        share = f": {100 * done // total} %" if total else ""
-        print(f"{stage}{share}", file=sys.stderr, flush=True)
+        taken_s = now - self._began_s.setdefault(stage, now)
+        said = f": {100 * done // total} %" if total else f": {taken_s:.0f} s" if taken_s else ""
+        print(f"{stage}{said}", file=sys.stderr, flush=True)

@@ -1,22 +1,23 @@
 """serve_on: fetches the model, creates the engine and the application, and serves until a signal.
 
-HTTP answers 503 until the engine is ready. lifetime.py runs the server.
+HTTP answers 503 until the engine is ready, also while fetch.py fetches the model. lifetime.py runs the server.
 """
 
+import asyncio
 import socket
 import time
 from pathlib import Path
 
 from faser import __version__
 from faser.api.app import create_app
+from faser.api.loading import LoadingApp
 from faser.api.serving.requests.settings import ApiSettings
 from faser.cli.console.progress import ProgressReporter
+from faser.cli.serve.fetch import fetch_model
 from faser.cli.serve.generation import sampling_defaults
-from faser.cli.serve.lifetime import http_server, run_until_stopped, stop_on_sigterm
+from faser.cli.serve.lifetime import http_server, run_until_stopped
 from faser.config.engine import EngineConfig
-from faser.config.environment import cache_dir
 from faser.config.server import ServerConfig
-from faser.engine.checkpoints.source import resolve
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.metrics.server import Metrics
@@ -30,37 +31,49 @@ def serve_on(
     engine_config: EngineConfig,
     server_config: ServerConfig,
     keys: tuple[str, ...],
+    chat_template: str | None,
     began_s: float,
 ) -> int:
     """Serve until a signal; returns the exit status.
 
-    listener: bound. keys: API keys that requests may present. began_s: program start, by time.monotonic().
+    listener: bound. keys: API keys that requests may present. chat_template: replaces the model's; None: it does
+    not. began_s: program start, by time.monotonic().
     Raises ConfigError or EngineError if the model cannot be loaded.
     """
-    with stop_on_sigterm(), ProgressReporter() as report:
-        directory = resolve(engine_config.model, cache_dir(), revision=engine_config.revision, progress=report)
-        names = server_config.served_model_name or (engine_config.model or _EMBEDDED_NAME,)
-        tokenizer = load_tokenizer(Path(engine_config.tokenizer or directory))
-        speculation = engine_config.speculation
-        metrics = Metrics(
-            model_name=names[0], max_model_len=engine_config.max_model_len or 0, speculation=speculation
-        )
-        engine = AsyncEngine(engine_config, directory, tokenizer, metrics=metrics, on_progress=report)
-        settings = ApiSettings(
-            served_model_names=names,
-            api_keys=keys,
-            max_request_bytes=server_config.max_request_bytes,
-            strict_request_fields=server_config.strict_request_fields,
-            chat_template=_read_text(server_config.chat_template),
-            generation_defaults=sampling_defaults(directory, server_config),
-            version=__version__,
-            force_include_usage=server_config.enable_force_include_usage,
-            max_logprobs=engine_config.max_logprobs,
-            enable_metrics_auth=server_config.metrics_require_key,
-            priority_scheduling=engine_config.scheduling_policy == "priority",
-            speculation=speculation,
-            spec_decode_metrics=engine_config.per_request_spec_decode_metrics,
-        )
+    names = server_config.served_model_name or (engine_config.model or _EMBEDDED_NAME,)
+    with ProgressReporter() as report:
+        http = LoadingApp("the model is being fetched")
+
+        def report_fetch(stage: str, done: int, total: int) -> None:
+            report(stage, done, total)
+            http.reason = f"{stage}: {100 * done // total} %" if total else stage
+
+        async def prepare() -> AsyncEngine:
+            directory = await fetch_model(engine_config, report_fetch)
+            tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine_config.tokenizer or directory))
+            speculation = engine_config.speculation
+            metrics = Metrics(
+                model_name=names[0], max_model_len=engine_config.max_model_len or 0, speculation=speculation
+            )
+            engine = AsyncEngine(engine_config, directory, tokenizer, metrics=metrics, on_progress=report)
+            settings = ApiSettings(
+                served_model_names=names,
+                api_keys=keys,
+                max_request_bytes=server_config.max_request_bytes,
+                strict_request_fields=server_config.strict_request_fields,
+                chat_template=chat_template,
+                generation_defaults=sampling_defaults(directory, server_config),
+                version=__version__,
+                force_include_usage=server_config.enable_force_include_usage,
+                max_logprobs=engine_config.max_logprobs,
+                enable_metrics_auth=server_config.metrics_require_key,
+                priority_scheduling=engine_config.scheduling_policy == "priority",
+                speculation=speculation,
+                spec_decode_metrics=engine_config.per_request_spec_decode_metrics,
+            )
+            http.application = create_app(engine, settings=settings, metrics=metrics)
+            report("starting the engine", 0, 0)
+            return engine
 
         def announce(info: ModelInfo) -> None:
             report.stop()
@@ -69,9 +82,8 @@ def serve_on(
                 flush=True,
             )
 
-        report("starting the engine", 0, 0)
-        server = http_server(create_app(engine, settings=settings, metrics=metrics), server_config)
-        return run_until_stopped(server, engine, listener, server_config.shutdown_timeout, announce)
+        server = http_server(http, server_config)
+        return run_until_stopped(server, prepare, listener, server_config.shutdown_timeout, announce)
 
 
 def ready_line(url: str, model: str, info: ModelInfo, threads: int, began_s: float) -> str:
@@ -87,7 +99,3 @@ def url_of(listener: socket.socket, config: ServerConfig) -> str:
     scheme = "https" if config.ssl_certfile else "http"
     host = f"[{config.host}]" if ":" in config.host else config.host
     return f"{scheme}://{host}:{listener.getsockname()[1]}"
-
-
-def _read_text(path: str | None) -> str | None:
-    return None if path is None else Path(path).read_text(encoding="utf-8")
