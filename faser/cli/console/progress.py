@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -41,7 +42,8 @@ class ProgressReporter:
     done and total have the same unit. total 0: the size of the stage is unknown; it ends when the next begins.
     """
 
-    def __init__(self, *, live: bool | None = None) -> None:
+    def __init__(self, *, live: bool | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._live = sys.stderr.isatty() if live is None else live
         self._lock = threading.Lock()
         self._tasks: dict[str, TaskID] = {}
@@ -89,7 +91,7 @@ class ProgressReporter:
 
         The lines say which share is done; of a stage of unknown size, how long it has taken.
         """
-        now = time.monotonic()
+        now = self._clock()
         ended = total > 0 and done >= total
         if stage in self._printed_s and not ended and now - self._printed_s[stage] < _LINE_EVERY_S:
             return

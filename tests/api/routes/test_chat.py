@@ -168,6 +168,17 @@ def test_top_k_is_off_in_every_spelling(http: httpx.Client, engine: FakeEngine, 
     assert engine.requests[0].sampling.top_k == 0
 
 
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_an_answer_longer_than_the_context_is_refused_by_the_name_that_the_body_has(
+    http: httpx.Client, field: str
+) -> None:
+    answer = http.post("/v1/chat/completions", json={"messages": HI, field: 5000})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == field
+    assert error["message"].endswith(f" tokens and {field} is 5000: together 5019.")
+
+
 def test_every_sample_is_a_choice(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="tiny", messages=HI, n=3)
     assert [(choice.index, choice.message.content) for choice in answer.choices] == [
