@@ -1,8 +1,8 @@
 """A server with a scripted engine, run as a program so that tests can send it signals.
 
 Usage: python -m tests.cli.serve.small_server FATE SHUTDOWN_TIMEOUT, where FATE is ready, fetching, bad-fetch,
-loading, bad-config or bad-engine. GET / answers after a second; the engine's drain waits for such answers. Prints its port,
-then "cancelled", "ready", "drained" and "stopped" as they happen.
+loading, bad-config or bad-engine. GET / answers after a second; the engine's drain waits for such answers. Prints
+its port, then "cancelled", "ready", "drained" and "stopped" as they happen.
 """
 
 import asyncio

@@ -91,7 +91,7 @@ def test_a_proxy_that_does_not_answer_is_named_without_its_password(
         ),
         (
             "WARNING: Retrying after connection broken by 'ProxyError('Cannot connect to proxy.', OSError("
-            "'Tunnel connection failed: 403 Forbidden'))': /simple/tiny/\nERROR: No matching distribution found for tiny\n",
+            "'Tunnel connection failed: 403 Forbidden'))': /simple/tiny/\nERROR: No matching distribution\n",
             "Cannot connect to proxy: Tunnel connection failed: 403 Forbidden",
         ),
         ("one\nERROR: No matching distribution found for tiny\n\n", "No matching distribution found for tiny"),
