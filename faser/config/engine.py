@@ -148,6 +148,7 @@ class EngineConfig:
         kind=Kind.BYTES,
         aliases=("--kv-cache-memory-bytes",),
         low=1 << 20,
+        high=1 << 50,
         common=True,
     )
     kv_cache_dtype: str = setting(

@@ -1,6 +1,7 @@
 """A first start: what is seen while the model is fetched and kernels are compiled, and how Ctrl-C ends it."""
 
 import os
+import re
 import signal
 import socket
 import time
@@ -49,8 +50,8 @@ def test_probes_answer_503_while_the_model_is_fetched_and_a_signal_ends_that_at_
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=5, trust_env=False) as http:
                 until(lambda: "fetching" in server.log or server.process.poll() is not None, 30)
-                until(lambda: reason(http).endswith(": 50 %"), 60)
-                assert reason(http) == "fetching SmolLM2-135M-Instruct (88.6MiB): 50 %"
+                stage = r"fetching SmolLM2-135M-Instruct \(88\.6MiB\): (4[5-9]|50) %"  # no more than half arrives
+                until(lambda: re.fullmatch(stage, reason(http)) is not None, 60)
                 assert [http.get(path).status_code for path in ("/health", "/ready", "/v1/models")] == [503] * 3
             assert ends_soon(server, number) == status
         finally:
@@ -67,7 +68,7 @@ def reason(http: httpx.Client) -> str:
 
 
 def test_no_network_is_one_line_with_the_proxy(tmp_path: Path) -> None:
-    variables = {**INDEX, "PIP_NO_INDEX": "", "PIP_RETRIES": "0", "HTTPS_PROXY": "http://u:secret@127.0.0.1:9"}
+    variables = {**INDEX, "PIP_NO_INDEX": "", "PIP_RETRIES": "1", "HTTPS_PROXY": "http://u:secret@127.0.0.1:9"}
     variables |= {"PIP_INDEX_URL": "https://index.invalid/simple", "NO_PROXY": ""}
     server = start(None, tmp_path, variables=variables)
     try:

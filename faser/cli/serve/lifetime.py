@@ -89,7 +89,8 @@ async def _serve_until_signal(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.requested.wait())
     preparing = asyncio.ensure_future(prepare())
-    engine = loading = None
+    engine: EngineLifecycle | None = None
+    loading: asyncio.Task[ModelInfo] | None = None
     try:
         await asyncio.wait({serving, preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if preparing.done():
