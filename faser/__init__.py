@@ -5,19 +5,22 @@
 
 from typing import TYPE_CHECKING
 
-from faser.types import SamplingParams
-
 if TYPE_CHECKING:
     from faser.offline import LLM
+    from faser.types import SamplingParams
 
 __all__ = ["LLM", "SamplingParams"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """LLM is imported when it is asked for: the layers below must not load the engine."""
+    """Imported on demand: the layers below must not load the engine, and the program `faser` starts at once."""
     if name == "LLM":
         from faser.offline import LLM
 
         return LLM
+    if name == "SamplingParams":
+        from faser.types import SamplingParams
+
+        return SamplingParams
     raise AttributeError(f"module 'faser' has no attribute {name!r}")

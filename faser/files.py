@@ -1,10 +1,15 @@
-"""Writing files so that a reader never sees half of one."""
+"""Files: written so that a reader never sees half of one, and leftovers of writers that were killed."""
 
+import contextlib
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_STALE_S = 3600.0  # longer than any writer goes without writing
 
 
 @contextmanager
@@ -27,3 +32,23 @@ def write_atomically(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as new:
         new.write_text(text, encoding="utf-8")
+
+
+def remove_stale(folder: Path, *patterns: str) -> None:
+    """Remove temporary files and folders that match a pattern and that nothing has written to for an hour.
+
+    A process that is killed leaves them. What cannot be removed stays.
+    """
+    for path in [path for pattern in patterns for path in folder.glob(pattern)]:
+        with contextlib.suppress(OSError):
+            if time.time() - _last_write_s(path) < _STALE_S:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+
+
+def _last_write_s(path: Path) -> float:
+    """Unix seconds of the last write to a file, or to anything in a folder. Raises OSError."""
+    return max(each.lstat().st_mtime for each in (path, *path.rglob("*")))

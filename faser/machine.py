@@ -15,6 +15,8 @@ from typing import Any
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
+_DEV = Path("/dev")
+_GPU_NODES = ("nvidia*", "nvgpu*", "nvhost*", "nvmap", "dxg", "kfd")  # of drivers that torch computes with
 
 
 def usable_cores(cgroup_root: Path = _CGROUP_ROOT, proc: Path = _PROC) -> int:
@@ -55,6 +57,11 @@ def return_free_memory() -> None:
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
+
+
+def may_have_gpu(dev: Path = _DEV) -> bool:
+    """Whether a GPU's driver has a device file. Without one torch finds no GPU; with one it still may not."""
+    return any(True for pattern in _GPU_NODES for _ in dev.glob(pattern))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parent.parent / "faser"
 class Layer(Enum):
     """Folders and modules of each layer. The longest prefix that fits a module's name decides."""
 
-    VALUES = ("types", "errors", "machine", "files")
+    VALUES = ("types", "errors", "machine", "files", "processes")
     CONFIG = ("config",)
     METRICS = ("metrics",)
     CONTRACT = ("engine.contract",)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from faser.cli.flags.sources import SETTINGS
+from faser.config.server import ServerConfig
 
 DOCKERFILE = (Path(__file__).parent.parent / "Dockerfile").read_text()
 
@@ -49,6 +50,16 @@ def test_it_runs_as_a_numbered_user_and_group_that_are_not_root() -> None:
 def test_every_variable_it_sets_for_faser_is_one_that_faser_reads() -> None:
     known = {each.variable for each in SETTINGS} | {"FASER_CACHE_DIR"}
     assert set(re.findall(r"\b(FASER_\w+)=", DOCKERFILE)) <= known
+
+
+def test_it_stops_by_a_signal_that_drains_within_the_documented_grace_period() -> None:
+    (number,) = re.findall(r"^STOPSIGNAL (.*)$", DOCKERFILE, re.MULTILINE)
+    assert number == "SIGTERM"
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    documented = re.findall(r"docker stop --time (\d+)|--stop-timeout (\d+)|stop_grace_period: (\d+)s", readme)
+    graces = [int(each) for found in documented for each in found if each]
+    assert len(graces) == 3
+    assert min(graces) > ServerConfig().shutdown_timeout
 
 
 def test_the_exposed_port_is_the_one_it_serves_on() -> None:

@@ -62,7 +62,7 @@ def parse_policy(text: str, *, cap: int) -> PolicySpec:
         return replace(parse_policy(bare, cap=cap), text=text, overlap=_OVERLAPS[overlap])
     name, _, value = text.partition(":")
     if name not in POLICIES:
-        raise ConfigError(f"--policies names {text!r}; it must be of {', '.join(POLICIES)}")
+        raise ConfigError(f"--policies names {text!r}; it must be one of {', '.join(POLICIES)}")
     if name == "fixed":
         if not value.isdecimal() or not 1 <= int(value) <= min(cap, MAX_DRAFT_TOKENS):
             raise ConfigError(

@@ -42,17 +42,31 @@ def read_prompts(path: str | None, tokenizer: Tokenizer, *, limit: int | None = 
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Questions of a file: JSON lines with "turns" and "category", as in Spec-Bench, or one text per line."""
+    """Questions of a file: JSON lines with "turns" and "category", as in Spec-Bench, or one text per line.
+
+    Raises ConfigError that names the file, and the line that has another form.
+    """
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        if not lines:
-            raise ConfigError(f"--prompts is {path}; it holds no prompt")
-        if path.suffix != ".jsonl":
-            return [Question(category="", text=line) for line in lines]
-        records = [json.loads(line) for line in lines]
-        return [Question(category=each.get("category", ""), text=each["turns"][0]) for each in records]
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ConfigError(f"--prompts is {path}; it cannot be read: {error!r}") from error
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ConfigError(f"--prompts is {path}; it must be text in UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"--prompts is {path}; it cannot be read: {error.strerror}") from None
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise ConfigError(f"--prompts is {path}; it holds no prompt")
+    if path.suffix != ".jsonl":
+        return [Question(category="", text=line) for _, line in numbered]
+    return [_question(line, f"--prompts is {path}; its line {number}") for number, line in numbered]
+
+
+def _question(line: str, named: str) -> Question:
+    """named: how a message begins."""
+    try:
+        record = json.loads(line)
+        return Question(category=str(record.get("category", "")), text=str(record["turns"][0]))
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        raise ConfigError(f'{named} must be JSON such as {{"category": "chat", "turns": ["Hello"]}}') from None
 
 
 def evenly_spaced(questions: Sequence[Question], limit: int) -> list[Question]:

@@ -10,6 +10,12 @@ from faser.types import SamplingParams
 
 Label = Callable[[str], str]
 
+
+def flag_label(name: str) -> str:
+    """A setting as its flag."""
+    return "--" + name.replace("_", "-")
+
+
 GENERATION_KEYS = (
     "temperature",
     "top_p",

@@ -6,10 +6,12 @@ Owns how a setting is described, read from text and checked. The settings are in
 import difflib
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ class Kind(StrEnum):
 
     TEXT = "text"
     FILE = "file"
+    OUTPUT_FILE = "path"
     INTEGER = "n"
     COUNT = "count"
     COUNTS = "count count …"
@@ -37,16 +40,18 @@ class Kind(StrEnum):
 _MEANING = {
     Kind.TEXT: "text",
     Kind.FILE: "the path of a file that can be read",
+    Kind.OUTPUT_FILE: "the path of a file that can be written, in a folder that exists",
     Kind.INTEGER: "a whole number",
     Kind.COUNT: "a whole number, such as 4096, 4k (4000) or 4K (4096)",
     Kind.COUNTS: "whole numbers, such as 1 8 64",
     Kind.BYTES: "a size, such as 512M or 2GiB (units are powers of 1024)",
     Kind.NUMBER: "a number",
     Kind.SWITCH: "true or false",
-    Kind.JSON: 'a JSON object, such as {"temperature": 0.2}',
-    Kind.TEXTS: "text",
+    Kind.JSON: "a JSON object",
+    Kind.TEXTS: "text that is not empty",
     Kind.LIST: 'text, or a JSON list such as ["a", "b"]',
 }
+_LONGEST_SHOWN = 80  # characters of a value in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +61,7 @@ class Setting:
     aliases: further flags. low, high: inclusive limits; above: low itself is excluded.
     synonyms: accepted spellings of a choice, or of None. refused: known values that are not supported, each with
     the reason. numbered: choices that may have a number, as in cuda:1.
-    one_flag_many: the flag takes several values at once. secret: the value is never shown.
+    one_flag_many: the flag takes several values at once. secret: the value is never shown. example: of a value.
     common: shown in the short help and in the README.
     """
 
@@ -76,6 +81,7 @@ class Setting:
     synonyms: tuple[tuple[str, str | None], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     one_flag_many: bool = False
+    example: str = ""
     secret: bool = False
     common: bool = False
 
@@ -115,8 +121,8 @@ def read(each: Setting, texts: tuple[str, ...]) -> Any:
     """
     try:
         return _READERS[each.kind](each, texts)
-    except ValueError:
-        raise ValueError(f"it must be {_MEANING[each.kind]}") from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"it must be {meaning(each)}") from None
 
 
 def complaint(each: Setting, value: Any) -> str | None:
@@ -124,7 +130,7 @@ def complaint(each: Setting, value: Any) -> str | None:
     if value is None and each.default is None:
         return None
     if not _has_kind(each.kind, value):
-        return f"it must be {_MEANING[each.kind]}"
+        return f"it must be {meaning(each)}"
     for refused, reason in each.refused:
         if value == refused:
             return reason
@@ -144,6 +150,11 @@ def _fits(each: Setting, value: Any) -> bool:
 def _is_numbered(each: Setting, value: str) -> bool:
     base, _, number = value.partition(":")
     return base in each.numbered and number.isdecimal()
+
+
+def meaning(each: Setting) -> str:
+    """What a value is, in words."""
+    return _MEANING[each.kind] + (f", such as {each.example}" if each.example else "")
 
 
 def limits(each: Setting) -> str:
@@ -166,13 +177,20 @@ def shown(each: Setting, value: Any) -> str:
         return "none"
     if each.secret:
         return "***"
-    if each.kind is Kind.BYTES:
-        return show_bytes(value) if isinstance(value, int) else str(value)
+    if each.kind is Kind.BYTES and isinstance(value, int):
+        return shortened(show_bytes(value))
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return " ".join(map(str, value))
-    return json.dumps(dict(value)) if isinstance(value, Mapping) else str(value)
+        return shortened(" ".join(map(str, value)))
+    return shortened(json.dumps(dict(value)) if isinstance(value, Mapping) else str(value))
+
+
+def shortened(text: str) -> str:
+    """A text of an operator, cut where it is too long for one line."""
+    if len(text) <= _LONGEST_SHOWN:
+        return text
+    return f"{text[:_LONGEST_SHOWN]}… ({len(text)} characters)"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -186,7 +204,8 @@ def show_bytes(size: int) -> str:
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         scale = _BYTE_UNITS[unit[0]]
         if size >= scale:
-            return f"{size / scale:.1f}".removesuffix(".0") + unit
+            tenths = (10 * size + scale // 2) // scale  # in whole numbers, which have no largest one
+            return f"{tenths // 10}.{tenths % 10}".removesuffix(".0") + unit
     return f"{size}B"
 
 
@@ -206,6 +225,8 @@ def _has_kind(kind: Kind, value: Any) -> bool:
             return isinstance(value, tuple) and all(isinstance(each, str) and each for each in value)
         case Kind.FILE:
             return isinstance(value, str) and _readable(value)
+        case Kind.OUTPUT_FILE:
+            return isinstance(value, str) and _writable(Path(value))
         case Kind.TEXT:
             return isinstance(value, str) and bool(value)
 
@@ -216,6 +237,13 @@ def _readable(path: str) -> bool:
             return True
     except OSError:
         return False
+
+
+def _writable(path: Path) -> bool:
+    """Whether the file can be opened for writing; it is not made."""
+    if path.exists():
+        return not path.is_dir() and os.access(path, os.W_OK)
+    return path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)
 
 
 def _last(texts: tuple[str, ...]) -> str:
@@ -236,16 +264,16 @@ def _read_scaled(pattern: str, units: Mapping[str, int], text: str) -> int:
     found = re.fullmatch(pattern, text)
     if found is None:
         raise ValueError(text)
-    number = float(found["number"]) * units[found["unit"] or ""]
-    if number != int(number):
+    number = Fraction(found["number"]) * units[found["unit"] or ""]
+    if number.denominator != 1:
         raise ValueError(text)
-    return int(number)
+    return number.numerator
 
 
 def _read_count(each: Setting, texts: tuple[str, ...]) -> int | None:
     if each.default is None and _last(texts) in ("auto", "-1"):
         return None
-    return _read_scaled(r"(?P<number>-?\d+(\.\d+)?)(?P<unit>[kmgKMG])?", _UNITS, _last(texts))
+    return _read_scaled(r"(?P<number>-?\d{1,999}(\.\d+)?)(?P<unit>[kmgKMG])?", _UNITS, _last(texts))
 
 
 def _read_counts(each: Setting, texts: tuple[str, ...]) -> tuple[int, ...]:
@@ -256,7 +284,7 @@ def _read_counts(each: Setting, texts: tuple[str, ...]) -> tuple[int, ...]:
 def _read_bytes(each: Setting, texts: tuple[str, ...]) -> int:
     del each
     text = _last(texts).upper()
-    return _read_scaled(r"(?P<number>-?\d+(\.\d+)?) ?(?P<unit>[KMGT])?(I?B)?", _BYTE_UNITS, text)
+    return _read_scaled(r"(?P<number>-?\d{1,999}(\.\d+)?) ?(?P<unit>[KMGT])?(I?B)?", _BYTE_UNITS, text)
 
 
 def _read_number(each: Setting, texts: tuple[str, ...]) -> float:
@@ -310,6 +338,7 @@ def _read_list(each: Setting, texts: tuple[str, ...]) -> tuple[str, ...]:
 _READERS: dict[Kind, Callable[[Setting, tuple[str, ...]], Any]] = {
     Kind.TEXT: _read_text,
     Kind.FILE: _read_text,
+    Kind.OUTPUT_FILE: _read_text,
     Kind.INTEGER: _read_integer,
     Kind.COUNT: _read_count,
     Kind.COUNTS: _read_counts,

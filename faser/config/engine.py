@@ -148,6 +148,7 @@ class EngineConfig:
         kind=Kind.BYTES,
         aliases=("--kv-cache-memory-bytes",),
         low=1 << 20,
+        high=1 << 50,
         common=True,
     )
     kv_cache_dtype: str = setting(
@@ -215,6 +216,7 @@ class EngineConfig:
         "How to draft and verify, as JSON with vLLM's keys. None: drafts from text, as many as pay off.",
         group=SPECULATION,
         kind=Kind.JSON,
+        example='{"method": "ngram"}',
         aliases=("-sc",),
         common=True,
     )
@@ -254,8 +256,7 @@ class EngineConfig:
         None,
         "File for a trace of every step, which Perfetto and chrome://tracing can open.",
         group=ENGINE,
-        kind=Kind.TEXT,
-        metavar="path",
+        kind=Kind.OUTPUT_FILE,
     )
     slo_ttft_ms: float | None = setting(
         None,

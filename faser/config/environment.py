@@ -24,6 +24,15 @@ def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
 _SECRETS = ("FASER_API_KEY", "VLLM_API_KEY")
 
 
+def proxy(environment: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
+    """(variable, URL without user and password) of the proxy for https; None: there is none."""
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        if url := environment.get(name):
+            scheme, separator, rest = url.rpartition("://")
+            return name, scheme + separator + rest.rpartition("@")[2]
+    return None
+
+
 def cuda_environment(environment: MutableMapping[str, str] = os.environ, *, compile_kernels: bool = True) -> None:
     """Set the variables that CUDA and FlashInfer read, but none that the operator has set.
 

@@ -224,14 +224,19 @@ class ServerConfig:
     )
     generation_config: str = setting(
         "auto",
-        "Sampling defaults. auto: those of the model's generation_config.json; none: those of the OpenAI API.",
+        "Sampling defaults. auto: those of the model's generation_config.json, or else of its model card, which "
+        "FASER knows for the embedded model; none: those of the OpenAI API.",
         group=OUTPUT,
         kind=Kind.TEXT,
         choices=("auto", "none"),
         synonyms=(("vllm", "none"),),
     )
     override_generation_config: Mapping[str, float] | None = setting(
-        None, "Sampling defaults that replace the model's.", group=OUTPUT, kind=Kind.JSON
+        None,
+        "Sampling defaults that replace the model's.",
+        group=OUTPUT,
+        kind=Kind.JSON,
+        example='{"temperature": 0.2}',
     )
     enable_force_include_usage: bool = setting(
         False,

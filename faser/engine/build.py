@@ -96,7 +96,7 @@ def build(
         step_times = step_times or measured_times(parts, report)
         pruning = _early_pruning(parts, step_times)
         costs = CostModel(step_times, schedules_async=parts.config.schedules_async)
-    executor = make_executor(parts, pruning, wrap_drafter)
+    executor = make_executor(parts, pruning, wrap_drafter, report)
     clock, control = WallClock(), None
     interference: tuple[InterferenceTable, ...] = ()
     if step_times is not None and costs is not None:

@@ -30,7 +30,7 @@ class StepTrace:
         try:
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"trace_steps is {path}; it cannot be written: {error.strerror}") from error
+            raise ConfigError(f"--trace-steps is {path}; it cannot be written: {error.strerror}") from error
         self._path = path
         self._left = most_bytes
         self._pid = os.getpid()

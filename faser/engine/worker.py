@@ -2,7 +2,7 @@
 
 Run as `python -m faser.engine.worker FD LEVEL`: the engine's end of the socket and the log level. The loop catches
 exceptions once, at its top, and sends them to the front-end, which then fails every open request. When the
-front-end closes the socket, the engine ends.
+front-end closes the socket, the engine ends, also while it loads.
 """
 
 import contextlib
@@ -41,18 +41,25 @@ _log = logging.getLogger("faser.engine")
 # An idle engine sends its statistics this often, so a longer silence means that it hangs.
 HEARTBEAT_S = 2.0
 
+# How long an engine that is told to end while it loads may clean up; importing torch reports nothing for seconds.
+_LOADING_END_S = 1.0
+
+
+class _LoadingStopped(Exception):
+    """The front-end wants the engine no more, which is still loading."""
+
 
 def serve(connection: socket.socket, *, own_process: bool) -> None:
     """Load what the first message names, then run until a Shutdown or until the front-end closes the socket.
 
     own_process: the interpreter runs nothing but the engine, so the garbage collector may be tuned.
     """
-    with contextlib.suppress(ConnectionError):
+    with contextlib.suppress(ConnectionError, _LoadingStopped):
         try:
             _serve(connection, own_process)
         except ConfigError as error:
             connection.sendall(frame(Failed(str(error), operator_error=True)))
-        except ConnectionError:
+        except (ConnectionError, _LoadingStopped):
             raise
         except BaseException as error:
             _log.exception("the engine failed")
@@ -63,11 +70,17 @@ def serve(connection: socket.socket, *, own_process: bool) -> None:
 
 def _serve(connection: socket.socket, own_process: bool) -> None:
     inbox: SimpleQueue[ToEngine | None] = SimpleQueue()
-    threading.Thread(target=_read_all, args=(connection, inbox), name="faser-inbox", daemon=True).start()
+    told_to_end, loaded = threading.Event(), threading.Event()
+    threading.Thread(
+        target=_read_all, args=(connection, inbox, told_to_end), name="faser-inbox", daemon=True
+    ).start()
     first = inbox.get()
     if not isinstance(first, Configure):
         return
-    engine = _load(connection, first)
+    if own_process:
+        threading.Thread(target=_end_loading, args=(told_to_end, loaded), name="faser-end", daemon=True).start()
+    engine = _load(connection, first, told_to_end)
+    loaded.set()
     _send(connection, StateChange(EngineState.READY))
     if own_process:
         _freeze_garbage()
@@ -79,11 +92,17 @@ def _serve(connection: socket.socket, own_process: bool) -> None:
         engine.close()
 
 
-def _load(connection: socket.socket, configure: Configure) -> Engine:
+def _load(connection: socket.socket, configure: Configure, told_to_end: threading.Event) -> Engine:
+    """Raises _LoadingStopped soon after told_to_end is set; downloads and compilers end with it."""
     from faser.engine.build import build_engine  # torch is imported here, after the socket is served
 
     def report(stage: str, done: int, total: int) -> None:
-        _send(connection, Progress(stage, done, total))
+        if told_to_end.is_set():
+            raise _LoadingStopped
+        try:
+            _send(connection, Progress(stage, done, total))
+        except ConnectionError:
+            raise _LoadingStopped from None
 
     engine, info = build_engine(configure.config, Path(configure.directory), report)
     _send(connection, Loaded(info))
@@ -117,9 +136,21 @@ def _take_messages(engine: Engine, inbox: SimpleQueue[ToEngine | None], connecti
         block = False
 
 
-def _read_all(connection: socket.socket, inbox: SimpleQueue[ToEngine | None]) -> None:
+def _end_loading(told_to_end: threading.Event, loaded: threading.Event) -> None:
+    """End this process if it is told to end while it loads, and does not."""
+    told_to_end.wait()
+    if not loaded.wait(_LOADING_END_S):
+        os._exit(0)
+
+
+def _read_all(
+    connection: socket.socket, inbox: SimpleQueue[ToEngine | None], told_to_end: threading.Event
+) -> None:
     while (message := receive(connection)) is not None:
+        if isinstance(message, Shutdown):
+            told_to_end.set()
         inbox.put(message)
+    told_to_end.set()
     inbox.put(None)
 
 

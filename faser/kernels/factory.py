@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
+from faser.types import ProgressCallback
 
 if TYPE_CHECKING:
     import torch
@@ -15,16 +16,17 @@ _log = logging.getLogger("faser")
 _DEVICE_OF: dict[str, str | None] = {"auto": None, "torch": None, "native": "cpu", "flashinfer": "cuda"}
 
 
-def make_backend(name: str, device: str, *, num_threads: int, cache_dir: Path) -> Backend:
+def make_backend(
+    name: str, device: str, *, num_threads: int, cache_dir: Path, progress: ProgressCallback | None = None
+) -> Backend:
     """The backend called name (auto, torch, native or flashinfer) on device (cpu, cuda or cuda:N).
 
     auto on a CPU: native if it can be compiled or came with the package, else torch, with a warning that says why.
     auto on a GPU: flashinfer. num_threads: threads of the native kernels, the caller's included. cache_dir: folder
-    for compiled kernels.
+    for compiled kernels. progress: called while the native kernels are compiled; see library_path.
 
     Raises ConfigError for an unknown name or device, for a backend that does not run on the device, and for what
-    is
-    missing: native's compiler; a CUDA build of torch, the device, or the package flashinfer.
+    is missing: native's compiler; a CUDA build of torch, the device, or the package flashinfer.
     """
     if name not in _DEVICE_OF:
         raise ConfigError(f"backend is {name}; it must be {', '.join(_DEVICE_OF)}")
@@ -38,7 +40,7 @@ def make_backend(name: str, device: str, *, num_threads: int, cache_dir: Path) -
         return _on_cuda(name, device, cache_dir)
     if name == "torch" or (name == "auto" and not _native_works()):
         return _torch(device)
-    return _native(num_threads, cache_dir)
+    return _native(num_threads, cache_dir, progress)
 
 
 def _native_works() -> bool:
@@ -88,8 +90,8 @@ def _make_current(device: "torch.device") -> None:
     torch.cuda.set_device(device)
 
 
-def _native(num_threads: int, cache_dir: Path) -> Backend:
+def _native(num_threads: int, cache_dir: Path, progress: ProgressCallback | None) -> Backend:
     from faser.kernels.cpu.backend import NativeBackend
     from faser.kernels.cpu.build import library_path
 
-    return NativeBackend(library_path(cache_dir=cache_dir), num_threads=num_threads)
+    return NativeBackend(library_path(cache_dir=cache_dir, progress=progress), num_threads=num_threads)

@@ -44,6 +44,16 @@ def test_prompts_that_cannot_be_read_are_refused(tmp_path: Path, name: str, text
         read_questions(tmp_path / name)
 
 
+def test_the_line_of_another_form_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"turns": ["first"]}\n\n{"turns": []}\n')
+    with pytest.raises(ConfigError) as caught:
+        read_questions(path)
+    assert str(caught.value) == (
+        f'--prompts is {path}; its line 3 must be JSON such as {{"category": "chat", "turns": ["Hello"]}}'
+    )
+
+
 def test_a_sample_of_prompts_spreads_over_all() -> None:
     questions = [Question(category=each, text=str(number)) for each in "abc" for number in range(4)]
     assert [each.category for each in evenly_spaced(questions, 3)] == ["a", "b", "c"]

@@ -4,11 +4,15 @@ import json
 import socket
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from faser import __version__
 from faser.cli.main import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_without_a_command_it_names_them_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +64,9 @@ def test_a_port_in_use_is_named_before_anything_is_loaded(capsys: pytest.Capture
         port = taken.getsockname()[1]
         assert main(["serve", "/no/such/model", "--port", str(port)]) == 2
     error = capsys.readouterr().err
-    assert error == f"faser serve: --port is {port}; 127.0.0.1:{port} cannot be used: Address already in use\n"
+    said = f"faser serve: --port is {port}; 127.0.0.1:{port} cannot be used: Address already in use; "
+    assert error.startswith(said)
+    assert error.endswith(f", such as --port {port + 1}\n")
 
 
 def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,6 +79,87 @@ def test_a_model_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) 
 def test_a_key_file_without_a_key_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--api-key-file", "/dev/null"]) == 2
     assert capsys.readouterr().err == "faser serve: --api-key-file is /dev/null; it contains no key\n"
+
+
+@pytest.mark.parametrize("flag", ["--api-key-file", "--chat-template", "--config"])
+def test_a_file_that_is_not_utf_8_is_one_line_before_the_model_is_looked_for(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"caf\xe9\n")
+    assert main(["serve", "/no/such/model", "--port", "0", flag, str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"faser serve: {flag} is {path}; ")
+    assert line.endswith(("it must be text in UTF-8, and its byte 3 is not", "invalid continuation byte"))
+
+
+def test_a_template_that_does_not_compile_is_named_before_the_model_is_looked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file.jinja"
+    path.write_text("{% for message in messages %}")
+    assert main(["serve", "/no/such/model", "--port", "0", "--chat-template", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(
+        f"faser serve: --chat-template is {path}: the chat template does not compile: line 1: "
+    )
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (
+            ["--trace-steps", "/no/such/folder/trace.json"],
+            "--trace-steps is /no/such/folder/trace.json; it must be",
+        ),
+        (["--trace-steps", "/"], "--trace-steps is /; it must be the path of a file that can be written"),
+        (
+            ["--speculative-config", '{"model": "/no/such/draft"}'],
+            "/no/such/draft does not exist, and is no hub id",
+        ),
+    ],
+)
+def test_what_needs_no_model_is_refused_before_one_is_fetched(
+    flags: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The default model is not there, and would be fetched."""
+    monkeypatch.setenv("FASER_CACHE_DIR", str(tmp_path))
+    assert main(["serve", "--port", "0", *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"faser serve: {message}")
+    assert list(tmp_path.iterdir()) == []
+
+
+_INTERRUPTED_IMPORT = """
+import builtins, sys
+real = builtins.__import__
+def importing(name, *rest):
+    if name == "faser.cli.main":
+        raise KeyboardInterrupt
+    return real(name, *rest)
+builtins.__import__ = importing
+from faser.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_an_interrupt_while_modules_are_imported_is_one_line_and_status_130() -> None:
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "faser: interrupted\n")
+
+
+def test_the_installed_program_is_the_one_that_takes_interrupts() -> None:
+    """Its own import loads nothing that takes time."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["faser"]
+    assert declared == "faser.__main__:main"
+    program = "import sys; import faser.__main__; print(sorted(m for m in sys.modules if m.startswith('faser')))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "['faser', 'faser.__main__']\n"
 
 
 def test_env_tells_versions_and_no_secret(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,7 @@
 """How settings are described, read from text, checked and shown, by all settings of engine and server."""
 
+from pathlib import Path
+
 import pytest
 
 from faser.config.declaration import Kind, Setting, complaint, limits, read, settings_of, show_bytes
@@ -26,6 +28,8 @@ def test_no_two_settings_share_a_name_or_a_flag() -> None:
         ("max_model_len", "4k", 4000),
         ("max_model_len", "4K", 4096),
         ("max_model_len", "1.5k", 1500),
+        ("max_model_len", "0.001k", 1),
+        ("max_model_len", "9007199254740993", 9007199254740993),
         ("max_model_len", "auto", None),
         ("max_model_len", "-1", None),
         ("kv_cache_memory", "2GiB", 2 << 30),
@@ -97,6 +101,22 @@ def test_the_limits_themselves_are_allowed_and_what_lies_beyond_is_not(each: Set
     if each.high is not None:
         assert problem(each.high) is None
         assert problem(each.high + step) is not None
+
+
+def test_a_size_of_hundreds_of_digits_is_shown() -> None:
+    assert show_bytes(10**400).endswith("TiB")
+
+
+def test_a_file_to_write_may_be_new_but_its_folder_must_be_there(tmp_path: Path) -> None:
+    trace = named("trace_steps")
+    (tmp_path / "old").write_text("")
+    assert complaint(trace, str(tmp_path / "old")) is None
+    assert complaint(trace, str(tmp_path / "new")) is None
+    assert complaint(trace, "/dev/null") is None
+    problem = "it must be the path of a file that can be written, in a folder that exists"
+    for path in (tmp_path, tmp_path / "no" / "new", tmp_path / "old" / "new"):
+        assert complaint(trace, str(path)) == problem
+    assert not (tmp_path / "new").exists()
 
 
 def test_sizes_are_shown_in_the_largest_unit_that_fits() -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -78,14 +78,20 @@ class Server:
         return child
 
 
-def start(model: Path, folder: Path, *flags: str, key: str = "none") -> Server:
-    """A server that has just been started; it must be ended by `end`. folder: where its log goes."""
+def start(
+    model: Path | None, folder: Path, *flags: str, key: str = "none", variables: Mapping[str, str] | None = None
+) -> Server:
+    """A server that has just been started; it must be ended by `end`. folder: where its log goes.
+
+    model: None: the default model. variables: of its environment, besides this process's.
+    """
     descriptor, log = tempfile.mkstemp(prefix="server-", suffix=".log", dir=folder)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("FASER_", "VLLM_"))}
-    environment |= {"FASER_CACHE_DIR": str(folder / "cache"), "PYTHONUNBUFFERED": "1"}
+    environment |= {"FASER_CACHE_DIR": str(folder / "cache"), "PYTHONUNBUFFERED": "1", **(variables or {})}
+    named = [] if model is None else [str(model)]
     with open(descriptor, "wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "faser", "serve", str(model), *_COMMON_FLAGS, *flags],
+            [sys.executable, "-m", "faser", "serve", *named, *_COMMON_FLAGS, *flags],
             cwd=ROOT,
             env=environment,
             stdout=output,

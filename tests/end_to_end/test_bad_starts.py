@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from faser.cli.main import main
+from faser.machine import may_have_gpu
+from tests.disks import filling_up, read_only
 from tests.end_to_end.server import ROOT, START_TIMEOUT_S, Server, end, start
 
 
@@ -100,30 +103,59 @@ def test_a_port_in_use_is_named_before_the_model_is_loaded(tiny_checkpoint: Path
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = refused(tiny_checkpoint, folder, "--port", str(port))
-    assert line == f"faser serve: --port is {port}; 127.0.0.1:{port} cannot be used: Address already in use"
+    assert line.startswith(
+        f"faser serve: --port is {port}; 127.0.0.1:{port} cannot be used: Address already in use; "
+    )
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a small file system needs root")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-def test_a_disk_too_small_for_the_model_is_told_in_bytes_and_stays_clean(small_disk: Path) -> None:
-    ended = subprocess.run(
+def pull(cache: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "faser", "pull"],
         cwd=ROOT,
-        env={"FASER_CACHE_DIR": str(small_disk), "PATH": "/usr/bin:/bin"},
+        env={"FASER_CACHE_DIR": str(cache), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_a_disk_too_small_for_the_model_is_told_and_stays_clean(tmp_path: Path) -> None:
+    with filling_up(tmp_path / "disk", kib=1024) as disk:
+        ended = pull(disk)
+        assert ended.returncode == 2
+        assert ended.stderr == (
+            f"faser pull: {disk}/models has 1MiB free; installing SmolLM2-135M-Instruct needs 400MiB; the "
+            f"variable FASER_CACHE_DIR names another folder\n"
+        )
+        assert not [path for path in disk.rglob("*") if path.is_file()]
+
+
+def test_a_cache_that_is_read_only_is_one_line(tmp_path: Path) -> None:
+    with read_only(tmp_path / "disk") as disk:
+        ended = pull(disk)
     assert ended.returncode == 2
-    assert "has 1,048,576 bytes free; installing SmolLM2-135M-Instruct needs 600,000,000" in ended.stderr
-    assert not [path for path in small_disk.rglob("*") if path.is_file()]
+    assert ended.stderr == (
+        f"faser pull: {disk}/models cannot be written (Read-only file system); 400MiB are needed there; the "
+        f"variable FASER_CACHE_DIR names another folder\n"
+    )
+
+
+@pytest.mark.skipif(may_have_gpu(), reason="this machine has a GPU")
+@pytest.mark.parametrize(
+    "flags, problem",
+    [
+        (["--device", "cuda"], "--device is cuda; this machine has no GPU"),
+        (["--dtype", "half"], "--dtype is float16; it is not computed on a CPU; use bfloat16 or float32"),
+        (["--backend", "flashinfer"], "--backend is flashinfer; it computes on cuda, and the device is cpu"),
+        (
+            ["--backend", "torch", "--spec-partition", "sm"],
+            "--spec-partition is sm, which divides a cuda device; the",
+        ),
+    ],
+)
+def test_what_needs_a_gpu_is_refused_before_a_model_is_looked_for(
+    flags: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "/no/such/model", "--port", "0", *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"faser serve: {problem}")

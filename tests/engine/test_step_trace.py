@@ -161,5 +161,5 @@ def test_a_trace_ends_at_its_most_bytes_and_stays_valid(tmp_path: Path, caplog: 
 
 
 def test_a_path_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trace_steps is .*nowhere.* No such file"):
+    with pytest.raises(ConfigError, match=r"^--trace-steps is .*nowhere.* No such file"):
         StepTrace(tmp_path / "nowhere" / "trace.json")

@@ -22,6 +22,7 @@ from faser.api.serving.requests.prompts import TokenizedPrompt, tokenize_prompts
 from faser.api.serving.requests.sampling_params import chat_sampling
 from faser.api.serving.requests.text_worker import count_chars
 from faser.api.serving.service import Service
+from faser.errors import RequestError
 from faser.types import ModelInfo
 
 
@@ -36,6 +37,7 @@ def chat_router(service: Service) -> APIRouter:
         read_stream_options(body, force_usage=False)
         sampling = chat_sampling(body, service.settings)
         prompt = await _prompt(service, body, info)
+        _check_room(body.max_completion_tokens, len(prompt.token_ids), info.max_model_len)
         formatter = ChatFormatter(
             token_formatter=TokenFormatter(
                 tokenizer=service.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
@@ -50,6 +52,17 @@ def chat_router(service: Service) -> APIRouter:
         return await handler.respond(http)
 
     return router
+
+
+def _check_room(max_completion_tokens: int | None, num_prompt_tokens: int, limit: int) -> None:
+    """The engine checks the same, but knows this field as max_tokens."""
+    if max_completion_tokens is not None and limit > num_prompt_tokens > limit - max_completion_tokens:
+        together = num_prompt_tokens + max_completion_tokens
+        raise RequestError(
+            f"This model's maximum context length is {limit} tokens. The prompt has {num_prompt_tokens} tokens "
+            f"and max_completion_tokens is {max_completion_tokens}: together {together}.",
+            param="max_completion_tokens",
+        )
 
 
 async def _prompt(service: Service, body: ChatBody, info: ModelInfo) -> TokenizedPrompt:

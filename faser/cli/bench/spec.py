@@ -12,7 +12,7 @@ from typing import Any
 
 from faser.bench.campaign import Campaign, CampaignPlan
 from faser.bench.plots import plots
-from faser.bench.prompts import read_prompts, select_prompts
+from faser.bench.prompts import read_prompts, read_questions, select_prompts
 from faser.bench.report import FASER, RESULT, load, markdown, save, summaries
 from faser.bench.rivals import against_rivals
 from faser.cli.bench.spec_arguments import PROG, spec_parser
@@ -39,11 +39,16 @@ def spec(command: Sequence[str]) -> int:
         raise UsageError(["--out is needed: a folder for the result, the report and the plots"])
     config = engine_config(arguments)
     plan = campaign_plan(arguments, config.speculation)
+    if arguments.prompts is not None:
+        read_questions(Path(arguments.prompts))  # a file that cannot be read is refused before a model is loaded
     out = Path(arguments.out)
     if (out / RESULT).exists() and not arguments.resume:
         raise UsageError([f"--out is {out}; it holds a result: give --resume to continue it, or another folder"])
-    out.mkdir(parents=True, exist_ok=True)
-    return _measure(arguments, config, plan, out, [PROG, *command])
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError([f"--out is {out}; it must be a folder that can be written: {error.strerror}"]) from None
+    return _measure(arguments, config, plan, out, [*PROG.split(), *command])
 
 
 def _measure(

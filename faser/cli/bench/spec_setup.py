@@ -11,6 +11,7 @@ from faser.bench.campaign import CampaignPlan
 from faser.bench.policy_spec import PolicySpec, parse_policy
 from faser.bench.prompts import BenchPrompt
 from faser.cli.flags.sources import UsageError
+from faser.config.checks import find_problems, flag_label
 from faser.config.engine import EngineConfig
 from faser.config.speculation import SpeculationConfig
 from faser.errors import ConfigError
@@ -43,16 +44,19 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
     if speculative.get("method", "auto") in ("auto", "suffix") and not arguments.include_prefill:
         speculative.setdefault(_PAST_ANSWERS, 0)
     seqs = max(arguments.concurrency)
-    config = EngineConfig(
-        model=arguments.MODEL,
-        speculative_config=speculative,
-        dtype=arguments.dtype,
-        num_threads=arguments.num_threads,
-        spec_overlap=arguments.spec_overlap,
-        early_prune=arguments.early_prune,
-        max_num_seqs=seqs,
-        max_num_batched_tokens=max(256, seqs),
-    )
+    settings: dict[str, Any] = {
+        "model": arguments.MODEL,
+        "speculative_config": speculative,
+        "dtype": arguments.dtype,
+        "num_threads": arguments.num_threads,
+        "spec_overlap": arguments.spec_overlap,
+        "early_prune": arguments.early_prune,
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": max(256, seqs),
+    }
+    if problems := find_problems(EngineConfig, settings, flag_label):
+        raise UsageError(problems)
+    config = EngineConfig(**settings)
     rows = min(_MAX_ROWS, seqs * (config.speculation.cap + 1))
     return replace(config, max_num_batched_tokens=max(256, seqs, rows))
 

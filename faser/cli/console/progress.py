@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -41,11 +42,13 @@ class ProgressReporter:
     done and total have the same unit. total 0: the size of the stage is unknown; it ends when the next begins.
     """
 
-    def __init__(self, *, live: bool | None = None) -> None:
+    def __init__(self, *, live: bool | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._live = sys.stderr.isatty() if live is None else live
         self._lock = threading.Lock()
         self._tasks: dict[str, TaskID] = {}
         self._printed_s: dict[str, float] = {}
+        self._began_s: dict[str, float] = {}
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -84,13 +87,17 @@ class ProgressReporter:
         self._bars.update(self._tasks[stage], completed=done, total=total or None)
 
     def _print(self, stage: str, done: int, total: int) -> None:
-        """One line when a stage begins, one when it ends, and one every _LINE_EVERY_S in between."""
-        now = time.monotonic()
+        """One line when a stage begins, one when it ends, and one every _LINE_EVERY_S in between.
+
+        The lines say which share is done; of a stage of unknown size, how long it has taken.
+        """
+        now = self._clock()
         ended = total > 0 and done >= total
         if stage in self._printed_s and not ended and now - self._printed_s[stage] < _LINE_EVERY_S:
             return
         if self._printed_s.get(stage) == float("inf"):
             return
         self._printed_s[stage] = float("inf") if ended else now
-        share = f": {100 * done // total} %" if total else ""
-        print(f"{stage}{share}", file=sys.stderr, flush=True)
+        taken_s = now - self._began_s.setdefault(stage, now)
+        said = f": {100 * done // total} %" if total else f": {taken_s:.0f} s" if taken_s else ""
+        print(f"{stage}{said}", file=sys.stderr, flush=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from faser.config.checks import find_problems
-from faser.config.declaration import Kind, Setting, did_you_mean, read, settings_of
+from faser.config.checks import find_problems, flag_label
+from faser.config.declaration import Kind, Setting, did_you_mean, read, settings_of, shortened
 from faser.config.engine import EngineConfig
 from faser.config.environment import flag_environment
 from faser.config.server import ServerConfig
@@ -58,6 +58,10 @@ class Findings:
         self.problems += [problem] if problem else []
         self.warnings += [warning] if warning else []
 
+    def label(self, name: str) -> str:
+        """What messages call a setting: the flag, variable or key that gives it; else its flag."""
+        return self.given[name].label if name in self.given else flag_label(name)
+
     def fill(self, source: Mapping[str, Given]) -> None:
         """Add the settings that no earlier source has."""
         self.given = {**source, **self.given}
@@ -68,15 +72,14 @@ def settle(findings: Findings, config_types: Sequence[Any]) -> list[Any]:
     values, unreadable = _read_all(findings, [each for kind in config_types for each in settings_of(kind)])
     problems = [*findings.problems, *unreadable.values()]
 
-    def label(name: str) -> str:
-        return findings.given[name].label if name in findings.given else "--" + name.replace("_", "-")
-
     def own(config_type: type) -> dict[str, Any]:
         return {each.name: values[each.name] for each in settings_of(config_type) if each.name in values}
 
     for config_type in config_types:
         names = [each.name for each in settings_of(config_type)]
-        problems += find_problems(config_type, own(config_type), label, [n for n in names if n in unreadable])
+        problems += find_problems(
+            config_type, own(config_type), findings.label, [n for n in names if n in unreadable]
+        )
     if problems:
         raise UsageError(problems)
     return [config_type(**own(config_type)) for config_type in config_types]
@@ -89,10 +92,13 @@ def _read_all(findings: Findings, settings: Iterable[Setting]) -> tuple[dict[str
     for each in settings:
         if each.name in findings.given:
             given = findings.given[each.name]
+            if not any(text.strip() for text in given.texts):
+                problems[each.name] = f"{given.label} is empty; give it a value, or leave it out"
+                continue
             try:
                 values[each.name] = read(each, given.texts)
             except ValueError as reason:
-                text = "***" if each.secret else " ".join(given.texts)
+                text = "***" if each.secret else shortened(" ".join(given.texts))
                 problems[each.name] = f"{given.label} is {text}; {reason}"
     return values, problems
 
@@ -125,11 +131,11 @@ def add_environment(
 def add_file(findings: Findings, path: str, settings: Sequence[Setting]) -> None:
     """Read the keys of a YAML file: the names of the flags, with dashes or underscores."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError) as error:
         findings.problems.append(f"--config is {path}; it cannot be read: {_reason(error)}")
         return
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
         findings.problems.append(f"--config is {path}; it is not YAML: {' '.join(str(error).split())}")
         return
     if content is None:
@@ -142,14 +148,29 @@ def add_file(findings: Findings, path: str, settings: Sequence[Setting]) -> None
     source = {}
     for key, value in content.items():
         name = str(key).replace("_", "-")
+        label = f"{path}: {key}"
+        try:
+            texts = _texts(value)
+        except (TypeError, ValueError, RecursionError):  # a binary value, a set, or a list that contains itself
+            findings.problems.append(f"{label} has a value that JSON has no form for")
+            continue
         if name in names:
             if value is not None:
-                source[names[name]] = Given(texts=_texts(value), label=f"{path}: {key}")
+                source[names[name]] = Given(texts=texts, label=label)
         elif name in foreign:
-            findings.add_foreign(foreign[name], f"{path}: {key}", _texts(value)[0])
+            findings.add_foreign(foreign[name], label, texts[0])
         else:
             findings.problems.append(f"{path}: unknown key '{key}'.{did_you_mean(name, [*names, *foreign])}")
     findings.fill(source)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without dates: 2026-01-31 is a text, as it is in a flag."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - the library's own name and form
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 def _texts(value: Any) -> tuple[str, ...]:

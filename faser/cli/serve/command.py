@@ -8,16 +8,22 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 from faser.cli.flags.help import help_text
 from faser.cli.flags.parser import parse
-from faser.cli.flags.sources import SETTINGS, Findings, add_environment, add_file, settle
+from faser.cli.flags.sources import SETTINGS, Findings, UsageError, add_environment, add_file, settle
 from faser.cli.serve.keys import read_api_keys
 from faser.cli.serve.listener import listen
 from faser.cli.serve.tls import check_certificate
+from faser.cli.signals import exit_on_sigterm
+from faser.config.checks import Label, find_problems
+from faser.config.declaration import settings_of
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
+from faser.errors import ModelError
+from faser.machine import may_have_gpu
 
 PROG = "faser serve"
 
@@ -45,18 +51,61 @@ def serve(arguments: Sequence[str]) -> int:
         print(SYNTHETIC_BANNER, file=sys.stderr)
     _start_logging(server_config.log_level)
     keys = read_api_keys(server_config)
+    chat_template = _chat_template(server_config.chat_template)
     check_certificate(server_config)
-    with listen(server_config.host, server_config.port) as listener:
+    with exit_on_sigterm(0), listen(server_config.host, server_config.port) as listener:
         from faser.cli.serve.server import serve_on
 
-        return serve_on(listener, engine_config, server_config, keys, began_s)
+        return serve_on(listener, engine_config, server_config, keys, chat_template, began_s)
 
 
 def _configs(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
     engine_config, server_config = settle(findings, (EngineConfig, ServerConfig))
+    if not may_have_gpu() and (
+        problems := problems_without_gpu(cast(EngineConfig, engine_config), findings.label)
+    ):
+        raise UsageError(problems)
     for warning in cast(EngineConfig, engine_config).speculation_warnings:
         findings.warnings.append(f"--speculative-config: {warning}")
     return cast(EngineConfig, engine_config), cast(ServerConfig, server_config)
+
+
+def problems_without_gpu(config: EngineConfig, label: Label) -> list[str]:
+    """What needs a GPU, on a machine without one. The engine would find it too, after the model was fetched."""
+    if config.on_gpu:
+        return [f"{label('device')} is {config.device}; this machine has no GPU"]
+    values = {each.name: getattr(config, each.name) for each in settings_of(EngineConfig)} | {"device": "cpu"}
+
+    def named(name: str) -> str:
+        return "the device" if name == "device" and config.device == "auto" else label(name)
+
+    return find_problems(EngineConfig, values, named)
+
+
+def _chat_template(path: str | None) -> str | None:
+    """The template in the file. Raises UsageError if it does not compile."""
+    if path is None:
+        return None
+    from faser.api.templates.chat_template import ChatTemplate
+
+    source = _text_of("--chat-template", path)
+    try:
+        ChatTemplate(source, bos_token=None, eos_token=None)
+    except ModelError as error:
+        raise UsageError([f"--chat-template is {path}: {error}"]) from None
+    return source
+
+
+def _text_of(flag: str, path: str) -> str:
+    """The text in a file. Raises UsageError, which names the flag, for one that is not UTF-8 or cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            [f"{flag} is {path}; it must be text in UTF-8, and its byte {error.start} is not"]
+        ) from None
+    except OSError as error:
+        raise UsageError([f"{flag} is {path}; it cannot be read: {error.strerror}"]) from None
 
 
 def _start_logging(level: str) -> None:

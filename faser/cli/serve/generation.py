@@ -1,4 +1,4 @@
-"""Sampling defaults: those in the model's generation_config.json, overridden by the operator's."""
+"""Sampling defaults: those in the model's generation_config.json, or of its card, overridden by the operator's."""
 
 import json
 from collections.abc import Mapping
@@ -6,16 +6,24 @@ from pathlib import Path
 
 from faser.config.checks import GENERATION_KEYS, sampling_problems
 from faser.config.server import ServerConfig
+from faser.engine.checkpoints.card_advice import CARD_ADVICE
 from faser.errors import ModelError
 
 
 def sampling_defaults(directory: Path, config: ServerConfig) -> dict[str, float]:
     """Defaults for fields that a request leaves out, by the names of SamplingParams.
 
-    directory: of the model, or a GGUF file, which has no defaults. Raises ModelError for invalid values.
+    directory: of the model, or a GGUF file, which has no defaults. A model whose generation_config.json has no
+    sampling parameter gets the advice of its card, if CARD_ADVICE has it. Raises ModelError for invalid values.
     """
-    defaults = {} if config.generation_config == "none" else _model_defaults(directory / "generation_config.json")
+    defaults: dict[str, float] = {}
+    if config.generation_config != "none":
+        defaults = _model_defaults(directory / "generation_config.json") or dict(_card_advice(directory))
     return defaults | _by_param_name(config.override_generation_config or {})
+
+
+def _card_advice(directory: Path) -> Mapping[str, float]:
+    return CARD_ADVICE.get(directory.resolve().name, {})
 
 
 def _model_defaults(path: Path) -> dict[str, float]:

@@ -1,7 +1,8 @@
-"""The lifetime of a server: HTTP opens while the engine loads, and closes after the last request is drained.
+"""The lifetime of a server: HTTP opens before the model is fetched, and closes after the last request is drained.
 
 Owns signals and exit statuses. The first SIGTERM or SIGINT drains; a second SIGINT quits at once; SIGHUP reloads.
-Knows no routes and no models.
+Before the server is ready a signal ends it at once: SIGINT with status 130, SIGTERM with 0. Knows no routes and no
+models.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
 import uvicorn
@@ -44,6 +45,10 @@ class EngineLifecycle(Protocol):
     async def stop(self) -> None: ...
 
 
+# Does what must come before an engine: fetches the model, builds the application. May be cancelled.
+Prepare = Callable[[], Awaitable[EngineLifecycle]]
+
+
 class HttpServer(LimitedServer):
     """The server without uvicorn's signal handling: this module drains requests before it stops the server."""
 
@@ -73,97 +78,85 @@ def http_server(app: Any, config: ServerConfig) -> HttpServer:
 
 def run_until_stopped(
     server: HttpServer,
-    engine: EngineLifecycle,
+    prepare: Prepare,
     listener: socket.socket,
     shutdown_timeout_s: float,
     on_ready: Callable[[ModelInfo], None],
     on_hangup: Callable[[], None] | None = None,
 ) -> int:
-    """Serve on listener until a signal; returns exit status 0.
+    """Serve on listener until a signal; returns the exit status.
 
     on_ready: is called once the engine is ready. on_hangup: is called for each SIGHUP; None: it ends the program.
-    Raises the error with which the engine fails to load, or ends for good.
+    Raises the error with which prepare or the engine's start fails, or with which the engine ends for good.
     """
     raise_open_files_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve_until_signal(server, engine, listener, shutdown_timeout_s, on_ready, on_hangup))
+        return runner.run(_serve_until_signal(server, prepare, listener, shutdown_timeout_s, on_ready, on_hangup))
 
 
 async def _serve_until_signal(
     server: HttpServer,
-    engine: EngineLifecycle,
+    prepare: Prepare,
     listener: socket.socket,
     shutdown_timeout_s: float,
     on_ready: Callable[[ModelInfo], None],
     on_hangup: Callable[[], None] | None,
 ) -> int:
-    stop = _stop_event()
+    stop = _Stop()
     if on_hangup is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, on_hangup)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    loading = asyncio.create_task(engine.wait_ready())
-    stopping = asyncio.create_task(stop.wait())
-    dying = asyncio.create_task(engine.wait_dead())
+    stopping = asyncio.create_task(stop.requested.wait())
+    preparing = asyncio.ensure_future(prepare())
+    waiting: list[asyncio.Task[Any]] = [stopping]
+    engine: EngineLifecycle | None = None
     try:
-        await engine.start()
-        await asyncio.wait({serving, loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if loading.done():
-            on_ready(loading.result())
-            await asyncio.wait({serving, stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
-        await engine.drain(shutdown_timeout_s)
-        if dying.done():
-            raise dying.result()
+        await asyncio.wait({serving, preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if preparing.done():
+            engine = preparing.result()
+            loading = asyncio.create_task(engine.wait_ready())
+            dying = asyncio.create_task(engine.wait_dead())
+            waiting += [loading, dying]
+            await engine.start()
+            await asyncio.wait({serving, loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                on_ready(loading.result())
+                stop.ready = True
+                await asyncio.wait({serving, stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
+            await engine.drain(shutdown_timeout_s)
+            if dying.done():
+                raise dying.result()
     finally:
         server.should_exit = True
+        preparing.cancel()
         await serving
-        await engine.stop()
-        for task in (loading, stopping, dying):
+        if engine is not None:
+            await engine.stop()
+        for task in waiting:
             task.cancel()
-    return 0
+    return stop.status
 
 
-def _stop_event() -> asyncio.Event:
-    """An event that the first SIGTERM or SIGINT sets."""
-    stop = asyncio.Event()
+class _Stop:
+    """What signals ask for. requested: the first SIGTERM or SIGINT sets it. ready: the server has been ready."""
 
-    def on_signal(number: signal.Signals) -> None:
-        if stop.is_set() and number is signal.SIGINT:
-            os._exit(_INTERRUPTED)
-        if not stop.is_set():
-            print(
-                "faser serve: finishing running requests; Ctrl-C again quits at once", file=sys.stderr, flush=True
-            )
-        stop.set()
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+        self.ready = False
+        self.status = 0
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
-    return stop
-
-
-@contextlib.contextmanager
-def stop_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM end the program until the server handles signals.
-
-    By default the first process of a container ignores SIGTERM.
-    """
-
-    def leave(number: int, frame: object) -> None:
-        del number, frame
-        sys.exit(0)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def hangups_ignored() -> Iterator[None]:
-    """Make SIGHUP harmless until the server handles it, for operators who reload while the model is loaded."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self.requested.is_set():
+            if number is signal.SIGINT:
+                os._exit(_INTERRUPTED)
+            return
+        if self.ready:
+            said = "finishing running requests; Ctrl-C again quits at once"
+        else:
+            self.status = _INTERRUPTED if number is signal.SIGINT else 0
+            said = "stopped before it was ready"
+        print(f"faser serve: {said}", file=sys.stderr, flush=True)
+        self.requested.set()

@@ -1,5 +1,6 @@
 """The listening socket. It is bound before anything is loaded, so that a port in use is reported at once."""
 
+import errno
 import socket
 
 from faser.errors import ConfigError
@@ -21,5 +22,20 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(1)  # makes a second server on this port fail now; the server sets the real backlog
     except OSError as error:
         listener.close()
-        raise ConfigError(f"--port is {port}; {host}:{port} cannot be used: {error.strerror}") from None
+        raise ConfigError(_problem(host, port, error)) from None
     return listener
+
+
+def _problem(host: str, port: int, error: OSError) -> str:
+    """Which flag is wrong, and what to give instead."""
+    match error.errno:
+        case errno.EADDRNOTAVAIL:
+            return f"--host is {host}; it must be an address of this machine, such as 127.0.0.1 or 0.0.0.0 for all"
+        case errno.EADDRINUSE:
+            other = port + 1 if port < 65535 else port - 1
+            advice = f"stop the program that uses it, or choose another port, such as --port {other}"
+        case errno.EACCES:
+            advice = "choose a port from 1024 on, such as --port 8000"
+        case _:
+            advice = "choose another one with --port"
+    return f"--port is {port}; {host}:{port} cannot be used: {error.strerror}; {advice}"

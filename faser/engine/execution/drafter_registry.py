@@ -27,6 +27,7 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.text_lookup.lookup import CombinedLookup, LookupDrafter, TextLookup
 from faser.kernels.interface.sampling_kernels import SamplingKernels
+from faser.types import ProgressCallback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class DrafterParts:
 
     sampling: the parameters of every slot, of the target's sampler. num_top: how many likely tokens a model names
     for each token that it drafts; 0: none. samples_in_runner: the runner samples drafts that are point masses, and
-    feeds them to the next pass without a wait.
+    feeds them to the next pass without a wait. progress: called while the native text look-up is compiled.
     """
 
     target: Runner
@@ -57,6 +58,7 @@ class DrafterParts:
     model: DraftModelParts | None = None
     num_top: int = 0
     samples_in_runner: bool = False
+    progress: ProgressCallback | None = None
 
 
 def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
@@ -64,11 +66,11 @@ def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     if config.method in MODEL_DRAFTERS:
         return MODEL_DRAFTERS[config.method](config, parts)
     if config.method != AUTO:
-        return LookupDrafter(make_lookup(config, (config.method,), _text_library()))
+        return LookupDrafter(make_lookup(config, (config.method,), _text_library(parts.progress)))
     from faser.engine.execution.text_lookup.text_and_model import TextAndModel
 
     model = None if config.model is None else _draft_model(config, parts)
-    return TextAndModel(make_lookup(config, TEXT_METHODS, _text_library()), model)
+    return TextAndModel(make_lookup(config, TEXT_METHODS, _text_library(parts.progress)), model)
 
 
 def make_lookup(config: SpeculationConfig, methods: tuple[str, ...], library: ctypes.CDLL | None) -> TextLookup:
@@ -134,10 +136,10 @@ def _native_lookup(config: SpeculationConfig, methods: tuple[str, ...], library:
     return NativeLookup(library, text_rules(config, methods))
 
 
-def _text_library() -> ctypes.CDLL | None:
+def _text_library(progress: ProgressCallback | None) -> ctypes.CDLL | None:
     from faser.kernels.cpu.text_index import text_library
 
-    return text_library(cache_dir() / "kernels")
+    return text_library(cache_dir() / "kernels", progress=progress)
 
 
 def _draft_loop(

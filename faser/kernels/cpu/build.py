@@ -15,11 +15,15 @@ from enum import StrEnum
 from pathlib import Path
 
 from faser.errors import ConfigError
-from faser.files import replacing
+from faser.files import remove_stale, replacing
+from faser.processes import run_watched
+from faser.types import ProgressCallback
 
 SOURCE_DIR = Path(__file__).parent / "native"
 PREBUILT_DIR = SOURCE_DIR / "prebuilt"
 COMPILERS = ("g++", "clang++", "c++")
+COMPILING = "compiling kernels for this CPU, once"
+_LEFTOVERS = (".*.tmp", "tmp*")  # of compilations that were killed; the second of earlier versions
 _ERROR_LINES = 8  # of the compiler's output: the first error names the cause, the rest follow from it
 
 
@@ -55,10 +59,12 @@ def library_path(
     cache_dir: Path,
     compilers: Sequence[str] = COMPILERS,
     prebuilt_dir: Path = PREBUILT_DIR,
+    progress: ProgressCallback | None = None,
 ) -> Path:
     """The compiled library for this CPU (or for isa), built now unless the package or the cache has it.
 
     Several processes may call this at once: each compiles into a file of its own, and the last one to finish wins.
+    progress: called with (COMPILING, 0, 0) several times a second; what it raises ends the compiler.
     Raises ConfigError without a compiler, and with the compiler's first lines if it fails.
     """
     isa = detect_isa() if isa is None else isa
@@ -72,8 +78,9 @@ def library_path(
             "install g++, or choose the torch backend"
         )
     target = cache_dir / f"{isa}-{_digest(_read_sources(), *_flags(isa), _version(compiler))}.so"
+    remove_stale(cache_dir, *_LEFTOVERS)
     if not target.exists():
-        _compile(compiler, isa, target)
+        _compile(compiler, isa, target, progress)
     return target
 
 
@@ -114,21 +121,28 @@ def prebuild(directory: Path, isas: Sequence[Isa]) -> list[Path]:
     return targets
 
 
-def _compile(compiler: str, isa: Isa, target: Path) -> None:
+def _compile(compiler: str, isa: Isa, target: Path, progress: ProgressCallback | None = None) -> None:
     """Compile into a temporary file in the target\'s folder, then rename: no process ever sees half a library."""
+
+    def watch(_: str) -> None:
+        if progress is not None:
+            progress(COMPILING, 0, 0)
+
+    watch("")
     sources = [str(path) for path in _source_files() if path.suffix == ".cpp"]
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with replacing(target) as new:
-            done = subprocess.run(
-                [compiler, *_flags(isa), *sources, "-o", str(new)], capture_output=True, text=True, check=False
-            )
-            if done.returncode != 0:
+            done = run_watched([compiler, *_flags(isa), *sources, "-o", str(new)], watch)
+            if done.status != 0:
                 said = "\n".join(done.stderr.splitlines()[:_ERROR_LINES])
                 raise ConfigError(f"{compiler} could not compile the native kernels for {isa}:\n{said}")
             new.chmod(0o755)
     except OSError as error:
-        raise ConfigError(f"cannot write compiled kernels to {target.parent}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot write compiled kernels to {target.parent}: {error.strerror}; the variable FASER_CACHE_DIR "
+            f"names another folder"
+        ) from error
 
 
 def _flags(isa: Isa) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import COMPILERS, PREBUILT_DIR, library_path
+from faser.types import ProgressCallback
 
 _log = logging.getLogger("faser")
 
@@ -24,12 +25,19 @@ _NO_TEXT, _NO_TOKEN = 1, 2  # what calls return; 0: no fault
 
 
 def text_library(
-    cache_dir: Path, *, compilers: Sequence[str] = COMPILERS, prebuilt_dir: Path = PREBUILT_DIR
+    cache_dir: Path,
+    *,
+    compilers: Sequence[str] = COMPILERS,
+    prebuilt_dir: Path = PREBUILT_DIR,
+    progress: ProgressCallback | None = None,
 ) -> ctypes.CDLL | None:
-    """The library with the native look-up. Where it cannot be compiled: None, and a warning that says why."""
+    """The library with the native look-up. Where it cannot be compiled: None, and a warning that says why.
+
+    progress: as in library_path.
+    """
     try:
         return native_library.load(
-            library_path(cache_dir=cache_dir, compilers=compilers, prebuilt_dir=prebuilt_dir)
+            library_path(cache_dir=cache_dir, compilers=compilers, prebuilt_dir=prebuilt_dir, progress=progress)
         )
     except ConfigError as error:
         _log.warning(

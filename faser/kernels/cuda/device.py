@@ -191,21 +191,23 @@ def cuda_facts() -> CudaFacts:
     )
 
 
-def open_cuda(device: str, facts: CudaFacts) -> torch.device:
+def open_cuda(device: str, facts: CudaFacts, asked: str | None = None) -> torch.device:
     """The device of the name cuda or cuda:N, with its index.
 
+    asked: how a message begins; None: with the flag of the device.
     Raises ConfigError that names what is missing: torch's CUDA build, a device, that device, its capability.
     """
     wanted = torch.device(device)
     assert wanted.type == "cuda", device
+    asked = f"--device is {device}" if asked is None else asked
     if facts.build is None:
-        raise ConfigError(f"device is {device}; torch {torch.__version__} is built without CUDA")
+        raise ConfigError(f"{asked}; torch {torch.__version__} is built without CUDA")
     if not facts.capabilities:
-        raise ConfigError(f"device is {device}; torch finds no CUDA device (a driver for CUDA {facts.build}?)")
+        raise ConfigError(f"{asked}; torch finds no CUDA device (a driver for CUDA {facts.build}?)")
     index = wanted.index or 0
     if index >= len(facts.capabilities):
-        raise ConfigError(f"device is {device}; this machine has {len(facts.capabilities)} CUDA devices")
+        raise ConfigError(f"{asked}; this machine has {len(facts.capabilities)} CUDA devices")
     if facts.capabilities[index] < LOWEST_CAPABILITY:
         have, need = (f"{major}.{minor}" for major, minor in (facts.capabilities[index], LOWEST_CAPABILITY))
-        raise ConfigError(f"device is {device}, of compute capability {have}; at least {need} is needed")
+        raise ConfigError(f"{asked}, of compute capability {have}; at least {need} is needed")
     return torch.device("cuda", index)

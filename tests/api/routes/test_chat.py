@@ -170,6 +170,16 @@ def test_top_k_is_off_in_every_spelling(http: httpx.Client, engine: FakeEngine, 
     assert engine.requests[0].sampling.top_k == 0
 
 
+def test_an_answer_longer_than_the_context_is_refused_by_the_name_that_the_body_has(http: httpx.Client) -> None:
+    answer = http.post("/v1/chat/completions", json={"messages": HI, "max_completion_tokens": 4078})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "max_completion_tokens"
+    assert error["message"].endswith(" 19 tokens and max_completion_tokens is 4078: together 4097.")
+    body = {"messages": HI, "max_completion_tokens": 4077}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+
+
 def test_every_sample_is_a_choice(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="tiny", messages=HI, n=3)
     assert [(choice.index, choice.message.content) for choice in answer.choices] == [

@@ -1,5 +1,7 @@
 """`faser bench spec` refuses a wrong command line before it loads a model."""
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,12 @@ from faser.cli.main import main
         (["--policies", "fixed:99"], "fixed:N needs an N of 1 …"),
         (["--policies", "table:4=5"], "names 'table:4=5'; an engine has one table"),
         (["--policies", "table"], "names 'table'; an engine has one table"),
+        (["--policies", "fast"], "names 'fast'; it must be one of off, fixed, table,"),
+        (["--dtype", "int8"], "faser bench: --dtype is int8; it must be one of auto, bfloat16"),
+        (
+            ["--prompts", "/no/such/file"],
+            "--prompts is /no/such/file; it cannot be read: No such file or directory",
+        ),
         (["--speculative-config", "[1]"], "it must be a JSON object"),
         (["--speculative-config", "{"], "not JSON"),
     ],
@@ -25,6 +33,28 @@ def test_a_wrong_command_line_is_refused_before_a_model_is_loaded(
     assert main(["bench", "spec", "--out", str(tmp_path / "new"), *arguments]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "out"
+    assert main(["bench", "spec", "/no/such/model", "--out", str(out)]) == 2
+    assert capsys.readouterr().err == (
+        f"faser bench: --out is {out}; it must be a folder that can be written: Not a directory\n"
+    )
+
+
+def test_the_command_in_the_report_can_be_run(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "two words.txt").write_text("the cat\n")
+    flags = ["--prompts", str(tmp_path / "two words.txt"), "--policies", "off", "--concurrency", "1"]
+    flags += ["--temperature", "0", "--rounds", "1", "--min-seconds", "0", "--output-tokens", "2"]
+    given = ["bench", "spec", str(tiny_checkpoint), *flags, "--out", str(tmp_path / "out")]
+    assert main(given) == 0
+    capsys.readouterr()
+    about = json.loads((tmp_path / "out" / "result.json").read_text())["about"]
+    assert shlex.split(about["command"]) == ["faser", *given]
 
 
 def test_a_folder_for_the_result_is_needed(capsys: pytest.CaptureFixture[str]) -> None:

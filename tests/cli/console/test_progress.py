@@ -19,6 +19,14 @@ def test_a_stage_of_unknown_length_is_named(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == "asking\n"
 
 
+def test_a_stage_of_unknown_length_says_how_long_it_has_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    times_s = iter([100.0, 100.1, 101.9, 103.0, 104.0, 106.0])
+    with ProgressReporter(live=False, clock=lambda: next(times_s)) as report:
+        for _ in range(6):
+            report("compiling", 0, 0)
+    assert capsys.readouterr().err.splitlines() == ["compiling", "compiling: 3 s", "compiling: 6 s"]
+
+
 def test_a_terminal_sees_bars(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressReporter(live=True) as report:
         report("reading", 5, 10)

@@ -141,7 +141,65 @@ def test_two_models_are_one_too_many() -> None:
 
 
 def test_a_key_is_never_shown_in_a_problem() -> None:
-    assert problems("--api-key", "") == ("--api-key is ***; it must be text",)
+    assert problems("--api-key", " secret ") == (
+        "--api-key is ***; it must not begin or end with a space, nor have a line break: no request could "
+        "bring it",
+    )
+    assert problems("--api-key", "secret", "--api-key", "") == (
+        "--api-key is ***; it must be text that is not empty",
+    )
+
+
+@pytest.mark.parametrize("name", ["FASER_MODEL", "FASER_PORT", "FASER_API_KEY", "FASER_SPECULATIVE_CONFIG"])
+def test_an_empty_variable_is_called_empty(name: str) -> None:
+    assert problems(environment={name: ""}) == (f"{name} is empty; give it a value, or leave it out",)
+
+
+def test_a_date_in_the_file_is_the_text_that_it_would_be_in_a_flag(tmp_path: Path) -> None:
+    text = "served-model-name: [2026-01-31, a]\nrevision: 2026-02-30T10:00:00Z\n"
+    engine, server, _ = build(file=yaml_file(tmp_path, text))
+    assert server.served_model_name == ("2026-01-31", "a")
+    assert engine.revision == "2026-02-30T10:00:00Z"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: !!binary aGVsbG8=",
+        "served-model-name: !!set {a, b}",
+        "api-key: &a [*a]",
+        "lora-modules: !!binary aGVsbG8=",
+    ],
+)
+def test_a_value_of_the_file_that_no_flag_could_have_is_named(tmp_path: Path, text: str) -> None:
+    file, key = yaml_file(tmp_path, text), text.partition(":")[0]
+    assert problems(file=file) == (f"{file}: {key} has a value that JSON has no form for",)
+
+
+@pytest.mark.parametrize("text", ["port: " + "9" * 5000, "speculative-config: " + "[" * 5000])
+def test_a_file_that_the_yaml_reader_chokes_on_is_named(tmp_path: Path, text: str) -> None:
+    file = yaml_file(tmp_path, text)
+    (problem,) = problems(file=file)
+    assert problem.startswith(f"--config is {file}; it is not YAML: ")
+
+
+@pytest.mark.parametrize("flag", ["--max-model-len", "--kv-cache-memory", "--max-num-seqs", "--port", "--seed"])
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 4000, "9" * 9000, "-" + "9" * 400, "9" * 400 + ".5"])
+def test_a_number_of_hundreds_of_digits_is_one_problem_of_one_short_line(flag: str, text: str) -> None:
+    (problem,) = problems(flag, text)
+    assert problem.startswith(f"{flag} is ")
+    assert "; it must be " in problem
+    assert len(problem) < 250
+
+
+def test_wrong_json_is_answered_with_an_example_of_its_own_flag() -> None:
+    assert problems("--speculative-config", "ngram") == (
+        '--speculative-config is ngram; it must be a JSON object, such as {"method": "ngram"}',
+    )
+    assert problems("--override-generation-config", "0.2") == (
+        '--override-generation-config is 0.2; it must be a JSON object, such as {"temperature": 0.2}',
+    )
+    assert problems("--speculative-config", "[" * 100_000)[0].endswith('such as {"method": "ngram"}')
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """A server with a scripted engine, run as a program so that tests can send it signals.
 
-Usage: python -m tests.cli.serve.small_server FATE SHUTDOWN_TIMEOUT, where FATE is ready, loading, bad-config,
-bad-engine or dying. GET / answers after a second; the engine's drain waits for such answers. Prints its port, then
-"ready", "drained" and "stopped" as they happen.
+Usage: python -m tests.cli.serve.small_server FATE SHUTDOWN_TIMEOUT, where FATE is ready, fetching, bad-fetch,
+loading, bad-config, bad-engine or dying. GET / answers after a second; the engine's drain waits for such answers.
+Prints its port, then "cancelled", "ready", "drained" and "stopped" as they happen.
 """
 
 import asyncio
@@ -91,10 +91,21 @@ def main() -> int:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
+    async def prepare() -> ScriptedEngine:
+        match engine.fate:
+            case "fetching":
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    say("cancelled")
+            case "bad-fetch":
+                raise ConfigError("there is no network")
+        return engine
+
     listener = listen("127.0.0.1", 0)
     say(listener.getsockname()[1])
     server = http_server(app, ServerConfig(disable_uvicorn_access_log=True))
-    return run_until_stopped(server, engine, listener, float(sys.argv[2]), lambda _: say("ready"))
+    return run_until_stopped(server, prepare, listener, float(sys.argv[2]), lambda _: say("ready"))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from faser.cli.serve.generation import sampling_defaults
+from faser.config.checks import sampling_problems
 from faser.config.server import ServerConfig
+from faser.engine.checkpoints.card_advice import CARD_ADVICE
+from faser.engine.checkpoints.embedded import SMOLLM2
 from faser.errors import ModelError
 
 
@@ -31,6 +34,33 @@ def test_the_operator_wins_over_the_model(tmp_path: Path) -> None:
 def test_none_leaves_the_models_file_alone(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("{")
     assert sampling_defaults(tmp_path, ServerConfig(generation_config="none")) == {}
+
+
+@pytest.fixture
+def default_model(tmp_path: Path) -> Path:
+    """The folder of the embedded model as it is installed: its file names only the ends of a sequence."""
+    folder = tmp_path / SMOLLM2.name
+    folder.mkdir()
+    return model(folder, bos_token_id=1, eos_token_id=[2])
+
+
+def test_the_default_model_gets_the_advice_of_its_card(default_model: Path) -> None:
+    assert sampling_defaults(default_model, ServerConfig()) == {"temperature": 0.2, "top_p": 0.9}
+
+
+def test_the_operator_wins_over_the_card_and_may_switch_it_off(default_model: Path) -> None:
+    config = ServerConfig(override_generation_config={"temperature": 0.7})
+    assert sampling_defaults(default_model, config) == {"temperature": 0.7, "top_p": 0.9}
+    assert sampling_defaults(default_model, ServerConfig(generation_config="none")) == {}
+
+
+def test_a_file_with_any_sampling_parameter_replaces_the_whole_advice(default_model: Path) -> None:
+    assert sampling_defaults(model(default_model, top_k=5), ServerConfig()) == {"top_k": 5}
+
+
+def test_every_advice_is_within_the_limits_of_requests() -> None:
+    for name, advice in CARD_ADVICE.items():
+        assert sampling_problems(advice, name) == []
 
 
 def test_a_model_without_the_file_has_no_defaults(tmp_path: Path) -> None:

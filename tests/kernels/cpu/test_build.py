@@ -1,13 +1,16 @@
 """Building the kernels, with scripts in the place of compilers: races, failures, what needs no building."""
 
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from faser.errors import ConfigError
-from faser.kernels.cpu.build import Isa, can_build, detect_isa, library_path, prebuilt_name
+from faser.kernels.cpu.build import COMPILING, Isa, can_build, detect_isa, library_path, prebuilt_name
+from tests.disks import read_only
+from tests.processes import has_ended
 
 NOWHERE = Path("/nonexistent")
 
@@ -63,6 +66,68 @@ def test_a_failing_compiler_is_quoted_and_leaves_no_files(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"for avx2:\nerror 1\n(.*\n)*error 8$"):
         library_path(Isa.AVX2, cache_dir=tmp_path / "cache", compilers=(compiler,), prebuilt_dir=NOWHERE)
     assert not list((tmp_path / "cache").iterdir())
+
+
+class Cancelled(Exception):
+    pass
+
+
+def test_compiling_is_reported_and_what_is_there_already_is_not(tmp_path: Path) -> None:
+    compiler = fake_compiler(tmp_path, 'sleep 0.3; echo library > "$out"')
+    reports: list[tuple[str, int, int]] = []
+    for _ in range(2):
+        library_path(
+            Isa.GENERIC,
+            cache_dir=tmp_path / "cache",
+            compilers=(compiler,),
+            prebuilt_dir=NOWHERE,
+            progress=lambda *report: reports.append(report),
+        )
+    assert len(reports) >= 2
+    assert set(reports) == {(COMPILING, 0, 0)}
+
+
+def test_a_cancelled_compilation_ends_the_compiler_with_its_children_and_leaves_no_files(tmp_path: Path) -> None:
+    compiler = fake_compiler(tmp_path, f'sleep 60 & echo $! > {tmp_path}/child; echo half > "$out"; wait')
+
+    def cancel(*_: object) -> None:
+        if (tmp_path / "child").exists():
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        library_path(
+            Isa.GENERIC,
+            cache_dir=tmp_path / "cache",
+            compilers=(compiler,),
+            prebuilt_dir=NOWHERE,
+            progress=cancel,
+        )
+    assert not list((tmp_path / "cache").iterdir())
+    assert has_ended(int((tmp_path / "child").read_text()))
+
+
+def test_what_killed_compilations_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    compiler, cache = fake_compiler(tmp_path, 'echo library > "$out"'), tmp_path / "cache"
+
+    def build() -> Path:
+        return library_path(Isa.GENERIC, cache_dir=cache, compilers=(compiler,), prebuilt_dir=NOWHERE)
+
+    library = build()
+    for name, hours in ((".avx2-0123.so-abcdefgh.tmp", 2), ("tmpabcdefgh", 2), (".avx2-0123.so-ijklmnop.tmp", 0)):
+        (cache / name).write_text("half")
+        then = time.time() - 3600 * hours
+        os.utime(cache / name, (then, then))
+    assert build() == library
+    assert sorted(path.name for path in cache.iterdir()) == [".avx2-0123.so-ijklmnop.tmp", library.name]
+
+
+def test_a_cache_that_is_read_only_is_named_with_the_variable_that_moves_it(tmp_path: Path) -> None:
+    with read_only(tmp_path / "disk") as disk, pytest.raises(ConfigError) as caught:
+        library_path(Isa.GENERIC, cache_dir=disk / "kernels", prebuilt_dir=NOWHERE)
+    assert str(caught.value) == (
+        f"cannot write compiled kernels to {disk}/kernels: Read-only file system; the variable FASER_CACHE_DIR "
+        f"names another folder"
+    )
 
 
 def test_no_compiler_is_an_error_that_names_what_was_looked_for(tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from gguf import quants
 
+from faser.config.declaration import show_bytes
 from faser.errors import ModelError
 
 FloatArray = npt.NDArray[np.float32]
+
+_MAGIC = b"GGUF"
 
 _READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
@@ -30,7 +33,7 @@ class GgufFile:
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
         except Exception as error:  # for damaged files the library raises any exception of numpy
-            raise ModelError(f"{path} is not a GGUF file, or it is truncated: {error}") from None
+            raise ModelError(_damage(path)) from error
         self._fields = reader.fields
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         if reader.endianess != (gguf.GGUFEndian.LITTLE if sys.byteorder == "little" else gguf.GGUFEndian.BIG):
@@ -69,3 +72,13 @@ class GgufFile:
                 f"{self.path}: {name} is stored as {tensor.tensor_type.name}; supported are {', '.join(_READABLE)}"
             )
         return np.asarray(quants.dequantize(tensor.data, tensor.tensor_type), np.float32).reshape(self.shape(name))
+
+
+def _damage(path: Path) -> str:
+    """What is wrong with a file that the library cannot read. Its own message is one of numpy's."""
+    with path.open("rb") as file:
+        begins_well = file.read(len(_MAGIC)) == _MAGIC
+    if not begins_well:
+        return f"{path} is not a GGUF file"
+    size = show_bytes(path.stat().st_size)
+    return f"{path} is damaged or cut short: its {size} are not what its header describes"

@@ -29,8 +29,8 @@ def draft_layers(asked: int | None, num_layers: int) -> int:
     found = max(1, num_layers // 4) if asked is None else asked
     if not 1 <= found < num_layers:
         raise ConfigError(
-            f"draft_layers is {found}; the target has {num_layers} layers, so it must be at least 1 and at most "
-            f"{num_layers - 1}"
+            f"--speculative-config: draft_layers is {found}; the target has {num_layers} layers, so it must be at "
+            f"least 1 and at most {num_layers - 1}"
         )
     return found
 

@@ -63,10 +63,10 @@ def load_decoder(
 
 def _check_quantization(quantization: str | None, backend: Backend) -> None:
     if quantization not in _QUANTIZATIONS:
-        raise ConfigError(f"quantization is {quantization}; only fp8 is known")
+        raise ConfigError(f"--quantization is {quantization}; only fp8 is known")
     if quantization is not None and not backend.has_fp8:
         raise ConfigError(
-            f"quantization is {quantization}; the {backend.name} backend has no fp8 products on {backend.device}"
+            f"--quantization is {quantization}; the {backend.name} backend has no fp8 products on {backend.device}"
         )
 
 

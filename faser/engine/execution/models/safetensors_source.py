@@ -10,6 +10,7 @@ from torch import Tensor
 
 from faser.errors import ModelError
 
+_LENGTH_BYTES = 8  # the first bytes of a file: the length of its header
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
@@ -38,7 +39,7 @@ class SafetensorsSource:
         try:
             tensor: Tensor = self._open[path].get_tensor(name)
         except SafetensorError as error:
-            raise ModelError(f"{path}: {name} cannot be read: {error}") from error
+            raise ModelError(f"{path} is damaged: its tensor {name} cannot be read") from error
         if tensor.dtype not in _DTYPES:
             stored = str(tensor.dtype).removeprefix("torch.")
             read = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
@@ -66,4 +67,14 @@ def _open(path: Path) -> Any:
     except FileNotFoundError as error:
         raise ModelError(f"{path} is missing") from error
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} is damaged or cut short: {error}") from error
+        raise ModelError(_damage(path)) from error
+
+
+def _damage(path: Path) -> str:
+    """What is wrong with a file that the library cannot open, in words of its format: a header, then tensors."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if size < _LENGTH_BYTES or header_bytes > size - _LENGTH_BYTES:
+        return f"{path} is damaged or cut short: its {size} bytes are too few for the header of a safetensors file"
+    return f"{path} is damaged or cut short: its {size} bytes are not those that its header describes"

@@ -41,7 +41,7 @@ def make_lanes(
     """
     obstacle = _obstacle(config, target, draft)
     if config.spec_overlap == "on" and obstacle:
-        raise ConfigError(f"spec_overlap is on, but {obstacle}")
+        raise ConfigError(f"--spec-overlap is on, but {obstacle}")
     if config.spec_overlap == "off" or obstacle:
         return None
     fallback = ""

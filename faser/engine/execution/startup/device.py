@@ -7,6 +7,8 @@ from importlib.util import find_spec
 
 import torch
 
+from faser.config.checks import Label, find_problems, flag_label
+from faser.config.declaration import settings_of
 from faser.config.engine import EngineConfig
 from faser.config.environment import cuda_environment
 from faser.errors import ConfigError
@@ -42,10 +44,23 @@ def resolve_device(
         device = str(open_cuda(device, find_devices()))
     if device != "cpu" and backend == "auto":
         backend = "flashinfer"
+    found = {each.name: getattr(config, each.name) for each in settings_of(EngineConfig)}
+    problems = find_problems(EngineConfig, {**found, "device": device, "backend": backend}, _labels(config))
+    if problems:
+        raise ConfigError("; ".join(problems))
     resolved = replace(config, device=device, backend=backend)
     for name in resolved.without_effect:
-        _log.warning("--%s has no effect on a CPU", name.replace("_", "-"))
+        _log.warning("%s has no effect on a CPU", flag_label(name))
     return resolved
+
+
+def _labels(config: EngineConfig) -> Label:
+    """What messages call a setting: its flag; a device that nobody has named is "the device"."""
+
+    def label(name: str) -> str:
+        return "the device" if name == "device" and config.device == "auto" else flag_label(name)
+
+    return label
 
 
 def auto_device(backend: str, facts: CudaFacts, has_flashinfer: bool) -> tuple[str, str | None]:
@@ -54,12 +69,12 @@ def auto_device(backend: str, facts: CudaFacts, has_flashinfer: bool) -> tuple[s
     Raises ConfigError naming what is missing where the backend computes on GPUs only.
     """
     if backend == "flashinfer":
-        return str(open_cuda("cuda", facts)), None
+        return str(open_cuda("cuda", facts, "--backend is flashinfer, which computes on GPUs")), None
     if backend == "native" or not facts.capabilities:
         return "cpu", None
     if backend == "auto" and not has_flashinfer:
         return "cpu", "flashinfer is not installed; pip install 'faser[cuda]'"
     try:
-        return str(open_cuda("cuda", facts)), None
+        return str(open_cuda("cuda", facts, "the first GPU")), None
     except ConfigError as error:
         return "cpu", str(error)

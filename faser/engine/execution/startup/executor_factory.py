@@ -14,12 +14,18 @@ from faser.engine.execution.startup.parts import EngineParts
 from faser.engine.execution.verification_forward import PlainForward
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
+from faser.types import ProgressCallback
 
 WrapDrafter = Callable[[Drafter], Drafter]
 
 
-def make_executor(parts: EngineParts, pruning: EarlyPruning | None, wrap_drafter: WrapDrafter) -> ModelExecutor:
-    """pruning: None runs all rows through all layers. wrap_drafter: given the drafter, returns the one to use."""
+def make_executor(
+    parts: EngineParts, pruning: EarlyPruning | None, wrap_drafter: WrapDrafter, report: ProgressCallback
+) -> ModelExecutor:
+    """pruning: None runs all rows through all layers. wrap_drafter: given the drafter, returns the one to use.
+
+    report: as in build.
+    """
     config, target = parts.config, parts.target
     sampler = Sampler(
         config.max_num_seqs,
@@ -35,7 +41,9 @@ def make_executor(parts: EngineParts, pruning: EarlyPruning | None, wrap_drafter
         sampler,
         table,
         max_logit_rows=config.max_num_seqs,
-        speculation=_speculation(parts, sampler, table, pruning, wrap_drafter) if parts.speculates else None,
+        speculation=_speculation(parts, sampler, table, pruning, wrap_drafter, report)
+        if parts.speculates
+        else None,
         samples_in_runner=config.schedules_async,
     )
 
@@ -46,6 +54,7 @@ def _speculation(
     table: BlockTable,
     pruning: EarlyPruning | None,
     wrap_drafter: WrapDrafter,
+    report: ProgressCallback,
 ) -> SpeculativeExecution:
     config, model = parts.config, None
     if parts.draft is not None and parts.draft_runner is not None:
@@ -62,6 +71,7 @@ def _speculation(
         model=model,
         num_top=0 if pruning is None else NUM_TOP,
         samples_in_runner=config.schedules_async,
+        progress=report,
     )
     drafter = wrap_drafter(make_drafter(config.speculation, drafter_parts))
     verifier = make_verifier(config.speculation, sampler, parts.backend.rejection_kernels)

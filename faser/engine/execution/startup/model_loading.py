@@ -9,10 +9,17 @@ from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
+from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.weights import WeightSource
-from faser.engine.execution.startup.sizing import compute_dtype, context_len, most_logit_rows
+from faser.engine.execution.startup.sizing import (
+    cached_model,
+    compute_dtype,
+    context_len,
+    kv_shapes,
+    most_logit_rows,
+)
 from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
 from faser.types import ProgressCallback
@@ -27,6 +34,23 @@ class LoadedModel:
     config: ModelConfig
     decoder: Decoder
     max_positions: int
+
+
+def check_models(config: EngineConfig, directory: Path, draft_directory: Path | None) -> None:
+    """Refuse what the files of configuration already show, before kernels are compiled and weights are read.
+
+    Raises ConfigError or ModelError naming what does not fit; loading would raise the same.
+    """
+    target = read_model_config(directory)
+    models, max_positions = [target], context_len(config, target)
+    if draft_directory is not None:
+        models.append(read_model_config(draft_directory))
+        _check_vocabulary(models[1], draft_directory, target)
+    if config.speculation.drafts_with_target:
+        draft_layers(config.speculation.draft_layers, target.spec.num_layers)
+    if config.kv_cache_memory is not None:
+        cached = [cached_model(config, each.spec, compute_dtype(config, each)) for each in models]
+        kv_shapes(config, cached, max_positions)
 
 
 def load_target(
@@ -71,12 +95,7 @@ def load_draft_model(
     loaded.
     """
     model = read_model_config(directory)
-    ours, theirs = model.spec.vocab_size, target.config.spec.vocab_size
-    if ours != theirs:
-        raise ConfigError(
-            f"the draft model {directory} has {ours} tokens and the target {theirs}; a draft model needs the "
-            "target's vocabulary"
-        )
+    _check_vocabulary(model, directory, target.config)
     limits = (model.spec.max_position_embeddings, target.max_positions, config.speculation.draft_max_model_len)
     max_positions = min(limit for limit in limits if limit is not None)
     decoder = load_decoder(
@@ -90,3 +109,13 @@ def load_draft_model(
         progress=lambda done, total: progress("loading draft model", done, total),
     )
     return LoadedModel(config=model, decoder=decoder, max_positions=max_positions)
+
+
+def _check_vocabulary(draft: ModelConfig, directory: Path, target: ModelConfig) -> None:
+    """Raises ConfigError where the sizes differ."""
+    ours, theirs = draft.spec.vocab_size, target.spec.vocab_size
+    if ours != theirs:
+        raise ConfigError(
+            f"the draft model {directory} has {ours} tokens and the target {theirs}; a draft model needs the "
+            "target's vocabulary"
+        )

@@ -21,11 +21,12 @@ from faser.engine.execution.startup.memory_profile import profile_memory
 from faser.engine.execution.startup.model_loading import (
     LoadedModel,
     Sources,
+    check_models,
     load_draft_model,
     load_target,
 )
 from faser.engine.execution.startup.runner_factory import ModelRole, make_runner
-from faser.engine.execution.startup.sizing import CachedModel, kv_cache_dtype, kv_shapes
+from faser.engine.execution.startup.sizing import CachedModel, cached_model, kv_shapes
 from faser.engine.execution.startup.warm_up import ResidentModel, prepare_kernels
 from faser.kernels.cuda.flashinfer.build import arch_of
 from faser.kernels.cuda.memory import CudaMemory
@@ -84,9 +85,12 @@ def load_parts(
     """Load the model in directory and the draft model that config names. Arguments as in build."""
     torch.set_num_threads(config.threads)
     draft_directory = _draft_directory(config, report)
+    check_models(config, directory, draft_directory)
     report("preparing kernels", 0, 0)
     kernels = cache_dir() / "kernels"
-    backend = make_backend(config.backend, config.device, num_threads=config.threads, cache_dir=kernels)
+    backend = make_backend(
+        config.backend, config.device, num_threads=config.threads, cache_dir=kernels, progress=report
+    )
     memory = CudaMemory(backend.device) if backend.device.type == "cuda" else None
     free_bytes = 0 if memory is None else memory.free_bytes()
     target = load_target(config, directory, backend, report, sources)
@@ -99,7 +103,7 @@ def load_parts(
         # while the front-end holds a core: 18 ms instead of 0.4 ms for a greedy step on two busy cores.
         torch.set_num_threads(1)
     models = [target] if draft is None else [target, draft]
-    cached = [_cached(config, each) for each in models]
+    cached = [cached_model(config, each.decoder.spec, each.decoder.dtype) for each in models]
     if backend.name == "flashinfer":
         _check_kernels(cached, backend, report)
     lanes = make_lanes(config, backend, None if draft is None else draft_backend, partition)
@@ -135,11 +139,6 @@ def load_parts(
         lanes=lanes,
         kv_cache_bytes=sum(shape.total_bytes for shape in shapes),
     )
-
-
-def _cached(config: EngineConfig, model: LoadedModel) -> CachedModel:
-    dtype = model.decoder.dtype
-    return CachedModel(spec=model.decoder.spec, dtype=dtype, kv_dtype=kv_cache_dtype(config, dtype))
 
 
 def _check_kernels(models: list[CachedModel], backend: Backend, report: ProgressCallback) -> None:

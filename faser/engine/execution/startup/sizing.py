@@ -35,6 +35,11 @@ class CachedModel:
     kv_dtype: torch.dtype
 
 
+def cached_model(config: EngineConfig, spec: DecoderSpec, dtype: torch.dtype) -> CachedModel:
+    """A model that computes in dtype."""
+    return CachedModel(spec=spec, dtype=dtype, kv_dtype=kv_cache_dtype(config, dtype))
+
+
 def context_len(config: EngineConfig, model: ModelConfig) -> int:
     """Positions of the longest context. Raises ConfigError for more than the model has."""
     longest = model.spec.max_position_embeddings
@@ -98,8 +103,8 @@ def _check_given(given: int, needed: int, max_model_len: int, budget: MemoryBudg
     """given: configured bytes. needed: bytes of one context."""
     if given < needed:
         raise ConfigError(
-            f"--kv-cache-memory is {given} bytes; one context of {max_model_len} tokens needs "
-            f"{needed} bytes (or lower --max-model-len)"
+            f"--kv-cache-memory is {show_bytes(given)}; one context of {max_model_len} tokens needs "
+            f"{show_bytes(needed)}; raise it, or lower --max-model-len"
         )
     if budget is not None and given > budget.most_bytes:
         raise ConfigError(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from faser.config.declaration import show_bytes
 from faser.engine.checkpoints.gguf.file import GgufFile
 from faser.errors import ModelError
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
@@ -15,8 +16,14 @@ def test_a_file_cut_short_is_refused_by_name(tmp_path: Path, keep: float) -> Non
     write_gguf(path, tokenizer="gpt2")
     content = path.read_bytes()
     path.write_bytes(content[: int(keep * len(content)) if isinstance(keep, float) else keep])
-    with pytest.raises(ModelError, match=r"m\.gguf"):
+    with pytest.raises(ModelError, match=r"m\.gguf") as caught:
         GgufFile(path)
+    assert str(caught.value) == (
+        f"{path} is not a GGUF file"
+        if path.stat().st_size < 4
+        else f"{path} is damaged or cut short: its {show_bytes(path.stat().st_size)} are not what its header "
+        "describes"
+    )
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_the_cpu_computes_where_the_gpu_cannot_and_the_reason_is_logged(caplog: 
         assert resolved(OLD, {}).device == "cpu"
         assert resolved(HOPPER, {}, flashinfer=False).device == "cpu"
     assert [each.getMessage() for each in caplog.records] == [
-        "computing on the CPU, though there is a GPU: device is cuda, of compute capability 7.5; at least 8.0 is "
+        "computing on the CPU, though there is a GPU: the first GPU, of compute capability 7.5; at least 8.0 is "
         "needed",
         "computing on the CPU, though there is a GPU: flashinfer is not installed; pip install 'faser[cuda]'",
     ]
@@ -60,20 +60,38 @@ def test_torch_computes_on_a_gpu_without_flashinfer() -> None:
 @pytest.mark.parametrize(
     "facts, options, problem",
     [
-        (NOTHING, {"device": "cuda"}, "device is cuda; torch .* is built without CUDA"),
-        (NO_GPU, {"backend": "flashinfer"}, "device is cuda; torch finds no CUDA device"),
-        (HOPPER, {"device": "cuda:2"}, "device is cuda:2; this machine has 2 CUDA devices"),
+        (NOTHING, {"device": "cuda"}, "^--device is cuda; torch .* is built without CUDA"),
+        (
+            NO_GPU,
+            {"backend": "flashinfer"},
+            "^--backend is flashinfer, which computes on GPUs; torch finds no CUDA device",
+        ),
+        (HOPPER, {"device": "cuda:2"}, "^--device is cuda:2; this machine has 2 CUDA devices"),
+        (
+            NO_GPU,
+            {"spec_partition": "sm"},
+            "^--spec-partition is sm, which divides a cuda device; the device is cpu$",
+        ),
+        (
+            HOPPER,
+            {"device": "cuda:1", "spec_partition": "cores"},
+            "^--spec-partition is cores, which divides a cpu device; --device is cuda:1$",
+        ),
         (OLD, {"device": "cuda"}, "at least 8.0 is needed"),
-        (NO_GPU, {"dtype": "float16"}, "dtype is float16; it is not computed on a CPU; use bfloat16 or float32"),
+        (
+            NO_GPU,
+            {"dtype": "float16"},
+            "^--dtype is float16; it is not computed on a CPU; use bfloat16 or float32",
+        ),
         (
             HOPPER,
             {"dtype": "float32"},
-            "dtype is float32; flashinfer computes in 16 bits; use bfloat16, float16 or",
+            "^--dtype is float32; flashinfer computes in 16 bits; use bfloat16, float16 or",
         ),
         (
             NO_GPU,
             {"kv_cache_memory": 1 << 50},
-            "kv_cache_memory is 1024TiB; it must be at most .*, the memory this",
+            "^--kv-cache-memory is 1024TiB; it must be at most .*, the memory this",
         ),
     ],
 )

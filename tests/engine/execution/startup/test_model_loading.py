@@ -1,11 +1,14 @@
 """A target and a draft model: what fits together, and what is refused."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from faser.config.engine import EngineConfig
+from faser.engine.build import build_engine
 from faser.engine.execution.startup.model_loading import LoadedModel, load_draft_model, load_target
 from faser.errors import ConfigError
 from faser.kernels.torch.backend import TorchBackend
@@ -44,6 +47,44 @@ def test_a_draft_model_is_loaded_and_reports_progress(tiny_checkpoint: Path, tmp
     assert dict.fromkeys(stages) == dict.fromkeys(["loading weights", "loading draft model"])
     assert (target.decoder.spec.num_layers, draft.decoder.spec.num_layers) == (2, 1)
     assert (target.decoder.dtype, draft.decoder.dtype) == (torch.float32, torch.bfloat16)
+
+
+def configuration(directory: Path, **changes: object) -> Path:
+    """A checkpoint with its configuration and no weights."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(tiny_llama_config() | changes))
+    (directory / "model.safetensors").touch()
+    return directory
+
+
+@pytest.mark.parametrize(
+    "options, problem",
+    [
+        (
+            {"kv_cache_memory": 1 << 20},
+            "--kv-cache-memory is 1MiB; one context of 4096 tokens needs 2MiB; raise it, or lower --max-model-len",
+        ),
+        ({"max_model_len": 5000}, "--max-model-len is 5000; this model has at most 4096 positions"),
+        (
+            {"speculative_config": {"method": "layer_skip", "draft_layers": 2}},
+            "draft_layers is 2; the target has 2",
+        ),
+        ({"speculative_config": {"model": "OTHER"}}, "has 528 tokens and the target 512; a draft model needs"),
+        ({"speculative_config": {"model": "/no/such/draft"}}, "/no/such/draft does not exist, and is no hub id"),
+    ],
+)
+def test_what_configurations_show_is_refused_before_kernels_are_compiled_and_weights_read(
+    tmp_path: Path, options: dict[str, Any], problem: str
+) -> None:
+    target = configuration(tmp_path / "target", max_position_embeddings=4096)
+    other = configuration(tmp_path / "other", vocab_size=528)
+    if options.get("speculative_config", {}).get("model") == "OTHER":
+        options = {"speculative_config": {"model": str(other)}}
+    stages: list[str] = []
+    with pytest.raises(ConfigError) as caught:
+        build_engine(EngineConfig(**options), target, lambda stage, _done, _total: stages.append(stage))
+    assert problem in str(caught.value)
+    assert stages == []
 
 
 def test_another_vocabulary_is_refused_with_both_sizes(tiny_checkpoint: Path, tmp_path: Path) -> None:

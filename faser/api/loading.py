@@ -1,0 +1,44 @@
+"""LoadingApp: what answers HTTP before there is an application, while the model is fetched."""
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from faser.api.protocol.errors import as_http_error, error_response
+from faser.errors import NotReadyError
+from faser.types import EngineState
+
+_PROBES = ("/health", "/ping")
+
+
+class LoadingApp:
+    """ASGI: 503 for every request until `application` is set; from then on that application answers.
+
+    reason: what the server waits for, in words. The application's lifespan is not run: it has none.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.application: ASGIApp | None = None
+        self.reason = reason
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+        elif self.application is not None:
+            await self.application(scope, receive, send)
+        else:
+            await self._answer(scope["path"].removeprefix(scope.get("root_path", "")))(scope, receive, send)
+
+    def _answer(self, path: str) -> Response:
+        state = EngineState.LOADING.value
+        if path in _PROBES:
+            return JSONResponse({"state": state, "message": self.reason}, 503)
+        if path == "/ready":
+            return JSONResponse({"ready": False, "reason": state, "message": self.reason}, 503)
+        return error_response(as_http_error(NotReadyError(f"the engine is {state}: {self.reason}")))
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """The lifespan of a server: it starts and ends without work."""
+    for event in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{event}.complete"})

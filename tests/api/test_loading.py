@@ -1,0 +1,52 @@
+"""Before there is an application every request gets 503, and says what the server waits for."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+import uvicorn
+from starlette.responses import PlainTextResponse
+
+from faser.api.loading import LoadingApp
+from tests.api.server import until
+
+
+@contextmanager
+def serving(app: LoadingApp, root_path: str = "") -> Iterator[str]:
+    """The URL of a real server, with a lifespan, as `faser serve` has it."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="on", root_path=root_path)
+    server = uvicorn.Server(config)
+    listener = config.bind_socket()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
+
+
+def test_probes_and_routes_answer_503_until_the_application_is_there() -> None:
+    app = LoadingApp("the model is being fetched")
+    with serving(app) as url, httpx.Client(base_url=url, timeout=5) as http:
+        assert [http.get(path).status_code for path in ("/health", "/ping")] == [503, 503]
+        app.reason = "fetching tiny: 12 %"
+        ready = http.get("/ready")
+        assert ready.status_code == 503
+        assert ready.json() == {"ready": False, "reason": "loading", "message": "fetching tiny: 12 %"}
+        refused = http.post("/v1/chat/completions", json={"messages": []})
+        assert refused.status_code == 503
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert refused.json()["error"]["message"] == "the engine is loading: fetching tiny: 12 %"
+        app.application = PlainTextResponse("here")
+        assert [http.get(path).text for path in ("/ready", "/v1/models")] == ["here", "here"]
+
+
+@pytest.mark.parametrize("path", ["/ready", "/under/ready"])
+def test_a_path_under_a_proxy_is_the_same_path(path: str) -> None:
+    with serving(LoadingApp("loading"), root_path="/under") as url:
+        assert httpx.get(f"{url}{path}", timeout=5).json()["reason"] == "loading"

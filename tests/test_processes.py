@@ -1,0 +1,54 @@
+"""Helper programs end with their children when they are cancelled, whatever cancels them."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from faser.processes import run_watched
+from tests.processes import has_ended
+
+
+class Enough(Exception):
+    pass
+
+
+def test_what_a_program_says_and_its_status_come_back() -> None:
+    ended = run_watched(["sh", "-c", "echo out; echo err >&2; exit 3"], lambda _: None)
+    assert (ended.status, ended.stdout, ended.stderr) == (3, "out\n", "err\n")
+
+
+def test_the_watcher_sees_what_was_said_so_far() -> None:
+    seen: list[str] = []
+    ended = run_watched(["sh", "-c", "echo one; sleep 0.5; echo two"], seen.append)
+    assert "one\n" in seen
+    assert ended.stdout == "one\ntwo\n"
+
+
+def test_the_environment_is_the_given_one() -> None:
+    ended = run_watched(["/bin/sh", "-c", "echo $WORD"], lambda _: None, environment={"WORD": "given"})
+    assert ended.stdout == "given\n"
+
+
+@pytest.mark.parametrize("ignores", ["", "trap '' TERM; "])
+def test_an_exception_of_the_watcher_ends_the_program_and_its_children(tmp_path: Path, ignores: str) -> None:
+    script = f"{ignores}sleep 60 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/own; wait; sleep 60"
+
+    def watch(_: str) -> None:
+        if (tmp_path / "own").exists():
+            raise Enough
+
+    began_s = time.monotonic()
+    with pytest.raises(Enough):
+        run_watched(["sh", "-c", script], watch)
+    assert time.monotonic() - began_s < 10
+    for name in ("child", "own"):
+        assert has_ended(int((tmp_path / name).read_text()))
+
+
+def test_no_descriptor_is_left() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        run_watched(["true"], lambda _: None)
+    assert len(os.listdir("/proc/self/fd")) == before
