@@ -237,7 +237,7 @@ class AsyncEngine:
         request = stream.request
         assert request.deadline_s is not None
         limit_s = request.deadline_s - request.arrival_s
-        self._send(Abort(request.request_id))
+        self._supervisor.send(Abort(request.request_id))
         self._end(stream, FinishReason.ABORT)
         stream.fail(DeadlineError(f"the request was not finished within {limit_s:g} s, its deadline"))
 
