@@ -14,16 +14,16 @@ def connect(url: str) -> socket.socket:
 
 
 def head(
-    path: str = "/v1/completions", *, method: str = "POST", version: str = "1.1", **headers: str | int
+    path: str = "/v1/completions", *, method: str = "POST", version: str = "1.1", **headers: Any
 ) -> bytes:
     """A request line with its headers. headers: by name, with underscores."""
-    fields = {"Host": "localhost", "Content-Type": "application/json"}
-    fields |= {name.replace("_", "-"): str(value) for name, value in headers.items()}
+    fields: dict[str, Any] = {"Host": "localhost", "Content-Type": "application/json"}
+    fields |= {name.replace("_", "-"): value for name, value in headers.items()}
     lines = [f"{method} {path} HTTP/{version}", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
     return "\r\n".join(lines).encode()
 
 
-def request(body: dict[str, Any], *, version: str = "1.1", **headers: str | int) -> bytes:
+def request(body: dict[str, Any], *, version: str = "1.1", **headers: Any) -> bytes:
     """A whole request for a text completion."""
     content = json.dumps(body).encode()
     return head(version=version, Content_Length=len(content), **headers) + content

@@ -17,6 +17,7 @@ from faser.api.http.connection_pool import ConnectionPool
 _log = logging.getLogger("faser.api")
 
 _BACKLOG = 2048  # connections that the system holds until they are accepted
+_DEFER_ACCEPT_S = 1  # how long, about, the system waits for a client's first bytes before it hands it over anyway
 _ACCEPTS_AT_ONCE = 8  # then connections that are open have their turn
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _EXHAUSTED_PAUSE_S = 0.1
@@ -44,6 +45,8 @@ class Acceptor:
         self._opening: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         listener.setblocking(False)
+        if hasattr(socket, "TCP_DEFER_ACCEPT"):  # Linux: who has not sent anything takes no descriptor yet
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _DEFER_ACCEPT_S)
         listener.listen(_BACKLOG)
         self._resume()
 

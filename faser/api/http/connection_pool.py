@@ -6,7 +6,6 @@ Knows phases only; has never heard of HTTP or sockets.
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Protocol
 
@@ -27,8 +26,8 @@ class Phase(Enum):
     ANSWERING = auto()  # the application, or the client to take the answer
 
 
-# Connections that may be closed to make room: by phase in this order, and the longest waiting first.
-_EVICTION_ORDER = (Phase.REFUSED, Phase.IDLE, Phase.HEAD, Phase.BODY)
+# Connections that wait for their client may be closed to make room; of equally many, the phase that comes first.
+_WAITING = (Phase.IDLE, Phase.HEAD, Phase.BODY)
 
 
 class PooledConnection(Protocol):
@@ -84,22 +83,30 @@ class ConnectionPool:
         self._leave_phase(connection)
         self._num_body_bytes -= self._body_bytes.pop(connection, 0)
 
-    def evict(self, phases: Sequence[Phase] = _EVICTION_ORDER) -> bool:
-        """Close the connection that has waited longest in the first phase that has one; False: none has."""
-        for phase in phases:
-            for connection in self._by_phase[phase]:
-                self.leave(connection)
-                connection.evict()
-                return True
-        return False
+    def evict(self) -> bool:
+        """Close a connection that waits for its client; False: none does.
+
+        A refused one if there is any, else one of the phase with the most connections, so that clients who never
+        send their bodies take no room from those who send a head. Within a phase, the one that has waited longest.
+        """
+        if self._evict_from(Phase.REFUSED):
+            return True
+        return self._evict_from(max(_WAITING, key=lambda phase: len(self._by_phase[phase])))
 
     def hold_body(self, connection: PooledConnection, num_bytes: int) -> None:
         """The connection holds so many bytes of an incomplete body. If all hold too many, the oldest go."""
         self._num_body_bytes += num_bytes - self._body_bytes.pop(connection, 0)
         if num_bytes:
             self._body_bytes[connection] = num_bytes
-        while self._num_body_bytes > self._max_body_bytes and self.evict((Phase.BODY,)):
+        while self._num_body_bytes > self._max_body_bytes and self._evict_from(Phase.BODY):
             pass
+
+    def _evict_from(self, phase: Phase) -> bool:
+        for connection in self._by_phase[phase]:
+            self.leave(connection)
+            connection.evict()
+            return True
+        return False
 
     def _leave_phase(self, connection: PooledConnection) -> None:
         phase = self._phases.pop(connection, None)
