@@ -1,5 +1,7 @@
 """Who shares a namespace, by API key and salt, and that its name gives neither away."""
 
+from typing import Any
+
 import httpx
 import pytest
 
@@ -9,7 +11,10 @@ from tests.api.server import http_client, serving, settings
 from tests.fake_engine import FakeEngine
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
-BODIES = {TEXT: {"prompt": "hi"}, CHAT: {"messages": [{"role": "user", "content": "hi"}]}}
+BODIES: dict[str, dict[str, Any]] = {
+    TEXT: {"prompt": "hi"},
+    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+}
 
 
 def test_each_pair_of_key_and_salt_has_a_name_of_its_own() -> None:

@@ -64,7 +64,7 @@ def test_cutting_keeps_the_last_tokens_or_all(length: int) -> None:
 def test_prompts_are_read_in_portions_and_a_large_one_alone() -> None:
     worker = CountingWorker()
     part = "x" * (LARGE_CHARS // 4)
-    sources: list[str | list[int]] = [part] * 9 + ["y" * 100_000, [1, 2, 3], "z"]
+    sources: list[str | list[int]] = [*[part] * 9, "y" * 100_000, [1, 2, 3], "z"]
     prompts = tokenized(sources, truncate=5, worker=worker)
     assert [prompt.text for prompt in prompts] == [part] * 9 + ["y" * 100_000, None, "z"]
     assert worker.num_chars == [LARGE_CHARS, LARGE_CHARS, LARGE_CHARS // 4, 100_000, 1]
