@@ -61,7 +61,7 @@ def return_free_memory() -> None:
 
 def may_have_gpu(dev: Path = _DEV) -> bool:
     """Whether a GPU's driver has a device file. Without one torch finds no GPU; with one it still may not."""
-    return any(True for pattern in _GPU_NODES for _ in dev.glob(pattern))
+    return any(list(dev.glob(pattern)) for pattern in _GPU_NODES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

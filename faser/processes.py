@@ -1,11 +1,12 @@
-"""Helper programs that can be cancelled: pip, a hub download, a compiler."""
+"""Helper programs that can be cancelled: pip, a hub download, a compiler. And SIGTERM as what cancels them."""
 
 import contextlib
 import os
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 _POLL_S = 0.1
@@ -52,6 +53,24 @@ def run_watched(
         finally:
             _end_group(process)
         return Ended(status=status, stdout=_text(out.fileno()), stderr=_text(err.fileno()))
+
+
+@contextlib.contextmanager
+def exit_on_sigterm(status: int) -> Iterator[None]:
+    """Make SIGTERM raise SystemExit, so that what runs is cleaned up.
+
+    By default the first process of a container ignores SIGTERM.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        del number, frame
+        sys.exit(status)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _text(descriptor: int) -> str:

@@ -17,7 +17,7 @@ def filling_up(place: Path, *, kib: int) -> Iterator[Path]:
     try:
         yield place
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def read_only(place: Path, content: Path | None = None) -> Iterator[Path]:
         _mount("-o", "remount,ro", str(place))
         yield place
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def _mount(*arguments: str) -> None:

@@ -42,7 +42,8 @@ _log = logging.getLogger("faser.engine")
 HEARTBEAT_S = 2.0
 
 # How long an engine that is told to end while it loads may clean up; importing torch reports nothing for seconds.
-_LOADING_END_S = 1.0
+# A compiler that does not end by itself takes one of them.
+_LOADING_END_S = 2.0
 
 
 class _LoadingStopped(Exception):
@@ -166,9 +167,8 @@ def _freeze_garbage() -> None:
 
 def main() -> None:
     """Entry of the child process. The front-end handles signals."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which compilers and downloads would inherit
     logging.basicConfig(level=sys.argv[2], format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         serve(connection, own_process=True)

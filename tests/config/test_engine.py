@@ -86,7 +86,7 @@ def test_an_engine_config_survives_the_pipe() -> None:
         ),
         ({"cudagraph_capture_sizes": ()}, "cudagraph_capture_sizes is ; it must be whole numbers, such as 1 8 64"),
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization is 0.0; it must be above 0 and at most 1"),
-        ({"kv_cache_memory": 100}, "kv_cache_memory is 100B; it must be at least 1MiB"),
+        ({"kv_cache_memory": 100}, "kv_cache_memory is 100B; it must be at least 1MiB and at most 1024TiB"),
         ({"seed": True}, "seed is true; it must be a whole number"),
         ({"num_threads": 0}, "num_threads is 0; it must be at least 1 and at most 1024"),
         (

@@ -17,7 +17,7 @@ def test_every_default_is_sound() -> None:
     [
         ({"port": 65536}, "port is 65536; it must be at least 0 and at most 65535"),
         ({"host": ""}, "host is ; it must be text"),
-        ({"api_key": ("",)}, "api_key is ***; it must be text"),
+        ({"api_key": ("",)}, "api_key is ***; it must be text that is not empty"),
         (
             {"chat_template": "/no/such"},
             "chat_template is /no/such; it must be the path of a file that can be read",

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.disks import read_only
-from tests.end_to_end.server import Server, end, start, until
+from tests.end_to_end.server import START_TIMEOUT_S, Server, end, start, until
 from tests.engine.checkpoints.slow_index import slow_index
 from tests.processes import has_ended
 
@@ -72,7 +72,7 @@ def test_no_network_is_one_line_with_the_proxy(tmp_path: Path) -> None:
     variables |= {"PIP_INDEX_URL": "https://index.invalid/simple", "NO_PROXY": ""}
     server = start(None, tmp_path, variables=variables)
     try:
-        assert server.wait_end() == 2
+        assert server.process.wait(START_TIMEOUT_S) == 2
         (line,) = [line for line in server.log.splitlines() if line.startswith("faser serve: ")]
     finally:
         end(server)
@@ -141,7 +141,7 @@ def test_a_cache_that_is_read_only_is_one_line(tiny_checkpoint: Path, tmp_path: 
         flags = ("--backend", "native")
         server = start(tiny_checkpoint, tmp_path, *flags, variables={"FASER_CACHE_DIR": str(disk)})
         try:
-            assert server.wait_end() == 2
+            assert server.process.wait(START_TIMEOUT_S) == 2
         finally:
             end(server)
     (line,) = [line for line in server.log.splitlines() if line.startswith("faser serve: ")]

@@ -10,12 +10,14 @@ class ApiKeys:
 
     A key that is removed and added again has its old index; no other key ever gets it. So what is kept by index,
     such as limits and caches, never passes from one key to another when keys are replaced.
+    required: there was a key at first, so requests need one, even if all keys are removed later.
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._indices: dict[bytes, int] = {}  # by digest, of all keys there have been
         self._accepted: list[tuple[bytes, int]] = []
         self.replace(keys)
+        self.required = bool(self._accepted)
 
     def __len__(self) -> int:
         return len(self._accepted)

@@ -15,18 +15,17 @@ _KEY_INDEX = "api_key_index"
 class ApiKeyMiddleware:
     """ASGI middleware: every route requires one of the keys, except health checks and preflights.
 
-    Notes in scope["state"]["api_key_index"] which key was presented. keys: without any, no route requires one.
+    Notes in scope["state"]["api_key_index"] which key was presented. keys: whether a key is required, and which.
     open_metrics: /metrics requires none.
     """
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys, open_metrics: bool) -> None:
         self._app = app
         self._keys = keys
-        self._required = len(keys) > 0  # also if all keys are removed later
         self._open = _OPEN_PATHS | {_METRICS_PATH} if open_metrics else _OPEN_PATHS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._required and scope["type"] == "http" and not self._is_open(scope):
+        if self._keys.required and scope["type"] == "http" and not self._is_open(scope):
             try:
                 index = self._key_index(Headers(scope=scope).get("authorization"))
             except HttpError as error:

@@ -17,13 +17,13 @@ from faser.cli.flags.sources import SETTINGS, Findings, UsageError, add_environm
 from faser.cli.serve.keys import read_api_keys
 from faser.cli.serve.listener import listen
 from faser.cli.serve.tls import check_certificate
-from faser.cli.signals import exit_on_sigterm
 from faser.config.checks import Label, find_problems
 from faser.config.declaration import settings_of
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
 from faser.errors import ModelError
 from faser.machine import may_have_gpu
+from faser.processes import exit_on_sigterm
 
 PROG = "faser serve"
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from faser.cli.console.progress import ProgressReporter
 from faser.cli.flags.parser import CommandParser
-from faser.cli.signals import exit_on_sigterm
 from faser.config.environment import cache_dir
 from faser.engine.checkpoints.source import resolve
+from faser.processes import exit_on_sigterm
 
 _TERMINATED = 143  # 128 + SIGTERM, as shells say it
 _HELP = """usage: faser pull [MODEL] [--revision REVISION]

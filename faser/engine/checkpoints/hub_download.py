@@ -47,14 +47,14 @@ def _byte_counter(total: int) -> Any:
 
     The hub counts the same bytes twice, as received and as written; the larger number counts here.
     """
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
-    class ByteCounter(tqdm):  # type: ignore[misc]
+    class ByteCounter(tqdm):
         _printing = threading.Lock()
         _most = 0
 
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "disable": True})
+            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
             self._counts_bytes = options.get("unit") == "B"
             self._arrived = 0
 

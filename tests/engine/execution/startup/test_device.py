@@ -74,8 +74,8 @@ def test_torch_computes_on_a_gpu_without_flashinfer() -> None:
         ),
         (
             HOPPER,
-            {"device": "cuda:1", "spec_partition": "cores"},
-            "^--spec-partition is cores, which divides a cpu device; --device is cuda:1$",
+            {"spec_partition": "cores"},
+            "^--spec-partition is cores, which divides a cpu device; the device is cuda:0$",
         ),
         (OLD, {"device": "cuda"}, "at least 8.0 is needed"),
         (
