@@ -37,9 +37,10 @@ class Outcome:
 
     @property
     def growths(self) -> dict[str, float]:
+        """The front-end's after the half with the faults, the last engine's after the first third of its life."""
         return {
-            "front_end": growth([sample.front_end for sample in self.samples]),
-            "engine": growth(last_life(self.samples)),
+            "front_end": growth([sample.front_end for sample in self.samples], warm_up=1 / 2),
+            "engine": growth(last_life(self.samples), warm_up=1 / 3),
         }
 
 

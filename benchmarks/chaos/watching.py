@@ -18,7 +18,6 @@ KILL, HANG = "kill", "hang"
 _EVERY_S = 1.0
 _POLL_S = 0.1
 _READY_TIMEOUT_S = 120.0
-_WARM_UP_SHARE = 1 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +88,11 @@ def last_life(samples: Sequence[Sample]) -> list[int]:
     return [sample.engine for sample in backwards if sample.engine is not None][::-1]
 
 
-def growth(sizes: Sequence[int]) -> float:
-    """How much larger the end is than what followed the warm-up: 0.05 for 5 %. The warm-up is the first third.
+def growth(sizes: Sequence[int], *, warm_up: float) -> float:
+    """How much larger the end is than what followed the warm-up: 0.05 for 5 %. warm_up: its share of the sizes.
 
     Compares medians of the first and the last fifth of what follows it, as single samples jump.
     """
-    rest = sizes[round(len(sizes) * _WARM_UP_SHARE) :]
+    rest = sizes[round(len(sizes) * warm_up) :]
     fifth = max(1, len(rest) // 5)
     return median(rest[-fifth:]) / median(rest[:fifth]) - 1

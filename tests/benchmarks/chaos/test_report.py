@@ -83,9 +83,9 @@ def test_each_broken_promise_is_found(field: str, value: object, expected: str) 
 
 
 def test_growth_leaves_out_the_warm_up_and_single_jumps() -> None:
-    assert growth([*range(1, 31), *[30] * 60]) == 0
-    assert growth([30] * 89 + [90]) == 0
-    assert growth([100] * 60 + [120] * 30) == pytest.approx(0.2)
+    assert growth([*range(1, 31), *[30] * 60], warm_up=1 / 3) == 0
+    assert growth([30] * 89 + [90], warm_up=1 / 3) == 0
+    assert growth([100] * 60 + [120] * 30, warm_up=1 / 3) == pytest.approx(0.2)
 
 
 def test_the_engine_is_judged_by_its_last_life() -> None:

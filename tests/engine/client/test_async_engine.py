@@ -249,14 +249,14 @@ def test_requests_that_come_together_are_accepted_together_or_not_at_all(
     asyncio.run(scenario())
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_retry_after_is_the_time_until_there_is_room(tiny_checkpoint: Path, tokenizer: Tokenizer) -> None:
     """Oracle: the queue itself, which is watched until as many samples have ended as were refused."""
 
     async def scenario() -> None:
         config = replace(CONFIG, max_num_seqs=1, max_num_queued_reqs=59)
         async with running(tiny_checkpoint, tokenizer, "thread", config) as engine:
-            long = replace(GREEDY, max_tokens=240)
+            long = replace(GREEDY, max_tokens=80)
             tasks = [asyncio.create_task(answer(engine, request("the", tokenizer, long))) for _ in range(60)]
             await until(lambda: sum(task.done() for task in tasks) >= 10, 60)
             num_done = sum(task.done() for task in tasks)
