@@ -100,7 +100,7 @@ def test_numbers_that_are_none_are_refused_by_name(http: httpx.Client, literal: 
         ("stream_options", {"include_usage": True}, "stream_options is set but stream is not true"),
         ("truncate_prompt_tokens", 0, f"truncate_prompt_tokens is 0; it must be -1, or from 1 to {MAX_MODEL_LEN}"),
         ("cache_salt", "", 'cache_salt is ""'),
-        ("cache_salt", "s" * 257, "… (259 characters); it should have at most 256 characters"),
+        ("cache_salt", "s" * 257, "… (257 characters); it should have at most 256 characters"),
         ("priority", 1, "priority is 1; it must be 0 unless"),
         ("request_id", "a\nb", "request_id is 'a\\nb'; it must be 1 to 256 printable ASCII characters"),
         ("prompt", "", "the prompt is empty: it has 0 tokens"),

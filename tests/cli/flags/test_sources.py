@@ -142,8 +142,7 @@ def test_two_models_are_one_too_many() -> None:
 
 def test_a_key_is_never_shown_in_a_problem() -> None:
     assert problems("--api-key", " secret ") == (
-        "--api-key is ***; it must not begin or end with a space, nor have a line break: no request could "
-        "bring it",
+        "--api-key is ***; it begins or ends with a space, and no client could present it",
     )
     assert problems("--api-key", "secret", "--api-key", "") == (
         "--api-key is ***; it must be text that is not empty",
