@@ -13,9 +13,7 @@ def connect(url: str) -> socket.socket:
     return socket.create_connection((address.host, address.port or 80), timeout=10)
 
 
-def head(
-    path: str = "/v1/completions", *, method: str = "POST", version: str = "1.1", **headers: Any
-) -> bytes:
+def head(path: str = "/v1/completions", *, method: str = "POST", version: str = "1.1", **headers: Any) -> bytes:
     """A request line with its headers. headers: by name, with underscores."""
     fields: dict[str, Any] = {"Host": "localhost", "Content-Type": "application/json"}
     fields |= {name.replace("_", "-"): value for name, value in headers.items()}
