@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import threading
 import time
 from typing import Any
 from urllib.parse import urlsplit
@@ -148,27 +147,6 @@ def wait_for_room(http: httpx.Client, body: dict[str, Any]) -> None:
 def test_more_samples_than_the_server_ever_holds_are_the_callers_mistake(small: Server) -> None:
     message = refusal(small, 400, json={"prompt": PROMPT, "n": ROOM + 1})
     assert message == f"n is {ROOM + 1}; this server holds at most {ROOM} samples"
-
-
-def test_counting_the_tokens_of_a_long_text_holds_up_nobody(server: Server) -> None:
-    """Others get their answers while it runs, so none of them takes a large part of its time."""
-    counts: list[int] = []
-
-    def count() -> None:
-        with server.http() as http:
-            counts.append(http.post("/tokenize", json={"prompt": "word " * 600_000}).json()["count"])
-
-    thread = threading.Thread(target=count)
-    began_s = last_s = time.monotonic()
-    longest_s = 0.0
-    thread.start()
-    with server.http() as http:
-        while thread.is_alive():
-            assert http.get("/health").status_code == 200
-            now_s = time.monotonic()
-            longest_s, last_s = max(longest_s, now_s - last_s), now_s
-    assert counts == [2_400_001]
-    assert longest_s < (last_s - began_s) / 2
 
 
 def test_200_simultaneous_clients_are_all_answered(server: Server) -> None:

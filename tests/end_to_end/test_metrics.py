@@ -32,7 +32,7 @@ def test_one_request_is_counted_once(server: Server) -> None:
 def test_machines_are_told_that_all_is_well(server: Server) -> None:
     with server.http() as http:
         health = http.get("/health")
-        assert (health.status_code, health.content) == (200, b"")
+        assert (health.status_code, health.json()) == (200, {"state": "ready"})
         assert http.get("/ready").json() == {"ready": True}
         assert http.get("/version").json()["version"]
         assert http.get("/metrics").headers["Content-Type"].startswith("text/plain")

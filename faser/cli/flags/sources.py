@@ -131,7 +131,7 @@ def add_environment(
 def add_file(findings: Findings, path: str, settings: Sequence[Setting]) -> None:
     """Read the keys of a YAML file: the names of the flags, with dashes or underscores."""
     try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+        content = _Loader(Path(path).read_text(encoding="utf-8")).get_single_data()
     except (OSError, UnicodeDecodeError) as error:
         findings.problems.append(f"--config is {path}; it cannot be read: {_reason(error)}")
         return
