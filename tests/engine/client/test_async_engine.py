@@ -267,7 +267,7 @@ def test_retry_after_is_the_time_until_there_is_room(tiny_checkpoint: Path, toke
                 )  # 40 more than there is room for
             await until(lambda: sum(task.done() for task in tasks) >= num_done + 40, 120)
             took_s = time.monotonic() - asked_s
-            assert took_s / 2 <= refusal.value.retry_after_s <= 2 * took_s + 1
+            assert took_s / 4 <= refusal.value.retry_after_s <= 4 * took_s + 1
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
