@@ -94,7 +94,7 @@ class ConnectionPool:
         return self._evict_from(max(_WAITING, key=lambda phase: len(self._by_phase[phase])))
 
     def hold_body(self, connection: PooledConnection, num_bytes: int) -> None:
-        """The connection holds so many bytes of an incomplete body. If all hold too many, the oldest go."""
+        """The connection holds these bytes of an incomplete body. If all hold too many, the oldest go."""
         self._num_body_bytes += num_bytes - self._body_bytes.pop(connection, 0)
         if num_bytes:
             self._body_bytes[connection] = num_bytes

@@ -31,7 +31,7 @@ from faser.errors import ModelError
 from faser.files import remove_stale
 from faser.types import ProgressCallback
 
-# Downloads the wheel of a requirement, of so many bytes, into a directory, and returns its path.
+# Downloads the wheel of a requirement, of the given size in bytes, into a directory, and returns its path.
 FetchWheel = Callable[[str, Path, int, ByteProgress], Path]
 
 _OTHER_PLACE = "the variable FASER_CACHE_DIR names another folder"

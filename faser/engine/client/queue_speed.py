@@ -31,7 +31,7 @@ class QueueSpeed:
             self._marks.popleft()
 
     def wait_s(self, num_samples: int) -> float:
-        """Seconds until so many more samples will have ended. Before one has: each takes as long as all so far."""
+        """Seconds until num_samples more will have ended. Before one has: each takes as long as all so far."""
         begin, now = self._marks[0], self._now
         return num_samples * (now.busy_s - begin.busy_s) / max(now.num_ended - begin.num_ended, 1)
 

@@ -171,7 +171,7 @@ class EngineSupervisor:
                 self._on_message(message)
         except FaserError as error:
             return error
-        except Exception as error:  # a bug in this process: without this, everybody would wait for ever
+        except Exception as error:  # a bug in this process: without this, all requests would wait for ever
             _log.exception("a message from the engine cannot be handled")
             return EngineDiedError(f"the engine was ended: its message cannot be handled: {error!r}")
         return EngineDiedError(f"the engine died{await asyncio.to_thread(self._host.exit_status)}")
@@ -214,7 +214,7 @@ class EngineSupervisor:
         return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**used)
 
     def _report(self, error: FaserError, pause_s: float | None) -> None:
-        """Tell the log and the owner. The error of a first load is not logged: whoever waits for it raises it."""
+        """Tell the log and the owner. The error of a first load is not logged: wait_ready raises it."""
         restarts = f"{len(self._restarted_s)} of {self._supervision.max_restarts} restarts"
         used = f"{restarts} within {RESTART_WINDOW_S / 60:.0f} minutes used"
         if pause_s is not None:

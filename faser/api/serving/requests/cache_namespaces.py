@@ -2,7 +2,7 @@
 
 Only requests of one namespace share prompts' KV blocks and drafts from past answers. A namespace belongs to one
 pair of API key and `cache_salt`. Its name is a keyed hash with a secret of this process: neither key nor salt
-leaves the front-end, and nobody can find the name of another's namespace.
+leaves the front-end, and no client can find the name of another's namespace.
 """
 
 import hashlib

@@ -6,7 +6,7 @@ waits depends on how many others wait, not on how much each of them has sent.
 
 Source: the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models", arXiv:2401.00588,
 algorithm 2. Its virtual counter is Tenant.service here, its client a tenant. A tenant that begins to wait has its
-service raised to the least among those that wait already, so that nobody saves up turns while idle. Beyond the
+service raised to the least among those that wait already, so that idle tenants save up no turns. Beyond the
 paper: priorities; cached prompt tokens, which count nothing; a tenant without unfinished sequences is forgotten.
 
 Finding the next sequence takes O(log n) for n waiting tenants; tokens are counted without touching the queue.
@@ -40,7 +40,7 @@ class WaitingQueue:
         return (each for level in self._levels.values() for each in level)
 
     def join(self, name: str, num_sequences: int) -> Tenant:
-        """The tenant of a request that has just been accepted, with so many sequences."""
+        """The tenant of a request that has just been accepted, with num_sequences sequences."""
         tenant = self._tenants.get(name)
         if tenant is None:
             tenant = self._tenants[name] = Tenant(name)
@@ -124,7 +124,7 @@ class _Level:
         return self._preempted[0] if self._preempted else self._next_line().sequences[0]
 
     def add(self, sequence: Sequence, least_service: int) -> None:
-        """least_service: to which its tenant's is raised if nobody else waits."""
+        """least_service: to which its tenant's is raised if no other tenant waits."""
         if _has_run(sequence):
             insort(self._preempted, sequence, key=_priority_key)
             return

@@ -55,7 +55,7 @@ def resolve_device(
 
 
 def _labels(config: EngineConfig) -> Label:
-    """What messages call a setting: its flag; a device that nobody has named is "the device"."""
+    """What messages call a setting: its flag; a device that no flag names is "the device"."""
 
     def label(name: str) -> str:
         return "the device" if name == "device" and config.device == "auto" else flag_label(name)
