@@ -193,7 +193,7 @@ def test_a_first_load_may_take_any_time() -> None:
         time.sleep(2.0)
         serves(connection)
 
-    owner = supervised([slow], lambda owner: owner.ready == 1, timeout_s=0.5)
+    owner = supervised([slow], lambda owner: owner.ready == 1, timeout_s=1.2)
     assert owner.ends == []
 
 
