@@ -10,7 +10,7 @@ are right. Of the others, one half changes the second token, the other half shuf
 
 Every probe is asked twice, before and after the victim has its answers. Counted are answers that differ in any
 byte but their id and date, and hits among right and wrong guesses by what an answer shows. The victim's tokens
-are known beforehand from the same requests under a `cache_salt` that nobody else has. Then prompts are probed:
+are known beforehand from the same requests under a `cache_salt` of their own. Then prompts are probed:
 does the server know the text of an answer, or its shuffled tokens? The median times show what remains: see
 docs/security.md. Exit status 1: something was learned.
 """
@@ -139,7 +139,7 @@ class Findings:
 def attack(
     victim: httpx.Client, attacker: httpx.Client, *, probes: int, answers: int, tokens: int, seed: int = 0
 ) -> Findings:
-    """The attack on a server that nobody else uses. answers: of the victim's, of `tokens` tokens each.
+    """The attack on a server without other clients. answers: of the victim's, of `tokens` tokens each.
 
     Raises httpx.HTTPError, and ValueError where the answers have too few places or differ when repeated.
     """

@@ -28,7 +28,7 @@ from torch import Tensor
 from faser.engine.contract.interference import FACTORS, InterferenceTable
 from faser.engine.execution.overlap.cores import Cores, core_numbers
 from faser.engine.execution.overlap.partition import EVERYTHING, Lane, Serial, synchronous
-from faser.engine.execution.startup.interference_profile import InterferenceCell, measure_interference
+from faser.engine.execution.startup.step_times.interference_profile import InterferenceCell, measure_interference
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import detect_isa, library_path
 

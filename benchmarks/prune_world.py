@@ -24,9 +24,9 @@ from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.startup.model_loading import LoadedModel, load_draft_model, load_target
-from faser.engine.execution.startup.profile import profile
 from faser.engine.execution.startup.sizing import CachedModel, kv_shapes
-from faser.engine.execution.startup.table_fit import DummyBatchLimits
+from faser.engine.execution.startup.step_times.profile import profile
+from faser.engine.execution.startup.step_times.table_fit import DummyBatchLimits
 from faser.engine.execution.verification_forward import PlainForward
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.factory import make_backend

@@ -1,4 +1,4 @@
-"""What came of it: the promises that were broken, the JSON document and the picture."""
+"""The report of a run of chaos: the promises that were broken, the JSON document and the picture."""
 
 import os
 from collections import Counter
@@ -57,7 +57,7 @@ def broken_promises(outcome: Outcome) -> list[str]:
         if grown > GROWTH_BAR:
             found.append(f"the memory of the {process} grew by {grown:.1%} after the warm-up")
     if not any(ended == TOKENS for _, ended in outcome.counts):
-        found.append("nobody got an answer")
+        found.append("no client got an answer")
     if outcome.exit_status != 0:
         found.append(f"after SIGTERM the exit status was {outcome.exit_status}")
     return found

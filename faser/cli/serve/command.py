@@ -8,7 +8,6 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import cast
 
 from faser.cli.flags.help import help_text
@@ -16,6 +15,7 @@ from faser.cli.flags.parser import parse
 from faser.cli.flags.sources import SETTINGS, Findings, UsageError, add_environment, add_file, settle
 from faser.cli.serve.keys import read_api_keys
 from faser.cli.serve.listener import listen
+from faser.cli.serve.text_file import read_text
 from faser.cli.serve.tls import check_certificate
 from faser.config.checks import Label, find_problems
 from faser.config.declaration import settings_of
@@ -88,24 +88,12 @@ def _chat_template(path: str | None) -> str | None:
         return None
     from faser.api.templates.chat_template import ChatTemplate
 
-    source = _text_of("--chat-template", path)
+    source = read_text("--chat-template", path)
     try:
         ChatTemplate(source, bos_token=None, eos_token=None)
     except ModelError as error:
         raise UsageError([f"--chat-template is {path}: {error}"]) from None
     return source
-
-
-def _text_of(flag: str, path: str) -> str:
-    """The text in a file. Raises UsageError, which names the flag, for one that is not UTF-8 or cannot be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            [f"{flag} is {path}; it must be text in UTF-8, and its byte {error.start} is not"]
-        ) from None
-    except OSError as error:
-        raise UsageError([f"{flag} is {path}; it cannot be read: {error.strerror}"]) from None
 
 
 def _start_logging(level: str) -> None:

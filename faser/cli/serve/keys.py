@@ -1,8 +1,7 @@
 """The API keys of a server: those of the flags or the environment, and those of the key file."""
 
-from pathlib import Path
-
 from faser.cli.flags.sources import UsageError
+from faser.cli.serve.text_file import read_text
 from faser.config.server import ServerConfig, key_problems
 
 
@@ -14,12 +13,7 @@ def read_api_keys(config: ServerConfig) -> tuple[str, ...]:
     path = config.api_key_file
     if path is None:
         return config.api_key
-    try:
-        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
-    except UnicodeDecodeError as error:
-        raise UsageError([f"--api-key-file is {path}; it is not UTF-8: {error.reason}"]) from None
-    except OSError as error:
-        raise UsageError([f"--api-key-file is {path}; it cannot be read: {error.strerror}"]) from None
+    lines = [line.strip() for line in read_text("--api-key-file", path).splitlines()]
     if not any(lines):
         raise UsageError([f"--api-key-file is {path}; it contains no key"])
     for number, line in enumerate(lines, start=1):

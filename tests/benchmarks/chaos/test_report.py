@@ -71,7 +71,7 @@ def test_a_run_without_fault_keeps_all_promises() -> None:
         ("faults", [Fault(kind=KILL, at_s=20.0, ready_s=None)], "ready after None s"),
         ("samples", samples(lambda second: 10**8 + 10**6 * second, flat), "memory of the front_end grew"),
         ("samples", samples(flat, lambda second: 10**8 + 10**6 * second), "memory of the engine grew"),
-        ("counts", Counter({("answer", "error"): 7}), "nobody got an answer"),
+        ("counts", Counter({("answer", "error"): 7}), "no client got an answer"),
         ("exit_status", None, "exit status was None"),
     ],
 )

@@ -12,12 +12,12 @@ from faser.config.environment import cache_dir
 from faser.engine.contract.step_times import Role, StepTimes
 from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.overlap.lanes import Lanes
-from faser.engine.execution.startup.interference_cells import InterferenceSetup
 from faser.engine.execution.startup.parts import EngineParts
-from faser.engine.execution.startup.profile import cached_profile, fingerprint, profile
-from faser.engine.execution.startup.start_check import start_check
-from faser.engine.execution.startup.step_profiler import StepProfiler
-from faser.engine.execution.startup.table_fit import DummyBatchLimits
+from faser.engine.execution.startup.step_times.interference_cells import InterferenceSetup
+from faser.engine.execution.startup.step_times.profile import cached_profile, fingerprint, profile
+from faser.engine.execution.startup.step_times.start_check import start_check
+from faser.engine.execution.startup.step_times.step_profiler import StepProfiler
+from faser.engine.execution.startup.step_times.table_fit import DummyBatchLimits
 from faser.types import ProgressCallback
 
 # The steps that lanes are measured with, as far as time allows: row counts, the most important ones first, and

@@ -14,8 +14,8 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.memory_budget import MemoryBudget
 from faser.engine.execution.startup.runner_factory import expected_graph_bytes, max_logit_rows
 from faser.engine.execution.startup.sizing import kv_cache_dtype
-from faser.engine.execution.startup.step_profiler import StepProfiler
-from faser.engine.execution.startup.table_fit import DummyBatchLimits
+from faser.engine.execution.startup.step_times.step_profiler import StepProfiler
+from faser.engine.execution.startup.step_times.table_fit import DummyBatchLimits
 from faser.engine.execution.startup.warm_up import ResidentModel, make_warm_up
 from faser.errors import ConfigError
 from faser.kernels.cuda.memory import DeviceMemory

@@ -14,10 +14,10 @@ from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.overlap.cores import Cores
 from faser.engine.execution.overlap.partition import Serial
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.startup.interference_cells import InterferenceSetup
-from faser.engine.execution.startup.profile import LANES_STAGE, cached_profile, fingerprint, profile
-from faser.engine.execution.startup.step_profiler import STAGE, StepProfiler
-from faser.engine.execution.startup.table_fit import ROW_COUNTS, DummyBatchLimits
+from faser.engine.execution.startup.step_times.interference_cells import InterferenceSetup
+from faser.engine.execution.startup.step_times.profile import LANES_STAGE, cached_profile, fingerprint, profile
+from faser.engine.execution.startup.step_times.step_profiler import STAGE, StepProfiler
+from faser.engine.execution.startup.step_times.table_fit import ROW_COUNTS, DummyBatchLimits
 from faser.kernels.interface.shapes import KvShape
 from faser.kernels.torch.backend import TorchBackend
 from faser.machine import BusyMeter, CoreUse, usable_cores

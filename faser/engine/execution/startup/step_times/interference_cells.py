@@ -11,9 +11,9 @@ from faser.engine.execution.overlap.lanes import enqueue_on_lane, run_on_lane
 from faser.engine.execution.overlap.partition import Lane, Partition, Verify
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.startup.interference_profile import InterferenceCell
-from faser.engine.execution.startup.step_profiler import ROWS_EACH, StepProfiler
-from faser.engine.execution.startup.table_fit import DummyBatchLimits
+from faser.engine.execution.startup.step_times.interference_profile import InterferenceCell
+from faser.engine.execution.startup.step_times.step_profiler import ROWS_EACH, StepProfiler
+from faser.engine.execution.startup.step_times.table_fit import DummyBatchLimits
 from faser.kernels.interface.backend import Backend
 
 

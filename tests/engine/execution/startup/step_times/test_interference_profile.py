@@ -22,7 +22,11 @@ from faser.engine.execution.overlap.partition import (
     Verify,
     synchronous,
 )
-from faser.engine.execution.startup.interference_profile import InterferenceCell, Work, measure_interference
+from faser.engine.execution.startup.step_times.interference_profile import (
+    InterferenceCell,
+    Work,
+    measure_interference,
+)
 
 D = TypeVar("D")
 V = TypeVar("V")

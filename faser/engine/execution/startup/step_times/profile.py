@@ -16,10 +16,10 @@ from pathlib import Path
 from faser import __version__
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.startup.interference_cells import InterferenceSetup, make_cells
-from faser.engine.execution.startup.interference_profile import measure_interference
-from faser.engine.execution.startup.step_profiler import ProfileProgress, StepProfiler
-from faser.engine.execution.startup.table_fit import ROW_COUNTS, DummyBatchLimits
+from faser.engine.execution.startup.step_times.interference_cells import InterferenceSetup, make_cells
+from faser.engine.execution.startup.step_times.interference_profile import measure_interference
+from faser.engine.execution.startup.step_times.step_profiler import ProfileProgress, StepProfiler
+from faser.engine.execution.startup.step_times.table_fit import ROW_COUNTS, DummyBatchLimits
 from faser.errors import ConfigError
 from faser.machine import BusyMeter
 from faser.types import ProgressCallback

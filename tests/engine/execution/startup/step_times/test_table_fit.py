@@ -5,7 +5,7 @@ import pytest
 
 from faser.engine.contract.plan import SequenceRows, StepPlan
 from faser.engine.contract.step_times import CostTable
-from faser.engine.execution.startup.table_fit import (
+from faser.engine.execution.startup.step_times.table_fit import (
     ROW_COUNTS,
     BatchShape,
     DummyBatchLimits,

@@ -16,7 +16,7 @@ from faser.engine.contract.step_times import CostTable
 from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
-from faser.engine.execution.startup.table_fit import (
+from faser.engine.execution.startup.step_times.table_fit import (
     SHORT_CONTEXT,
     BatchShape,
     DummyBatchLimits,

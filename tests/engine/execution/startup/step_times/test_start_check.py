@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.execution.startup.start_check import SecondsNow, start_check
-from faser.engine.execution.startup.table_fit import BatchShape
+from faser.engine.execution.startup.step_times.start_check import SecondsNow, start_check
+from faser.engine.execution.startup.step_times.table_fit import BatchShape
 from faser.machine import BusyMeter, CoreUse
 
 STEP = CostTable(rows=(1, 4, 8, 32), seconds=(0.010, 0.012, 0.015, 0.040), kv_token_s=1e-6, kv_row_token_s=1e-7)

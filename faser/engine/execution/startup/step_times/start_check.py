@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from faser.engine.contract.step_times import CostTable, Role, StepTimes
-from faser.engine.execution.startup.table_fit import BatchShape
+from faser.engine.execution.startup.step_times.table_fit import BatchShape
 from faser.machine import BusyMeter
 
 _log = logging.getLogger("faser.engine")
