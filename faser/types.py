@@ -44,6 +44,31 @@ class EngineState(StrEnum):
     DEAD = "dead"
 
 
+class StructureKind(StrEnum):
+    """What a StructuredOutput's text is; the values are the keys of `structured_outputs`.
+
+    JSON_OBJECT: empty, any JSON object. JSON: a JSON Schema, as JSON. REGEX: a regular expression. CHOICE: the
+    possible answers, as a JSON list of strings. GRAMMAR: a context-free grammar in Lark's or GBNF's notation.
+    STRUCTURAL_TAG: free text with structured parts, as JSON: {"triggers": [...], "tags": [{"begin": ...,
+    "schema": ..., "end": ...}], "at_least_one": false, "stop_after_first": false}.
+    """
+
+    JSON_OBJECT = "json_object"
+    JSON = "json"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutput:
+    """What every answer to a request must match."""
+
+    kind: StructureKind
+    text: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How one request's tokens are sampled. Checked when built.
@@ -52,6 +77,7 @@ class SamplingParams:
     seed: None draws one. Equal seeds give equal tokens, whatever else is in the batch.
     logit_bias: (token id, bias) pairs. allowed_token_ids: None allows all.
     logprobs: number of alternatives to report in addition to the sampled token; None: no log probabilities.
+    structured_output: None: free text.
     Order of application: bias, penalties, allowed tokens, min_tokens, temperature, min_p, top_k, top_p.
 
     Raises RequestError that names the field, its value and the limit.
@@ -77,6 +103,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_output: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         _within("n", self.n, 1, MAX_SAMPLES)
@@ -121,13 +148,14 @@ class SamplingParams:
 
     @property
     def edits_logits(self) -> bool:
-        """The request changes what the model would say: bias, penalties, allowed tokens, min_tokens."""
+        """The request changes what the model would say: bias, penalties, allowed tokens, min_tokens, structure."""
         return not (
             self.presence_penalty == self.frequency_penalty == 0.0
             and self.repetition_penalty == 1.0
             and not self.logit_bias
             and self.allowed_token_ids is None
             and not self.min_tokens
+            and self.structured_output is None
         )
 
     @property
