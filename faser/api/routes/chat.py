@@ -7,23 +7,9 @@ from starlette.responses import Response
 
 from faser.api.protocol.body import read_body
 from faser.api.protocol.chat import ChatBody
-from faser.api.protocol.unsupported_fields import UNSUPPORTED_IN_CHATS
 from faser.api.routes.openapi import json_body
-from faser.api.serving.answers.chat_formatter import ChatFormatter
-from faser.api.serving.answers.logprobs import TokenFormatter
-from faser.api.serving.answers.prediction import read_prediction
-from faser.api.serving.request_builder import (
-    build_handler,
-    check_shared_fields,
-    read_stream_options,
-    tokenization_rules,
-)
-from faser.api.serving.requests.prompts import TokenizedPrompt, tokenize_prompts
-from faser.api.serving.requests.sampling_params import chat_sampling
-from faser.api.serving.requests.text_worker import count_chars
+from faser.api.serving.chat_request import chat_handler
 from faser.api.serving.service import Service
-from faser.errors import RequestError
-from faser.types import ModelInfo
 
 
 def chat_router(service: Service) -> APIRouter:
@@ -32,51 +18,7 @@ def chat_router(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions", openapi_extra=json_body(ChatBody))
     async def create_chat_completion(http: Request) -> Response:
         body = await read_body(http, ChatBody, max_bytes=service.settings.max_request_bytes)
-        arrival_s = time.monotonic()
-        info = check_shared_fields(service, body, http, UNSUPPORTED_IN_CHATS)
-        read_stream_options(body, force_usage=False)
-        sampling = chat_sampling(body, service.settings)
-        prompt = await _prompt(service, body, info)
-        _check_room(body.max_completion_tokens, len(prompt.token_ids), info.max_model_len)
-        formatter = ChatFormatter(
-            token_formatter=TokenFormatter(
-                tokenizer=service.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
-            ),
-            return_token_ids=bool(body.return_token_ids),
-            asks_prompt_logprobs=body.prompt_logprobs is not None,
-        )
-        predicted = await read_prediction(
-            body.prediction, service.engine.tokenizer, service.text_worker, limit=info.max_model_len
-        )
-        handler = build_handler(service, http, body, formatter, [prompt], sampling, predicted, arrival_s)
+        handler = await chat_handler(service, http, body, arrival_s=time.monotonic())
         return await handler.respond(http)
 
     return router
-
-
-def _check_room(max_completion_tokens: int | None, num_prompt_tokens: int, limit: int) -> None:
-    """The engine checks the same, but knows this field as max_tokens."""
-    if max_completion_tokens is not None and limit > num_prompt_tokens > limit - max_completion_tokens:
-        together = num_prompt_tokens + max_completion_tokens
-        raise RequestError(
-            f"This model's maximum context length is {limit} tokens. The prompt has {num_prompt_tokens} tokens "
-            f"and max_completion_tokens is {max_completion_tokens}: together {together}.",
-            param="max_completion_tokens",
-        )
-
-
-async def _prompt(service: Service, body: ChatBody, info: ModelInfo) -> TokenizedPrompt:
-    """The messages as token ids. The chat template writes the special tokens."""
-    text = await service.text_worker.run(
-        count_chars((body.messages, body.chat_template_kwargs, body.documents, body.reasoning_effort)),
-        lambda: service.chat_renderer.render(
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            template_kwargs=body.chat_template_kwargs,
-            template_fields={"reasoning_effort": body.reasoning_effort, "documents": body.documents},
-        ),
-    )
-    rules = tokenization_rules(body, info, field=ChatFormatter.prompt_field, add_special_tokens=False)
-    (prompt,) = await tokenize_prompts([text], service.engine.tokenizer, rules, service.text_worker)
-    return prompt

@@ -9,19 +9,19 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
-from faser.api.protocol.errors import HttpError, as_http_error, error_body, internal_error
+from faser.api.protocol.errors import HttpError, as_http_error, internal_error
 from faser.api.serving.answers.formatter import AnswerFormatter, ChoiceState
+from faser.api.serving.answers.framing import AnswerFraming
 from faser.api.serving.answers.speculation_report import SpeculationReport
 from faser.api.serving.answers.usage import Usage
 from faser.api.serving.disconnect import while_connected
 from faser.api.serving.engine_client import OutputReader
-from faser.api.serving.event_stream import DONE, ChunkWriter, EventStream, event
+from faser.api.serving.event_stream import EventStream
 from faser.api.serving.requests.prompts import TokenizedPrompt
 from faser.api.serving.service import Service
 from faser.errors import FaserError
@@ -31,23 +31,11 @@ _log = logging.getLogger("faser.api")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streaming:
-    """How a stream reports usage.
-
-    ends_with_usage: in a last chunk without choices. continuous_usage: in every chunk, counted so far.
-    """
-
-    ends_with_usage: bool = False
-    continuous_usage: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationHandler:
     """One HTTP request, checked and tokenised.
 
     requests: one per prompt, each for n samples. Choices are numbered by prompt, then by sample.
-    envelope: id, created, model and system_fingerprint of the answer.
-    streaming: None: the answer is one JSON document.
+    streams: the answer is a stream; otherwise it is one JSON document.
     predicted: token ids of the body's prediction; None: the body has none.
     use_tokens: is told how many tokens, prompt and generated, the request uses.
     """
@@ -57,9 +45,9 @@ class GenerationHandler:
     requests: tuple[Request, ...]
     prompts: tuple[TokenizedPrompt, ...]
     formatter: AnswerFormatter
-    envelope: dict[str, Any]
+    framing: AnswerFraming
     use_tokens: Callable[[int], None]
-    streaming: Streaming | None = None
+    streams: bool = False
     predicted: tuple[int, ...] | None = None
 
     async def respond(self, http: HttpRequest) -> Response:
@@ -67,10 +55,10 @@ class GenerationHandler:
 
         Raises FaserError, or ClientDisconnect. In both cases all requests have been aborted.
         """
-        if self.streaming is None:
+        if not self.streams:
             body = await while_connected(self._json_answer(), http.receive)
             return Response(body, media_type="application/json")
-        events = self._events(self.streaming)
+        events = self._events()
         first = await while_connected(_next(events), http.receive)
         return EventStream(first, events)
 
@@ -90,24 +78,11 @@ class GenerationHandler:
                     deltas[state.index].append(delta)
                     report.take(state.index, delta)
         choices = [self.formatter.choice(state, _joined(own)) for state, own in zip(states, deltas, strict=True)]
-        return msgspec.json.encode(
-            {
-                **self.envelope,
-                "object": self.formatter.object_name,
-                "choices": choices,
-                "usage": usage.as_json(),
-                **report.as_json(),
-                **self.formatter.top_level_fields(states),
-            }
-        )
+        return msgspec.json.encode(self.framing.document(choices, states, usage, report))
 
-    async def _events(self, streaming: Streaming) -> AsyncGenerator[bytes, None]:
+    async def _events(self) -> AsyncGenerator[bytes, None]:
         """The events of a stream; those of one engine step come joined. Raises only before the first event."""
         states, usage, report = self._states(), self._usage(), self._speculation_report()
-        writer = ChunkWriter(
-            {**self.envelope, "object": self.formatter.chunk_object_name},
-            with_usage=streaming.ends_with_usage or streaming.continuous_usage,
-        )
         started = False
         try:
             async with (
@@ -120,20 +95,17 @@ class GenerationHandler:
                     events = []
                     for state, delta in self._by_choice(states, prompt_index, output):
                         usage.count(state.index, delta)
-                        running = usage.as_json() if streaming.continuous_usage else None
                         report.take(state.index, delta)
-                        events += [writer.chunk([chunk], running) for chunk in self.formatter.chunks(state, delta)]
-                    if events:
+                        events.append(self.framing.events(self.formatter.chunks(state, delta), usage))
+                    if any(events):
                         started = True
                         yield b"".join(events)
         except Exception as error:
             if not started:
                 raise
-            failure = self._as_http_error(error)
-            yield event(error_body(failure.status, failure.message, failure.param)) + DONE
+            yield self.framing.failure(self._as_http_error(error))
             return
-        last = writer.last({"usage": usage.as_json(), **report.as_json()}) if streaming.ends_with_usage else b""
-        yield last + DONE
+        yield self.framing.end(usage, report)
 
     def _states(self) -> list[ChoiceState]:
         n = self.requests[0].sampling.n

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import Request as HttpRequest
 
@@ -11,8 +11,10 @@ from faser.api.middleware.key_limits import use_tokens
 from faser.api.middleware.request_id import get_request_id, set_request_id
 from faser.api.protocol.common import GenerationBody
 from faser.api.protocol.unsupported_fields import UnsupportedField
+from faser.api.serving.answers.choices_framing import ChoicesFraming, Streaming
 from faser.api.serving.answers.formatter import AnswerFormatter
-from faser.api.serving.handler import GenerationHandler, Streaming
+from faser.api.serving.answers.framing import AnswerFraming, Envelope
+from faser.api.serving.handler import GenerationHandler
 from faser.api.serving.requests.deadline import deadline_of
 from faser.api.serving.requests.prompts import TokenizationRules, TokenizedPrompt
 from faser.api.serving.requests.settings import ApiSettings
@@ -97,8 +99,12 @@ def build_handler(
     sampling: SamplingParams,
     predicted: tuple[int, ...] | None,
     arrival_s: float,
+    frame: Callable[[Envelope], AnswerFraming] | None = None,
 ) -> GenerationHandler:
-    """predicted: token ids of the body's prediction. arrival_s: time.monotonic() when the body was complete."""
+    """predicted: token ids of the body's prediction. arrival_s: time.monotonic() when the body was complete.
+
+    frame: makes the frame of the answer; None: choices, as of chats and completions.
+    """
     request_id = get_request_id(http.scope)
     # Clients choose request ids and may repeat one; the engine needs unique ids.
     unique = uuid.uuid4().hex[:12]
@@ -123,19 +129,21 @@ def build_handler(
         )
         for index, prompt in enumerate(prompts)
     )
+    streaming = read_stream_options(body, force_usage=settings.force_include_usage)
+    envelope = Envelope(
+        request_id=request_id,
+        created_s=int(time.time()),
+        model=service.model_name(body.model),
+        system_fingerprint=_fingerprint(settings),
+    )
     return GenerationHandler(
         service=service,
         request_id=request_id,
         requests=requests,
         prompts=tuple(prompts),
         formatter=formatter,
-        envelope={
-            "id": f"{formatter.id_prefix}{request_id}",
-            "created": int(time.time()),
-            "model": service.model_name(body.model),
-            "system_fingerprint": _fingerprint(settings),
-        },
-        streaming=read_stream_options(body, force_usage=settings.force_include_usage),
+        framing=ChoicesFraming(envelope, formatter, streaming) if frame is None else frame(envelope),
+        streams=streaming is not None,
         predicted=predicted,
         use_tokens=lambda num_tokens: use_tokens(http.scope, num_tokens),
     )
