@@ -19,6 +19,7 @@ _OF_CHECKPOINT = "the type of a quantized checkpoint is read from its files; lea
 
 _OTHER_FP8 = "of 8-bit types only e4m3 is implemented; use fp8 or auto"
 _OTHER_KV = "keys and values are stored as they are computed, in --dtype, or in 8 bits; use auto or fp8"
+_NO_FP8 = "no kernels for CPUs multiply 8-bit numbers; leave it out, or use the torch backend, which is slow"
 _NO_FP8_KV = "no kernels for CPUs read 8-bit keys and values; use auto, or the torch backend, which is slow"
 
 # The device of each backend that computes on one kind only.
@@ -377,6 +378,8 @@ def _device_problems(values: Mapping[str, Any], label: Label) -> list[str]:
         found.append(f"{label('dtype')} is {dtype}; {_HALF}")
     if kind == "cuda" and dtype == "float32" and backend in ("auto", "flashinfer"):
         found.append(f"{label('dtype')} is {dtype}; {_NO_FLOAT32}")
+    if kind == "cpu" and values["quantization"] == "fp8" and backend in ("auto", "native"):
+        found.append(f"{label('quantization')} is fp8; {_NO_FP8}")
     if kind == "cpu" and values["kv_cache_dtype"] == "fp8" and backend in ("auto", "native"):
         found.append(f"{label('kv_cache_dtype')} is fp8; {_NO_FP8_KV}")
     home = _DIVIDED.get(values["spec_partition"])

@@ -101,7 +101,7 @@ def test_a_template_that_does_not_compile_is_named_before_the_model_is_looked_fo
     assert main(["serve", "/no/such/model", "--port", "0", "--chat-template", str(path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith(
-        f"faser serve: --chat-template is {path}: the chat template does not compile: line 1: "
+        f"faser serve: --chat-template is {path}; the chat template does not compile: line 1: "
     )
     assert error.count("\n") == 1
 

@@ -75,6 +75,14 @@ def test_an_engine_config_survives_the_pipe() -> None:
             "kv_cache_dtype is fp8; no kernels for CPUs read 8-bit keys and values; use auto, or the torch backend"
             ", which is slow",
         ),
+        *(
+            (
+                {"quantization": "fp8", "device": "cpu", "backend": backend},
+                "quantization is fp8; no kernels for CPUs multiply 8-bit numbers; leave it out, or use the torch "
+                "backend, which is slow",
+            )
+            for backend in ("auto", "native")
+        ),
         ({"quantization": "int3"}, "quantization is int3; it must be one of fp8"),
         (
             {"cudagraph_capture_sizes": (8, 0)},

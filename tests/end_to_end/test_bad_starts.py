@@ -146,6 +146,7 @@ def test_a_cache_that_is_read_only_is_one_line(tmp_path: Path) -> None:
     [
         (["--device", "cuda"], "--device is cuda; this machine has no GPU"),
         (["--dtype", "half"], "--dtype is float16; it is not computed on a CPU; use bfloat16 or float32"),
+        (["--quantization", "fp8"], "--quantization is fp8; no kernels for CPUs multiply 8-bit numbers; leave it"),
         (["--backend", "flashinfer"], "--backend is flashinfer; it computes on cuda, and the device is cpu"),
         (
             ["--backend", "torch", "--spec-partition", "sm"],

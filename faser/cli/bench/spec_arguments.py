@@ -1,7 +1,10 @@
 """The flags of `faser bench spec`."""
 
 import argparse
+import contextlib
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 from faser.cli.flags.parser import CommandParser
 
@@ -9,6 +12,7 @@ PROG = "faser bench spec"
 _DESCRIPTION = (
     "Measure a model and its drafter at several concurrencies, with several policies, and write a report."
 )
+Number = TypeVar("Number", int, float)
 _POLICIES = "off,fixed:1,fixed:3,fixed:5,fixed:7,goodput,survival,faser"
 
 
@@ -45,34 +49,34 @@ def spec_parser() -> CommandParser:
 
 
 def _numbers(text: str) -> list[int]:
-    values = [int(each) for each in text.split(",") if each]
-    if not values or min(values) < 1:
-        raise argparse.ArgumentTypeError(f"it is {text}; it must be numbers of at least 1, like 1,2,4")
+    values = [_read(each, int, "numbers of at least 1, like 1,2,4", lambda n: n >= 1) for each in _texts(text)]
+    if not values:
+        raise argparse.ArgumentTypeError(f"it is {text!r}; it must be numbers of at least 1, like 1,2,4")
     return values
 
 
 def _count(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"it is {text}; it must be at least 1")
-    return value
+    return _read(text, int, "a whole number of at least 1", lambda n: n >= 1)
 
 
 def _temperature(text: str) -> float:
-    if not 0 <= (value := float(text)) <= 2:
-        raise argparse.ArgumentTypeError(f"it is {text}; it must be at least 0 and at most 2")
-    return value
+    return _read(text, float, "a number of at least 0 and at most 2", lambda number: 0 <= number <= 2)
 
 
 def _share(text: str) -> float:
-    if not 0 <= (value := float(text)) < 1:
-        raise argparse.ArgumentTypeError(f"it is {text}; it must be at least 0 and below 1")
-    return value
+    return _read(text, float, "a number of at least 0 and below 1", lambda number: 0 <= number < 1)
 
 
 def _seconds(text: str) -> float:
-    if not 0 <= (value := float(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"it is {text}; it must be a number of at least 0")
-    return value
+    return _read(text, float, "a number of at least 0", lambda number: 0 <= number < math.inf)
+
+
+def _read(text: str, kind: Callable[[str], Number], limits: str, within: Callable[[Number], bool]) -> Number:
+    """The number in a text. Raises ArgumentTypeError, which names the limits, for any other text or number."""
+    with contextlib.suppress(ValueError):
+        if within(number := kind(text)):
+            return number
+    raise argparse.ArgumentTypeError(f"it is {text}; it must be {limits}")
 
 
 def _texts(text: str) -> list[str]:

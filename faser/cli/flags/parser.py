@@ -6,6 +6,7 @@ vLLM's other flags, so that each is accepted or refused with its own reason.
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -25,7 +26,8 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(prog=prog, add_help=False, allow_abbrev=False, **options)  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError([message])
+        """argparse says "argument --rounds: it is 0; …" for "--rounds is 0; …"."""
+        raise UsageError([re.sub(r"^argument (\S+): it is", r"\1 is", message)])
 
 
 class ParsedCommandLine:

@@ -50,13 +50,14 @@ def serve(arguments: Sequence[str]) -> int:
     if engine_config.speculation.synthetic:
         print(SYNTHETIC_BANNER, file=sys.stderr)
     _start_logging(server_config.log_level)
-    keys = read_api_keys(server_config)
-    chat_template = _chat_template(server_config.chat_template)
-    check_certificate(server_config)
-    with exit_on_sigterm(0), listen(server_config.host, server_config.port) as listener:
+    label = parsed.findings.label
+    keys = read_api_keys(server_config, label)
+    chat_template = _chat_template(server_config.chat_template, label("chat_template"))
+    check_certificate(server_config, label)
+    with exit_on_sigterm(0), listen(server_config.host, server_config.port, label) as listener:
         from faser.cli.serve.server import serve_on
 
-        return serve_on(listener, engine_config, server_config, keys, chat_template, began_s)
+        return serve_on(listener, engine_config, server_config, label, keys, chat_template, began_s)
 
 
 def _configs(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
@@ -66,7 +67,7 @@ def _configs(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
     ):
         raise UsageError(problems)
     for warning in cast(EngineConfig, engine_config).speculation_warnings:
-        findings.warnings.append(f"--speculative-config: {warning}")
+        findings.warnings.append(f"{findings.label('speculative_config')}: {warning}")
     return cast(EngineConfig, engine_config), cast(ServerConfig, server_config)
 
 
@@ -82,17 +83,17 @@ def problems_without_gpu(config: EngineConfig, label: Label) -> list[str]:
     return find_problems(EngineConfig, values, named)
 
 
-def _chat_template(path: str | None) -> str | None:
-    """The template in the file. Raises UsageError if it does not compile."""
+def _chat_template(path: str | None, named: str) -> str | None:
+    """The template in the file. named: what messages call it. Raises UsageError if it does not compile."""
     if path is None:
         return None
     from faser.api.templates.chat_template import ChatTemplate
 
-    source = read_text("--chat-template", path)
+    source = read_text(named, path)
     try:
         ChatTemplate(source, bos_token=None, eos_token=None)
     except ModelError as error:
-        raise UsageError([f"--chat-template is {path}: {error}"]) from None
+        raise UsageError([f"{named} is {path}; {error}"]) from None
     return source
 
 

@@ -6,6 +6,7 @@ import ssl
 from faser.api.middleware.api_keys import ApiKeys
 from faser.cli.serve.keys import read_api_keys
 from faser.cli.serve.tls import reload_certificate
+from faser.config.checks import Label
 from faser.config.server import ServerConfig
 from faser.errors import ConfigError
 
@@ -17,18 +18,21 @@ def has_files(config: ServerConfig) -> bool:
     return config.api_key_file is not None or config.ssl_certfile is not None
 
 
-def reload_files(config: ServerConfig, keys: ApiKeys, tls: ssl.SSLContext | None) -> None:
-    """Use what the files hold now. A file that cannot be used is reported; what it held before stays in use."""
+def reload_files(config: ServerConfig, label: Label, keys: ApiKeys, tls: ssl.SSLContext | None) -> None:
+    """Use what the files hold now. A file that cannot be used is reported; what it held before stays in use.
+
+    label: what messages call a setting.
+    """
     if config.api_key_file is not None:
         try:
-            keys.replace(read_api_keys(config))
+            keys.replace(read_api_keys(config, label))
         except ConfigError as error:
             _log.error("SIGHUP: the API keys stay as they are: %s", error)
         else:
             _log.info("SIGHUP: %d API keys are accepted now", len(keys))
     if tls is not None:
         try:
-            reload_certificate(tls, config)
+            reload_certificate(tls, config, label)
         except ConfigError as error:
             _log.error("SIGHUP: the certificate stays as it is: %s", error)
         else:

@@ -20,6 +20,7 @@ from faser.cli.serve.fetch import fetch_model
 from faser.cli.serve.generation import sampling_defaults
 from faser.cli.serve.lifetime import http_server, run_until_stopped
 from faser.cli.serve.reload import has_files, reload_files
+from faser.config.checks import Label
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
 from faser.engine.client.async_engine import AsyncEngine
@@ -35,14 +36,15 @@ def serve_on(
     listener: socket.socket,
     engine_config: EngineConfig,
     server_config: ServerConfig,
+    label: Label,
     keys: tuple[str, ...],
     chat_template: str | None,
     began_s: float,
 ) -> int:
     """Serve until a signal; returns the exit status.
 
-    listener: bound. keys: API keys that requests may present. chat_template: replaces the model's; None: it does
-    not. began_s: program start, by time.monotonic().
+    listener: bound. label: what messages call a setting. keys: API keys that requests may present. chat_template:
+    replaces the model's; None: it does not. began_s: program start, by time.monotonic().
     Raises ConfigError or EngineError if the model cannot be loaded.
     """
     names = server_config.served_model_name or (engine_config.model or _EMBEDDED_NAME,)
@@ -105,7 +107,7 @@ def serve_on(
             listener,
             server_config.shutdown_timeout,
             announce,
-            (lambda: reload_files(server_config, accepted, server.config.ssl))
+            (lambda: reload_files(server_config, label, accepted, server.config.ssl))
             if has_files(server_config)
             else None,
         )

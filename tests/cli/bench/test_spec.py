@@ -12,8 +12,18 @@ from faser.cli.main import main
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--concurrency", "0"], "it must be numbers of at least 1"),
-        (["--temperature", "3"], "it must be at least 0 and at most 2"),
+        (["--concurrency", "0"], "faser bench: --concurrency is 0; it must be numbers of at least 1, like 1,2,4"),
+        (["--concurrency", "x"], "faser bench: --concurrency is x; it must be numbers of at least 1, like 1,2,4"),
+        (["--concurrency", "4,x"], "faser bench: --concurrency is x; it must be numbers of at least 1"),
+        (["--concurrency", ","], "faser bench: --concurrency is ','; it must be numbers of at least 1"),
+        (["--rounds", "1.5"], "faser bench: --rounds is 1.5; it must be a whole number of at least 1"),
+        (
+            ["--temperature", "3"],
+            "faser bench: --temperature is 3; it must be a number of at least 0 and at most 2",
+        ),
+        (["--temperature", "hot"], "faser bench: --temperature is hot; it must be a number of at least 0"),
+        (["--drop-below", "nan"], "faser bench: --drop-below is nan; it must be a number of at least 0 and below"),
+        (["--min-seconds", "inf"], "faser bench: --min-seconds is inf; it must be a number of at least 0"),
         (["--policies", "fixed:99"], "fixed:N needs an N of 1 …"),
         (["--policies", "table:4=5"], "names 'table:4=5'; an engine has one table"),
         (["--policies", "table"], "names 'table'; an engine has one table"),

@@ -2,13 +2,16 @@
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import httpx
+import pytest
 
+from faser.cli.main import main
 from faser.cli.serve.command import SYNTHETIC_BANNER
 
 
@@ -74,3 +77,53 @@ def test_settings_that_do_not_fit_the_model_end_with_status_2(tiny_checkpoint: P
     )
     assert done.returncode == 2
     assert re.search(r"^faser serve: --max-model-len is 9437184; ", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize("source", ["variable", "file"])
+@pytest.mark.parametrize(
+    "settings, culprit, problem",
+    [
+        ({"api-key-file": ""}, "api-key-file", "it contains no key"),
+        ({"chat-template": "{% for"}, "chat-template", "the chat template does not compile: "),
+        ({"ssl-certfile": "no", "ssl-keyfile": "no"}, "ssl-certfile", "it must hold a certificate in PEM form: "),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_by_the_variable_or_key_that_gave_it(
+    settings: dict[str, str],
+    culprit: str,
+    problem: str,
+    source: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = []
+    for name, content in settings.items():
+        (tmp_path / name).write_text(content)
+    if source == "file":
+        config = tmp_path / "config.yaml"
+        config.write_text("".join(f"{name}: {tmp_path / name}\n" for name in settings))
+        flags, label = ["--config", str(config)], f"{config}: {culprit}"
+    else:
+        for name in settings:
+            monkeypatch.setenv(variable(name), str(tmp_path / name))
+        label = variable(culprit)
+    assert main(["serve", "/no/such/model", "--port", "0", *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"faser serve: {label} is {tmp_path / culprit}; {problem}")
+
+
+def test_a_port_in_use_is_named_by_the_variable_that_gave_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("FASER_PORT", str(port))
+        assert main(["serve", "/no/such/model"]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"faser serve: FASER_PORT is {port}; 127.0.0.1:{port} cannot be used"
+    )
+
+
+def variable(flag: str) -> str:
+    return "FASER_" + flag.upper().replace("-", "_")
