@@ -13,9 +13,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from benchmarks.gpu.common.plan import Plan
+from benchmarks.gpu.common.record import Folder, Record
 from benchmarks.gpu.phases import PHASES, Phase, phases_named, phases_of, run_all, run_here, run_overlapped
-from benchmarks.gpu.plan import Plan
-from benchmarks.gpu.record import Folder, Record
 from benchmarks.gpu.report import page, summary
 
 

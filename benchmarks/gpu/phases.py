@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.gpu.plan import Plan
-from benchmarks.gpu.record import Desk, Folder, Record, Say
+from benchmarks.gpu.common.plan import Plan
+from benchmarks.gpu.common.record import Desk, Folder, Record, Say
 from faser.config.environment import child_environment, cuda_environment
 
 _ROOT = Path(__file__).parents[2]
@@ -40,30 +40,76 @@ class Phase:
 
 
 PHASES = (
-    Phase(name="environment", run=("environment", "run"), share=0.02, about="device, versions, copy bandwidth"),
-    Phase(name="checks", run=("checks", "run"), share=0.10, about="against the references"),
-    Phase(name="plain", run=("plain", "run"), share=0.07, about="decoding without speculation, 8B"),
-    Phase(name="verify", run=("verify_cost", "run"), share=0.03, about="cost of verification by rows, 8B"),
-    Phase(name="draft", run=("plain", "run_draft"), share=0.03, about="passes of the draft model, 1B"),
-    Phase(name="cycle", run=("cycle", "run"), share=0.03, about="drafting and verifying against their floors"),
-    Phase(name="policies", run=("policies", "run"), share=0.11, about="policies at given acceptance, 8B and 1B"),
+    Phase(
+        name="environment",
+        run=("benchmarks.gpu.decoding.environment", "run"),
+        share=0.02,
+        about="device, versions, copy bandwidth",
+    ),
+    Phase(name="checks", run=("benchmarks.gpu.checks.checks", "run"), share=0.10, about="against the references"),
+    Phase(
+        name="plain",
+        run=("benchmarks.gpu.decoding.plain", "run"),
+        share=0.07,
+        about="decoding without speculation, 8B",
+    ),
+    Phase(
+        name="verify",
+        run=("benchmarks.gpu.decoding.verify_cost", "run"),
+        share=0.03,
+        about="cost of verification by rows, 8B",
+    ),
+    Phase(
+        name="draft",
+        run=("benchmarks.gpu.decoding.plain", "run_draft"),
+        share=0.03,
+        about="passes of the draft model, 1B",
+    ),
+    Phase(
+        name="cycle",
+        run=("benchmarks.gpu.decoding.cycle", "run"),
+        share=0.03,
+        about="drafting and verifying against their floors",
+    ),
+    Phase(
+        name="policies",
+        run=("benchmarks.gpu.decoding.policies", "run"),
+        share=0.11,
+        about="policies at given acceptance, 8B and 1B",
+    ),
     Phase(
         name="real_text",
-        run=("real_text", "run"),
+        run=("benchmarks.gpu.decoding.real_text", "run"),
         share=0.06,
         about="policies over text",
         needs="smollm2",
     ),
-    Phase(name="lanes", run=("lanes", "run"), share=0.12, about="processors divided: rates, places, company"),
-    Phase(name="overlap", run=("overlap", "run"), share=0.26, about="drafting beside verification, by mode"),
+    Phase(
+        name="lanes",
+        run=("benchmarks.gpu.lanes.lanes", "run"),
+        share=0.12,
+        about="processors divided: rates, places, company",
+    ),
+    Phase(
+        name="overlap",
+        run=("benchmarks.gpu.lanes.overlap", "run"),
+        share=0.26,
+        about="drafting beside verification, by mode",
+    ),
     Phase(
         name="arrivals",
-        run=("arrivals", "run"),
+        run=("benchmarks.gpu.decoding.arrivals", "run"),
         share=0.12,
         about="each part of speculation under a trace",
         needs="trace",
     ),
-    Phase(name="vllm", run=("vllm_arm", "run"), share=0.05, about="the same work by vLLM", needs="vllm"),
+    Phase(
+        name="vllm",
+        run=("benchmarks.gpu.decoding.vllm_arm", "run"),
+        share=0.05,
+        about="the same work by vLLM",
+        needs="vllm",
+    ),
 )
 
 
@@ -89,7 +135,7 @@ def run_here(plan: Plan, phase: Phase, budget_s: float, say: Say) -> Record:
     desk = Desk(Folder(plan.out, dry_run=plan.dry_run), phase.name, budget_s, say)
     module, function = phase.run
     try:
-        getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(plan, desk)
+        getattr(importlib.import_module(module), function)(plan, desk)
     except Exception:  # whatever it was: the other phases are worth something without this one
         error = traceback.format_exc()[-_MOST_ERROR_CHARS:]
         desk.say(error)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.gpu import lane_report
-from benchmarks.gpu.record import Json, Record
+from benchmarks.gpu.common.record import Json, Record
+from benchmarks.gpu.lanes import report as lane_report
 from benchmarks.simulator.report import markdown
 
 _DRY = "**A dry run on a CPU with tiny models: no figure here says anything of a device.**"

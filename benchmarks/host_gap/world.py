@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.shapes import TINY_DRAFT, TINY_TARGET, Config, write_shape
-from benchmarks.gpu.weights import MadeUp
+from benchmarks.gpu.common.shapes import TINY_DRAFT, TINY_TARGET, Config, write_shape
+from benchmarks.gpu.common.weights import MadeUp
 from benchmarks.host_gap.clock_gpu import ClockGpu, clock_backend
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.interference import InterferenceTable

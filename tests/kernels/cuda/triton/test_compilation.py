@@ -13,15 +13,16 @@ import pytest
 def test_every_kernel_compiles_for_sm_90_and_rounds_every_product(tmp_path: Path) -> None:
     """The interpreter rounds each product alone; compilers fuse them with sums unless an option forbids it."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    listed = tmp_path / "kernels.json"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.cuda.triton.compile_kernels"],
+        [sys.executable, "-m", "benchmarks.gpu.travel.triton_kernels", "--json", str(listed)],
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    fuses = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(listed.read_text())["kernels"]
     assert {
         "_draw",
         "_chunk_draft",
@@ -32,5 +33,6 @@ def test_every_kernel_compiles_for_sm_90_and_rounds_every_product(tmp_path: Path
         "_judge",
         "_penalise",
         "_rope_append",
-    } <= fuses.keys()
-    assert [name for name, does in fuses.items() if does] == []
+    } <= {each["kernel"] for each in found}
+    assert [each["kernel"] for each in found if each["fuses"]] == []
+    assert all(each["registers"] and each["code_bytes"] for each in found)

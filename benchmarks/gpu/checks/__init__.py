@@ -1,0 +1,4 @@
+"""Phase `checks`: what a device computes against the references. Nothing is timed.
+
+May import common. Start with checks.py.
+"""

@@ -1,0 +1,215 @@
+"""Checks of a backend against the reference backend on the same device: one layer's parts, then whole models.
+
+Layouts are those of serving: prompts in pieces, ragged verification, decoding, and all of them in one step. What
+bfloat16 costs by itself is measured on the reference backend, so that the bound is no guess.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.common.engines import BLOCK_SIZE
+from benchmarks.gpu.common.plan import Plan
+from benchmarks.gpu.common.record import Json
+from benchmarks.gpu.common.shapes import write_shape
+from benchmarks.gpu.common.weights import MadeUp
+from faser.config.engine import EngineConfig
+from faser.config.environment import cache_dir
+from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.models.rope import rotary_angles
+from faser.engine.execution.runner.batch import BlockTable, RowBatch
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.startup.device import resolve_device
+from faser.kernels.factory import make_backend
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.shapes import AttentionShape, KvShape
+from faser.kernels.torch.backend import TorchBackend
+
+_SEQUENCES, _BLOCKS_EACH = 6, 24
+_MOST_ERROR = 1.25  # times what the reference backend loses by computing in bfloat16
+_MOST_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows of one sequence in a step: positions start … start + count - 1."""
+
+    slot: int
+    start: int
+    count: int
+
+
+STEPS: dict[str, tuple[Rows, ...]] = {
+    "prompts in pieces": (
+        Rows(slot=0, start=0, count=70),
+        Rows(slot=1, start=0, count=16),
+        Rows(slot=2, start=0, count=129),
+        Rows(slot=3, start=0, count=1),
+    ),
+    "pieces behind pieces, beside decoding": (
+        Rows(slot=0, start=70, count=55),
+        Rows(slot=1, start=16, count=1),
+        Rows(slot=2, start=129, count=1),
+        Rows(slot=3, start=1, count=40),
+    ),
+    "decoding": (
+        Rows(slot=0, start=125, count=1),
+        Rows(slot=1, start=17, count=1),
+        Rows(slot=2, start=130, count=1),
+        Rows(slot=3, start=41, count=1),
+    ),
+    "ragged verification": (
+        Rows(slot=3, start=42, count=5),
+        Rows(slot=0, start=126, count=1),
+        Rows(slot=2, start=131, count=8),
+        Rows(slot=1, start=18, count=2),
+    ),
+    "behind refused tails": (
+        Rows(slot=3, start=44, count=3),
+        Rows(slot=2, start=132, count=1),
+        Rows(slot=1, start=19, count=4),
+        Rows(slot=0, start=127, count=2),
+    ),
+}
+
+
+def layers(plan: Plan) -> Json:
+    """Queries after rotation, and attention over all that was stored, of one layer of each checked shape."""
+    backend, reference = backend_of(plan), TorchBackend(plan.device)
+    found = {}
+    for config in plan.sizes.checked:
+        spec = read_model_config(write_shape(plan.models / "checked", config)).spec
+        for name, (queries, mixed) in _layer_errors(plan, spec, backend, reference).items():
+            found[f"{spec.num_heads}/{spec.num_kv_heads} x {spec.head_dim}, {name}"] = {
+                "queries": queries,
+                "attention": mixed,
+            }
+    worst = max(max(each.values()) for each in found.values())
+    return {"ok": worst < 2e-2, "worst": worst, "relative_errors": found}
+
+
+def logits(plan: Plan) -> Json:
+    """Of two or three layers of each checked shape, through the runner, step after step over one cache."""
+    found, ok = {}, True
+    for config in plan.sizes.checked:
+        directory = write_shape(plan.models / "checked", config)
+        spec = read_model_config(directory).spec
+        wanted = _logits(plan, spec, TorchBackend(plan.device), torch.float32)
+        usual = _logits(plan, spec, TorchBackend(plan.device), torch.bfloat16)
+        ours = _logits(plan, spec, backend_of(plan), torch.bfloat16)
+        errors = {}
+        for name in STEPS:
+            ratio = _error(ours[name], wanted[name]) / max(_error(usual[name], wanted[name]), 1e-9)
+            ok = ok and ratio <= _MOST_ERROR
+            errors[name] = {
+                "relative_error": round(_error(ours[name], wanted[name]), 6),
+                "times_reference": round(ratio, 4),
+                "same_greedy": _share(ours[name].argmax(-1) == wanted[name].argmax(-1)),
+            }
+        found[f"{spec.num_heads}/{spec.num_kv_heads} x {spec.head_dim}"] = errors
+    return {"ok": ok, "errors": found}
+
+
+def backend_of(plan: Plan) -> Backend:
+    config = resolve_device(EngineConfig(device=plan.device, backend=plan.backend, compile_kernels=plan.dry_run))
+    kernels = cache_dir() / "kernels"
+    return make_backend(config.backend, config.device, num_threads=config.threads, cache_dir=kernels)
+
+
+def _layer_errors(
+    plan: Plan, spec: DecoderSpec, backend: Backend, reference: Backend
+) -> dict[str, tuple[float, float]]:
+    """By step: relative errors of queries and of attention."""
+    shape = AttentionShape(
+        num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, scale=spec.head_dim**-0.5
+    )
+    angles = rotary_angles(spec.rope, head_dim=spec.head_dim, num_positions=_BLOCKS_EACH * BLOCK_SIZE)
+    angles = angles.to(plan.device)
+    table, kv = _table(), _kv(spec, torch.bfloat16)
+    sides = [(backend, backend.allocate_kv(kv)), (reference, reference.allocate_kv(kv))]
+    generator = torch.Generator(plan.device).manual_seed(1)
+    errors = {}
+    for name, rows in STEPS.items():
+        batch = _batch(table, rows, spec.vocab_size)
+        size = (len(batch.token_ids), spec.q_size + 2 * spec.kv_size)
+        qkv = torch.randn(size, generator=generator, device=plan.device).to(torch.bfloat16)
+        outcomes = []
+        for side, cache in sides:
+            planned = side.plan(batch.layout, BLOCK_SIZE)
+            queries = side.rope_append(qkv.clone(), angles, cache, 0, shape, planned)
+            out = torch.full((size[0], spec.q_size), torch.nan, dtype=torch.bfloat16, device=plan.device)
+            outcomes.append((queries.clone(), side.attend(queries, cache, 0, shape, planned, out)))
+        (queries, mixed), (wanted_queries, wanted_mixed) = outcomes
+        errors[name] = (_error(queries, wanted_queries), _error(mixed, wanted_mixed))
+    return errors
+
+
+@torch.inference_mode()
+def _logits(plan: Plan, spec: DecoderSpec, backend: Backend, dtype: torch.dtype) -> dict[str, Tensor]:
+    """By step, of all its rows, [R, V] float32 on the host."""
+    decoder = load_decoder(
+        plan.models / "checked",
+        backend,
+        dtype,
+        max_model_len=_BLOCKS_EACH * BLOCK_SIZE,
+        max_rows=_MOST_ROWS,
+        source=MadeUp(spec, plan.device),
+        progress=lambda _done, _total: None,
+    )
+    runner, table = Runner(decoder, backend, _kv(spec, dtype)), _table()
+    found = {}
+    for name, rows in STEPS.items():
+        batch = _batch(table, rows, spec.vocab_size)
+        runner.forward(batch)
+        found[name] = runner.logits(np.arange(len(batch.token_ids))).float().cpu().clone()
+    return found
+
+
+def _table() -> BlockTable:
+    """Blocks of all sequences in an order of chance."""
+    table = BlockTable(_SEQUENCES, _BLOCKS_EACH)
+    order = np.random.default_rng(2).permutation(_SEQUENCES * _BLOCKS_EACH).reshape(_SEQUENCES, _BLOCKS_EACH)
+    for slot, blocks in enumerate(order.tolist()):
+        table.append(slot, tuple(blocks))
+    return table
+
+
+def _batch(table: BlockTable, rows: Sequence[Rows], vocab_size: int) -> RowBatch:
+    """A sequence has the same token at a position whenever it computes it, behind a refused tail too."""
+    token_ids = [1 + (each.slot * 31 + at * 17) % (vocab_size - 1) for each in rows for at in _positions(each)]
+    return table.lay_out(
+        [each.slot for each in rows],
+        np.array([each.start for each in rows], np.int32),
+        np.array([each.count for each in rows], np.int32),
+        np.array(token_ids, np.int64),
+    )
+
+
+def _positions(rows: Rows) -> range:
+    return range(rows.start, rows.start + rows.count)
+
+
+def _kv(spec: DecoderSpec, dtype: torch.dtype) -> KvShape:
+    return KvShape(
+        num_layers=spec.num_layers,
+        num_blocks=_SEQUENCES * _BLOCKS_EACH,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=dtype,
+    )
+
+
+def _error(found: Tensor, wanted: Tensor) -> float:
+    """Relative, by norms; NaN becomes infinite."""
+    error = float((found.double() - wanted.double()).norm() / wanted.double().norm())
+    return error if error == error else float("inf")
+
+
+def _share(true: Tensor) -> float:
+    return round(float(true.float().mean()), 4)

@@ -1,0 +1,257 @@
+"""Checks of tokens: chosen, guessed and judged on the device as the references do on the CPU; and their laws.
+
+The references are the engine's own tensor operations. Laws are computed from the documented meaning of the
+parameters, without the engine's code, and held against counts by chi-square.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.gpu.checks.models import backend_of
+from benchmarks.gpu.common.plan import Plan
+from benchmarks.gpu.common.record import Json
+from benchmarks.losslessness.law import p_value
+from faser.engine.contract.plan import SequenceStart
+from faser.engine.execution.drafters.draft_samplers import WINDOW
+from faser.engine.execution.sampling.sampler import Sampler
+from faser.engine.execution.sampling.token_samplers import HostTokenSampler
+from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
+from faser.engine.execution.verifiers.rejection import Rejection
+from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
+from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
+from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata
+from faser.types import SamplingParams
+
+Floats = NDArray[np.float64]
+
+_LAW_VOCAB = 60
+LEAST_P = 1e-5  # of a right law this small is seen in one run of a hundred thousand
+_TOP_K, _TOP_P, _TEMPERATURE = 20, 0.9, 0.8
+# temperature, min_p, top_k, top_p
+_CASES = {
+    "greedy": (0.0, 0.0, 0, 1.0),
+    "T 1": (1.0, 0.0, 0, 1.0),
+    "T 0.8, top_k": (_TEMPERATURE, 0.0, _TOP_K, 1.0),
+    "T 0.8, top_p": (_TEMPERATURE, 0.0, 0, _TOP_P),
+    "T 0.8, min_p": (_TEMPERATURE, 0.05, 0, 1.0),
+    "all": (1.3, 0.01, _TOP_K, _TOP_P),
+}
+
+
+def chosen(plan: Plan) -> Json:
+    """Rows with a NaN, with one possible token, and with ties are among them."""
+    found = {}
+    rows = plan.sizes.choice_rows
+    for name, case in _cases(plan):
+        logits, requests = _logits(plan.sizes.vocab, rows), _requests(rows, case)
+        wanted = HostTokenSampler(TorchSamplingKernels()).take(logits.clone(), requests).wait().token_ids
+        out = torch.empty(rows, dtype=torch.int64, device=plan.device)
+        cuts = requests.truncation_flags
+        choice = _device_choice(plan, rows, plan.sizes.vocab)
+        choice.take(
+            logits.to(plan.device),
+            rows_of(requests, plan.device),
+            out,
+            top_k=cuts.top_k,
+            top_p=cuts.top_p,
+            random=cuts.random,
+        )
+        found[name] = int((out.cpu().numpy() != wanted).sum())
+    return {"ok": not any(found.values()), "rows": rows, "other_tokens": found}
+
+
+def guessed(plan: Plan) -> Json:
+    found = {}
+    rows = plan.sizes.choice_rows
+    for name, case in _cases(plan):
+        logits, requests = _logits(plan.sizes.vocab, rows), _requests(rows, case)
+        wanted = HostTokenSampler(TorchSamplingKernels()).draft(logits.clone(), requests, WINDOW).wait()
+        assert wanted.margins is not None, "a guess comes with its lead"
+        out = torch.empty(rows, dtype=torch.int64, device=plan.device)
+        leads = torch.empty(rows, dtype=torch.float32, device=plan.device)
+        cuts = requests.truncation_flags
+        choice = _device_choice(plan, rows, plan.sizes.vocab)
+        choice.draft(
+            logits.to(plan.device),
+            rows_of(requests, plan.device),
+            WINDOW,
+            out,
+            leads,
+            top_k=cuts.top_k,
+            top_p=cuts.top_p,
+            random=cuts.random,
+        )
+        found[name] = {
+            "other_tokens": int((out.cpu().numpy() != wanted.token_ids).sum()),
+            "other_leads": int((leads.cpu().numpy() != wanted.margins.astype(np.float32)).sum()),
+        }
+    return {"ok": not any(any(each.values()) for each in found.values()), "rows": rows, "found": found}
+
+
+def verdicts(plan: Plan) -> Json:
+    """The verifiers over logits on the device and over the same logits on the CPU."""
+    found, count = {}, plan.sizes.choice_rows
+    for name, verifier, probs in (("coupled", SampleAndMatch, False), ("rejection", Rejection, True)):
+        sequences, draft_probs = _drafts(count, plan.sizes.vocab)
+        logits = _logits(plan.sizes.vocab, rows=sum(len(each.draft) + 1 for each in sequences))
+        said: list[list[AcceptanceResult]] = []
+        for sampler in (_sampler_on(plan, plan.sizes.vocab, count), Sampler(count, plan.sizes.vocab, (), "cpu")):
+            _start(sampler, count, _TEMPERATURE)
+            judge: Verifier = verifier(sampler)
+            device = plan.device if not said else "cpu"
+            laws = draft_probs.to(device) if probs else None
+            said.append(judge.judge(logits.to(device, copy=True), sequences, laws))
+        ours, wanted = said
+        found[name] = sum(one.token_ids != other.token_ids for one, other in zip(ours, wanted, strict=True))
+    return {"ok": not any(found.values()), "sequences": count, "other_verdicts": found}
+
+
+def law_of_choice(plan: Plan) -> Json:
+    """Tokens of many seeds over one row of logits."""
+    rows, row = plan.sizes.law_rows, _law_logits(0)
+    found = {}
+    for name, case in _cases(plan):
+        requests = _requests(rows, case)
+        out = torch.empty(rows, dtype=torch.int64, device=plan.device)
+        cuts = requests.truncation_flags
+        _device_choice(plan, rows, _LAW_VOCAB).take(
+            row.repeat(rows, 1).to(plan.device),
+            rows_of(requests, plan.device),
+            out,
+            top_k=cuts.top_k,
+            top_p=cuts.top_p,
+            random=cuts.random,
+        )
+        found[name] = p_value(out.cpu().numpy(), law_of(row.double().numpy(), *case))
+    return {"ok": min(found.values()) > LEAST_P, "rows": rows, "p_values": found}
+
+
+def law_of_verification(plan: Plan) -> Json:
+    """The first token of sequences with one drafted token each: it has the target's law, whatever was drafted."""
+    found = verified(plan, plan.sizes.law_rows // 2)
+    return {"ok": min(each["p_value"] for each in found.values()) > LEAST_P, "found": found}
+
+
+def verified(plan: Plan, sequences: int, temperature: float = _TEMPERATURE) -> Json:
+    """By verifier: how likely its counts are under the target's law at a temperature; they are of _TEMPERATURE."""
+    row = _law_logits(0)
+    target = law_of(row.double().numpy(), temperature, 0.0, 0, 1.0)
+    draft = law_of(_law_logits(1).double().numpy(), 1.0, 0.0, 0, 1.0)
+    drafted = np.random.default_rng(5).choice(_LAW_VOCAB, size=sequences, p=draft)
+    asked = [DraftedRows(slot=slot, position=10, draft=(token,)) for slot, token in enumerate(drafted.tolist())]
+    found = {}
+    for name, verifier, laws in (
+        ("coupled", SampleAndMatch, None),
+        ("rejection", Rejection, torch.from_numpy(draft).repeat(sequences, 1).to(plan.device)),
+    ):
+        sampler = _sampler_on(plan, _LAW_VOCAB, sequences)
+        _start(sampler, sequences, _TEMPERATURE)
+        judge: Verifier = verifier(sampler)
+        said = judge.judge(row.repeat(2 * sequences, 1).to(plan.device), asked, laws)
+        first = np.array([each.token_ids[0] for each in said])
+        found[name] = {
+            "p_value": p_value(first, target),
+            "accepted": round(float(np.mean([len(each.token_ids) == 2 for each in said])), 4),
+        }
+    return found
+
+
+def law_of(logits: Floats, temperature: float, min_p: float, top_k: int, top_p: float) -> Floats:
+    """[V] probability of each token: temperature, min_p, top_k, top_p, each on what the one before has left."""
+    if temperature == 0:
+        return np.asarray(np.arange(len(logits)) == logits.argmax(), np.float64)
+    order = np.argsort(-logits, kind="stable")
+    weights = np.exp((logits[order] - logits.max()) / temperature)
+    weights[weights < min_p] = 0.0
+    if top_k:
+        weights[top_k:] = 0.0
+    before = weights.cumsum() - weights
+    if top_p < 1:
+        weights[before >= top_p * weights.sum()] = 0.0
+    law: Floats = np.empty(len(logits))
+    law[order] = weights / weights.sum()
+    return law
+
+
+def rows_of(requests: SamplingMetadata, device: str) -> DeviceSamplingMetadata:
+    """Requests as kernels read them."""
+    return DeviceSamplingMetadata(
+        temperature=torch.from_numpy(requests.temperature).to(device),
+        log_min_p=torch.from_numpy(requests.min_p).log().float().to(device),
+        top_k=torch.from_numpy(requests.top_k).to(device),
+        top_p=torch.from_numpy(requests.top_p).to(device),
+        seeds=torch.from_numpy(requests.seeds.view(np.int64)).to(device),
+        positions=torch.from_numpy(requests.positions).to(device),
+    )
+
+
+def _cases(plan: Plan) -> list[tuple[str, tuple[float, float, int, float]]]:
+    return [(name, _CASES[name]) for name in plan.sizes.cases]
+
+
+def _requests(rows: int, case: tuple[float, float, int, float]) -> SamplingMetadata:
+    temperature, min_p, top_k, top_p = case
+    return SamplingMetadata(
+        temperature=np.full(rows, temperature, np.float32),
+        min_p=np.full(rows, min_p),
+        top_k=np.full(rows, top_k, np.int64),
+        top_p=np.full(rows, top_p),
+        seeds=np.random.default_rng(3).integers(0, 2**63, rows, dtype=np.int64).astype(np.uint64),
+        positions=np.arange(rows, dtype=np.int64) % 1000 + 1,
+    )
+
+
+def _logits(vocab: int, rows: int) -> Tensor:
+    """[rows, vocab] float32 on the CPU, as flat as a language model's; the last rows are the odd ones."""
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(rows, vocab, generator=generator) * 3.0
+    logits[-1, 1:] = -torch.inf
+    logits[-2, vocab // 2] = torch.nan
+    logits[-3] = logits[-3].clamp(-2, 1).round()
+    return logits
+
+
+def _law_logits(seed: int) -> Tensor:
+    return torch.randn(_LAW_VOCAB, generator=torch.Generator().manual_seed(seed)) * 1.5
+
+
+def _drafts(count: int, vocab: int) -> tuple[list[DraftedRows], Tensor]:
+    """Ragged drafts of 0 … 3 tokens from [T, V] float64 laws of their own, half of them the target's likeliest."""
+    rng, sequences, laws, row = np.random.default_rng(6), [], [], 0
+    total = sum(1 + slot % 4 for slot in range(count))
+    target = (_logits(vocab, total).double() / _TEMPERATURE).nan_to_num(0.0, neginf=-1e4).softmax(-1).numpy()
+    for slot in range(count):
+        draft = []
+        for depth in range(slot % 4):
+            law = 0.5 * target[row + depth] + 0.5 * rng.dirichlet(np.ones(vocab))
+            laws.append(law / law.sum())
+            draft.append(int(rng.choice(vocab, p=laws[-1])))
+        sequences.append(DraftedRows(slot=slot, position=20 * slot + 5, draft=tuple(draft)))
+        row += len(draft) + 1
+    return sequences, torch.from_numpy(np.array(laws))
+
+
+def _start(sampler: Sampler, count: int, temperature: float) -> None:
+    for slot in range(count):
+        sampling = SamplingParams(temperature=temperature)
+        sampler.start(
+            SequenceStart(slot=slot, sampling=sampling, seed=slot * 977 + 1, prompt_len=1, token_ids=(1,))
+        )
+
+
+def _sampler_on(plan: Plan, vocab: int, slots: int) -> Sampler:
+    return Sampler(slots, vocab, (), plan.device, backend_of(plan).sampling_kernels)
+
+
+def _device_choice(plan: Plan, rows: int, vocab: int) -> Any:
+    """Of the device's backend. A CPU has none: Triton's interpreter runs the kernels there."""
+    choice = backend_of(plan).device_sampling_kernels(rows, vocab)
+    if choice is None:
+        from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
+
+        choice = TritonDeviceSamplingKernels(rows, vocab, plan.device)
+    return choice

@@ -1,0 +1,140 @@
+"""Sequences that run without an end, so many at a time, and the steps that they take while somebody looks.
+
+Owns the requests of one engine and the loop over its steps. Prompts are computed when sequences start, or come
+from the prefix cache, and are never timed. Knows neither policies nor models.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.gpu.common.timing import DeviceClock
+from faser.engine.engine import Engine
+from faser.errors import EngineError
+from faser.types import FinishReason, Request, SamplingParams
+
+_WARM_STEPS = 3
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Of one stretch. host_s: wall time of each call; device_s: from one step's end to the next one's there.
+
+    num_tokens: that came out in wall_s.
+    """
+
+    num_tokens: int
+    wall_s: float
+    host_s: tuple[float, ...]
+    device_s: tuple[float, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.wall_s
+
+
+class ClosedLoop:
+    """One set of sequences at a time: start, look at steps, stop."""
+
+    def __init__(self, engine: Engine, clock: DeviceClock, now: Callable[[], float] = time.perf_counter) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._now = now
+        self._numbers = itertools.count()
+        self._running: list[str] = []
+
+    def start(self, prompts: Sequence[Tokens], sampling: Callable[[int], SamplingParams]) -> None:
+        """Until every sequence has said its first token. sampling: of the i-th of them."""
+        assert not self._running, "the sequences before these are still running"
+        turn = next(self._numbers)
+        for place, prompt in enumerate(prompts):
+            name = f"{turn}-{place}"
+            request = Request(
+                request_id=name, prompt_token_ids=prompt, sampling=sampling(place), arrival_s=float(turn)
+            )
+            self._engine.add(request)
+            self._running.append(name)
+        silent = set(self._running)
+        while silent:
+            silent -= {request_id for request_id, _ in self._step()}
+
+    def keep_first(self, count: int) -> None:
+        """The others are dropped."""
+        for name in self._running[count:]:
+            self._engine.abort(name)
+        del self._running[count:]
+
+    def warm(self) -> None:
+        """A few steps that nobody looks at."""
+        for _ in range(_WARM_STEPS):
+            self._step()
+
+    def look(self, *, seconds: float, steps: int | None = None) -> Steps:
+        """Steps until so many are done or so long has gone by."""
+        host_s: list[float] = []
+        marks, num_tokens = [self._clock.mark()], 0
+        began_s = ended_s = self._now()
+        while not host_s or (ended_s - began_s < seconds and (steps is None or len(host_s) < steps)):
+            num_tokens += sum(count for _, count in self._step())
+            marks.append(self._clock.mark())
+            last_s, ended_s = ended_s, self._now()
+            host_s.append(ended_s - last_s)
+        return Steps(
+            num_tokens=num_tokens,
+            wall_s=ended_s - began_s,
+            host_s=tuple(host_s),
+            device_s=tuple(self._clock.between_s(marks)),
+        )
+
+    def stop(self) -> None:
+        self.keep_first(0)
+        while self._engine.has_work():
+            self._engine.step()
+
+    def _step(self) -> list[tuple[str, int]]:
+        """(request, number of its new tokens). Raises EngineError when one ends that should not."""
+        came = []
+        for delta in self._engine.step():
+            if delta.finish_reason is not None and delta.finish_reason is not FinishReason.ABORT:
+                raise EngineError(
+                    f"{delta.request_id} ended while it was measured: {delta.finish_reason} {delta.error or ''}"
+                )
+            came.append((delta.request_id, len(delta.token_ids)))
+        return came
+
+
+def answers(engine: Engine, prompts: Sequence[Tokens], sampling: Callable[[int], SamplingParams]) -> list[Tokens]:
+    """What the engine says to all of them, asked at once. Raises EngineError if an answer fails."""
+    said: dict[str, list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        request = Request(request_id=f"answer-{place}", prompt_token_ids=prompt, sampling=sampling(place))
+        said[request.request_id] = []
+        engine.add(request)
+    while engine.has_work():
+        for delta in engine.step():
+            if delta.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+                raise EngineError(f"{delta.request_id} ended with {delta.finish_reason}: {delta.error}")
+            said[delta.request_id] += delta.token_ids
+    return [tuple(each) for each in said.values()]
+
+
+def greedy(_place: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+
+
+def sampled(place: int) -> SamplingParams:
+    """As chats ask for it; every sequence with a seed of its own."""
+    return SamplingParams(temperature=0.8, top_p=0.95, seed=place, max_tokens=None, ignore_eos=True)
+
+
+def made_up_prompts(count: int, length: int, vocab_size: int, seed: int = 0) -> list[Tokens]:
+    """No two of them share a block, as far as chance goes."""
+    return [
+        tuple(np.random.default_rng((seed, place)).integers(vocab_size, size=length).tolist())
+        for place in range(count)
+    ]

@@ -1,0 +1,120 @@
+"""Phase `environment`: which device, driver and versions this is, how fast it copies and multiplies right now.
+
+Reads what the device says of itself and changes none of its settings.
+"""
+
+import json
+import platform
+import shutil
+import statistics
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.common.plan import REFERENCE_BYTES_S, REFERENCE_FLOPS_S, Plan
+from benchmarks.gpu.common.record import Desk, Folder
+from benchmarks.gpu.common.timing import DeviceClock, clock_of
+from benchmarks.peers.machine import git_commit
+from faser import __version__
+
+PHASE = "environment"
+_PACKAGES = ("torch", "triton", "flashinfer-python", "apache-tvm-ffi", "numpy", "transformers", "vllm")
+_QUERIES = (
+    "name",
+    "driver_version",
+    "clocks.sm",
+    "clocks.mem",
+    "clocks.max.sm",
+    "clocks.max.mem",
+    "power.limit",
+    "temperature.gpu",
+    "memory.used",
+    "memory.total",
+)
+_REPEATS = 20
+_PRODUCT_SIDE = {"cuda": 8192, "cpu": 128}
+
+
+def run(plan: Plan, desk: Desk) -> None:
+    desk.keep("versions", {"faser": __version__, "python": platform.python_version(), **_versions()})
+    desk.keep("commit", git_commit())
+    desk.keep("system", platform.platform())
+    desk.keep("device", _device(plan))
+    desk.keep("as_read", _as_read())
+    clock = clock_of(plan.device)
+    desk.say("copying and multiplying")  # in any case: all other phases look at it
+    desk.keep("copy_bytes_s", _copy_bytes_s(plan, clock))
+    desk.keep("product_flops_s", _product_flops_s(plan, clock))
+    desk.keep("as_read_after", _as_read())
+    desk.say(json.dumps(desk.result["device"]))
+
+
+def bytes_s(folder: Folder) -> float:
+    """What copies were measured to move in a second; the reference where that phase did not get so far."""
+    found = folder.load(PHASE)
+    return float((found.result if found else {}).get("copy_bytes_s", REFERENCE_BYTES_S))
+
+
+def flops_s(folder: Folder) -> float:
+    found = folder.load(PHASE)
+    return float((found.result if found else {}).get("product_flops_s", REFERENCE_FLOPS_S))
+
+
+def _versions() -> dict[str, str]:
+    found = {"torch CUDA": torch.version.cuda or "none"}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def _device(plan: Plan) -> dict[str, Any]:
+    if plan.dry_run:
+        return {"name": "cpu", "cores": torch.get_num_threads()}
+    found = torch.cuda.get_device_properties(0)
+    return {
+        "name": found.name,
+        "capability": f"{found.major}.{found.minor}",
+        "multiprocessors": found.multi_processor_count,
+        "memory_bytes": found.total_memory,
+        "l2_bytes": found.L2_cache_size,
+    }
+
+
+def _as_read() -> dict[str, str]:
+    """Clocks and the like, as nvidia-smi reads them; nothing where there is none."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    command = [program, f"--query-gpu={','.join(_QUERIES)}", "--format=csv,noheader"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    values = [each.strip() for each in ended.stdout.splitlines()[0].split(",")] if ended.stdout else []
+    return dict(zip(_QUERIES, values, strict=False))
+
+
+def _copy_bytes_s(plan: Plan, clock: DeviceClock) -> float:
+    """Bytes read plus bytes written in a second, of a large copy of random numbers."""
+    source = torch.randint(256, (plan.sizes.copy_bytes,), dtype=torch.uint8, device=plan.device)
+    target = torch.empty_like(source)
+    return 2 * plan.sizes.copy_bytes / _median_s(clock, lambda: target.copy_(source))
+
+
+def _product_flops_s(plan: Plan, clock: DeviceClock) -> float:
+    """Of a large square product in bfloat16."""
+    side = _PRODUCT_SIDE[plan.device]
+    one, other = (torch.randn(side, side, device=plan.device).to(torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(one)
+    return float(2 * side**3 / _median_s(clock, lambda: torch.mm(one, other, out=out)))
+
+
+def _median_s(clock: DeviceClock, work: Any) -> float:
+    work()
+    marks = [clock.mark()]
+    for _ in range(_REPEATS):
+        work()
+        marks.append(clock.mark())
+    return statistics.median(clock.between_s(marks))

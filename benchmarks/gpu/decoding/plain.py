@@ -1,0 +1,129 @@
+"""Phase `plain`: decoding without speculation, by sequences at a time, beside what memory allows.
+
+period   from one step's end on the device to the next one's, through Engine.step
+bare     the same rows through the runner alone, one step behind the other
+gap      period - bare: what the engine around the runner adds that nothing hides
+"""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.common.bare import batch_of, steps_s
+from benchmarks.gpu.common.closed_loop import ClosedLoop, Steps, greedy, made_up_prompts, sampled
+from benchmarks.gpu.common.engines import Opened, Wanted, close, draft_of, made_up, open_engine, target_of
+from benchmarks.gpu.common.plan import REFERENCE_BYTES_S, REFERENCE_FLOPS_S, Plan
+from benchmarks.gpu.common.record import Desk
+from benchmarks.gpu.common.shapes import floor_s, step_bytes
+from benchmarks.gpu.common.timing import clock_of, spread_ms
+from benchmarks.gpu.decoding import environment
+
+_SAMPLINGS = {"greedy": greedy, "T 0.8, top_p 0.95": sampled}
+
+
+def run(plan: Plan, desk: Desk) -> None:
+    _decode(plan, desk, "target", target_of(plan))
+
+
+def run_draft(plan: Plan, desk: Desk) -> None:
+    """The draft model alone, as if it were served: what one of its passes costs, by sequences."""
+    _decode(plan, desk, "draft", draft_of(plan))
+
+
+def _decode(plan: Plan, desk: Desk, name: str, directory: Path) -> None:
+    sizes = plan.sizes
+    desk.say(f"loading {name}")
+    opened = open_engine(
+        plan,
+        Wanted(
+            target=directory,
+            sequences=max(sizes.batches),
+            context=sizes.context,
+            rows=sizes.rows,
+            sources=made_up(plan),
+        ),
+    )
+    _bare_cells(plan, desk, opened, name)
+    _engine_cells(plan, desk, opened, name)
+    close(opened)
+
+
+def _bare_cells(plan: Plan, desk: Desk, opened: Opened, name: str) -> None:
+    """First of all: what the prefix cache holds is void afterwards, and nothing is in it yet."""
+    clock, info, runner = clock_of(plan.device), opened.info, opened.runner
+    for sequences in sorted(plan.sizes.batches):
+        if not desk.may_begin(f"{name}: {sequences} rows, bare"):
+            continue
+        batch = batch_of(
+            sequences=sequences,
+            rows_each=1,
+            context=plan.sizes.context,
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
+            vocab_size=info.vocab_size,
+        )
+        taken = steps_s(runner, batch, clock, plan.sizes.steps)
+        desk.append(
+            f"{name} bare",
+            {
+                "sequences": sequences,
+                "context": plan.sizes.context,
+                "bare_ms": spread_ms(taken),
+                **floors(desk, opened, rows=sequences, kv_tokens=sequences * plan.sizes.context, taken_s=taken),
+            },
+        )
+
+
+def _engine_cells(plan: Plan, desk: Desk, opened: Opened, name: str) -> None:
+    sizes, loop = plan.sizes, ClosedLoop(opened.engine, clock_of(plan.device))
+    prompts = made_up_prompts(max(sizes.batches), sizes.context, opened.info.vocab_size)
+    bare = {each["sequences"]: each["bare_ms"]["median"] for each in desk.result.get(f"{name} bare", [])}
+    for sampling, asked in _SAMPLINGS.items():
+        if not desk.may_begin(f"{name}: reading {len(prompts)} prompts, {sampling}"):
+            continue
+        loop.start(prompts, asked)
+        said = 0
+        for sequences in sizes.batches:
+            if not desk.may_begin(f"{name}: {sequences} sequences, {sampling}"):
+                continue
+            loop.keep_first(sequences)
+            loop.warm()
+            steps = loop.look(seconds=sizes.cell_s, steps=sizes.steps)
+            said += len(steps.host_s)
+            row = _cell(desk, opened, steps, sequences=sequences, context=sizes.context + said)
+            gap = None if sequences not in bare else round(row["period_ms"]["median"] - bare[sequences], 4)
+            desk.append(name, {"sampling": sampling, **row, "gap_ms": gap})
+        loop.stop()
+
+
+def _cell(desk: Desk, opened: Opened, steps: Steps, *, sequences: int, context: int) -> dict[str, Any]:
+    return {
+        "sequences": sequences,
+        "context": context,
+        "num_steps": len(steps.host_s),
+        "tokens_per_s": round(steps.tokens_per_s, 1),
+        "period_ms": spread_ms(steps.device_s),
+        "host_ms": spread_ms(steps.host_s),
+        **floors(desk, opened, rows=sequences, kv_tokens=sequences * context, taken_s=steps.device_s),
+    }
+
+
+def floors(desk: Desk, opened: Opened, *, rows: int, kv_tokens: int, taken_s: Any) -> dict[str, float]:
+    """The least time at the rates measured on this device, and ratios to it and to the one at reference rates."""
+    measured_s = floor_s(
+        opened.spec,
+        rows=rows,
+        kv_tokens=kv_tokens,
+        bytes_s=environment.bytes_s(desk.folder),
+        flops_s=environment.flops_s(desk.folder),
+    )
+    reference_s = floor_s(
+        opened.spec, rows=rows, kv_tokens=kv_tokens, bytes_s=REFERENCE_BYTES_S, flops_s=REFERENCE_FLOPS_S
+    )
+    median_s = statistics.median(taken_s)
+    return {
+        "step_bytes": step_bytes(opened.spec, kv_tokens=kv_tokens),
+        "floor_ms": round(1e3 * measured_s, 4),
+        "times_floor": round(median_s / measured_s, 3),
+        "times_reference_floor": round(median_s / reference_s, 3),
+    }

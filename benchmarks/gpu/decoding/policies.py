@@ -1,0 +1,197 @@
+"""Phase `policies`: what speculation brings at given acceptance, by policy and by sequences at a time.
+
+Policies take turns within a round, each round beginning with another one, on the same prompts. A turn starts its
+sequences anew from the prefix cache, so that all of them see the same contexts. Ratios are to policy off in the
+same round; what counts is their median.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.common.closed_loop import ClosedLoop, Steps, Tokens, greedy, made_up_prompts
+from benchmarks.gpu.common.engines import Wanted, close, draft_of, made_up, open_engine, target_of
+from benchmarks.gpu.common.plan import Plan, Sizes
+from benchmarks.gpu.common.record import Desk, Json
+from benchmarks.gpu.common.timing import clock_of
+from faser.engine.contract.step_times import StepTimes
+from faser.engine.control.speculation.statistics import PLAIN, SERIAL
+from faser.engine.engine import Engine
+from faser.types import SamplingParams, SpeculationStats
+
+OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """A policy and, of `fixed`, its length. overlap: as use_policy takes it; label: instead of a name of these."""
+
+    policy: str
+    gamma: int | None = None
+    overlap: str | None = None
+    label: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.label or (self.policy if self.gamma is None else f"{self.policy}:{self.gamma}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """What one contest is about. prompts: of the most sequences; about: stands in every row of the result.
+
+    seen: what somebody saw since it was asked last; asked before a turn's steps and after, it stands in the turn.
+    """
+
+    arms: tuple[Arm, ...]
+    batches: tuple[int, ...]
+    prompts: Sequence[Tokens]
+    sampling: Callable[[int], SamplingParams]
+    about: Mapping[str, Any]
+    seen: Callable[[], Mapping[str, Any]] = dict
+
+
+def arms_of(sizes: Sizes) -> tuple[Arm, ...]:
+    fixed = (Arm(policy="fixed", gamma=gamma) for gamma in sizes.caps)
+    return (Arm(policy=OFF), *fixed, Arm(policy="goodput"), Arm(policy="faser"))
+
+
+def synthetic(draft: Path, *, cap: int, acceptance: float) -> dict[str, Any]:
+    """speculative_config of a draft model whose tokens pass one after the other with the same probability."""
+    return {
+        "method": "draft_model",
+        "model": str(draft),
+        "num_speculative_tokens": cap,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [acceptance**depth for depth in range(1, cap + 1)],
+    }
+
+
+def run(plan: Plan, desk: Desk) -> None:
+    sizes, target, draft = plan.sizes, target_of(plan), draft_of(plan)
+    costs: StepTimes | None = None
+    for place, acceptance in enumerate(sizes.acceptances):
+        if not desk.may_begin(f"acceptance {acceptance:g}: loading both models"):
+            continue
+        opened = open_engine(
+            plan,
+            Wanted(
+                target=target,
+                draft=draft,
+                sequences=max(sizes.policy_batches),
+                context=sizes.context,
+                rows=sizes.rows,
+                sources=made_up(plan),
+                speculative=synthetic(draft, cap=sizes.cap, acceptance=acceptance),
+                costs=costs,
+            ),
+        )
+        costs = None if opened.costs is None else StepTimes(tables=opened.costs.tables)
+        turns = Turns(
+            arms=arms_of(sizes),
+            batches=sizes.policy_batches,
+            prompts=made_up_prompts(max(sizes.policy_batches), sizes.context, opened.info.vocab_size),
+            sampling=greedy,
+            about={"acceptance": acceptance},
+        )
+        contest(plan, desk, opened.engine, turns, ends_s=desk.left_s / (len(sizes.acceptances) - place))
+        close(opened)
+    desk.keep("rows", rows_of(desk.result.get("turns", [])))
+
+
+def contest(plan: Plan, desk: Desk, engine: Engine, turns: Turns, *, ends_s: float) -> None:
+    """Round after round over all batches and policies, for about ends_s seconds; the first round in any case."""
+    sizes, loop = plan.sizes, ClosedLoop(engine, clock_of(plan.device))
+    arms, stop_at_s = turns.arms, desk.left_s - ends_s
+    for round_ in range(sizes.rounds):
+        for sequences in turns.batches:
+            if round_ and desk.left_s < stop_at_s:
+                return
+            if not desk.may_begin(f"{dict(turns.about)}, {sequences} sequences, round {round_ + 1}"):
+                continue
+            for arm in (*arms[round_ % len(arms) :], *arms[: round_ % len(arms)]):
+                desk.append(
+                    "turns",
+                    {
+                        **turns.about,
+                        "sequences": sequences,
+                        "round": round_,
+                        "policy": arm.name,
+                        **_turn(engine, loop, arm, turns, sequences, sizes.window_s),
+                    },
+                )
+
+
+def rows_of(turns: Sequence[Json]) -> list[Json]:
+    """One row a cell and policy: medians over its rounds. Ratios are within a round, so that drifts cancel."""
+    measured = ("sequences", "round", "policy", "tokens_per_s", "gamma", "accepted", "ahead")
+    by_cell: dict[tuple[Any, ...], list[Json]] = {}
+    off: dict[tuple[Any, ...], float] = {}
+    for turn in turns:
+        about = tuple((name, value) for name, value in turn.items() if name not in measured)
+        cell = (*about, ("sequences", turn["sequences"]))
+        by_cell.setdefault((*cell, ("policy", turn["policy"])), []).append(turn)
+        if turn["policy"] == OFF:
+            off[(*cell, turn["round"])] = turn["tokens_per_s"]
+    rows = []
+    for key, found in by_cell.items():
+        ratios = [
+            turn["tokens_per_s"] / off[(*key[:-1], turn["round"])]
+            for turn in found
+            if (*key[:-1], turn["round"]) in off
+        ]
+        rows.append(
+            {
+                **dict(key),
+                "rounds": len(found),
+                "tokens_per_s": statistics.median(turn["tokens_per_s"] for turn in found),
+                "times_off": round(statistics.median(ratios), 4) if ratios else None,
+                "gamma": statistics.median(turn["gamma"] for turn in found),
+                "accepted": statistics.median(turn["accepted"] for turn in found),
+            }
+        )
+    return rows
+
+
+def _turn(
+    engine: Engine, loop: ClosedLoop, arm: Arm, turns: Turns, sequences: int, seconds: float
+) -> dict[str, Any]:
+    """What was learned about acceptance stays, as in a server that has run for a while."""
+    engine.use_policy(arm.policy, arm.gamma, forget=False, overlap=arm.overlap)
+    loop.start(turns.prompts[:sequences], turns.sampling)
+    loop.warm()
+    turns.seen()
+    before = _speculation(engine)
+    steps = loop.look(seconds=seconds)
+    after, seen = _speculation(engine), turns.seen()
+    loop.stop()
+    return {"tokens_per_s": round(steps.tokens_per_s, 1), **_drafted(before, after, steps, sequences), **seen}
+
+
+def _drafted(before: SpeculationStats, after: SpeculationStats, steps: Steps, sequences: int) -> dict[str, float]:
+    """gamma: verified tokens of a sequence in a step; accepted: share of these.
+
+    ahead: share of the steps that drafted ahead.
+    """
+    verified, accepted = (
+        sum(getattr(each, name) for each in after.methods) - sum(getattr(each, name) for each in before.methods)
+        for name in ("verified", "accepted")
+    )
+    return {
+        "gamma": round(verified / (len(steps.host_s) * sequences), 3),
+        "accepted": round(accepted / max(verified, 1), 4),
+        "ahead": round((_ahead(after) - _ahead(before)) / len(steps.host_s), 3),
+    }
+
+
+def _ahead(stats: SpeculationStats) -> int:
+    """Steps that drafted ahead, on whatever partition."""
+    return sum(steps for mode, steps in stats.mode_steps if mode not in (PLAIN, SERIAL))
+
+
+def _speculation(engine: Engine) -> SpeculationStats:
+    stats = engine.stats().speculation
+    assert stats is not None, "the engine was built to speculate"
+    return stats

@@ -1,0 +1,175 @@
+"""Phase `real_text`: policies over a pair of models that say something, with the acceptance that this brings.
+
+SmolLM2-135M is widened to the cost of a 7B model without changing what it says (benchmarks/grow_model.py), on the
+device; the drafter is the small model with noise on its weights. Acceptance then depends on token and request,
+which given rates lack and adaptive lengths live from.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from benchmarks.gpu.common.closed_loop import Tokens, answers, greedy, sampled
+from benchmarks.gpu.common.engines import Opened, Wanted, close, open_engine
+from benchmarks.gpu.common.plan import Plan
+from benchmarks.gpu.common.record import Desk
+from benchmarks.gpu.decoding.policies import Turns, arms_of, contest, rows_of
+from benchmarks.grow_model import Growth, NoisySource, grown_spec
+from faser.bench.prompts import read_prompts
+from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.contract.step_times import StepTimes
+from faser.engine.execution.models import tensors
+from faser.engine.execution.models.safetensors_source import SafetensorsSource
+from faser.engine.execution.models.weights import WeightSource
+from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
+from faser.types import SamplingParams
+
+_NOISE = 0.05  # of the drafter's weights; about 0.85 of its tokens are then accepted at temperature 0.8
+_SAMPLINGS = {"greedy": greedy, "T 0.8, top_p 0.95": sampled}
+_MOST_PROMPTS = 512
+_SAID_TOKENS = 48
+_BESIDE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Both models in an engine, and prompts. parameters: of the target."""
+
+    opened: Opened
+    tokenizer: Tokenizer
+    prompts: list[Tokens]
+    parameters: int
+
+
+def run(plan: Plan, desk: Desk) -> None:
+    sizes, small = plan.sizes, plan.smollm2
+    if small is None:
+        desk.keep("not there", "no --smollm2 was given")
+        return
+    pair = open_pair(plan, desk, small)
+    engine = pair.opened.engine
+    desk.keep("parameters", pair.parameters)
+    engine.use_policy("off")
+    said = answers(engine, pair.prompts[:1], lambda _: _said(_SAID_TOKENS))
+    desk.keep("says", pair.tokenizer.decode(list(said[0])))
+    for place, (name, sampling) in enumerate(_SAMPLINGS.items()):
+        turns = Turns(
+            arms=arms_of(sizes),
+            batches=sizes.policy_batches,
+            prompts=pair.prompts,
+            sampling=sampling,
+            about={"sampling": name},
+        )
+        contest(plan, desk, engine, turns, ends_s=desk.left_s / (len(_SAMPLINGS) - place))
+    close(pair.opened)
+    desk.keep("rows", rows_of(desk.result.get("turns", [])))
+
+
+def open_pair(
+    plan: Plan,
+    desk: Desk,
+    small: Path,
+    *,
+    overlap: str = "off",
+    early_prune: str = "off",
+    costs: StepTimes | None = None,
+) -> Pair:
+    """small: directory of SmolLM2. overlap, early_prune, costs: as in Wanted."""
+    sizes = plan.sizes
+    spec = read_model_config(small).spec
+    wide = wide_spec(spec, *sizes.grown)
+    target = _directory(small, plan.models / "grown", wide)
+    draft = _directory(small, plan.models / "noised", spec)
+    tokenizer = load_tokenizer(small)
+    prompts = _prompts(plan, tokenizer, max(sizes.policy_batches))
+
+    def sources(directory: Path) -> WeightSource:
+        if directory == target:
+            return Grown(Growth(spec, wide, device=plan.device), SafetensorsSource(small))
+        return NoisySource(SafetensorsSource(small), _NOISE)
+
+    desk.say(f"growing {tensors.num_parameters(wide) / 1e9:.2f} billion parameters on {plan.device}")
+    opened = open_engine(
+        plan,
+        Wanted(
+            target=target,
+            draft=draft,
+            sequences=max(sizes.policy_batches),
+            context=max(map(len, prompts)),
+            rows=sizes.rows,
+            sources=sources,
+            speculative={"method": "draft_model", "model": str(draft), "num_speculative_tokens": sizes.cap},
+            overlap=overlap,
+            early_prune=early_prune,
+            costs=costs,
+        ),
+    )
+    return Pair(opened=opened, tokenizer=tokenizer, prompts=prompts, parameters=tensors.num_parameters(wide))
+
+
+def wide_spec(spec: DecoderSpec, hidden: int, inner: int, num_kv_heads: int) -> DecoderSpec:
+    """Sizes that kernels like, where grown_spec keeps proportions; groups stay as they are."""
+    group = spec.num_heads // spec.num_kv_heads
+    return replace(
+        grown_spec(spec, hidden),
+        intermediate_size=inner,
+        num_kv_heads=num_kv_heads,
+        num_heads=num_kv_heads * group,
+    )
+
+
+class Grown:
+    """A WeightSource of a model that grows as it is read: in the order of tensor_shapes, each tensor once."""
+
+    def __init__(self, growth: Growth, source: WeightSource) -> None:
+        self._names = list(tensors.tensor_shapes(growth.wide))
+        self._shards: Iterator[dict[str, Tensor]] = growth.shards(source)
+        self._shard: dict[str, Tensor] = {}
+
+    def names(self) -> list[str]:
+        return self._names
+
+    def get(self, name: str) -> Tensor:
+        while name not in self._shard:
+            self._shard = next(self._shards)
+        return self._shard.pop(name)
+
+
+def _directory(small: Path, out: Path, spec: DecoderSpec) -> Path:
+    """What lies beside the tensors of a model of these sizes, made from the small one's."""
+    out.mkdir(parents=True, exist_ok=True)
+    config: dict[str, Any] = json.loads((small / "config.json").read_text("utf-8"))
+    config |= {
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "tie_word_embeddings": spec.tie_word_embeddings,
+    }
+    (out / "config.json").write_text(json.dumps(config, indent=1) + "\n", "utf-8")
+    (out / "grown.safetensors").touch()
+    for name in _BESIDE:
+        if (small / name).is_file():
+            shutil.copyfile(small / name, out / name)
+    return out
+
+
+def _prompts(plan: Plan, tokenizer: Any, count: int) -> list[tuple[int, ...]]:
+    """count of those that fit into the context; the first one follows the last one."""
+    read = read_prompts(None if plan.prompts is None else str(plan.prompts), tokenizer, limit=_MOST_PROMPTS)
+    fitting = [each.token_ids for each in read if len(each.token_ids) <= plan.sizes.context]
+    if not fitting:
+        shortest = min(len(each.token_ids) for each in read)
+        raise ValueError(f"the shortest prompt has {shortest} tokens; contexts have {plan.sizes.context}")
+    return [fitting[place % len(fitting)] for place in range(count)]
+
+
+def _said(count: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=count)

@@ -1,0 +1,209 @@
+"""Phase `lanes`: whether the device can be divided, what a part of it can do, and what two parts cost each other.
+
+splits     what the driver makes of requests for 8, 16 … processors
+rates      bytes and operations a second of a part, by its processors
+stays      whether kernels of every kind stay on the part whose stream they were given to or recorded on: they then
+           take longer on a small part than on everything; and the processors that the probe saw
+partitions for each that is asked for: which one came, its shares, and the driver's words if another one came
+company    two busy lanes against the same work in turns, by kinds, for every partition and share
+matrix     steps of the target beside passes of the draft model, each over its time alone
+
+What the driver refuses is a result here: what takes parts is then left out, and streams are measured, once.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.gpu.common.plan import Plan
+from benchmarks.gpu.common.record import Desk, Json
+from benchmarks.gpu.common.timing import DeviceClock, clock_of
+from benchmarks.gpu.lanes import loads, matrix
+from benchmarks.gpu.lanes.loads import KINDS, Load, median_s
+from benchmarks.gpu.lanes.matrix import Divide
+from benchmarks.gpu.lanes.places import GreenPlaces, Places, ThreadPlaces
+from benchmarks.gpu.lanes.processor_probe import MOST_PROCESSORS, count_blocks, processors_of
+from benchmarks.gpu.lanes.timed_partition import divide
+from faser.engine.execution.overlap.cores import core_numbers
+from faser.engine.execution.overlap.partition import Partition, synchronous
+from faser.errors import ConfigError
+from faser.kernels.cuda.green_contexts import GreenContextError, open_green_driver
+from faser.kernels.cuda.streams import CudaLaneDevice
+
+# Makes a recording of work on the current stream, and returns what replays it.
+Record = Callable[[Callable[[], object]], Callable[[], None]]
+
+_STAYS = 2.0  # times as long on the smallest part: 8 of 132 processors have a sixteenth of them
+_BUSY_S = 3e-3  # about how long a lane works in a pair
+_ROUNDS = 5
+_PAIRS = (("product", "product"), ("traffic", "traffic"), ("product", "traffic"), ("traffic", "product"))
+
+
+def run(
+    plan: Plan, desk: Desk, open_places: Callable[[Plan], Places] | None = None, divide: Divide = divide
+) -> None:
+    """open_places: None: the device's; may raise GreenContextError. divide: may raise ConfigError."""
+    clock = clock_of(plan.device)
+    try:
+        places = (open_places or places_of)(plan)
+        desk.keep("splits", splits(places))
+        desk.keep("refused", None)
+    except GreenContextError as refused:
+        desk.keep("refused", str(refused))
+    else:
+        _rates(plan, desk, places, clock)
+        _stays(plan, desk, places, clock)
+        places.close()
+    for name in plan.sizes.partitions:
+        if desk.may_begin(f"company by {name}"):
+            _company(plan, desk, name, clock, divide)
+    matrix.run(plan, desk, divide)
+
+
+def places_of(plan: Plan) -> Places:
+    """Raises GreenContextError where the driver cannot be asked."""
+    if plan.dry_run:
+        return ThreadPlaces(min(len(core_numbers()), 2))
+    device = torch.device("cuda", torch.cuda.current_device())
+    lanes = CudaLaneDevice(device)
+    return GreenPlaces(open_green_driver(device), lanes)
+
+
+def splits(places: Places) -> list[Json]:
+    return [
+        {"wanted": width, "part": part, "left": left}
+        for width in places.widths()[:-1]
+        for part, left in [places.split(width)]
+    ]
+
+
+def _rates(plan: Plan, desk: Desk, places: Places, clock: DeviceClock) -> None:
+    for load in (loads.traffic(plan), loads.product(plan)):
+        for width in places.widths():
+            if not desk.may_begin(f"{load.name} on {width} processors"):
+                continue
+            with places.on(width):
+                seconds = median_s(clock, load.run)
+            desk.append("rates", {"load": load.name, "processors": width, "a_second": load.amount / seconds})
+
+
+def _stays(plan: Plan, desk: Desk, places: Places, clock: DeviceClock) -> None:
+    narrow, wide = places.widths()[0], places.widths()[-1]
+    for name, make in KINDS.items():
+        if not desk.may_begin(f"where {name} runs"):
+            continue
+        try:
+            load = make(plan)
+        except ConfigError as error:
+            desk.append("stays", {"load": name, "says": str(error)})
+            continue
+        record = None if plan.dry_run else _recorded
+        desk.append("stays", {"load": name, **confined(places, clock, load, narrow, wide, record)})
+    desk.keep("seen", _seen(plan, places, narrow))
+
+
+def confined(
+    places: Places, clock: DeviceClock, load: Load, narrow: int, wide: int, record: Record | None
+) -> Json:
+    """Its time on the narrow part over that on everything: given there; recorded there and replayed elsewhere.
+
+    record: None: nothing can be recorded.
+    """
+    with places.on(wide):
+        whole_s = median_s(clock, load.run)
+    with places.on(narrow):
+        part_s = median_s(clock, load.run)
+        replay = None if record is None else record(load.run)
+    found = {"eager_ratio": round(part_s / whole_s, 2), "eager": part_s > _STAYS * whole_s}
+    if replay is not None:
+        with places.on(wide):
+            replayed_s = median_s(clock, replay)
+        found |= {"recorded_ratio": round(replayed_s / whole_s, 2), "recorded": replayed_s > _STAYS * whole_s}
+    return found
+
+
+def _recorded(work: Callable[[], object]) -> Callable[[], None]:
+    """On the current stream. What a kernel needs was made by a run before."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+        work()
+    torch.cuda.synchronize()
+    return graph.replay
+
+
+def _seen(plan: Plan, places: Places, narrow: int) -> Json:
+    """Processors that the probe saw: on everything, on the narrow part, recorded there and replayed elsewhere."""
+    if plan.dry_run:
+        return {"says": "a CPU has no such processors"}
+    with places.on(places.num_processors):
+        everywhere = processors_of(torch.cuda.current_stream())
+    with places.on(narrow):
+        here = processors_of(torch.cuda.current_stream())
+        counts = torch.zeros(MOST_PROCESSORS, dtype=torch.int32, device=plan.device)
+        replay = _recorded(lambda: count_blocks(counts, places.num_processors))
+    with places.on(places.num_processors):
+        replay()
+        torch.cuda.synchronize()
+        replayed = [processor for processor, count in enumerate(counts.tolist()) if count]
+    return {"everywhere": sorted(everywhere), "narrow": sorted(here), "recorded": replayed}
+
+
+def _company(plan: Plan, desk: Desk, name: str, clock: DeviceClock, divide: Divide) -> None:
+    try:
+        divided = divide(plan, name)
+    except ConfigError as error:
+        desk.append("partitions", {"asked": name, "came": None, "refusal": str(error), "shares": []})
+        return
+    desk.append("partitions", divided.about)
+    if not divided.is_measured_as_itself(plan.sizes.partitions):
+        pairs(plan, desk, divided.partition, clock)
+    divided.partition.close()
+
+
+def pairs(plan: Plan, desk: Desk, partition: Partition, clock: DeviceClock) -> None:
+    for drafting, verifying in _PAIRS:
+        draft, verify = (busy(clock, KINDS[each](plan)) for each in (drafting, verifying))
+        for share in partition.shares():
+            if not desk.may_begin(f"{drafting} beside {verifying}, {partition.name}, share {share:.3f}"):
+                continue
+            partition.resize(share)
+            row = {"partition": partition.name, "share": round(share, 4), "draft": drafting, "verify": verifying}
+            desk.append("company", {**row, **company(partition, clock, draft, verify)})
+
+
+def company(
+    partition: Partition, clock: DeviceClock, draft: Callable[[], None], verify: Callable[[], None]
+) -> Json:
+    """speed_up: in turns on everything over side by side; slowdown: on a lane over alone on everything."""
+    rounds = []
+    for _ in range(_ROUNDS + 1):
+        marks = [clock.mark()]
+        for work in (draft, verify):
+            work()
+            marks.append(clock.mark())
+        draft_s, verify_s = clock.between_s(marks)
+        joined = partition.run_both(lambda _lane, _done: draft(), synchronous(lambda _lane: verify()))
+        both_s = max(joined.draft_ended_s, joined.verify_ended_s) - min(
+            joined.draft_began_s, joined.verify_began_s
+        )
+        rounds.append(
+            {
+                "speed_up": (draft_s + verify_s) / both_s,
+                "draft_slowdown": (joined.draft_ended_s - joined.draft_began_s) / draft_s,
+                "verify_slowdown": (joined.verify_ended_s - joined.verify_began_s) / verify_s,
+                "together": joined.overlap_s / both_s,
+            }
+        )
+    return matrix.medians(rounds[1:])
+
+
+def busy(clock: DeviceClock, load: Load) -> Callable[[], None]:
+    """So many runs that they take about as long as those of other loads."""
+    count = max(round(_BUSY_S / median_s(clock, load.run)), 1)
+
+    def work() -> None:
+        for _ in range(count):
+            load.run()
+
+    return work

@@ -1,0 +1,214 @@
+"""Compiles every Triton kernel of the package for a GPU that is not there, and lists them.
+
+    python -m benchmarks.gpu.travel.triton_kernels [--arch 90] [--json FILE]
+
+To be run with the Triton of the machine that is lent, without TRITON_INTERPRET: a kernel that its compiler
+refuses would cost the day there. TYPES has the type of every argument, by its name. Needs no GPU. The exit
+status is 1 where a kernel does not compile.
+"""
+
+import argparse
+import importlib
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import faser.kernels.cuda.triton as package
+from benchmarks.simulator.report import markdown
+from faser.files import write_atomically
+from faser.kernels.cuda.triton.common.tensors import EXACT
+
+TYPES = {
+    "*fp32": (
+        "logits chunk_largest chunk_next largest best_margin margin margins temperature log_min_p fixed_probs "
+        "angles scales row_scales column_scales"
+    ),
+    "*fp64": "out bias output_counts repetition frequency presence top_p draft_probs chunk_inside",
+    "*i64": (
+        "seeds positions draft_starts chunk_best best chunk_weight chunk_prob kept_prob rests sums next_sums "
+        "chunk_ties top_k chosen drafted final_ids chunk_residual chunk_target token_ids slots chunk_first source "
+        "rows row_start"
+    ),
+    "*i32": "counts edge_key edge_id prefixes first_row num_accepted",
+    "*bf16": "qkv keys values q_weight k_weight x addend residual scaled",
+    "*u8": "codes",
+    "i32": (
+        "stride width purpose count num_rows draft_stride out_stride residual_stride level rest_bits num_halvings"
+    ),
+    "i64": "window_bits",
+    "fp32": "eps",
+}
+TYPE_OF = {name: kind for kind, names in TYPES.items() for name in names.split()}
+SIZES: dict[str, Any] = {"NUM_CHUNKS": 63, "SPAN": 64, "BLOCK": 2048, "SPAN_ROWS": 8}
+SIZES |= {
+    "BY_PROB": True,
+    "WRITE": True,
+    "FIRST": False,
+    "NORM": True,
+    "ROTATE": True,
+    "GIVEN": False,
+    "AS_FP8": False,
+}
+SIZES |= {"MOST": 1024, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "ADDS": True, "HAS_RESIDUAL": True}
+OTHERS = {"_scale": {"sums": "*fp32"}}
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "_digit_sums": [{"BY_PROB": by_prob, "FIRST": first} for by_prob in (True, False) for first in (True, False)],
+    "_settle": [{"BY_PROB": False}],
+    "_chunk_probs": [{"WRITE": False}],
+    "_draw": [{"GIVEN": True}],
+    "_drawn_draft": [{"GIVEN": True}],
+    "_chunk_draft": [{"GIVEN": True}],
+    "_rope_append": [{"AS_FP8": True}],
+}
+
+
+_WARP = 32
+_LEFT_IN_MEMORY = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
+_FUSED = re.compile(r"\bfma\.rn\.f(32|64)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """One variant of a kernel. variant: its sizes unlike the common ones, as text.
+
+    registers: of a thread. stack_bytes: of a thread, spilled registers and arrays without constant indices; None
+    where cuobjdump is missing. shared_bytes: of a block. fuses: whether a product and a sum share a rounding.
+    error: of the compiler; empty: none.
+    """
+
+    kernel: str
+    module: str
+    variant: str
+    seconds: float
+    registers: int | None = None
+    stack_bytes: int | None = None
+    shared_bytes: int = 0
+    code_bytes: int = 0
+    fuses: bool = False
+    error: str = ""
+
+
+def compile_all(arch: int) -> Iterator[Compiled]:
+    """Every variant of every kernel, as it is compiled. arch: such as 90."""
+    for module, kernel in kernels():
+        for changed in ({}, *VARIANTS.get(kernel.__name__, [])):
+            began_s = time.perf_counter()
+            variant = ", ".join(f"{name}={value}" for name, value in changed.items())
+            about = {"kernel": kernel.__name__, "module": module.removeprefix(f"{package.__name__}.")}
+            try:
+                found = describe(_compile(kernel, changed, arch))
+            except Exception as error:  # whatever the compiler says: the other kernels are wanted too
+                found = {"error": f"{type(error).__name__}: {error}"}
+            yield Compiled(**about, variant=variant, seconds=round(time.perf_counter() - began_s, 2), **found)
+
+
+def kernels() -> Iterator[tuple[str, Any]]:
+    """(module, kernel) of all that are launched; functions that kernels call are none of them."""
+    for module_info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        module = importlib.import_module(module_info.name)
+        for kernel in vars(module).values():
+            is_own = isinstance(kernel, triton.JITFunction) and kernel.__module__ == module.__name__
+            if is_own and "tl.program_id(0)" in kernel.src:
+                yield module.__name__, kernel
+
+
+def _compile(kernel: Any, changed: dict[str, Any], arch: int) -> Any:
+    """changed: sizes unlike the common ones. Raises KeyError for an argument that TYPES lacks."""
+    name = kernel.__name__
+    sizes = {each: changed.get(each, SIZES[each]) for each in kernel.arg_names if each.isupper()}
+    types = TYPE_OF | OTHERS.get(name, {}) | ({"source": "*fp64"} if changed.get("GIVEN") else {})
+    types |= {"keys": "*u8", "values": "*u8"} if changed.get("AS_FP8") else {}
+    signature = {each: "constexpr" if each in sizes else types[each] for each in kernel.arg_names}
+    constants = {(kernel.arg_names.index(each),): sizes[each] for each in sizes}
+    source = ASTSource(kernel, signature, constexprs=constants)
+    return triton.compile(source, target=GPUTarget("cuda", arch, _WARP), options=EXACT)
+
+
+def describe(compiled: Any) -> dict[str, Any]:
+    """What the compiler made of a kernel, as fields of Compiled."""
+    code: bytes = compiled.asm["cubin"]
+    registers, stack = resources(code)
+    return {
+        "registers": registers,
+        "stack_bytes": stack,
+        "shared_bytes": int(compiled.metadata.shared),
+        "code_bytes": len(code),
+        "fuses": _FUSED.search(compiled.asm["ptx"]) is not None,
+    }
+
+
+def resources(code: bytes) -> tuple[int | None, int | None]:
+    """Registers and bytes of stack of a thread, by the cuobjdump that comes with Triton; None without it."""
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not program.exists():
+        return None, None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        command = [str(program), "--dump-resource-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = _LEFT_IN_MEMORY.search(told)
+    return (None, None) if found is None else (int(found[1]), int(found[2]))
+
+
+def page(found: list[Compiled]) -> str:
+    """All of them as a table."""
+    columns = ("kernel", "variant", "s", "registers", "stack B", "shared B", "code B", "")
+    rows = [
+        (
+            each.kernel,
+            each.variant,
+            f"{each.seconds:.1f}",
+            _or_dash(each.registers),
+            _or_dash(each.stack_bytes),
+            str(each.shared_bytes),
+            str(each.code_bytes),
+            each.error.splitlines()[0] if each.error else "",
+        )
+        for each in found
+    ]
+    return markdown(columns, rows)
+
+
+def _or_dash(value: int | None) -> str:
+    return "–" if value is None else str(value)
+
+
+def main(arguments: list[str]) -> int:
+    asked = parser().parse_args(arguments)
+    if not isinstance(next(kernels(), (None, None))[1], triton.JITFunction):
+        sys.exit("TRITON_INTERPRET is set: nothing would be compiled")
+    found = list(compile_all(asked.arch))
+    if asked.json is not None:
+        content = {"triton": triton.__version__, "arch": asked.arch, "kernels": [asdict(each) for each in found]}
+        write_atomically(asked.json, json.dumps(content, indent=1) + "\n")
+    print(page(found))
+    print(f"{len(found)} variants of {len({each.kernel for each in found})} kernels, Triton {triton.__version__}")
+    return 1 if any(each.error for each in found) else 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        "python -m benchmarks.gpu.travel.triton_kernels",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--arch", type=int, default=90, help="compute capability without its point [90]")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the list there as well")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

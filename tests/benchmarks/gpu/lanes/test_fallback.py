@@ -1,0 +1,113 @@
+"""Where the driver of a GPU refuses, the bench programs say so for each partition, and measure what came once."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu.common.plan import ON_CPU, Plan, Sizes
+from benchmarks.gpu.common.record import Desk, Folder
+from benchmarks.gpu.lanes import lanes, overlap
+from benchmarks.gpu.lanes import report as lane_report
+from benchmarks.gpu.lanes.places import Places
+from benchmarks.gpu.lanes.timed_partition import Divided, TimedPartition
+from faser.engine.execution.overlap.cores import Cores, core_numbers
+from faser.errors import ConfigError
+from faser.kernels.cuda.green_contexts import GreenContextError
+
+WORDS = "cuGreenCtxCreate: CUDA_ERROR_NOT_SUPPORTED, operation not supported"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(len(core_numbers()) < 2, reason="two lanes take two cores"),
+]
+
+
+class AsOnAGpu(Plan):
+    """A dry run that asks for what a GPU has, and for what nobody has."""
+
+    @property
+    def sizes(self) -> Sizes:
+        return replace(
+            ON_CPU,
+            partitions=("streams", "sm", "halves"),
+            overlap_acceptances=(0.9,),
+            overlap_batches=(1,),
+            lane_rows=((1, 1),),
+        )
+
+
+class Streams(TimedPartition):
+    """Cores by the name of what comes where a GPU cannot be divided."""
+
+    is_closed = False
+
+    @property
+    def name(self) -> str:
+        return "streams"
+
+    def close(self) -> None:
+        super().close()
+        self.is_closed = True
+
+
+class Refusing:
+    """Divides nothing: streams come for sm. given: what there is to be closed."""
+
+    def __init__(self) -> None:
+        self.given: list[Streams] = []
+
+    def __call__(self, _plan: Plan, name: str) -> Divided:
+        if name == "halves":
+            raise ConfigError("partition is halves; on a GPU it must be auto, sm, streams or serial")
+        self.given.append(Streams(Cores(core_numbers())))
+        return Divided(asked=name, partition=self.given[-1], refusal=WORDS if name == "sm" else None)
+
+
+def nowhere(_plan: Plan) -> Places:
+    raise GreenContextError(WORDS)
+
+
+def test_lanes_of_a_device_that_cannot_be_divided_are_streams_measured_once(tmp_path: Path) -> None:
+    """Planted: the driver's words left out, streams measured twice, partitions left open, refusals that raise."""
+    driver = Refusing()
+    desk = Desk(Folder(tmp_path, dry_run=True), "lanes", 100.0, lambda _: None)
+    lanes.run(AsOnAGpu(out=tmp_path, dry_run=True), desk, nowhere, driver)
+    result = desk.finish().result
+    assert result["refused"] == WORDS
+    assert "rates" not in result
+    came = {row["asked"]: (row["came"], row["refusal"]) for row in result["partitions"]}
+    assert (came["streams"], came["sm"]) == (("streams", None), ("streams", WORDS))
+    assert came["halves"][0] is None
+    shares = Cores(core_numbers()).shares()
+    assert [(row["partition"], row["share"]) for row in result["company"]] == [
+        ("streams", round(share, 4)) for _ in range(4) for share in shares
+    ]
+    by_name = {row["asked"]: row for row in result["matrix"]}
+    assert "verify_slowdown" in by_name["streams"]
+    assert by_name["sm"]["says"] == WORDS
+    assert "halves" in by_name["halves"]["says"]
+    assert len(result["matrix"]) == len(shares) + 2
+    assert driver.given
+    assert all(each.is_closed for each in driver.given)
+    assert lane_report.lanes(result).count(WORDS) == 3
+
+
+def test_drafting_ahead_by_a_partition_that_came_for_another_is_measured_once(tmp_path: Path) -> None:
+    """Planted: an engine for the fallback too; a refusal that ends the phase; a partition left open."""
+    driver = Refusing()
+    desk = Desk(Folder(tmp_path, dry_run=True), "overlap", 100.0, lambda _: None)
+    overlap.run(AsOnAGpu(out=tmp_path, dry_run=True), desk, driver)
+    result = desk.finish().result
+    assert {row["partition"] for row in result["rows"]} == {"streams"}
+    (lane,) = result["lanes"]
+    assert (lane["asked"], lane["came"], lane["refusal"]) == ("streams", "streams", None)
+    assert {row["partition"]: WORDS in row["says"] for row in result["refused"]} == {"sm": True, "halves": False}
+    assert all(each.is_closed for each in driver.given)
+    (gaps,) = result["gaps"]
+    assert gaps["pairs"] > 0
+    assert gaps["draft_gap_ms"] > 0
+    assert gaps["verify_gap_ms"] > 0
+    text = lane_report.overlap(result)
+    for each in (WORDS, "draft_gap_ms", "verify_alone", "promised"):
+        assert each in text

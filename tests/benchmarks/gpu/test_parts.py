@@ -1,0 +1,269 @@
+"""Parts of the bench programs for a GPU: made-up weights, floors, loops over steps, medians of turns, laws."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.gpu.checks.answers import agreement
+from benchmarks.gpu.checks.tokens import LEAST_P, law_of, verified
+from benchmarks.gpu.common.bare import batch_of
+from benchmarks.gpu.common.closed_loop import ClosedLoop, greedy, made_up_prompts
+from benchmarks.gpu.common.plan import ON_CPU, ON_DEVICE, Plan
+from benchmarks.gpu.common.shapes import LLAMA_1B, LLAMA_8B, floor_s, step_bytes, write_shape
+from benchmarks.gpu.common.timing import HostClock, spread_ms
+from benchmarks.gpu.common.weights import LOGIT_STD, MadeUp
+from benchmarks.gpu.decoding.policies import arms_of, rows_of, synthetic
+from benchmarks.gpu.decoding.real_text import Grown, wide_spec
+from benchmarks.gpu.decoding.vllm_arm import asked
+from benchmarks.grow_model import Growth
+from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.contract.plan import SequenceDelta
+from faser.engine.execution.models import tensors
+from faser.engine.execution.models.safetensors_source import SafetensorsSource
+from faser.errors import EngineError
+from faser.types import FinishReason, Request
+
+
+def spec_of(config: dict[str, object], directory: Path) -> DecoderSpec:
+    return read_model_config(write_shape(directory, config)).spec
+
+
+def test_models_have_the_published_numbers_of_parameters(tmp_path: Path) -> None:
+    """Model cards: 8.03 and 1.24 billion."""
+    large, small = spec_of(LLAMA_8B, tmp_path / "8b"), spec_of(LLAMA_1B, tmp_path / "1b")
+    assert tensors.num_parameters(large) == 8_030_261_248
+    assert tensors.num_parameters(small) == 1_235_814_400
+
+
+def test_a_step_reads_the_weights_once_without_the_embedding_and_the_cache_of_all_sequences(
+    tmp_path: Path,
+) -> None:
+    """Planted: the embedding counted, keys without values."""
+    large, small = spec_of(LLAMA_8B, tmp_path / "8b"), spec_of(LLAMA_1B, tmp_path / "1b")
+    assert step_bytes(large, kv_tokens=0) == 2 * (8_030_261_248 - 128256 * 4096)
+    assert step_bytes(small, kv_tokens=0) == 2 * 1_235_814_400
+    assert step_bytes(large, kv_tokens=3) - step_bytes(large, kv_tokens=0) == 3 * 131072
+
+
+def test_a_floor_is_the_longer_of_moving_and_computing(tmp_path: Path) -> None:
+    spec = spec_of(LLAMA_8B, tmp_path)
+    moving = floor_s(spec, rows=1, kv_tokens=1024, bytes_s=4.3e12, flops_s=780e12)
+    assert moving == pytest.approx(3.52e-3, rel=0.01)
+    computing = floor_s(spec, rows=320, kv_tokens=0, bytes_s=4.3e12, flops_s=780e12)
+    assert computing == pytest.approx(320 * 0.0192e-3, rel=0.01)
+
+
+def test_made_up_weights_are_those_of_their_seed_and_place_alone(tmp_path: Path) -> None:
+    spec = spec_of(ON_CPU.target, tmp_path)
+    one, other = MadeUp(spec, "cpu", seed=1), MadeUp(spec, "cpu", seed=1)
+    names = one.names()
+    first = {name: one.get(name) for name in names}
+    assert all(torch.equal(first[name], other.get(name)) for name in reversed(names))
+    assert not torch.equal(first[tensors.HEAD], MadeUp(spec, "cpu", seed=2).get(tensors.HEAD))
+    shapes = {name: tuple(each.shape) for name, each in first.items()}
+    assert shapes == tensors.tensor_shapes(spec)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_of_made_up_weights_spread_as_said(tmp_path: Path, tied: bool) -> None:
+    spec = spec_of(ON_CPU.target | {"tie_word_embeddings": tied, "hidden_size": 256}, tmp_path)
+    head = MadeUp(spec, "cpu").get(tensors.EMBEDDING if tied else tensors.HEAD).float()
+    normed = torch.randn(50, 256, generator=torch.Generator().manual_seed(1))
+    assert float((normed @ head.T).std()) == pytest.approx(LOGIT_STD, rel=0.05)
+
+
+def test_made_up_prompts_share_no_block() -> None:
+    prompts = made_up_prompts(40, 64, 512)
+    blocks = [prompt[at : at + 16] for prompt in prompts for at in range(0, 64, 16)]
+    assert len(set(blocks)) == len(blocks)
+    assert prompts == made_up_prompts(40, 64, 512)
+    assert prompts[0] != made_up_prompts(40, 64, 512, seed=1)[0]
+
+
+def test_a_bare_batch_ends_at_its_context_and_gives_every_sequence_its_own_blocks() -> None:
+    batch = batch_of(sequences=3, rows_each=2, context=33, num_blocks=9, block_size=16, vocab_size=100)
+    assert batch.layout.positions.tolist() == [31, 32] * 3
+    assert batch.layout.seq_len.tolist() == [33] * 3
+    assert batch.layout.query_start.tolist() == [0, 2, 4, 6]
+    assert sorted(batch.layout.block_table.flatten().tolist()) == list(range(9))
+    assert batch.last_rows.tolist() == [1, 3, 5]
+
+
+class CountingEngine:
+    """Every running request gets `each` tokens a step; the one named in `ends` ends in its third step."""
+
+    def __init__(self, each: int = 1, ends: str | None = None) -> None:
+        self.running: dict[str, int] = {}
+        self._each = each
+        self._ends = ends
+
+    def add(self, request: Request) -> None:
+        self.running[request.request_id] = 0
+
+    def abort(self, request_id: str) -> None:
+        del self.running[request_id]
+
+    def has_work(self) -> bool:
+        return bool(self.running)
+
+    def step(self) -> tuple[SequenceDelta, ...]:
+        deltas = []
+        for name in self.running:
+            self.running[name] += 1
+            over = name == self._ends and self.running[name] == 3
+            deltas.append(
+                SequenceDelta(
+                    request_id=name,
+                    index=0,
+                    token_ids=(7,) * self._each,
+                    finish_reason=FinishReason.LENGTH if over else None,
+                )
+            )
+        return tuple(deltas)
+
+
+def loop_over(engine: CountingEngine, tick_s: float = 1.0) -> ClosedLoop:
+    """Every look at the clock is tick_s later than the one before."""
+    now = iter(np.arange(0.0, 1000.0, tick_s).tolist())
+    return ClosedLoop(engine, HostClock(), lambda: next(now))  # type: ignore[arg-type]
+
+
+def test_a_look_counts_the_tokens_and_the_time_of_its_own_steps() -> None:
+    """Planted: no warm steps, one step too many."""
+    engine = CountingEngine(each=3)
+    loop = loop_over(engine)
+    loop.start([(1,), (2,)], greedy)
+    loop.warm()
+    assert set(engine.running.values()) == {4}
+    steps = loop.look(seconds=100.0, steps=5)
+    assert steps.num_tokens == 5 * 2 * 3
+    assert steps.host_s == (1.0,) * 5
+    assert steps.wall_s == 5.0
+    assert len(steps.device_s) == 5
+    assert steps.tokens_per_s == 6.0
+
+
+def test_a_look_ends_with_its_time_after_one_step_at_least() -> None:
+    loop = loop_over(CountingEngine())
+    loop.start([(1,)], greedy)
+    assert len(loop.look(seconds=2.5).host_s) == 3
+    assert len(loop.look(seconds=0.0).host_s) == 1
+
+
+def test_sequences_that_are_not_kept_are_dropped_and_the_last_stop_leaves_nothing() -> None:
+    engine = CountingEngine()
+    loop = loop_over(engine)
+    loop.start([(1,), (2,), (3,)], greedy)
+    loop.keep_first(1)
+    assert list(engine.running) == ["0-0"]
+    loop.stop()
+    assert not engine.running
+    loop.start([(1,)], greedy)
+    assert list(engine.running) == ["1-0"]
+
+
+def test_a_sequence_that_ends_while_it_is_measured_is_an_error() -> None:
+    loop = loop_over(CountingEngine(ends="0-1"))
+    loop.start([(1,), (2,)], greedy)
+    with pytest.raises(EngineError, match="0-1 ended while it was measured: length"):
+        loop.look(seconds=10.0)
+
+
+def turn(policy: str, round_: int, rate: float, sequences: int = 1) -> dict[str, object]:
+    return {
+        "acceptance": 0.8,
+        "sequences": sequences,
+        "round": round_,
+        "policy": policy,
+        "tokens_per_s": rate,
+        "gamma": 1.0,
+        "accepted": 0.5,
+    }
+
+
+def test_ratios_are_to_policy_off_of_the_same_round_and_their_median_counts() -> None:
+    """Planted: off of the first round for all of them."""
+    turns = [
+        *(turn("off", round_, rate) for round_, rate in enumerate((100.0, 50.0, 10.0))),
+        *(turn("faser", round_, rate) for round_, rate in enumerate((150.0, 150.0, 20.0))),
+        turn("off", 0, 1000.0, sequences=8),
+        turn("faser", 0, 500.0, sequences=8),
+    ]
+    rows = {(row["sequences"], row["policy"]): row for row in rows_of(turns)}
+    assert rows[1, "faser"]["times_off"] == 2.0
+    assert rows[1, "faser"]["tokens_per_s"] == 150.0
+    assert rows[1, "off"]["times_off"] == 1.0
+    assert rows[8, "faser"]["times_off"] == 0.5
+    assert rows[1, "faser"]["rounds"] == 3
+
+
+def test_a_policy_without_an_off_in_its_round_has_no_ratio() -> None:
+    assert rows_of([turn("faser", 0, 1.0)])[0]["times_off"] is None
+
+
+def test_given_rates_are_those_of_tokens_that_pass_one_by_one() -> None:
+    config = synthetic(Path("draft"), cap=3, acceptance=0.5)
+    assert config["synthetic_acceptance_rates"] == [0.5, 0.25, 0.125]
+
+
+def test_policies_begin_with_off_and_end_with_faser() -> None:
+    assert [arm.name for arm in arms_of(ON_DEVICE)] == ["off", "fixed:1", "fixed:3", "fixed:5", "goodput", "faser"]
+
+
+def test_vllm_gets_the_acceptance_prompts_and_batches_of_the_policies(tmp_path: Path) -> None:
+    plan = Plan(out=tmp_path)
+    found = asked(plan, 3)
+    speculative = found["engine"]["speculative_config"]
+    wanted = synthetic(tmp_path / "models" / "draft", cap=3, acceptance=0.8)
+    assert speculative == wanted
+    assert found["batches"] == ON_DEVICE.policy_batches
+    assert found["prompts"] == made_up_prompts(128, 1024, 128256)
+    assert found["engine"]["compilation_config"]["cudagraph_capture_sizes"] == [1, 4, 8, 32, 128, 512]
+    assert "speculative_config" not in asked(plan, None)["engine"]
+
+
+def test_a_law_cuts_in_the_order_of_the_documentation() -> None:
+    """min_p 0.3 leaves three tokens, top_k two of them, top_p one of those."""
+    logits = np.log(np.array([0.1, 0.4, 0.2, 0.3]))
+    assert law_of(logits, 1.0, 0.0, 0, 1.0) == pytest.approx([0.1, 0.4, 0.2, 0.3])
+    assert law_of(logits, 1.0, 0.3, 0, 1.0) == pytest.approx([0.0, 4 / 9, 2 / 9, 3 / 9])
+    assert law_of(logits, 1.0, 0.3, 2, 1.0) == pytest.approx([0.0, 4 / 7, 0.0, 3 / 7])
+    assert law_of(logits, 1.0, 0.3, 2, 0.5) == pytest.approx([0.0, 1.0, 0.0, 0.0])
+    assert law_of(logits, 0.0, 0.0, 0, 1.0).tolist() == [0.0, 1.0, 0.0, 0.0]
+
+
+def test_counts_of_right_verdicts_are_likely_and_under_another_law_they_are_not(tmp_path: Path) -> None:
+    """Planted: a law of the drafts that is not the one they were drawn from."""
+    plan = Plan(out=tmp_path, dry_run=True)
+    right, wrong = verified(plan, 6000), verified(plan, 6000, temperature=1.0)
+    assert all(each["p_value"] > LEAST_P for each in right.values())
+    assert all(each["p_value"] < LEAST_P for each in wrong.values())
+    assert 0.2 < right["rejection"]["accepted"] < 0.9
+
+
+def test_agreement_counts_what_comes_before_the_first_difference() -> None:
+    found = agreement([(1, 2, 3), (1, 9, 3)], [(1, 2, 3), (1, 2, 3)])
+    assert found == {"same": 0.5, "together": pytest.approx(4 / 6, abs=1e-4)}
+
+
+def test_a_growing_source_gives_what_the_growth_gives_in_order_and_any_size(tiny_checkpoint: Path) -> None:
+    spec = read_model_config(tiny_checkpoint).spec
+    wide = wide_spec(spec, 96, 200, 3)
+    assert (wide.num_heads, wide.num_kv_heads, wide.intermediate_size) == (6, 3, 200)
+    source = SafetensorsSource(tiny_checkpoint)
+    grown = Grown(Growth(spec, wide), source)
+    wanted = {name: each for shard in Growth(spec, wide).shards(source) for name, each in shard.items()}
+    assert set(grown.names()) == set(wanted)
+    for name in grown.names():
+        assert torch.equal(grown.get(name), wanted[name])
+    assert {name: tuple(each.shape) for name, each in wanted.items()} == tensors.tensor_shapes(wide)
+
+
+def test_a_spread_is_in_milliseconds() -> None:
+    found = spread_ms([each / 1000 for each in range(1, 12)])
+    assert found == {"median": 6.0, "p10": 2.0, "p90": 10.0}
+    assert not math.isnan(found["median"])

@@ -1,0 +1,380 @@
+"""The bench programs for a GPU, on a CPU: every phase runs with tiny models, and says that it was no GPU."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu.__main__ import failed_checks, main, parser, plan_of
+from benchmarks.gpu.common.plan import Plan
+from benchmarks.gpu.common.record import Desk, Folder, Json, Record
+from benchmarks.gpu.phases import PHASES, Phase, phases_named, phases_of, run_all, run_here, run_overlapped
+from benchmarks.gpu.report import page, summary, vllm_beside
+
+VLLM = '''
+"""Says as many tokens as are asked for, and when it was asked."""
+import time
+__version__ = "0.24.0 (stand-in)"
+
+class SamplingParams:
+    def __init__(self, *, temperature, max_tokens, ignore_eos, detokenize):
+        assert temperature == 0.0 and ignore_eos and not detokenize
+        self.max_tokens = max_tokens
+
+class _Output:
+    def __init__(self, count):
+        self.outputs = [self]
+        self.token_ids = [0] * count
+
+class LLM:
+    def __init__(self, *, model, skip_tokenizer_init, load_format, speculative_config=None, **rest):
+        assert skip_tokenizer_init and load_format == "dummy"
+        self.step_s = 1e-4
+        if speculative_config is not None:
+            rates = speculative_config["synthetic_acceptance_rates"]
+            assert len(rates) == speculative_config["num_speculative_tokens"]
+            self.step_s /= 1 + sum(rates)
+
+    def generate(self, prompts, params, use_tqdm):
+        time.sleep(self.step_s * params.max_tokens)
+        return [_Output(params.max_tokens) for _ in prompts]
+'''
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def plan(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """A dry run for which everything is there."""
+    vllm = tmp_path_factory.mktemp("vllm")
+    (vllm / "vllm").mkdir()
+    (vllm / "vllm" / "__init__.py").write_text(VLLM)
+    prompts = vllm / "questions.jsonl"
+    prompts.write_text('{"question_id": 1, "category": "short", "turns": ["Hi?"]}\n')
+    trace = vllm / "trace.csv"
+    moments = (f"2023-11-16 18:{15 + i // 60:02}:{i % 60:02}.0000000,{10 + i},{3 + i % 5}\n" for i in range(1500))
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(moments))
+    out = tmp_path_factory.mktemp("out")
+    return Plan(out=out, dry_run=True, smollm2=tiny_checkpoint, prompts=prompts, vllm=vllm, trace=trace)
+
+
+@pytest.fixture(scope="module")
+def records(plan: Plan) -> dict[str, Record]:
+    """Of all phases, one after the other in this process."""
+    return {phase.name: run_here(plan, phase, 60.0, lambda _: None) for phase in PHASES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [phase.name for phase in PHASES])
+def test_every_phase_comes_to_its_end_and_says_that_it_was_a_dry_run(
+    records: dict[str, Record], name: str
+) -> None:
+    record = records[name]
+    assert record.error is None
+    assert record.complete
+    assert record.dry_run
+    assert not record.left_out
+    assert "not there" not in record.result
+
+
+@pytest.mark.slow
+def test_every_check_holds_on_the_reference_backend(records: dict[str, Record]) -> None:
+    checks = records["checks"].result["checks"]
+    assert failed_checks([records["checks"]]) == [], checks
+    assert len(checks) == 12
+
+
+@pytest.mark.slow
+def test_on_the_reference_backend_answers_do_not_depend_on_how_they_are_computed(
+    records: dict[str, Record],
+) -> None:
+    """In bfloat16 torch may round a row otherwise in another batch: speculation need not give the same tokens."""
+    found = {check["check"]: check for check in records["checks"].result["checks"]}
+    for name in ("eager", "synchronous", "the same again"):
+        assert found[f"answers: {name}"]["greedy"] == {"same": 1.0, "together": 1.0}
+
+
+@pytest.mark.slow
+def test_plain_decoding_is_timed_for_every_number_of_sequences_and_both_ways_to_choose(
+    plan: Plan, records: dict[str, Record]
+) -> None:
+    result = records["plain"].result
+    assert [row["sequences"] for row in result["target bare"]] == sorted(plan.sizes.batches)
+    cells = [(row["sampling"], row["sequences"]) for row in result["target"]]
+    assert cells == [(name, each) for name in ("greedy", "T 0.8, top_p 0.95") for each in plan.sizes.batches]
+    assert all(row["gap_ms"] is not None for row in result["target"])
+
+
+@pytest.mark.slow
+def test_a_cycle_drafts_as_many_passes_as_tokens(plan: Plan, records: dict[str, Record]) -> None:
+    cells = records["cycle"].result["cells"]
+    assert [cell["sequences"] for cell in cells] == list(plan.sizes.policy_batches)
+    assert all(cell["passes"] == plan.sizes.cycle_gamma for cell in cells)
+
+
+@pytest.mark.slow
+def test_policies_are_compared_with_off_in_every_cell(plan: Plan, records: dict[str, Record]) -> None:
+    rows = records["policies"].result["rows"]
+    policies = {"off", "fixed:1", "fixed:2", "goodput", "faser"}
+    for acceptance in plan.sizes.acceptances:
+        for sequences in plan.sizes.policy_batches:
+            cell = {row["policy"]: row for row in rows if row["sequences"] == sequences}
+            assert set(cell) == policies, acceptance
+            assert cell["off"]["times_off"] == 1.0
+            assert cell["off"]["gamma"] == 0.0
+            assert cell["fixed:2"]["gamma"] == pytest.approx(2.0, abs=0.35)
+
+
+@pytest.mark.slow
+def test_the_report_has_a_table_for_every_phase_and_warns_of_dry_runs(
+    plan: Plan, records: dict[str, Record]
+) -> None:
+    text = page(list(records.values()), plan.dry_run)
+    assert "Nothing was measured" not in text
+    assert "no figure here says anything of a device" in text
+    kept = summary(list(records.values()), plan.dry_run)
+    assert kept["dry_run"] is True
+    assert kept["versions"]["torch"] == torch.__version__
+    assert set(kept["phases"]) == {phase.name for phase in PHASES}
+    json.dumps(kept)
+
+
+# What the report of each phase is made of: a JSON file without it would make a table without rows.
+TABLES = {
+    "environment": ("device", "versions", "copy_bytes_s", "product_flops_s"),
+    "checks": ("checks",),
+    "plain": ("target bare", "target"),
+    "verify": ("cells",),
+    "draft": ("draft bare", "draft"),
+    "cycle": ("cells",),
+    "policies": ("turns", "rows"),
+    "real_text": ("parameters", "says", "turns", "rows"),
+    "lanes": ("splits", "rates", "stays", "partitions", "company", "matrix"),
+    "overlap": ("lanes", "turns", "expected", "rows", "gaps", "promises"),
+    "arrivals": ("bearing", "rows"),
+    "vllm": ("plain", "draft_model:2"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [phase.name for phase in PHASES])
+def test_what_a_phase_leaves_on_the_disk_is_all_that_the_report_needs(
+    plan: Plan, records: dict[str, Record], name: str
+) -> None:
+    found = Folder(plan.out, dry_run=True).load(name)
+    assert found is not None
+    assert [each for each in TABLES[name] if not found.result.get(each)] == []
+    assert page([found], dry_run=True) == page([records[name]], dry_run=True)
+
+
+@pytest.mark.slow
+def test_a_second_run_does_nothing_again_and_writes_the_same_report(
+    plan: Plan, records: dict[str, Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Planted: a phase that is run again, a report of the phases of this run alone."""
+    given = {name: getattr(plan, name) for name in ("smollm2", "prompts", "trace", "vllm")}
+    files = {path: path.stat().st_mtime_ns for path in plan.out.rglob("*.json") if path.stem in records}
+    assert len(files) == len(PHASES)
+
+    flags = [text for name, value in given.items() for text in (f"--{name}", str(value))]
+    assert main([str(plan.out), "--dry-run", *flags]) == 0
+    said = capsys.readouterr().out
+    assert [line for line in said.splitlines() if line.endswith(": there already")] == [
+        f"{phase.name}: there already" for phase in PHASES
+    ]
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    whole = page(list(records.values()), dry_run=True)
+    assert (plan.out / "report.md").read_text() == whole
+
+    assert main([str(plan.out), "--dry-run", "--phases", "environment"]) == 0
+    assert (plan.out / "report.md").read_text() == whole
+
+
+@pytest.mark.slow
+def test_a_phase_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main([str(out), "--dry-run", "--phases", "environment"]) == 0
+    found = json.loads((out / "environment.json").read_text())
+    assert found["complete"] is True
+    assert found["dry_run"] is True
+    assert json.loads((out / "summary.json").read_text())["device"]["name"] == "cpu"
+    assert "environment: there already" in _said(out)
+
+
+def _said(out: Path) -> list[str]:
+    """What a second run says."""
+    said: list[str] = []
+
+    def launch(phase: Phase, _budget_s: float) -> Record:
+        raise AssertionError(f"{phase.name} was to be skipped")
+
+    run_all(phases_named(["environment"]), Folder(out, dry_run=True), 10.0, launch, said.append)
+    return said
+
+
+def test_a_phase_whose_process_ends_too_early_is_noted(tmp_path: Path) -> None:
+    """Planted: the record of an earlier try taken for this one's."""
+    plan = Plan(out=tmp_path, dry_run=True)
+    Folder(tmp_path, dry_run=True).save(Record(phase="broken", dry_run=True, error="of yesterday"))
+    broken = Phase(name="broken", run=("nowhere", "run"), share=1.0, about="")
+    record = run_overlapped(plan, broken, 20.0, [str(tmp_path), "--dry-run"])
+    assert record.error is not None
+    assert "process ended with status" in record.error
+    assert not record.complete
+
+
+def test_an_exception_ends_its_phase_only(tmp_path: Path) -> None:
+    plan = Plan(out=tmp_path, dry_run=True)
+    record = run_here(plan, Phase(name="broken", run=("nowhere", "run"), share=1.0, about=""), 1.0, lambda _: None)
+    assert record.error is not None
+    assert "benchmarks.gpu.nowhere" in record.error
+    assert not record.complete
+    found = Folder(tmp_path, dry_run=True).load("broken")
+    assert found == record
+
+
+def test_time_that_a_phase_leaves_goes_to_those_behind_it(tmp_path: Path) -> None:
+    """Planted: shares of the whole budget whatever is done."""
+    now = [0.0]
+    given: list[tuple[str, float]] = []
+
+    def launch(phase: Phase, budget_s: float) -> Record:
+        given.append((phase.name, budget_s))
+        now[0] += 1.0
+        return Record(phase=phase.name, dry_run=True, complete=True)
+
+    phases = [
+        Phase(name=name, run=("", ""), share=share, about="")
+        for name, share in (("a", 0.5), ("b", 0.25), ("c", 0.25))
+    ]
+    folder = Folder(tmp_path, dry_run=True)
+    run_all(phases, folder, 100.0, launch, lambda _: None, lambda: now[0])
+    assert given == [("a", 50.0), ("b", 99.0 / 2), ("c", 98.0)]
+
+
+def test_a_phase_that_failed_is_tried_again_and_one_that_is_complete_is_not(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, dry_run=True)
+    folder.save(Record(phase="a", dry_run=True, complete=True))
+    folder.save(Record(phase="b", dry_run=True, error="broke"))
+    launched = []
+
+    def launch(phase: Phase, _budget_s: float) -> Record:
+        launched.append(phase.name)
+        return Record(phase=phase.name, dry_run=True, complete=True)
+
+    phases = [Phase(name=name, run=("", ""), share=1.0, about="") for name in ("a", "b")]
+    records = run_all(phases, folder, 10.0, launch, lambda _: None)
+    assert launched == ["b"]
+    assert all(record.complete for record in records)
+
+
+def test_a_dry_run_and_another_do_not_share_a_folder(tmp_path: Path) -> None:
+    Folder(tmp_path, dry_run=True).save(Record(phase="plain", dry_run=True, complete=True))
+    with pytest.raises(ValueError, match=r"plain.json is of a dry run, this is a run on a device"):
+        Folder(tmp_path, dry_run=False).load("plain")
+
+
+def test_what_there_is_no_time_for_is_left_out_by_name(tmp_path: Path) -> None:
+    now = [0.0]
+    desk = Desk(Folder(tmp_path, dry_run=True), "plain", 10.0, lambda _: None, lambda: now[0])
+    assert desk.may_begin("one")
+    assert not desk.may_begin("two", needs_s=11.0)
+    now[0] = 10.5
+    assert not desk.may_begin("three")
+    assert desk.finish().left_out == ("two", "three")
+
+
+def test_results_are_on_the_disk_as_soon_as_they_are_there(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, dry_run=True)
+    desk = Desk(folder, "plain", 10.0, lambda _: None)
+    desk.append("cells", {"ms": 1})
+    desk.append("cells", {"ms": 2})
+    found = folder.stopped("plain", "stopped after 20 s", 20.0)
+    assert found.result == {"cells": [{"ms": 1}, {"ms": 2}]}
+    assert (found.complete, found.error) == (False, "stopped after 20 s")
+
+
+def test_a_phase_that_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="there is no phase plan; there are environment, checks, plain"):
+        phases_named(["plan"])
+    assert [phase.name for phase in phases_named(["plain", "checks"])] == ["checks", "plain"]
+
+
+def test_phases_without_their_input_take_no_time_of_others(tmp_path: Path) -> None:
+    phases = {phase.name: phase for phase in phases_of(Plan(out=tmp_path, smollm2=tmp_path), [])}
+    assert phases["vllm"].share == 0.0
+    assert phases["real_text"].share > 0.0
+    given: list[tuple[str, float]] = []
+
+    def launch(phase: Phase, budget_s: float) -> Record:
+        given.append((phase.name, budget_s))
+        return Record(phase=phase.name, dry_run=True, complete=True)
+
+    run_all(
+        [phases["vllm"], phases["plain"]], Folder(tmp_path, dry_run=True), 8.0, launch, lambda _: None, lambda: 0.0
+    )
+    assert given == [("vllm", 0.0), ("plain", 8.0)]
+
+
+def test_shares_of_all_phases_are_a_whole() -> None:
+    assert sum(phase.share for phase in PHASES) == pytest.approx(1.0)
+
+
+def test_a_run_without_flags_is_one_on_a_device(tmp_path: Path) -> None:
+    plan = plan_of(parser().parse_args([str(tmp_path)]))
+    assert (plan.device, plan.backend, plan.sizes.vocab) == ("cuda", "flashinfer", 128256)
+    assert plan.sizes.partitions == ("streams", "sm")
+
+
+@pytest.mark.parametrize("holds, status", [(True, 0), (None, 0), (False, 1)])
+def test_a_check_that_does_not_hold_ends_a_run_with_status_1(
+    tmp_path: Path, holds: bool | None, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Planted: a status by what is complete alone."""
+    checks = {"checks": [{"check": "c", "ok": holds}]}
+    Folder(tmp_path, dry_run=True).save(Record(phase="checks", dry_run=True, complete=True, result=checks))
+    assert main([str(tmp_path), "--dry-run", "--phases", "checks"]) == status
+    assert "checks: there already" in capsys.readouterr().out
+
+
+def test_the_report_says_what_failed_what_does_not_hold_and_what_was_left_out() -> None:
+    """Planted: a failed phase told as complete, a check that does not hold as one that does."""
+    text = page(
+        [
+            Record(phase="plain", dry_run=False, error="a\nValueError: b", left_out=("one", "two")),
+            Record(phase="checks", dry_run=False, complete=True, result={"checks": [{"check": "c", "ok": False}]}),
+        ],
+        dry_run=False,
+    )
+    assert "| plain | 0 | FAILED: ValueError: b | 2 |" in text
+    assert "| checks | 0 | complete | 0 |" in text
+    assert "| c | DOES NOT HOLD |" in text
+    assert "dry run" not in text
+
+
+def test_vllm_stands_beside_the_same_work_here() -> None:
+    """Planted: policies at another acceptance, sampled decoding for greedy, the ratio upside down."""
+    vllm = {
+        name: {"acceptance": acceptance, "error": None, "cells": [{"sequences": 8, "tokens_per_s": 100.0}]}
+        for name, acceptance in (("plain", None), ("draft_model:3", 0.8))
+    }
+    decoding = [{"sampling": name, "sequences": 8, "tokens_per_s": rate} for name, rate in RATES]
+    policies = [
+        {"policy": "fixed:3", "acceptance": acceptance, "sequences": 8, "tokens_per_s": rate}
+        for acceptance, rate in ((0.8, 300.0), (0.6, 30.0))
+    ]
+    found: dict[str, Json] = {"vllm": vllm, "plain": {"target": decoding}, "policies": {"rows": policies}}
+    text = vllm_beside(found)
+    assert "| plain | 8 | 100 | 200 | 2.00x |" in text
+    assert "| draft_model:3 | 8 | 100 | 300 | 3.00x |" in text
+
+
+RATES = (("greedy", 200.0), ("T 0.8, top_p 0.95", 20.0))
