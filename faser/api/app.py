@@ -12,8 +12,10 @@ from faser.api.protocol.errors import add_error_handlers
 from faser.api.routes.chat import chat_router
 from faser.api.routes.completions import completions_router
 from faser.api.routes.health import health_router
+from faser.api.routes.messages import messages_router
 from faser.api.routes.metrics import metrics_router
 from faser.api.routes.models import models_router
+from faser.api.routes.responses import responses_router
 from faser.api.routes.tokenize import tokenize_router
 from faser.api.serving.engine_client import EngineClient
 from faser.api.serving.requests.settings import ApiSettings
@@ -22,7 +24,16 @@ from faser.metrics.server import KEY_LIMIT, Metrics
 
 __all__ = ["ApiSettings", "create_app"]
 
-_ROUTERS = (chat_router, completions_router, models_router, health_router, tokenize_router, metrics_router)
+_ROUTERS = (
+    chat_router,
+    completions_router,
+    responses_router,
+    messages_router,
+    models_router,
+    health_router,
+    tokenize_router,
+    metrics_router,
+)
 
 
 def create_app(

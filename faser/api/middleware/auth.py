@@ -27,7 +27,7 @@ class ApiKeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._keys.required and scope["type"] == "http" and not self._is_open(scope):
             try:
-                index = self._key_index(Headers(scope=scope).get("authorization"))
+                index = self._key_index(Headers(scope=scope))
             except HttpError as error:
                 await error_response(error)(scope, receive, send)
                 return
@@ -38,17 +38,26 @@ class ApiKeyMiddleware:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         return scope["method"] == "OPTIONS" or path in self._open
 
-    def _key_index(self, header: str | None) -> int:
-        """Which key this Authorization header presents. Raises HttpError (401), which never repeats its value."""
-        if header is None:
-            raise _refusal("no API key; send the header Authorization: Bearer <key>")
-        scheme, _, given = header.partition(" ")
-        if scheme.lower() != "bearer":
-            raise _refusal("the Authorization header does not begin with Bearer; send Authorization: Bearer <key>")
-        index = self._keys.index_of(given.strip().encode("latin-1"))  # the bytes as received
+    def _key_index(self, headers: Headers) -> int:
+        """Which key the request presents. Raises HttpError (401), which never repeats what was presented."""
+        index = self._keys.index_of(_presented(headers).encode("latin-1"))  # the bytes as received
         if index is None:
             raise _refusal("the API key is not one of this server's")
         return index
+
+
+def _presented(headers: Headers) -> str:
+    """The key of the Authorization header, or else of Anthropic's x-api-key."""
+    header = headers.get("authorization")
+    if header is None:
+        key = headers.get("x-api-key")
+        if key is None:
+            raise _refusal("no API key; send the header Authorization: Bearer <key>, or x-api-key: <key>")
+        return key.strip()
+    scheme, _, given = header.partition(" ")
+    if scheme.lower() != "bearer":
+        raise _refusal("the Authorization header does not begin with Bearer; send Authorization: Bearer <key>")
+    return given.strip()
 
 
 def get_key_index(scope: Scope) -> int | None:

@@ -39,6 +39,15 @@ async def read_body(request: Request, schema: type[_Body], *, max_bytes: int) ->
     return await asyncio.to_thread(_parse_large, bytes(raw), schema)
 
 
+def checked(value: Any, schema: type[_Body]) -> _Body:
+    """A body from a value that is no JSON text any more. Raises RequestError as read_body does."""
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        first: Mapping[str, Any] = error.errors(include_url=False)[0]
+        raise _as_request_error(first) from None
+
+
 def parse_text(text: str, path: str) -> Any:
     """The value of JSON that a field of the body contains as text. path: of the field.
 

@@ -79,18 +79,12 @@ class Prediction(BaseModel):
     content: str | list[PredictedPart]
 
 
-class GenerationBody(BaseModel):
-    """The body of both generation routes."""
+class EngineFields(BaseModel):
+    """Fields that every dialect has under the same name: what vLLM and FASER add to OpenAI's and Anthropic's."""
 
     model_config = OPEN
 
-    model: str | None = None
-    n: int | None = None
-    best_of: int | None = None
-    max_tokens: int | None = None
     min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
@@ -99,22 +93,33 @@ class GenerationBody(BaseModel):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = LIST
-    stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = LIST
     stop_token_ids: list[int] | None = LIST
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    response_format: ResponseFormat | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     request_id: str | None = None
     priority: int | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     timeout: float | None = None
     speculative: Speculative | None = None
+
+
+class GenerationBody(EngineFields):
+    """The body of both generation routes."""
+
+    model: str | None = None
+    n: int | None = None
+    best_of: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = LIST
+    prompt_logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
     prediction: Prediction | None = None

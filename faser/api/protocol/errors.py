@@ -1,4 +1,4 @@
-"""Error answers: one JSON shape for every status.
+"""Error answers: one JSON shape for every status, but for the routes of Anthropic's dialect.
 
 Owns the status, type and headers of every error. Only this module translates FaserErrors and the web
 framework's exceptions.
@@ -14,8 +14,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import ExceptionHandler
+from starlette.types import ExceptionHandler, Receive, Scope, Send
 
+from faser.api.protocol.messages_errors import messages_error_body, speaks_messages
 from faser.errors import (
     DeadlineError,
     EngineDiedError,
@@ -68,9 +69,25 @@ def error_body(status: int, message: str, param: str | None = None) -> dict[str,
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
+class _ErrorResponse(Response):
+    """An error in the shape of OpenAI, or of the dialect of the route that sends it."""
+
+    def __init__(self, error: HttpError) -> None:
+        body = msgspec.json.encode(error_body(error.status, error.message, error.param))
+        super().__init__(body, error.status, error.headers, media_type="application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not speaks_messages(scope["path"].removeprefix(scope.get("root_path", ""))):
+            await super().__call__(scope, receive, send)
+            return
+        error, request_id = self._error, scope.get("state", {}).get("request_id")
+        body = msgspec.json.encode(messages_error_body(error.status, error.message, request_id))
+        await Response(body, error.status, error.headers, media_type="application/json")(scope, receive, send)
+
+
 def error_response(error: HttpError) -> Response:
-    body = msgspec.json.encode(error_body(error.status, error.message, error.param))
-    return Response(body, error.status, error.headers, media_type="application/json")
+    return _ErrorResponse(error)
 
 
 def as_http_error(error: FaserError) -> HttpError:

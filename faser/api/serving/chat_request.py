@@ -40,7 +40,7 @@ async def chat_handler(
     info = check_shared_fields(service, body, http, UNSUPPORTED_IN_CHATS)
     read_stream_options(body, force_usage=False)
     sampling = chat_sampling(body, service.settings)
-    prompt = await _prompt(service, body, info)
+    prompt = await chat_prompt(service, body, info)
     _check_room(body.max_completion_tokens, len(prompt.token_ids), info.max_model_len)
     formatter = ChatFormatter(
         token_formatter=TokenFormatter(
@@ -66,7 +66,7 @@ def _check_room(max_completion_tokens: int | None, num_prompt_tokens: int, limit
         )
 
 
-async def _prompt(service: Service, body: ChatBody, info: ModelInfo) -> TokenizedPrompt:
+async def chat_prompt(service: Service, body: ChatBody, info: ModelInfo) -> TokenizedPrompt:
     """The messages as token ids. The chat template writes the special tokens."""
     text = await service.text_worker.run(
         count_chars((body.messages, body.chat_template_kwargs, body.documents, body.reasoning_effort)),

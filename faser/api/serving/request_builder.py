@@ -135,6 +135,7 @@ def build_handler(
         created_s=int(time.time()),
         model=service.model_name(body.model),
         system_fingerprint=_fingerprint(settings),
+        sampling=sampling,
     )
     return GenerationHandler(
         service=service,

@@ -136,3 +136,10 @@ def bearer(key: str) -> dict[str, str]:
 
 def status_with(http: httpx.Client, key: str) -> int:
     return http.get("/v1/models", headers=bearer(key)).status_code
+
+
+def test_a_key_may_come_as_anthropics_clients_send_it(http: httpx.Client) -> None:
+    assert http.get("/v1/models", headers={"x-api-key": "key-one"}).status_code == 200
+    assert http.get("/v1/models", headers={"x-api-key": "key-two"}).status_code == 401
+    both = {"x-api-key": "key-one", "Authorization": "Bearer wrong"}
+    assert http.get("/v1/models", headers=both).status_code == 401  # one request counts as one key's

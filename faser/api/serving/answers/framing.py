@@ -14,16 +14,21 @@ from faser.api.protocol.errors import HttpError
 from faser.api.serving.answers.formatter import Choice, ChoiceState
 from faser.api.serving.answers.speculation_report import SpeculationReport
 from faser.api.serving.answers.usage import Usage
+from faser.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """What an answer says of itself. created_s: Unix seconds. model: the name that the request uses."""
+    """What an answer says of itself. created_s: Unix seconds. model: the name that the request uses.
+
+    sampling: the values in effect.
+    """
 
     request_id: str
     created_s: int
     model: str
     system_fingerprint: str
+    sampling: SamplingParams
 
 
 class AnswerFraming(Protocol):

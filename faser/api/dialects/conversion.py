@@ -1,0 +1,86 @@
+"""What conversions to the body of a chat share: they read parts of the dialect's body and word its errors."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from faser.api.protocol.body import checked, shown
+from faser.api.protocol.chat import ChatBody
+from faser.api.protocol.common import EngineFields
+from faser.errors import RequestError
+
+Json = dict[str, Any]
+
+
+def chat_body(fields: Mapping[str, Any], body: EngineFields) -> ChatBody:
+    """The body of a chat. fields: converted; None is absent. body: of the dialect, whose EngineFields are kept."""
+    kept = body.model_dump(include=set(EngineFields.model_fields), exclude_none=True, by_alias=True)
+    given = {name: value for name, value in fields.items() if value is not None}
+    return checked({**kept, **given}, ChatBody)
+
+
+@contextmanager
+def renamed_fields(names: Sequence[tuple[str, str]]) -> Iterator[None]:
+    """Within it, errors name the dialect's fields.
+
+    names: (pattern of a chat's field, its replacement), the first that fits decides; patterns match the beginning
+    of a path.
+    """
+    try:
+        yield
+    except RequestError as error:
+        param = error.param
+        if param is None:
+            raise
+        renamed = _renamed(param, names)
+        if renamed == param:
+            raise
+        raise type(error)(str(error).replace(param, renamed, 1), param=renamed) from None
+
+
+def _renamed(param: str, names: Sequence[tuple[str, str]]) -> str:
+    for pattern, replacement in names:
+        if found := re.match(pattern + r"(?=\.|$)", param):
+            return found.expand(replacement) + param[found.end() :]
+    return param
+
+
+def read_texts(content: Any, path: str, kinds: Sequence[str]) -> str | list[Json]:
+    """Content as a chat has it: a string, or a list of text parts. kinds: the types of a part that has a text."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise wrong(content, path, "a string or a list of text parts")
+    return [{"type": "text", "text": read_text(part, f"{path}.{at}", kinds)} for at, part in enumerate(content)]
+
+
+def read_text(part: Any, path: str, kinds: Sequence[str]) -> str:
+    """The text of one part. Raises RequestError for another kind of part."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in kinds:
+        raise RequestError(
+            f"{path}.type is {shown(kind)}; it must be {' or '.join(kinds)}: this model reads text only",
+            param=f"{path}.type",
+        )
+    key = "refusal" if kind == "refusal" else "text"
+    return read_string(part, key, path)
+
+
+def read_string(item: Mapping[str, Any], key: str, path: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        if value is None:
+            raise RequestError(f"{path}.{key} is missing; it is required", param=f"{path}.{key}")
+        raise wrong(value, f"{path}.{key}", "a string")
+    return value
+
+
+def read_object(value: Any, path: str) -> Json:
+    if not isinstance(value, dict):
+        raise wrong(value, path, "an object")
+    return value
+
+
+def wrong(value: Any, path: str, expected: str) -> RequestError:
+    return RequestError(f"{path} is {shown(value)}; it must be {expected}", param=path)

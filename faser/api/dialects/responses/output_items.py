@@ -1,0 +1,125 @@
+"""The output of a response: items, and the events with which they grow.
+
+A whole answer is made by the same steps as a stream: its items are those at the stream's end.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from faser.api.dialects.conversion import Json
+
+IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
+
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+
+
+class OutputItems:
+    """The items of one response. items: those begun so far; the last one may be in progress.
+
+    Events lack a sequence number; whoever sends them numbers them.
+    """
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self.items: list[Json] = []
+        self._call_index: int | None = None  # of the call in progress, among the calls of the chat
+
+    def take(self, delta: Mapping[str, Any], logprobs: Sequence[Json]) -> list[Json]:
+        """The events of a chat's delta. logprobs: of the tokens of its text."""
+        events: list[Json] = []
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+        if reasoning:
+            events += self._begin_if_new("reasoning")
+            events.append(self._grow("response.reasoning_text.delta", reasoning))
+        text = delta.get("content") or ""
+        if text or logprobs:
+            events += self._begin_if_new("message")
+            events.append({**self._grow("response.output_text.delta", text), "logprobs": logprobs})
+            self.items[-1]["content"][0]["logprobs"] += logprobs
+        for call in delta.get("tool_calls") or ():
+            events += self._take_call(call)
+        return events
+
+    def finish(self, status: str) -> list[Json]:
+        """The events that end the output. status: of the last item; a response has one item at least."""
+        events = [] if self.items else self._begin("message")
+        return events + self._end(status)
+
+    def _take_call(self, call: Mapping[str, Any]) -> list[Json]:
+        function = call.get("function") or {}
+        events = []
+        if call["index"] != self._call_index:
+            events += self._begin(
+                "function_call", call_id=call.get("id") or "", name=function.get("name") or "", arguments=""
+            )
+            self._call_index = call["index"]
+        arguments = function.get("arguments")
+        if arguments:
+            item = self.items[-1]
+            item["arguments"] += arguments
+            events.append(self._event("response.function_call_arguments.delta", delta=arguments))
+        return events
+
+    def _begin_if_new(self, kind: str) -> list[Json]:
+        """Begin an item unless one of this kind is in progress."""
+        last = self.items[-1] if self.items else None
+        if last is not None and last["type"] == kind and last["status"] == IN_PROGRESS:
+            return []
+        return self._begin(kind)
+
+    def _begin(self, kind: str, **fields: Any) -> list[Json]:
+        events = self._end(COMPLETED)
+        self._call_index = None
+        item: Json = {
+            "id": f"{_PREFIXES[kind]}_{self._request_id}_{len(self.items)}",
+            "type": kind,
+            "status": IN_PROGRESS,
+            **fields,
+        }
+        match kind:
+            case "message":
+                item |= {"role": "assistant", "content": []}
+                part: Json = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            case "reasoning":
+                item |= {"summary": [], "content": [], "encrypted_content": None}
+                part = {"type": "reasoning_text", "text": ""}
+        events.append(self._item_event("response.output_item.added", item, len(self.items)))
+        self.items.append(item)
+        if kind != "function_call":
+            item["content"].append(part)
+            events.append(self._event("response.content_part.added", content_index=0, part=dict(part)))
+        return events
+
+    def _grow(self, kind: str, text: str) -> Json:
+        self.items[-1]["content"][0]["text"] += text
+        return self._event(kind, content_index=0, delta=text)
+
+    def _end(self, status: str) -> list[Json]:
+        """The events that end the item in progress, if there is one."""
+        if not self.items or self.items[-1]["status"] != IN_PROGRESS:
+            return []
+        item, at = self.items[-1], len(self.items) - 1
+        item["status"] = status
+        done = self._item_event("response.output_item.done", item, at)
+        if item["type"] == "function_call":
+            ended = self._event(
+                "response.function_call_arguments.done", name=item["name"], arguments=item["arguments"]
+            )
+            return [ended, done]
+        (part,) = item["content"]
+        if item["type"] == "message":
+            ended = self._event(
+                "response.output_text.done", content_index=0, text=part["text"], logprobs=part["logprobs"]
+            )
+        else:
+            ended = self._event("response.reasoning_text.done", content_index=0, text=part["text"])
+        return [ended, self._event("response.content_part.done", content_index=0, part=part), done]
+
+    def _event(self, kind: str, **fields: Any) -> Json:
+        """An event of the last item."""
+        return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **fields}
+
+    def _item_event(self, kind: str, item: Json, at: int) -> Json:
+        """An event with an item as it is now: its content is filled later."""
+        snapshot = {**item, "content": list(item["content"])} if "content" in item else dict(item)
+        return {"type": kind, "output_index": at, "item": snapshot}
