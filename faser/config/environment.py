@@ -41,8 +41,6 @@ def cuda_environment(environment: MutableMapping[str, str] = os.environ, *, comp
     wanted = {
         # Queues between this process and the GPU: streams that share one wait for each other.
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-        # The norm kernel that FASER compiles in advance, even where a package has another one.
-        "FLASHINFER_USE_CUDA_NORM": "1",
         _WORKSPACE: str(flashinfer_workspace(environment)),
     }
     if not compile_kernels:

@@ -41,7 +41,6 @@ def test_cudas_environment_is_filled_where_nothing_was_set() -> None:
         "FASER_CACHE_DIR": "/own",
         "PATH": "/bin",
         "CUDA_DEVICE_MAX_CONNECTIONS": "8",
-        "FLASHINFER_USE_CUDA_NORM": "1",
         "FLASHINFER_WORKSPACE_BASE": "/own/kernels",
     }
     assert may_compile_kernels(environment)

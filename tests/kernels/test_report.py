@@ -39,13 +39,13 @@ def test_every_gpu_has_a_line_and_one_that_is_silent_says_why(tmp_path: Path) ->
 
 
 def test_modules_that_were_compiled_here_are_listed_also_for_other_machines(tmp_path: Path) -> None:
-    for name in ("norm", "decode_64"):
+    for name in ("prefill_64", "decode_64"):
         own = Module(name=name).own_name
         folder = modules_dir(tmp_path, "9.0a") / own
         folder.mkdir(parents=True)
         (folder / f"{own}.so").touch()
     found = cuda_report(NOTHING, tmp_path, tmp_path, ask=ask, driver=tmp_path / "none")
-    assert found["gpu kernels 9.0a"] == "norm, decode_64"
+    assert found["gpu kernels 9.0a"] == "decode_64, prefill_64"
 
 
 def test_the_driver_is_known_by_its_kernel_module(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ traffic   an addition over large tensors, bound by memory: a kernel, where a pla
 product   a large product in bfloat16, bound by computing: cuBLAS
 copy      the plain copy, for the record
 triton    rows quantised to eight bits: a Triton kernel, bound by memory
-norm      FlashInfer's RMS norm, bound by memory
+norm      the RMS norm of a layer, bound by memory
 """
 
 import statistics
@@ -15,10 +15,7 @@ import torch
 
 from benchmarks.gpu.common.plan import Plan
 from benchmarks.gpu.common.timing import DeviceClock
-from faser.config.environment import cache_dir
-from faser.errors import ConfigError
-from faser.kernels.cuda.flashinfer.build import arch_of, modules_dir
-from faser.kernels.cuda.flashinfer.library import load_flashinfer
+from faser.kernels.cuda.triton.norm import rms_norm
 from faser.kernels.cuda.triton.quantise import quantise_rows
 
 _REPEATS = 7
@@ -68,17 +65,10 @@ def triton(plan: Plan) -> Load:
 
 
 def norm(plan: Plan) -> Load:
-    """Raises ConfigError on a CPU, and where FlashInfer is not installed."""
-    if plan.device == "cpu":
-        raise ConfigError("FlashInfer computes on GPUs only")
-    ahead = modules_dir(cache_dir() / "kernels", arch_of(torch.cuda.get_device_capability()))
-    library = load_flashinfer(ahead if ahead.exists() else None)
-    rows = max(plan.sizes.copy_bytes // (4 * _ROW), 1)
+    rows = max(plan.sizes.copy_bytes // (4 * _ROW), 1) if plan.device == "cuda" else 2
     x = torch.randn(rows, _ROW, device=plan.device).to(torch.bfloat16)
     weight, out = torch.ones(_ROW, dtype=torch.bfloat16, device=plan.device), torch.empty_like(x)
-    return Load(
-        name="norm", run=lambda: library.rmsnorm(x, weight, 1e-5, out=out), amount=4.0 * rows * _ROW, unit="bytes"
-    )
+    return Load(name="norm", run=lambda: rms_norm(x, weight, 1e-5, out), amount=4.0 * rows * _ROW, unit="bytes")
 
 
 KINDS: dict[str, Callable[[Plan], Load]] = {

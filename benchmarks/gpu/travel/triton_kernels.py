@@ -1,6 +1,6 @@
 """Compiles every Triton kernel of the package for a GPU that is not there, and lists them.
 
-    python -m benchmarks.gpu.travel.triton_kernels [--arch 90] [--json FILE]
+    python -m benchmarks.gpu.travel.triton_kernels [--arch 90] [--only KERNEL ...] [--json FILE]
 
 To be run with the Triton of the machine that is lent, without TRITON_INTERPRET: a kernel that its compiler
 refuses would cost the day there. TYPES has the type of every argument, by its name. Needs no GPU. The exit
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ TYPES = {
         "rows row_start"
     ),
     "*i32": "counts edge_key edge_id prefixes first_row num_accepted",
-    "*bf16": "qkv keys values q_weight k_weight x addend residual scaled",
+    "*bf16": "qkv keys values q_weight k_weight x addend residual scaled weight gate_up gated_rows",
     "*u8": "codes",
     "i32": (
         "stride width purpose count num_rows draft_stride out_stride residual_stride level rest_bits num_halvings"
@@ -100,9 +100,11 @@ class Compiled:
     error: str = ""
 
 
-def compile_all(arch: int) -> Iterator[Compiled]:
-    """Every variant of every kernel, as it is compiled. arch: such as 90."""
+def compile_all(arch: int, asked: Sequence[str] = ()) -> Iterator[Compiled]:
+    """Every variant of every kernel, as it is compiled. arch: such as 90. asked: names of kernels; none: all."""
     for module, kernel in kernels():
+        if asked and kernel.__name__ not in asked:
+            continue
         for changed in ({}, *VARIANTS.get(kernel.__name__, [])):
             began_s = time.perf_counter()
             variant = ", ".join(f"{name}={value}" for name, value in changed.items())
@@ -190,7 +192,7 @@ def main(arguments: list[str]) -> int:
     asked = parser().parse_args(arguments)
     if not isinstance(next(kernels(), (None, None))[1], triton.JITFunction):
         sys.exit("TRITON_INTERPRET is set: nothing would be compiled")
-    found = list(compile_all(asked.arch))
+    found = list(compile_all(asked.arch, asked.only))
     if asked.json is not None:
         content = {"triton": triton.__version__, "arch": asked.arch, "kernels": [asdict(each) for each in found]}
         write_atomically(asked.json, json.dumps(content, indent=1) + "\n")
@@ -206,6 +208,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("--arch", type=int, default=90, help="compute capability without its point [90]")
+    made.add_argument("--only", nargs="+", default=(), metavar="KERNEL", help="these kernels instead of all")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the list there as well")
     return made
 

@@ -20,6 +20,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from faser.engine.execution.sampling.distribution import PROB_ONE, draw
 from faser.engine.execution.sampling.logits_processors.torch_kernels import TorchLogitsProcessorKernels
@@ -47,12 +48,39 @@ def fake_backend(accelerator: FakeAccelerator | None = None) -> FlashInferBacken
 
 def fake_kernels(accelerator: FakeAccelerator) -> DeviceKernels:
     return DeviceKernels(
+        rms_norm=partial(_fake_rms_norm, accelerator),
+        silu_mul=partial(_fake_silu_mul, accelerator),
         rope_append=FakeRopeAppend(accelerator),
         sampling_kernels=lambda _: TorchSamplingKernels(),
         device_sampling_kernels=lambda max_rows, width: FakeDeviceSamplingKernels(accelerator, max_rows, width),
         logits_processor_kernels=lambda _: FakeLogitsProcessorKernels(accelerator),
         rejection_kernels=lambda _: FakeRejectionKernels(accelerator),
     )
+
+
+def _fake_rms_norm(accelerator: FakeAccelerator, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
+    assert x.dtype is weight.dtype is out.dtype, (x.dtype, weight.dtype, out.dtype)
+    assert x.ndim == 2, x.shape
+    assert x.shape == out.shape, (x.shape, out.shape)
+    accelerator.launch(partial(_rms_norm, x, weight, eps, out))
+    return out
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    wide = x.float()
+    out.copy_(wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float())
+
+
+def _fake_silu_mul(accelerator: FakeAccelerator, gate_up: Tensor, out: Tensor) -> Tensor:
+    assert gate_up.dtype is out.dtype, (gate_up.dtype, out.dtype)
+    assert gate_up.shape == (len(out), 2 * out.shape[1]), (gate_up.shape, out.shape)
+    accelerator.launch(partial(_silu_mul, gate_up, out))
+    return out
+
+
+def _silu_mul(gate_up: Tensor, out: Tensor) -> None:
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    out.copy_(functional.silu(gate) * up)
 
 
 class FakeRopeAppend:

@@ -1,4 +1,4 @@
-"""The CUDA backend: FlashInfer's paged attention and fused kernels, torch's matrix products. bfloat16 and float16.
+"""The CUDA backend: FlashInfer's paged attention, torch's matrix products, own kernels. bfloat16 and float16.
 
 Owns the cache's layout, a workspace, and attention wrappers for every lane. An eager step plans attention on the
 host, once for each kind of attention layer of the model. Only planning waits for the device: until it has copied
@@ -6,7 +6,7 @@ the previous plan. The matrix products are torch's, so a row may get other bits 
 
 A layer is eight launches and its attention, which is one or two: two norms, four products, one launch that rotates
 and stores, the gate. A product adds the residual in place, so that nothing is copied; adding it in the following
-norm instead (fused_add_rmsnorm) would take as many launches and read as much.
+norm instead would take as many launches and read as much.
 """
 
 from dataclasses import dataclass
@@ -231,10 +231,10 @@ class FlashInferBackend:
         return torch.index_select(packed.weight, 0, token_ids.to(self.device, non_blocking=True), out=out)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
-        return self._library.rmsnorm(input=x, weight=weight, eps=eps, out=out)
+        return self._kernels.rms_norm(x, weight, eps, out)
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> Tensor:
-        return self._library.silu_and_mul(input=gate_up, out=out)
+        return self._kernels.silu_mul(gate_up, out)
 
     def allocate_kv(self, shape: KvShape) -> _CudaCache:
         """See Backend. Raises ConfigError for a dtype or a head size without kernels."""

@@ -23,13 +23,12 @@ from faser.kernels.cpu.build import find_compiler
 
 VERSION = "0.7.2.post1"  # modules of one version do not load into another
 ARCH = "9.0a"
-COMMON_MODULES = ("silu_and_mul", "norm")
 HEAD_DIMS = (64, 128)
 # Attention is compiled for each head size. Models with sliding windows need modules of their own.
-MODULES = (*COMMON_MODULES, *(f"{kind}_{size}" for kind in ("decode", "prefill") for size in HEAD_DIMS))
-WINDOW_MODULES = tuple(f"{name}_window" for name in MODULES if name not in COMMON_MODULES)
+MODULES = tuple(f"{kind}_{size}" for kind in ("decode", "prefill") for size in HEAD_DIMS)
+WINDOW_MODULES = tuple(f"{name}_window" for name in MODULES)
 # So do 8-bit keys and values.
-FP8_MODULES = tuple(f"{name}_fp8" for name in MODULES + WINDOW_MODULES if name not in COMMON_MODULES)
+FP8_MODULES = tuple(f"{name}_fp8" for name in MODULES + WINDOW_MODULES)
 _KNOWN = MODULES + WINDOW_MODULES + FP8_MODULES
 _ERROR_LINES = 12
 _NO_PACKAGE = 3  # exit status of the child process
@@ -172,21 +171,10 @@ def _build(name: str, out: Path) -> BuiltModule:
 
 
 def _spec(name: str) -> Any:
-    """FlashInfer's description of a module."""
-    from flashinfer.jit.activation import gen_act_and_mul_module
-    from flashinfer.jit.norm import gen_norm_module
+    """FlashInfer's description of decode_64, prefill_128_window_fp8 and the like.
 
-    match name:
-        case "silu_and_mul":
-            return gen_act_and_mul_module("silu")
-        case "norm":
-            return gen_norm_module()
-        case _:
-            return _attention_spec(name)
-
-
-def _attention_spec(name: str) -> Any:
-    """The description of decode_64, prefill_128_window_fp8 and the like. With fp8, keys and values are 8-bit."""
+    With fp8, keys and values are 8-bit.
+    """
     import torch
     from flashinfer.jit.attention import gen_batch_decode_module
     from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module

@@ -27,12 +27,6 @@ class PagedAttention(Protocol):
 
 
 class FlashInfer(Protocol):
-    """Functions write to `out` on the current stream of their tensors' device."""
-
-    def rmsnorm(self, *arguments: Any, **options: Any) -> Tensor: ...
-
-    def silu_and_mul(self, *arguments: Any, **options: Any) -> Tensor: ...
-
     def BatchPrefillWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> PagedAttention: ...
 
     def BatchDecodeWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> PagedAttention: ...
@@ -50,8 +44,6 @@ class _Installed:
 
     def __init__(self, package: Any, idle_processors: int = 0) -> None:
         self._package = package
-        self.rmsnorm = package.rmsnorm
-        self.silu_and_mul = package.silu_and_mul
         prefill, decode = package.BatchPrefillWithPagedKVCacheWrapper, package.BatchDecodeWithPagedKVCacheWrapper
         if idle_processors:
             prefill, decode = (lane_wrapper(each, idle_processors) for each in (prefill, decode))

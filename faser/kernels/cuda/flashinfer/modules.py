@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from faser.kernels.cuda.flashinfer.build import (
-    COMMON_MODULES,
     FP8_MODULES,
     MODULES,
     VERSION,
@@ -21,7 +20,7 @@ from faser.kernels.cuda.flashinfer.build import (
 _TYPES = {"bfloat16": "bf16", "float16": "f16"}
 _FP8 = "e4m3"
 # Approximate seconds to compile, for one arch on one core; docs/gpu.md has the measurements.
-_SECONDS = {"silu_and_mul": 5, "norm": 44, "decode": 29, "prefill": 123}
+_SECONDS = {"decode": 29, "prefill": 123}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -41,20 +40,14 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """name: as in build.py, such as norm, decode_64_window or decode_64_fp8. dtype: see Attention."""
+    """name: as in build.py, such as decode_64, decode_64_window or decode_64_fp8. dtype: see Attention."""
 
     name: str
     dtype: str = "bfloat16"
 
     @property
-    def is_attention(self) -> bool:
-        return self.name.startswith(("decode_", "prefill_"))
-
-    @property
     def own_name(self) -> str:
         """FlashInfer's name of the module: of its folder and of the file in it."""
-        if not self.is_attention:
-            return self.name
         kind, size, *options = self.name.split("_")
         letters = _TYPES[self.dtype]
         stored = _FP8 if "fp8" in options else letters
@@ -71,7 +64,7 @@ class Module:
     @property
     def seconds(self) -> int:
         """Approximate time to compile it on one core."""
-        return _SECONDS[self.name.partition("_")[0] if self.is_attention else self.name]
+        return _SECONDS[self.name.partition("_")[0]]
 
     def is_in(self, folders: Sequence[Path]) -> bool:
         return any((folder / self.own_name / f"{self.own_name}.so").exists() for folder in folders)
@@ -79,7 +72,7 @@ class Module:
 
 def needed_modules(attention: Iterable[Attention]) -> tuple[Module, ...]:
     """The modules that models with these kinds of attention call."""
-    found = {name: Module(name=name) for name in COMMON_MODULES}
+    found = {}
     for each in sorted(set(attention)):
         suffix = ("_window" if each.window else "") + ("_fp8" if each.fp8 else "")
         kinds = ("prefill", "decode") if each.decodes else ("prefill",)
@@ -90,8 +83,8 @@ def needed_modules(attention: Iterable[Attention]) -> tuple[Module, ...]:
 
 def known_modules() -> tuple[Module, ...]:
     """All modules that a supported model can need."""
-    names = [Module(name=name) for name in MODULES + WINDOW_MODULES + FP8_MODULES]
-    return (*names, *(Module(name=each.name, dtype="float16") for each in names if each.is_attention))
+    names = MODULES + WINDOW_MODULES + FP8_MODULES
+    return tuple(Module(name=name, dtype=dtype) for dtype in _TYPES for name in names)
 
 
 def precompiled_folders(kernels: Path, arch: str) -> tuple[Path, ...]:

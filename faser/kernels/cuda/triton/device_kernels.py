@@ -20,12 +20,16 @@ RopeAppend = Callable[
     [Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, AttentionShape, Tensor | None, Tensor | None, float],
     Tensor,
 ]
+RmsNorm = Callable[[Tensor, Tensor, float, Tensor], Tensor]  # (x, weight, eps, out) -> out; see triton/norm.py
+SiluMul = Callable[[Tensor, Tensor], Tensor]  # (gate_up, out) -> out; see triton/gate.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKernels:
     """device_sampling_kernels: called with (most rows, vocabulary size), makes the kernels of one lane."""
 
+    rms_norm: RmsNorm
+    silu_mul: SiluMul
     rope_append: RopeAppend
     sampling_kernels: Callable[[Accelerator], SamplingKernels]
     device_sampling_kernels: Callable[[int, int], DeviceSamplingKernels]
@@ -35,13 +39,17 @@ class DeviceKernels:
 
 def triton_kernels(device: torch.device) -> DeviceKernels:
     """The kernels of this package, for one device. Raises ImportError without Triton."""
+    from faser.kernels.cuda.triton.gate import silu_mul
     from faser.kernels.cuda.triton.logits.logit_edits import TritonLogitsProcessorKernels
+    from faser.kernels.cuda.triton.norm import rms_norm
     from faser.kernels.cuda.triton.rope_append import rope_append
     from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
     from faser.kernels.cuda.triton.sampling.host_rejection import TritonRejectionKernels
     from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
 
     return DeviceKernels(
+        rms_norm=rms_norm,
+        silu_mul=silu_mul,
         rope_append=rope_append,
         sampling_kernels=TritonSamplingKernels,
         device_sampling_kernels=lambda max_rows, width: TritonDeviceSamplingKernels(max_rows, width, device),

@@ -7,14 +7,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from faser.errors import EngineError
 from faser.kernels.cuda.triton.common.float8 import code
-from faser.kernels.cuda.triton.common.tensors import EXACT, expect, expect_lines, jit, next_power_of_2
+from faser.kernels.cuda.triton.common.tensors import EXACT, expect, expect_lines, jit, next_power_of_2, row_warps
 from faser.kernels.interface.fp8 import FP8, FP8_MAX, LEAST_LARGEST
-
-WIDEST = 1 << 16  # a row stays in the registers of one program
-_ELEMENTS_A_WARP = 512
-_MOST_WARPS = 16
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LIMIT = tl.constexpr(FP8_MAX)
@@ -39,17 +34,16 @@ def quantise_rows(x: Tensor, values: Tensor, scales: Tensor) -> None:
     """Write values [R, K] float8_e4m3fn and scales [R] float32, as interface/fp8.Fp8Rows has them.
 
     x: [R, K] float32, bfloat16 or float16, each row contiguous. A row with an infinity or a NaN gets a NaN value.
-    Raises EngineError that names the tensor that does not fit, and for rows wider than WIDEST.
+    Raises EngineError that names the tensor that does not fit, and for rows wider than
+    tensors.WIDEST_ROW.
     """
     rows, width = x.shape
-    if width > WIDEST:
-        raise EngineError(f"rows have {width} values; the kernel takes at most {WIDEST}")
+    warps = row_warps(width)
     expect_lines("x", x, (rows, width), *_TYPES, like=x)
     expect("values", values, (rows, width), FP8, like=x)
     expect("scales", scales, (rows,), torch.float32, like=x)
     if rows:
-        block = next_power_of_2(width)
-        warps = max(1, min(_MOST_WARPS, block // _ELEMENTS_A_WARP))
         _quantise[(rows,)](
-            x, x.stride(0), values.view(torch.uint8), scales, width, BLOCK=block, num_warps=warps, **EXACT
-        )
+            x, x.stride(0), values.view(torch.uint8), scales, width, BLOCK=next_power_of_2(width),
+            num_warps=warps, **EXACT,
+        )  # fmt: skip

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.signatures import signature
@@ -60,43 +59,11 @@ class FakeFlashInfer:
         found.num_processors -= idle_processors
         return found
 
-    def rmsnorm(self, *arguments: Any, **options: Any) -> Tensor:
-        self.calls["rmsnorm"] += 1
-        given = bound("rmsnorm", arguments, options, "input", "weight", "eps", "out")
-        x, weight, out = given["input"], given["weight"], given["out"]
-        assert x.dtype is weight.dtype is out.dtype, (x.dtype, weight.dtype, out.dtype)
-        assert x.ndim in (2, 3)
-        assert x.shape == out.shape, (x.shape, out.shape)
-        assert x.stride(-1) == out.stride(-1) == 1
-        self.accelerator.launch(partial(_rmsnorm, x, weight, given["eps"], out))
-        return out  # type: ignore[no-any-return]
-
-    def silu_and_mul(self, *arguments: Any, **options: Any) -> Tensor:
-        self.calls["silu_and_mul"] += 1
-        given = bound("silu_and_mul", arguments, options, "input", "out")
-        x, out = given["input"], given["out"]
-        assert x.dtype is out.dtype, (x.dtype, out.dtype)
-        assert x.is_contiguous()
-        assert out.is_contiguous()
-        assert x.shape == (len(out), 2 * out.shape[1]), (x.shape, out.shape)
-        self.accelerator.launch(partial(_silu_and_mul, x, out))
-        return out  # type: ignore[no-any-return]
-
     def BatchPrefillWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> "FakePrefill":
         return FakePrefill(self, arguments, options)
 
     def BatchDecodeWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> "FakeDecode":
         return FakeDecode(self, arguments, options)
-
-
-def _rmsnorm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    wide = x.float()
-    out.copy_(wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float())
-
-
-def _silu_and_mul(x: Tensor, out: Tensor) -> None:
-    gate, up = x.float().chunk(2, dim=-1)
-    out.copy_(functional.silu(gate) * up)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from inspect import Parameter, Signature
 VERSION = "0.7.2.post1"
 
 SIGNATURES = {
-    "rmsnorm": "input weight eps= out= enable_pdl=",
-    "silu_and_mul": "input out= enable_pdl=",
     "BatchPrefillWithPagedKVCacheWrapper.__init__": (
         "self float_workspace_buffer kv_layout= use_cuda_graph= qo_indptr_buf= paged_kv_indptr_buf= "
         "paged_kv_indices_buf= paged_kv_last_page_len_buf= custom_mask_buf= mask_indptr_buf= backend= jit_args= "

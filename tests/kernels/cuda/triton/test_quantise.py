@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from faser.errors import EngineError
-from faser.kernels.cuda.triton.quantise import WIDEST, quantise_rows
+from faser.kernels.cuda.triton.common.tensors import WIDEST_ROW
+from faser.kernels.cuda.triton.quantise import quantise_rows
 from faser.kernels.interface.fp8 import FP8, FP8_MAX
 from faser.kernels.interface.fp8 import quantise_rows as defined
 from tests.kernels.cuda.triton.rows import DEVICE
@@ -87,5 +88,5 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         quantise_rows(x, x, scales)
     with pytest.raises(EngineError, match="scales has shape"):
         quantise_rows(x, values, scales[:1])
-    with pytest.raises(EngineError, match=f"at most {WIDEST}"):
-        quantise_rows(torch.zeros(1, WIDEST + 1, device=DEVICE), values, scales)
+    with pytest.raises(EngineError, match=f"at most {WIDEST_ROW}"):
+        quantise_rows(torch.zeros(1, WIDEST_ROW + 1, device=DEVICE), values, scales)

@@ -22,6 +22,17 @@ def jit_for_any(*counts: str) -> Callable[[Any], Any]:
 # Products and sums are not fused: each is rounded by itself, as on the CPU.
 EXACT = {"enable_fp_fusion": False}
 
+WIDEST_ROW = 1 << 16  # of kernels that keep a row in the registers of one program
+_ELEMENTS_A_WARP = 512
+_MOST_WARPS = 16
+
+
+def row_warps(width: int) -> int:
+    """Warps of a program that keeps a row of this width in registers. Raises EngineError beyond WIDEST_ROW."""
+    if width > WIDEST_ROW:
+        raise EngineError(f"rows have {width} values; the kernel takes at most {WIDEST_ROW}")
+    return max(1, min(_MOST_WARPS, next_power_of_2(width) // _ELEMENTS_A_WARP))
+
 
 def expect(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype, like: Tensor) -> None:
     """Check for a contiguous tensor of this shape, of one of these dtypes, on the device of `like`.
