@@ -19,11 +19,15 @@ V = TypeVar("V")
 
 _log = logging.getLogger("faser.engine")
 
-# The verify lane's part of the processors, as a fraction; the draft lane has the others. A pass of a draft model
-# moves its weights and computes little, and a few processors already move a large part of what the whole GPU can:
-# an eleventh, a seventh and a quarter cover draft models of different sizes. Verification keeps three quarters or
-# more: it is bound by arithmetic where overlap pays, and slows down with every processor it loses.
-_VERIFY_PARTS = ((10, 11), (6, 7), (3, 4))
+# The verify lane's part of the processors, as a fraction, the preferred one first; the draft lane has the others.
+# A pass of a draft model moves its weights and computes little, and a few processors already move a large part of
+# what the whole GPU can: a seventh, an eleventh and a quarter cover draft models of different sizes. Verification
+# keeps three quarters or more: it is bound by arithmetic where overlap pays, and slows down with every processor
+# that it loses.
+_VERIFY_PARTS = ((6, 7), (10, 11), (3, 4))
+# Every split takes a set of CUDA graphs for each lane, and measurements at the start. No split has been measured
+# on a GPU, so there is one; more are worth their graphs once figures say which.
+MOST_SPLITS = 1
 
 
 class GreenContexts:
@@ -33,18 +37,26 @@ class GreenContexts:
     calls of `run_both`, when neither lane has work. A CUDA graph captured on a lane must not be replayed after
     `close`.
 
-    verify_counts: processors that a verify lane may have; the driver may round up. A split that the driver refuses
-    is left out. Raises GreenContextError where none remains.
+    verify_counts: processors that a verify lane may have, in the order of preference; the driver may round up. A
+    split that the driver refuses is left out; the first most_splits that it grants are made. Raises
+    GreenContextError where it grants none.
     """
 
     name = "sm"
 
-    def __init__(self, driver: GreenDriver, device: LaneDevice, verify_counts: Sequence[int]) -> None:
+    def __init__(
+        self,
+        driver: GreenDriver,
+        device: LaneDevice,
+        verify_counts: Sequence[int],
+        *,
+        most_splits: int = MOST_SPLITS,
+    ) -> None:
         self._driver = driver
         self._device = device
         self._made = ExitStack()
         with ExitStack() as unfinished:
-            self._pairs = self._make_pairs(verify_counts, unfinished)
+            self._pairs = self._make_pairs(verify_counts, most_splits, unfinished)
             self._lanes = StreamLanes(device)
             self._made = unfinished.pop_all()
         self.resize(self.shares()[0])
@@ -69,11 +81,15 @@ class GreenContexts:
         with self._made:
             self._lanes.close()
 
-    def _make_pairs(self, verify_counts: Sequence[int], made: ExitStack) -> dict[float, LanePair]:
+    def _make_pairs(
+        self, verify_counts: Sequence[int], most_splits: int, made: ExitStack
+    ) -> dict[float, LanePair]:
         """By the draft lane's share, ascending. made: receives what destroys the contexts and streams."""
         pairs: dict[float, LanePair] = {}
         refusals: list[GreenContextError] = []
-        for count in sorted(verify_counts, reverse=True):
+        for count in verify_counts:
+            if len(pairs) == most_splits:
+                break
             try:
                 group, rest = self._driver.split(count)
                 share = rest.count / self._driver.num_processors
@@ -87,7 +103,7 @@ class GreenContexts:
         if not pairs:
             total, counts = self._driver.num_processors, tuple(verify_counts)
             raise GreenContextError(f"{total} processors cannot be divided: groups of {counts} leave none")
-        return pairs
+        return dict(sorted(pairs.items()))
 
     def _make_pair(self, group: Group, rest: Group, share: float, made: ExitStack) -> LanePair:
         with ExitStack() as unfinished:
@@ -103,9 +119,9 @@ class GreenContexts:
 
 
 def default_verify_counts(num_processors: int) -> tuple[int, ...]:
-    """Processors of the verify lane in each split that `sm` offers: multiples of 8, descending.
+    """Processors of the verify lane in the splits that `sm` tries, in that order: multiples of 8.
 
-    Of 132: 120, 112, 96, which leave 12, 20, 36 for drafting. Empty for fewer than 9 processors.
+    Of 132: 112, 120, 96, which leave 20, 12, 36 for drafting. Empty for fewer than 9 processors.
     """
     counts = (num_processors * part // whole // GROUP_UNIT * GROUP_UNIT for part, whole in _VERIFY_PARTS)
     return tuple(dict.fromkeys(count for count in counts if count))

@@ -21,15 +21,46 @@ from tests.kernels.cuda.fake_lane_device import FakeLaneDevice, FakeStream
 VERIFY_COUNTS = (120, 112, 96)  # of an H200
 
 
+class Refusing(FakeGreenDriver):
+    """Refuses contexts for groups of this many processors."""
+
+    def __init__(self, refused: int) -> None:
+        super().__init__()
+        self._refused = refused
+
+    def context(self, group: Group) -> object:
+        if group.count == self._refused:
+            raise GreenContextError("cuGreenCtxCreate: not permitted")
+        return super().context(group)
+
+
 def stream_of(lane: Lane) -> FakeStream:
     assert lane.device_lane is not None
     assert isinstance(lane.device_lane.stream, FakeStream)
     return lane.device_lane.stream
 
 
-def test_an_h200_is_divided_in_three_ways() -> None:
+def test_an_h200_is_divided_in_one_way_and_graphs_are_for_that_one() -> None:
+    """Caught: the largest group instead of the preferred one, the other splits made as well."""
+    driver = FakeGreenDriver()
+    partition, _ = make_gpu_partition("sm", FakeLaneDevice(), lambda: driver)
+    assert [round(share * 132) for share in partition.shares()] == [20]
+    assert len(driver.contexts) == 2
+    partition.close()
+
+
+def test_the_next_split_takes_the_place_of_one_that_is_refused() -> None:
+    """Caught: streams instead."""
+    driver = Refusing(112)
+    partition, refusal = make_gpu_partition("sm", FakeLaneDevice(), lambda: driver)
+    assert (partition.name, refusal) == ("sm", None)
+    assert [round(share * 132) for share in partition.shares()] == [12]
+    partition.close()
+
+
+def test_a_partition_may_have_several_splits() -> None:
     """Caught: counts of the draft lane given for the verify lane."""
-    partition, _ = make_gpu_partition("sm", FakeLaneDevice(), FakeGreenDriver)
+    partition = GreenContexts(FakeGreenDriver(), FakeLaneDevice(), VERIFY_COUNTS, most_splits=3)
     assert [round(share * 132) for share in partition.shares()] == [12, 20, 36]
     assert partition.share == partition.shares()[0]
     found = []
@@ -48,7 +79,7 @@ def test_an_h200_is_divided_in_three_ways() -> None:
 def test_verification_has_the_group_and_drafting_the_rest() -> None:
     """Only groups promise thread block clusters. Caught: the two swapped."""
     driver, device = FakeGreenDriver(), FakeLaneDevice()
-    partition = GreenContexts(driver, device, VERIFY_COUNTS)
+    partition = GreenContexts(driver, device, VERIFY_COUNTS, most_splits=3)
     groups = {f"at {address}": driver.contexts[context] for address, context in driver.streams.items()}
     for share in partition.shares():
         partition.resize(share)
@@ -69,7 +100,7 @@ def test_splits_have_the_counts_that_the_driver_gives() -> None:
         def split(self, count: int):  # type: ignore[no-untyped-def]
             return super().split(-(-count // 64) * 64)
 
-    partition = GreenContexts(Coarse(num_processors=132), FakeLaneDevice(), VERIFY_COUNTS)
+    partition = GreenContexts(Coarse(num_processors=132), FakeLaneDevice(), VERIFY_COUNTS, most_splits=3)
     assert [round(share * 132) for share in partition.shares()] == [4]
     partition.close()
     with pytest.raises(GreenContextError, match=r"128 processors cannot be divided: groups of \(120, 112, 96\)"):
@@ -79,7 +110,7 @@ def test_splits_have_the_counts_that_the_driver_gives() -> None:
 def test_contexts_and_streams_are_given_back_when_closed() -> None:
     """The fake driver checks that streams go before contexts. Caught: contexts kept, the order reversed."""
     driver, device = FakeGreenDriver(), FakeLaneDevice()
-    partition = GreenContexts(driver, device, VERIFY_COUNTS)
+    partition = GreenContexts(driver, device, VERIFY_COUNTS, most_splits=3)
     assert (len(driver.contexts), len(driver.streams), set(driver.priorities)) == (6, 6, {0})
     partition.run_both(lambda _lane, _done: None, synchronous(lambda _lane: None))
     partition.close()
@@ -97,7 +128,7 @@ def test_streams_are_destroyed_when_their_work_is_done() -> None:
             assert "late" in device.host
             super().destroy_stream(stream)
 
-    partition = GreenContexts(Careful(), device, VERIFY_COUNTS)
+    partition = GreenContexts(Careful(), device, VERIFY_COUNTS, most_splits=3)
     with device.on(device.streams[-1]):
         device.work("late", 0.02)
     partition.close()
@@ -110,16 +141,19 @@ def test_handles_are_given_back_even_if_the_device_is_broken() -> None:
 
     driver = FakeGreenDriver()
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        GreenContexts(driver, Broken(), VERIFY_COUNTS).close()
+        GreenContexts(driver, Broken(), VERIFY_COUNTS, most_splits=3).close()
     assert driver.contexts == driver.streams == {}
 
 
 @pytest.mark.parametrize("num_processors", range(9, 200))
-def test_every_device_is_divided_into_one_to_three_splits(num_processors: int) -> None:
+def test_every_device_can_be_divided_into_one_to_three_splits(num_processors: int) -> None:
     """Verification keeps most of the processors, in groups of 8. Caught: shares that do not ascend."""
     device = FakeLaneDevice(num_processors=num_processors)
     partition = GreenContexts(
-        FakeGreenDriver(num_processors=num_processors), device, default_verify_counts(num_processors)
+        FakeGreenDriver(num_processors=num_processors),
+        device,
+        default_verify_counts(num_processors),
+        most_splits=3,
     )
     drafts = [round(share * num_processors) for share in partition.shares()]
     assert 1 <= len(drafts) <= 3
@@ -140,15 +174,8 @@ def test_a_gpu_that_is_too_small_is_refused() -> None:
 @pytest.mark.parametrize("refused", VERIFY_COUNTS)
 def test_a_split_that_the_driver_refuses_is_left_out(refused: int) -> None:
     """Caught: a refusal that ends the start, or that leaves a context of the refused split alive."""
-
-    class Selective(FakeGreenDriver):
-        def context(self, group: Group) -> object:
-            if group.count == refused:
-                raise GreenContextError("cuGreenCtxCreate: not permitted")
-            return super().context(group)
-
-    driver = Selective()
-    partition = GreenContexts(driver, FakeLaneDevice(), VERIFY_COUNTS)
+    driver = Refusing(refused)
+    partition = GreenContexts(driver, FakeLaneDevice(), VERIFY_COUNTS, most_splits=3)
     offered = [count for count in VERIFY_COUNTS if count != refused]
     assert [132 - round(share * 132) for share in partition.shares()] == offered
     assert len(driver.contexts) == len(driver.streams) == 4
@@ -160,7 +187,7 @@ def test_a_split_that_the_driver_refuses_is_left_out(refused: int) -> None:
 def test_what_was_made_before_a_refusal_is_offered(call: int) -> None:
     """5 calls make a pair of lanes. Caught: handles of a half-made pair that stay."""
     driver = FakeGreenDriver(refuses=call)
-    partition = GreenContexts(driver, FakeLaneDevice(), VERIFY_COUNTS)
+    partition = GreenContexts(driver, FakeLaneDevice(), VERIFY_COUNTS, most_splits=3)
     num_pairs = call // 5
     assert len(partition.shares()) == num_pairs
     assert len(driver.contexts) == len(driver.streams) == 2 * num_pairs
@@ -172,7 +199,7 @@ def test_what_was_made_before_a_refusal_is_offered(call: int) -> None:
 def test_a_driver_that_refuses_every_split_leaves_nothing_and_streams_are_used_instead(call: int) -> None:
     driver, device = FakeGreenDriver(refuses=call), FakeLaneDevice()
     with pytest.raises(GreenContextError, match="CUDA_ERROR_NOT_SUPPORTED"):
-        GreenContexts(driver, device, VERIFY_COUNTS)
+        GreenContexts(driver, device, VERIFY_COUNTS, most_splits=3)
     assert driver.contexts == driver.streams == {}
     for name in ("sm", "auto"):
         driver = FakeGreenDriver(refuses=call)
@@ -190,7 +217,7 @@ def test_on_a_gpu_each_lane_stays_on_processors_of_its_own() -> None:
     """Kernels enqueued on a lane's stream, and those of a CUDA graph captured there and replayed on another."""
     gpu = torch.device("cuda", torch.cuda.current_device())
     device = CudaLaneDevice(gpu)
-    partition = GreenContexts(open_green_driver(gpu), device, VERIFY_COUNTS)
+    partition = GreenContexts(open_green_driver(gpu), device, VERIFY_COUNTS, most_splits=3)
 
     def probe(lane: Lane) -> tuple[set[int], set[int], int]:
         assert lane.device_lane is not None
