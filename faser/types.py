@@ -17,6 +17,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 256
 
 _MOST_NEGATIVE, _MOST_POSITIVE = -(2**63), 2**63 - 1  # integers in messages between processes
 
@@ -76,9 +77,10 @@ class SamplingParams:
     temperature: 0 is greedy. top_k: 0 is off. max_tokens: None: the rest of the context.
     seed: None draws one. Equal seeds give equal tokens, whatever else is in the batch.
     logit_bias: (token id, bias) pairs. allowed_token_ids: None allows all.
+    bad_words: sequences of token ids that the output must not contain.
     logprobs: number of alternatives to report in addition to the sampled token; None: no log probabilities.
     structured_output: None: free text.
-    Order of application: bias, penalties, allowed tokens, min_tokens, temperature, min_p, top_k, top_p.
+    Order of application: bias, penalties, allowed tokens, bad words, min_tokens, temperature, min_p, top_k, top_p.
 
     Raises RequestError that names the field, its value and the limit.
     """
@@ -94,6 +96,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
@@ -106,6 +109,8 @@ class SamplingParams:
     structured_output: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
+        if not all(self.bad_words):
+            raise RequestError("bad_words contains an empty sequence of tokens", param="bad_words")
         _within("n", self.n, 1, MAX_SAMPLES)
         _within("temperature", self.temperature, 0.0, 2.0)
         _within("top_p", self.top_p, 0.0, 1.0, above=True)
@@ -148,12 +153,13 @@ class SamplingParams:
 
     @property
     def edits_logits(self) -> bool:
-        """The request changes what the model would say: bias, penalties, allowed tokens, min_tokens, structure."""
+        """The request changes what the model would say: bias, penalties, allowed or banned tokens, structure."""
         return not (
             self.presence_penalty == self.frequency_penalty == 0.0
             and self.repetition_penalty == 1.0
             and not self.logit_bias
             and self.allowed_token_ids is None
+            and not self.bad_words
             and not self.min_tokens
             and self.structured_output is None
         )

@@ -65,6 +65,27 @@ def test_only_allowed_tokens_are_chosen(client: openai.OpenAI) -> None:
     assert set(token_ids(client, temperature=2, extra={"allowed_token_ids": [70, 71, 72]})) == {70, 71, 72}
 
 
+def test_bad_words_do_not_occur_whatever_is_drafted(server: Server, client: openai.OpenAI) -> None:
+    """The words are pieces of the answer without the ban, so it would contain them again."""
+    greedy = token_ids(client, temperature=0, max_tokens=48)
+    with server.http() as http:
+
+        def ids_of(text: str) -> list[int]:
+            found: list[int] = http.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()[
+                "tokens"
+            ]
+            return found
+
+        pairs = {tuple(greedy[at : at + 2]) for at in range(47)}
+        texts = [http.post("/detokenize", json={"tokens": list(pair)}).json()["prompt"] for pair in pairs]
+        words = [each for each in texts if each.strip() == each and tuple(ids_of(each)) in pairs]
+        banned = {tuple(ids_of(spelled)) for each in words for spelled in (each, f" {each}")}
+    assert words
+    varied = tuple(token_ids(client, temperature=0, max_tokens=48, extra={"bad_words": words}))
+    assert not any(varied[at : at + len(word)] == word for word in banned for at in range(48))
+    assert varied != tuple(greedy)
+
+
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
 def test_penalties_make_a_repeating_answer_vary(client: openai.OpenAI, penalty: str) -> None:
     """Two tokens are allowed, one far more likely: without a penalty it repeats, with one the other occurs too."""

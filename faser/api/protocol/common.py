@@ -93,6 +93,7 @@ class EngineFields(BaseModel):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = LIST
+    bad_words: list[str] | None = LIST
     stop_token_ids: list[int] | None = LIST
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None

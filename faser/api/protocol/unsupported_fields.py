@@ -34,7 +34,6 @@ _UNSUPPORTED = {
     "use_beam_search": UnsupportedField("this build has no beam search", (False,)),
     "length_penalty": UnsupportedField("this build has no beam search", (1.0, 1)),
     "early_stopping": UnsupportedField("this build has no beam search", (False,)),
-    "bad_words": UnsupportedField("this build bans single tokens only; use logit_bias", ([],)),
     "structured_outputs": UnsupportedField(_NO_GRAMMAR, ({},)),
     "guided_json": UnsupportedField(_NO_GRAMMAR),
     "guided_regex": UnsupportedField(_NO_GRAMMAR),

@@ -33,7 +33,7 @@ def completions_router(service: Service) -> APIRouter:
         arrival_s = time.monotonic()
         info = check_shared_fields(service, body, http, UNSUPPORTED_IN_COMPLETIONS)
         read_stream_options(body, force_usage=False)
-        sampling = text_sampling(body, service.settings)
+        sampling = text_sampling(body, service.settings, service.engine.tokenizer)
         rules = tokenization_rules(body, info, field=CompletionFormatter.prompt_field, add_special_tokens=True)
         sources = read_prompts(body.prompt)
         check_capacity(service, len(sources), sampling)

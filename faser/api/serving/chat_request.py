@@ -39,7 +39,7 @@ async def chat_handler(
     """
     info = check_shared_fields(service, body, http, UNSUPPORTED_IN_CHATS)
     read_stream_options(body, force_usage=False)
-    sampling = chat_sampling(body, service.settings)
+    sampling = chat_sampling(body, service.settings, service.engine.tokenizer)
     prompt = await chat_prompt(service, body, info)
     _check_room(body.max_completion_tokens, len(prompt.token_ids), info.max_model_len)
     formatter = ChatFormatter(

@@ -393,6 +393,7 @@ def _check_token_ids(request: Request, vocab_size: int) -> None:
         ("prediction", request.predicted_token_ids),
         ("logit_bias", tuple(token_id for token_id, _ in sampling.logit_bias)),
         ("allowed_token_ids", sampling.allowed_token_ids or ()),
+        ("bad_words", tuple(token_id for word in sampling.bad_words for token_id in word)),
         ("stop_token_ids", sampling.stop_token_ids),
     ):
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):

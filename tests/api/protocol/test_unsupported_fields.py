@@ -71,7 +71,6 @@ def test_neutral_values_are_accepted(http: httpx.Client, route: str, neutral: di
         (TEXT, "use_beam_search", True),
         (TEXT, "use_beam_search", 0),
         (TEXT, "length_penalty", 0.5),
-        (TEXT, "bad_words", ["no"]),
         (TEXT, "response_format", {"type": "json_object"}),
         (TEXT, "prompt_embeds", "AAAA"),
         (TEXT, "spaces_between_special_tokens", False),

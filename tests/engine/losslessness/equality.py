@@ -49,6 +49,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "logprobs": 3,
         "prompt_logprobs": 1,
         "allowed_token_ids": tuple(range(20, 400)),
+        "bad_words": tuple((first, last) for first in range(20, 400) for last in range(20 + first % 9, 400, 9)),
     },
 }
 

@@ -10,7 +10,9 @@ from faser.api.protocol.body import shown
 from faser.api.protocol.chat import ChatBody
 from faser.api.protocol.common import GenerationBody
 from faser.api.protocol.completions import CompletionBody
+from faser.api.serving.requests.bad_words import read_bad_words
 from faser.api.serving.requests.settings import ApiSettings
+from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
 from faser.types import SamplingParams
 
@@ -20,7 +22,7 @@ _TEXT_MAX_TOKENS = 16
 _MAX_ID_DIGITS = 20
 
 
-def chat_sampling(body: ChatBody, settings: ApiSettings) -> SamplingParams:
+def chat_sampling(body: ChatBody, settings: ApiSettings, tokenizer: Tokenizer) -> SamplingParams:
     """Raises RequestError. Without max_tokens the answer may fill the rest of the context."""
     asks_alternatives = body.top_logprobs or 0
     if asks_alternatives and not body.logprobs:
@@ -35,10 +37,11 @@ def chat_sampling(body: ChatBody, settings: ApiSettings) -> SamplingParams:
         max_tokens = None if default is None else int(default)
     elif max_tokens < 1:
         raise RequestError(f"{name} is {max_tokens}; it must be at least 1", param=name)
-    return _sampling(body, settings, max_tokens=max_tokens, logprobs=asks_alternatives if body.logprobs else None)
+    logprobs = asks_alternatives if body.logprobs else None
+    return _sampling(body, settings, tokenizer, max_tokens=max_tokens, logprobs=logprobs)
 
 
-def text_sampling(body: CompletionBody, settings: ApiSettings) -> SamplingParams:
+def text_sampling(body: CompletionBody, settings: ApiSettings, tokenizer: Tokenizer) -> SamplingParams:
     """Raises RequestError. echo with logprobs asks for the prompt's as well."""
     _check_alternatives("logprobs", body.logprobs, settings)
     max_tokens = _choose(body.max_tokens, "max_tokens", _TEXT_MAX_TOKENS, settings)
@@ -47,12 +50,15 @@ def text_sampling(body: CompletionBody, settings: ApiSettings) -> SamplingParams
             f"max_tokens is {max_tokens}; it must be at least 1, or 0 with echo or prompt_logprobs",
             param="max_tokens",
         )
-    return _sampling(body, settings, max_tokens=max_tokens, logprobs=body.logprobs, echo=bool(body.echo))
+    return _sampling(
+        body, settings, tokenizer, max_tokens=max_tokens, logprobs=body.logprobs, echo=bool(body.echo)
+    )
 
 
 def _sampling(
     body: GenerationBody,
     settings: ApiSettings,
+    tokenizer: Tokenizer,
     *,
     max_tokens: int | None,
     logprobs: int | None,
@@ -87,6 +93,7 @@ def _sampling(
         repetition_penalty=_choose(body.repetition_penalty, "repetition_penalty", 1.0, settings),
         logit_bias=_read_logit_bias(body.logit_bias or {}),
         allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
+        bad_words=read_bad_words(body.bad_words, tokenizer),
         stop=tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),

@@ -367,6 +367,6 @@ def not_finite(position: int) -> str:
 
 def _nothing_left(position: int) -> str:
     return (
-        f"no token may be chosen at position {position}: allowed_token_ids, min_tokens and "
+        f"no token may be chosen at position {position}: allowed_token_ids, bad_words, min_tokens and "
         f"stop_token_ids together leave none"
     )

@@ -47,6 +47,7 @@ _EVERYTHING = SamplingParams(
     presence_penalty=0.1,
     logit_bias=((0, 1.0),),
     allowed_token_ids=(0, 1, 2),
+    bad_words=((1,),),
     stop_token_ids=(2,),
     min_tokens=4,
     logprobs=MAX_LOGPROBS,

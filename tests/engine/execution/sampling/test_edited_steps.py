@@ -47,7 +47,11 @@ SIZES = GraphSizes(rows=(4, 12), max_sequences=SLOTS, max_blocks_each=WIDTH)
 FEATURES: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "logprobs": 2},
     {"presence_penalty": 0.6, "temperature": 0.0},
-    {"logit_bias": ((40, 4.0), (41, -3.0)), "allowed_token_ids": tuple(range(20, 300, 3))},
+    {
+        "logit_bias": ((40, 4.0), (41, -3.0)),
+        "allowed_token_ids": tuple(range(20, 300, 3)),
+        "bad_words": ((41,), (44, 47)),
+    },
     {"min_tokens": 5, "stop_token_ids": tuple(range(3, 300)), "ignore_eos": False},
 )
 SAMPLED = SpeculationConfig(

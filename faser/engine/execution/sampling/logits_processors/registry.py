@@ -1,6 +1,7 @@
 """All logits processors, in the order in which they edit logits."""
 
 from faser.engine.execution.sampling.logits_processors.allowed_tokens import AllowedTokens
+from faser.engine.execution.sampling.logits_processors.bad_words import BadWords
 from faser.engine.execution.sampling.logits_processors.bias import Bias
 from faser.engine.execution.sampling.logits_processors.min_tokens import MinTokens
 from faser.engine.execution.sampling.logits_processors.penalties import Penalties
@@ -14,5 +15,6 @@ def make_logits_processors(
         Bias(vocab_size),
         Penalties(num_slots),
         AllowedTokens(vocab_size),
+        BadWords(vocab_size),
         MinTokens(vocab_size, eos_token_ids),
     )

@@ -22,7 +22,12 @@ from faser.types import SamplingParams
 
 WIDTH = 40
 EVERYTHING = SamplingParams(
-    logit_bias=((3, 1.0),), presence_penalty=0.5, allowed_token_ids=(1, 3), min_tokens=2, stop_token_ids=(1,)
+    logit_bias=((3, 1.0),),
+    presence_penalty=0.5,
+    allowed_token_ids=(1, 3),
+    bad_words=((2,),),
+    min_tokens=2,
+    stop_token_ids=(1,),
 )
 
 
@@ -73,7 +78,7 @@ def test_bias_and_penalties_come_before_masks() -> None:
 
     edits = [processor.edit(rows) for processor in processors]
 
-    assert [type(each) for each in edits] == [BiasEdit, PenaltyEdit, AllowOnlyEdit, ForbidEdit]
+    assert [type(each) for each in edits] == [BiasEdit, PenaltyEdit, AllowOnlyEdit, ForbidEdit, ForbidEdit]
     for processor in processors:
         processor.release(1)
         assert processor.edit(rows) is None
