@@ -456,7 +456,11 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A snapshot after a step. Counters count from the start of the engine; the other values are current."""
+    """A snapshot after a step. Counters count from the start of the engine; the other values are current.
+
+    prompt_tokens: of the prompts that are computed, each request's once. prompt_tokens_cached: those of them that
+    the prefix cache had.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -464,6 +468,7 @@ class EngineStats:
     num_steps: int = 0
     num_preemptions: int = 0
     prompt_tokens: int = 0
+    prompt_tokens_cached: int = 0
     generation_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0

@@ -6,6 +6,7 @@ from faser.api.middleware.api_keys import ApiKeys
 from faser.api.middleware.auth import ApiKeyMiddleware
 from faser.api.middleware.cors import add_cors
 from faser.api.middleware.key_limits import KeyLimitsMiddleware
+from faser.api.middleware.paths import PathMiddleware
 from faser.api.middleware.request_id import RequestIdMiddleware
 from faser.api.middleware.unread_body import UnreadBodyMiddleware
 from faser.api.protocol.errors import add_error_handlers
@@ -15,6 +16,7 @@ from faser.api.routes.health import health_router
 from faser.api.routes.messages import messages_router
 from faser.api.routes.metrics import metrics_router
 from faser.api.routes.models import models_router
+from faser.api.routes.openapi import document
 from faser.api.routes.responses import responses_router
 from faser.api.routes.tokenize import tokenize_router
 from faser.api.serving.engine_client import EngineClient
@@ -45,7 +47,8 @@ def create_app(
     """
     keys = ApiKeys(settings.api_keys) if keys is None else keys
     service = Service.build(engine, settings, metrics)
-    app = FastAPI(title="FASER", version=settings.version, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="FASER", version=settings.version, redirect_slashes=False)
+    app.openapi = lambda: document(app)  # type: ignore[method-assign]
     for router in _ROUTERS:
         app.include_router(router(service))
     add_error_handlers(app)
@@ -56,5 +59,6 @@ def create_app(
     app.add_middleware(ApiKeyMiddleware, keys=keys, open_metrics=not settings.enable_metrics_auth)
     add_cors(app, settings.cors)  # outside of the keys: preflights have none, and pages can read a 401
     app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(PathMiddleware)
     app.add_middleware(UnreadBodyMiddleware)  # added last, so outermost
     return app

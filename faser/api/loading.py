@@ -3,6 +3,7 @@
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from faser.api.http.paths import route_of
 from faser.api.protocol.errors import as_http_error, error_response
 from faser.errors import NotReadyError
 from faser.types import EngineState
@@ -26,7 +27,7 @@ class LoadingApp:
         elif self.application is not None:
             await self.application(scope, receive, send)
         else:
-            await self._answer(scope["path"].removeprefix(scope.get("root_path", "")))(scope, receive, send)
+            await self._answer(route_of(scope["path"], scope.get("root_path", "")))(scope, receive, send)
 
     def _answer(self, path: str) -> Response:
         state = EngineState.LOADING.value

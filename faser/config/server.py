@@ -74,7 +74,11 @@ class ServerConfig:
         False, "Require the API key on /metrics as well.", group=SERVER, kind=Kind.SWITCH
     )
     root_path: str | None = setting(
-        None, "Path under which a proxy serves FASER.", group=SERVER, kind=Kind.TEXT, metavar="path"
+        None,
+        "Path under which a proxy serves FASER, whether or not the proxy takes it away.",
+        group=SERVER,
+        kind=Kind.TEXT,
+        metavar="path",
     )
     ssl_keyfile: str | None = setting(
         None, "Private key for HTTPS. SIGHUP reads it again.", group=SERVER, kind=Kind.FILE, metavar="file"

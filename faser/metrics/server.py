@@ -47,6 +47,7 @@ _REQUEST_S = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 _SAMPLES = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 _STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
 _UNKNOWN_MODEL_LEN = 131_072
 
@@ -113,9 +114,9 @@ class Metrics:
         self._cache_config = make.info(
             "cache_config_info",
             "Constant 1; the labels describe the KV cache.",
-            ("block_size", "num_gpu_blocks"),
+            ("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"),
         )
-        self._cache_config("0", "0")
+        self._cache_config("0", "0", "0", "0")
 
     def _make_counters(self, make: "_SeriesFactory") -> None:
         self._prompt_tokens = make.counter("prompt_tokens", "Prompt tokens computed or taken from the cache.")
@@ -155,10 +156,23 @@ class Metrics:
         self._request_generation = make.histogram(
             "request_generation_tokens", "Tokens of all samples of a request.", tokens
         )
+        self._longest_generation = make.histogram(
+            "request_max_num_generation_tokens", "Tokens of the longest sample of a request.", tokens
+        )
+        self._prefill_computed = make.histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens of a request that no cache had.", tokens
+        )
+        self._request_preemptions = make.histogram(
+            "request_num_preemptions", "How often a request was preempted.", _PREEMPTIONS
+        )
         self._params_max_tokens = make.histogram("request_params_max_tokens", "max_tokens of a request.", tokens)
         self._params_n = make.histogram("request_params_n", "Samples of a request.", _SAMPLES)
         # A histogram, although its name ends in _total as in vLLM.
-        self._step_tokens = make.histogram("iteration_tokens_total", "Tokens in one engine step.", _STEP_TOKENS)
+        self._step_tokens = make.histogram(
+            "iteration_tokens_total",
+            "Prompt tokens computed and tokens generated in one engine step.",
+            _STEP_TOKENS,
+        )
 
     def admitted(self, *, n: int, max_tokens: int, prompt_tokens: int) -> None:
         """A request was accepted. max_tokens: per sample, resolved."""
@@ -188,12 +202,21 @@ class Metrics:
         prefill_s: float,
         decode_s: float,
         prompt_tokens: int,
+        cached_tokens: int,
         generation_tokens: int,
+        longest_generation: int,
+        preemptions: int,
     ) -> None:
-        """A request ended. Times of aborted and failed requests are not observed."""
+        """A request ended. Times of aborted and failed requests are not observed.
+
+        generation_tokens: of all samples. longest_generation: of the longest one. preemptions: of all samples.
+        """
         self._success[reason].inc()
         self._request_prompt.observe(prompt_tokens)
         self._request_generation.observe(generation_tokens)
+        self._longest_generation.observe(longest_generation)
+        self._request_preemptions.observe(preemptions)
+        self._prefill_computed.observe(max(0, prompt_tokens - cached_tokens))
         if reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return
         self._e2e.observe(e2e_s)
@@ -211,18 +234,19 @@ class Metrics:
         self._waiting.set(stats.num_waiting)
         self._waiting_for_room.set(stats.num_waiting)
         self._kv_usage.set(stats.kv_usage)
-        cached = stats.prefix_cache_hits - seen.prefix_cache_hits
+        cached = stats.prompt_tokens_cached - seen.prompt_tokens_cached
         prompt = stats.prompt_tokens - seen.prompt_tokens
         self._prompt_tokens.inc(prompt)
         self._by_source["local_cache_hit"].inc(cached)
-        self._by_source["local_compute"].inc(max(0, prompt - cached))
+        self._by_source["local_compute"].inc(prompt - cached)
         self._prompt_tokens_cached.inc(cached)
-        self._generation_tokens.inc(stats.generation_tokens - seen.generation_tokens)
+        generated = stats.generation_tokens - seen.generation_tokens
+        self._generation_tokens.inc(generated)
         self._cache_queries.inc(stats.prefix_cache_queries - seen.prefix_cache_queries)
-        self._cache_hits.inc(cached)
+        self._cache_hits.inc(stats.prefix_cache_hits - seen.prefix_cache_hits)
         self._preemptions.inc(stats.num_preemptions - seen.num_preemptions)
         if stats.num_steps > seen.num_steps:
-            self._step_tokens.observe(stats.last_step_rows)
+            self._step_tokens.observe(prompt - cached + generated)
         if stats.speculation is not None:
             self.speculation.engine(stats.speculation)
 
@@ -237,9 +261,14 @@ class Metrics:
         if restarts:
             self._restarts.inc()
 
-    def cache_config(self, *, block_size: int, num_gpu_blocks: int) -> None:
-        """The size of the KV cache is known. num_gpu_blocks: blocks on any device; the name is vLLM's."""
-        self._cache_config(str(block_size), str(num_gpu_blocks))
+    def cache_config(self, *, block_size: int, num_gpu_blocks: int, max_model_len: int) -> None:
+        """The size of the KV cache is known. num_gpu_blocks: blocks on any device; the name is vLLM's.
+
+        The label kv_cache_max_concurrency: how many sequences of max_model_len tokens fit into it.
+        """
+        num_tokens = block_size * num_gpu_blocks
+        concurrency = num_gpu_blocks / -(-max_model_len // block_size)
+        self._cache_config(str(block_size), str(num_gpu_blocks), str(num_tokens), f"{concurrency:.2f}")
 
     def render(self) -> bytes:
         """All series in Prometheus' text format; see CONTENT_TYPE."""

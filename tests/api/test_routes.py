@@ -4,7 +4,9 @@ import httpx
 import openai
 import pytest
 
+from faser.config.server import ServerConfig
 from faser.types import EngineState
+from tests.api.server import serving, settings
 from tests.fake_engine import END, FakeEngine
 
 TEXT = "/v1/completions"
@@ -88,13 +90,42 @@ def test_openapi_describes_the_bodies(http: httpx.Client) -> None:
     assert "enabled" in str(schema["properties"]["speculative"])
 
 
+def test_openapi_says_which_statuses_and_types_there_are(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    assert "422" not in str(paths)
+    for route in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+        assert {"400", "404", "415"} <= set(paths[route]["post"]["responses"])
+    assert list(paths["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
+    assert "content" not in paths["/health"]["get"]["responses"]["503"]
+
+
+def test_documents_for_people_are_served(http: httpx.Client) -> None:
+    assert "swagger" in http.get("/docs").text
+    assert http.get("/docs/").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/", "/llm/v1/models", "/llm/v1/models/"])
+def test_a_route_is_found_with_and_without_the_proxys_path(path: str) -> None:
+    config = ServerConfig(root_path="/llm", disable_uvicorn_access_log=True)
+    with serving(FakeEngine(), config=config) as url:
+        assert httpx.get(url + path).json()["object"] == "list"
+        assert httpx.get(url + "/llmv1/models").status_code == 404
+
+
+def test_the_proxys_path_opens_no_route_that_needs_a_key() -> None:
+    config = ServerConfig(root_path="/llm", disable_uvicorn_access_log=True)
+    with serving(FakeEngine(), settings(api_keys=("k",)), config) as url:
+        for path, status in (("/llm/health", 200), ("/llm/llm/health", 401), ("/llm/v1/models", 401)):
+            assert httpx.get(url + path).status_code == status, path
+
+
 def test_tokenize_and_detokenize_are_inverse(http: httpx.Client) -> None:
     counted = http.post("/tokenize", json={"prompt": "né<|end|>", "return_token_strs": True}).json()
     assert counted == {
         "count": 4,
         "max_model_len": 4096,
         "tokens": [110, 0xC3, 0xA9, END],
-        "token_strs": ["n", "\ufffd", "\ufffd", "<|end|>"],
+        "token_strs": ["n", "Ã", "©", "<|end|>"],  # as the vocabulary spells them
     }
     assert http.post("/detokenize", json={"tokens": counted["tokens"]}).json() == {"prompt": "né<|end|>"}
 

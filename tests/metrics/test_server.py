@@ -71,6 +71,9 @@ def edges(source: Metrics, name: str) -> list[float]:
                 "request_prompt_tokens",
                 "request_generation_tokens",
                 "request_params_max_tokens",
+                "request_max_num_generation_tokens",
+                "request_prefill_kv_computed_tokens",
+                "request_num_preemptions",
                 "request_params_n",
                 "iteration_tokens_total",
             )
@@ -111,7 +114,8 @@ def test_engine_counters_grow_by_what_the_snapshots_grew() -> None:
             kv_usage=0.25,
             prompt_tokens=30,
             prefix_cache_queries=30,
-            prefix_cache_hits=16,
+            prompt_tokens_cached=16,
+            prefix_cache_hits=24,
             generation_tokens=7,
             num_preemptions=1,
             last_step_rows=4,
@@ -121,21 +125,23 @@ def test_engine_counters_grow_by_what_the_snapshots_grew() -> None:
         EngineStats(
             num_steps=2,
             prompt_tokens=30,
-            prefix_cache_hits=16,
+            prompt_tokens_cached=16,
+            prefix_cache_hits=24,
             prefix_cache_queries=30,
             generation_tokens=7,
             num_preemptions=1,
         )
     )
     assert value(source, "prompt_tokens_total") == 30
-    assert value(source, "prompt_tokens_cached_total") == value(source, "prefix_cache_hits_total") == 16
+    assert value(source, "prompt_tokens_cached_total") == 16
+    assert value(source, "prefix_cache_hits_total") == 24
     assert value(source, "prompt_tokens_by_source_total", source="local_compute") == 14
     assert value(source, "prompt_tokens_by_source_total", source="local_cache_hit") == 16
     assert value(source, "prefix_cache_queries_total") == 30
     assert value(source, "generation_tokens_total") == 7
     assert value(source, "num_preemptions_total") == 1
     assert value(source, "iteration_tokens_total_count") == 2
-    assert value(source, "iteration_tokens_total_sum") == 14
+    assert value(source, "iteration_tokens_total_sum") == 10 + (20 - 16) + 7
     assert value(source, "num_requests_running") == value(source, "num_requests_waiting") == 0
 
 
@@ -156,7 +162,10 @@ def finish(source: Metrics, reason: FinishReason, generation_tokens: int = 5) ->
         prefill_s=0.75,
         decode_s=1.0,
         prompt_tokens=8,
+        cached_tokens=3,
         generation_tokens=generation_tokens,
+        longest_generation=4,
+        preemptions=2,
     )
 
 
@@ -172,6 +181,9 @@ def test_finished_request_enters_every_latency() -> None:
     assert value(source, "request_time_per_output_token_seconds_sum") == 0.25
     assert value(source, "request_prompt_tokens_sum") == 8
     assert value(source, "request_generation_tokens_sum") == 5
+    assert value(source, "request_max_num_generation_tokens_sum") == 4
+    assert value(source, "request_prefill_kv_computed_tokens_sum") == 5
+    assert value(source, "request_num_preemptions_sum") == 2
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.ERROR])
@@ -209,9 +221,16 @@ def test_admission_observes_what_was_asked_for() -> None:
 
 def test_cache_config_replaces_the_unknown_shape() -> None:
     source = metrics()
-    source.cache_config(block_size=16, num_gpu_blocks=1024)
+    source.cache_config(block_size=16, num_gpu_blocks=1024, max_model_len=4090)
     shapes = [dict(labels) for (name, labels) in samples(source) if name == "vllm:cache_config_info"]
-    assert shapes == [{"block_size": "16", "num_gpu_blocks": "1024"}]
+    assert shapes == [
+        {
+            "block_size": "16",
+            "num_gpu_blocks": "1024",
+            "kv_cache_size_tokens": "16384",
+            "kv_cache_max_concurrency": "4.00",
+        }
+    ]
 
 
 def test_an_engine_that_ended_runs_nothing_and_the_next_one_counts_on() -> None:

@@ -15,6 +15,7 @@ from uvicorn.server import ServerState
 from faser.api.http import refusals
 from faser.api.http.connection_pool import ConnectionPool, Phase
 from faser.api.http.limits import HttpLimits
+from faser.api.http.paths import route_of
 from faser.api.protocol.errors import HttpError
 
 # Answered even while all connections for requests are in use.
@@ -252,7 +253,7 @@ class HttpConnection(HttpToolsProtocol):
             self._abort()
 
     def _asks_for_probe(self) -> bool:
-        return self._unanswered[0].scope["path"].removeprefix(self.root_path) in PROBE_PATHS
+        return route_of(self._unanswered[0].scope["path"], self.root_path) in PROBE_PATHS
 
     # Half-closed connections
 

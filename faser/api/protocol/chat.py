@@ -6,6 +6,7 @@ from pydantic import Field
 
 from faser.api.protocol.body import parse_text, shown
 from faser.api.protocol.common import GenerationBody
+from faser.api.protocol.scalars import Flag, Integer
 from faser.errors import RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -15,13 +16,14 @@ class ChatBody(GenerationBody):
     """The shared fields, and those of chats only."""
 
     messages: list[dict[str, Any]] = Field(fail_fast=True)
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
+    max_completion_tokens: Integer | None = None
+    logprobs: Flag | None = None
+    top_logprobs: Integer | None = None
+    add_generation_prompt: Flag | None = None
+    continue_final_message: Flag | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    return_prompt_text: Flag | None = None
     documents: list[dict[str, Any]] | None = None
 
 

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-# Strict: a number is not accepted as a string nor a string as a number; NaN and the infinities are not JSON.
+from faser.api.protocol.scalars import Flag, Integer, Number
+
+# Strict: each field takes its own type, with the tolerance of scalars.py; NaN and the infinities are not JSON.
 OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 CLOSED = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -26,9 +28,9 @@ class StreamOptions(BaseModel):
 
     model_config = CLOSED
 
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
+    include_usage: Flag | None = None
+    continuous_usage_stats: Flag | None = None
+    include_obfuscation: Flag | None = None
 
 
 class SloTargets(BaseModel):
@@ -36,8 +38,8 @@ class SloTargets(BaseModel):
 
     model_config = CLOSED
 
-    ttft_ms: float | None = Field(None, gt=0)
-    tpot_ms: float | None = Field(None, gt=0)
+    ttft_ms: Number | None = Field(None, gt=0)
+    tpot_ms: Number | None = Field(None, gt=0)
 
 
 class Speculative(BaseModel):
@@ -46,7 +48,7 @@ class Speculative(BaseModel):
     model_config = CLOSED
 
     enabled: Literal[True, False, "auto"] | None = None
-    max_tokens: int | None = Field(None, ge=0)
+    max_tokens: Integer | None = Field(None, ge=0)
     class_: str | None = Field(None, alias="class", min_length=1)
     slo: SloTargets | None = None
 
@@ -84,25 +86,25 @@ class EngineFields(BaseModel):
 
     model_config = OPEN
 
-    min_tokens: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    min_tokens: Integer | None = None
+    top_k: Integer | None = None
+    min_p: Number | None = None
+    seed: Integer | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    repetition_penalty: Number | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = LIST
     bad_words: list[str] | None = LIST
     stop_token_ids: list[int] | None = LIST
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
+    include_stop_str_in_output: Flag | None = None
+    ignore_eos: Flag | None = None
+    skip_special_tokens: Flag | None = None
+    truncate_prompt_tokens: Integer | None = None
     request_id: str | None = None
-    priority: int | None = None
+    priority: Integer | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
-    timeout: float | None = None
+    timeout: Number | None = None
     speculative: Speculative | None = None
 
 
@@ -110,17 +112,17 @@ class GenerationBody(EngineFields):
     """The body of both generation routes."""
 
     model: str | None = None
-    n: int | None = None
-    best_of: int | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    n: Integer | None = None
+    best_of: Integer | None = None
+    max_tokens: Integer | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
     stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = LIST
-    prompt_logprobs: int | None = None
-    add_special_tokens: bool | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Integer | None = None
+    add_special_tokens: Flag | None = None
+    return_token_ids: Flag | None = None
+    return_tokens_as_token_ids: Flag | None = None
     response_format: ResponseFormat | None = None
-    stream: bool | None = None
+    stream: Flag | None = None
     stream_options: StreamOptions | None = None
     prediction: Prediction | None = None

@@ -4,6 +4,7 @@ from typing import Any
 
 from faser.api.protocol.body import shown
 from faser.api.protocol.common import GenerationBody
+from faser.api.protocol.scalars import Flag, Integer
 from faser.errors import RequestError
 
 MAX_PROMPTS = 2048
@@ -15,8 +16,8 @@ class CompletionBody(GenerationBody):
     """The shared fields, and those of completions only. logprobs: number of alternatives; 0: the chosen token."""
 
     prompt: Any
-    logprobs: int | None = None
-    echo: bool | None = None
+    logprobs: Integer | None = None
+    echo: Flag | None = None
 
 
 def read_prompts(prompt: Any) -> list[str | list[int]]:

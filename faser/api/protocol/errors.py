@@ -139,13 +139,19 @@ async def _on_framework_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     match error.status_code:
         case 404:
-            message = f"there is no route {request.method} {request.url.path}"
+            message = f"{request.method} {request.url.path} is not offered; the routes are {_offered(request.app)}"
         case 405:
             allowed = (error.headers or {}).get("Allow", "another method")
             message = f"{request.url.path} does not take {request.method}; it takes {allowed}"
         case _:
             message = str(error.detail)
     return error_response(HttpError(error.status_code, message, headers=dict(error.headers or {})))
+
+
+def _offered(app: FastAPI) -> str:
+    """The routes of the app's document, in its order."""
+    paths: dict[str, dict[str, Any]] = app.openapi()["paths"]
+    return ", ".join(f"{method.upper()} {path}" for path, operations in paths.items() for method in operations)
 
 
 async def _on_validation_error(_: Request, error: Exception) -> Response:

@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from faser.api.protocol.common import LIST, OPEN
+from faser.api.protocol.scalars import Flag
 
 
 class TokenizeBody(BaseModel):
@@ -15,10 +16,10 @@ class TokenizeBody(BaseModel):
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = LIST
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
+    add_special_tokens: Flag | None = None
+    return_token_strs: Flag | None = None
+    add_generation_prompt: Flag | None = None
+    continue_final_message: Flag | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from faser.api.protocol.body import read_body
 from faser.api.protocol.completions import CompletionBody, read_prompts
 from faser.api.protocol.unsupported_fields import UNSUPPORTED_IN_COMPLETIONS
-from faser.api.routes.openapi import json_body
+from faser.api.routes.openapi import GENERATED, json_body
 from faser.api.serving.answers.completion_formatter import CompletionFormatter
 from faser.api.serving.answers.logprobs import TokenFormatter
 from faser.api.serving.answers.prediction import read_prediction
@@ -27,7 +27,7 @@ from faser.api.serving.service import Service
 def completions_router(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/completions", openapi_extra=json_body(CompletionBody))
+    @router.post("/v1/completions", openapi_extra=json_body(CompletionBody), responses=GENERATED)
     async def create_completion(http: Request) -> Response:
         body = await read_body(http, CompletionBody, max_bytes=service.settings.max_request_bytes)
         arrival_s = time.monotonic()

@@ -4,22 +4,23 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from faser.api.routes.openapi import PLAIN_ERRORS, answers
 from faser.api.serving.service import Service
 
 
 def models_router(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", responses=answers(*PLAIN_ERRORS, 503))
     async def list_models() -> dict[str, Any]:
         names = service.settings.served_model_names
         return {"object": "list", "data": [_card(service, name) for name in names]}
 
-    @router.get("/v1/models/{model:path}")
+    @router.get("/v1/models/{model:path}", responses=answers(*PLAIN_ERRORS, 404, 503))
     async def get_model(model: str) -> dict[str, Any]:
         return _card(service, service.model_name(model))
 
-    @router.get("/version")
+    @router.get("/version", responses=answers(*PLAIN_ERRORS))
     async def get_version() -> dict[str, str]:
         return {"version": service.settings.version}
 

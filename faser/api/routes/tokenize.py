@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from faser.api.protocol.body import read_body
 from faser.api.protocol.tokenize import DetokenizeBody, TokenizeBody
-from faser.api.routes.openapi import json_body
+from faser.api.routes.openapi import BODY_ERRORS, answers, json_body
 from faser.api.serving.requests.prompts import excess
 from faser.api.serving.requests.text_worker import count_chars
 from faser.api.serving.service import Service
@@ -19,7 +19,7 @@ def tokenize_router(service: Service) -> APIRouter:
     router = APIRouter()
     tokenizer = service.engine.tokenizer
 
-    @router.post("/tokenize", openapi_extra=json_body(TokenizeBody))
+    @router.post("/tokenize", openapi_extra=json_body(TokenizeBody), responses=answers(*BODY_ERRORS))
     async def tokenize(http: Request) -> Response:
         body = await read_body(http, TokenizeBody, max_bytes=service.settings.max_request_bytes)
         service.fields.check(body.model_extra, {})
@@ -41,14 +41,14 @@ def tokenize_router(service: Service) -> APIRouter:
                 "count": len(tokens),
                 "max_model_len": max_model_len,
                 "tokens": tokens,
-                "token_strs": [tokenizer.token_text(each) for each in tokens] if body.return_token_strs else None,
+                "token_strs": [tokenizer.token(each) for each in tokens] if body.return_token_strs else None,
             }
             return msgspec.json.encode(fields)
 
         num_chars = count_chars((body.prompt, body.messages, body.chat_template_kwargs))
         return Response(await service.text_worker.run(num_chars, answer), media_type="application/json")
 
-    @router.post("/detokenize", openapi_extra=json_body(DetokenizeBody))
+    @router.post("/detokenize", openapi_extra=json_body(DetokenizeBody), responses=answers(*BODY_ERRORS))
     async def detokenize(http: Request) -> Response:
         body = await read_body(http, DetokenizeBody, max_bytes=service.settings.max_request_bytes)
         service.fields.check(body.model_extra, {})

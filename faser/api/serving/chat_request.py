@@ -47,6 +47,8 @@ async def chat_handler(
             tokenizer=service.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
         ),
         return_token_ids=bool(body.return_token_ids),
+        return_prompt_text=bool(body.return_prompt_text),
+        prompt=prompt,
         asks_prompt_logprobs=body.prompt_logprobs is not None,
     )
     predicted = await read_prediction(

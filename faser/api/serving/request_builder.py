@@ -35,11 +35,6 @@ def check_shared_fields(
     if body.request_id is not None:
         set_request_id(http.scope, body.request_id, "request_id")
     service.model_name(body.model)
-    if body.priority and not service.settings.priority_scheduling:
-        raise RequestError(
-            f"priority is {body.priority}; it must be 0 unless the server runs with --scheduling-policy priority",
-            param="priority",
-        )
     return service.ready_info()
 
 
@@ -78,15 +73,12 @@ def read_stream_options(body: GenerationBody, *, force_usage: bool) -> Streaming
             )
         return None
     if options is None:
-        return Streaming(ends_with_usage=force_usage)
-    if options.include_obfuscation:
-        raise RequestError(
-            "`stream_options.include_obfuscation` is not supported: chunks are sent without padding",
-            param="stream_options.include_obfuscation",
-        )
+        return Streaming(ends_with_usage=force_usage, continuous_usage=force_usage)
+    with_usage = bool(options.include_usage) or force_usage
     return Streaming(
-        ends_with_usage=bool(options.include_usage) or force_usage,
-        continuous_usage=bool(options.continuous_usage_stats),
+        ends_with_usage=with_usage,
+        continuous_usage=with_usage and (bool(options.continuous_usage_stats) or force_usage),
+        obfuscates=bool(options.include_obfuscation),
     )
 
 

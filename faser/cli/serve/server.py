@@ -81,7 +81,6 @@ def serve_on(
                 force_include_usage=server_config.enable_force_include_usage,
                 max_logprobs=engine_config.max_logprobs,
                 enable_metrics_auth=server_config.metrics_require_key,
-                priority_scheduling=engine_config.scheduling_policy == "priority",
                 key_limits=_key_limits(server_config),
                 cors=_cors(server_config),
                 request_timeout_s=server_config.request_timeout,

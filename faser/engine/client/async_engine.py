@@ -53,6 +53,7 @@ from faser.types import (
     SamplingParams,
 )
 
+_MAX_NAMED = 20  # of the wrong token ids in one message
 _MAX_RETRY_AFTER_S = 600  # a client that is told more would rather be told to come back another day
 
 
@@ -274,7 +275,9 @@ class AsyncEngine:
             raise ConfigError(f"the tokenizer has {size} tokens, but the model's vocabulary has {info.vocab_size}")
         self._info = info
         if self._metrics is not None:
-            self._metrics.cache_config(block_size=info.block_size, num_gpu_blocks=info.num_blocks)
+            self._metrics.cache_config(
+                block_size=info.block_size, num_gpu_blocks=info.num_blocks, max_model_len=info.max_model_len
+            )
 
     def _enter(self, state: EngineState, reason: str) -> None:
         """Change the state. A drained engine only dies, and a dead one stays dead."""
@@ -352,7 +355,10 @@ class AsyncEngine:
             prefill_s=max(0.0, first_token_s - scheduled_s),
             decode_s=now - first_token_s,
             prompt_tokens=len(stream.request.prompt_token_ids),
+            cached_tokens=timing.num_cached_tokens,
             generation_tokens=timing.num_tokens.total(),
+            longest_generation=max(timing.num_tokens.values(), default=0),
+            preemptions=sum(timing.num_preemptions.values()),
         )
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and timing.first_token_s is not None:
             self._metrics.speculation.finished(
@@ -397,9 +403,12 @@ def _check_token_ids(request: Request, vocab_size: int) -> None:
         ("stop_token_ids", sampling.stop_token_ids),
     ):
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+            wrong = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
+            named = ", ".join(map(str, wrong[:_MAX_NAMED])) + (", …" if len(wrong) > _MAX_NAMED else "")
             raise RequestError(
-                f"{param} has token id {wrong}; ids must be at least 0 and at most {vocab_size - 1}", param=param
+                f"{param} has token id{'s' * (len(wrong) > 1)} {named}; ids must be at least 0 and at most "
+                f"{vocab_size - 1}",
+                param=param,
             )
 
 

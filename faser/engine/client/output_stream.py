@@ -18,7 +18,7 @@ from faser.types import FinishReason, OutputDelta, PositionLogprobs, Request, Re
 
 
 class Timing:
-    """Times of one request, in seconds of time.monotonic()."""
+    """Times of one request, in seconds of time.monotonic(), and what else its metrics count."""
 
     def __init__(self, *, arrival_s: float) -> None:
         self.arrival_s = arrival_s
@@ -26,6 +26,8 @@ class Timing:
         self.first_token_s: float | None = None
         self.last_token_s: dict[int, float] = {}
         self.num_tokens: Counter[int] = Counter()  # by sample
+        self.num_preemptions: dict[int, int] = {}
+        self.num_cached_tokens = 0  # of the prompt
 
     @property
     def tpot_s(self) -> float | None:
@@ -91,6 +93,9 @@ class OutputStream:
 
     def take(self, deltas: list[SequenceDelta]) -> RequestOutput | None:
         """Convert one step's deltas to text and queue them. None: there is nothing for the reader."""
+        for delta in deltas:
+            self.timing.num_preemptions[delta.index] = delta.num_preemptions
+        self.timing.num_cached_tokens = max(self.timing.num_cached_tokens, deltas[0].num_cached_tokens)
         if self.request.shares_cache:
             deltas = [each for delta in deltas for each in _by_token(delta)]
         converted = tuple(each for delta in deltas if (each := self._convert(delta)) is not None)

@@ -222,6 +222,7 @@ class SequenceDelta:
     request asked; in the delta of the first sample that completes the prompt.
     stop_reason: the stop token id that ended it, None for end-of-sequence and length.
     num_cached_tokens, first_scheduled_s: of the sample's first admission; seconds of the scheduler's clock.
+    num_preemptions: of the sample so far.
     error: why finish_reason is ERROR. speculation: with the finish_reason, in an engine that speculates.
     """
 
@@ -233,6 +234,7 @@ class SequenceDelta:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     num_cached_tokens: int = 0
+    num_preemptions: int = 0
     first_scheduled_s: float | None = None
     error: str | None = None
     speculation: SpeculationSummary | None = None

@@ -85,6 +85,7 @@ class Scheduler:
         self._num_added = 0
         self._num_preemptions = 0
         self._prompt_tokens = 0
+        self._prompt_tokens_cached = 0
         self._generation_tokens = 0
 
     def add(self, request: Request) -> None:
@@ -300,6 +301,7 @@ class Scheduler:
             kv_usage=self._kv.usage,
             num_preemptions=self._num_preemptions,
             prompt_tokens=self._prompt_tokens,
+            prompt_tokens_cached=self._prompt_tokens_cached,
             generation_tokens=self._generation_tokens,
             prefix_cache_queries=self._kv.num_query_tokens,
             prefix_cache_hits=self._kv.num_hit_tokens,
@@ -531,6 +533,7 @@ class Scheduler:
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
             num_cached_tokens=sequence.num_cached,
+            num_preemptions=sequence.num_preemptions,
             first_scheduled_s=sequence.first_scheduled_s,
             error=outcome.error,
             speculation=self._speculated(sequence),
@@ -559,6 +562,7 @@ class Scheduler:
         """The first sample has computed the request's prompt: count it, and let the other samples share it."""
         if sequence.index == 0:
             self._prompt_tokens += sequence.prompt_len
+            self._prompt_tokens_cached += min(sequence.num_cached, sequence.prompt_len)
             self._queue_siblings(sequence.request.request_id)
 
     def _queue_siblings(self, request_id: str) -> None:

@@ -82,6 +82,11 @@ class Tokenizer:
         token_id: int | None = self._core.token_to_id(token)
         return token_id
 
+    def token(self, token_id: int) -> str | None:
+        """A token as the vocabulary spells it; None: there is no such id."""
+        spelled: str | None = self._core.id_to_token(token_id)
+        return spelled
+
     def is_special(self, token_id: int) -> bool:
         """Whether skip_special_tokens leaves the token out."""
         return token_id in self._special

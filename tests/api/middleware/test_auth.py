@@ -33,7 +33,9 @@ def test_orchestrators_and_scrapers_need_no_key(http: httpx.Client, route: str) 
     assert http.get(route).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/version", "/openapi.json", "/nowhere", "/health/", "/v1/health"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/version", "/openapi.json", "/nowhere", "/healthz", "/health/x", "/v1/health"]
+)
 def test_every_other_route_asks_for_a_key(http: httpx.Client, path: str) -> None:
     answer = http.get(path)
     assert answer.status_code == 401

@@ -73,7 +73,11 @@ def test_numbers_that_are_none_are_refused_by_name(http: httpx.Client, literal: 
         ("n", 0, "n is 0; it must be at least 1"),
         ("n", 1000, "n is 1000"),
         ("n", 1.5, "n is 1.5; it must be a valid integer"),
-        ("n", "2", 'n is "2"'),
+        ("n", "two", 'n is "two"'),
+        ("n", "1.5", "n is 1.5; it must be a valid integer"),
+        ("max_tokens", True, "max_tokens is true"),
+        ("temperature", "1e999", "temperature is"),
+        ("stream", 2, "stream is 2"),
         ("max_tokens", 0, "max_tokens is 0; it must be at least 1"),
         ("max_tokens", -1, "max_tokens is -1"),
         ("max_tokens", 2.5, "max_tokens is 2.5"),
@@ -93,6 +97,7 @@ def test_numbers_that_are_none_are_refused_by_name(http: httpx.Client, literal: 
         ("seed", "x", 'seed is "x"'),
         ("seed", 2**64, f"seed is {2**64}"),
         ("logit_bias", {"the": 1}, 'logit_bias has the key "the"; keys must be token ids'),
+        ("logit_bias", {"the": 1, "5": 1, "-1": 1}, 'logit_bias has the keys "the", "-1"; keys must be token ids'),
         ("logit_bias", {"5": 101}, "logit_bias.5 is 101.0"),
         ("allowed_token_ids", [], "allowed_token_ids is empty"),
         ("best_of", 2, "best_of is 2; it must be absent or equal to n, 1"),
@@ -101,7 +106,6 @@ def test_numbers_that_are_none_are_refused_by_name(http: httpx.Client, literal: 
         ("truncate_prompt_tokens", 0, f"truncate_prompt_tokens is 0; it must be -1, or from 1 to {MAX_MODEL_LEN}"),
         ("cache_salt", "", 'cache_salt is ""'),
         ("cache_salt", "s" * 257, "… (257 characters); it should have at most 256 characters"),
-        ("priority", 1, "priority is 1; it must be 0 unless"),
         ("request_id", "a\nb", "request_id is 'a\\nb'; it must be 1 to 256 printable ASCII characters"),
         ("prompt", "", "the prompt is empty: it has 0 tokens"),
         ("prompt", [], "prompt is an empty list"),
@@ -254,10 +258,12 @@ def test_every_served_name_works_and_the_answer_repeats_it(http: httpx.Client) -
 
 
 @pytest.mark.parametrize(
-    "route", ["/v1/embeddings", "/invocations", "/pooling", "/score", "/api/chat", "/health/"]
+    "route", ["/v1/embeddings", "/invocations", "/pooling", "/score", "/api/chat", "/health/x", "/"]
 )
 def test_unknown_route_is_a_404_that_names_it(http: httpx.Client, route: str) -> None:
-    assert f"POST {route}" in error(http.post(route, json={}), 404, "NotFoundError")["message"]
+    message = error(http.post(route, json={}), 404, "NotFoundError")["message"]
+    assert message.startswith(f"POST {route} is not offered; the routes are POST /v1/chat/completions, ")
+    assert "GET /health" in message
 
 
 def test_wrong_method_is_a_405_that_names_the_right_one(http: httpx.Client) -> None:

@@ -143,8 +143,8 @@ def test_strict_server_refuses_unknown_fields(route: str) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "temprature")
 
 
-def test_priority_reaches_an_engine_that_schedules_by_it() -> None:
+def test_priority_reaches_the_engine_which_may_schedule_by_it() -> None:
     engine = FakeEngine()
-    with serving(engine, settings(priority=True)) as url, http_client(url) as http:
+    with serving(engine) as url, http_client(url) as http:
         assert http.post(TEXT, json={"prompt": "hi", "priority": -3}).status_code == 200
     assert engine.requests[0].priority == -3

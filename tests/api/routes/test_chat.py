@@ -246,8 +246,12 @@ def test_token_ids_come_back_when_asked_for(http: httpx.Client) -> None:
     assert bytes(answer["prompt_token_ids"]) == b"[user]hi[assistant]"
     assert bytes(answer["choices"][0]["token_ids"]) == b"Hello!"
     plain = http.post("/v1/chat/completions", json={"messages": HI}).json()
-    assert "prompt_token_ids" not in plain
-    assert "token_ids" not in plain["choices"][0]
+    assert plain["prompt_token_ids"] is plain["choices"][0]["token_ids"] is plain["prompt_logprobs"] is None
+
+
+def test_the_rendered_prompt_comes_back_when_asked_for(http: httpx.Client) -> None:
+    body = {"messages": HI, "return_prompt_text": True}
+    assert http.post("/v1/chat/completions", json=body).json()["prompt_text"] == "[user]hi[assistant]"
 
 
 def test_tokens_can_be_written_as_ids(http: httpx.Client) -> None:

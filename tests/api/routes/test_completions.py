@@ -1,5 +1,6 @@
 """Text completions as the official client sees them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -7,8 +8,8 @@ import openai
 import pytest
 
 from faser.errors import OverloadError
-from faser.types import FinishReason, Request, RequestOutput
-from tests.fake_engine import FakeEngine, delta, prompt_logprobs_of, saying
+from faser.types import FinishReason, OutputDelta, PositionLogprobs, Request, RequestOutput
+from tests.fake_engine import END, FakeEngine, Step, delta, prompt_logprobs_of, saying
 
 URL = "/v1/completions"
 
@@ -173,3 +174,33 @@ def test_prompt_logprobs_stand_in_every_choice(http: httpx.Client) -> None:
 def test_token_ids_come_back_when_asked_for(http: httpx.Client) -> None:
     (choice,) = http.post(URL, json={"prompt": "ab", "return_token_ids": True}).json()["choices"]
     assert (choice["prompt_token_ids"], bytes(choice["token_ids"])) == ([97, 98], b"Hello!")
+
+
+@pytest.mark.parametrize("prompt", ["Say<|end|>it", [83, 97, 121, END, 105, 116]])
+def test_special_tokens_of_an_echoed_prompt_are_in_its_text_and_offsets(http: httpx.Client, prompt: Any) -> None:
+    body = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 1}
+    (choice,) = http.post(URL, json=body).json()["choices"]
+    assert choice["text"] == "Say<|end|>itH"
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 10, 11, 12]
+
+
+def test_the_chosen_token_comes_first_among_the_alternatives(http: httpx.Client, engine: FakeEngine) -> None:
+    def script(request: Request) -> Iterator[Step]:
+        chosen = PositionLogprobs(token_id=65, logprob=-3.0, rank=3, top=((66, -0.5), (67, -1.0)))
+        yield RequestOutput(
+            request_id=request.request_id,
+            deltas=(
+                OutputDelta(
+                    index=0, text="A", token_ids=(65,), logprobs=(chosen,), finish_reason=FinishReason.STOP
+                ),
+            ),
+        )
+
+    engine.script = script
+    (choice,) = http.post(URL, json={"prompt": "x", "logprobs": 2}).json()["choices"]
+    assert list(choice["logprobs"]["top_logprobs"][0]) == ["A", "B", "C"]
+
+
+def test_what_was_not_asked_for_is_null(http: httpx.Client) -> None:
+    (choice,) = http.post(URL, json={"prompt": "ab"}).json()["choices"]
+    assert choice["token_ids"] is choice["prompt_token_ids"] is choice["prompt_logprobs"] is None

@@ -132,10 +132,36 @@ def test_continuous_usage_runs_along(http: httpx.Client) -> None:
     assert {payload["usage"]["prompt_tokens"] for payload in payloads} == {2}
 
 
-def test_operator_can_force_usage() -> None:
+def test_the_chunk_that_opens_a_chat_counts_none_of_its_tokens(http: httpx.Client) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    payloads = events(http.post(CHAT, json={**STREAM, "stream_options": options}))
+    assert [payload["usage"]["completion_tokens"] for payload in payloads] == [0, 1, 2, 3, 4, 5, 6, 6, 6]
+
+
+def test_continuous_usage_needs_usage(http: httpx.Client) -> None:
+    options = {"continuous_usage_stats": True}
+    payloads = events(http.post(CHAT, json={**STREAM, "stream_options": options}))
+    assert all("usage" not in payload for payload in payloads)
+
+
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": False}}])
+def test_operator_can_force_usage_into_every_chunk(options: dict[str, Any]) -> None:
     with serving(FakeEngine(), settings(force_include_usage=True)) as url, openai_client(url) as client:
-        *_, last = client.completions.create(model="tiny", prompt="hi", stream=True)
-    assert last.usage is not None
+        chunks = list(client.completions.create(model="tiny", prompt="hi", stream=True, **options))
+    used = [chunk.usage for chunk in chunks]
+    assert [None if each is None else each.completion_tokens for each in used] == [1, 2, 3, 4, 5, 6, 6]
+
+
+def test_obfuscated_chunks_have_sizes_that_say_little(http: httpx.Client, engine: FakeEngine) -> None:
+    engine.script = saying("I am much longer than that", tokens_per_step=5)
+    options = {"include_usage": True, "include_obfuscation": True}
+    answer = http.post(CHAT, json={**STREAM, "stream_options": options})
+    sizes = [len(line) + 2 for line in answer.text.split("\n\n") if line not in ("", "data: [DONE]")]
+    assert all(size % 64 == 0 for size in sizes), sizes
+    payloads = events(answer)
+    assert all(isinstance(payload["obfuscation"], str) for payload in payloads)
+    said = "".join(choice["delta"].get("content", "") for choice in choices(payloads))
+    assert said == "I am much longer than that"
 
 
 def test_chunk_has_the_logprobs_of_exactly_its_tokens(http: httpx.Client, engine: FakeEngine) -> None:
@@ -159,9 +185,11 @@ def test_prompt_comes_with_the_first_chunk_alone_when_echoed(http: httpx.Client)
 
 
 def test_token_ids_stream_when_asked_for(http: httpx.Client) -> None:
-    payloads = choices(events(http.post(CHAT, json={**STREAM, "return_token_ids": True})))
+    payloads = events(http.post(CHAT, json={**STREAM, "return_token_ids": True, "return_prompt_text": True}))
     assert bytes(payloads[0]["prompt_token_ids"]) == b"[user]hi[assistant]"
-    assert bytes(token_id for choice in payloads for token_id in choice.get("token_ids", ())) == b"Hello!"
+    assert payloads[0]["prompt_text"] == "[user]hi[assistant]"
+    assert all("prompt_token_ids" not in payload and "prompt_text" not in payload for payload in payloads[1:])
+    assert bytes(each for choice in choices(payloads) for each in choice.get("token_ids", ())) == b"Hello!"
 
 
 def failing_after(text: str, error: Exception) -> Any:

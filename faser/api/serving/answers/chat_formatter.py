@@ -6,12 +6,13 @@ from typing import Any, ClassVar
 
 from faser.api.serving.answers.formatter import Choice, ChoiceState
 from faser.api.serving.answers.logprobs import TokenFormatter, chat_logprobs, prompt_logprobs
+from faser.api.serving.requests.prompts import TokenizedPrompt
 from faser.types import OutputDelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormatter:
-    """return_token_ids, asks_prompt_logprobs: what the request asked for in addition to text."""
+    """return_…, asks_prompt_logprobs: what the request asked for in addition to text."""
 
     id_prefix: ClassVar[str] = "chatcmpl-"
     object_name: ClassVar[str] = "chat.completion"
@@ -19,7 +20,9 @@ class ChatFormatter:
     prompt_field: ClassVar[str] = "messages"
 
     token_formatter: TokenFormatter
+    prompt: TokenizedPrompt
     return_token_ids: bool = False
+    return_prompt_text: bool = False
     asks_prompt_logprobs: bool = False
 
     def choice(self, state: ChoiceState, delta: OutputDelta) -> Choice:
@@ -30,8 +33,7 @@ class ChatFormatter:
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }
-        if self.return_token_ids:
-            choice["token_ids"] = delta.token_ids
+        choice["token_ids"] = delta.token_ids if self.return_token_ids else None
         return choice
 
     def chunks(self, state: ChoiceState, delta: OutputDelta) -> list[Choice]:
@@ -39,10 +41,7 @@ class ChatFormatter:
         chunks = []
         if not state.started:
             state.started = True
-            role = _chunk(state, {"role": "assistant", "content": ""})
-            if self.return_token_ids:
-                role["prompt_token_ids"] = state.prompt.token_ids
-            chunks.append(role)
+            chunks.append(_chunk(state, {"role": "assistant", "content": ""}))
         reported = delta.logprobs is not None or self.return_token_ids or delta.finish_reason is None
         if delta.text or (delta.token_ids and reported):
             content = _chunk(state, {"content": delta.text})
@@ -57,15 +56,21 @@ class ChatFormatter:
             chunks.append(last)
         return chunks
 
+    def first_chunk_fields(self) -> dict[str, Any]:
+        return {name: value for name, value in self._prompt_fields().items() if value is not None}
+
     def top_level_fields(self, states: Sequence[ChoiceState]) -> dict[str, Any]:
         """A chat has one prompt, so the fields about the prompt belong to the whole answer."""
-        fields: dict[str, Any] = {}
         first = states[0]
-        if self.asks_prompt_logprobs:
-            fields["prompt_logprobs"] = prompt_logprobs(first.prompt_logprobs or (), self.token_formatter)
-        if self.return_token_ids:
-            fields["prompt_token_ids"] = first.prompt.token_ids
-        return fields
+        scores = first.prompt_logprobs or () if self.asks_prompt_logprobs else None
+        scored = None if scores is None else prompt_logprobs(scores, self.token_formatter)
+        return {"prompt_logprobs": scored, **self._prompt_fields()}
+
+    def _prompt_fields(self) -> dict[str, Any]:
+        return {
+            "prompt_token_ids": self.prompt.token_ids if self.return_token_ids else None,
+            "prompt_text": self.prompt.text if self.return_prompt_text else None,
+        }
 
     def _logprobs(self, delta: OutputDelta) -> dict[str, Any] | None:
         return None if delta.logprobs is None else chat_logprobs(delta.logprobs, self.token_formatter)

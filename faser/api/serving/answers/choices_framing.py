@@ -3,6 +3,7 @@
 The last event of a stream is [DONE], as with OpenAI.
 """
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from faser.api.serving.answers.speculation_report import SpeculationReport
 from faser.api.serving.answers.usage import Usage
 
 _DONE = b"data: [DONE]\n\n"
+_CHUNK_END = b"}\n\n"
+_PADDED_BYTES = 64
 
 _encode = msgspec.json.Encoder().encode
 
@@ -25,10 +28,12 @@ class Streaming:
     """How a stream reports usage.
 
     ends_with_usage: in a last chunk without choices. continuous_usage: in every chunk, counted so far.
+    obfuscates: every chunk has random padding, so that its size says less about its text.
     """
 
     ends_with_usage: bool = False
     continuous_usage: bool = False
+    obfuscates: bool = False
 
 
 class ChoicesFraming:
@@ -43,8 +48,13 @@ class ChoicesFraming:
             "model": envelope.model,
             "system_fingerprint": envelope.system_fingerprint,
         }
-        with_usage = self._streaming.ends_with_usage or self._streaming.continuous_usage
-        self._writer = ChunkWriter({**self._fields, "object": formatter.chunk_object_name}, with_usage=with_usage)
+        self._first_fields = formatter.first_chunk_fields()
+        self._num_told = 0  # completion tokens in the usage of the chunk before
+        self._writer = ChunkWriter(
+            {**self._fields, "object": formatter.chunk_object_name},
+            with_usage=self._streaming.ends_with_usage,
+            obfuscates=self._streaming.obfuscates,
+        )
 
     def document(
         self, choices: Sequence[Choice], states: Sequence[ChoiceState], usage: Usage, report: SpeculationReport
@@ -60,7 +70,17 @@ class ChoicesFraming:
 
     def events(self, chunks: Sequence[Choice], usage: Usage) -> bytes:
         running = usage.as_json() if self._streaming.continuous_usage else None
-        return b"".join(self._writer.chunk([chunk], running) for chunk in chunks)
+        return b"".join([self._event(chunk, running) for chunk in chunks])
+
+    def _event(self, chunk: Choice, usage: dict[str, Any] | None) -> bytes:
+        """One chunk. The one that opens a chat has no token yet, so its usage counts none of the step's."""
+        fields, self._first_fields = self._first_fields, {}
+        if usage is not None:
+            if "role" in chunk.get("delta", ()):
+                total = usage["prompt_tokens"] + self._num_told
+                usage = {**usage, "completion_tokens": self._num_told, "total_tokens": total}
+            self._num_told = usage["completion_tokens"]
+        return self._writer.chunk([chunk], usage, fields)
 
     def failure(self, error: HttpError) -> bytes:
         return b"data: " + _encode(error_body(error.status, error.message, error.param)) + b"\n\n" + _DONE
@@ -74,18 +94,33 @@ class ChoicesFraming:
 class ChunkWriter:
     """Writes the chunks of one answer. Encodes the fields that all chunks share only once.
 
-    envelope: the fields around `choices`. with_usage: every chunk has a usage field.
+    envelope: the fields around `choices`. with_usage: every chunk has a usage field. obfuscates: every chunk is
+    padded with random letters to a multiple of 64 bytes, so that an eavesdropper learns little of its text.
     """
 
-    def __init__(self, envelope: dict[str, Any], *, with_usage: bool) -> None:
+    def __init__(self, envelope: dict[str, Any], *, with_usage: bool, obfuscates: bool = False) -> None:
+        self._obfuscates = obfuscates
         self._head = b"data: " + _encode(envelope)[:-1] + b',"choices":'
         self._no_usage = b',"usage":null}\n\n' if with_usage else b"}\n\n"
 
-    def chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
-        """usage: None writes null, or no field if the stream has no usage."""
+    def chunk(
+        self,
+        choices: list[dict[str, Any]],
+        usage: dict[str, Any] | None = None,
+        fields: dict[str, Any] | None = None,
+    ) -> bytes:
+        """usage: None writes null, or no field if the stream has no usage. fields: further ones of this chunk."""
         tail = self._no_usage if usage is None else b',"usage":' + _encode(usage) + b"}\n\n"
-        return self._head + _encode(choices) + tail
+        own = b"," + _encode(fields)[1:-1] if fields else b""
+        return self._padded(self._head + _encode(choices) + own + tail)
 
     def last(self, fields: dict[str, Any]) -> bytes:
         """The chunk without choices that ends an answer. fields: its own fields, usage first."""
-        return self._head + b"[]," + _encode(fields)[1:] + b"\n\n"
+        return self._padded(self._head + b"[]," + _encode(fields)[1:] + b"\n\n")
+
+    def _padded(self, chunk: bytes) -> bytes:
+        if not self._obfuscates:
+            return chunk
+        body = chunk[: -len(_CHUNK_END)] + b',"obfuscation":"'
+        missing = -(len(body) + 1 + len(_CHUNK_END)) % _PADDED_BYTES
+        return body + secrets.token_urlsafe(missing)[:missing].encode() + b'"' + _CHUNK_END

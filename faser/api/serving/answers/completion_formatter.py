@@ -30,10 +30,15 @@ class CompletionFormatter:
         positions = state.prompt_logprobs
         asked = self.asks_prompt_logprobs and positions is not None
         choice["prompt_logprobs"] = prompt_logprobs(positions or (), self.token_formatter) if asked else None
+        choice.setdefault("token_ids", None)
+        choice.setdefault("prompt_token_ids", None)
         return choice
 
     def chunks(self, state: ChoiceState, delta: OutputDelta) -> list[Choice]:
         return [self._choice(state, delta)]
+
+    def first_chunk_fields(self) -> dict[str, Any]:
+        return {}
 
     def top_level_fields(self, states: Sequence[ChoiceState]) -> dict[str, Any]:
         del states  # each choice has the fields of its own prompt
@@ -58,7 +63,7 @@ class CompletionFormatter:
     def _prompt_text(self, state: ChoiceState) -> str:
         if state.prompt.text is not None:
             return state.prompt.text
-        return self.token_formatter.tokenizer.decode(state.prompt.token_ids, self.skip_special_tokens)
+        return self.token_formatter.tokenizer.decode(state.prompt.token_ids, skip_special_tokens=False)
 
     def _logprobs(self, state: ChoiceState, delta: OutputDelta, first: bool) -> dict[str, Any]:
         """text_offset counts from the start of the choice's text, which includes an echoed prompt."""
@@ -66,9 +71,10 @@ class CompletionFormatter:
             self.token_formatter, offset=state.text_offset, skip_special_tokens=self.skip_special_tokens
         )
         if first and self.echo:
+            echoed = self._prompt_text(state)
             positions = state.prompt_logprobs or (None,) * len(state.prompt.token_ids)
             for token_id, position in zip(state.prompt.token_ids, positions, strict=True):
-                logprobs.add(token_id, position)
+                logprobs.add(token_id, position, echoed=echoed)
         for position in delta.logprobs or ():
             logprobs.add(position.token_id, position)
         state.text_offset = logprobs.offset

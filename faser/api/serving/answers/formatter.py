@@ -45,6 +45,10 @@ class AnswerFormatter(Protocol):
         """The chunks that one engine step adds to a choice, in sending order; may be empty."""
         ...
 
+    def first_chunk_fields(self) -> dict[str, Any]:
+        """Further fields of a stream's first chunk, at the level of `choices`."""
+        ...
+
     def top_level_fields(self, states: Sequence[ChoiceState]) -> dict[str, Any]:
         """Further fields of a complete answer, at the level of `choices`."""
         ...

@@ -62,18 +62,21 @@ class CompletionLogprobs:
         self._top: list[dict[str, float] | None] = []
         self._offsets: list[int] = []
 
-    def add(self, token_id: int, position: PositionLogprobs | None) -> None:
-        """position: None for the first token of a prompt, which has no probability."""
+    def add(self, token_id: int, position: PositionLogprobs | None, *, echoed: str | None = None) -> None:
+        """position: None for the first token of a prompt, which has no probability.
+
+        echoed: the text of the prompt that the token is part of; None: the token is generated.
+        """
         self._tokens.append(self._formatter.completion(token_id))
         self._offsets.append(self.offset)
-        self.offset += self._num_chars(token_id)
+        self.offset += self._num_chars(token_id, echoed)
         if position is None:
             self._logprobs.append(None)
             self._top.append(None)
             return
         self._logprobs.append(max(position.logprob, _LOWEST))
         top: dict[str, float] = {}
-        for each_id, logprob in (*position.top, (position.token_id, position.logprob)):
+        for each_id, logprob in ((position.token_id, position.logprob), *position.top):
             top.setdefault(self._formatter.completion(each_id), max(logprob, _LOWEST))
         self._top.append(top)
 
@@ -85,11 +88,17 @@ class CompletionLogprobs:
             "text_offset": self._offsets,
         }
 
-    def _num_chars(self, token_id: int) -> int:
-        """Number of characters that begin in this token: its bytes that do not continue a code point."""
+    def _num_chars(self, token_id: int, echoed: str | None) -> int:
+        """Number of characters that begin in this token: its bytes that do not continue a code point.
+
+        A special token of the prompt counts where the echoed text has it: not one that tokenising added.
+        """
         tokenizer = self._formatter.tokenizer
-        if self._skip_special_tokens and tokenizer.is_special(token_id):
-            return 0
+        if tokenizer.is_special(token_id):
+            if echoed is None and self._skip_special_tokens:
+                return 0
+            if echoed is not None and not echoed.startswith(tokenizer.token_text(token_id), self.offset):
+                return 0
         return sum(byte & 0xC0 != 0x80 for byte in tokenizer.token_bytes(token_id))
 
 

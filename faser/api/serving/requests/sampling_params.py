@@ -20,6 +20,7 @@ _Number = TypeVar("_Number", int, float)
 
 _TEXT_MAX_TOKENS = 16
 _MAX_ID_DIGITS = 20
+_MAX_NAMED = 20  # of the wrong keys in one message
 
 
 def chat_sampling(body: ChatBody, settings: ApiSettings, tokenizer: Tokenizer) -> SamplingParams:
@@ -122,7 +123,10 @@ def _check_alternatives(name: str, asked: int | None, settings: ApiSettings) -> 
 
 def _read_logit_bias(by_id: dict[str, float]) -> tuple[tuple[int, float], ...]:
     """Keys of a JSON object are strings."""
-    for key in by_id:
-        if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_ID_DIGITS):
-            raise RequestError(f"logit_bias has the key {shown(key)}; keys must be token ids", param="logit_bias")
+    wrong = [key for key in by_id if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_ID_DIGITS)]
+    if wrong:
+        named = ", ".join(map(shown, wrong[:_MAX_NAMED])) + (", …" if len(wrong) > _MAX_NAMED else "")
+        raise RequestError(
+            f"logit_bias has the key{'s' * (len(wrong) > 1)} {named}; keys must be token ids", param="logit_bias"
+        )
     return tuple((int(key), bias) for key, bias in by_id.items())

@@ -35,7 +35,6 @@ class ApiSettings:
     force_include_usage: bool = False
     max_logprobs: int = MAX_LOGPROBS
     enable_metrics_auth: bool = False
-    priority_scheduling: bool = False
     key_limits: KeyLimits = field(default_factory=KeyLimits)
     cors: CorsSettings = field(default_factory=CorsSettings)
     request_timeout_s: float | None = None

@@ -53,6 +53,7 @@ class Sequence:
         "needs_only_logits",
         "num_cached",
         "num_computed",
+        "num_preemptions",
         "priority_key",
         "prompt_len",
         "prompt_logprobs",
@@ -101,6 +102,7 @@ class Sequence:
         self.stop_reason: int | None = None
         self.first_scheduled_s: float | None = None
         self.num_cached = 0
+        self.num_preemptions = 0
         self.prompt_logprobs: list[PositionLogprobs | None] = [None]
         self.speculated: SpeculationSummary | None = None
         self.decoding_since = (0.0, 0)
@@ -164,6 +166,7 @@ class Sequence:
     def start_over(self) -> None:
         """Wait again after a preemption: the tokens stay, their KV is lost."""
         self.status = Status.WAITING
+        self.num_preemptions += 1
         self.slot = None
         self.num_computed = 0
         self.prompt_logprobs = [None]
