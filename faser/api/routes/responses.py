@@ -10,7 +10,7 @@ from faser.api.dialects.responses.body import UNSUPPORTED_IN_RESPONSES, Response
 from faser.api.dialects.responses.chat_conversion import FIELD_NAMES, as_chat
 from faser.api.dialects.responses.response_framing import ResponseFraming
 from faser.api.protocol.body import read_body
-from faser.api.routes.openapi import json_body
+from faser.api.routes.openapi import GENERATED, json_body
 from faser.api.serving.chat_request import chat_handler
 from faser.api.serving.service import Service
 
@@ -18,7 +18,7 @@ from faser.api.serving.service import Service
 def responses_router(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/responses", openapi_extra=json_body(ResponsesBody))
+    @router.post("/v1/responses", openapi_extra=json_body(ResponsesBody), responses=GENERATED)
     async def create_response(http: Request) -> Response:
         body = await read_body(http, ResponsesBody, max_bytes=service.settings.max_request_bytes)
         arrival_s = time.monotonic()
