@@ -1,44 +1,81 @@
-"""Checks and measures FASER on a CUDA device, in one run of a few minutes.
+"""Checks and measures FASER on a CUDA device, in runs of a few minutes.
 
-    python -m benchmarks.gpu OUT [--phases checks,plain] [--budget-s 560] [--smollm2 DIR] [--prompts FILE]
-        [--trace CSV] [--vllm DIR] [--dry-run]
+    python -m benchmarks.gpu run OUT --run a --archive FILE.tar.gz
+    python -m benchmarks.gpu run OUT [--phases checks,plain] [--smollm2 DIR] [--trace CSV] [--vllm DIR] [--dry-run]
+    python -m benchmarks.gpu merge ARCHIVE... -o FOLDER
 
-OUT gets a JSON file a phase, summary.json and report.md. A phase whose file is complete is skipped, so a run that
-was broken off goes on where it was; one that failed is tried again. --dry-run runs every phase with tiny models on
-the CPU; nothing that it writes says anything of a device. See benchmarks/gpu/README.md.
+See benchmarks/gpu/README.md.
 """
 
 import argparse
+import json
 import sys
+import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from benchmarks.gpu.archive import pack
 from benchmarks.gpu.common.plan import Plan
 from benchmarks.gpu.common.record import Folder, Record
-from benchmarks.gpu.phases import PHASES, Phase, phases_named, phases_of, run_all, run_here, run_overlapped
+from benchmarks.gpu.merge import merge
+from benchmarks.gpu.phases import PHASES, RUNS, Phase, phases_named, phases_of_run, with_work
 from benchmarks.gpu.report import page, summary
+from benchmarks.gpu.running import run_all, run_apart, run_here
+from faser.files import write_atomically
 
 
 def main(arguments: list[str]) -> int:
     """1 if a phase failed or a check did not hold."""
     asked = parser().parse_args(arguments)
-    plan = plan_of(asked)
     try:
-        phases = phases_of(plan, [each for each in asked.phases.split(",") if each])
-        folder = Folder(plan.out, dry_run=plan.dry_run)
-        if asked.only_phase is not None:
-            (phase,) = phases_named([asked.only_phase])
-            return 0 if run_here(plan, phase, asked.phase_s, _say).complete else 1
-        launch = partial(_launch, plan, arguments)
-        records = run_all(phases, folder, asked.budget_s, launch, _say)
+        if asked.command == "merge":
+            return _merge(asked)
+        return _run(asked, arguments)
     except ValueError as error:
         sys.exit(str(error))
-    there = [found for phase in PHASES if (found := folder.load(phase.name)) is not None]
-    folder.write("summary.json", summary(there, plan.dry_run))
-    text = page(there, plan.dry_run)
-    (plan.out / "report.md").write_text(text, "utf-8")
-    print(text, flush=True)
-    return 0 if all(record.complete for record in records) and not failed_checks(records) else 1
+
+
+def _run(asked: argparse.Namespace, arguments: list[str]) -> int:
+    """Raises ValueError for phases that there are not, and for a folder of the other kind of run."""
+    plan = plan_of(asked)
+    if asked.only_phase is not None:
+        (phase,) = phases_named([asked.only_phase])
+        plan = plan if plan.dry_run else replace(plan, memory_bytes=device_bytes())
+        return 0 if run_here(plan, phase, asked.phase_s, _say).complete else 1
+    phases = with_work(plan, phases_asked(asked))
+    folder = Folder(plan.out, dry_run=plan.dry_run)
+    _describe_run(folder, asked, arguments)
+    keep = partial(_keep, folder, asked.archive)
+    keep()  # there is an archive from the first moment on
+    records = run_all(
+        phases,
+        folder,
+        asked.budget_s,
+        lambda phase, budget_s: run_apart(plan, phase, budget_s, arguments, keep),
+        _say,
+        keep=keep,
+    )
+    print((plan.out / "report.md").read_text("utf-8"), flush=True)
+    failed = [record for record in records if not record.complete and record.skipped is None]
+    return 1 if failed or failed_checks(records) else 0
+
+
+def device_bytes() -> int:
+    """Memory of the device. For a phase's process: the one that waits for it must hold none of the device."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
+def phases_asked(asked: argparse.Namespace) -> tuple[Phase, ...]:
+    """Raises ValueError for a phase that there is not, and for phases of a run that has its own."""
+    names = [each for each in asked.phases.split(",") if each]
+    if asked.run is None:
+        return phases_named(names)
+    if names:
+        raise ValueError("--run names the phases already; give --phases or --run")
+    return phases_of_run(RUNS[asked.run])
 
 
 def failed_checks(records: list[Record]) -> list[str]:
@@ -55,11 +92,41 @@ def plan_of(asked: argparse.Namespace) -> Plan:
         prompts=asked.prompts,
         vllm=asked.vllm,
         trace=asked.trace,
+        partitions=() if asked.run is None else RUNS[asked.run].partitions,
+        commit=asked.commit,
     )
 
 
-def _launch(plan: Plan, arguments: list[str], phase: Phase, budget_s: float) -> Record:
-    return run_overlapped(plan, phase, budget_s, arguments)
+def _describe_run(folder: Folder, asked: argparse.Namespace, arguments: list[str]) -> None:
+    folder.write(
+        "run.json",
+        {
+            "run": asked.run,
+            "command": f"python -m benchmarks.gpu {' '.join(arguments)}",
+            "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "budget_s": asked.budget_s,
+        },
+    )
+
+
+def _keep(folder: Folder, archive: Path | None) -> None:
+    """The page, the summary and the archive of all that there is."""
+    there = [found for phase in PHASES if (found := folder.load(phase.name)) is not None]
+    folder.write("summary.json", summary(there, folder.dry_run))
+    write_atomically(folder.path / "report.md", page(there, folder.dry_run))
+    if archive is not None:
+        try:
+            pack(folder.path, archive)
+        except ValueError as error:  # the archive before this one stays, and the run goes on
+            _say(str(error))
+
+
+def _merge(asked: argparse.Namespace) -> int:
+    """Raises ValueError for archives that do not belong together."""
+    for record in merge(asked.archives, asked.out, dry_run=asked.dry_run):
+        print(f"{record.phase}: {record.state}, {record.seconds:.0f} s")
+    print(json.dumps({"folder": str(asked.out)}))
+    return 0
 
 
 def _say(text: str) -> None:
@@ -70,17 +137,26 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         "python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = made.add_argument
+    commands = made.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="measure, into a folder")
+    add = run.add_argument
     add("out", type=Path, metavar="OUT", help="folder of the results")
+    add("--run", choices=tuple(RUNS), help="phases of one call to a lent machine, with their shares of its time")
     add("--phases", default="", help="some of them, by name, with commas between [all]")
-    add("--budget-s", type=float, default=560.0, help="seconds that the run should take [560]")
+    add("--budget-s", type=float, default=480.0, help="seconds after which nothing runs any more [480]")
+    add("--archive", type=Path, metavar="FILE", help="pack all results there, at every phase's end [not packed]")
     add("--smollm2", type=Path, metavar="DIR", help="checkpoint of SmolLM2-135M-Instruct, for real text")
     add("--prompts", type=Path, metavar="FILE", help="questions, as of Spec-Bench [built-in ones]")
     add("--trace", type=Path, metavar="CSV", help="an Azure LLM inference trace, for arrivals")
     add("--vllm", type=Path, metavar="DIR", help="folder to import vLLM from")
+    add("--commit", metavar="TEXT", help="of this checkout [what git says]")
     add("--dry-run", action="store_true", help="tiny models on the CPU, to see that everything runs")
     add("--only-phase", help=argparse.SUPPRESS)  # of a process that runs one phase for another one
     add("--phase-s", type=float, default=60.0, help=argparse.SUPPRESS)
+    join = commands.add_parser("merge", help="join archives of several runs into a folder of results")
+    join.add_argument("archives", type=Path, nargs="+", metavar="ARCHIVE")
+    join.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER")
+    join.add_argument("--dry-run", action="store_true", help="archives of dry runs are wanted")
     return made
 
 

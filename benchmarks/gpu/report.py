@@ -1,11 +1,14 @@
 """The table to read and the summary to keep, of the records of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.gpu.common.record import Json, Record
 from benchmarks.gpu.lanes import report as lane_report
 from benchmarks.simulator.report import markdown
+
+Table = Callable[[Any], str]
 
 _DRY = "**A dry run on a CPU with tiny models: no figure here says anything of a device.**"
 
@@ -26,6 +29,7 @@ def summary(records: Sequence[Record], dry_run: bool) -> Json:
                 "complete": record.complete,
                 "seconds": record.seconds,
                 "error": record.error,
+                "skipped": record.skipped,
                 "left_out": list(record.left_out),
                 "result": record.result,
             }
@@ -39,21 +43,17 @@ def page(records: Sequence[Record], dry_run: bool) -> str:
     lines = ["# FASER on a device", ""]
     lines += [_DRY, ""] if dry_run else []
     lines += [*_environment(found.get("environment", {})), "", _states(records)]
-    for title, text in (
-        ("Checks", _checks(found.get("checks", {}))),
-        ("Plain decoding", _plain(found.get("plain", {}), "target")),
-        ("The draft model alone", _plain(found.get("draft", {}), "draft")),
-        ("Verification: ms by rows of a sequence", _verify(found.get("verify", {}))),
-        ("Drafting and verifying", _cycle(found.get("cycle", {}))),
-        ("Policies at given acceptance: times policy off", _policies(found.get("policies", {}), "acceptance")),
-        ("Policies over real text: times policy off", _policies(found.get("real_text", {}), "sampling")),
-        ("Lanes: a device in parts", lane_report.lanes(found.get("lanes", {}))),
-        ("Drafting ahead: times drafting before the step", lane_report.overlap(found.get("overlap", {}))),
-        ("Arrivals of a trace: against fixed:3", lane_report.arrivals(found.get("arrivals", {}))),
-        ("vLLM beside it: tokens/s", vllm_beside(found)),
-    ):
-        lines += ["", f"## {title}", "", text or "Nothing was measured."]
+    for title, name, table in _TABLES:
+        lines += ["", f"## {title}", "", _shown(table, found, name) or "Nothing was measured."]
     return "\n".join(lines) + "\n"
+
+
+def _shown(table: Table, found: dict[str, Json], name: str | None) -> str:
+    """What a phase that was broken off has kept need not suffice for its table; the rest of the page stands."""
+    try:
+        return table(found if name is None else found.get(name, {}))
+    except (KeyError, TypeError, ValueError) as error:
+        return f"What was kept makes no table: {type(error).__name__}: {error}"
 
 
 def _environment(about: Json) -> list[str]:
@@ -71,17 +71,7 @@ def _environment(about: Json) -> list[str]:
 
 
 def _states(records: Sequence[Record]) -> str:
-    rows = [
-        (
-            record.phase,
-            f"{record.seconds:.0f}",
-            "complete"
-            if record.complete
-            else f"FAILED: {(record.error or 'broken off').strip().splitlines()[-1]}",
-            str(len(record.left_out)),
-        )
-        for record in records
-    ]
+    rows = [(record.phase, f"{record.seconds:.0f}", record.state, str(len(record.left_out))) for record in records]
     return markdown(("phase", "s", "state", "left out for time"), rows)
 
 
@@ -222,3 +212,19 @@ def _spread(times: Json) -> str:
 def _short(value: Any) -> str:
     text = " ".join(str(value).replace("|", "/").split())
     return text if len(text) <= 160 else f"{text[:160]}…"
+
+
+# Title, phase whose result the table shows (None: of all phases), and the table.
+_TABLES: tuple[tuple[str, str | None, Table], ...] = (
+    ("Checks", "checks", _checks),
+    ("Plain decoding", "plain", partial(_plain, name="target")),
+    ("The draft model alone", "draft", partial(_plain, name="draft")),
+    ("Verification: ms by rows of a sequence", "verify", _verify),
+    ("Drafting and verifying", "cycle", _cycle),
+    ("Policies at given acceptance: times policy off", "policies", partial(_policies, about="acceptance")),
+    ("Policies over real text: times policy off", "real_text", partial(_policies, about="sampling")),
+    ("Lanes: a device in parts", "lanes", lane_report.lanes),
+    ("Drafting ahead: times drafting before the step", "overlap", lane_report.overlap),
+    ("Arrivals of a trace: against fixed:3", "arrivals", lane_report.arrivals),
+    ("vLLM beside it: tokens/s", None, vllm_beside),
+)

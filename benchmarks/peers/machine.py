@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,9 @@ def portable(text: str) -> str:
 
 
 def git_commit(checkout: Path | None = None) -> str:
-    """The commit of a checkout, the present one if None, with -dirty if it differs; unknown outside of any."""
+    """The commit of a checkout, the present one if None, with -dirty if it differs; unknown without one or git."""
+    if shutil.which("git") is None:
+        return "unknown"
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--match="]
     ended = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
     return ended.stdout.strip() or "unknown"

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.common.engines import BLOCK_SIZE
 from benchmarks.gpu.common.plan import Plan
 from benchmarks.gpu.common.record import Json
+from benchmarks.gpu.common.room import BLOCK_SIZE
 from benchmarks.gpu.common.shapes import write_shape
 from benchmarks.gpu.common.weights import MadeUp
 from faser.config.engine import EngineConfig

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.common.plan import Plan
+from benchmarks.gpu.common.room import BLOCK_SIZE, MORE_TOKENS, kv_bytes
 from benchmarks.gpu.common.shapes import write_shape
 from benchmarks.gpu.common.weights import MadeUp
 from faser.config.engine import EngineConfig
@@ -31,10 +32,7 @@ from faser.engine.execution.startup.executor_factory import WrapDrafter
 from faser.engine.execution.startup.model_loading import Sources
 from faser.types import ModelInfo
 
-BLOCK_SIZE = 16
-_SPARE_BLOCKS = 256  # beside those of the sequences: of prompts that stay cached from one turn to the next
-_MORE_TOKENS = 1024  # that a sequence may say behind its prompt while it is measured
-_BFLOAT16_BYTES = 2
+_LEAST_KV_BYTES = 1 << 20  # that the setting takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +153,7 @@ def config_of(plan: Plan, wanted: Wanted) -> EngineConfig:
         "block_size": BLOCK_SIZE,
         "max_num_seqs": wanted.sequences,
         "max_num_batched_tokens": max(wanted.rows, wanted.sequences),
-        "max_model_len": wanted.context + _MORE_TOKENS,
+        "max_model_len": wanted.context + MORE_TOKENS,
         "kv_cache_memory": _kv_bytes(wanted),
         "enable_prefix_caching": wanted.prefix_caching,
         "spec_overlap": wanted.overlap,
@@ -174,7 +172,4 @@ def config_of(plan: Plan, wanted: Wanted) -> EngineConfig:
 def _kv_bytes(wanted: Wanted) -> int:
     directories = [wanted.target] if wanted.draft is None else [wanted.target, wanted.draft]
     specs = [read_model_config(directory).spec for directory in directories]
-    token_bytes = sum(2 * spec.num_layers * spec.kv_size * _BFLOAT16_BYTES for spec in specs)
-    blocks_each = -(-(wanted.context + _MORE_TOKENS) // BLOCK_SIZE)
-    least = 1 << 20  # that the setting takes
-    return max((wanted.sequences * blocks_each + _SPARE_BLOCKS) * BLOCK_SIZE * token_bytes, least)
+    return max(kv_bytes(specs, sequences=wanted.sequences, context=wanted.context), _LEAST_KV_BYTES)

@@ -1,9 +1,19 @@
 """What a run is to measure and how large: on a device, or on a CPU to see that every phase runs at all."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.gpu.common.shapes import LLAMA_1B, LLAMA_8B, LLAMA_100M, TINY_DRAFT, TINY_TARGET, Config
+from benchmarks.gpu.common.room import has_room
+from benchmarks.gpu.common.shapes import (
+    LLAMA_1B,
+    LLAMA_100M,
+    QWEN3_8B,
+    QWEN3_600M,
+    TINY_DRAFT,
+    TINY_NORMED,
+    TINY_TARGET,
+    Config,
+)
 
 REFERENCE_BYTES_S = 4.3e12  # of a large copy on an H200, to compare machines; what is measured stands beside it
 REFERENCE_FLOPS_S = 780e12  # of a large bfloat16 product there
@@ -57,9 +67,10 @@ class Sizes:
 
 
 ON_DEVICE = Sizes(
-    target=LLAMA_8B,
-    draft=LLAMA_1B,
-    checked=(LLAMA_8B | {"num_hidden_layers": 2}, LLAMA_1B | {"num_hidden_layers": 3, "num_attention_heads": 24}),
+    target=QWEN3_8B,
+    draft=QWEN3_600M,
+    # Norms of heads, four and three query heads a KV head, both sizes of heads, a tied head and one of its own.
+    checked=(QWEN3_8B | {"num_hidden_layers": 2}, LLAMA_1B | {"num_hidden_layers": 3, "num_attention_heads": 24}),
     context=1024,
     rows=8192,
     batches=(256, 128, 32, 8, 1),
@@ -76,14 +87,14 @@ ON_DEVICE = Sizes(
     rounds=3,
     compared=16,
     answer_tokens=128,
-    vocab=128256,
+    vocab=151936,
     choice_rows=12,
     cases=("greedy", "T 1", "T 0.8, top_k", "T 0.8, top_p", "T 0.8, min_p", "all"),
     law_rows=16384,
     grown=(4096, 14336, 16),
     copy_bytes=4 << 30,
     own_tests="tests/kernels/cuda/triton",
-    overlap_drafts=(("1B", LLAMA_1B), ("0.1B", LLAMA_100M)),
+    overlap_drafts=(("0.6B", QWEN3_600M), ("0.1B", LLAMA_100M | {"vocab_size": 151936})),
     overlap_batches=(1, 4, 16, 64),
     overlap_acceptances=(0.9, 0.8, 0.6),
     partitions=("streams", "sm"),
@@ -94,7 +105,7 @@ ON_DEVICE = Sizes(
 ON_CPU = Sizes(
     target=TINY_TARGET,
     draft=TINY_DRAFT,
-    checked=(TINY_TARGET,),
+    checked=(TINY_NORMED, TINY_TARGET),
     context=64,
     rows=128,
     batches=(3, 1),
@@ -128,12 +139,43 @@ ON_CPU = Sizes(
 )
 
 
+def fitting(sizes: Sizes, memory_bytes: int) -> Sizes:
+    """Without the numbers of sequences for which a device of this memory has no room.
+
+    Raises ValueError where there is none for a single one.
+    """
+
+    def kept(counts: tuple[int, ...], *models: Config) -> tuple[int, ...]:
+        found = tuple(
+            each for each in counts if has_room(memory_bytes, models, sequences=each, context=sizes.context)
+        )
+        if not found:
+            raise ValueError(f"a device of {memory_bytes} bytes has no room for these models")
+        return found
+
+    target, draft = sizes.target, sizes.draft
+    return replace(
+        sizes,
+        batches=kept(sizes.batches, target),
+        verify_batches=kept(sizes.verify_batches, target),
+        policy_batches=kept(sizes.policy_batches, target, draft),
+        overlap_batches=kept(sizes.overlap_batches, target, _largest_draft(sizes)),
+    )
+
+
+def _largest_draft(sizes: Sizes) -> Config:
+    """The largest draft model of phase overlap."""
+    return max((config for _, config in sizes.overlap_drafts), key=lambda each: int(each["hidden_size"]))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One run. models: folder for the directories of the models that it makes.
 
     smollm2: directory of SmolLM2-135M-Instruct; prompts: a file of questions; vllm: directory to import vLLM from;
-    trace: file of arrivals; None: what needs it is left out, and says so.
+    trace: file of arrivals; None: what needs it is left out, and says so. partitions: those of phases lanes and
+    overlap; empty: all. commit: of this checkout, where git does not know it. memory_bytes: of the device; None:
+    everything fits.
     """
 
     out: Path
@@ -142,10 +184,17 @@ class Plan:
     prompts: Path | None = None
     vllm: Path | None = None
     trace: Path | None = None
+    partitions: tuple[str, ...] = ()
+    commit: str | None = None
+    memory_bytes: int | None = None
 
     @property
     def sizes(self) -> Sizes:
-        return ON_CPU if self.dry_run else ON_DEVICE
+        """On a device: of what it has room for. A dry run divides a CPU, whatever partitions are named."""
+        if self.dry_run:
+            return ON_CPU
+        found = ON_DEVICE if self.memory_bytes is None else fitting(ON_DEVICE, self.memory_bytes)
+        return replace(found, partitions=self.partitions) if self.partitions else found
 
     @property
     def device(self) -> str:

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from faser.files import write_atomically
+
 Json = dict[str, Any]
 Say = Callable[[str], None]
 
@@ -18,7 +20,8 @@ Say = Callable[[str], None]
 class Record:
     """What came of a phase. dry_run: on a CPU with tiny shapes, where no time means anything.
 
-    complete: it came to its end. error: what stopped it. left_out: what there was no time for.
+    complete: it came to its end. error: what stopped it. skipped: why it was not begun; neither: it runs, or its
+    run was killed. left_out: what there was no time for. saved_s: Unix seconds when this was written.
     """
 
     phase: str
@@ -26,8 +29,19 @@ class Record:
     seconds: float = 0.0
     complete: bool = False
     error: str | None = None
+    skipped: str | None = None
+    saved_s: float = 0.0
     left_out: tuple[str, ...] = ()
     result: Json = field(default_factory=dict)
+
+    @property
+    def state(self) -> str:
+        """In a word, or in a line that says why it is not complete."""
+        if self.complete:
+            return "complete"
+        if self.skipped is not None:
+            return f"SKIPPED: {self.skipped}"
+        return f"FAILED: {(self.error or 'broken off').strip().splitlines()[-1]}"
 
 
 class Folder:
@@ -43,8 +57,7 @@ class Folder:
         file = self._file(phase)
         if not file.exists():
             return None
-        content = json.loads(file.read_text("utf-8"))
-        record = Record(**(content | {"left_out": tuple(content["left_out"])}))
+        record = record_of(json.loads(file.read_text("utf-8")))
         if record.dry_run is not self.dry_run:
             kinds = ("a dry run", "a run on a device")
             raise ValueError(
@@ -52,14 +65,14 @@ class Folder:
             )
         return record
 
-    def save(self, record: Record) -> None:
-        """A reader never sees half a record."""
-        self.write(self._file(record.phase).name, asdict(record))
+    def save(self, record: Record) -> Record:
+        """As it was saved, with the time. A reader never sees half a record."""
+        saved = replace(record, saved_s=round(time.time(), 3))
+        self.write(self._file(record.phase).name, asdict(saved))
+        return saved
 
     def write(self, name: str, content: Json) -> None:
-        beside = self.path / f"{name}.tmp"
-        beside.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-        beside.replace(self.path / name)
+        write_atomically(self.path / name, json.dumps(content, indent=1) + "\n")
 
     def discard(self, phase: str) -> None:
         """What an earlier try left is of no use."""
@@ -68,12 +81,19 @@ class Folder:
     def stopped(self, phase: str, error: str, seconds: float) -> Record:
         """Note that a phase ended from outside; what it had kept by then stays."""
         found = self.load(phase) or Record(phase=phase, dry_run=self.dry_run)
-        record = replace(found, complete=False, error=error, seconds=seconds)
-        self.save(record)
-        return record
+        return self.save(replace(found, complete=False, error=error, seconds=seconds))
+
+    def skip(self, phase: str, reason: str) -> Record:
+        """Note that a phase was not begun."""
+        return self.save(Record(phase=phase, dry_run=self.dry_run, skipped=reason))
 
     def _file(self, phase: str) -> Path:
         return self.path / f"{phase}.json"
+
+
+def record_of(content: Json) -> Record:
+    """Of what a file of a phase holds. Raises TypeError for anything else."""
+    return Record(**(content | {"left_out": tuple(content["left_out"])}))
 
 
 class Desk:
@@ -119,9 +139,7 @@ class Desk:
         self.keep(name, [*self.result.get(name, []), row])
 
     def finish(self, error: str | None = None) -> Record:
-        record = replace(self._record(), complete=error is None, error=error)
-        self.folder.save(record)
-        return record
+        return self.folder.save(replace(self._record(), complete=error is None, error=error))
 
     @property
     def _spent_s(self) -> float:

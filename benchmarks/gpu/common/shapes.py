@@ -1,7 +1,7 @@
 """Sizes of the models that are measured, as config.json says them; weights of these are made up.
 
-The published sizes of Llama-3.1-8B and Llama-3.2-1B, a tenth of the latter, and two tiny ones for dry runs. Owns
-no tensor.
+The published sizes of Qwen3-8B, Qwen3-0.6B, Llama-3.1-8B and Llama-3.2-1B, a tenth of the latter, and tiny ones
+for dry runs. Owns no tensor.
 """
 
 import json
@@ -31,6 +31,36 @@ _ROPE = {
     "original_max_position_embeddings": 8192,
 }
 
+# Heads of queries and keys have norms of their own.
+_QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "max_position_embeddings": 40960,
+    "vocab_size": 151936,
+    "bos_token_id": 151643,
+    "torch_dtype": "bfloat16",
+}
+QWEN3_8B: Config = _QWEN3 | {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": False,
+}
+QWEN3_600M: Config = _QWEN3 | {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+}
 LLAMA_8B: Config = _LLAMA | {
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -60,7 +90,7 @@ LLAMA_100M: Config = _LLAMA | {
     "head_dim": 64,
     "tie_word_embeddings": True,
 }
-_TINY = _LLAMA | {
+_TINY_SIZES = {
     "vocab_size": 512,
     "bos_token_id": 0,
     "hidden_size": 64,
@@ -70,6 +100,8 @@ _TINY = _LLAMA | {
     "head_dim": 16,
     "max_position_embeddings": 4096,
 }
+_TINY = _LLAMA | _TINY_SIZES
+TINY_NORMED: Config = _QWEN3 | _TINY_SIZES | {"num_hidden_layers": 2, "tie_word_embeddings": False}
 TINY_TARGET: Config = _TINY | {"num_hidden_layers": 2, "tie_word_embeddings": False}
 TINY_DRAFT: Config = _TINY | {"num_hidden_layers": 1, "tie_word_embeddings": True}
 

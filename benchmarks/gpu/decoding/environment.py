@@ -33,15 +33,17 @@ _QUERIES = (
     "memory.used",
     "memory.total",
 )
+_COUNTS = ("batches", "verify_batches", "policy_batches", "overlap_batches")  # those that the device has room for
 _REPEATS = 20
 _PRODUCT_SIDE = {"cuda": 8192, "cpu": 128}
 
 
 def run(plan: Plan, desk: Desk) -> None:
     desk.keep("versions", {"faser": __version__, "python": platform.python_version(), **_versions()})
-    desk.keep("commit", git_commit())
+    desk.keep("commit", plan.commit or git_commit())
     desk.keep("system", platform.platform())
     desk.keep("device", _device(plan))
+    desk.keep("sequences", {name: getattr(plan.sizes, name) for name in _COUNTS})
     desk.keep("as_read", _as_read())
     clock = clock_of(plan.device)
     desk.say("copying and multiplying")  # in any case: all other phases look at it

@@ -6,11 +6,11 @@ prompts, greedy choice, acceptance per position and sequences at a time are thos
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.common.children import run_child, tail_of
 from benchmarks.gpu.common.closed_loop import made_up_prompts
 from benchmarks.gpu.common.engines import draft_of, target_of
 from benchmarks.gpu.common.plan import Plan
@@ -19,6 +19,7 @@ from faser.config.environment import child_environment
 
 _ACCEPTANCE = 0.8
 _START_S = 45.0  # less time than that is not worth a start
+_MOST_SHARE = 0.6  # of what is left, for a configuration that others wait for
 _LENGTHS = (16, 144)
 _ROUNDS = 3
 _MEMORY_SHARE = 0.85
@@ -37,13 +38,15 @@ def run(plan: Plan, desk: Desk) -> None:
     if plan.vllm is None:
         desk.keep("not there", "no --vllm was given")
         return
-    if (missing := _import_error(plan.vllm)) is not None:
+    if (missing := _import_error(plan, plan.vllm)) is not None:
         desk.keep("not there", missing)
         return
-    for gamma in (None, *(gamma for gamma in plan.sizes.caps if gamma > 1)):
+    gammas = (None, *(gamma for gamma in plan.sizes.caps if gamma > 1))
+    for gamma in gammas:
         name = "plain" if gamma is None else f"draft_model:{gamma}"
         if desk.may_begin(f"vLLM {name}", needs_s=0.0 if plan.dry_run else _START_S):
-            desk.keep(name, _one(plan, desk, name, asked(plan, gamma)))
+            most_s = desk.left_s * (1.0 if gamma == gammas[-1] else _MOST_SHARE)
+            _measure(plan, desk, name, asked(plan, gamma), most_s)
 
 
 def asked(plan: Plan, gamma: int | None) -> Json:
@@ -81,47 +84,52 @@ def asked(plan: Plan, gamma: int | None) -> Json:
     }
 
 
-def _import_error(path: Path) -> str | None:
+def _import_error(plan: Plan, path: Path) -> str | None:
     """Why vLLM cannot be imported from there; None where it can."""
-    command = [sys.executable, "-P", "-c", "import vllm"]
-    ended = subprocess.run(command, capture_output=True, text=True, env=_environment(path), check=False)
-    if ended.returncode == 0:
+    command, log = [sys.executable, "-P", "-c", "import vllm"], plan.out / "vllm-import.log"
+    status = run_child(command, environment=_environment(path), log=log, timeout_s=_START_S)
+    if status == 0:
         return None
-    return f"importing vLLM from {path} failed: {ended.stderr.strip()[-_ERROR_CHARS:]}"
+    how = f"took more than {_START_S:.0f} s" if status is None else f"failed: {tail_of(log, _ERROR_CHARS)}"
+    return f"importing vLLM from {path} {how}"
 
 
-def _one(plan: Plan, desk: Desk, name: str, wanted: Json) -> Json:
-    """Of one configuration: the rows that it wrote, and what stopped it."""
+def _measure(plan: Plan, desk: Desk, name: str, wanted: Json, most_s: float) -> None:
+    """Keep the rows of one configuration as its process writes them, and what stopped it."""
     assert plan.vllm is not None, "without vLLM nothing is run"
-    given, written = (
-        plan.out / f"vllm-{name.replace(':', '-')}.in",
-        plan.out / f"vllm-{name.replace(':', '-')}.out",
-    )
+    stem = plan.out / f"vllm-{name.replace(':', '-')}"
+    given, written, log = (stem.with_suffix(each) for each in (".in", ".out", ".log"))
     given.write_text(json.dumps(wanted), "utf-8")
     written.unlink(missing_ok=True)
-    command = [sys.executable, "-P", str(_CHILD), str(given), str(written)]
-    error = None
-    try:
-        ended = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            env=_environment(plan.vllm),
-            timeout=max(desk.left_s, 1.0),
-            check=False,
-        )
-        if ended.returncode:
-            error = ended.stderr.strip()[-_ERROR_CHARS:] or f"it ended with status {ended.returncode}"
-    except subprocess.TimeoutExpired as expired:
-        error = f"it was not done after {expired.timeout:.0f} s"
-    rows = [json.loads(line) for line in written.read_text("utf-8").splitlines()] if written.exists() else []
+
+    def keep(error: str | None) -> None:
+        rows = _rows(written)
+        about: Json = rows[0] if rows else {}
+        acceptance = None if name == "plain" else _ACCEPTANCE
+        desk.keep(name, {"about": about, "acceptance": acceptance, "cells": rows[1:], "error": error})
+
+    status = run_child(
+        [sys.executable, "-P", str(_CHILD), str(given), str(written)],
+        environment=_environment(plan.vllm),
+        log=log,
+        timeout_s=most_s,
+        tick=lambda: keep("it was not done when this was written"),
+    )
+    said = tail_of(log, _ERROR_CHARS)
+    if status is None:
+        keep(f"it was not done after {most_s:.0f} s: {said}")
+    else:
+        keep((said or f"it ended with status {status}") if status else None)
     given.unlink()
-    return {
-        "about": {key: value for row in rows[:1] for key, value in row.items()},
-        "acceptance": None if name == "plain" else _ACCEPTANCE,
-        "cells": rows[1:],
-        "error": error,
-    }
+
+
+def _rows(written: Path) -> list[Json]:
+    """The whole lines of a file that may still be written to."""
+    if not written.exists():
+        return []
+    return [
+        json.loads(line) for line in written.read_text("utf-8").splitlines(keepends=True) if line.endswith("\n")
+    ]
 
 
 def _environment(path: Path) -> dict[str, str]:

@@ -221,7 +221,7 @@ def test_vllm_gets_the_acceptance_prompts_and_batches_of_the_policies(tmp_path: 
     wanted = synthetic(tmp_path / "models" / "draft", cap=3, acceptance=0.8)
     assert speculative == wanted
     assert found["batches"] == ON_DEVICE.policy_batches
-    assert found["prompts"] == made_up_prompts(128, 1024, 128256)
+    assert found["prompts"] == made_up_prompts(128, 1024, 151936)
     assert found["engine"]["compilation_config"]["cudagraph_capture_sizes"] == [1, 4, 8, 32, 128, 512]
     assert "speculative_config" not in asked(plan, None)["engine"]
 

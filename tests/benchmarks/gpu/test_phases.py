@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 from benchmarks.gpu.__main__ import failed_checks, main, parser, plan_of
 from benchmarks.gpu.common.plan import Plan
 from benchmarks.gpu.common.record import Desk, Folder, Json, Record
-from benchmarks.gpu.phases import PHASES, Phase, phases_named, phases_of, run_all, run_here, run_overlapped
+from benchmarks.gpu.phases import PHASES, Phase, phases_named, with_work
 from benchmarks.gpu.report import page, summary, vllm_beside
+from benchmarks.gpu.running import GRACE, GRACE_S, run_all, run_apart, run_here
 
 VLLM = '''
 """Says as many tokens as are asked for, and when it was asked."""
@@ -185,7 +187,7 @@ def test_a_second_run_does_nothing_again_and_writes_the_same_report(
     assert len(files) == len(PHASES)
 
     flags = [text for name, value in given.items() for text in (f"--{name}", str(value))]
-    assert main([str(plan.out), "--dry-run", *flags]) == 0
+    assert main(["run", str(plan.out), "--dry-run", *flags]) == 0
     said = capsys.readouterr().out
     assert [line for line in said.splitlines() if line.endswith(": there already")] == [
         f"{phase.name}: there already" for phase in PHASES
@@ -194,14 +196,14 @@ def test_a_second_run_does_nothing_again_and_writes_the_same_report(
     whole = page(list(records.values()), dry_run=True)
     assert (plan.out / "report.md").read_text() == whole
 
-    assert main([str(plan.out), "--dry-run", "--phases", "environment"]) == 0
+    assert main(["run", str(plan.out), "--dry-run", "--phases", "environment"]) == 0
     assert (plan.out / "report.md").read_text() == whole
 
 
 @pytest.mark.slow
 def test_a_phase_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert main([str(out), "--dry-run", "--phases", "environment"]) == 0
+    assert main(["run", str(out), "--dry-run", "--phases", "environment"]) == 0
     found = json.loads((out / "environment.json").read_text())
     assert found["complete"] is True
     assert found["dry_run"] is True
@@ -225,7 +227,7 @@ def test_a_phase_whose_process_ends_too_early_is_noted(tmp_path: Path) -> None:
     plan = Plan(out=tmp_path, dry_run=True)
     Folder(tmp_path, dry_run=True).save(Record(phase="broken", dry_run=True, error="of yesterday"))
     broken = Phase(name="broken", run=("nowhere", "run"), share=1.0, about="")
-    record = run_overlapped(plan, broken, 20.0, [str(tmp_path), "--dry-run"])
+    record = run_apart(plan, broken, 20.0, ["run", str(tmp_path), "--dry-run"])
     assert record.error is not None
     assert "process ended with status" in record.error
     assert not record.complete
@@ -235,7 +237,7 @@ def test_an_exception_ends_its_phase_only(tmp_path: Path) -> None:
     plan = Plan(out=tmp_path, dry_run=True)
     record = run_here(plan, Phase(name="broken", run=("nowhere", "run"), share=1.0, about=""), 1.0, lambda _: None)
     assert record.error is not None
-    assert "benchmarks.gpu.nowhere" in record.error
+    assert "No module named 'nowhere'" in record.error
     assert not record.complete
     found = Folder(tmp_path, dry_run=True).load("broken")
     assert found == record
@@ -256,8 +258,8 @@ def test_time_that_a_phase_leaves_goes_to_those_behind_it(tmp_path: Path) -> Non
         for name, share in (("a", 0.5), ("b", 0.25), ("c", 0.25))
     ]
     folder = Folder(tmp_path, dry_run=True)
-    run_all(phases, folder, 100.0, launch, lambda _: None, lambda: now[0])
-    assert given == [("a", 50.0), ("b", 99.0 / 2), ("c", 98.0)]
+    run_all(phases, folder, 100.0, launch, lambda _: None, now=lambda: now[0])
+    assert given == [("a", 50.0), ("b", 99.0 / 2), ("c", (98.0 - GRACE_S) / GRACE)]
 
 
 def test_a_phase_that_failed_is_tried_again_and_one_that_is_complete_is_not(tmp_path: Path) -> None:
@@ -271,7 +273,7 @@ def test_a_phase_that_failed_is_tried_again_and_one_that_is_complete_is_not(tmp_
         return Record(phase=phase.name, dry_run=True, complete=True)
 
     phases = [Phase(name=name, run=("", ""), share=1.0, about="") for name in ("a", "b")]
-    records = run_all(phases, folder, 10.0, launch, lambda _: None)
+    records = run_all(phases, folder, 100.0, launch, lambda _: None)
     assert launched == ["b"]
     assert all(record.complete for record in records)
 
@@ -309,7 +311,7 @@ def test_a_phase_that_there_is_not_is_refused_by_name() -> None:
 
 
 def test_phases_without_their_input_take_no_time_of_others(tmp_path: Path) -> None:
-    phases = {phase.name: phase for phase in phases_of(Plan(out=tmp_path, smollm2=tmp_path), [])}
+    phases = {phase.name: phase for phase in with_work(Plan(out=tmp_path, smollm2=tmp_path), PHASES)}
     assert phases["vllm"].share == 0.0
     assert phases["real_text"].share > 0.0
     given: list[tuple[str, float]] = []
@@ -318,10 +320,9 @@ def test_phases_without_their_input_take_no_time_of_others(tmp_path: Path) -> No
         given.append((phase.name, budget_s))
         return Record(phase=phase.name, dry_run=True, complete=True)
 
-    run_all(
-        [phases["vllm"], phases["plain"]], Folder(tmp_path, dry_run=True), 8.0, launch, lambda _: None, lambda: 0.0
-    )
-    assert given == [("vllm", 0.0), ("plain", 8.0)]
+    folder, both = Folder(tmp_path, dry_run=True), [phases["vllm"], replace(phases["plain"], least_s=0.0)]
+    run_all(both, folder, 28.0, launch, lambda _: None, now=lambda: 0.0)
+    assert given == [("vllm", 0.0), ("plain", pytest.approx(10.0))]
 
 
 def test_shares_of_all_phases_are_a_whole() -> None:
@@ -329,8 +330,8 @@ def test_shares_of_all_phases_are_a_whole() -> None:
 
 
 def test_a_run_without_flags_is_one_on_a_device(tmp_path: Path) -> None:
-    plan = plan_of(parser().parse_args([str(tmp_path)]))
-    assert (plan.device, plan.backend, plan.sizes.vocab) == ("cuda", "flashinfer", 128256)
+    plan = plan_of(parser().parse_args(["run", str(tmp_path)]))
+    assert (plan.device, plan.backend, plan.sizes.vocab) == ("cuda", "flashinfer", 151936)
     assert plan.sizes.partitions == ("streams", "sm")
 
 
@@ -341,7 +342,7 @@ def test_a_check_that_does_not_hold_ends_a_run_with_status_1(
     """Planted: a status by what is complete alone."""
     checks = {"checks": [{"check": "c", "ok": holds}]}
     Folder(tmp_path, dry_run=True).save(Record(phase="checks", dry_run=True, complete=True, result=checks))
-    assert main([str(tmp_path), "--dry-run", "--phases", "checks"]) == status
+    assert main(["run", str(tmp_path), "--dry-run", "--phases", "checks"]) == status
     assert "checks: there already" in capsys.readouterr().out
 
 

@@ -21,7 +21,8 @@ from benchmarks.gpu.lanes import report as lane_report
 from benchmarks.gpu.lanes.lanes import company, splits
 from benchmarks.gpu.lanes.overlap import ARMS, expected, pictures, promises, rows_of
 from benchmarks.gpu.lanes.places import GreenPlaces
-from benchmarks.gpu.phases import phases_named, run_here
+from benchmarks.gpu.phases import phases_named
+from benchmarks.gpu.running import run_here
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.timing.cost_model import CostModel
