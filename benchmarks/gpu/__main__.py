@@ -8,6 +8,7 @@ See benchmarks/gpu/README.md.
 """
 
 import argparse
+import importlib
 import json
 import sys
 import time
@@ -40,13 +41,13 @@ def _run(asked: argparse.Namespace, arguments: list[str]) -> int:
     """Raises ValueError for phases that there are not, and for a folder of the other kind of run."""
     plan = plan_of(asked)
     if asked.only_phase is not None:
-        (phase,) = phases_named([asked.only_phase])
+        (phase,) = (each for each in phases_asked(asked) if each.name == asked.only_phase)
         plan = plan if plan.dry_run else replace(plan, memory_bytes=device_bytes())
         return 0 if run_here(plan, phase, asked.phase_s, _say).complete else 1
     phases = with_work(plan, phases_asked(asked))
     folder = Folder(plan.out, dry_run=plan.dry_run)
     _describe_run(folder, asked, arguments)
-    keep = partial(_keep, folder, asked.archive)
+    keep = partial(_keep, folder, PHASES if asked.phases_of is None else phases, asked.archive)
     keep()  # there is an archive from the first moment on
     records = run_all(
         phases,
@@ -71,6 +72,9 @@ def device_bytes() -> int:
 def phases_asked(asked: argparse.Namespace) -> tuple[Phase, ...]:
     """Raises ValueError for a phase that there is not, and for phases of a run that has its own."""
     names = [each for each in asked.phases.split(",") if each]
+    if asked.phases_of is not None:
+        found: tuple[Phase, ...] = importlib.import_module(asked.phases_of).PHASES
+        return found
     if asked.run is None:
         return phases_named(names)
     if names:
@@ -109,9 +113,9 @@ def _describe_run(folder: Folder, asked: argparse.Namespace, arguments: list[str
     )
 
 
-def _keep(folder: Folder, archive: Path | None) -> None:
+def _keep(folder: Folder, phases: tuple[Phase, ...], archive: Path | None) -> None:
     """The page, the summary and the archive of all that there is."""
-    there = [found for phase in PHASES if (found := folder.load(phase.name)) is not None]
+    there = [found for phase in phases if (found := folder.load(phase.name)) is not None]
     folder.write("summary.json", summary(there, folder.dry_run))
     write_atomically(folder.path / "report.md", page(there, folder.dry_run))
     if archive is not None:
@@ -151,6 +155,7 @@ def parser() -> argparse.ArgumentParser:
     add("--vllm", type=Path, metavar="DIR", help="folder to import vLLM from")
     add("--commit", metavar="TEXT", help="of this checkout [what git says]")
     add("--dry-run", action="store_true", help="tiny models on the CPU, to see that everything runs")
+    add("--phases-of", help=argparse.SUPPRESS)  # a module with other PHASES, to rehearse how runs end
     add("--only-phase", help=argparse.SUPPRESS)  # of a process that runs one phase for another one
     add("--phase-s", type=float, default=60.0, help=argparse.SUPPRESS)
     join = commands.add_parser("merge", help="join archives of several runs into a folder of results")

@@ -28,6 +28,7 @@ def pack(folder: Path, archive: Path) -> None:
         with tarfile.open(new, "w:gz", compresslevel=6) as packed:
             for path in files_of(folder):
                 _add(packed, path, f"{name}/{path.relative_to(folder)}")
+        new.chmod(0o644)
         if (size := new.stat().st_size) > MOST_BYTES:
             raise ValueError(f"{archive} would have {size} bytes; {MOST_BYTES} come back at most")
 

@@ -43,8 +43,7 @@ def check_kernels(
     folders = precompiled_folders(kernels, arch)
     if may_compile:
         folders = (*folders, folder_of_compiled(workspace, arch))
-    needed = needed_modules(each for model in models for each in _attention(model))
-    missing = [each for each in needed if not each.is_in(folders)]
+    missing = [each for each in modules_of(models) if not each.is_in(folders)]
     if not missing:
         return
     listed = ", ".join(each.label for each in missing)
@@ -55,6 +54,11 @@ def check_kernels(
             f"{_remedy(missing, arch)}"
         )
     progress(f"compiling kernels for {arch}, {compile_time(missing)} on one core: {listed}", 0, 0)
+
+
+def modules_of(models: Sequence[CachedModel]) -> tuple[Module, ...]:
+    """FlashInfer's modules that these models call."""
+    return needed_modules(each for model in models for each in _attention(model))
 
 
 def _remedy(missing: Sequence[Module], arch: str) -> str:
