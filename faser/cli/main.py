@@ -17,11 +17,12 @@ COMMANDS = {
     "serve": "serve a model over HTTP",
     "chat": "talk to a model, served or in this process",
     "pull": "fetch a model into the cache",
+    "run-batch": "answer a file of requests without a server",
     "bench": "measure speculation on this machine",
     "env": "show versions, device and backend, for bug reports",
 }
 _ALIASES = {"collect-env": "env"}
-_VLLM_COMMANDS = ("complete", "run-batch")
+_VLLM_COMMANDS = ("complete",)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,6 +64,10 @@ def _command(name: str) -> Command:
             from faser.cli.tools.pull import pull
 
             return pull
+        case "run-batch":
+            from faser.cli.batch.command import run_batch
+
+            return run_batch
         case "bench":
             from faser.cli.bench.main import bench
 
@@ -77,7 +82,7 @@ def _command(name: str) -> Command:
 
 
 def _overview() -> str:
-    lines = "\n".join(f"  {name:<8} {what}" for name, what in COMMANDS.items())
+    lines = "\n".join(f"  {name:<9} {what}" for name, what in COMMANDS.items())
     return (
         f"usage: faser COMMAND …\n\n{lines}\n\nfaser COMMAND --help says more; faser --version says which version."
     )

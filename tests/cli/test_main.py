@@ -35,8 +35,11 @@ def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["srve"], "faser: unknown command 'srve'. Did you mean 'serve'? Commands: serve, chat, pull, bench, env"),
-        (["run-batch"], f"faser: 'run-batch' is known from vLLM but not supported by FASER {__version__}"),
+        (
+            ["srve"],
+            "faser: unknown command 'srve'. Did you mean 'serve'? Commands: serve, chat, pull, run-batch, ",
+        ),
+        (["complete"], f"faser: 'complete' is known from vLLM but not supported by FASER {__version__}"),
         (["serve", "--port", "99999"], "faser serve: --port is 99999; it must be at least 0 and at most 65535"),
         (["serve", "--help=prot"], "faser serve: --help=prot: no such topic. Did you mean 'port'? Groups: "),
         (["env", "--jsn"], "faser env: unrecognized arguments: --jsn"),

@@ -52,7 +52,7 @@ def serve(arguments: Sequence[str]) -> int:
     _start_logging(server_config.log_level)
     label = parsed.findings.label
     keys = read_api_keys(server_config, label)
-    chat_template = _chat_template(server_config.chat_template, label("chat_template"))
+    chat_template = read_chat_template(server_config.chat_template, label("chat_template"))
     check_certificate(server_config, label)
     with exit_on_sigterm(0), listen(server_config.host, server_config.port, label) as listener:
         from faser.cli.serve.server import serve_on
@@ -83,7 +83,7 @@ def problems_without_gpu(config: EngineConfig, label: Label) -> list[str]:
     return find_problems(EngineConfig, values, named)
 
 
-def _chat_template(path: str | None, named: str) -> str | None:
+def read_chat_template(path: str | None, named: str) -> str | None:
     """The template in the file. named: what messages call it. Raises UsageError if it does not compile."""
     if path is None:
         return None

@@ -1,0 +1,85 @@
+"""build_application: the engine and the HTTP application of a fetched model, from the settings of a command."""
+
+import asyncio
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from faser import __version__
+from faser.api.app import create_app
+from faser.api.middleware.api_keys import ApiKeys
+from faser.api.middleware.cors import CorsSettings
+from faser.api.middleware.key_limits import KeyLimits
+from faser.api.serving.requests.settings import ApiSettings
+from faser.cli.serve.generation import sampling_defaults
+from faser.config.engine import EngineConfig
+from faser.config.server import ServerConfig
+from faser.engine.client.async_engine import AsyncEngine
+from faser.engine.client.supervisor import Supervision
+from faser.engine.text.tokenizer import load_tokenizer
+from faser.metrics.server import Metrics
+from faser.types import ProgressCallback
+
+_EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+
+
+def served_names(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[str, ...]:
+    """Names of the model in requests; the first is that of answers."""
+    return server_config.served_model_name or (engine_config.model or _EMBEDDED_NAME,)
+
+
+async def build_application(
+    directory: Path,
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    keys: ApiKeys,
+    chat_template: str | None,
+    report: ProgressCallback,
+) -> tuple[AsyncEngine, FastAPI]:
+    """The engine has not been started.
+
+    directory: of the model. chat_template: replaces the model's. report: of the engine's start. Raises ModelError.
+    """
+    names = served_names(engine_config, server_config)
+    tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine_config.tokenizer or directory))
+    speculation = engine_config.speculation
+    metrics = Metrics(model_name=names[0], max_model_len=engine_config.max_model_len or 0, speculation=speculation)
+    supervision = Supervision(max_restarts=server_config.engine_restarts, timeout_s=server_config.engine_timeout)
+    engine = AsyncEngine(
+        engine_config, directory, tokenizer, supervision=supervision, metrics=metrics, on_progress=report
+    )
+    settings = ApiSettings(
+        served_model_names=names,
+        share_cache_across_keys=server_config.share_cache_across_keys,
+        max_request_bytes=server_config.max_request_bytes,
+        strict_request_fields=server_config.strict_request_fields,
+        chat_template=chat_template,
+        generation_defaults=sampling_defaults(directory, server_config),
+        version=__version__,
+        force_include_usage=server_config.enable_force_include_usage,
+        max_logprobs=engine_config.max_logprobs,
+        enable_metrics_auth=server_config.metrics_require_key,
+        key_limits=_key_limits(server_config),
+        cors=_cors(server_config),
+        request_timeout_s=server_config.request_timeout,
+        speculation=speculation,
+        spec_decode_metrics=engine_config.per_request_spec_decode_metrics,
+    )
+    return engine, create_app(engine, settings=settings, metrics=metrics, keys=keys)
+
+
+def _key_limits(config: ServerConfig) -> KeyLimits:
+    return KeyLimits(
+        parallel_requests=config.key_max_parallel_requests,
+        requests_per_minute=config.key_rpm_limit,
+        tokens_per_minute=config.key_tpm_limit,
+    )
+
+
+def _cors(config: ServerConfig) -> CorsSettings:
+    return CorsSettings(
+        origins=config.allowed_origins,
+        methods=config.allowed_methods,
+        headers=config.allowed_headers,
+        credentials=config.allow_credentials,
+    )
