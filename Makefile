@@ -8,10 +8,10 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 SETTINGS := pyproject.toml constraints.txt
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-for-tests
-SOURCES := faser tests benchmarks
+SOURCES := faser tests benchmarks deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve check test flashinfer format docs clean
+.PHONY: help setup serve check test flashinfer deploy-tools format docs clean
 
 help:
 	@echo "make setup            create .venv and install FASER"
@@ -19,6 +19,7 @@ help:
 	@echo "                      flags: make serve ARGS=\"--port 8001 --max-num-seqs 8\""
 	@echo "make test             install what the tests need, and run them"
 	@echo "make flashinfer       install FlashInfer's sources, so that make test holds calls against them"
+	@echo "make deploy-tools     install what renders and validates deploy/, so that make test checks it"
 	@echo "make check            format, lint and types"
 	@echo "make format           put the sources into shape"
 	@echo "make docs             write docs/cli.md anew from the code"
@@ -43,6 +44,10 @@ endif
 flashinfer: $(TEST_READY)
 	@echo "installing FlashInfer, 560 MB"
 	@$(PIP) --no-deps flashinfer-python apache-tvm-ffi nvidia-ml-py
+
+deploy-tools: $(TEST_READY)
+	@echo "installing what checks deploy/, 100 MB"
+	@$(PIP) --editable ".[deploy]"
 
 check: $(TEST_READY)
 	@$(BIN)/ruff format --check $(SOURCES)

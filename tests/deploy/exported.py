@@ -1,0 +1,27 @@
+"""The series that a server exports, as a scrape shows them."""
+
+import re
+from pathlib import Path
+
+from faser.metrics.server import Metrics
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+_ABOUT_SCRAPES = {"up"}
+
+
+def exported_series() -> dict[str, set[str]]:
+    """The label names of every series, histograms' buckets, sums and counts each by itself."""
+    series: dict[str, set[str]] = {}
+    for line in Metrics(model_name="m", max_model_len=2048).render().decode().splitlines():
+        if not line.startswith("#"):
+            name, _, labels = line.partition("{")
+            series.setdefault(name.split(" ")[0], set()).update(re.findall(r'(\w+)="', labels))
+    return series
+
+
+def unknown_series(expression: str) -> set[str]:
+    """Names in a PromQL expression that neither a server exports nor a rule records."""
+    named = set(re.findall(r"\b(?:vllm:|faser_|slo:)[\w:]+|\bup\b", expression))
+    known = set(exported_series()) | _ABOUT_SCRAPES
+    recorded = set(re.findall(r"record: (\S+)", (DEPLOY / "prometheus" / "rules.yaml").read_text()))
+    return named - known - recorded

@@ -1,0 +1,209 @@
+"""The chart: it renders, a cluster's schemas accept what it renders, and it agrees with the program."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from faser.cli.flags.parser import parse
+from faser.cli.flags.sources import SETTINGS, settle
+from faser.config.engine import EngineConfig
+from faser.config.server import ServerConfig
+from tests.deploy.exported import DEPLOY, unknown_series
+from tests.deploy.values import CLAIM, GPU, REFUSED, RENDERED
+
+helm = pytest.importorskip("helm_python", reason="make deploy-tools installs it")
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="make deploy-tools installs it")
+
+operator = pytest.importorskip("cloudcoil.models.prometheus_operator.v1", reason="make deploy-tools installs it")
+keda = pytest.importorskip("cloudcoil.models.keda.v1alpha1", reason="make deploy-tools installs it")
+
+MODELS = {
+    "ServiceMonitor": operator.ServiceMonitor,
+    "PodMonitor": operator.PodMonitor,
+    "PrometheusRule": operator.PrometheusRule,
+    "ScaledObject": keda.ScaledObject,
+}
+CHART = DEPLOY / "helm" / "faser"
+OLDEST, NEWEST = "1.27", "1.37"
+OWN_SCHEMAS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "resources.json").read_text())
+
+
+def objects(values: dict[str, Any]) -> list[dict[str, Any]]:
+    rendered = helm.Chart.load(str(CHART)).render(values, name="release", namespace="models")
+    documents = [
+        each for path, text in rendered.items() if path.endswith(".yaml") for each in yaml.safe_load_all(text)
+    ]
+    return [each for each in documents if each]
+
+
+def of_kind(values: dict[str, Any], kind: str) -> dict[str, Any]:
+    (found,) = [each for each in objects(values) if each["kind"] == kind]
+    return found
+
+
+def container(values: dict[str, Any]) -> dict[str, Any]:
+    found = of_kind(values, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_helm_lints_it_without_a_warning() -> None:
+    messages = helm.lint(str(CHART), {}, strict=True)
+    assert messages["errors"] == []
+    assert [each["error"] for each in messages["messages"]] == ["icon is recommended"]
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("name", RENDERED)
+def test_a_cluster_accepts_what_it_renders(name: str, version: str) -> None:
+    for each in objects(RENDERED[name]):
+        group = each["apiVersion"].split("/")[0]
+        if group in OWN_SCHEMAS:
+            jsonschema.validate(each, OWN_SCHEMAS[group][each["kind"]])
+        elif each["kind"] in MODELS:
+            # The models accept unknown keys: what they understood must be the whole.
+            understood = MODELS[each["kind"]].model_validate(each)
+            assert understood.model_dump(mode="json", by_alias=True, exclude_unset=True) == each
+        else:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_values_that_cannot_be_are_refused_by_name(name: str) -> None:
+    values, words = REFUSED[name]
+    with pytest.raises(helm.HelmError, match=re.escape(words)):
+        objects(values)
+
+
+def configs(values: dict[str, Any]) -> tuple[EngineConfig, ServerConfig]:
+    """What `faser serve` makes of the container's arguments. Raises UsageError for those it does not know."""
+    findings = parse("faser serve", container(values)["args"], SETTINGS).findings
+    engine, server = settle(findings, (EngineConfig, ServerConfig))
+    assert findings.warnings == []
+    return engine, server
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_faser_serve_reads_the_arguments(name: str) -> None:
+    _, server = configs(RENDERED[name])
+    assert server.host == "0.0.0.0"
+
+
+def test_values_reach_the_program() -> None:
+    engine, server = configs(GPU)
+    assert (engine.device, engine.dtype, engine.max_num_seqs, engine.gpu_memory_utilization) == (
+        "cuda",
+        "bfloat16",
+        256,
+        0.9,
+    )
+    assert engine.enforce_eager
+    assert configs(CLAIM)[0].model == "/models/qwen3-8b"
+    assert configs(CLAIM)[1].served_model_name == ("qwen", "default")
+    engine, server = configs(RENDERED["long-drain"])
+    assert (server.port, server.shutdown_timeout, server.root_path, server.request_timeout) == (
+        9000,
+        120,
+        "/llm",
+        600,
+    )
+    speculation = configs(RENDERED["speculation"])[0].speculation
+    assert speculation.method == "ngram"
+    assert (speculation.slo.ttft_ms, speculation.slo.tpot_ms) == (500, 50.5)
+    assert set(speculation.classes) >= {"interactive", "batch"}
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_probes_ask_routes_of_the_server_on_its_port(name: str) -> None:
+    made = container(RENDERED[name])
+    (port,) = made["ports"]
+    assert f"--port={port['containerPort']}" in made["args"]
+    paths = {probe: made[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert {probe: each["path"] for probe, each in paths.items()} == {
+        "startupProbe": "/health",
+        "livenessProbe": "/health",
+        "readinessProbe": "/ready",
+    }
+    assert {each["port"] for each in paths.values()} == {port["name"]}
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_a_pod_has_time_to_drain(name: str) -> None:
+    pod = of_kind(RENDERED[name], "Deployment")["spec"]["template"]["spec"]
+    (drain,) = [
+        float(each.split("=")[1]) for each in container(RENDERED[name])["args"] if "--shutdown-timeout" in each
+    ]
+    assert pod["terminationGracePeriodSeconds"] >= 5 + drain + 10
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_selectors_are_name_and_instance_alone_and_match_the_pods(name: str) -> None:
+    made = objects(RENDERED[name])
+    (deployment,) = [each for each in made if each["kind"] == "Deployment"]
+    chosen = deployment["spec"]["selector"]["matchLabels"]
+    assert set(chosen) == {"app.kubernetes.io/name", "app.kubernetes.io/instance"}
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert chosen.items() <= labels.items()
+    for each in made:
+        if each["kind"] in ("Service", "PodDisruptionBudget", "ServiceMonitor", "PodMonitor", "InferencePool"):
+            selector = each["spec"]["selector"]
+            assert selector.get("matchLabels", selector) == chosen, each["kind"]
+
+
+def test_the_pod_is_locked_down() -> None:
+    pod = of_kind({}, "Deployment")["spec"]["template"]["spec"]
+    made = pod["containers"][0]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert made["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    written = {each["mountPath"] for each in made["volumeMounts"]}
+    assert {"/data", "/tmp", "/dev/shm"} <= written
+
+
+def test_with_an_autoscaler_the_number_of_pods_is_left_to_it() -> None:
+    assert of_kind({}, "Deployment")["spec"]["replicas"] == 1
+    for name in ("hpa", "keda"):
+        assert "replicas" not in of_kind(RENDERED[name], "Deployment")["spec"]
+
+
+def test_keda_sums_the_queue_and_names_exported_series() -> None:
+    queries = [each["metadata"]["query"] for each in of_kind(RENDERED["keda"], "ScaledObject")["spec"]["triggers"]]
+    assert queries[0].startswith("sum(vllm:num_requests_waiting{")
+    assert set().union(*map(unknown_series, queries)) == set()
+
+
+def test_a_disruption_budget_needs_more_than_one_pod() -> None:
+    assert not [each for each in objects({}) if each["kind"] == "PodDisruptionBudget"]
+    assert of_kind(RENDERED["three-pods"], "PodDisruptionBudget")["spec"]["maxUnavailable"] == "50%"
+    assert of_kind(RENDERED["hpa"], "PodDisruptionBudget")["spec"]["minAvailable"] == 1
+
+
+def test_secrets_reach_the_pod_as_variables_and_never_as_arguments() -> None:
+    made = container(RENDERED["secrets"])
+    secrets = {
+        each["name"]: each["valueFrom"]["secretKeyRef"]["name"] for each in made["env"] if "valueFrom" in each
+    }
+    assert secrets == {"FASER_API_KEY": "keys", "HF_TOKEN": "hub"}
+    assert "one" not in " ".join(container(RENDERED["key-in-values"])["args"])
+    monitor = of_kind(RENDERED["secrets"], "ServiceMonitor")["spec"]["endpoints"][0]
+    assert monitor["authorization"]["credentials"] == {"name": "keys", "key": "api-key"}
+
+
+def test_rules_and_dashboards_are_those_of_the_project() -> None:
+    rule = of_kind(RENDERED["monitoring"], "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())
+    boards = [each for each in objects(RENDERED["monitoring"]) if each["kind"] == "ConfigMap"]
+    assert len(boards) == 3
+    for each in boards:
+        ((name, text),) = each["data"].items()
+        assert json.loads(text) == json.loads((DEPLOY / "grafana" / name).read_text())
+        assert each["metadata"]["labels"]["grafana_dashboard"] == "1"

@@ -1,0 +1,75 @@
+"""The dashboards: each expression can be parsed and names what a server exports."""
+
+import json
+import re
+import runpy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.exported import DEPLOY, exported_series, unknown_series
+
+FILES = sorted((DEPLOY / "grafana").glob("*.json"))
+VARIABLES = {"$__rate_interval": "1m", "$namespace": ".*", "$model_name": ".*", "$pod": ".*"}
+ADDED_BY_PROMETHEUS = {"namespace", "pod", "instance", "job"}
+
+
+def expressions() -> list[tuple[str, str]]:
+    return [
+        (f"{path.stem}: {panel['title']}", target["expr"])
+        for path in FILES
+        for panel in json.loads(path.read_text())["panels"]
+        for target in panel.get("targets", [])
+    ]
+
+
+def filled(expression: str) -> str:
+    for name, value in VARIABLES.items():
+        expression = expression.replace(name, value)
+    return expression
+
+
+def test_the_files_are_what_their_program_writes(tmp_path: Path) -> None:
+    shutil.copy(DEPLOY / "grafana" / "make_dashboards.py", tmp_path)
+    runpy.run_path(str(tmp_path / "make_dashboards.py"), run_name="__main__")
+    written = {path.name: path.read_text() for path in tmp_path.glob("*.json")}
+    assert written == {path.name: path.read_text() for path in FILES}
+    assert len(written) == 3
+
+
+@pytest.mark.parametrize("where, expression", expressions())
+def test_an_expression_parses_and_names_exported_series(where: str, expression: str) -> None:
+    promql = pytest.importorskip("promql_parser", reason="make deploy-tools installs it")
+    promql.parse(filled(expression))
+    assert unknown_series(expression) == set(), where
+
+
+@pytest.mark.parametrize("where, expression", expressions())
+def test_labels_that_an_expression_groups_by_exist(where: str, expression: str) -> None:
+    series = exported_series()
+    named = set(re.findall(r"(?:vllm:|faser_)[\w:]+", expression))
+    known = set().union(ADDED_BY_PROMETHEUS, *(series[name] for name in named))
+    grouped = {label for group in re.findall(r"by \(([^)]*)\)", expression) for label in re.split(r",\s*", group)}
+    assert grouped <= known, where
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_panels_have_ids_and_places_of_their_own(path: Path) -> None:
+    board: dict[str, Any] = json.loads(path.read_text())
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert place["x"] + place["w"] <= 24
+        taken |= cells
+    assert board["uid"] == path.stem
+    assert board["id"] is None
