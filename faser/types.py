@@ -455,6 +455,20 @@ class SpeculationStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditStats:
+    """Replays of answers without drafts since the start. backend: the name of the kernels.
+
+    checks: finished replays. divergences: those whose tokens differed. skipped: answers that were drawn for a
+    replay and are too long for one, or found the queue full.
+    """
+
+    backend: str
+    checks: int = 0
+    divergences: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """A snapshot after a step. Counters count from the start of the engine; the other values are current.
 
@@ -475,3 +489,4 @@ class EngineStats:
     last_step_rows: int = 0
     last_step_s: float = 0.0
     speculation: SpeculationStats | None = None
+    audit: AuditStats | None = None

@@ -253,6 +253,16 @@ class EngineConfig:
         kind=Kind.TEXT,
         choices=("auto", "on", "off"),
     )
+    audit_speculation: float = setting(
+        0.0,
+        "Share of the answers that drafts were made for which an idle engine computes again without drafts, to "
+        "compare every token. 0: none.",
+        group=SPECULATION,
+        kind=Kind.NUMBER,
+        metavar="rate",
+        low=0,
+        high=1,
+    )
     trace_steps: str | None = setting(
         None,
         "File for a trace of every step, which Perfetto and chrome://tracing can open.",

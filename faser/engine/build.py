@@ -4,12 +4,14 @@ The only module that knows both planes. Loading is in execution/startup/parts.py
 execution/startup/executor_factory.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from faser.config.engine import EngineConfig
+from faser.engine.contract.executor import Executor
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.step_times import Role, StepTimes
+from faser.engine.control.audit import Auditor
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.speculation.control import SpeculationControl
@@ -28,6 +30,7 @@ from faser.engine.execution.startup.measured_times import measured_times
 from faser.engine.execution.startup.model_loading import Sources
 from faser.engine.execution.startup.parts import EngineParts, load_parts
 from faser.engine.step_trace import StepTrace
+from faser.errors import ConfigError
 from faser.types import ModelInfo, ProgressCallback
 
 
@@ -105,12 +108,12 @@ def build(
             parts.config, costs, clock, _overlap(parts.config, executor.lanes, interference)
         )
     trace = None if config.trace_steps is None else StepTrace(Path(config.trace_steps))
-    engine = Engine(
-        _scheduler(parts, clock, control), executor, trace, schedules_async=parts.config.schedules_async
-    )
+    scheduler = _scheduler(parts, clock, control)
+    auditor = None if control is None else _auditor(parts, executor, scheduler)
+    engine = Engine(scheduler, executor, trace, schedules_async=parts.config.schedules_async, auditor=auditor)
     return Built(
         engine=engine,
-        info=parts.info(),
+        info=replace(parts.info(), num_blocks=parts.kv.num_blocks - _num_audit_blocks(parts)),
         costs=costs,
         interference=interference,
         runner=parts.runner,
@@ -123,7 +126,11 @@ def build(
 def _scheduler(parts: EngineParts, clock: Clock, control: SpeculationControl | None) -> Scheduler:
     config, target, kv = parts.config, parts.target, parts.kv
     return Scheduler(
-        kv=KvManager(kv.num_blocks, kv.block_size, enable_prefix_caching=config.enable_prefix_caching),
+        kv=KvManager(
+            kv.num_blocks - _num_audit_blocks(parts),
+            kv.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+        ),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=target.max_positions,
@@ -132,6 +139,42 @@ def _scheduler(parts: EngineParts, clock: Clock, control: SpeculationControl | N
         seed=config.seed,
         clock=clock,
         speculation=control,
+    )
+
+
+def _num_audit_blocks(parts: EngineParts) -> int:
+    """KV blocks that the replays of the audit have for themselves: for one context, at most 1/16 of all.
+
+    Raises ConfigError if the others could not hold a whole context then.
+    """
+    config, kv = parts.config, parts.kv
+    if not config.audit_speculation or not parts.speculates:
+        return 0
+    for_one_context = -(-parts.target.max_positions // kv.block_size)
+    given = min(for_one_context, kv.num_blocks // 16)
+    if not given or kv.num_blocks - given < for_one_context:
+        raise ConfigError(
+            f"audit_speculation is {config.audit_speculation}; the KV cache has {kv.num_blocks} blocks, of which "
+            f"one context of {parts.target.max_positions} tokens takes {for_one_context}: no room is left for "
+            "replays. Give it more with kv_cache_memory, or lower max_model_len."
+        )
+    return given
+
+
+def _auditor(parts: EngineParts, executor: Executor, scheduler: Scheduler) -> Auditor | None:
+    config, kv = parts.config, parts.kv
+    num_blocks = _num_audit_blocks(parts)
+    if not num_blocks:
+        return None
+    return Auditor(
+        executor,
+        scheduler,
+        rate=config.audit_speculation,
+        blocks=tuple(range(kv.num_blocks - num_blocks, kv.num_blocks)),
+        block_size=kv.block_size,
+        compares_sampled=config.speculation.draft_sample_method != "probabilistic",
+        backend=parts.info().backend,
+        seed=config.seed,
     )
 
 

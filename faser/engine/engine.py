@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from faser.engine.contract.executor import Executor, LaunchedStep
 from faser.engine.contract.plan import DraftPlan, Drafts, SequenceDelta, StepPlan, StepResult
+from faser.engine.control.audit import Auditor
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.gap_timer import GapTimer
 from faser.engine.step_trace import StepTrace
@@ -23,7 +24,7 @@ class Engine:
     """One scheduler, one executor, one thread. AsyncEngine is the interface for the front-end.
 
     trace: records every step. schedules_async: a step without drafts is launched before the one in flight has
-    ended.
+    ended. auditor: None replays no answer.
     """
 
     def __init__(
@@ -33,11 +34,13 @@ class Engine:
         trace: StepTrace | None = None,
         *,
         schedules_async: bool = False,
+        auditor: Auditor | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._trace = trace
         self._schedules_async = schedules_async
+        self._auditor = auditor
         self._launched: LaunchedStep | None = None
         self._gaps = GapTimer()
         self._num_steps = 0
@@ -57,6 +60,8 @@ class Engine:
         plan = self._scheduler.plan(drafts)
         if plan is None:
             self._gaps.restart()
+            if self._auditor is not None and not self._scheduler.has_work():
+                self._auditor.step()
             return ()
         if self._schedules_async and self._scheduler.can_schedule_async():
             return self._finish(self._executor.launch(plan), began_s)
@@ -138,6 +143,8 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Accept a request. Raises RequestError if the engine can never serve it."""
+        if self._auditor is not None:
+            self._auditor.pause()
         self._scheduler.add(request)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
@@ -163,6 +170,10 @@ class Engine:
     def has_work(self) -> bool:
         return self._launched is not None or self._scheduler.has_work()
 
+    def idle_wait_s(self) -> float | None:
+        """Seconds after which a step has something to do even if no request arrives; None: it has not."""
+        return None if self._auditor is None else self._auditor.wait_s()
+
     def stats(self) -> EngineStats:
         """The scheduler's snapshot and the engine's steps with their time."""
         return replace(
@@ -170,4 +181,5 @@ class Engine:
             num_steps=self._num_steps,
             last_step_rows=self._last_step_rows,
             last_step_s=self._last_step_s,
+            audit=None if self._auditor is None else self._auditor.stats,
         )

@@ -117,9 +117,11 @@ def _take_messages(engine: Engine, inbox: SimpleQueue[ToEngine | None], connecti
     HEARTBEAT_S without a message.
     """
     block = not engine.has_work()
+    wait_s = engine.idle_wait_s() if block else None
+    timeout_s = HEARTBEAT_S if wait_s is None else min(wait_s, HEARTBEAT_S)
     while True:
         try:
-            message = inbox.get(block=block, timeout=HEARTBEAT_S)
+            message = inbox.get(block=block, timeout=timeout_s)
         except Empty:
             return True
         match message:

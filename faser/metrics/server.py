@@ -16,6 +16,7 @@ from prometheus_client import (
 )
 
 from faser.config.speculation import SpeculationConfig
+from faser.metrics.audit import AuditMetrics
 from faser.metrics.speculation import SpeculationMetrics
 from faser.types import EngineState, EngineStats, FinishReason
 
@@ -94,6 +95,8 @@ class Metrics:
         self.speculation = SpeculationMetrics(
             self._registry, _LABELS, (model_name, engine), speculation or SpeculationConfig()
         )
+
+        self._audit = AuditMetrics(self._registry, _LABELS, (model_name, engine))
 
     def _make_gauges(self, make: "_SeriesFactory") -> None:
         self._running = make.gauge("num_requests_running", "Samples in the running batch.")
@@ -249,6 +252,8 @@ class Metrics:
             self._step_tokens.observe(prompt - cached + generated)
         if stats.speculation is not None:
             self.speculation.engine(stats.speculation)
+        if stats.audit is not None:
+            self._audit.engine(stats.audit, seen.audit)
 
     def engine_state(self, state: EngineState) -> None:
         for each, gauge in self._states.items():

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from faser.metrics.server import REJECTION_REASONS, Metrics
-from faser.types import EngineState, EngineStats, FinishReason
+from faser.types import AuditStats, EngineState, EngineStats, FinishReason
 
 LABELS = {"model_name": "tiny", "engine": "0"}
 
@@ -256,3 +256,15 @@ def test_exactly_the_current_state_of_the_engine_is_1() -> None:
     source.engine_state(EngineState.RESTARTING)
     assert [each for each, is_current in states().items() if is_current] == ["restarting"]
     assert sum(states().values()) == 1
+
+
+def test_an_audits_counts_carry_the_name_of_the_kernels() -> None:
+    source = metrics()
+    source.engine(EngineStats(audit=AuditStats(backend="native", checks=3)))
+    source.engine(EngineStats(audit=AuditStats(backend="native", checks=5, divergences=1, skipped=2)))
+    source.engine_ended(restarts=True)
+    source.engine(EngineStats(audit=AuditStats(backend="native", checks=1)))
+    found = samples(source)
+    names = ("checks", "divergences", "skipped")
+    counts = [found[f"faser_audit_{name}_total", (("backend", "native"),)] for name in names]
+    assert counts == [6, 1, 2]

@@ -12,7 +12,7 @@ orders those that wait, and shares the engine fairly among tenants.
 import random
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -79,9 +79,11 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []  # best first
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._lent_slot: int | None = None  # to what the engine does when it is idle
         self._released: list[int] = []  # slots that the data plane still has to release
         self._in_flight: deque[_StepInFlight] = deque()  # at most two
         self._step = 0
+        self.on_finished: Callable[[Sequence], None] | None = None  # is told of every sequence that ends
         self._num_added = 0
         self._num_preemptions = 0
         self._prompt_tokens = 0
@@ -114,6 +116,8 @@ class Scheduler:
         self._waiting.add(sequences[0])
         if len(sequences) > 1:
             self._waiting_for_prefix[request.request_id] = sequences[1:]
+        if sum(map(len, self._requests.values())) >= self._max_num_seqs:
+            self.take_slot_back()
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request, or one of its samples, in any state. Unknown and finished requests are ignored.
@@ -132,6 +136,31 @@ class Scheduler:
         if self._speculation is None:
             raise ConfigError(f"policy is {name!r}; this engine was built without a drafter")
         self._speculation.use_policy(name, gamma, forget=forget, overlap=overlap)
+
+    @property
+    def lent_slot(self) -> int | None:
+        """The slot that an idle engine uses for itself; None: it has none, or it was needed for a request."""
+        return self._lent_slot
+
+    def lend_slot(self) -> int:
+        """A slot for what an idle engine does, until take_slot_back, or until all slots are needed."""
+        assert not self._requests, "the engine is not idle"
+        assert self._lent_slot is None, "there is one such slot"
+        self._lent_slot = self._free_slots.pop(0)
+        return self._lent_slot
+
+    def take_slot_back(self) -> None:
+        """The lent slot is a free one again, once the next step has released it. Idempotent."""
+        if self._lent_slot is not None:
+            self._released.append(self._lent_slot)
+            self._free_slots.insert(0, self._lent_slot)
+            self._lent_slot = None
+
+    def begin_idle_step(self) -> tuple[int, tuple[int, ...]]:
+        """The number of a step that is not planned here, and the slots that it must release."""
+        assert not self._in_flight, f"step {self._step} has not been committed"
+        self._step += 1
+        return self._step, self._take_released()
 
     def has_work(self) -> bool:
         return bool(self._requests)
@@ -319,7 +348,8 @@ class Scheduler:
         self._waiting.check_invariants()
         assert all(a.priority_key < b.priority_key for a, b in pairwise(self._running))
         slots = [sequence.slot for sequence in self._running]
-        assert Counter([*slots, *self._free_slots]) == Counter(range(self._max_num_seqs))
+        lent = [] if self._lent_slot is None else [self._lent_slot]
+        assert Counter([*slots, *lent, *self._free_slots]) == Counter(range(self._max_num_seqs))
         for sequence in self._running:
             assert sequence.status is Status.RUNNING
             assert 0 <= sequence.num_computed < sequence.num_tokens
@@ -581,6 +611,8 @@ class Scheduler:
             self._waiting.remove(sequence)
         self._waiting.leave(sequence)
         sequence.status = Status.FINISHED
+        if self.on_finished is not None:
+            self.on_finished(sequence)
         samples = self._requests[request_id]
         samples.remove(sequence)
         if not samples:

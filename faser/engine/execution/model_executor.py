@@ -70,6 +70,7 @@ class ModelExecutor:
         self._speculation = speculation
         self._forward = PlainForward() if speculation is None else speculation.forward
         self._drafts = ProposedDrafts()
+        self._undrafted: set[int] = set()  # slots that the drafter knows nothing of
         self._applied: StepPlan | None = None  # the plan that looking up overlapped drafts has applied already
         self._next_tokens = NextTokens(
             runner,
@@ -189,7 +190,7 @@ class ModelExecutor:
         """As StepResult says."""
         if self._speculation is None or self._speculation.draft_kv is None:
             return ()
-        return tuple([self._speculation.draft_kv.num_held(start.slot) for start in plan.started])
+        return tuple([self._speculation.draft_kv.num_held(start.slot) for start in plan.started if start.drafts])
 
     def _with_top_ids(self, plan: DraftPlan) -> DraftPlan:
         """The plan, with likely tokens named where the next forward may use them."""
@@ -206,7 +207,9 @@ class ModelExecutor:
         for start in plan.started:
             self._table.clear(start.slot)
             self._sampler.start(start)
-            if self._speculation is not None:
+            if not start.drafts:
+                self._undrafted.add(start.slot)
+            elif self._speculation is not None:
                 self._speculation.drafter.start(start)
             self._forward.start(start)
             self._prompt_logprobs.start(start)
@@ -228,6 +231,7 @@ class ModelExecutor:
                 [
                     Continuation(slot=slot, token_ids=each.token_ids, num_accepted=len(each.token_ids) - 1)
                     for slot, each in continuing
+                    if slot not in self._undrafted
                 ]
             )
 
@@ -235,5 +239,7 @@ class ModelExecutor:
         for slot in slots:
             self._sampler.release(slot)
             self._prompt_logprobs.release(slot)
-            if self._speculation is not None:
+            if slot in self._undrafted:
+                self._undrafted.remove(slot)
+            elif self._speculation is not None:
                 self._speculation.drafter.release(slot)

@@ -18,6 +18,7 @@ from faser.engine.contract.plan import SequenceDelta
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.overlap.partition import Partition
+from faser.engine.execution.startup.executor_factory import WrapDrafter
 from faser.types import PositionLogprobs, Request, SamplingParams, SpeculationParams
 from tests.checkpoints import tiny_tokenizer, write_tiny_checkpoint
 from tests.prompts import PROMPTS
@@ -75,10 +76,13 @@ def build(
     speculation: dict[str, Any] | None,
     *,
     partition: Partition | None = None,
+    wrap_drafter: WrapDrafter = lambda drafter: drafter,
     **settings: Any,
 ) -> Engine:
     """speculation: as in speculative_config, in addition to a cap and a table; None: off."""
-    return build_with_parts(checkpoints, speculation, partition=partition, **settings).engine
+    return build_with_parts(
+        checkpoints, speculation, partition=partition, wrap_drafter=wrap_drafter, **settings
+    ).engine
 
 
 def build_with_parts(
@@ -86,6 +90,7 @@ def build_with_parts(
     speculation: dict[str, Any] | None,
     *,
     partition: Partition | None = None,
+    wrap_drafter: WrapDrafter = lambda drafter: drafter,
     **settings: Any,
 ) -> Built:
     target, _ = checkpoints
@@ -94,17 +99,17 @@ def build_with_parts(
     config = EngineConfig(
         model=str(target),
         dtype="float32",
-        max_model_len=512,
         max_num_seqs=16,
         max_num_batched_tokens=96,
-        kv_cache_memory=1 << 20,
         speculative_config=given,
-        **settings,
+        **{"kv_cache_memory": 1 << 20, "max_model_len": 512} | settings,
     )
     times = StepTimes.proportional(
         step_s=0.01, pass_s=1e-5, text_s=1e-7, interference=(LANES,)
     )  # drafting seems to pay
-    return build_from_config(config, target, _quiet, step_times=times, partition=partition)
+    return build_from_config(
+        config, target, _quiet, step_times=times, partition=partition, wrap_drafter=wrap_drafter
+    )
 
 
 def _quiet(_stage: str, _done: int, _total: int) -> None:
