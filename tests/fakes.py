@@ -109,8 +109,10 @@ class ScriptedExecutor:
         assert len(self.launched) < 2, "three steps in flight"
         assert not any(rows.num_drafts for rows in plan.rows), "only plain steps are launched"
         busy = {rows.slot for each in self.launched for rows in each.rows}
-        assert not (self.launched and plan.started), "newcomers wait until nothing is in flight"
         assert busy.isdisjoint(plan.released), "a slot is released before what comes of it was heard"
+        assert busy.isdisjoint([start.slot for start in plan.started]), "a newcomer gets a slot in flight"
+        assert plan.is_async == bool(self.launched), "a plan knows whether a step is in flight"
+        assert all(start.sampling.needs_only_logits for start in plan.started), "a newcomer needs more than logits"
         self.launched.append(plan)
         return LaunchedStep(plan=plan, began_s=0.0)
 

@@ -4,8 +4,8 @@
                           plan ──▶ propose ──▶ run ──▶ commit    overlapped: the drafter works while the step runs
                                                draft
 
-A GPU works on its own, so steps without drafts are scheduled asynchronously: the engine launches the next step
-before it reads the tokens of the one in flight.
+A GPU works on its own, so steps without drafts are scheduled asynchronously: the engine launches the next step,
+prompts and newcomers included, before it reads the tokens of the one in flight.
 """
 
 import time

@@ -5,11 +5,13 @@ answers are compared token by token, log probabilities included. Requests end at
 tokens, share blocks, are preempted, and some of them need more than their logits.
 """
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from faser.engine.engine import Engine
 from faser.types import Request
 from tests.engine.losslessness.equality import FEATURES, Answer, answers, build, requests, write_pair
 
@@ -60,3 +62,39 @@ def test_engines_that_speculate_answer_the_same(
     engine = build(pair, drafter, async_scheduling=True, spec_overlap="off")
     engine.use_policy(policy)
     assert answers(engine, mixed()) == alone
+
+
+def arriving(engine: Engine, asked: list[Request], *, seed: int) -> dict[str, tuple[int, ...]]:
+    """Requests that come a few at a time, in any step; a third of them are aborted once they say token 7 or 8.
+
+    Tokens by request, as far as they were heard.
+    """
+    rng, left = random.Random(seed), asked[::-1]
+    heard: dict[str, list[int]] = {}
+    while left or engine.has_work():
+        for _ in range(min(len(left), rng.choice([0, 0, 1, 2]))):
+            engine.add(left.pop())
+        for delta in engine.step():
+            tokens = heard.setdefault(delta.request_id, [])
+            for token_id in delta.token_ids:
+                tokens.append(token_id)
+                if int(delta.request_id) % 3 == 0 and token_id % 64 in (7, 8):
+                    engine.abort(delta.request_id)
+                    break
+    return {name: tuple(tokens) for name, tokens in heard.items()}
+
+
+@pytest.mark.parametrize("drafter", [None, {"method": "suffix"}])
+def test_arrivals_and_aborts_in_flight_change_no_token(
+    pair: tuple[Path, Path], drafter: dict[str, Any] | None
+) -> None:
+    """Short answers, long prompts and a small step budget: most steps compute parts of prompts."""
+    asked = requests(**(STOPS | {"max_tokens": 25}))
+    plain = arriving(build(pair, None, async_scheduling=False), asked, seed=1)
+    engine = build(pair, drafter, async_scheduling=True, spec_overlap="off")
+    if drafter is not None:
+        engine.use_policy("faser")
+
+    assert arriving(engine, asked, seed=2) == plain
+    assert len({*map(len, plain.values())}) > 5
+    assert engine.stats().prefix_cache_hits > 0

@@ -27,7 +27,7 @@ class Executor(Protocol):
     def launch(self, plan: StepPlan) -> "LaunchedStep":
         """Begin a plan without drafts, all of whose sequences need only logits, and do not wait for it.
 
-        PLACEHOLDER inputs are the tokens of the launch before, which need not have been collected.
+        PLACEHOLDER inputs are tokens of the launch before, which need not have been collected.
         """
         ...
 

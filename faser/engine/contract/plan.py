@@ -46,8 +46,8 @@ class SequenceStart:
 class SequenceRows:
     """The rows of one sequence in a step.
 
-    start: position of the first row. token_ids: the rows' inputs, at start, start + 1, … A plan made while another
-        step is in flight has a single one, PLACEHOLDER.
+    start: position of the first row. token_ids: the rows' inputs, at start, start + 1, … PLACEHOLDER, alone: of a
+        sequence for which the step in flight samples a token.
     new_blocks: appended to the slot's block table before the step.
     samples: the rows reach the end of the known tokens, so the last row yields a new token.
     num_drafts: γ; the last γ inputs are drafted. Then the last γ + 1 rows all sample.
@@ -148,12 +148,17 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step, applied in this order: released, started, rows. One plan may release and start the same slot."""
+    """One step, applied in this order: released, started, rows. One plan may release and start the same slot.
+
+    is_async: planned while the step before it is in flight. Then it releases and starts no slot that has rows in
+    that step.
+    """
 
     step: int
     released: tuple[int, ...]
     started: tuple[SequenceStart, ...]
     rows: tuple[SequenceRows, ...]
+    is_async: bool = False
 
     @property
     def num_rows(self) -> int:

@@ -2,7 +2,8 @@
 
 Owns the sequences, their slots and the order in which they are served. Sees token ids, block numbers and seconds,
 never tensors. A step is propose, plan, commit. A step without drafts may also be planned while the one before it
-is in flight (asynchronous scheduling): each sequence will have one more token by then, whichever token it is.
+is in flight (asynchronous scheduling): by then a sequence will have one more token, whichever token it is, or
+more of its prompt computed.
 
 Running sequences follow one total order, the priority key: (priority,) arrival. The best one always gets its rows,
 if need be with the blocks of the worst one; so every step brings some sequence nearer to its end. The WaitingQueue
@@ -225,35 +226,67 @@ class Scheduler:
         return not drafts and all(each.needs_only_logits for each in first.sequences)
 
     def plan_async(self) -> StepPlan | None:
-        """Plan another token for every sequence of the step in flight, which has no drafts; None: not now.
+        """Plan the step after the one in flight, which has no drafts; None: it has to wait for that one's tokens.
 
-        A sequence that the step in flight ends, for other reasons than its length, is computed in vain. Admission
-        and preemption wait for a step with nothing in flight.
+        The order is that of `plan`. A sequence that the step in flight ends, for other reasons than its length, is
+        computed in vain. Preemption waits for a step with nothing in flight, and so do sequences that need more
+        than logits.
         """
         assert len(self._in_flight) == 1, f"{len(self._in_flight)} steps are in flight"
-        before = self._in_flight[0].sequences
-        running = [each for each in before if each.status is Status.RUNNING]
-        continuing = [each for each in running if each.may_draft]
-        if not continuing or len(running) < len(self._running) or not self._can_plan_next(before):
+        if not self._all_need_only_logits():
             return None
-        size = self._kv.block_size
-        missing = [len(each.token_ids) // size + 1 - len(each.table.blocks) for each in continuing]
-        if sum(missing) > self._kv.num_available:
+        decoding, prompts = self._following(self._in_flight[0].rows)
+        following = [*decoding, *self._within_budget(prompts, len(decoding))]
+        kv = self._kv
+        missing = [kv.blocks_for(each.end) - len(each.sequence.table.blocks) for each in following]
+        if sum([each for each in missing if each > 0]) > kv.num_available:
             return None
-        if self._speculation is not None and not self._speculation.skip_policy(len(continuing)):
+        if self._speculation is not None and not self._speculation.skip_policy(len(decoding)):
             return None
         step = StepBuilder(budget=self._max_num_batched_tokens)
-        for sequence, num_blocks in zip(continuing, missing, strict=True):
-            new_blocks = self._kv.allocate(sequence.table, num_blocks) if num_blocks else ()
-            step.add_placeholder(sequence, new_blocks)
-        return self._launch(step)
+        for each, num_blocks in zip(following, missing, strict=True):
+            new_blocks = kv.allocate(each.sequence.table, num_blocks) if num_blocks > 0 else ()
+            if each.num_rows:
+                step.add(each.sequence, each.num_rows, new_blocks, in_flight=each.num_in_flight)
+            else:
+                step.add_placeholder(each.sequence, new_blocks)
+        self._admit_waiting(step)
+        return self._launch(step, is_async=True) if step.rows else None
 
-    def _can_plan_next(self, before: list[Sequence]) -> bool:
-        """The step in flight reaches the last known token of all its sequences, and none could be admitted."""
-        return (
-            self._in_flight[0].brings_one_token_each
-            and not (self._waiting and self._free_slots)
-            and all(each.needs_only_logits for each in before)
+    def _following(
+        self, in_flight: dict[Sequence, SequenceRows]
+    ) -> tuple[list["_FollowingRows"], list["_FollowingRows"]]:
+        """The rows that running sequences want after the step in flight: those of one row each, and prompts."""
+        decoding: list[_FollowingRows] = []
+        prompts: list[_FollowingRows] = []
+        for sequence in self._running:
+            rows = in_flight.get(sequence)
+            if rows is not None and rows.samples:
+                if sequence.may_draft:  # else the step in flight brings its last token
+                    decoding.append(_FollowingRows(sequence, 0, 0))
+                continue
+            num_in_flight = 0 if rows is None else len(rows.token_ids)
+            wanted = sequence.num_uncomputed - num_in_flight
+            if wanted:
+                found = decoding if wanted == 1 else prompts
+                found.append(_FollowingRows(sequence, num_in_flight, wanted))
+        return decoding, prompts
+
+    def _within_budget(self, prompts: list["_FollowingRows"], num_decoding: int) -> list["_FollowingRows"]:
+        """As many rows of the prompts, in their order, as the decoding sequences leave."""
+        budget, found = self._max_num_batched_tokens - num_decoding, []
+        for each in prompts:
+            num_rows = min(each.num_rows, budget)
+            if num_rows:
+                found.append(_FollowingRows(each.sequence, each.num_in_flight, num_rows))
+            budget -= num_rows
+        return found
+
+    def _all_need_only_logits(self) -> bool:
+        """Neither a running sequence nor the one that would be admitted next needs more than logits."""
+        newcomer = self._waiting.first() if self._waiting and self._free_slots else None
+        return (newcomer is None or newcomer.needs_only_logits) and all(
+            each.needs_only_logits for each in self._running
         )
 
     def propose_overlapped(self, plan: StepPlan) -> DraftPlan | None:
@@ -376,14 +409,12 @@ class Scheduler:
             else:
                 rows += wanted
                 decoding += wanted == 1
-        launches_ahead = rows == decoding and all(each.needs_only_logits for each in self._running)
         if self._waiting and self._free_slots:
             rows += self._waiting.first().num_tokens
-            launches_ahead = False
         others = OtherRows(
             rows=min(rows, self._max_num_batched_tokens - len(found)),
             sequences=decoding,
-            launches_ahead=launches_ahead,
+            launches_ahead=self._all_need_only_logits(),
         )
         return found, others
 
@@ -471,25 +502,36 @@ class Scheduler:
         """Start waiting sequences in the order of their queue, while slots, rows and blocks last.
 
         All known tokens of a sequence must fit next to what the running ones will soon want, so that it is not
-        preempted at once. Where nothing runs, all blocks are available, and it fits.
+        preempted at once. Where nothing runs, all blocks are available, and it fits. Slots with rows in a step in
+        flight wait for its end, and beside one only sequences that need nothing but logits start.
         """
-        while self._waiting and self._free_slots and step.budget > 0:
+        if not self._waiting:
+            return
+        free_slots = self._free_slots
+        if self._in_flight:
+            free_slots = [slot for slot in free_slots if slot not in self._in_flight[0].slots]
+        while self._waiting and free_slots and step.budget > 0:
             sequence = self._waiting.first()
+            if self._in_flight and not sequence.needs_only_logits:
+                return
             prefix = self._shared_prefix(sequence)
             num_own = self._kv.blocks_for(sequence.num_tokens) - len(prefix)
             if not self._kv.can_allocate(num_own, adopting=prefix, spare=self._soon_wanted()):
                 return
             self._waiting.admit(sequence, num_uncached=sequence.num_tokens - len(prefix) * self._kv.block_size)
-            self._admit(sequence, prefix, step)
+            slot = free_slots.pop()
+            if free_slots is not self._free_slots:
+                self._free_slots.remove(slot)
+            self._admit(sequence, slot, prefix, step)
 
-    def _admit(self, sequence: Sequence, prefix: list[int], step: StepBuilder) -> None:
+    def _admit(self, sequence: Sequence, slot: int, prefix: list[int], step: StepBuilder) -> None:
         num_cached = len(prefix) * self._kv.block_size
         self._kv.adopt(sequence.table, prefix, num_queried=0 if sequence.scores_prompt else sequence.num_tokens)
         if sequence.first_scheduled_s is None:
             sequence.first_scheduled_s = self._clock.now()
             sequence.num_cached = num_cached
         sequence.status = Status.RUNNING
-        sequence.slot = self._free_slots.pop()
+        sequence.slot = slot
         sequence.num_computed = num_cached
         insort(self._running, sequence, key=_priority_key)
         num_rows = min(sequence.num_uncomputed, step.budget)
@@ -517,19 +559,16 @@ class Scheduler:
         kv = self._kv
         return sum(kv.blocks_for(each.num_tokens) - len(each.table.blocks) + 1 for each in self._running)
 
-    def _launch(self, step: StepBuilder) -> StepPlan:
+    def _launch(self, step: StepBuilder, *, is_async: bool = False) -> StepPlan:
         self._step += 1
         rows = tuple(step.rows.values())
-        one_token_each = all(each.samples and not each.num_drafts for each in rows)
         released = self._take_released()
         slots = frozenset([each.slot for each in rows])
-        self._in_flight.append(
-            _StepInFlight(
-                step=self._step, sequences=[*step.rows], slots=slots, brings_one_token_each=one_token_each
-            )
-        )
+        self._in_flight.append(_StepInFlight(step=self._step, sequences=[*step.rows], rows=step.rows, slots=slots))
         self._kv.begin_step()
-        plan = StepPlan(step=self._step, released=released, started=tuple(step.started), rows=rows)
+        plan = StepPlan(
+            step=self._step, released=released, started=tuple(step.started), rows=rows, is_async=is_async
+        )
         if self._speculation is not None:
             self._speculation.launch(plan)
         return plan
@@ -634,12 +673,32 @@ class Scheduler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StepInFlight:
-    """A step in flight. sequences: in the order of the plan's rows."""
+    """A step in flight. sequences: in the order of the plan's rows. rows: by sequence."""
 
     step: int
     sequences: list[Sequence]
+    rows: dict[Sequence, SequenceRows]
     slots: frozenset[int]
-    brings_one_token_each: bool
+
+
+@dataclass(slots=True)
+class _FollowingRows:
+    """What a sequence wants after the step in flight. num_in_flight: its rows there, unless they bring a token.
+
+    num_rows: of known tokens; 0: one row, for the token that the step in flight brings.
+    """
+
+    sequence: Sequence
+    num_in_flight: int
+    num_rows: int
+
+    @property
+    def end(self) -> int:
+        """Tokens of the sequence that are computed after these rows."""
+        sequence = self.sequence
+        if not self.num_rows:
+            return len(sequence.token_ids) + 1
+        return sequence.num_computed + self.num_in_flight + self.num_rows
 
 
 def _priority_key(sequence: Sequence) -> PriorityKey:

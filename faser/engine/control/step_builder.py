@@ -31,11 +31,20 @@ class StepBuilder:
         )
 
     def add(
-        self, sequence: Sequence, num_rows: int, new_blocks: Collection[int], draft: tuple[int, ...] = ()
+        self,
+        sequence: Sequence,
+        num_rows: int,
+        new_blocks: Collection[int],
+        draft: tuple[int, ...] = (),
+        *,
+        in_flight: int = 0,
     ) -> None:
-        """num_rows: of known tokens. draft: continues the last known one; empty unless the rows reach it."""
+        """num_rows: of known tokens. draft: continues the last known one; empty unless the rows reach it.
+
+        in_flight: rows before these, which the step in flight computes.
+        """
         assert sequence.slot is not None
-        start, known, num_drafts = sequence.num_computed, sequence.token_ids, len(draft)
+        start, known, num_drafts = sequence.num_computed + in_flight, sequence.token_ids, len(draft)
         end = start + num_rows
         samples = end == len(known)
         assert samples or not draft, "a draft follows the last known token"

@@ -3,7 +3,8 @@
     step         |  launch 1   launch 2   collect 1   launch 3   collect 2
     input of     |  known      token of 1             token of 2             fed back on the device
 
-Such steps have no drafts. Owns the step launched last, whose tokens are the input of the next one.
+Such steps have no drafts. Rows of prompts have inputs that are known. Owns the step launched last, whose tokens
+are inputs of the next one.
 """
 
 import time
@@ -57,7 +58,7 @@ class AsyncSteps:
 
     def launch(self, plan: StepPlan, batch: RowBatch, began_s: float) -> StepInFlight:
         """Start the forward and the choice of tokens; waits for neither."""
-        self._runner.forward(replace(batch, feedback=self._feedback(plan.rows)))
+        self._runner.forward(replace(batch, feedback=self._feedback(plan.rows, batch)))
         forwarded_s = time.perf_counter()
         sampling = [rows for rows in plan.rows if rows.samples]
         pending = None
@@ -86,15 +87,16 @@ class AsyncSteps:
             prepared_s=max(launched.forwarded_s - began_s, 0.0),
         )
 
-    def _feedback(self, rows: tuple[SequenceRows, ...]) -> TokenFeedback | None:
-        """Inputs that the step in flight still chooses; then each sequence has one row. None: all are known."""
-        if rows[0].token_ids[0] != PLACEHOLDER:
+    def _feedback(self, rows: tuple[SequenceRows, ...], batch: RowBatch) -> TokenFeedback | None:
+        """Inputs that the step in flight still chooses; None: all are known."""
+        fed = [i for i, each in enumerate(rows) if each.token_ids[0] == PLACEHOLDER]
+        if not fed:
             return None
         assert self._last is not None, "nothing was launched before"
         assert self._last.pending is not None, "nothing was chosen before"
         source_of = {each.slot: i for i, each in enumerate(self._last.sampling)}
         return TokenFeedback(
             pending=self._last.pending,
-            rows=np.arange(len(rows)),
-            sources=np.array([source_of[each.slot] for each in rows], dtype=np.int64),
+            rows=batch.last_rows[fed],
+            sources=np.array([source_of[rows[i].slot] for i in fed], dtype=np.int64),
         )

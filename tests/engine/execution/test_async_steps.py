@@ -79,6 +79,15 @@ def test_placeholders_are_fed_with_the_tokens_that_the_step_in_flight_chooses_fo
     assert second.pending.wait().token_ids.tolist() == [0, 1]
 
 
+def test_a_placeholder_is_fed_at_its_row_among_the_rows_of_prompts() -> None:
+    steps, runner = make()
+    launch(steps, plan_of((2, (7, 7), True), (1, (7,), True)))
+    launch(steps, plan_of((3, (7, 7, 7), True), (1, (PLACEHOLDER,), True), (0, (7, 7), False)))
+    feedback = runner.batches[1].feedback
+    assert feedback is not None
+    assert (feedback.rows.tolist(), feedback.sources.tolist()) == ([3], [1])
+
+
 def test_rows_that_yield_a_token_are_sampled_and_their_tokens_come_by_slot() -> None:
     steps, runner = make()
     launched = launch(steps, plan_of((2, (7, 7), True), (0, (7,), False), (1, (7,), True)))

@@ -14,14 +14,15 @@ counters for reports.
 """
 
 import time
+from collections import deque
 from collections.abc import Sequence as Many
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import numpy as np
 
 from faser.config.speculation import AUTO, SpeculationConfig
-from faser.engine.contract.plan import PLACEHOLDER, DraftPlan, Drafts, StepPlan, StepResult, StopRule
+from faser.engine.contract.plan import DraftPlan, Drafts, StepPlan, StepResult, StopRule
 from faser.engine.contract.step_times import Role
 from faser.engine.control.sequences.sequence import Sequence
 from faser.engine.control.speculation.acceptance.draft_arrays import (
@@ -48,6 +49,16 @@ from faser.errors import ConfigError
 from faser.types import PruneStats, SpeculationStats, SpeculationSummary
 
 _token_ids = attrgetter("token_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class _PredictedStep:
+    """predicted_s: how long the step should take. verified: rows, draft rows, cached tokens of its sequences and
+    of draft rows; None: the step has prompts.
+    """
+
+    predicted_s: float
+    verified: tuple[int, int, int, int] | None
 
 
 class SpeculationControl:
@@ -103,9 +114,7 @@ class SpeculationControl:
         self._requested: RequestedDrafts | None = None
         self._drafted: DraftArrays | None = None
         self._not_chosen: ReadDrafts | None = None  # drafts from text in whose place another draft was taken
-        self._predicted_s = 0.0  # of the step that was launched last
-        # Of that step, if it has no prompts: rows, draft rows, cached tokens of its sequences and of draft rows.
-        self._verified: tuple[int, int, int, int] | None = None
+        self._in_flight: deque[_PredictedStep] = deque()
         self._pruning: PruneStats | None = None  # the data plane's latest
 
     def use_policy(
@@ -237,19 +246,22 @@ class SpeculationControl:
     def skip_policy(self, count: int) -> bool:
         """Whether the next step, of count sequences, has no drafts, whatever the step in flight brings.
 
-        If so it counts as a step for which the policy was not asked.
+        If so it counts as a step for which the policy was not asked. 0 sequences: the step has prompts alone.
         """
-        return not self.drafts_overlapped and self._decider.skip_policy(count, launches_ahead=True)
+        if self.drafts_overlapped:
+            return False
+        return not count or self._decider.skip_policy(count, launches_ahead=True)
 
     def launch(self, plan: StepPlan) -> None:
-        """The step is about to run."""
+        """The step is about to run, or to wait for the one in flight."""
         num_drafts, num_rows = sum([rows.num_drafts for rows in plan.rows]), plan.num_rows
-        self._verified = None
+        verified = None
         if num_rows == len(plan.rows) + num_drafts:
-            self._verified = (num_rows, num_drafts, plan.kv_tokens, plan.kv_row_tokens)
-            self._predicted_s = self._costs.verification_s(*self._verified)
+            verified = (num_rows, num_drafts, plan.kv_tokens, plan.kv_row_tokens)
+            predicted_s = self._costs.verification_s(*verified)
         else:
-            self._predicted_s = self._costs.step_s(num_rows, plan.kv_tokens, plan.kv_row_tokens)
+            predicted_s = self._costs.step_s(num_rows, plan.kv_tokens, plan.kv_row_tokens)
+        self._in_flight.append(_PredictedStep(predicted_s, verified))
         self._statistics.launch(drafts=num_drafts > 0)
 
     def launch_overlapped(self, decision: OverlapDecision, unverified: tuple[tuple[int, ...], ...]) -> None:
@@ -273,20 +285,21 @@ class SpeculationControl:
         drafts made during the step. gap_s: as in Scheduler.commit.
         """
         began = time.perf_counter()
+        step = self._in_flight.popleft()
         self._pruning = result.pruning
         for start, num_held in zip(plan.started, result.draft_kv, strict=False):  # empty without a draft model
             self._state.set_draft_kv(start.slot, num_held)
-        self._predicted_s -= result.saved_s
+        predicted_s = step.predicted_s - result.saved_s
         self._statistics.count_mode()
         if overlapped is None:
             device_s = result.run_s - result.prepared_s
-            self._costs.observe(Role.STEP, self._predicted_s, device_s)
-            self._statistics.time_step(self._predicted_s, device_s)
-            if self._verified is not None and not result.saved_s:
-                self._costs.observe_verification(*self._verified, device_s)
+            self._costs.observe(Role.STEP, predicted_s, device_s)
+            self._statistics.time_step(predicted_s, device_s)
+            if step.verified is not None and not result.saved_s:
+                self._costs.observe_verification(*step.verified, device_s)
         else:
             assert self._overlap is not None
-            self._learner.learn_overlapped(plan, result, overlapped, self._overlap, verify_s=self._predicted_s)
+            self._learner.learn_overlapped(plan, result, overlapped, self._overlap, verify_s=predicted_s)
         if self._drafted is None:
             self._learner.learn_undrafted(plan, sequences)
         else:
@@ -294,19 +307,19 @@ class SpeculationControl:
         if self._not_chosen is not None:
             unverified = {} if overlapped is None else {rows.slot: rows.num_drafts for rows in plan.rows}
             self._learner.learn_not_chosen(self._not_chosen, result, sequences, unverified)
-        kind = self._gap_kind(plan, overlapped)
+        kind = self._gap_kind(plan, overlapped, has_prompts=step.verified is None)
         self._requested = self._drafted = self._not_chosen = None
         self._statistics.time_deciding(time.perf_counter() - began)
         deciding_s = self._statistics.end_step()
         if self._times_itself and kind is not None and gap_s is not None:
             self._costs.host_gaps.observe(kind, gap_s, len(plan.rows), deciding_s=deciding_s)
 
-    def _gap_kind(self, plan: StepPlan, overlapped: Drafts | None) -> GapKind | None:
+    def _gap_kind(self, plan: StepPlan, overlapped: Drafts | None, *, has_prompts: bool) -> GapKind | None:
         """What the step's gap is an example of; None: of nothing, as the step has prompts or new sequences."""
         asked = self._decider.take_asked()
-        if plan.rows[0].token_ids[0] == PLACEHOLDER:
+        if plan.is_async:
             return GapKind.AHEAD
-        if plan.started or self._verified is None:
+        if plan.started or has_prompts:
             return None
         if overlapped is not None:
             return GapKind.OVERLAPPED

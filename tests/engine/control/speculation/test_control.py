@@ -17,9 +17,11 @@ from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.sequences.sequence import Sequence
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.decision import DraftDecision, OtherRows
+from faser.engine.control.speculation.policies.off import Off
 from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
 from faser.engine.control.timing.clock import SimulatedClock
 from faser.engine.control.timing.cost_model import CostModel
+from faser.engine.engine import Engine
 from faser.errors import ConfigError
 from faser.types import Request, Slo, SpeculationParams, SpeculationStats
 from tests.engine.driving import DRAFT_CAP, Driver, request
@@ -395,12 +397,26 @@ def test_a_step_for_which_drafts_are_requested_knows_whether_it_could_be_launche
     assert policy.seen[-1].launches_ahead
     driver.add(asking("long", prompt=100))
     driver.step()
-    assert not policy.seen[-1].launches_ahead  # its prompt waits
+    assert policy.seen[-1].launches_ahead  # its prompt waits
     driver.step()
-    assert not policy.seen[-1].launches_ahead  # its prompt is being computed
-    while policy.seen[-1].num_sequences < 2:
-        driver.step()
-    assert policy.seen[-1].launches_ahead
+    assert policy.seen[-1].launches_ahead  # its prompt is being computed
+    driver.add(request("edits", [1], max_tokens=5, presence_penalty=0.5))
+    driver.step()
+    assert not policy.seen[-1].launches_ahead  # it will be admitted, and needs more than logits
+
+
+def test_a_step_is_held_against_its_own_prediction_while_the_next_one_is_in_flight() -> None:
+    """Each row takes 1 ms, as predicted; steps have between 1 and 64 rows."""
+    costs = CostModel(StepTimes.proportional(step_s=0.0, row_s=0.001), schedules_async=True)
+    driver = Driver(speculates=Off(), costs=costs, num_blocks=200, max_num_batched_tokens=64, max_model_len=200)
+    engine = Engine(driver.scheduler, driver.executor, schedules_async=True)
+    driver.add(request("a", [1], max_tokens=100))
+    for number in range(8):
+        driver.add(request(str(number), [number] * 60, max_tokens=3))
+        for _ in range(4):
+            engine.step()
+    (step,) = [each for each in costs.stats() if each.role == "step"]
+    assert step.errors[0] == sum(step.errors) > 20
 
 
 def test_a_sequence_that_needs_more_than_logits_keeps_a_step_from_being_launched_ahead() -> None:
