@@ -374,11 +374,9 @@ SPECULATION = (
                 most=1,
             ),
             Panel(
-                "Rows cut by early pruning",
-                (
-                    (rate("faser_prune_rows_total"), "cut"),
-                    (rate("faser_prune_false_tokens_total"), "looked bad and was right"),
-                ),
+                "Draft KV computed again after a pause",
+                ((rate("faser_spec_catchup_tokens_total"), "tokens"),),
+                note="Tokens per second; with a draft model only.",
             ),
         ),
     ),
