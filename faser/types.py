@@ -18,6 +18,7 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
+MAX_STRUCTURE_CHARS = 1 << 18
 
 _MOST_NEGATIVE, _MOST_POSITIVE = -(2**63), 2**63 - 1  # integers in messages between processes
 
@@ -51,7 +52,8 @@ class StructureKind(StrEnum):
     JSON_OBJECT: empty, any JSON object. JSON: a JSON Schema, as JSON. REGEX: a regular expression. CHOICE: the
     possible answers, as a JSON list of strings. GRAMMAR: a context-free grammar in Lark's or GBNF's notation.
     STRUCTURAL_TAG: free text with structured parts, as JSON: {"triggers": [...], "tags": [{"begin": ...,
-    "schema": ..., "end": ...}], "at_least_one": false, "stop_after_first": false}.
+    "schema": ..., "end": ...}], "at_least_one": false, "stop_after_first": false}, or {"format": ...} with a tree
+    of formats; engine/structure/structural_tags.py lists them.
     """
 
     JSON_OBJECT = "json_object"
@@ -64,10 +66,21 @@ class StructureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutput:
-    """What every answer to a request must match."""
+    """What every answer to a request must match. param: the field that asks for it, for messages.
+
+    Raises RequestError for a text that is too long.
+    """
 
     kind: StructureKind
     text: str = ""
+    param: str = "structured_outputs"
+
+    def __post_init__(self) -> None:
+        if len(self.text) > MAX_STRUCTURE_CHARS:
+            raise RequestError(
+                f"{self.param} has {len(self.text)} characters; at most {MAX_STRUCTURE_CHARS} are allowed",
+                param=self.param,
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +92,10 @@ class SamplingParams:
     logit_bias: (token id, bias) pairs. allowed_token_ids: None allows all.
     bad_words: sequences of token ids that the output must not contain.
     logprobs: number of alternatives to report in addition to the sampled token; None: no log probabilities.
-    structured_output: None: free text.
-    Order of application: bias, penalties, allowed tokens, bad words, min_tokens, temperature, min_p, top_k, top_p.
+    structured_output: None: free text. With it min_tokens and ignore_eos hold until the structure is complete and
+    allows nothing else.
+    Order of application: bias, penalties, allowed tokens, bad words, min_tokens, structured output, temperature,
+    min_p, top_k, top_p.
 
     Raises RequestError that names the field, its value and the limit.
     """

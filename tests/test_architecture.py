@@ -24,11 +24,18 @@ class Layer(Enum):
     CONFIG = ("config",)
     METRICS = ("metrics",)
     CONTRACT = ("engine.contract",)
-    TEXT = ("engine.text", "engine.checkpoints")
+    TEXT = ("engine.text", "engine.checkpoints", "engine.structure")
     CONTROL = ("engine.control",)
     KERNELS = ("kernels",)
     EXECUTION = ("engine.execution",)
-    ENGINE = ("engine.engine", "engine.gap_timer", "engine.build", "engine.worker", "engine.step_trace")
+    ENGINE = (
+        "engine.engine",
+        "engine.gap_timer",
+        "engine.build",
+        "engine.worker",
+        "engine.preparation",
+        "engine.step_trace",
+    )
     CLIENT = ("engine.client",)
     API = ("api",)
     COMMANDS = ("cli", "bench", "offline", "__main__")

@@ -71,6 +71,13 @@ DRAFTERS = {
             prior_slope=0.7,
             prior_centre=1.1,
         ),
+        DrafterInfo(
+            name="grammar",
+            confidence=Confidence.PROBABILITY,
+            prior_acceptance=0.9,
+            prior_slope=0.7,
+            prior_centre=4.6,
+        ),
     )
 }
 DRAFT_METHODS = tuple(DRAFTERS)

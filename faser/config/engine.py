@@ -9,6 +9,7 @@ from faser.config.declaration import Kind, setting, settings_of, show_bytes
 from faser.config.groups import ENGINE, MODEL, OUTPUT, SPECULATION
 from faser.config.speculation import AUTO, POLICIES, SpeculationConfig
 from faser.config.speculation_parser import Parsed, parse_speculation
+from faser.config.structured_outputs import StructuredOutputsConfig, parse_structured_outputs
 from faser.machine import usable_cores, usable_memory
 from faser.types import MAX_LOGPROBS, Slo
 
@@ -294,6 +295,14 @@ class EngineConfig:
         kind=Kind.TEXT,
         choices=("none", "summary", "detailed"),
     )
+    structured_outputs_config: Mapping[str, Any] | None = setting(
+        None,
+        "How structured output is written, as JSON with vLLM's keys backend and disable_any_whitespace. None: "
+        "JSON answers have a space after each comma and colon, and no other one.",
+        group=OUTPUT,
+        kind=Kind.JSON,
+        example='{"disable_any_whitespace": false}',
+    )
     max_logprobs: int = setting(
         MAX_LOGPROBS,
         "Most log probabilities that a request may ask for at each position.",
@@ -342,6 +351,11 @@ class EngineConfig:
         return config
 
     @property
+    def structured_outputs(self) -> StructuredOutputsConfig:
+        """How structured output is written."""
+        return parse_structured_outputs(self.structured_outputs_config)[0]
+
+    @property
     def speculation_warnings(self) -> tuple[str, ...]:
         """Keys of speculative_config that are accepted and have no effect, one sentence each."""
         return self._parsed.warnings
@@ -370,6 +384,8 @@ class EngineConfig:
         named = label("speculative_config")
         parsed = _parse_speculation(values, label("speculative_policy"))
         found += [f"{named}: {problem}" for problem in parsed.problems]
+        _, problems = parse_structured_outputs(values["structured_outputs_config"])
+        found += [f"{label('structured_outputs_config')}: {problem}" for problem in problems]
         if values["spec_overlap"] == "on" and parsed.config is not None:
             found += _overlap_problems(parsed.config, label)
         return found

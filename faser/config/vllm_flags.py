@@ -132,7 +132,12 @@ FOREIGN_FLAGS: tuple[ForeignFlag, ...] = (
     _refuse("--tool-call-parser", _NO_TOOLS),
     _refuse("--tool-parser-plugin", _NO_TOOLS),
     _refuse("--reasoning-parser", "this build does not split reasoning off"),
-    _refuse("--structured-outputs-config", "this build has no structured output", neutral=("{}",)),
+    _refuse(
+        "--guided-decoding-backend",
+        "its settings are in one JSON object",
+        neutral=("auto", "guidance"),
+        instead='--structured-outputs-config \'{"backend": "auto"}\'',
+    ),
     _refuse("--limit-mm-per-prompt", _NO_MEDIA, neutral=("{}",)),
     _refuse("--enable-prompt-embeds", "prompts are text or token ids", switch=True),
     _refuse("--logits-processors", "no code of the operator's runs in the engine"),

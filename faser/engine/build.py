@@ -110,7 +110,14 @@ def build(
     trace = None if config.trace_steps is None else StepTrace(Path(config.trace_steps))
     scheduler = _scheduler(parts, clock, control)
     auditor = None if control is None else _auditor(parts, executor, scheduler)
-    engine = Engine(scheduler, executor, trace, schedules_async=parts.config.schedules_async, auditor=auditor)
+    engine = Engine(
+        scheduler,
+        executor,
+        trace,
+        schedules_async=parts.config.schedules_async,
+        auditor=auditor,
+        grammars=parts.grammars,
+    )
     return Built(
         engine=engine,
         info=replace(parts.info(), num_blocks=parts.kv.num_blocks - _num_audit_blocks(parts)),

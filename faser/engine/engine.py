@@ -17,6 +17,8 @@ from faser.engine.control.audit import Auditor
 from faser.engine.control.scheduler import Scheduler
 from faser.engine.gap_timer import GapTimer
 from faser.engine.step_trace import StepTrace
+from faser.engine.structure.compiler import GrammarCompiler
+from faser.errors import RequestError
 from faser.types import EngineStats, Request
 
 
@@ -24,7 +26,7 @@ class Engine:
     """One scheduler, one executor, one thread. AsyncEngine is the interface for the front-end.
 
     trace: records every step. schedules_async: a step without drafts is launched before the one in flight has
-    ended. auditor: None replays no answer.
+    ended. auditor: None replays no answer. grammars: None in an engine whose answers have no structure.
     """
 
     def __init__(
@@ -35,7 +37,9 @@ class Engine:
         *,
         schedules_async: bool = False,
         auditor: Auditor | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
+        self._grammars = grammars
         self._scheduler = scheduler
         self._executor = executor
         self._trace = trace
@@ -140,6 +144,18 @@ class Engine:
         """End the trace. No step may follow."""
         if self._trace is not None:
             self._trace.close()
+
+    def prepare(self, request: Request) -> None:
+        """Compile what the answers to a request must match. May be called from any thread, before `add`.
+
+        Raises RequestError for what cannot be compiled.
+        """
+        asked = request.sampling.structured_output
+        if asked is None:
+            return
+        if self._grammars is None:
+            raise RequestError("this engine has no grammars", param=asked.param)
+        self._grammars.matcher(asked)
 
     def add(self, request: Request) -> None:
         """Accept a request. Raises RequestError if the engine can never serve it."""

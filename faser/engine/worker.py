@@ -33,8 +33,9 @@ from faser.engine.contract.messages import (
     receive,
 )
 from faser.engine.engine import Engine
+from faser.engine.preparation import Preparation, Prepared
 from faser.errors import ConfigError, RequestError
-from faser.types import EngineState
+from faser.types import EngineState, Request
 
 _log = logging.getLogger("faser.engine")
 
@@ -70,7 +71,7 @@ def serve(connection: socket.socket, *, own_process: bool) -> None:
 
 
 def _serve(connection: socket.socket, own_process: bool) -> None:
-    inbox: SimpleQueue[ToEngine | None] = SimpleQueue()
+    inbox: SimpleQueue[ToEngine | Prepared | None] = SimpleQueue()
     told_to_end, loaded = threading.Event(), threading.Event()
     threading.Thread(
         target=_read_all, args=(connection, inbox, told_to_end), name="faser-inbox", daemon=True
@@ -85,8 +86,9 @@ def _serve(connection: socket.socket, own_process: bool) -> None:
     _send(connection, StateChange(EngineState.READY))
     if own_process:
         _freeze_garbage()
+    preparation = Preparation(engine.prepare, inbox.put)
     try:
-        while _take_messages(engine, inbox, connection):
+        while _take_messages(engine, inbox, preparation, connection):
             deltas = engine.step()
             _send(connection, Deltas(deltas, engine.stats()))
     finally:
@@ -110,7 +112,12 @@ def _load(connection: socket.socket, configure: Configure, told_to_end: threadin
     return engine
 
 
-def _take_messages(engine: Engine, inbox: SimpleQueue[ToEngine | None], connection: socket.socket) -> bool:
+def _take_messages(
+    engine: Engine,
+    inbox: SimpleQueue[ToEngine | Prepared | None],
+    preparation: Preparation,
+    connection: socket.socket,
+) -> bool:
     """Apply all messages that have arrived; without work, wait for one. False: the engine is to end.
 
     Returns after an abort too, even if no work is left, so that the freed blocks are reported; and after
@@ -125,18 +132,34 @@ def _take_messages(engine: Engine, inbox: SimpleQueue[ToEngine | None], connecti
         except Empty:
             return True
         match message:
+            case Submit(request) if request.sampling.structured_output is not None:
+                preparation.begin(request)
             case Submit(request):
-                try:
-                    engine.add(request)
-                except RequestError as error:
+                _add(engine, request, connection)
+            case Prepared(request, error):
+                aborts = preparation.end(request)
+                if error is not None:
                     _send(connection, Rejected(request.request_id, str(error), error.param))
-            case Abort(request_id, index):
+                elif all(abort.index is not None for abort in aborts):
+                    _add(engine, request, connection)
+                for abort in aborts:
+                    engine.abort(abort.request_id, abort.index)
+            case Abort(request_id, index) if not preparation.abort(message):
                 engine.abort(request_id, index)
+            case Abort():
+                pass  # until it is prepared
             case Shutdown() | None:
                 return False
             case Configure():
                 raise AssertionError("an engine is configured once")
         block = False
+
+
+def _add(engine: Engine, request: Request, connection: socket.socket) -> None:
+    try:
+        engine.add(request)
+    except RequestError as error:
+        _send(connection, Rejected(request.request_id, str(error), error.param))
 
 
 def _end_loading(told_to_end: threading.Event, loaded: threading.Event) -> None:
@@ -147,7 +170,7 @@ def _end_loading(told_to_end: threading.Event, loaded: threading.Event) -> None:
 
 
 def _read_all(
-    connection: socket.socket, inbox: SimpleQueue[ToEngine | None], told_to_end: threading.Event
+    connection: socket.socket, inbox: SimpleQueue[ToEngine | Prepared | None], told_to_end: threading.Event
 ) -> None:
     while (message := receive(connection)) is not None:
         if isinstance(message, Shutdown):

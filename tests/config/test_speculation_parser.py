@@ -116,7 +116,7 @@ def test_a_value_that_asks_for_nothing_is_accepted_without_a_warning(name: str, 
 def test_a_method_of_vllms_that_is_not_built_is_refused_by_name(method: str) -> None:
     (problem,) = problems(method=method)
     assert problem.startswith(f"'{method}' is known from vLLM but not supported by FASER {__version__}: ")
-    assert problem.endswith(" Remove it or use 'suffix', 'ngram', 'draft_model' or 'layer_skip'.")
+    assert problem.endswith(" Remove it or use 'suffix', 'ngram', 'grammar', 'draft_model' or 'layer_skip'.")
 
 
 @pytest.mark.parametrize(

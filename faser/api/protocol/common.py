@@ -54,7 +54,7 @@ class Speculative(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Only the type is read: text is the only one supported."""
+    """What the answer must be. structures, triggers: of the older form of structural_tag; format: of the newer."""
 
     model_config = CLOSED
 
@@ -63,6 +63,22 @@ class ResponseFormat(BaseModel):
     structures: list[Any] | None = None
     triggers: list[Any] | None = None
     format: dict[str, Any] | None = None
+
+
+class StructuredOutputsBody(BaseModel):
+    """vLLM's field: what the answer must match. Exactly one of the first six."""
+
+    model_config = CLOSED
+
+    json_: dict[str, Any] | str | bool | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = LIST
+    grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
 
 
 class PredictedPart(BaseModel):
@@ -123,6 +139,13 @@ class GenerationBody(EngineFields):
     return_token_ids: Flag | None = None
     return_tokens_as_token_ids: Flag | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsBody | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = LIST
+    guided_grammar: str | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | bool | None = None
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
     prediction: Prediction | None = None

@@ -25,7 +25,6 @@ class UnsupportedField:
     neutral: tuple[Any, ...] = ()
 
 
-_NO_GRAMMAR = "this build has no grammar engine"
 _NO_TOOLS = "this build has no tool parser"
 _NO_REASONING = "this build has no reasoning parser"
 _TEXT_ONLY = "this model reads and writes text only"
@@ -34,13 +33,8 @@ _UNSUPPORTED = {
     "use_beam_search": UnsupportedField("this build has no beam search", (False,)),
     "length_penalty": UnsupportedField("this build has no beam search", (1.0, 1)),
     "early_stopping": UnsupportedField("this build has no beam search", (False,)),
-    "structured_outputs": UnsupportedField(_NO_GRAMMAR, ({},)),
-    "guided_json": UnsupportedField(_NO_GRAMMAR),
-    "guided_regex": UnsupportedField(_NO_GRAMMAR),
-    "guided_choice": UnsupportedField(_NO_GRAMMAR),
-    "guided_grammar": UnsupportedField(_NO_GRAMMAR),
-    "guided_decoding_backend": UnsupportedField(_NO_GRAMMAR),
-    "guided_whitespace_pattern": UnsupportedField(_NO_GRAMMAR),
+    "guided_decoding_backend": UnsupportedField("llguidance alone is built in", ("auto", "guidance")),
+    "guided_whitespace_pattern": UnsupportedField("--structured-outputs-config sets how JSON is written"),
     "spaces_between_special_tokens": UnsupportedField("text is put together byte by byte", (True,)),
     "logits_processors": UnsupportedField("this server runs no code from requests", ([],)),
     "prompt_embeds": UnsupportedField("this build takes text and token ids only"),

@@ -1,8 +1,8 @@
 """Makes the drafter that a configuration names, and imports only that one.
 
 Owns one constructor for each row of config/drafters.py: of drafters that run a model in MODEL_DRAFTERS, of those
-that copy text in TEXT_DRAFTERS. The native index answers several text methods with one call; make_lookup prefers
-it and puts every other text drafter next to it.
+that copy text in TEXT_DRAFTERS, of those that follow a grammar in GRAMMAR_DRAFTERS. The native index answers
+several text methods with one call; make_lookup prefers it and puts every other text drafter next to it.
 """
 
 import ctypes
@@ -26,6 +26,7 @@ from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.text_lookup.lookup import CombinedLookup, LookupDrafter, TextLookup
+from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.kernels.interface.sampling_kernels import SamplingKernels
 from faser.types import ProgressCallback
 
@@ -46,15 +47,17 @@ class DraftModelParts:
 class DrafterParts:
     """What drafters work on. max_rows: the most rows of a pass. model: None where no draft model is loaded.
 
-    sampling: the parameters of every slot, of the target's sampler. num_top: how many likely tokens a model names
-    for each token that it drafts; 0: none. samples_in_runner: the runner samples drafts that are point masses, and
-    feeds them to the next pass without a wait. progress: called while the native text look-up is compiled.
+    sampling, matchers: the parameters and grammars of every slot, of the target's sampler. num_top: how many
+    likely tokens a model names for each token that it drafts; 0: none. samples_in_runner: the runner samples
+    drafts that are point masses, and feeds them to the next pass without a wait. progress: called while the native
+    text look-up is compiled.
     """
 
     target: Runner
     table: BlockTable
     sampling: SamplingState
     max_rows: int
+    matchers: SequenceMatchers | None = None
     model: DraftModelParts | None = None
     num_top: int = 0
     samples_in_runner: bool = False
@@ -66,24 +69,38 @@ def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     if config.method in MODEL_DRAFTERS:
         return MODEL_DRAFTERS[config.method](config, parts)
     if config.method != AUTO:
-        return LookupDrafter(make_lookup(config, (config.method,), _text_library(parts.progress)))
+        return LookupDrafter(_lookup(config, (config.method,), parts))
     from faser.engine.execution.text_lookup.text_and_model import TextAndModel
 
     model = None if config.model is None else _draft_model(config, parts)
-    return TextAndModel(make_lookup(config, TEXT_METHODS, _text_library(parts.progress)), model)
+    return TextAndModel(_lookup(config, TEXT_METHODS, parts), model)
 
 
-def make_lookup(config: SpeculationConfig, methods: tuple[str, ...], library: ctypes.CDLL | None) -> TextLookup:
+def _lookup(config: SpeculationConfig, methods: tuple[str, ...], parts: DrafterParts) -> TextLookup:
+    return make_lookup(config, methods, _text_library(parts.progress), parts.matchers)
+
+
+def make_lookup(
+    config: SpeculationConfig,
+    methods: tuple[str, ...],
+    library: ctypes.CDLL | None,
+    matchers: SequenceMatchers | None = None,
+) -> TextLookup:
     """Looks drafts up in text by each of the methods, of which those of the native index come first.
 
-    library: holds the native index; None: every method is done in Python.
+    library: holds the native index; None: every method is done in Python. matchers: None: no answer has a
+    structure, so that grammars draft nothing.
     """
-    num_native = 0 if library is None else sum(method in NATIVE_METHODS for method in methods)
-    drafters = tuple(TEXT_DRAFTERS[method](config) for method in methods[num_native:])
+    copying = [method for method in methods if method not in GRAMMAR_DRAFTERS]
+    num_native = 0 if library is None else sum(method in NATIVE_METHODS for method in copying)
+    drafters = tuple(TEXT_DRAFTERS[method](config) for method in copying[num_native:])
+    occasional: tuple[Drafter, ...] = ()
+    if matchers is not None:
+        occasional = tuple(make(config, matchers) for name, make in GRAMMAR_DRAFTERS.items() if name in methods)
     if library is None or not num_native:
-        return CombinedLookup(drafters)
-    native = _native_lookup(config, methods[:num_native], library)
-    return CombinedLookup(drafters, native) if drafters else native
+        return CombinedLookup(drafters, None, occasional)
+    native = _native_lookup(config, tuple(copying[:num_native]), library)
+    return CombinedLookup(drafters, native, occasional) if drafters or occasional else native
 
 
 def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
@@ -126,6 +143,13 @@ def _ngram(config: SpeculationConfig) -> Drafter:
     return NgramDrafter(min_n=config.prompt_lookup_min, max_n=config.prompt_lookup_max, cap=config.cap)
 
 
+def _grammar(config: SpeculationConfig, matchers: SequenceMatchers) -> Drafter:
+    from faser.engine.execution.text_lookup.grammar import GrammarDrafter
+
+    return GrammarDrafter(matchers, cap=config.cap)
+
+
+GRAMMAR_DRAFTERS: dict[str, Callable[[SpeculationConfig, SequenceMatchers], Drafter]] = {"grammar": _grammar}
 TEXT_DRAFTERS: dict[str, Callable[[SpeculationConfig], Drafter]] = {"suffix": _suffix, "ngram": _ngram}
 NATIVE_METHODS = ("suffix", "ngram")  # in the order in which the native index answers
 

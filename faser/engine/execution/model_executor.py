@@ -12,7 +12,8 @@ from faser.engine.contract.executor import LaunchedStep
 from faser.engine.contract.plan import DraftPlan, Drafts, SequenceResult, SequenceRows, StepPlan, StepResult
 from faser.engine.execution.async_steps import AsyncSteps
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
-from faser.engine.execution.drafters.drafter import Continuation, Drafter
+from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.forbidden_drafts import without_forbidden
 from faser.engine.execution.next_tokens import NextTokens
 from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_lane
 from faser.engine.execution.overlap.partition import PendingResult
@@ -24,6 +25,7 @@ from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.step_results import drafts_of, sequence_results
 from faser.engine.execution.verification_forward import PlainForward, VerificationForward
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, Verifier
+from faser.engine.structure.sequence_matchers import SequenceMatchers
 
 # Rows and batch as the forward returned them (it may cut drafts), and the acceptance results by slot.
 _VerifiedRows = tuple[tuple[SequenceRows, ...], RowBatch, dict[int, AcceptanceResult]]
@@ -50,6 +52,7 @@ class ModelExecutor:
     """Implements Executor.
 
     max_logit_rows: prompt log probabilities take logits of this many rows at a time, which bounds memory.
+    matchers: of the sampler, where answers may have a structure; drafts are cut where their grammar forbids them.
     speculation: None in an engine that never drafts. samples_in_runner: the runner samples tokens that depend on
     nothing but their logits right after the forward; else the sampler does, stage by stage, with the same tokens.
     """
@@ -61,12 +64,14 @@ class ModelExecutor:
         table: BlockTable,
         *,
         max_logit_rows: int,
+        matchers: SequenceMatchers | None = None,
         speculation: SpeculativeExecution | None = None,
         samples_in_runner: bool = False,
     ) -> None:
         self._runner = runner
         self._sampler = sampler
         self._table = table
+        self._matchers = matchers
         self._speculation = speculation
         self._forward = PlainForward() if speculation is None else speculation.forward
         self._drafts = ProposedDrafts()
@@ -101,7 +106,7 @@ class ModelExecutor:
         proposals = self._speculation.drafter.propose(self._with_top_ids(plan))
         if during is None:
             self._drafts.hold(proposals)
-        return drafts_of(plan, proposals, began_s, time.perf_counter())
+        return drafts_of(plan, self._allowed(plan, proposals), began_s, time.perf_counter())
 
     def run(self, plan: StepPlan) -> StepResult:
         began_s = time.perf_counter()
@@ -131,9 +136,10 @@ class ModelExecutor:
         )
         # This step decided the first token of every new draft: it equals the bonus token, or the draft is void.
         self._drafts.hold(joined.drafted, num_decided=1)
+        drafted = self._allowed(draft_plan, joined.drafted)
         sequences = self._finish(plan, joined.verified, overlapped=True)
         result = self._result(plan, sequences, joined.verify_began_s, joined.verify_ended_s)
-        return result, drafts_of(draft_plan, joined.drafted, joined.draft_began_s, joined.draft_ended_s)
+        return result, drafts_of(draft_plan, drafted, joined.draft_began_s, joined.draft_ended_s)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         began_s = time.perf_counter()
@@ -195,6 +201,12 @@ class ModelExecutor:
     def _with_top_ids(self, plan: DraftPlan) -> DraftPlan:
         """The plan, with likely tokens named where the next forward may use them."""
         return replace(plan, wants_top_ids=True) if self._forward.wants_top_ids else plan
+
+    def _allowed(self, plan: DraftPlan, proposals: Proposals) -> Proposals:
+        """What the control plane hears of the proposals: nothing that the structure of an answer forbids."""
+        if self._matchers is None or not self._matchers.slots:
+            return proposals
+        return without_forbidden(plan, proposals, self._matchers)
 
     def _append_blocks(self, plan: DraftPlan) -> None:
         for request in plan.requests:

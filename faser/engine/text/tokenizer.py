@@ -87,6 +87,15 @@ class Tokenizer:
         spelled: str | None = self._core.id_to_token(token_id)
         return spelled
 
+    def to_json(self) -> str:
+        """The tokenizer with its added tokens, in the format of tokenizer.json."""
+        text: str = self._core.to_str()
+        return text
+
+    def special_tokens(self) -> dict[str, int]:
+        """The id of each special token, by its spelling."""
+        return {str(self._core.id_to_token(token_id)): token_id for token_id in sorted(self._special)}
+
     def is_special(self, token_id: int) -> bool:
         """Whether skip_special_tokens leaves the token out."""
         return token_id in self._special

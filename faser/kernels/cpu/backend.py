@@ -16,6 +16,7 @@ from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
+from faser.kernels.cpu.masks import CpuMaskKernel
 from faser.kernels.cpu.sampling import CpuSamplingKernels
 from faser.kernels.cpu.thread_pools import LanePools, NativePool, full_pool
 from faser.kernels.interface.fp8 import Fp8Rows
@@ -95,6 +96,7 @@ class NativeBackend:
         self._heads: dict[AttentionShape, native_library.HeadsStruct] = {}
         self.sampling_kernels = CpuSamplingKernels(self._library, self._pools, self._pool)
         self.logits_processor_kernels = None
+        self.mask_kernel = CpuMaskKernel(self._library, self._pools, self._pool)
         self.rejection_kernels = None
         self.graph_capture: GraphCapture | None = None
         self.lane: DeviceLane | None = None
@@ -117,6 +119,7 @@ class NativeBackend:
             )
         self._pool = self._pools.use(processors)
         self.sampling_kernels.use(self._pool)
+        self.mask_kernel.use(self._pool)
 
     def concurrent_instance(self) -> "NativeBackend":
         """See Backend. Without `use` both run on the same pool, so idle threads of one never disturb the other."""

@@ -81,6 +81,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_nearest": ((_P, _P, _L, _L, _P, _L, _P, _D, _P, _P), None),
     "faser_fixed_point_probs": ((_P, _P, _L, _L, _P, _L), None),
     "faser_philox": ((_P, _P, _L, _P), None),
+    "faser_mask": ((_P, _P, _L, _L, _P, _L, _P, _L), None),
     "faser_plan_new": ((_P, _P, _P, _L, _L, _L, _L), _P),
     "faser_plan_free": ((_P,), None),
     "faser_attend": ((_P, _P, _P, _P, _L, _P, _L, _P, _L), None),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
-from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels
+from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels, MaskKernel
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.rejection_kernels import RejectionKernels
 from faser.kernels.interface.sampling_kernels import DeviceSamplingKernels, SamplingKernels
@@ -37,6 +37,11 @@ class Backend(Protocol):
     @property
     def logits_processor_kernels(self) -> LogitsProcessorKernels | None:
         """Kernels that edit logits before sampling; None: the engine uses tensor operations."""
+        ...
+
+    @property
+    def mask_kernel(self) -> MaskKernel | None:
+        """Masks logits on the host; None: logits_processor_kernels do it, or tensor operations."""
         ...
 
     @property

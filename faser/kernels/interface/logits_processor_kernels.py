@@ -79,6 +79,18 @@ class ForbidEdit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MaskEdit:
+    """Gives every token of the rows whose bit is 0 a probability of 0.
+
+    rows: [M], ascending. words: [M, W], each row contiguous; token i is bit i % 64 of word i // 64, and W * 64 is
+    at least V.
+    """
+
+    rows: Ints
+    words: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowsEdit:
     """Replaces whole rows by function(rows), for processors without a kernel of their own.
 
@@ -94,7 +106,15 @@ class RowsEdit:
         logits.index_copy_(0, at, self.function(logits.index_select(0, at)))
 
 
-LogitsEdit = BiasEdit | PenaltyEdit | AllowOnlyEdit | ForbidEdit | RowsEdit
+LogitsEdit = BiasEdit | PenaltyEdit | AllowOnlyEdit | ForbidEdit | MaskEdit | RowsEdit
+
+
+class MaskKernel(Protocol):
+    """Applies a MaskEdit by itself."""
+
+    def __call__(self, logits: Tensor, edit: MaskEdit) -> None:
+        """logits: [R, V] float32, each row contiguous; edited in place."""
+        ...
 
 
 class LogitsProcessorKernels(Protocol):

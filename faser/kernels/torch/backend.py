@@ -47,6 +47,7 @@ class TorchBackend:
         self.name = "torch"
         self.sampling_kernels: SamplingKernels | None = None
         self.logits_processor_kernels = None
+        self.mask_kernel = None
         self.rejection_kernels = None
         self.graph_capture: GraphCapture | None = None
         self.lane: DeviceLane | None = None

@@ -11,6 +11,7 @@ from faser.config.drafters import DRAFTERS, PASS_METHODS, TEXT_METHODS
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafter_registry import (
+    GRAMMAR_DRAFTERS,
     MODEL_DRAFTERS,
     NATIVE_METHODS,
     TEXT_DRAFTERS,
@@ -65,7 +66,7 @@ def parts(directory: Path, *, with_model: bool = False) -> DrafterParts:
 
 
 def test_every_drafter_has_one_constructor() -> None:
-    assert sorted((*MODEL_DRAFTERS, *TEXT_DRAFTERS)) == sorted(DRAFTERS)
+    assert sorted((*MODEL_DRAFTERS, *TEXT_DRAFTERS, *GRAMMAR_DRAFTERS)) == sorted(DRAFTERS)
     assert tuple(MODEL_DRAFTERS) == PASS_METHODS
     assert TEXT_METHODS[: len(NATIVE_METHODS)] == NATIVE_METHODS
 

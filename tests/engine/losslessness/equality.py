@@ -4,12 +4,14 @@ The pool is too small for all, so sequences are preempted; prefix caching is on;
 where a row has the same bits whatever its neighbours.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.structured.schemas import long_keys
 from faser.config.engine import EngineConfig
 from faser.engine.build import Built
 from faser.engine.build import build as build_from_config
@@ -19,7 +21,14 @@ from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.startup.executor_factory import WrapDrafter
-from faser.types import PositionLogprobs, Request, SamplingParams, SpeculationParams
+from faser.types import (
+    PositionLogprobs,
+    Request,
+    SamplingParams,
+    SpeculationParams,
+    StructuredOutput,
+    StructureKind,
+)
 from tests.checkpoints import tiny_tokenizer, write_tiny_checkpoint
 from tests.prompts import PROMPTS
 
@@ -44,6 +53,24 @@ FEATURES: dict[str, dict[str, Any]] = {
         "stop_token_ids": tuple(range(3, 90)),
         "logprobs": 2,
         "n": 2,
+    },
+    "schema": {
+        "temperature": 0.9,
+        "structured_output": StructuredOutput(kind=StructureKind.JSON, text=json.dumps(long_keys())),
+        "n": 2,
+        "logprobs": 2,
+    },
+    "structure and all others": {
+        "temperature": 0.7,
+        "structured_output": StructuredOutput(
+            kind=StructureKind.REGEX, text="([a-f ]{3,9}(the|fox|jumps)){2,9}[.!]"
+        ),
+        "repetition_penalty": 1.2,
+        "logit_bias": ((40, 2.0), (41, -3.0)),
+        "allowed_token_ids": tuple(range(3, 500)),
+        "ignore_eos": False,
+        "min_tokens": 9,
+        "top_k": 30,
     },
     "scores": {
         "temperature": 0.6,

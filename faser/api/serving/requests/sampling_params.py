@@ -12,6 +12,7 @@ from faser.api.protocol.common import GenerationBody
 from faser.api.protocol.completions import CompletionBody
 from faser.api.serving.requests.bad_words import read_bad_words
 from faser.api.serving.requests.settings import ApiSettings
+from faser.api.serving.requests.structured_output import structured_output_of
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
 from faser.types import SamplingParams
@@ -68,12 +69,6 @@ def _sampling(
     n = 1 if body.n is None else body.n
     if body.best_of not in (None, n):
         raise RequestError(f"best_of is {body.best_of}; it must be absent or equal to n, {n}", param="best_of")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise RequestError(
-            f"`response_format` of type {body.response_format.type} is not supported: this build has no grammar "
-            f"engine; text is",
-            param="response_format",
-        )
     _check_alternatives("prompt_logprobs", body.prompt_logprobs, settings)
     if body.prompt_logprobs is not None and body.stream:
         raise RequestError(
@@ -104,6 +99,7 @@ def _sampling(
         logprobs=logprobs,
         prompt_logprobs=max(asked, default=None),
         skip_special_tokens=body.skip_special_tokens is not False,
+        structured_output=structured_output_of(body),
     )
 
 

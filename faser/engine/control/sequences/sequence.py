@@ -183,7 +183,9 @@ class Sequence:
         """Judge the token just appended: end-of-sequence first, then stop ids, then length."""
         sampling = self.sampling
         num_before = len(self.token_ids) - 1 - self.prompt_len
-        if num_before >= sampling.min_tokens:
+        if sampling.structured_output is not None and token_id in self.eos_token_ids:
+            self.finish_reason = FinishReason.STOP  # the mask lets it through once it may, or has to, end
+        elif num_before >= sampling.min_tokens:
             if token_id in self.eos_token_ids and not sampling.ignore_eos:
                 self.finish_reason = FinishReason.STOP
             elif token_id in sampling.stop_token_ids:

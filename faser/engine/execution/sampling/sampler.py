@@ -25,7 +25,7 @@ from faser.engine.execution.sampling.noise import Purpose, uniforms
 from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.sampling.token_samplers import sample_on_host
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.kernels.interface.logits_processor_kernels import LogitsEdit, LogitsProcessorKernels
+from faser.kernels.interface.logits_processor_kernels import LogitsEdit, LogitsProcessorKernels, MaskKernel
 from faser.kernels.interface.sampling_kernels import NO_TOKEN, SamplingKernels
 from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.types import PositionLogprobs
@@ -98,8 +98,12 @@ class Sampler:
         kernels: SamplingKernels | None = None,
         processor_kernels: LogitsProcessorKernels | None = None,
         processors: Sequence[LogitsProcessor] | None = None,
+        mask_kernel: MaskKernel | None = None,
     ) -> None:
-        """processors: in the order in which they edit; None: all of the registry."""
+        """processors: in the order in which they edit; None: all of the registry that need no grammar.
+
+        mask_kernel: where processor_kernels is None; None: tensor operations.
+        """
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._state = SamplingState(num_slots)
@@ -108,7 +112,7 @@ class Sampler:
         )
         self._kernels: SamplingKernels = TorchSamplingKernels() if kernels is None else kernels
         self._processor_kernels: LogitsProcessorKernels = (
-            TorchLogitsProcessorKernels() if processor_kernels is None else processor_kernels
+            TorchLogitsProcessorKernels(mask_kernel) if processor_kernels is None else processor_kernels
         )
 
     @property
@@ -367,6 +371,6 @@ def not_finite(position: int) -> str:
 
 def _nothing_left(position: int) -> str:
     return (
-        f"no token may be chosen at position {position}: allowed_token_ids, bad_words, min_tokens and "
-        f"stop_token_ids together leave none"
+        f"no token may be chosen at position {position}: structured output, allowed_token_ids, bad_words, "
+        f"min_tokens and stop_token_ids together leave none"
     )

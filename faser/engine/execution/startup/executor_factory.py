@@ -9,11 +9,13 @@ from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExec
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.pruning.rank_judge import NUM_TOP
 from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.sampling.logits_processors.registry import make_logits_processors
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.startup.parts import EngineParts
 from faser.engine.execution.verification_forward import PlainForward
 from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
+from faser.engine.structure.sequence_matchers import SequenceMatchers
 from faser.types import ProgressCallback
 
 WrapDrafter = Callable[[Drafter], Drafter]
@@ -26,14 +28,18 @@ def make_executor(
 
     report: as in build.
     """
-    config, target = parts.config, parts.target
+    config, target, backend = parts.config, parts.target, parts.backend
+    vocab_size, eos_token_ids = target.decoder.spec.vocab_size, target.config.eos_token_ids
+    matchers = SequenceMatchers(parts.grammars, num_threads=config.threads)
     sampler = Sampler(
         config.max_num_seqs,
-        target.decoder.spec.vocab_size,
-        target.config.eos_token_ids,
-        parts.backend.device,
-        parts.backend.sampling_kernels,
-        parts.backend.logits_processor_kernels,
+        vocab_size,
+        eos_token_ids,
+        backend.device,
+        backend.sampling_kernels,
+        backend.logits_processor_kernels,
+        make_logits_processors(config.max_num_seqs, vocab_size, eos_token_ids, matchers),
+        backend.mask_kernel,
     )
     table = BlockTable(config.max_num_seqs, -(-target.max_positions // parts.kv.block_size))
     return ModelExecutor(
@@ -41,7 +47,8 @@ def make_executor(
         sampler,
         table,
         max_logit_rows=config.max_num_seqs,
-        speculation=_speculation(parts, sampler, table, pruning, wrap_drafter, report)
+        matchers=matchers,
+        speculation=_speculation(parts, sampler, matchers, table, pruning, wrap_drafter, report)
         if parts.speculates
         else None,
         samples_in_runner=config.schedules_async,
@@ -51,6 +58,7 @@ def make_executor(
 def _speculation(
     parts: EngineParts,
     sampler: Sampler,
+    matchers: SequenceMatchers,
     table: BlockTable,
     pruning: EarlyPruning | None,
     wrap_drafter: WrapDrafter,
@@ -67,6 +75,7 @@ def _speculation(
         target=parts.runner,
         table=table,
         sampling=sampler.state,
+        matchers=matchers,
         max_rows=config.max_num_batched_tokens,
         model=model,
         num_top=0 if pruning is None else NUM_TOP,

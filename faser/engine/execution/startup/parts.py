@@ -11,6 +11,7 @@ import torch
 
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir, flashinfer_workspace, may_compile_kernels
+from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.source import resolve
 from faser.engine.execution.overlap.factory import make_lanes
 from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of
@@ -28,6 +29,8 @@ from faser.engine.execution.startup.model_loading import (
 from faser.engine.execution.startup.runner_factory import ModelRole, make_runner
 from faser.engine.execution.startup.sizing import CachedModel, cached_model, kv_shapes
 from faser.engine.execution.startup.warm_up import ResidentModel, prepare_kernels
+from faser.engine.structure.compiler import GrammarCompiler
+from faser.engine.text.tokenizer import load_tokenizer
 from faser.kernels.cuda.flashinfer.build import arch_of
 from faser.kernels.cuda.memory import CudaMemory
 from faser.kernels.factory import make_backend
@@ -41,10 +44,11 @@ class EngineParts:
     """Each model with the runner that owns its KV cache. draft, draft_runner: None without a draft model.
 
     kv: the shape of the target's cache; the draft model's has as many blocks of the same size. lanes: None without
-    overlapped drafting.
+    overlapped drafting. grammars: compiles what requests ask their answers to match.
     """
 
     config: EngineConfig
+    grammars: GrammarCompiler
     backend: Backend
     target: LoadedModel
     runner: Runner
@@ -86,6 +90,7 @@ def load_parts(
     torch.set_num_threads(config.threads)
     draft_directory = _draft_directory(config, report)
     check_models(config, directory, draft_directory)
+    grammars = _grammars(config, directory)
     report("preparing kernels", 0, 0)
     kernels = cache_dir() / "kernels"
     backend = make_backend(
@@ -128,6 +133,7 @@ def load_parts(
     shapes = kv_shapes(config, cached, target.max_positions, budget)
     return EngineParts(
         config=config,
+        grammars=grammars,
         backend=backend,
         target=target,
         runner=make_runner(config, backend, target, shapes[0], ModelRole.TARGET, report, device_lanes.verify),
@@ -146,6 +152,19 @@ def _check_kernels(models: list[CachedModel], backend: Backend, report: Progress
     arch = arch_of(torch.cuda.get_device_capability(backend.device))
     kernels, workspace = cache_dir() / "kernels", flashinfer_workspace()
     check_kernels(models, arch, report, kernels=kernels, workspace=workspace, may_compile=may_compile_kernels())
+
+
+def _grammars(config: EngineConfig, directory: Path) -> GrammarCompiler:
+    """A compiler that gets its tokenizer ready while the model is loaded."""
+    model = read_model_config(directory)
+    found = GrammarCompiler(
+        lambda: load_tokenizer(Path(config.tokenizer or directory)),
+        vocab_size=model.spec.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        any_whitespace=config.structured_outputs.any_whitespace,
+    )
+    found.prepare()
+    return found
 
 
 def _draft_directory(config: EngineConfig, report: ProgressCallback) -> Path | None:

@@ -5,10 +5,13 @@ requests. LookupDrafter makes a Drafter of a look-up with one method; CombinedLo
 """
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Protocol
 
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
+
+_token_ids = attrgetter("token_ids")
 
 
 class TextLookup(Protocol):
@@ -25,7 +28,10 @@ class TextLookup(Protocol):
     def start(self, start: SequenceStart) -> None: ...
 
     def look_up(self, plan: DraftPlan) -> tuple[tuple[Draft, ...], ...]:
-        """For each method a draft for every request, in their order. Otherwise as Drafter.propose."""
+        """For each method a draft for every request, in their order. Otherwise as Drafter.propose.
+
+        An occasional method that has no draft for any of them is left out, unless it is the only one.
+        """
         ...
 
     def commit(self, continuations: Sequence[Continuation]) -> None: ...
@@ -34,13 +40,22 @@ class TextLookup(Protocol):
 
 
 class CombinedLookup:
-    """A TextLookup: the methods of native, if it is given, and then one method for each drafter."""
+    """A TextLookup: the methods of native, if it is given, then one method for each drafter.
 
-    def __init__(self, drafters: Sequence[Drafter], native: TextLookup | None = None) -> None:
+    occasional: drafters of further methods, which have nothing for most requests.
+    """
+
+    def __init__(
+        self, drafters: Sequence[Drafter], native: TextLookup | None = None, occasional: Sequence[Drafter] = ()
+    ) -> None:
         self._native = native
-        self._drafters = tuple(drafters)
-        self._parts: tuple[TextLookup | Drafter, ...] = (*([] if native is None else [native]), *drafters)
-        self.num_methods = len(self._drafters) + (0 if native is None else native.num_methods)
+        self._drafters, self._occasional = tuple(drafters), tuple(occasional)
+        self._parts: tuple[TextLookup | Drafter, ...] = (
+            *([] if native is None else [native]),
+            *drafters,
+            *occasional,
+        )
+        self.num_methods = len(self._parts) + (0 if native is None else native.num_methods - 1)
 
     @property
     def drafts_overlapped(self) -> bool:
@@ -51,8 +66,13 @@ class CombinedLookup:
             each.start(start)
 
     def look_up(self, plan: DraftPlan) -> tuple[tuple[Draft, ...], ...]:
-        native = () if self._native is None else self._native.look_up(plan)
-        return (*native, *(drafter.propose(plan).drafts for drafter in self._drafters))
+        found = [] if self._native is None else [*self._native.look_up(plan)]
+        found += [drafter.propose(plan).drafts for drafter in self._drafters]
+        for drafter in self._occasional:
+            drafts = drafter.propose(plan).drafts
+            if not found or any(map(_token_ids, drafts)):
+                found.append(drafts)
+        return tuple(found)
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         for each in self._parts:

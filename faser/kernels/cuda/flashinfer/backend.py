@@ -138,6 +138,7 @@ class FlashInferBackend:
         self.logits_processor_kernels: LogitsProcessorKernels | None = kernels.logits_processor_kernels(
             accelerator
         )
+        self.mask_kernel = None
         self.rejection_kernels: RejectionKernels | None = kernels.rejection_kernels(accelerator)
         self.has_fp8 = fp8 is not None
         self._accelerator = accelerator

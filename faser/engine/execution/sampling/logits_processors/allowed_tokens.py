@@ -1,4 +1,4 @@
-"""allowed_token_ids: no other token can be sampled."""
+"""allowed_token_ids: no other token can be sampled, except the end of an answer with a structure."""
 
 from collections.abc import Collection, Sequence
 
@@ -14,8 +14,9 @@ class AllowedTokens:
 
     reads_output = False
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
         self._by_slot: dict[int, Ints] = {}
 
     @property
@@ -23,8 +24,10 @@ class AllowedTokens:
         return self._by_slot
 
     def start(self, start: SequenceStart) -> None:
-        if start.sampling.allowed_token_ids is not None:
-            self._by_slot[start.slot] = distinct(start.sampling.allowed_token_ids, self._vocab_size)
+        allowed = start.sampling.allowed_token_ids
+        if allowed is not None:
+            ends = () if start.sampling.structured_output is None else self._eos_token_ids
+            self._by_slot[start.slot] = distinct(allowed + ends, self._vocab_size)
 
     def accept(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
         pass

@@ -12,7 +12,8 @@ from faser.kernels.interface.sampling_kernels import Ints
 class MinTokens:
     """See LogitsProcessor.
 
-    The tokens are the request's stop_token_ids and, unless it ignores them, the EOS ones.
+    The tokens are the request's stop_token_ids and, unless it ignores them, the EOS ones. Where the answer has a
+    structure, its mask holds back the EOS tokens.
     """
 
     reads_output = False
@@ -29,7 +30,8 @@ class MinTokens:
     def start(self, start: SequenceStart) -> None:
         sampling = start.sampling
         if sampling.min_tokens:
-            ends = sampling.stop_token_ids + (() if sampling.ignore_eos else self._eos_token_ids)
+            by_eos = not sampling.ignore_eos and sampling.structured_output is None
+            ends = sampling.stop_token_ids + (self._eos_token_ids if by_eos else ())
             self._by_slot[start.slot] = (start.prompt_len + sampling.min_tokens, distinct(ends, self._vocab_size))
 
     def accept(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:

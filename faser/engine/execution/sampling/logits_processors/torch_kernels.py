@@ -18,6 +18,8 @@ from faser.kernels.interface.logits_processor_kernels import (
     ForbidEdit,
     LogitPositions,
     LogitsEdit,
+    MaskEdit,
+    MaskKernel,
     PenaltyEdit,
     RowsEdit,
 )
@@ -74,8 +76,20 @@ def forbid(logits: Tensor, at: Entries) -> None:
     logits[at.rows, at.token_ids] = -torch.inf
 
 
+def mask(logits: Tensor, edit: MaskEdit) -> None:
+    """In the rows of the edit, give every token whose bit is 0 a probability of exactly 0."""
+    rows, words = _tensor(edit.rows, logits.device), _tensor(edit.words, logits.device)
+    shifts = torch.arange(8, dtype=torch.uint8, device=words.device)
+    bits = (words.view(torch.uint8)[:, :, None] >> shifts) & 1  # the machine's integers begin with the low byte
+    allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+    logits[rows] = logits[rows].masked_fill_(~allowed, -torch.inf)
+
+
 class TorchLogitsProcessorKernels:
-    """See LogitsProcessorKernels. By tensor operations where the logits are."""
+    """See LogitsProcessorKernels. By tensor operations where the logits are; masks by a kernel, if it is given."""
+
+    def __init__(self, mask_kernel: MaskKernel | None = None) -> None:
+        self._mask: MaskKernel = mask if mask_kernel is None else mask_kernel
 
     def apply(self, logits: Tensor, edits: Sequence[LogitsEdit]) -> None:
         device = logits.device
@@ -96,6 +110,8 @@ class TorchLogitsProcessorKernels:
                     allow_only(logits, _tensor(edit.at.rows, device), _entries(edit.at, device))
                 case ForbidEdit():
                     forbid(logits, _entries(edit.at, device))
+                case MaskEdit():
+                    self._mask(logits, edit)
                 case RowsEdit():
                     edit.apply(logits)
 

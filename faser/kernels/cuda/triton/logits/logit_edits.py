@@ -19,6 +19,7 @@ from faser.kernels.cuda.triton.logits.logit_rows import (
     add_bias,
     allow_only,
     forbid,
+    mask,
     penalise,
 )
 from faser.kernels.interface.logits_processor_kernels import (
@@ -27,6 +28,7 @@ from faser.kernels.interface.logits_processor_kernels import (
     ForbidEdit,
     LogitPositions,
     LogitsEdit,
+    MaskEdit,
     PenaltyEdit,
     RowsEdit,
 )
@@ -57,6 +59,9 @@ class TritonLogitsProcessorKernels:
                     allow_only(logits, _entries(edit.at, sent))
                 case ForbidEdit():
                     forbid(logits, _entries(edit.at, sent))
+                case MaskEdit():
+                    masked, bits = next(sent), next(sent)
+                    mask(logits, masked, bits.view(len(masked), -1))
                 case RowsEdit():
                     edit.apply(logits)
 
@@ -71,6 +76,8 @@ def _words(edit: LogitsEdit) -> list[NDArray[np.generic]]:
             return [*_positions(edit.at), edit.output_counts, *strengths]
         case AllowOnlyEdit() | ForbidEdit():
             return _positions(edit.at)
+        case MaskEdit():
+            return [edit.rows, edit.words.ravel()]
         case RowsEdit():
             return []
 

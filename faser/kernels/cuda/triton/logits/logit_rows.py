@@ -108,6 +108,18 @@ def _allow_only(logits, stride, width, rows, row_start, token_ids, num_halvings,
     tl.store(place, tl.full((BLOCK,), NOTHING, tl.float32), mask=(columns < width) & (found == 0))
 
 
+@jit
+def _mask(logits, stride, width, rows, words, words_stride, BLOCK: tl.constexpr):
+    """Each column reads its bit."""
+    i = tl.program_id(0)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    word = tl.load(words + i * words_stride + columns // 64, mask=inside, other=0)
+    is_forbidden = ((word >> (columns % 64).to(tl.int64)) & 1) == 0
+    place = logits + tl.load(rows + i) * stride + columns
+    tl.store(place, tl.full((BLOCK,), NOTHING, tl.float32), mask=inside & is_forbidden)
+
+
 def add_bias(logits: Tensor, at: RowEntries, bias: Tensor) -> None:
     """Add bias [N] float64, rounded to float32, to the entries of logits [R, V] float32. Raises EngineError."""
     grid = _checked(logits, at)
@@ -145,6 +157,19 @@ def forbid(logits: Tensor, at: RowEntries) -> None:
     """Give the entries a probability of exactly 0. Raises EngineError."""
     if grid := _checked(logits, at):
         _forbid[grid](logits, logits.stride(0), at.rows, at.row_start, at.token_ids, BLOCK=_BLOCK)
+
+
+def mask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
+    """Forbid every token of the rows whose bit is 0; see MaskEdit. Raises EngineError."""
+    expect_lines("logits", logits, tuple(logits.shape), torch.float32, like=logits)
+    expect("rows", rows, (len(rows),), torch.int64, like=logits)
+    expect("words", words, (len(rows), words.shape[1]), torch.int64, like=logits)
+    if words.shape[1] * 64 < logits.shape[1]:
+        raise EngineError(f"a mask has {words.shape[1] * 64} bits; a row has {logits.shape[1]} logits")
+    if len(rows):
+        grid = (len(rows), -(-logits.shape[1] // _COLUMNS))
+        where = (logits, logits.stride(0), logits.shape[1], rows)
+        _mask[grid](*where, words, words.stride(0), BLOCK=_COLUMNS)
 
 
 def _checked(logits: Tensor, at: RowEntries) -> tuple[int, int] | None:

@@ -26,6 +26,7 @@ from faser.kernels.interface.logits_processor_kernels import (
     LogitPositions,
     LogitsEdit,
     LogitsProcessorKernels,
+    MaskEdit,
     PenaltyEdit,
     RowsEdit,
 )
@@ -76,6 +77,13 @@ def bias(seed: int) -> BiasEdit:
     )
 
 
+def masks(seed: int, rows: list[int], *, words: int = 18) -> MaskEdit:
+    """Random bits, a word of ones and one of zeros; more bits than a row has logits."""
+    bits = np.random.default_rng(seed).integers(-(2**63), 2**63, (len(rows), words), dtype=np.int64)
+    bits[:, 1], bits[:, 2] = -1, 0
+    return MaskEdit(rows=np.array(rows), words=bits)
+
+
 EDITS: dict[str, list[LogitsEdit]] = {
     "bias": [bias(0)],
     "penalties": [penalties(1)],
@@ -86,12 +94,15 @@ EDITS: dict[str, list[LogitsEdit]] = {
         AllowOnlyEdit(at=LogitPositions(rows=np.array([1]), sizes=np.array([0]), token_ids=np.zeros(0, np.int64)))
     ],
     "forbidden": [ForbidEdit(at=places(5))],
+    "masked": [masks(9, [0, 2, 4])],
+    "one masked": [masks(10, [3], words=40)],
     "all": [
         bias(6),
         penalties(7),
         RowsEdit(rows=np.array([1, 3]), function=lambda logits: logits.clamp(max=4.0)),
         AllowOnlyEdit(at=places(8)),
         ForbidEdit(at=places(8, [1, 2])),
+        masks(11, [2, 3]),
     ],
 }
 

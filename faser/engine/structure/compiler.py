@@ -1,0 +1,184 @@
+"""GrammarCompiler: compiles what requests ask for, once for equal ones.
+
+llguidance compiles in milliseconds, with the interpreter lock released, and builds the states of its lexer while
+masks are computed. The limits here bound both: a grammar beyond them is refused, so no request can hold up a step.
+"""
+
+import contextlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from faser.engine.structure.grammar_text import (
+    SCHEMA_KEYS,
+    SCHEMA_LIST_KEYS,
+    SCHEMA_MAP_KEYS,
+    grammar_text,
+    json_grammar,
+    read_json,
+)
+from faser.engine.text.tokenizer import Tokenizer
+from faser.errors import ModelError, RequestError
+from faser.types import StructuredOutput, StructureKind
+
+MAX_CACHED = 128  # grammars
+_WORD = 64  # the vocabulary is filled up to a multiple: masks are read in words of 64 bits
+_LIMITS = LLParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=1_000_000,  # 20 ms
+    step_lexer_fuel=200_000,  # 15 ms
+    step_max_items=50_000,  # 3 ms
+    max_lexer_states=50_000,  # up to 100 MB
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+_MOST_CHECKED = 200  # schemas within a schema that are compiled by themselves to find the faulty one
+_LONGEST_REASON = 600  # characters
+
+
+class GrammarCompiler:
+    """Threads may share it. load_tokenizer: called once, by `prepare` or by the first request.
+
+    vocab_size: of the model. eos_token_ids: the model's; they end an answer whose structure is complete.
+    any_whitespace: as in json_options.
+    """
+
+    def __init__(
+        self,
+        load_tokenizer: Callable[[], Tokenizer],
+        *,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        any_whitespace: bool = False,
+    ) -> None:
+        self._load_tokenizer = load_tokenizer
+        self._vocab_size = vocab_size
+        self._any_whitespace = any_whitespace
+        self.eos_token_ids = eos_token_ids
+        self._lock = threading.Lock()
+        self._preparing = threading.Lock()
+        self._prepared: tuple[LLTokenizer, dict[str, int]] | None = None
+        self._failure: RequestError | None = None
+        self._cached: OrderedDict[tuple[StructureKind, str], LLMatcher] = OrderedDict()
+
+    @property
+    def mask_words(self) -> int:
+        """Words of 64 bits in a mask."""
+        tokenizer, _ = self._tokenizer()
+        return int(tokenizer.vocab_size) // _WORD
+
+    def prepare(self) -> threading.Thread:
+        """Load the tokenizer in a thread, which takes a second. A failure is told to every request."""
+        thread = threading.Thread(target=self._prepare, name="faser-grammars", daemon=True)
+        thread.start()
+        return thread
+
+    def matcher(self, asked: StructuredOutput) -> LLMatcher:
+        """A matcher at the start of an answer; the caller may advance it.
+
+        Raises RequestError for what cannot be compiled, that says where; its param is that of the request.
+        """
+        key = asked.kind, asked.text
+        with self._lock:
+            found = self._cached.get(key)
+            if found is not None:
+                self._cached.move_to_end(key)
+        if found is None:
+            found = self._compile(asked)
+            with self._lock:
+                self._cached[key] = found
+                while len(self._cached) > MAX_CACHED:
+                    self._cached.popitem(last=False)
+        return found.deep_copy()
+
+    def _prepare(self) -> None:
+        with contextlib.suppress(RequestError):
+            self._tokenizer()
+
+    def _tokenizer(self) -> tuple[LLTokenizer, dict[str, int]]:
+        """llguidance's view of the tokenizer, and the special tokens."""
+        with self._preparing:
+            if self._failure is not None:
+                raise RequestError(str(self._failure), param=self._failure.param)
+            if self._prepared is None:
+                try:
+                    self._prepared = self._read_tokenizer()
+                except RequestError as error:
+                    self._failure = error
+                    raise
+            return self._prepared
+
+    def _read_tokenizer(self) -> tuple[LLTokenizer, dict[str, int]]:
+        try:
+            tokenizer = self._load_tokenizer()
+            size = max(tokenizer.vocab_size, self._vocab_size)
+            found = LLTokenizer(
+                tokenizer.to_json(),
+                n_vocab=-(-size // _WORD) * _WORD,
+                eos_token=[each for each in self.eos_token_ids if each < size] or None,
+            )
+        except (ModelError, ValueError) as error:
+            raise RequestError(
+                f"structured output is not possible with this model's tokenizer: {error}"
+            ) from error
+        return found, tokenizer.special_tokens()
+
+    def _compile(self, asked: StructuredOutput) -> LLMatcher:
+        tokenizer, special_tokens = self._tokenizer()
+        try:
+            text = grammar_text(asked, any_whitespace=self._any_whitespace, special_tokens=special_tokens)
+        except RequestError as error:
+            raise RequestError(str(error), param=asked.param) from None
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # now, not in a step; some faults show only here
+        if not matcher.is_error():
+            return matcher
+        reason = _reason(matcher)
+        where = ""
+        if asked.kind is StructureKind.JSON:
+            where = _place_of_fault(read_json(asked), reason, tokenizer, any_whitespace=self._any_whitespace)
+        raise RequestError(f"{asked.kind} cannot be compiled: {where}{reason}", param=asked.param)
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """What is wrong, without the state of the parser."""
+    text = str(matcher.get_error()).partition("<state>")[0].strip()
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"
+
+
+def _place_of_fault(schema: Any, reason: str, tokenizer: LLTokenizer, *, any_whitespace: bool) -> str:
+    """ "at /properties/a: ", the innermost schema that fails for the same reason by itself; empty at the top."""
+    if not isinstance(schema, dict):
+        return ""
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    path, left = "", _MOST_CHECKED
+    descends = True
+    while descends:
+        descends = False
+        for name, inner in _schemas_in(schema):
+            left -= 1
+            text = json_grammar({**definitions, **inner}, any_whitespace=any_whitespace)
+            error, messages = LLMatcher.validate_grammar_with_warnings(text, tokenizer, limits=_LIMITS)
+            if error and any(reason[:80] in each for each in messages):
+                path, schema, descends = f"{path}/{name}", inner, True
+                break
+            if left <= 0:
+                return f"at {path}: " if path else ""
+    return f"at {path}: " if path else ""
+
+
+def _schemas_in(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas directly within one, with their places."""
+    for key in SCHEMA_KEYS:
+        if isinstance(schema.get(key), dict):
+            yield key, schema[key]
+    for key in SCHEMA_LIST_KEYS:
+        if isinstance(schema.get(key), list):
+            yield from ((f"{key}/{i}", each) for i, each in enumerate(schema[key]) if isinstance(each, dict))
+    for key in SCHEMA_MAP_KEYS:
+        if isinstance(schema.get(key), dict):
+            yield from ((f"{key}/{name}", each) for name, each in schema[key].items() if isinstance(each, dict))
