@@ -80,10 +80,10 @@ def test_rows_of_drafts_are_masked_as_if_the_draft_were_known(name: str, tokeniz
     for _ in range(40):
         drafts = []
         for slot, text in enumerate(texts):
-            draft = text[known[slot] : known[slot] + rng.randrange(6)]
-            if draft and rng.random() < 0.3:
-                draft[rng.randrange(len(draft))] = rng.randrange(VOCAB_SIZE)
-            drafts.append((slot, tuple(draft)))
+            continuation = text[known[slot] : known[slot] + rng.randrange(6)]
+            if continuation and rng.random() < 0.3:
+                continuation[rng.randrange(len(continuation))] = rng.randrange(VOCAB_SIZE)
+            drafts.append((slot, tuple(continuation)))
         rows = iter(matchers.masks(drafts, known))
         for slot, draft in drafts:
             before, right = texts[slot][: known[slot]], 0
