@@ -8,16 +8,19 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 SETTINGS := pyproject.toml constraints.txt
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-for-tests
+CLIENTS := .clients
+CLIENTS_READY := $(CLIENTS)/.ready
 SOURCES := faser tests benchmarks deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve check test flashinfer deploy-tools format docs clean
+.PHONY: help setup serve check test clients flashinfer deploy-tools format docs clean
 
 help:
 	@echo "make setup            create .venv and install FASER"
 	@echo "make serve            set up, fetch the default model, serve it on 127.0.0.1:8000"
 	@echo "                      flags: make serve ARGS=\"--port 8001 --max-num-seqs 8\""
 	@echo "make test             install what the tests need, and run them"
+	@echo "make clients          install other clients (openai for Node, anthropic, LangChain, …), and run them"
 	@echo "make flashinfer       install FlashInfer's sources, so that make test holds calls against them"
 	@echo "make deploy-tools     install what renders and validates deploy/, so that make test checks it"
 	@echo "make check            format, lint and types"
@@ -34,11 +37,27 @@ serve: $(READY)
 # A process for each core; a file's tests stay together, as they share what takes long to make.
 test: $(TEST_READY)
 ifeq ($(strip $(ARGS)),)
-	@$(BIN)/pytest --numprocesses logical --dist loadfile -m "not alone"
+	@$(BIN)/pytest --numprocesses logical --dist loadfile -m "not alone and not clients"
 	@$(BIN)/pytest -m alone
 else
 	@$(BIN)/pytest $(ARGS)
 endif
+
+# Programs of other clients against a server. Their packages are in .clients, because they want other versions of
+# some that FASER's tests use. Needs npm.
+clients: $(TEST_READY) $(CLIENTS_READY)
+	@$(BIN)/pytest -m clients --clients $(CLIENTS) tests/clients
+
+$(CLIENTS_READY): tests/clients/requirements.txt tests/clients/package.json
+	@command -v npm > /dev/null || { \
+	  echo "make clients needs npm, for the client of Node; on Debian: apt install npm"; exit 1; }
+	@echo "installing clients into $(CLIENTS), 250 MB"
+	@$(PYTHON) -m venv --clear $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps \
+	  --requirement tests/clients/requirements.txt
+	@cp tests/clients/package.json $(CLIENTS)
+	@cd $(CLIENTS) && npm install --no-audit --no-fund --silent
+	@touch $@
 
 # Without what it depends on: several GB that only a GPU has a use for.
 flashinfer: $(TEST_READY)
@@ -62,7 +81,7 @@ docs: $(READY)
 	@$(BIN)/faser serve --help=markdown > docs/cli.md
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 
 # A virtual environment made by an interrupted run is made again: only the stamps say that it is whole.
 $(BIN)/python:

@@ -21,6 +21,7 @@ if not torch.cuda.is_available():
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--clients", help="the folder with the client packages that make clients installs")
     parser.addoption("--full", action="store_true", help="long versions: all forty prompts, ten thousand steps")
 
 

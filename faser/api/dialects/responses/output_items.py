@@ -81,7 +81,7 @@ class OutputItems:
                 item |= {"role": "assistant", "content": []}
                 part: Json = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             case "reasoning":
-                item |= {"summary": [], "content": [], "encrypted_content": None}
+                item |= {"summary": [], "content": []}
                 part = {"type": "reasoning_text", "text": ""}
         events.append(self._item_event("response.output_item.added", item, len(self.items)))
         self.items.append(item)

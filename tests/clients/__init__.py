@@ -1,0 +1,1 @@
+"""Programs of other clients against a server: each runs in the environment that `make clients` installs."""
