@@ -231,9 +231,10 @@ class EngineConfig:
         choices=POLICIES,
         common=True,
     )
-    spec_overlap: str = setting(
-        "auto",
-        "Draft the next tokens while the model verifies the last ones. auto: when that is faster.",
+    spec_overlap: str | None = setting(
+        None,
+        "Draft the next tokens while the model verifies the last ones. auto: when that is faster. None: auto on a "
+        "CPU, off on a GPU, where it has not been measured.",
         group=SPECULATION,
         kind=Kind.TEXT,
         choices=("auto", "on", "off"),
@@ -324,6 +325,11 @@ class EngineConfig:
     def on_gpu(self) -> bool:
         """Whether the device is a GPU. False for auto, which execution/startup/device.py replaces by a device."""
         return _kind_of(self.device) == "cuda"
+
+    @property
+    def overlap_mode(self) -> str:
+        """auto, on or off: the setting, or what it is on this device. Of a config whose device is resolved."""
+        return self.spec_overlap or ("off" if self.on_gpu else "auto")
 
     @property
     def records_steps(self) -> bool:
@@ -432,7 +438,7 @@ def _overlap_problems(speculation: SpeculationConfig, label: Label) -> list[str]
     source = "with the model itself" if speculation.drafts_with_target else "from text alone"
     return [
         f"{label('spec_overlap')} is on, which needs a draft model, and {drafter} drafts {source}; "
-        f"""add {label("speculative_config")} '{{"model": "DRAFT"}}' or leave {label("spec_overlap")} at auto"""
+        f"""add {label("speculative_config")} '{{"model": "DRAFT"}}' or leave {label("spec_overlap")} away"""
     ]
 
 

@@ -205,7 +205,7 @@ def _overlap(
     if lanes is None or not interference:
         return None
     return OverlapOptions(
-        name=lanes.partition.name, lanes=interference, mode=config.spec_overlap, fallback=lanes.fallback
+        name=lanes.partition.name, lanes=interference, mode=config.overlap_mode, fallback=lanes.fallback
     )
 
 

@@ -165,7 +165,7 @@ def test_overlap_without_a_draft_model_is_refused_with_what_to_add(
         EngineConfig(spec_overlap="on", speculative_config=speculative)
     assert str(caught.value) == (
         f"spec_overlap is on, which needs a draft model, and {drafter}; "
-        """add speculative_config '{"model": "DRAFT"}' or leave spec_overlap at auto"""
+        """add speculative_config '{"model": "DRAFT"}' or leave spec_overlap away"""
     )
     EngineConfig(spec_overlap="on", speculative_config={"model": "DRAFT"})
     EngineConfig(spec_overlap="on", speculative_config=speculative, speculative_policy="off")

@@ -8,10 +8,12 @@ partitions for each that is asked for: which one came, its shares, and the drive
 company    two busy lanes against the same work in turns, by kinds, for every partition and share
 matrix     steps of the target beside passes of the draft model, each over its time alone
 
-What the driver refuses is a result here: what takes parts is then left out, and streams are measured, once.
+What the driver refuses is a result here: a part that it refuses is left out and named; where it refuses all of
+them, whatever takes parts is left out, and streams are measured, once. A lane on which a kernel cannot run is
+named as well: what a split leaves over promises no thread block clusters.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -46,13 +48,15 @@ def run(
     clock = clock_of(plan.device)
     try:
         places = (open_places or places_of)(plan)
-        desk.keep("splits", splits(places))
-        desk.keep("refused", None)
+        found = splits(places)
+        desk.keep("splits", found)
+        widths = granted(places, found)
+        desk.keep("refused", None if len(widths) > 1 else "no part of any size")
     except GreenContextError as refused:
         desk.keep("refused", str(refused))
     else:
-        _rates(plan, desk, places, clock)
-        _stays(plan, desk, places, clock)
+        _rates(plan, desk, places, widths, clock)
+        _stays(plan, desk, places, widths, clock)
         places.close()
     for name in plan.sizes.partitions:
         if desk.may_begin(f"company by {name}"):
@@ -70,16 +74,27 @@ def places_of(plan: Plan) -> Places:
 
 
 def splits(places: Places) -> list[Json]:
-    return [
-        {"wanted": width, "part": part, "left": left}
-        for width in places.widths()[:-1]
-        for part, left in [places.split(width)]
-    ]
+    """What becomes of every wish for a part, in the driver's words where it refuses one."""
+    found: list[Json] = []
+    for width in places.widths()[:-1]:
+        try:
+            part, left = places.split(width)
+            with places.on(width):
+                found.append({"wanted": width, "part": part, "left": left})
+        except GreenContextError as refused:
+            found.append({"wanted": width, "says": str(refused)})
+    return found
 
 
-def _rates(plan: Plan, desk: Desk, places: Places, clock: DeviceClock) -> None:
+def granted(places: Places, found: Sequence[Json]) -> tuple[int, ...]:
+    """Widths of parts that the driver makes, ascending; the last one is all. found: of splits."""
+    refused = {each["wanted"] for each in found if "says" in each}
+    return tuple(width for width in places.widths() if width not in refused)
+
+
+def _rates(plan: Plan, desk: Desk, places: Places, widths: Sequence[int], clock: DeviceClock) -> None:
     for load in (loads.traffic(plan), loads.product(plan)):
-        for width in places.widths():
+        for width in widths:
             if not desk.may_begin(f"{load.name} on {width} processors"):
                 continue
             with places.on(width):
@@ -87,8 +102,10 @@ def _rates(plan: Plan, desk: Desk, places: Places, clock: DeviceClock) -> None:
             desk.append("rates", {"load": load.name, "processors": width, "a_second": load.amount / seconds})
 
 
-def _stays(plan: Plan, desk: Desk, places: Places, clock: DeviceClock) -> None:
-    narrow, wide = places.widths()[0], places.widths()[-1]
+def _stays(plan: Plan, desk: Desk, places: Places, widths: Sequence[int], clock: DeviceClock) -> None:
+    if len(widths) < 2:
+        return
+    narrow, wide = widths[0], widths[-1]
     for name, make in KINDS.items():
         if not desk.may_begin(f"where {name} runs"):
             continue
@@ -169,7 +186,11 @@ def pairs(plan: Plan, desk: Desk, partition: Partition, clock: DeviceClock) -> N
                 continue
             partition.resize(share)
             row = {"partition": partition.name, "share": round(share, 4), "draft": drafting, "verify": verifying}
-            desk.append("company", {**row, **company(partition, clock, draft, verify)})
+            try:
+                found = company(partition, clock, draft, verify)
+            except RuntimeError as error:
+                found = {"says": str(error).partition("\n")[0]}
+            desk.append("company", {**row, **found})
 
 
 def company(

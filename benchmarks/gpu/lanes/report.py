@@ -45,11 +45,11 @@ def arrivals(result: Json) -> str:
 
 
 _LANES = {
-    "splits": ("wanted", "part", "left"),
+    "splits": ("wanted", "part", "left", "says"),
     "rates": ("load", "processors", "a_second"),
     "stays": ("load", "eager_ratio", "eager", "recorded_ratio", "recorded", "says"),
-    "partitions": ("asked", "came", "shares", "refusal"),
-    "company": ("partition", "share", "draft", "verify", "speed_up", "draft_slowdown", "verify_slowdown"),
+    "partitions": ("asked", "came", "shares", "refusal", "refused_splits"),
+    "company": ("partition", "share", "draft", "verify", "speed_up", "draft_slowdown", "verify_slowdown", "says"),
     "matrix": (
         "asked",
         "partition",

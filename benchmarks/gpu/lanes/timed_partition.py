@@ -22,6 +22,7 @@ import torch
 from benchmarks.gpu.common.plan import Plan
 from benchmarks.gpu.common.record import Json
 from faser.engine.execution.overlap.factory import divide_gpu, make_partition
+from faser.engine.execution.overlap.green_contexts import GreenContexts
 from faser.engine.execution.overlap.partition import (
     Draft,
     Lane,
@@ -46,7 +47,9 @@ class Divided:
     @property
     def about(self) -> Json:
         shares = [round(share, 4) for share in self.partition.shares()]
-        return {"asked": self.asked, "came": self.partition.name, "refusal": self.refusal, "shares": shares}
+        about = {"asked": self.asked, "came": self.partition.name, "refusal": self.refusal, "shares": shares}
+        refused = self.partition.refused_splits if isinstance(self.partition, GreenContexts) else {}
+        return {**about, "refused_splits": refused} if refused else about
 
     def is_measured_as_itself(self, asked: Sequence[str]) -> bool:
         """Whether this one came for another, and is among those asked for: it need not be measured twice."""

@@ -39,13 +39,14 @@ TYPES = {
     "*i64": (
         "seeds positions draft_starts chunk_best best chunk_weight chunk_prob kept_prob rests sums next_sums "
         "chunk_ties top_k chosen drafted final_ids chunk_residual chunk_target token_ids slots chunk_first source "
-        "rows row_start"
+        "rows row_start words"
     ),
     "*i32": "counts edge_key edge_id prefixes first_row num_accepted",
     "*bf16": "qkv keys values q_weight k_weight x addend residual scaled weight gate_up gated_rows",
     "*u8": "codes",
     "i32": (
-        "stride width purpose count num_rows draft_stride out_stride residual_stride level rest_bits num_halvings"
+        "stride width purpose count num_rows draft_stride out_stride residual_stride level rest_bits num_halvings "
+        "words_stride"
     ),
     "i64": "window_bits",
     "fp32": "eps",
@@ -110,7 +111,7 @@ def compile_all(arch: int, asked: Sequence[str] = ()) -> Iterator[Compiled]:
             variant = ", ".join(f"{name}={value}" for name, value in changed.items())
             about = {"kernel": kernel.__name__, "module": module.removeprefix(f"{package.__name__}.")}
             try:
-                found = describe(_compile(kernel, changed, arch))
+                found = describe(compiled(kernel, changed, arch))
             except Exception as error:  # whatever the compiler says: the other kernels are wanted too
                 found = {"error": f"{type(error).__name__}: {error}"}
             yield Compiled(**about, variant=variant, seconds=round(time.perf_counter() - began_s, 2), **found)
@@ -126,7 +127,7 @@ def kernels() -> Iterator[tuple[str, Any]]:
                 yield module.__name__, kernel
 
 
-def _compile(kernel: Any, changed: dict[str, Any], arch: int) -> Any:
+def compiled(kernel: Any, changed: dict[str, Any], arch: int) -> Any:
     """changed: sizes unlike the common ones. Raises KeyError for an argument that TYPES lacks."""
     name = kernel.__name__
     sizes = {each: changed.get(each, SIZES[each]) for each in kernel.arg_names if each.isupper()}
@@ -138,16 +139,16 @@ def _compile(kernel: Any, changed: dict[str, Any], arch: int) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", arch, _WARP), options=EXACT)
 
 
-def describe(compiled: Any) -> dict[str, Any]:
+def describe(found: Any) -> dict[str, Any]:
     """What the compiler made of a kernel, as fields of Compiled."""
-    code: bytes = compiled.asm["cubin"]
+    code: bytes = found.asm["cubin"]
     registers, stack = resources(code)
     return {
         "registers": registers,
         "stack_bytes": stack,
-        "shared_bytes": int(compiled.metadata.shared),
+        "shared_bytes": int(found.metadata.shared),
         "code_bytes": len(code),
-        "fuses": _FUSED.search(compiled.asm["ptx"]) is not None,
+        "fuses": _FUSED.search(found.asm["ptx"]) is not None,
     }
 
 

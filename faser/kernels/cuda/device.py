@@ -123,8 +123,9 @@ def stream_of(lane: DeviceLane | None, device: torch.device) -> torch.cuda.Strea
 def cublas_carveout(idle_processors: int, bindings: Any = torch._C) -> Iterator[None]:
     """Let cuBLAS choose kernels for a device with idle_processors fewer processors.
 
-    torch keeps that number for the whole process, so no other thread may compute products meanwhile. A torch
-    without this setting chooses kernels for the whole device: correct, but cut for more processors than there are.
+    torch keeps that number for the whole process, so no other thread may compute products meanwhile. In torch 2.11
+    it reaches cuBLASLt, not plain bfloat16 products. These, and all products of a torch without this setting, are
+    cut for the whole device: correct, but for more processors than there are.
     """
     choose = getattr(bindings, "_set_sm_carveout_experimental", None)
     if choose is None or not idle_processors:

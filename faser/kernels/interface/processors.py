@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from faser.errors import ConfigError
+
 # About what a lane of a GPU takes besides its CUDA graphs: cuBLAS's workspace (32 MiB), and attention plans for
 # decoding and for other steps that run kernel by kernel (8 MiB each). All lanes share attention's workspace.
 LANE_BYTES = 48 << 20
@@ -22,6 +24,10 @@ class DeviceLane:
     share: float
     num_processors: int
     stream: object
+
+
+class LaneError(ConfigError):
+    """A lane whose processors cannot run a model's kernels: names the lane, and the reason that was given."""
 
 
 # CPU cores by number, or a part of a GPU.

@@ -24,7 +24,7 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, PendingTokens
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import GraphCapture
-from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.processors import DeviceLane, LaneError
 from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.kernels.interface.shapes import KvShape
 from faser.types import ProgressCallback
@@ -72,8 +72,8 @@ class GraphRunner(Runner):
             lane: StepGraphs(parts, each, sizes.for_lanes(), max_logit_rows=max_logit_rows)
             for lane, each in (lane_captures or {}).items()
         }
-        _capture([whole], drafts, STAGE, report)
-        _capture(list(lanes.values()), drafts, LANES_STAGE, report)
+        _capture([(None, whole)], drafts, STAGE, report)
+        _capture([*lanes.items()], drafts, LANES_STAGE, report)
         self._graphs_by_lane = {None: whole, **lanes}
 
     @property
@@ -142,12 +142,31 @@ class GraphRunner(Runner):
         return self._graphs_by_lane.get(self._backend.lane)
 
 
-def _capture(sets: list[StepGraphs], drafts: DraftGraphs, stage: str, report: ProgressCallback) -> None:
-    """Capture one set after the other: torch sets cuBLAS's processor count of a lane for the whole process."""
-    total = sum(each.num_expected(drafts) for each in sets)
+def _capture(
+    sets: Sequence[tuple[DeviceLane | None, StepGraphs]],
+    drafts: DraftGraphs,
+    stage: str,
+    report: ProgressCallback,
+) -> None:
+    """Capture one set after the other: torch sets cuBLAS's processor count of a lane for the whole process.
+
+    Raises LaneError where a lane's processors cannot run a kernel: those that a split leaves over promise no
+    thread block clusters, which kernels of libraries may need.
+    """
+    total = sum(each.num_expected(drafts) for _, each in sets)
 
     def progress() -> None:
-        report(stage, sum(each.num_graphs for each in sets), total)
+        report(stage, sum(each.num_graphs for _, each in sets), total)
 
-    for each in sets:
-        each.capture_all(drafts, progress)
+    for lane, each in sets:
+        try:
+            each.capture_all(drafts, progress)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if lane is None:
+                raise
+            raise LaneError(
+                f"the {lane.num_processors} processors of the {lane.name} lane cannot run this model: "
+                f"{str(error).partition(chr(10))[0]}"
+            ) from error

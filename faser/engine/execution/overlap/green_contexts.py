@@ -55,6 +55,7 @@ class GreenContexts:
         self._driver = driver
         self._device = device
         self._made = ExitStack()
+        self.refused_splits: dict[int, str] = {}  # processors of the verify lane, and the driver's words
         with ExitStack() as unfinished:
             self._pairs = self._make_pairs(verify_counts, most_splits, unfinished)
             self._lanes = StreamLanes(device)
@@ -98,6 +99,7 @@ class GreenContexts:
             except GreenContextError as refusal:
                 _log.info("lanes with %d processors for verification are left out: %s", count, refusal)
                 refusals.append(refusal)
+                self.refused_splits[count] = str(refusal)
         if not pairs and refusals:
             raise refusals[0]
         if not pairs:

@@ -1,14 +1,17 @@
 """Which backends compute on the lanes of a partition, and calls that keep a backend on one lane's processors."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from faser.engine.execution.overlap.partition import Lane, Partition, PendingResult, synchronous
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.processors import DeviceLane, LaneError
 
 T = TypeVar("T")
+
+_log = logging.getLogger("faser.engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,3 +66,23 @@ def device_lanes_of(partition: Partition) -> DeviceLanes:
         draft=tuple(each.device_lane for each in draft_lanes if each.device_lane is not None),
         verify=tuple(each.device_lane for each in verify_lanes if each.device_lane is not None),
     )
+
+
+def make_on_lanes(
+    lanes: Lanes, make: Callable[[DeviceLanes], T], otherwise: Callable[[], Partition] | None
+) -> tuple[Lanes, T]:
+    """What `make` makes for the device lanes, and the lanes: other ones if these cannot run the models' kernels.
+
+    otherwise: makes the partition that replaces this one, and frees what the failed try has left; None: there is
+    no other. Raises LaneError where neither partition can run them.
+    """
+    try:
+        return lanes, make(device_lanes_of(lanes.partition))
+    except LaneError as error:
+        if otherwise is None:
+            raise
+        refusal = str(error)
+    lanes.partition.close()
+    replaced = replace(lanes, partition=otherwise(), fallback=refusal)
+    _log.warning("lanes are %s instead of %s: %s", replaced.partition.name, lanes.partition.name, refusal)
+    return replaced, make(device_lanes_of(replaced.partition))

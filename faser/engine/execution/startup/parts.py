@@ -4,7 +4,9 @@ Knows in which order these are made, since each one's memory depends on those be
 them.
 """
 
+import gc
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,8 +16,9 @@ from faser.config.environment import cache_dir, flashinfer_workspace, may_compil
 from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.source import resolve
 from faser.engine.execution.overlap.factory import make_lanes
-from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of
+from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of, make_on_lanes
 from faser.engine.execution.overlap.partition import Partition
+from faser.engine.execution.overlap.streams import Streams
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.kernel_check import check_kernels
 from faser.engine.execution.startup.memory_profile import profile_memory
@@ -33,6 +36,7 @@ from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.kernels.cuda.flashinfer.build import arch_of
 from faser.kernels.cuda.memory import CudaMemory
+from faser.kernels.cuda.streams import CudaLaneDevice
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.shapes import KvShape
@@ -131,20 +135,38 @@ def load_parts(
         report("measuring memory", 0, 0)
         budget = profile_memory(config, residents, memory, free_bytes)
     shapes = kv_shapes(config, cached, target.max_positions, budget)
+
+    def runners(on: DeviceLanes) -> tuple[Runner, Runner | None]:
+        """The draft model's first: its lane may have processors that cannot run it."""
+        drafter = None
+        if draft is not None:
+            drafter = make_runner(config, draft_backend, draft, shapes[1], ModelRole.DRAFTER, report, on.draft)
+        return make_runner(config, backend, target, shapes[0], ModelRole.TARGET, report, on.verify), drafter
+
+    if lanes is None or memory is None:
+        runner, draft_runner = runners(device_lanes)
+    else:
+        streams = None if partition is not None else partial(_streams, backend.device)
+        lanes, (runner, draft_runner) = make_on_lanes(lanes, runners, streams)
     return EngineParts(
         config=config,
         grammars=grammars,
         backend=backend,
         target=target,
-        runner=make_runner(config, backend, target, shapes[0], ModelRole.TARGET, report, device_lanes.verify),
+        runner=runner,
         kv=shapes[0],
         draft=draft,
-        draft_runner=None
-        if draft is None
-        else make_runner(config, draft_backend, draft, shapes[1], ModelRole.DRAFTER, report, device_lanes.draft),
+        draft_runner=draft_runner,
         lanes=lanes,
         kv_cache_bytes=sum(shape.total_bytes for shape in shapes),
     )
+
+
+def _streams(device: torch.device) -> Partition:
+    """Lanes without processors of their own, once the memory of graphs and caches for other lanes is free."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return Streams(CudaLaneDevice(device))
 
 
 def _check_kernels(models: list[CachedModel], backend: Backend, report: ProgressCallback) -> None:

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import torch
 
 from benchmarks.gpu.common.closed_loop import answers
 from benchmarks.gpu.common.engines import Wanted, close, lane_costs, open_engine
-from benchmarks.gpu.common.plan import ON_CPU, Plan
+from benchmarks.gpu.common.plan import ON_CPU, Plan, Sizes
 from benchmarks.gpu.common.record import Desk, Folder
 from benchmarks.gpu.common.shapes import write_shape
 from benchmarks.gpu.common.timing import HostClock
@@ -18,7 +20,7 @@ from benchmarks.gpu.common.walks import Walk, Walking
 from benchmarks.gpu.decoding import arrivals
 from benchmarks.gpu.decoding.arrivals import wanted_of
 from benchmarks.gpu.lanes import report as lane_report
-from benchmarks.gpu.lanes.lanes import company, splits
+from benchmarks.gpu.lanes.lanes import company, granted, pairs, run, splits
 from benchmarks.gpu.lanes.overlap import ARMS, expected, pictures, promises, rows_of
 from benchmarks.gpu.lanes.places import GreenPlaces
 from benchmarks.gpu.phases import phases_named
@@ -29,7 +31,7 @@ from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.execution.overlap.cores import core_numbers
 from faser.engine.execution.overlap.partition import Serial
 from faser.kernels.cuda.events import DeviceEvent
-from faser.kernels.cuda.green_contexts import Group
+from faser.kernels.cuda.green_contexts import GreenContextError, Group
 from faser.types import SamplingParams
 
 
@@ -248,11 +250,66 @@ def test_parts_of_a_device_are_made_once_and_given_back_streams_first() -> None:
     for width in (8, 16, 8, 20):
         with places.on(width):
             pass
-    assert device.used == [1, 2, 1, "everything"]
+    assert device.used == [1, 2, 1, 2, 1, "everything"]
     assert driver.alive == ["context 8", 1, "context 16", 2]
     places.close()
     assert device.used[-1] == "waited"
     assert driver.alive == []
+
+
+class Undivided(Plan):
+    """A dry run without partitions."""
+
+    @property
+    def sizes(self) -> Sizes:
+        return replace(ON_CPU, partitions=())
+
+
+class Refuses(FakeDriver):
+    """No context for groups of this size."""
+
+    def __init__(self, refused: int) -> None:
+        super().__init__()
+        self.refused = refused
+
+    def context(self, group: Group) -> object:
+        if group.count == self.refused:
+            raise GreenContextError("cuGreenCtxCreate: not enough")
+        return super().context(group)
+
+
+def test_a_part_that_the_driver_refuses_is_named_and_the_others_are_measured(tmp_path: Path) -> None:
+    """Planted: one refusal that ends the evidence of all parts."""
+    places = GreenPlaces(Refuses(8), FakeLaneDevice())
+    found = splits(places)
+    assert found == [
+        {"wanted": 8, "says": "cuGreenCtxCreate: not enough"},
+        {"wanted": 16, "part": 16, "left": 4},
+    ]
+    assert granted(places, found) == (16, 20)
+
+    desk = Desk(Folder(tmp_path, dry_run=True), "lanes", 100.0, lambda _: None)
+    run(Undivided(out=tmp_path, dry_run=True), desk, lambda _: GreenPlaces(Refuses(8), FakeLaneDevice()))
+    result = desk.finish().result
+    assert [row["processors"] for row in result["rates"]] == [16, 20] * 2
+    assert result["refused"] is None
+    assert "cuGreenCtxCreate: not enough" in lane_report.lanes(result)
+
+
+def test_a_kernel_that_cannot_run_on_a_lane_is_named(tmp_path: Path) -> None:
+    class NoClusters(Serial):
+        def run_both(self, *_: Any) -> Any:
+            raise RuntimeError("cluster launch failure\nCompile with …")
+
+        def shares(self) -> tuple[float, ...]:
+            return (0.5,)
+
+        def resize(self, share: float) -> None:
+            pass
+
+    desk = Desk(Folder(tmp_path, dry_run=True), "lanes", 100.0, lambda _: None)
+    pairs(Plan(out=tmp_path, dry_run=True), desk, NoClusters(), HostClock())
+    assert {row["says"] for row in desk.finish().result["company"]} == {"cluster launch failure"}
 
 
 def test_lanes_that_take_turns_gain_nothing() -> None:

@@ -20,9 +20,9 @@ from faser.errors import EngineError
 
 COMPILE = """
 import json, sys
-from tests.kernels.cuda.triton.compile_kernels import assembly
+from benchmarks.gpu.travel.triton_kernels import compiled
 from benchmarks.gpu.lanes import processor_probe
-json.dump(assembly(processor_probe._count_blocks, {}), sys.stdout)
+json.dump(compiled(processor_probe._count_blocks, {}, 90).asm["ptx"], sys.stdout)
 """
 
 

@@ -56,7 +56,7 @@ def test_a_gpu_is_divided_as_the_setting_says() -> None:
     for name in ("auto", "sm", "streams"):
         divide = FakeDivider()
         target, draft = on_gpu(), on_gpu()
-        lanes = make_lanes(config_of(spec_partition=name), target, draft, divide=divide)
+        lanes = make_lanes(config_of(spec_partition=name, spec_overlap="auto"), target, draft, divide=divide)
         assert lanes is not None
         assert (lanes.target, lanes.draft) == (target, draft)
         assert divide.asked == [(name, torch.device("cuda", 0))]
@@ -64,10 +64,22 @@ def test_a_gpu_is_divided_as_the_setting_says() -> None:
 
 def test_a_fallback_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="faser.engine"):
-        lanes = make_lanes(config_of(), on_gpu(), on_gpu(), divide=FakeDivider("cuGreenCtxCreate: not permitted"))
+        config, divide = config_of(spec_overlap="auto"), FakeDivider("cuGreenCtxCreate: not permitted")
+        lanes = make_lanes(config, on_gpu(), on_gpu(), divide=divide)
     assert lanes is not None
     assert lanes.fallback == "cuGreenCtxCreate: not permitted"
     assert lanes.fallback in caplog.text
+
+
+def test_drafting_takes_turns_on_a_gpu_unless_asked_to_overlap(caplog: pytest.LogCaptureFixture) -> None:
+    divide = FakeDivider()
+    with caplog.at_level(logging.INFO, logger="faser.engine"):
+        assert make_lanes(config_of(), on_gpu(), on_gpu(), divide=divide) is None
+    assert "--spec-overlap auto lets them overlap" in caplog.text
+    assert divide.asked == []
+    assert config_of().overlap_mode == "off"
+    assert config_of("cpu").overlap_mode == "auto"
+    assert [config_of(spec_overlap=each).overlap_mode for each in ("auto", "on", "off")] == ["auto", "on", "off"]
 
 
 def test_nothing_is_divided_where_nothing_can_overlap() -> None:
@@ -80,7 +92,7 @@ def test_nothing_is_divided_where_nothing_can_overlap() -> None:
         ({"speculative_policy": "off"}, on_gpu()),
     ]
     for settings, draft in none_of_these:
-        assert make_lanes(config_of(**settings), on_gpu(), draft, divide=divide) is None
+        assert make_lanes(config_of(**{"spec_overlap": "auto"} | settings), on_gpu(), draft, divide=divide) is None
     assert divide.asked == []
 
 

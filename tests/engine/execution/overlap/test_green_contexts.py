@@ -178,6 +178,7 @@ def test_a_split_that_the_driver_refuses_is_left_out(refused: int) -> None:
     partition = GreenContexts(driver, FakeLaneDevice(), VERIFY_COUNTS, most_splits=3)
     offered = [count for count in VERIFY_COUNTS if count != refused]
     assert [132 - round(share * 132) for share in partition.shares()] == offered
+    assert list(partition.refused_splits) == [refused]
     assert len(driver.contexts) == len(driver.streams) == 4
     partition.close()
     assert driver.contexts == driver.streams == {}

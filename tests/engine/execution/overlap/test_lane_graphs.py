@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ from faser.engine.execution.verifiers.factory import make_verifier
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import GraphCapture
-from faser.kernels.interface.processors import DeviceLane
+from faser.kernels.interface.processors import DeviceLane, LaneError
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.cuda_graphs.test_engine import answers
 from tests.engine.execution.cuda_graphs.test_graph_runner import (
@@ -331,6 +331,38 @@ def test_every_lane_has_graphs_of_its_own_and_progress_counts_them(checkpoints: 
     captures = [side.backend.graph_capture_on(each) for each in device_lanes]
     assert len({id(each) for each in (*captures, side.backend.graph_capture)}) == 3
     assert all(each.graph_bytes > 0 for each in captures)
+
+
+class NoClusters:
+    """A capture on processors that cannot run a kernel. Another one's, but for the capturing."""
+
+    def __init__(self, capture: GraphCapture, error: Exception) -> None:
+        self._capture = capture
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._capture, name)
+
+    def capture(self, _work: Callable[[], None]) -> Any:
+        raise self._error
+
+
+def test_a_lane_that_cannot_run_a_kernel_is_named_with_the_reason(checkpoints: Pair) -> None:
+    """Planted: an exhausted memory told as a lane's fault."""
+    side = Side(checkpoints.target)
+    accelerator = side.backend._accelerator
+    assert isinstance(accelerator, FakeAccelerator)
+    lane = device_lanes_of(AlternatingPartition(accelerator, SHARES)).draft[0]
+
+    def capturing(error: Exception) -> GraphRunner:
+        capture = cast(GraphCapture, NoClusters(side.backend.graph_capture_on(lane), error))
+        return side.graph_runner(SIZES, lane_captures={lane: capture})
+
+    told = f"the {lane.num_processors} processors of the draft lane cannot run this model: no clusters$"
+    with pytest.raises(LaneError, match=told):
+        capturing(RuntimeError("no clusters\nCompile with …"))
+    with pytest.raises(torch.OutOfMemoryError):
+        capturing(torch.OutOfMemoryError("full"))
 
 
 def test_lanes_have_few_graph_batch_sizes_and_the_largest_that_they_need() -> None:
