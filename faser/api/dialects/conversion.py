@@ -5,12 +5,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from pydantic import BaseModel
+
 from faser.api.protocol.body import checked, shown
 from faser.api.protocol.chat import ChatBody
 from faser.api.protocol.common import EngineFields
+from faser.api.protocol.unsupported_fields import UNSUPPORTED_IN_CHATS, UnsupportedField
 from faser.errors import RequestError
 
 Json = dict[str, Any]
+
+# Values of a chat's fields, in addition to null, that ask for nothing. SDKs and gateways send them to any route.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "logprobs": (False,),
+    "stream_options": ({}, {"include_usage": True}),
+}
 
 
 def chat_body(fields: Mapping[str, Any], body: EngineFields) -> ChatBody:
@@ -18,6 +30,18 @@ def chat_body(fields: Mapping[str, Any], body: EngineFields) -> ChatBody:
     kept = body.model_dump(include=set(EngineFields.model_fields), exclude_none=True, by_alias=True)
     given = {name: value for name, value in fields.items() if value is not None}
     return checked({**kept, **given}, ChatBody)
+
+
+def fields_of_chats(body: type[BaseModel], instead: Mapping[str, str]) -> dict[str, UnsupportedField]:
+    """The fields of chats that a dialect lacks, to be refused by name. instead: what the dialect has for some."""
+    names = {*ChatBody.model_fields, *UNSUPPORTED_IN_CHATS} - set(body.model_fields)
+    return {
+        name: UnsupportedField(
+            f"here it is {instead[name]}" if name in instead else "it is a field of /v1/chat/completions",
+            _NEUTRAL.get(name, ()),
+        )
+        for name in names
+    }
 
 
 @contextmanager

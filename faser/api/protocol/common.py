@@ -122,6 +122,7 @@ class EngineFields(BaseModel):
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     timeout: Number | None = None
     speculative: Speculative | None = None
+    structured_outputs: StructuredOutputsBody | None = None
 
 
 class GenerationBody(EngineFields):
@@ -139,7 +140,6 @@ class GenerationBody(EngineFields):
     return_token_ids: Flag | None = None
     return_tokens_as_token_ids: Flag | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputsBody | None = None
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = LIST

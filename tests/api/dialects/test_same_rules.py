@@ -14,7 +14,7 @@ HI = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HI},
     "/v1/responses": {"input": "hi"},
-    "/v1/messages": {"messages": HI, "max_tokens": 50},
+    "/v1/messages": {"messages": HI, "max_tokens": 600},
 }
 KEY = {"Authorization": "Bearer one"}
 
@@ -87,7 +87,7 @@ def test_a_client_that_leaves_aborts_its_request(engine: FakeEngine, path: str) 
     engine.step_s = 0.05
     engine.script = saying("x" * 500)
     with serving(engine) as url, http_client(url) as http:
-        with http.stream("POST", path, json={**BODIES[path], "stream": True, "max_tokens": 400}) as answer:
+        with http.stream("POST", path, json={**BODIES[path], "stream": True}) as answer:
             next(answer.iter_raw())
         deadline = 100
         while not engine.aborted and deadline:

@@ -139,6 +139,8 @@ def test_cached_tokens_are_counted_apart(http: httpx.Client, engine: FakeEngine)
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
         ({"container": "c"}, "`container` is not supported"),
         ({"mcp_servers": [{"url": "x"}]}, "`mcp_servers` is not supported"),
+        ({"n": 2}, "`n` is not supported: it is a field of /v1/chat/completions"),
+        ({"stop": ["x"]}, "`stop` is not supported: here it is stop_sequences"),
         ({"output_config": {"effort": "high"}}, "output_config.effort"),
     ],
 )

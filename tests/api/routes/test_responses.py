@@ -126,6 +126,9 @@ def test_logprobs_come_with_the_text(client: openai.OpenAI, http: httpx.Client, 
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "json_object"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort", "chat template"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice.type", "allowed_tools"),
+        ({"n": 2}, "n", "a field of /v1/chat/completions"),
+        ({"max_tokens": 5}, "max_tokens", "here it is max_output_tokens"),
+        ({"use_beam_search": True}, "use_beam_search", "a field of /v1/chat/completions"),
     ],
 )
 def test_what_cannot_be_done_is_named(http: httpx.Client, fields: dict[str, Any], param: str, words: str) -> None:
@@ -160,6 +163,8 @@ def test_what_asks_for_nothing_is_accepted(http: httpx.Client) -> None:
         "service_tier": "auto",
         "prompt_cache_key": "k",
         "stream_options": {"include_obfuscation": False},
+        "n": 1,
+        "logprobs": False,
     }
     assert http.post(PATH, json={"input": "hi", **neutral}).status_code == 200
 
@@ -173,7 +178,9 @@ def test_engine_fields_reach_the_engine(http: httpx.Client, engine: FakeEngine) 
         "speculative": {"class": "default", "max_tokens": 2},
     }
     assert http.post(PATH, json=body).status_code == 200
-    (request,) = engine.requests
+    assert http.post(PATH, json={"input": "hi", "structured_outputs": {"choice": ["a"]}}).status_code == 200
+    request, structured = engine.requests
+    assert structured.sampling.structured_output is not None
     assert (request.sampling.seed, request.sampling.top_k, request.sampling.stop) == (7, 5, ("x",))
     assert request.speculation.max_tokens == 2
 

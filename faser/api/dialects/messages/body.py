@@ -4,7 +4,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from faser.api.dialects.conversion import fields_of_chats
 from faser.api.protocol.common import CLOSED, LIST, OPEN, EngineFields
+from faser.api.protocol.scalars import Flag, Integer, Number
 from faser.api.protocol.unsupported_fields import UnsupportedField
 
 _NO_OWN_TOOLS = "this server runs no tools of its own"
@@ -16,7 +18,7 @@ class Thinking(BaseModel):
     model_config = CLOSED
 
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = None
+    budget_tokens: Integer | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -43,7 +45,7 @@ class ToolChoice(BaseModel):
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
-    disable_parallel_tool_use: bool | None = None
+    disable_parallel_tool_use: Flag | None = None
 
 
 class MessageFields(BaseModel):
@@ -64,11 +66,11 @@ class MessageFields(BaseModel):
 class MessagesBody(MessageFields, EngineFields):
     """A request for one message."""
 
-    max_tokens: int
+    max_tokens: Integer
     stop_sequences: list[str] | None = LIST
-    temperature: float | None = None
-    top_p: float | None = None
-    stream: bool | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    stream: Flag | None = None
     metadata: dict[str, Any] | None = None
 
 
@@ -77,6 +79,16 @@ class CountTokensBody(MessageFields, EngineFields):
 
 
 UNSUPPORTED_IN_MESSAGES = {
+    **fields_of_chats(
+        MessagesBody,
+        {
+            "stop": "stop_sequences",
+            "max_completion_tokens": "max_tokens",
+            "response_format": "output_config.format",
+            "reasoning_effort": "output_config.effort",
+            "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+        },
+    ),
     "container": UnsupportedField(_NO_OWN_TOOLS),
     "mcp_servers": UnsupportedField(_NO_OWN_TOOLS, ([],)),
     "context_management": UnsupportedField("this server does not shorten conversations", ({},)),

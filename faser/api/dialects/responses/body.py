@@ -4,7 +4,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from faser.api.dialects.conversion import fields_of_chats
 from faser.api.protocol.common import CLOSED, LIST, EngineFields
+from faser.api.protocol.scalars import Flag, Integer, Number
 from faser.api.protocol.unsupported_fields import UnsupportedField
 
 _STATELESS = "this server stores no responses; send the whole conversation as input"
@@ -30,7 +32,7 @@ class TextFormat(BaseModel):
     name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
+    strict: Flag | None = None
 
 
 class TextOptions(BaseModel):
@@ -45,7 +47,7 @@ class StreamOptions(BaseModel):
 
     model_config = CLOSED
 
-    include_obfuscation: bool | None = None
+    include_obfuscation: Flag | None = None
 
 
 class ResponsesBody(EngineFields):
@@ -54,20 +56,20 @@ class ResponsesBody(EngineFields):
     model: str | None = None
     input: str | list[dict[str, Any]]
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_logprobs: int | None = None
+    max_output_tokens: Integer | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_logprobs: Integer | None = None
     include: list[str] | None = LIST
     stop: str | list[str] | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     tools: list[dict[str, Any]] | None = LIST
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None
-    store: bool | None = None
-    stream: bool | None = None
+    parallel_tool_calls: Flag | None = None
+    max_tool_calls: Integer | None = None
+    store: Flag | None = None
+    stream: Flag | None = None
     stream_options: StreamOptions | None = None
     truncation: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -78,6 +80,18 @@ class ResponsesBody(EngineFields):
 
 
 UNSUPPORTED_IN_RESPONSES = {
+    **fields_of_chats(
+        ResponsesBody,
+        {
+            "messages": "input",
+            "max_tokens": "max_output_tokens",
+            "max_completion_tokens": "max_output_tokens",
+            "response_format": "text.format",
+            "reasoning_effort": "reasoning.effort",
+            "verbosity": "text.verbosity",
+            "logprobs": "top_logprobs, and message.output_text.logprobs in include",
+        },
+    ),
     "previous_response_id": UnsupportedField(_STATELESS),
     "conversation": UnsupportedField(_STATELESS),
     "prompt": UnsupportedField("this server stores no prompts; send the text as instructions and input"),
