@@ -66,7 +66,7 @@ SMOLLM2 = EmbeddedModel(
 
 
 def shipped(model: EmbeddedModel, prefix: str = sys.prefix) -> Path | None:
-    """The checkpoint directory that lies beside the installed program, as in the container image; None: none does."""
+    """The checkpoint directory installed with the program, as in the container image; None: there is none."""
     directory = Path(prefix) / "share" / "faser" / "models" / model.name
     return directory if directory.is_dir() else None
 
