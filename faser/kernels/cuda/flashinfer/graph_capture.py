@@ -1,9 +1,9 @@
 """GraphCapture for FlashInfer: attention plans at fixed addresses, CUDA graphs, staging buffers and readbacks.
 
 A fixed plan owns its index arrays, one copy on the device and two on the host, and the attention wrappers of the
-layers that run with it. Updating it takes one transfer of all arrays, then a plan for each kind of attention among
-the captured layers, which makes FlashInfer copy its plan and three of the arrays to the device. The plan learns
-the kinds when the work runs before the capture.
+layers that run with it. Updating it takes one transfer of all arrays, then, where it would change, a plan for each
+kind of attention among the captured layers (attention_plans.py). The plan learns the kinds when the work runs
+before the capture.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,14 +13,9 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
-from faser.kernels.cuda.events import DeviceEvent
+from faser.kernels.cuda.flashinfer.attention_plans import FixedAttention
 from faser.kernels.cuda.flashinfer.library import PagedAttention
-from faser.kernels.cuda.flashinfer.paged_attention import (
-    INT_WORKSPACE_BYTES,
-    AttentionKind,
-    AttentionWrappers,
-    plan_attention,
-)
+from faser.kernels.cuda.flashinfer.paged_attention import INT_WORKSPACE_BYTES, AttentionKind, AttentionWrappers
 from faser.kernels.cuda.staging import DoubleBuffer, PinnedReadback, PinnedStagingBuffer, ReadbackPool
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize
 from faser.kernels.interface.paged_layout import NO_SLOT, LayoutSizes, LayoutWriter, layout_within
@@ -59,11 +54,10 @@ class FixedPlan:
             LayoutWriter(each, block_size, one_row_each=size.one_row_each) for each in self._hosts
         )
         self._no_pages = self.device.page_indices[:0]
-        self._planned: dict[AttentionKind, PagedAttention] = {}
-        self._splits: dict[AttentionKind, bool] = {}
-        # Marked after the copies that planning launches, from its pinned memory and from the host arrays. The
-        # update after the next one overwrites these host arrays, and the next one waits for this event.
-        self._copied: DeviceEvent = accelerator.event()
+        self._accelerator = accelerator
+        self._planned: dict[AttentionKind, FixedAttention] = {}
+        # Marked after the first plans, which copy from the host arrays.
+        self._copied = accelerator.event()
         self._host = self._hosts[0]
         self._write(_blank(size, block_size))
         self._host.slots.fill_(NO_SLOT)
@@ -77,34 +71,36 @@ class FixedPlan:
 
     def update(self, layout: RowLayout) -> None:
         """See GraphCapture.update_plan."""
+        if self._is_blank:
+            self._copied.synchronize()
+            self._is_blank = False
         num_read = self._write(layout)
-        self._is_blank = False
-        self._copied.synchronize()
         self._staging.send(num_read)
-        for kind, wrapper in self._planned.items():
-            self._plan(wrapper, kind)
-        self._copied.record()
+        for planned in self._planned.values():
+            planned.update(self._host)
 
     def attention(self, kind: AttentionKind) -> PagedAttention:
         """The wrapper of a kind, planned for the layout. A kind's first call plans it, before the capture."""
-        wrapper = self._planned.get(kind)
-        if wrapper is None:
+        planned = self._planned.get(kind)
+        if planned is None:
             assert self._is_blank, "a kind of attention that the captured layers do not have"
-            wrapper = self._planned[kind] = self._wrappers.fixed(kind, self.device)
-            self._splits[kind] = self._wrappers.splits(kind, len(self.device.seq_len))
-            self._plan(wrapper, kind)
+            planned = self._planned[kind] = FixedAttention(
+                self._accelerator,
+                self._wrappers.fixed(kind, self.device),
+                kind,
+                self._host,
+                self.block_size,
+                self._no_pages,
+                splits=self._wrappers.splits(kind, len(self.device.seq_len)),
+            )
             self._copied.record()
-        return wrapper
+        return planned.wrapper
 
     def _write(self, layout: RowLayout) -> int:
         """Write a layout into the host arrays of the next send; returns how many of their numbers to send."""
         at = self._staging.claim()
         self._host = self._hosts[at]
         return self._writers[at].fill(layout)
-
-    def _plan(self, wrapper: PagedAttention, kind: AttentionKind) -> None:
-        splits = self._splits[kind]
-        plan_attention(wrapper, kind, self._host, self.block_size, self._no_pages, splits=splits)
 
 
 def _blank(size: GraphBatchSize, block_size: int) -> RowLayout:

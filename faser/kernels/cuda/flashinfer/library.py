@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from faser.errors import ConfigError
-from faser.kernels.cuda.flashinfer.lane_plans import PLANS_OF_VERSION, lane_wrapper
+from faser.kernels.cuda.flashinfer.planners import PLANS_OF_VERSION, planning_wrapper
 
 
 class PagedAttention(Protocol):
@@ -32,10 +32,7 @@ class FlashInfer(Protocol):
     def BatchDecodeWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> PagedAttention: ...
 
     def planning_without(self, idle_processors: int) -> "FlashInfer":
-        """The same library, whose wrappers plan as if the device had idle_processors fewer (lane_plans.py).
-
-        Raises ConfigError if the installed version is not the one whose planner lane_plans.py knows.
-        """
+        """The same library, whose wrappers plan as if the device had idle_processors fewer (planners.py)."""
         ...
 
 
@@ -45,18 +42,10 @@ class _Installed:
     def __init__(self, package: Any, idle_processors: int = 0) -> None:
         self._package = package
         prefill, decode = package.BatchPrefillWithPagedKVCacheWrapper, package.BatchDecodeWithPagedKVCacheWrapper
-        if idle_processors:
-            prefill, decode = (lane_wrapper(each, idle_processors) for each in (prefill, decode))
-        self.BatchPrefillWithPagedKVCacheWrapper = prefill
-        self.BatchDecodeWithPagedKVCacheWrapper = decode
+        self.BatchPrefillWithPagedKVCacheWrapper = planning_wrapper(prefill, idle_processors)
+        self.BatchDecodeWithPagedKVCacheWrapper = planning_wrapper(decode, idle_processors)
 
     def planning_without(self, idle_processors: int) -> FlashInfer:
-        version = self._package.__version__
-        if version != PLANS_OF_VERSION:
-            raise ConfigError(
-                f"lanes of a GPU plan attention as FlashInfer {PLANS_OF_VERSION} does; {version} is installed; "
-                "install that one, or divide nothing, with --spec-overlap off"
-            )
         return _Installed(self._package, idle_processors)
 
 
@@ -72,7 +61,8 @@ def load_flashinfer(modules: Path | None, import_package: Callable[[], Any] = _i
     modules: folder of modules that build.py compiled ahead of time; None: FlashInfer takes the modules that came
     with its package, or compiles each at its first call.
 
-    Raises ConfigError that names the missing module and the extra that installs it.
+    Raises ConfigError that names the missing module and the extra that installs it, or the version that is not the
+    one whose plans FASER reads.
     """
     try:
         package = import_package()
@@ -81,6 +71,11 @@ def load_flashinfer(modules: Path | None, import_package: Callable[[], Any] = _i
             f"the flashinfer backend cannot be loaded, {error.name or error} is missing; install FASER with its "
             "extra cuda, as in pip install 'faser[cuda]'"
         ) from error
+    if package.__version__ != PLANS_OF_VERSION:
+        raise ConfigError(
+            f"FlashInfer {package.__version__} is installed, and FASER plans attention as {PLANS_OF_VERSION} "
+            f"does; install that one: pip install flashinfer-python=={PLANS_OF_VERSION}"
+        )
     if modules is not None:
         package.jit.env.FLASHINFER_AOT_DIR = modules
     return _Installed(package)

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
-from faser.kernels.cuda.flashinfer.lane_plans import BLOCKS_PER_PROCESSOR
 from faser.kernels.cuda.flashinfer.library import FlashInfer, PagedAttention
+from faser.kernels.cuda.flashinfer.planners import BLOCKS_PER_PROCESSOR
 from faser.kernels.interface.paged_layout import PagedLayout
 from faser.kernels.interface.shapes import AttentionShape
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from faser.kernels.cuda.flashinfer.planners import planning_wrapper
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.signatures import signature
 
@@ -60,10 +61,12 @@ class FakeFlashInfer:
         return found
 
     def BatchPrefillWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> "FakePrefill":
-        return FakePrefill(self, arguments, options)
+        found: FakePrefill = planning_wrapper(FakePrefill, 0)(self, arguments, options)
+        return found
 
     def BatchDecodeWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> "FakeDecode":
-        return FakeDecode(self, arguments, options)
+        found: FakeDecode = planning_wrapper(FakeDecode, 0)(self, arguments, options)
+        return found
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,36 @@ class Arrays:
     page_starts: Tensor
     pages: Tensor
     last_page_len: Tensor
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a plan is of: first rows, pieces of every sequence, tokens of a piece (None: no sequence is cut)."""
+
+    rows: list[int]
+    pieces: list[int]
+    chunk_tokens: int | None
+    tile: int
+
+    def check_lengths(self, lengths: Tensor, static: Static) -> None:
+        """The kernel counts the pieces of a sequence by itself; it must count those that were planned."""
+        if self.chunk_tokens is None:
+            return
+        most = static.window_left + self.tile if static.window_left >= 0 else max(lengths.tolist())
+        counted = [math.ceil(min(each, most) / self.chunk_tokens) for each in lengths.tolist()]
+        assert counted == self.pieces, "the plan is of another layout than the lengths"
+
+
+class FakePlanner:
+    """A compiled module, as far as it plans."""
+
+    def __init__(self, wrapper: "FakeWrapper") -> None:
+        self._wrapper = wrapper
+
+    def plan(self, _floats: str, _numbers: str, _pinned: Tensor, *arguments: Any) -> list[int]:
+        starts, page_starts, lengths, splits = arguments
+        assert len(lengths) == len(page_starts) - 1
+        return self._wrapper.plan_pieces(starts, page_starts, splits=splits)
 
 
 class FakeWrapper:
@@ -116,7 +149,9 @@ class FakeWrapper:
         self.static: Static | None = None
         self.arrays: Arrays | None = self._own_arrays() if self.is_fixed else None
         self.most_rows: int | None = None
-        self.planned: tuple[list[int], ...] = ()  # the layout that the plan on the device is of
+        self.planned: Planned | None = None  # what the plan on the device is of
+        self._cached_module: Any = None
+        self._pinned = torch.zeros(64, dtype=torch.uint8)
         self._copied_at = 0  # how much work must be done before the staging buffer may be filled again
         library.wrappers.append(self)
 
@@ -134,19 +169,44 @@ class FakeWrapper:
     ) -> None:
         accelerator = self.library.accelerator
         accelerator.check_not_capturing("attention is planned")
-        assert accelerator.done >= self._copied_at, "planned again while the last plan may still be copied"
         self.library.calls[f"{self.name}.plan"] += 1
         check_indices(page_starts, pages, last, *([] if starts is None else [starts]))
         lengths = (page_starts.diff() - 1) * given["page_size"] + last
         assert given.get("seq_lens") is None or torch.equal(given["seq_lens"], lengths), "two truths about lengths"
-        rows = list(range(len(last) + 1)) if starts is None else starts.tolist()
-        self.planned = (rows, page_starts.tolist(), last.tolist())
-        self._place(rows[-1], starts, page_starts, pages, last)
+        starts_of_rows = torch.arange(len(last) + 1, dtype=torch.int32) if starts is None else starts
+        self._place(int(starts_of_rows[-1]), starts, page_starts, pages, last)
         self._keep(given)
-        if self.is_fixed and not given.get("disable_split_kv", False):
+        self._cached_module = FakePlanner(self)
+        splits = not given.get("disable_split_kv", False)
+        self._cached_module.plan("floats", "numbers", self._pinned, starts_of_rows, page_starts, lengths, splits)
+
+    def plan_pieces(self, starts: Tensor, page_starts: Tensor, *, splits: bool) -> list[int]:
+        """The compiled planner: cuts sequences so that their tiles fill the device."""
+        accelerator, static = self.library.accelerator, self.static
+        assert static is not None
+        accelerator.check_not_capturing("attention is planned")
+        assert accelerator.done >= self._copied_at, "planned again while the last plan may still be copied"
+        self.library.calls[f"{self.name}.planner"] += 1
+        rows, pages = starts.tolist(), page_starts.diff().tolist()
+        group, tile = static.num_heads // static.num_kv_heads, 16
+        blocks = max(2 * self.library.num_processors // static.num_kv_heads, 1)
+        tiles = [math.ceil((end - start) * group / tile) for start, end in pairwise(rows)]
+        if static.window_left >= 0:
+            pages = [min(each, math.ceil((static.window_left + tile) / static.page_size)) for each in pages]
+        chunk = 1
+        while (
+            chunk < max(pages)
+            and sum(n * math.ceil(p / chunk) for n, p in zip(tiles, pages, strict=True)) > blocks
+        ):
+            chunk += 1
+        chunk_tokens = chunk * static.page_size if splits else None
+        self.planned = Planned(rows, [math.ceil(each / chunk) for each in pages], chunk_tokens, tile)
+        if self.is_fixed and splits:
             self._check_workspace(rows)
+        self._pinned[8:12].view(torch.int32)[0] = chunk_tokens or 0
         accelerator.given += 1
         self._copied_at = accelerator.given
+        return [0, 0, 0, tile, 0, 0, 0, 0, 0, 8, 0, 0, 0, 1, int(splits)]
 
     def _place(
         self, num_rows: int, starts: Tensor | None, page_starts: Tensor, pages: Tensor, last: Tensor
@@ -231,7 +291,8 @@ class FakeWrapper:
         assert keys.shape == values.shape
         assert keys.stride() == values.stride(), "kernels for unequal strides are not compiled"
         # Whatever its kernel could do, the caller has to give what was planned.
-        num_rows = self.planned[0][-1]
+        assert self.planned is not None
+        num_rows = self.planned.rows[-1]
         assert len(q) == num_rows, f"{len(q)} rows are given, {num_rows} were planned"
         self.library.accelerator.launch(partial(self._attend, static, arrays, q, keys, values, out))
         return out  # type: ignore[no-any-return]
@@ -240,11 +301,13 @@ class FakeWrapper:
         self, static: Static, arrays: Arrays, q: Tensor, keys: Tensor, values: Tensor, out: Tensor
     ) -> None:
         """The kernel: layout and plan are where they were when it was launched first, whatever is in there now."""
-        rows, page_starts, last = self.planned
+        assert self.planned is not None
+        rows, page_starts, last = self.planned.rows, arrays.page_starts.tolist(), arrays.last_page_len.tolist()
         if arrays.query_starts is not None:
             assert arrays.query_starts.tolist() == rows, "the plan is of another layout than the rows"
-        assert arrays.page_starts.tolist() == page_starts, "the plan is of another layout than the pages"
-        assert arrays.last_page_len.tolist() == last, "the plan is of another layout than the lengths"
+        self.planned.check_lengths(
+            (arrays.page_starts.diff() - 1) * static.page_size + arrays.last_page_len, static
+        )
         assert rows[-1] <= len(q), f"{rows[-1]} rows are planned, {len(q)} are there"
         out[rows[-1] :] = math.nan
         cache = (keys, values)

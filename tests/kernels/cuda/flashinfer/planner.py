@@ -6,7 +6,7 @@ its name (cuda_runtime.c). Needs a compiler, the module and FlashInfer; see `mis
 
 import ctypes
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate
@@ -73,12 +73,20 @@ class Layout:
 class Plan:
     """launch_arguments: the numbers of the plan that enter a launch. chunk_tokens: of the pieces of a sequence.
 
-    bytes: of a workspace.
+    bytes: of a workspace. numbers: the beginning of the plan, as bytes.
     """
 
     launch_arguments: tuple[int, ...]
     chunk_tokens: int
     bytes: int
+    numbers: Tensor = field(compare=False)
+
+    def blocks(self) -> list[tuple[int, int, int]]:
+        """Sequence, tile of its rows and piece of its positions of every block that has work."""
+        count, at = self.grid, self.launch_arguments
+        columns = [self.numbers[at[i] : at[i] + 4 * count].view(torch.int32).tolist() for i in (4, 5, 6)]
+        valid = self.numbers[at[12] : at[12] + count].tolist()
+        return [each for each, works in zip(zip(*columns, strict=True), valid, strict=True) if works]
 
     @property
     def grid(self) -> int:
@@ -124,7 +132,12 @@ class Planner:
         num_bytes, _ = self._module.workspace_size(self._floats, *arguments)
         at = launch_arguments[_CHUNK_SIZE_AT]
         chunk_tokens = int(self._numbers[at : at + 4].view(torch.int32))
-        return Plan(launch_arguments=launch_arguments, chunk_tokens=chunk_tokens, bytes=num_bytes)
+        return Plan(
+            launch_arguments=launch_arguments,
+            chunk_tokens=chunk_tokens,
+            bytes=num_bytes,
+            numbers=self._staging[: 1 << 16].clone(),
+        )
 
 
 def _starts(counts: tuple[int, ...]) -> Tensor:

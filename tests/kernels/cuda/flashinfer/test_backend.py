@@ -340,21 +340,22 @@ def fake_package(version: str = VERSION) -> SimpleNamespace:
     )
 
 
-def test_wrappers_are_the_packages_own_but_for_lanes() -> None:
+def test_wrappers_are_the_packages_own_but_for_their_planner() -> None:
     package = fake_package()
     library = load_flashinfer(None, lambda: package)
     on_lane = library.planning_without(112)
     for name, wrapper in ((PREFILL, NoPrefill), (DECODE, NoDecode)):
-        assert getattr(library, name) is wrapper
-        made = getattr(on_lane, name)()
-        assert isinstance(made, wrapper)
-        assert type(made) is not wrapper
+        for each in (library, on_lane):
+            made = getattr(each, name)()
+            assert isinstance(made, wrapper)
+            assert type(made) is not wrapper
 
 
-def test_lanes_are_refused_where_plans_may_be_others() -> None:
-    library = load_flashinfer(None, lambda: fake_package("0.8.0"))
-    with pytest.raises(ConfigError, match=r"as FlashInfer 0\.7\.2\.post1 does; 0\.8\.0 is installed"):
-        library.planning_without(20)
+def test_a_version_whose_plans_may_be_others_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"0\.8\.0 is installed, and FASER plans attention as 0\.7\.2\.post1 does"
+    ):
+        load_flashinfer(None, lambda: fake_package("0.8.0"))
 
 
 def test_the_package_looks_first_for_modules_compiled_ahead_of_time(tmp_path: Path) -> None:

@@ -10,16 +10,19 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from faser.kernels.cuda.flashinfer.lane_plans import BLOCKS_PER_PROCESSOR
+from faser.kernels.cuda.flashinfer.attention_plans import plan_extent
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, split_bytes
+from faser.kernels.cuda.flashinfer.planners import BLOCKS_PER_PROCESSOR
 from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.flashinfer import planned_wrappers
-from tests.kernels.cuda.flashinfer.planner import HEAD_DIM, MODULES, PAGE_SIZE, Layout, Planner, missing
+from tests.kernels.cuda.flashinfer.planner import HEAD_DIM, MODULES, PAGE_SIZE, Layout, Plan, Planner, missing
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")
 ROOT = Path(__file__).parents[4]
@@ -123,6 +126,82 @@ def test_nothing_that_a_graph_captures_changes_from_plan_to_plan(
                 room = split_bytes(kind, num_processors, rows=most_rows, sequences=sequences)
                 assert plan.bytes <= room <= 1.001 * plan.bytes
         assert len(launch_arguments) == 1
+
+
+@pytest.mark.parametrize("window_left", [-1, 199])
+def test_a_plan_that_is_kept_computes_every_position_once(planner: Planner, window_left: int) -> None:
+    """Sequences grow and shrink under a plan, as far as its extent says that it serves them.
+
+    Oracle: what the kernel reads, block by block, as prefill.cuh computes it; each row has to meet each of its
+    positions once, and to write its parts where its sequence has room for so many.
+    """
+    draw, kept, cut = random.Random(window_left), 0, 0
+    for _ in range(60):
+        sequences = draw.choice([1, 2, 5, 12])
+        rows = tuple(draw.choice([1, 1, 2, 5, 9]) for _ in range(sequences))
+        lengths = [count + draw.choice([0, 5, draw.randint(0, 600)]) for count in rows]
+        layout = Layout(
+            rows=rows,
+            pages=tuple(-(-each // PAGE_SIZE) for each in lengths),
+            num_heads=32,
+            num_kv_heads=8,
+            most_rows=sum(rows),
+            window_left=window_left,
+        )
+        plan = planner.plan(layout)
+        window = None if window_left < 0 else window_left + 1
+        extent = plan_extent([*plan.launch_arguments], plan.numbers.numpy(), window)
+        pieces = extent.num_pieces(np.array(lengths, dtype=np.int32))
+        for _ in range(5):
+            grown = [
+                max(each + draw.choice([0, 1, 4, 16, 40, -1, -16]), count)
+                for each, count in zip(lengths, rows, strict=True)
+            ]
+            if extent.num_pieces(np.array(grown, dtype=np.int32)) != pieces:
+                continue
+            kept += 1
+            cut += len(plan.blocks()) > sequences
+            assert read_by_kernel(plan, rows, grown, window_left) == {
+                (s, row, position): 1
+                for s, (count, length) in enumerate(zip(rows, grown, strict=True))
+                for row in range(count)
+                for position in seen(row, count, length, window_left)
+            }
+    assert kept > 60
+    assert cut > 20
+
+
+def seen(row: int, count: int, length: int, window_left: int) -> range:
+    """Positions that a row attends to."""
+    end = length - count + row + 1
+    return range(0 if window_left < 0 else max(end - 1 - window_left, 0), end)
+
+
+def read_by_kernel(
+    plan: Plan, rows: tuple[int, ...], lengths: list[int], window_left: int
+) -> Counter[tuple[int, int, int]]:
+    """How often each row of each sequence meets each position that it attends to."""
+    found: Counter[tuple[int, int, int]] = Counter()
+    tile, group, chunk = plan.launch_arguments[3], 4, plan.chunk_tokens
+    written: Counter[tuple[int, int, int]] = Counter()
+    for sequence, query_tile, piece in plan.blocks():
+        count, length = rows[sequence], lengths[sequence]
+        window = length if window_left < 0 else window_left
+        start = max(length + query_tile * tile // group - count - window, 0)
+        begin, end = (min(each * chunk + start, length) for each in (piece, piece + 1))
+        num_pieces = -(-min(length, window + tile) // chunk)
+        assert piece < num_pieces
+        for packed in range(query_tile * tile, min((query_tile + 1) * tile, count * group), group):
+            row = packed // group
+            written[sequence, row, piece] += 1
+            for position in seen(row, count, length, window_left):
+                found[sequence, row, position] += begin <= position < end
+    assert set(written.values()) == {1}
+    assert len(written) == sum(
+        count * -(-min(length, (length if window_left < 0 else window_left) + tile) // chunk)
+        for count, length in zip(rows, lengths, strict=True)
+    )
+    return found
 
 
 @pytest.mark.parametrize("num_processors", [ALL, *LANES])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from faser.kernels.cuda.flashinfer.lane_plans import lane_wrapper
+from faser.kernels.cuda.flashinfer.planners import planning_wrapper
 
 PLANNED: list[tuple[Any, ...]] = []
 ARGUMENTS: tuple[Any, ...] = (*range(100, 116), -1, False, 0, 0)
@@ -48,8 +48,8 @@ def test_a_lanes_plans_leave_out_two_blocks_for_every_processor_that_it_does_not
     PLANNED.clear()
     whole, draft, verify = (
         Wrapper("whole"),
-        lane_wrapper(Wrapper, 112)("draft"),
-        lane_wrapper(Wrapper, 20)("verify"),
+        planning_wrapper(Wrapper, 112)("draft"),
+        planning_wrapper(Wrapper, 20)("verify"),
     )
     assert not draft.is_ready
     for wrapper, idle_blocks in ((draft, 224), (whole, 0), (verify, 40), (draft, 224), (whole, 0)):
@@ -59,7 +59,7 @@ def test_a_lanes_plans_leave_out_two_blocks_for_every_processor_that_it_does_not
 
 
 def test_all_else_is_as_without_a_lane() -> None:
-    wrapper = lane_wrapper(Wrapper, 112)("draft")
+    wrapper = planning_wrapper(Wrapper, 112)("draft")
     wrapper.plan(*ARGUMENTS)
     assert isinstance(wrapper, Wrapper)
     assert (type(wrapper).__name__, wrapper.name, wrapper.run("q")) == ("Wrapper", "draft", "attention of q")
@@ -76,4 +76,4 @@ def test_all_else_is_as_without_a_lane() -> None:
 )
 def test_another_planner_is_refused(arguments: tuple[Any, ...], problem: str) -> None:
     with pytest.raises(AssertionError, match=problem):
-        lane_wrapper(Wrapper, 112)("draft").plan(*arguments)
+        planning_wrapper(Wrapper, 112)("draft").plan(*arguments)
