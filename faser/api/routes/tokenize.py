@@ -9,7 +9,7 @@ from starlette.responses import Response
 from faser.api.protocol.body import read_body
 from faser.api.protocol.tokenize import DetokenizeBody, TokenizeBody
 from faser.api.routes.openapi import BODY_ERRORS, answers, json_body
-from faser.api.serving.requests.prompts import excess
+from faser.api.serving.requests.prompts import encode, excess
 from faser.api.serving.requests.text_worker import count_chars
 from faser.api.serving.service import Service
 from faser.errors import RequestError
@@ -30,13 +30,13 @@ def tokenize_router(service: Service) -> APIRouter:
 
         def answer() -> bytes:
             text = _text(service, body)
+            field = "messages" if body.prompt is None else "prompt"
             if (size := excess(text, tokenizer, max_model_len)) is not None:
-                field = "messages" if body.prompt is None else "prompt"
                 raise RequestError(
                     f"{field} has {size}; it must not exceed the model's context, {max_model_len} tokens",
                     param=field,
                 )
-            tokens = tokenizer.encode(text, add_special_tokens=special)
+            tokens = encode(text, tokenizer, field=field, add_special_tokens=special)
             fields: dict[str, Any] = {
                 "count": len(tokens),
                 "max_model_len": max_model_len,

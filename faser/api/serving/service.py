@@ -70,24 +70,34 @@ class Service:
         field: the field of the body with the prompts. If the engine refuses a request, those submitted before
         are aborted: all requests run, or none. Raises what EngineClient.submit raises.
         """
-        async with AsyncExitStack() as stack:
+        async with AsyncExitStack() as stack, _named(field):
             num_following = sum(request.sampling.n for request in requests)
             readers = []
             for request in requests:
                 num_following -= request.sampling.n
-                readers.append(await stack.enter_async_context(self._submit(request, field, num_following)))
+                readers.append(await stack.enter_async_context(self._submit(request, num_following)))
             yield readers
 
-    def _submit(self, request: Request, field: str, num_following: int) -> OutputReader:
+    def _submit(self, request: Request, num_following: int) -> OutputReader:
         try:
             return self.engine.submit(request, num_following=num_following)
-        except RequestError as error:
-            if error.param != "prompt":
-                raise
-            raise RequestError(str(error), param=field) from None
         except OverloadError:
             self.metrics.rejected(QUEUE_FULL)
             raise
         except NotReadyError:
             self.metrics.rejected(self.engine.state.value)
             raise
+
+
+@asynccontextmanager
+async def _named(field: str) -> AsyncIterator[None]:
+    """The engine knows every prompt as `prompt`: an error that names it names the field of the body instead.
+
+    That holds while requests are submitted, and later: an engine in another process refuses a request that way.
+    """
+    try:
+        yield
+    except RequestError as error:
+        if error.param != "prompt":
+            raise
+        raise RequestError(str(error), param=field) from None

@@ -64,7 +64,10 @@ class ChatTemplate:
         Raises RequestError (param messages) with the template's own message if it refuses the messages.
         """
         if taken := [name for name in _RESERVED if name in extra]:
-            raise RequestError(f"chat_template_kwargs has {taken[0]}; that variable has a field of its own")
+            raise RequestError(
+                f"chat_template_kwargs has {taken[0]}; that variable has a field of its own",
+                param="chat_template_kwargs",
+            )
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError(

@@ -28,6 +28,9 @@ from faser.types import ModelInfo
 _CLOSE_TIMEOUT_S = 5
 _INTERRUPTED = 130
 
+# While a thread reads a large body the event loop gets its turns this much later, each time it waits for a socket.
+_SWITCH_S = 0.001
+
 
 class EngineLifecycle(Protocol):
     """Start and end of an engine, as the server needs them."""
@@ -90,6 +93,7 @@ def run_until_stopped(
     Raises the error with which prepare or the engine's start fails, or with which the engine ends for good.
     """
     raise_open_files_limit()
+    sys.setswitchinterval(_SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve_until_signal(server, prepare, listener, shutdown_timeout_s, on_ready, on_hangup))
 

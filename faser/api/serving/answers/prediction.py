@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from faser.api.protocol.common import Prediction
-from faser.api.serving.requests.prompts import excess
+from faser.api.serving.requests.prompts import encode, excess
 from faser.api.serving.requests.text_worker import TextWorker
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
@@ -32,7 +32,7 @@ async def read_prediction(
 def _tokenize(text: str, tokenizer: Tokenizer, limit: int) -> tuple[int, ...]:
     size = excess(text, tokenizer, limit)
     if size is None:
-        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        token_ids = encode(text, tokenizer, field="prediction", add_special_tokens=False)
         if len(token_ids) <= limit:
             return tuple(token_ids)
         size = f"{len(token_ids)} tokens"

@@ -48,6 +48,14 @@ async def tokenize_prompts(
     return prompts
 
 
+def encode(text: str, tokenizer: Tokenizer, *, field: str, add_special_tokens: bool) -> list[int]:
+    """The token ids of a text. Raises RequestError whose param is field for a text that is not Unicode."""
+    try:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    except RequestError as error:
+        raise RequestError(str(error), param=field) from None
+
+
 def excess(text: str, tokenizer: Tokenizer, limit: int) -> str | None:
     """The size, in words, of a text too long to be tokenised for a limit of tokens; None: it may fit."""
     num_tokens = tokenizer.min_tokens(text)
@@ -85,7 +93,7 @@ def _tokenize(source: str | list[int], tokenizer: Tokenizer, rules: Tokenization
     else:
         text = source
         _refuse(excess(text, tokenizer, rules.limit), rules)
-    token_ids = tokenizer.encode(text, add_special_tokens=rules.add_special_tokens)
+    token_ids = encode(text, tokenizer, field=rules.field, add_special_tokens=rules.add_special_tokens)
     if not token_ids:
         raise RequestError(
             "the prompt is empty: it has 0 tokens, special tokens included; it must have at least 1",
