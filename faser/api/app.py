@@ -13,6 +13,7 @@ from faser.api.protocol.errors import add_error_handlers
 from faser.api.routes.chat import chat_router
 from faser.api.routes.completions import completions_router
 from faser.api.routes.health import health_router
+from faser.api.routes.invocations import invocations_router
 from faser.api.routes.messages import messages_router
 from faser.api.routes.metrics import metrics_router
 from faser.api.routes.models import models_router
@@ -29,6 +30,7 @@ __all__ = ["ApiSettings", "create_app"]
 _ROUTERS = (
     chat_router,
     completions_router,
+    invocations_router,
     responses_router,
     messages_router,
     models_router,

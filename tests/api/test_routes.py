@@ -6,7 +6,7 @@ import pytest
 
 from faser.config.server import ServerConfig
 from faser.types import EngineState
-from tests.api.server import serving, settings
+from tests.api.server import http_client, serving, settings, until
 from tests.fake_engine import END, FakeEngine
 
 TEXT = "/v1/completions"
@@ -206,3 +206,26 @@ def test_unusable_request_id_is_a_400(http: httpx.Client) -> None:
     answer = http.get("/health", headers={"X-Request-Id": "x" * 257})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "X-Request-Id"
+
+
+@pytest.mark.parametrize(
+    "body, kind",
+    [({"messages": [{"role": "user", "content": "a"}]}, "chat.completion"), ({"prompt": "a"}, "text_completion")],
+)
+def test_invocations_are_what_their_fields_say(http: httpx.Client, body: dict[str, object], kind: str) -> None:
+    assert http.post("/invocations", json=body).json()["object"] == kind
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": []}])
+def test_an_invocation_is_one_thing(http: httpx.Client, body: dict[str, object]) -> None:
+    answer = http.post("/invocations", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+
+
+def test_the_load_is_the_number_of_requests_that_generate(http: httpx.Client, engine: FakeEngine) -> None:
+    engine.step_s = 0.05
+    with http.stream("POST", TEXT, json={"prompt": "hi", "stream": True}) as answer:
+        next(answer.iter_lines())
+        with http_client(str(http.base_url)) as other:
+            assert other.get("/load").json() == {"server_load": 1}
+    until(lambda: http.get("/load").json() == {"server_load": 0})

@@ -28,15 +28,25 @@ async def read_body(request: Request, schema: type[_Body], *, max_bytes: int) ->
 
     Raises HttpError (415, 413), and RequestError that names the field, its value and what is allowed.
     """
+    return await parse_body(await read_bytes(request, max_bytes=max_bytes), schema)
+
+
+async def read_bytes(request: Request, *, max_bytes: int) -> bytes:
+    """The bytes of the request's JSON body. Raises HttpError (415, 413)."""
     _check_headers(request, max_bytes)
     raw = bytearray()
     async for piece in request.stream():
         raw += piece
         if len(raw) > max_bytes:
             raise _too_large("more than that", max_bytes)
+    return bytes(raw)
+
+
+async def parse_body(raw: bytes, schema: type[_Body]) -> _Body:
+    """Raises RequestError that names the field, its value and what is allowed, and HttpError (413)."""
     if len(raw) <= _INLINE_BYTES:
-        return _parse(bytes(raw), schema)
-    return await asyncio.to_thread(_parse_large, bytes(raw), schema)
+        return _parse(raw, schema)
+    return await asyncio.to_thread(_parse_large, raw, schema)
 
 
 def checked(value: Any, schema: type[_Body]) -> _Body:

@@ -9,7 +9,8 @@ from faser.api.protocol.common import GenerationBody
 from faser.api.protocol.scalars import Flag, Integer
 from faser.errors import RequestError
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+_MAX_ROLE_CHARS = 64
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
 class ChatBody(GenerationBody):
@@ -23,6 +24,7 @@ class ChatBody(GenerationBody):
     continue_final_message: Flag | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    echo: Flag | None = None
     return_prompt_text: Flag | None = None
     documents: list[dict[str, Any]] | None = None
 
@@ -39,43 +41,64 @@ def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _read_message(message: dict[str, Any], path: str) -> dict[str, Any]:
     role = message.get("role")
-    if role not in ROLES:
+    if not (isinstance(role, str) and 1 <= len(role) <= _MAX_ROLE_CHARS):
         raise RequestError(
-            f"{path}.role is {shown(role)}; it must be one of {', '.join(ROLES)}", param=f"{path}.role"
+            f"{path}.role is {shown(role)}; it must be a string such as system, user, assistant or tool",
+            param=f"{path}.role",
         )
-    for key, reason in (("audio", "this model reads text only"), ("function_call", "use tool_calls")):
-        if message.get(key) is not None:
-            raise RequestError(f"`{path}.{key}` is not supported: {reason}", param=f"{path}.{key}")
-    read = dict(message)
+    if message.get("audio") is not None:
+        raise RequestError(f"`{path}.audio` is not supported: this model reads text only", param=f"{path}.audio")
+    read = {key: value for key, value in message.items() if key != "function_call"}
+    if role == "function":  # as OpenAI called it before there were tools
+        read["role"] = "tool"
     calls = message.get("tool_calls")
     if calls is not None:
         read["tool_calls"] = _read_tool_calls(calls, f"{path}.tool_calls")
-    if message.get("content") is None:
-        if not calls:
-            raise RequestError(
-                f"{path}.content is missing; only a message with tool_calls may omit it", param=path
-            )
-        read["content"] = ""
+    elif message.get("function_call") is not None:
+        call = {"type": "function", "function": message["function_call"]}
+        read["tool_calls"] = [_read_tool_call(call, f"{path}.function_call")]
+    content = message.get("content")
+    if content is None:
+        if role != "assistant":
+            raise RequestError(f"{path}.content is missing; only an assistant's may be left out", param=path)
+        refusal = message.get("refusal")
+        read["content"] = refusal if isinstance(refusal, str) else ""
+    elif isinstance(content, list):
+        texts, thoughts = _read_parts(content, f"{path}.content")
+        read["content"] = "\n".join(texts)
+        if thoughts:
+            read.setdefault("reasoning_content", "\n".join(thoughts))
+    elif isinstance(content, str):
+        read["content"] = content
     else:
-        read["content"] = _read_content(message["content"], f"{path}.content")
+        raise RequestError(
+            f"{path}.content is {shown(content)}; it must be a string or a list of text parts",
+            param=f"{path}.content",
+        )
     return read
 
 
-def _read_content(content: Any, path: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise RequestError(f"{path} is {shown(content)}; it must be a string or a list of text parts", param=path)
-    return "\n".join(_read_part(part, f"{path}.{at}") for at, part in enumerate(content))
+def _read_parts(parts: list[Any], path: str) -> tuple[list[str], list[str]]:
+    """The texts, and the thoughts of an assistant, which templates know as reasoning_content."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    for at, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "thinking":
+            thoughts.append(_text_of(part, "thinking", f"{path}.{at}"))
+        elif kind in _TEXT_PARTS:
+            texts.append(_text_of(part, _TEXT_PARTS[kind], f"{path}.{at}"))
+        else:
+            raise RequestError(
+                f"{path}.{at}.type is {shown(kind)}; this model reads text only", param=f"{path}.{at}.type"
+            )
+    return texts, thoughts
 
 
-def _read_part(part: Any, path: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind != "text":
-        raise RequestError(f"{path}.type is {shown(kind)}; this model reads text only", param=f"{path}.type")
-    text = part.get("text")
+def _text_of(part: dict[str, Any], key: str, path: str) -> str:
+    text = part.get(key)
     if not isinstance(text, str):
-        raise RequestError(f"{path}.text is {shown(text)}; it must be a string", param=f"{path}.text")
+        raise RequestError(f"{path}.{key} is {shown(text)}; it must be a string", param=f"{path}.{key}")
     return text
 
 

@@ -117,6 +117,7 @@ class EngineFields(BaseModel):
     ignore_eos: Flag | None = None
     skip_special_tokens: Flag | None = None
     truncate_prompt_tokens: Integer | None = None
+    truncation_side: Literal["left", "right"] | None = None
     request_id: str | None = None
     priority: Integer | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=256)

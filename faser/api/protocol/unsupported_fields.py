@@ -39,6 +39,11 @@ _UNSUPPORTED = {
     "logits_processors": UnsupportedField("this server runs no code from requests", ([],)),
     "prompt_embeds": UnsupportedField("this build takes text and token ids only"),
     "kv_transfer_params": UnsupportedField("this build moves no KV cache between servers", ({},)),
+    "logprob_token_ids": UnsupportedField("log probabilities are those of the likeliest tokens", ([],)),
+    "repetition_detection": UnsupportedField("no answer is ended for repeating itself; use penalties"),
+    "watermarking": UnsupportedField("this build marks no answers", (False,)),
+    "ec_transfer_params": UnsupportedField("this build has no encoder cache", ({},)),
+    "stream_interval": UnsupportedField("every step is sent", (1,)),
     "vllm_xargs": UnsupportedField("this build has no custom arguments", ({},)),
     "thinking_token_budget": UnsupportedField(_NO_REASONING),
 }
@@ -52,15 +57,21 @@ UNSUPPORTED_IN_CHATS = _UNSUPPORTED | {
     "tool_choice": UnsupportedField(_NO_TOOLS, ("none", "auto")),
     "functions": UnsupportedField(f"it was replaced by tools, and {_NO_TOOLS}", ([],)),
     "function_call": UnsupportedField(f"it was replaced by tool_choice, and {_NO_TOOLS}", ("none", "auto")),
-    "include_reasoning": UnsupportedField(_NO_REASONING, (True,)),
+    "include_reasoning": UnsupportedField(_NO_REASONING, (True, False)),
     "modalities": UnsupportedField(_TEXT_ONLY, (["text"],)),
     "audio": UnsupportedField(_TEXT_ONLY),
     "mm_processor_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),
     "media_io_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),
-    "verbosity": UnsupportedField("this model has no such control", ("medium",)),
     "web_search_options": UnsupportedField("this build does not search"),
     "chat_template": UnsupportedField("this server takes no template from requests"),
-    "echo": UnsupportedField("chat answers do not repeat the conversation", (False,)),
+}
+
+# Of /tokenize.
+UNSUPPORTED_IN_TOKENIZE = {
+    "chat_template": UNSUPPORTED_IN_CHATS["chat_template"],
+    "tools": UnsupportedField(_NO_TOOLS, ([],)),
+    "mm_processor_kwargs": UNSUPPORTED_IN_CHATS["mm_processor_kwargs"],
+    "media_io_kwargs": UNSUPPORTED_IN_CHATS["media_io_kwargs"],
 }
 
 # Accepted, and documented to have no effect: hints for billing systems and caches.
@@ -74,6 +85,7 @@ HINTS = frozenset(
         "prompt_cache_retention",
         "safety_identifier",
         "parallel_tool_calls",
+        "verbosity",
     }
 )
 

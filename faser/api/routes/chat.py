@@ -17,8 +17,13 @@ def chat_router(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions", openapi_extra=json_body(ChatBody), responses=GENERATED)
     async def create_chat_completion(http: Request) -> Response:
-        body = await read_body(http, ChatBody, max_bytes=service.settings.max_request_bytes)
-        handler = await chat_handler(service, http, body, arrival_s=time.monotonic())
-        return await handler.respond(http)
+        return await answer_chat(
+            service, http, await read_body(http, ChatBody, max_bytes=service.settings.max_request_bytes)
+        )
 
     return router
+
+
+async def answer_chat(service: Service, http: Request, body: ChatBody) -> Response:
+    handler = await chat_handler(service, http, body, arrival_s=time.monotonic())
+    return await handler.respond(http)

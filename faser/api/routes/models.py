@@ -1,4 +1,4 @@
-"""GET /v1/models, /v1/models/{id} and /version."""
+"""GET /v1/models, /v1/models/{id}, /version and /load."""
 
 from typing import Any
 
@@ -23,6 +23,11 @@ def models_router(service: Service) -> APIRouter:
     @router.get("/version", responses=answers(*PLAIN_ERRORS))
     async def get_version() -> dict[str, str]:
         return {"version": service.settings.version}
+
+    @router.get("/load", responses=answers(*PLAIN_ERRORS))
+    async def get_load() -> dict[str, int]:
+        """As vLLM: HTTP requests that generate now."""
+        return {"server_load": service.in_progress.count}
 
     return router
 

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from faser.api.protocol.body import read_body
 from faser.api.protocol.tokenize import DetokenizeBody, TokenizeBody
+from faser.api.protocol.unsupported_fields import UNSUPPORTED_IN_TOKENIZE
 from faser.api.routes.openapi import BODY_ERRORS, answers, json_body
 from faser.api.serving.requests.prompts import encode, excess
 from faser.api.serving.requests.text_worker import count_chars
@@ -22,7 +23,7 @@ def tokenize_router(service: Service) -> APIRouter:
     @router.post("/tokenize", openapi_extra=json_body(TokenizeBody), responses=answers(*BODY_ERRORS))
     async def tokenize(http: Request) -> Response:
         body = await read_body(http, TokenizeBody, max_bytes=service.settings.max_request_bytes)
-        service.fields.check(body.model_extra, {})
+        service.fields.check(body.model_extra, UNSUPPORTED_IN_TOKENIZE)
         service.model_name(body.model)
         max_model_len = service.engine.info.max_model_len
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens

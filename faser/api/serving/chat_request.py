@@ -49,12 +49,20 @@ async def chat_handler(
         return_token_ids=bool(body.return_token_ids),
         return_prompt_text=bool(body.return_prompt_text),
         prompt=prompt,
+        echo=_echo(body),
         asks_prompt_logprobs=body.prompt_logprobs is not None,
     )
     predicted = await read_prediction(
         body.prediction, service.engine.tokenizer, service.text_worker, limit=info.max_model_len
     )
     return build_handler(service, http, body, formatter, [prompt], sampling, predicted, arrival_s, frame)
+
+
+def _echo(body: ChatBody) -> str:
+    """The text that the answer continues, if the body asks to have it repeated."""
+    last = body.messages[-1]
+    content = last.get("content") if body.echo and last.get("role") == "assistant" else ""
+    return content if isinstance(content, str) else ""
 
 
 def _check_room(max_completion_tokens: int | None, num_prompt_tokens: int, limit: int) -> None:

@@ -49,6 +49,7 @@ def tokenization_rules(
         field=field,
         add_special_tokens=add_special_tokens if given is None else given,
         truncate=truncate,
+        keeps_start=body.truncation_side == "right",
     )
 
 

@@ -16,9 +16,22 @@ from faser.metrics.server import QUEUE_FULL, Metrics
 from faser.types import EngineState, ModelInfo, Request
 
 
+class InProgress:
+    """How many HTTP requests generate now; each enters this context."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def __aenter__(self) -> None:
+        self.count += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self.count -= 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """One front-end. created_s: its start, in Unix seconds."""
+    """One front-end. created_s: its start, in Unix seconds. in_progress: HTTP requests that generate now."""
 
     engine: EngineClient
     settings: ApiSettings
@@ -27,6 +40,7 @@ class Service:
     fields: FieldChecker
     namespaces: CacheNamespaces
     text_worker: TextWorker
+    in_progress: InProgress
     created_s: int
 
     @classmethod
@@ -40,6 +54,7 @@ class Service:
             fields=FieldChecker(strict=settings.strict_request_fields),
             namespaces=CacheNamespaces(across_keys=settings.share_cache_across_keys),
             text_worker=TextWorker(),
+            in_progress=InProgress(),
             created_s=int(time.time()),
         )
 
@@ -70,7 +85,7 @@ class Service:
         field: the field of the body with the prompts. If the engine refuses a request, those submitted before
         are aborted: all requests run, or none. Raises what EngineClient.submit raises.
         """
-        async with AsyncExitStack() as stack, _named(field):
+        async with AsyncExitStack() as stack, _named(field), self.in_progress:
             num_following = sum(request.sampling.n for request in requests)
             readers = []
             for request in requests:

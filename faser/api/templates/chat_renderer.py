@@ -9,6 +9,7 @@ from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
 
 _NEUTRAL: tuple[Any, ...] = ("none", [])
+_HINTS = ("reasoning_effort",)  # without effect on a model whose template does not use it
 
 
 class ChatRenderer:
@@ -42,7 +43,7 @@ class ChatRenderer:
             raise RequestError(str(self._no_template), param="messages")
         given = {name: value for name, value in template_fields.items() if value is not None}
         for name, value in given.items():
-            if name not in self._source and value not in _NEUTRAL:
+            if name not in self._source and value not in _NEUTRAL and name not in _HINTS:
                 raise RequestError(
                     f"`{name}` is not supported: this model's chat template does not use it", param=name
                 )

@@ -124,6 +124,10 @@ class Tokenizer:
         """
         return text[-(self.max_chars(num_tokens) + _MARGIN_CHARS) :]
 
+    def start_of(self, text: str, num_tokens: int) -> str:
+        """The start of a text, long enough for its first num_tokens tokens; see end_of."""
+        return text[: self.max_chars(num_tokens) + _MARGIN_CHARS]
+
 
 def strip_leading(text: str, limit: int) -> str:
     """text without its leading spaces, of which at most limit are removed."""

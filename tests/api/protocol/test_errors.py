@@ -134,7 +134,9 @@ def test_value_out_of_range_is_named_with_its_limit(
         ({"messages": "hi"}, "messages"),
         ({"messages": ["hi"]}, "messages.0"),
         ({"messages": [{"content": "hi"}]}, "messages.0.role"),
-        ({"messages": [{"role": "robot", "content": "hi"}]}, "messages.0.role"),
+        ({"messages": [{"role": 5, "content": "hi"}]}, "messages.0.role"),
+        ({"messages": [{"role": "r" * 65, "content": "hi"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "refusal"}]}]}, "messages.0.content.0.refusal"),
         ({"messages": [*HI, {"role": "user"}]}, "messages.1"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
@@ -257,9 +259,7 @@ def test_every_served_name_works_and_the_answer_repeats_it(http: httpx.Client) -
     assert http.post(TEXT, json={"prompt": "hi", "model": None}).json()["model"] == "tiny"
 
 
-@pytest.mark.parametrize(
-    "route", ["/v1/embeddings", "/invocations", "/pooling", "/score", "/api/chat", "/health/x", "/"]
-)
+@pytest.mark.parametrize("route", ["/v1/embeddings", "/pooling", "/score", "/api/chat", "/health/x", "/"])
 def test_unknown_route_is_a_404_that_names_it(http: httpx.Client, route: str) -> None:
     message = error(http.post(route, json={}), 404, "NotFoundError")["message"]
     assert message.startswith(f"POST {route} is not offered; the routes are POST /v1/chat/completions, ")

@@ -34,6 +34,8 @@ def test_null_is_the_same_as_absent_in_every_known_field(route: str, strict: boo
         (CHAT, {"n": 1, "best_of": 1, "use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}),
         (CHAT, {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "functions": []}),
         (CHAT, {"response_format": {"type": "text"}, "modalities": ["text"], "bad_words": []}),
+        (CHAT, {"include_reasoning": False, "reasoning_effort": "high", "verbosity": "low"}),
+        (CHAT, {"priority": 3, "best_of": 1, "logprob_token_ids": [], "watermarking": False}),
         (CHAT, {"include_reasoning": True, "logprobs": False, "top_logprobs": 0, "echo": False}),
         (CHAT, {"reasoning_effort": "none", "documents": []}),
         (CHAT, {"stop": [], "logit_bias": {}, "stop_token_ids": [], "top_k": -1, "priority": 0}),
@@ -54,16 +56,18 @@ def test_neutral_values_are_accepted(http: httpx.Client, route: str, neutral: di
         (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}]),
         (CHAT, "tool_choice", "required"),
         (CHAT, "functions", [{"name": "f"}]),
-        (CHAT, "include_reasoning", False),
-        (CHAT, "reasoning_effort", "high"),
         (CHAT, "documents", [{"text": "x"}]),
         (CHAT, "chat_template", "{{ messages }}"),
         (CHAT, "modalities", ["text", "audio"]),
         (CHAT, "audio", {"voice": "x"}),
         (CHAT, "web_search_options", {}),
-        (CHAT, "echo", True),
         (TEXT, "guided_decoding_backend", "outlines"),
         (CHAT, "guided_whitespace_pattern", " *"),
+        (CHAT, "logprob_token_ids", [5]),
+        (TEXT, "repetition_detection", {"max_pattern_size": 3, "min_count": 2}),
+        (CHAT, "watermarking", True),
+        ("/tokenize", "chat_template", "x"),
+        ("/tokenize", "tools", [{"type": "function"}]),
         (TEXT, "suffix", "the end"),
         (TEXT, "use_beam_search", True),
         (TEXT, "use_beam_search", 0),
@@ -75,7 +79,7 @@ def test_neutral_values_are_accepted(http: httpx.Client, route: str, neutral: di
 def test_known_field_that_cannot_be_honoured_is_refused_by_name(
     http: httpx.Client, engine: FakeEngine, route: str, field: str, value: Any
 ) -> None:
-    answer = http.post(route, json={**BODIES[route], field: value})
+    answer = http.post(route, json={**BODIES.get(route, {"messages": HI}), field: value})
     failure = answer.json()["error"]
     assert (answer.status_code, failure["param"]) == (400, field)
     assert failure["message"].startswith(f"`{field}`")

@@ -1,16 +1,20 @@
 """Chat completions as the official client sees them."""
 
+import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
+from faser.errors import RequestError
 from faser.types import FinishReason, Request, RequestOutput
-from tests.api.server import openai_client, serving, settings
-from tests.fake_engine import END, FakeEngine, byte_tokenizer, delta, saying
+from tests.api.server import http_client, openai_client, serving, settings
+from tests.fake_engine import END, FakeEngine, Step, byte_tokenizer, delta, saying
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 
@@ -271,3 +275,73 @@ def test_prompt_logprobs_stand_beside_the_choices(http: httpx.Client) -> None:
 def test_prompt_can_be_cut_from_the_left(http: httpx.Client, engine: FakeEngine) -> None:
     http.post("/v1/chat/completions", json={"messages": HI, "truncate_prompt_tokens": 3})
     assert prompt_of(engine) == "nt]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_is_the_message_that_the_answer_continues(http: httpx.Client, stream: bool) -> None:
+    messages = [*HI, {"role": "assistant", "content": "Well, "}]
+    body = {"messages": messages, "echo": True, "continue_final_message": True, "stream": stream}
+    answer = http.post("/v1/chat/completions", json=body)
+    if not stream:
+        assert answer.json()["choices"][0]["message"]["content"] == "Well, Hello!"
+        return
+    chunks = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line and "[DONE]" not in line]
+    said = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(said) == "Well, Hello!"
+
+
+def test_an_echo_of_what_another_said_is_empty(http: httpx.Client) -> None:
+    answer = http.post("/v1/chat/completions", json={"messages": HI, "echo": True}).json()
+    assert answer["choices"][0]["message"]["content"] == "Hello!"
+
+
+@pytest.mark.parametrize(
+    "message, rendered",
+    [
+        ({"role": "narrator", "content": "x"}, "[narrator]x"),
+        ({"role": "assistant", "content": None}, "[assistant]"),
+        ({"role": "assistant"}, "[assistant]"),
+        ({"role": "assistant", "content": None, "refusal": "no"}, "[assistant]no"),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, "[assistant]no"),
+        ({"role": "user", "content": [{"type": "input_text", "text": "a"}]}, "[user]a"),
+        ({"role": "function", "name": "f", "content": "5"}, "[tool]5"),
+    ],
+)
+def test_messages_of_other_dialects_and_times_are_read(
+    http: httpx.Client, engine: FakeEngine, message: dict[str, Any], rendered: str
+) -> None:
+    answer = http.post("/v1/chat/completions", json={"messages": [*HI, message, *HI]})
+    assert answer.status_code == 200, answer.text
+    assert bytes(engine.requests[0].prompt_token_ids).decode() == f"[user]hi{rendered}[user]hi[assistant]"
+
+
+def test_thoughts_and_calls_of_the_past_reach_the_template() -> None:
+    call = "{{ m.tool_calls | tojson if m.tool_calls }}"
+    template = "{% for m in messages %}{{ m.reasoning_content or '' }}|" + call + "{% endfor %}"
+    engine = FakeEngine(tokenizer=byte_tokenizer(template))
+    thoughtful = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "so"}]
+    called = {"name": "f", "arguments": '{"a": 1}'}
+    messages = [{"role": "assistant", "content": thoughtful}, {"role": "assistant", "function_call": called}]
+    with serving(engine) as url, http_client(url) as http:
+        http.post("/v1/chat/completions", json={"messages": messages})
+    call = '[{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]'
+    assert bytes(engine.requests[0].prompt_token_ids).decode() == f"hm||{call}"
+
+
+@pytest.mark.parametrize("side, kept", [(None, "ne]y"), ("left", "ne]y"), ("right", "[one")])
+def test_the_side_that_is_cut_off_can_be_chosen(
+    http: httpx.Client, engine: FakeEngine, side: str | None, kept: str
+) -> None:
+    messages = [{"role": "one", "content": "y"}]
+    body = {"messages": messages, "truncate_prompt_tokens": 4, "truncation_side": side}
+    http.post("/v1/chat/completions", json=body | {"add_generation_prompt": False})
+    assert bytes(engine.requests[0].prompt_token_ids).decode() == kept
+
+
+def test_errors_about_the_prompt_name_the_messages(http: httpx.Client, engine: FakeEngine) -> None:
+    def refused(_: Request) -> Iterator[Step]:
+        yield RequestError("the prompt does not fit into the KV cache", param="prompt")
+
+    engine.script = refused
+    answer = http.post("/v1/chat/completions", json={"messages": HI})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")

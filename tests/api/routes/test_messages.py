@@ -141,7 +141,6 @@ def test_cached_tokens_are_counted_apart(http: httpx.Client, engine: FakeEngine)
         ({"mcp_servers": [{"url": "x"}]}, "`mcp_servers` is not supported"),
         ({"n": 2}, "`n` is not supported: it is a field of /v1/chat/completions"),
         ({"stop": ["x"]}, "`stop` is not supported: here it is stop_sequences"),
-        ({"output_config": {"effort": "high"}}, "output_config.effort"),
     ],
 )
 def test_what_cannot_be_done_is_named(http: httpx.Client, fields: dict[str, Any], words: str) -> None:

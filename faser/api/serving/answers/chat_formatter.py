@@ -12,7 +12,10 @@ from faser.types import OutputDelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormatter:
-    """return_…, asks_prompt_logprobs: what the request asked for in addition to text."""
+    """return_…, asks_prompt_logprobs: what the request asked for in addition to text.
+
+    echo: text of the conversation that the answer begins with.
+    """
 
     id_prefix: ClassVar[str] = "chatcmpl-"
     object_name: ClassVar[str] = "chat.completion"
@@ -21,6 +24,7 @@ class ChatFormatter:
 
     token_formatter: TokenFormatter
     prompt: TokenizedPrompt
+    echo: str = ""
     return_token_ids: bool = False
     return_prompt_text: bool = False
     asks_prompt_logprobs: bool = False
@@ -28,7 +32,7 @@ class ChatFormatter:
     def choice(self, state: ChoiceState, delta: OutputDelta) -> Choice:
         choice = {
             "index": state.index,
-            "message": {"role": "assistant", "content": delta.text, "refusal": None},
+            "message": {"role": "assistant", "content": self.echo + delta.text, "refusal": None},
             "logprobs": self._logprobs(delta),
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
@@ -42,6 +46,8 @@ class ChatFormatter:
         if not state.started:
             state.started = True
             chunks.append(_chunk(state, {"role": "assistant", "content": ""}))
+            if self.echo:
+                chunks.append(_chunk(state, {"content": self.echo}))
         reported = delta.logprobs is not None or self.return_token_ids or delta.finish_reason is None
         if delta.text or (delta.token_ids and reported):
             content = _chunk(state, {"content": delta.text})

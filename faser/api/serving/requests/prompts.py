@@ -22,6 +22,7 @@ class TokenizationRules:
     """How a request's prompts become token ids.
 
     limit: the context length, in tokens. truncate: how many of the last tokens to keep; None keeps all.
+    keeps_start: of the first tokens instead.
     field: the field of the body that the prompts come from.
     """
 
@@ -29,6 +30,7 @@ class TokenizationRules:
     add_special_tokens: bool
     field: str = "prompt"
     truncate: int | None = None
+    keeps_start: bool = False
 
     def __post_init__(self) -> None:
         if self.truncate is not None and not 1 <= self.truncate <= self.limit:
@@ -89,7 +91,8 @@ def _tokenize(source: str | list[int], tokenizer: Tokenizer, rules: Tokenization
     if not isinstance(source, str):
         return TokenizedPrompt(text=None, token_ids=_kept(source, rules))
     if rules.truncate is not None:
-        text = tokenizer.end_of(source, rules.truncate)
+        part_of = tokenizer.start_of if rules.keeps_start else tokenizer.end_of
+        text = part_of(source, rules.truncate)
     else:
         text = source
         _refuse(excess(text, tokenizer, rules.limit), rules)
@@ -105,7 +108,7 @@ def _tokenize(source: str | list[int], tokenizer: Tokenizer, rules: Tokenization
 def _kept(token_ids: list[int], rules: TokenizationRules) -> tuple[int, ...]:
     """The prompt's tokens. Raises RequestError for more than the context; the engine checks max_tokens as well."""
     if rules.truncate is not None:
-        return tuple(token_ids[-rules.truncate :])
+        return tuple(token_ids[: rules.truncate] if rules.keeps_start else token_ids[-rules.truncate :])
     _refuse(f"{len(token_ids)} tokens" if len(token_ids) > rules.limit else None, rules)
     return tuple(token_ids)
 
