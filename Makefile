@@ -77,8 +77,9 @@ format: $(TEST_READY)
 	@$(BIN)/ruff format $(SOURCES)
 	@$(BIN)/ruff check --fix $(SOURCES)
 
-docs: $(READY)
+docs: $(TEST_READY)
 	@$(BIN)/faser serve --help=markdown > docs/cli.md
+	@$(BIN)/python -m tests.api.surface.page > docs/api.md
 
 clean:
 	rm -rf $(VENV) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

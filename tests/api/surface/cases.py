@@ -1,0 +1,286 @@
+"""One case for each field of each route: a value, and how the answer or the engine's request shows its effect."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from faser.types import Request, SamplingParams
+
+CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+COUNT, TOKENIZE, DETOKENIZE, INVOCATIONS = f"{MESSAGES}/count_tokens", "/tokenize", "/detokenize", "/invocations"
+
+HI = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+BASE: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HI},
+    TEXT: {"prompt": "hi"},
+    RESPONSES: {"input": "hi"},
+    MESSAGES: {"messages": HI, "max_tokens": 9},
+    COUNT: {"messages": HI},
+    TOKENIZE: {"prompt": "hi"},
+    DETOKENIZE: {"tokens": [104, 105]},
+    INVOCATIONS: {"prompt": "hi"},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a case led to. request: the engine's; only of routes that generate."""
+
+    answer: httpx.Response
+    request: Request | None
+
+    @property
+    def sampling(self) -> SamplingParams:
+        assert self.request is not None
+        return self.request.sampling
+
+    @property
+    def prompt(self) -> str:
+        assert self.request is not None
+        return bytes(self.request.prompt_token_ids).decode()
+
+    @property
+    def json(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.answer.json()
+        return found
+
+
+Check = Callable[[Seen], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """value: of the field. beside: further fields that it needs. counts: whether it had its effect.
+
+    note: what the page says of it.
+    """
+
+    value: Any
+    counts: Check
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+def _samples(name: str, value: Any, read: Any = None, *, note: str = "", **beside: Any) -> Case:
+    """A field that is a parameter of sampling. read: as the engine has it."""
+    wanted = value if read is None else read
+    return Case(value=value, counts=lambda seen: getattr(seen.sampling, name) == wanted, beside=beside, note=note)
+
+
+def _asks(value: Any, counts: Check, *, note: str = "", **beside: Any) -> Case:
+    return Case(value=value, counts=counts, beside=beside, note=note)
+
+
+def _hint(value: Any, note: str = "a hint, without effect on tokens") -> Case:
+    return Case(value=value, counts=lambda seen: seen.answer.status_code == 200, note=note)
+
+
+def _structured(value: Any, note: str) -> Case:
+    return Case(value=value, counts=lambda seen: seen.sampling.structured_output is not None, note=note)
+
+
+def _streams(seen: Seen) -> bool:
+    return seen.answer.headers["content-type"].startswith("text/event-stream")
+
+
+def _events(seen: Seen) -> list[dict[str, Any]]:
+    lines = [line for line in seen.answer.text.split("\n\n") if line.startswith("data: {")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def _choice(seen: Seen) -> dict[str, Any]:
+    choice: dict[str, Any] = seen.json["choices"][0]
+    return choice
+
+
+ENGINE: dict[str, Case] = {
+    "min_tokens": _samples("min_tokens", 2),
+    "top_k": _samples("top_k", 5, note="-1 and 0: off"),
+    "min_p": _samples("min_p", 0.1, note="0 to 1"),
+    "seed": _samples("seed", 7, note="equal seeds give equal tokens, whatever else runs"),
+    "presence_penalty": _samples("presence_penalty", 0.5, note="-2 to 2"),
+    "frequency_penalty": _samples("frequency_penalty", 0.5, note="-2 to 2"),
+    "repetition_penalty": _samples("repetition_penalty", 1.5, note="above 0"),
+    "logit_bias": _samples("logit_bias", {"5": 1.5}, ((5, 1.5),), note="token ids to -100 … 100"),
+    "allowed_token_ids": _samples("allowed_token_ids", [5, 6], (5, 6)),
+    "bad_words": _asks(["no"], lambda seen: bool(seen.sampling.bad_words)),
+    "stop_token_ids": _samples("stop_token_ids", [5], (5,)),
+    "include_stop_str_in_output": _samples("include_stop_str_in_output", True),
+    "ignore_eos": _samples("ignore_eos", True),
+    "skip_special_tokens": _samples("skip_special_tokens", False),
+    "truncate_prompt_tokens": _asks(1, lambda seen: len(seen.prompt) == 1, note="-1: the context length"),
+    "truncation_side": _asks(
+        "right",
+        lambda seen: seen.prompt in ("h", "["),
+        truncate_prompt_tokens=1,
+        note="left (default) keeps the last tokens, right the first",
+    ),
+    "request_id": _asks("mine", lambda seen: seen.answer.headers["x-request-id"] == "mine"),
+    "priority": _asks(
+        3,
+        lambda seen: seen.request is not None and seen.request.priority == 3,
+        note="lower is sooner; without effect unless the server runs with `--scheduling-policy priority`",
+    ),
+    "cache_salt": _asks("s", lambda seen: seen.request is not None and seen.request.cache_salt is not None),
+    "timeout": _asks(
+        9, lambda seen: seen.request is not None and seen.request.deadline_s is not None, note="seconds"
+    ),
+    "speculative": _asks(
+        {"max_tokens": 2},
+        lambda seen: seen.request is not None and seen.request.speculation.max_tokens == 2,
+        note="[limits of speculation](speculation.md#by-request-and-by-class)",
+    ),
+}
+
+GENERATION: dict[str, Case] = ENGINE | {
+    "model": _asks("tiny-alias", lambda seen: seen.json["model"] == "tiny-alias"),
+    "n": _asks(2, lambda seen: len(seen.json["choices"]) == 2),
+    "best_of": _asks(2, lambda seen: len(seen.json["choices"]) == 2, n=2, note="must equal `n`"),
+    "max_tokens": _samples("max_tokens", 3),
+    "temperature": _samples("temperature", 0.5, note="0 to 2"),
+    "top_p": _samples("top_p", 0.5, note="above 0, to 1"),
+    "stop": _samples("stop", "x", ("x",), note="at most 16 strings"),
+    "prompt_logprobs": _samples("prompt_logprobs", 1, note="not with `stream`"),
+    "add_special_tokens": _hint(True, ""),
+    "return_token_ids": _asks(True, lambda seen: _choice(seen)["token_ids"] is not None),
+    "response_format": _structured({"type": "json_object"}, "text, json_object, json_schema, structural_tag"),
+    "structured_outputs": _structured({"regex": "a+"}, "json, regex, choice, grammar, structural_tag"),
+    "guided_json": _structured({"type": "object"}, "older name of `structured_outputs.json`"),
+    "guided_regex": _structured("a+", "older name of `structured_outputs.regex`"),
+    "guided_choice": _structured(["a"], "older name of `structured_outputs.choice`"),
+    "guided_grammar": _structured('start: "a"', "older name of `structured_outputs.grammar`"),
+    "grammar": _structured('root ::= "a"', "llama.cpp's name of `structured_outputs.grammar`"),
+    "json_schema": _structured({"type": "object"}, "llama.cpp's name of `structured_outputs.json`"),
+    "stream": _asks(True, _streams),
+    "stream_options": _asks(
+        {"include_usage": True},
+        lambda seen: _events(seen)[-1]["usage"] is not None,
+        stream=True,
+        note="`include_usage`, `continuous_usage_stats`, `include_obfuscation`",
+    ),
+    "prediction": _asks(
+        {"type": "content", "content": "Hello!"},
+        lambda seen: seen.json["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0,
+        note="a text to draft from",
+    ),
+}
+
+CASES: dict[str, dict[str, Case]] = {
+    CHAT: GENERATION
+    | {
+        "messages": _asks(HI, lambda seen: seen.prompt == "[user]hi[assistant]"),
+        "max_completion_tokens": _samples("max_tokens", 3, note="wins over `max_tokens`"),
+        "logprobs": _asks(True, lambda seen: seen.sampling.logprobs == 0),
+        "top_logprobs": _samples("logprobs", 2, logprobs=True),
+        "return_tokens_as_token_ids": _asks(
+            True,
+            lambda seen: _choice(seen)["logprobs"]["content"][0]["token"].startswith("token_id:"),
+            logprobs=True,
+        ),
+        "add_generation_prompt": _asks(False, lambda seen: seen.prompt == "[user]hi"),
+        "continue_final_message": _asks(True, lambda seen: seen.prompt == "[user]hi"),
+        "chat_template_kwargs": _hint({"enable_thinking": False}, "variables of the chat template"),
+        "reasoning_effort": _hint("low", "for the chat template, if that uses it"),
+        "echo": _asks(
+            True,
+            lambda seen: _choice(seen)["message"]["content"] == "So Hello!",
+            messages=[*HI, {"role": "assistant", "content": "So "}],
+            continue_final_message=True,
+            note="the answer begins with the assistant's message that it continues",
+        ),
+        "return_prompt_text": _asks(True, lambda seen: seen.json["prompt_text"] == "[user]hi[assistant]"),
+        "documents": _hint([], "for the chat template; refused if that does not use it"),
+    },
+    TEXT: GENERATION
+    | {
+        "prompt": _asks(
+            [104, 105], lambda seen: seen.prompt == "hi", note="text, texts, token ids, lists of them"
+        ),
+        "logprobs": _samples("logprobs", 2),
+        "return_tokens_as_token_ids": _asks(
+            True, lambda seen: _choice(seen)["logprobs"]["tokens"][0].startswith("token_id:"), logprobs=0
+        ),
+        "echo": _asks(True, lambda seen: _choice(seen)["text"] == "hiHello!"),
+    },
+    RESPONSES: ENGINE
+    | {
+        "model": _asks("tiny-alias", lambda seen: seen.json["model"] == "tiny-alias"),
+        "input": _asks("hi", lambda seen: "[user]hi" in seen.prompt),
+        "instructions": _asks("be", lambda seen: "be" in seen.prompt),
+        "max_output_tokens": _samples("max_tokens", 3),
+        "temperature": _samples("temperature", 0.5),
+        "top_p": _samples("top_p", 0.5),
+        "top_logprobs": _samples("logprobs", 2, include=["message.output_text.logprobs"]),
+        "include": _asks(["message.output_text.logprobs"], lambda seen: seen.sampling.logprobs is not None),
+        "stop": _samples("stop", "x", ("x",)),
+        "reasoning": _hint({"effort": "low"}, "`effort` is for the chat template"),
+        "text": _hint({"format": {"type": "text"}}, ""),
+        "tools": _hint([], ""),
+        "tool_choice": _hint("none", ""),
+        "parallel_tool_calls": _hint(True),
+        "max_tool_calls": _hint(3),
+        "store": _asks(True, lambda seen: seen.json["store"] is False, note="nothing is stored all the same"),
+        "stream": _asks(True, _streams),
+        "stream_options": _hint({"include_obfuscation": False}, "with `stream`"),
+        "truncation": _hint("disabled", "only `disabled`"),
+        "chat_template_kwargs": _hint({"a": 1}, "variables of the chat template"),
+        "metadata": _hint({"a": "b"}),
+        "prompt_cache_key": _hint("k"),
+        "safety_identifier": _hint("k"),
+        "user": _hint("u"),
+    },
+    MESSAGES: ENGINE
+    | {
+        "model": _asks("tiny-alias", lambda seen: seen.json["model"] == "tiny-alias"),
+        "messages": _asks(HI, lambda seen: seen.prompt == "[user]hi[assistant]"),
+        "system": _asks("be", lambda seen: seen.prompt.startswith("[system]be")),
+        "max_tokens": _samples("max_tokens", 3),
+        "stop_sequences": _samples("stop", ["x"], ("x",)),
+        "temperature": _samples("temperature", 0.5),
+        "top_p": _samples("top_p", 0.5),
+        "stream": _asks(True, _streams),
+        "metadata": _hint({"user_id": "u"}),
+        "tools": _hint([], ""),
+        "tool_choice": _hint({"type": "none"}, ""),
+        "thinking": _hint({"type": "disabled"}, ""),
+        "output_config": _hint({"effort": "low"}, "`effort` is for the chat template"),
+        "chat_template_kwargs": _hint({"a": 1}, "variables of the chat template"),
+    },
+    COUNT: {name: _hint(case.value, "does not change the count") for name, case in ENGINE.items()}
+    | {
+        "model": _hint("tiny-alias", ""),
+        "messages": _asks(HI, lambda seen: seen.json["input_tokens"] == len("[user]hi[assistant]")),
+        "system": _asks("be", lambda seen: seen.json["input_tokens"] > len("[user]hi[assistant]")),
+        "tools": _hint([], ""),
+        "tool_choice": _hint({"type": "none"}, ""),
+        "thinking": _hint({"type": "disabled"}, ""),
+        "output_config": _hint({"effort": "low"}, ""),
+        "chat_template_kwargs": _hint({"a": 1}, "variables of the chat template"),
+    },
+    TOKENIZE: {
+        "model": _hint("tiny-alias", ""),
+        "prompt": _asks("hi", lambda seen: seen.json["tokens"] == [104, 105]),
+        "messages": _asks(HI, lambda seen: seen.json["count"] == len("[user]hi[assistant]"), prompt=None),
+        "add_special_tokens": _hint(True, "by default true for a prompt, false for messages"),
+        "return_token_strs": _asks(True, lambda seen: seen.json["token_strs"] == ["h", "i"]),
+        "add_generation_prompt": _asks(
+            False, lambda seen: seen.json["count"] == len("[user]hi"), messages=HI, prompt=None
+        ),
+        "continue_final_message": _asks(
+            True, lambda seen: seen.json["count"] == len("[user]hi"), messages=HI, prompt=None
+        ),
+        "chat_template_kwargs": _hint({"a": 1}, "variables of the chat template"),
+    },
+    DETOKENIZE: {
+        "model": _hint("tiny-alias", ""),
+        "tokens": _asks([104, 105], lambda seen: seen.json["prompt"] == "hi"),
+    },
+    INVOCATIONS: {
+        "messages": _asks(HI, lambda seen: seen.json["object"] == "chat.completion", prompt=None),
+        "prompt": _asks("hi", lambda seen: seen.json["object"] == "text_completion"),
+    },
+}
