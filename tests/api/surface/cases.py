@@ -134,6 +134,7 @@ ENGINE: dict[str, Case] = {
         lambda seen: seen.request is not None and seen.request.speculation.max_tokens == 2,
         note="[limits of speculation](speculation.md#by-request-and-by-class)",
     ),
+    "structured_outputs": _structured({"regex": "a+"}, "json, regex, choice, grammar, structural_tag"),
 }
 
 GENERATION: dict[str, Case] = ENGINE | {
@@ -148,7 +149,6 @@ GENERATION: dict[str, Case] = ENGINE | {
     "add_special_tokens": _hint(True, ""),
     "return_token_ids": _asks(True, lambda seen: _choice(seen)["token_ids"] is not None),
     "response_format": _structured({"type": "json_object"}, "text, json_object, json_schema, structural_tag"),
-    "structured_outputs": _structured({"regex": "a+"}, "json, regex, choice, grammar, structural_tag"),
     "guided_json": _structured({"type": "object"}, "older name of `structured_outputs.json`"),
     "guided_regex": _structured("a+", "older name of `structured_outputs.regex`"),
     "guided_choice": _structured(["a"], "older name of `structured_outputs.choice`"),

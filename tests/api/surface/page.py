@@ -109,7 +109,7 @@ def _fields(path: str, operation: dict[str, Any]) -> Iterator[str]:
         note = f": {case.note}" if case is not None and case.note else ""
         status = "required" if name in required else "supported"
         yield f"| `{name}` | {_type(described)} | {status}{note} | `{FIELD_TEST}[{path}-{name}]` |"
-    for name, refused in REFUSED[path].items():
+    for name, refused in sorted(REFUSED[path].items()):
         neutral = ", ".join(f"`{json.dumps(value)}`" for value in refused.neutral)
         but = f"; {neutral} taken" if neutral else ""
         yield f"| `{name}` | | refused: {refused.reason}{but} | `{REFUSAL_TEST}[{path}-{name}]` |"
