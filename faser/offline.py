@@ -179,11 +179,19 @@ class LLM:
     ) -> list[Generation]:
         with Progress(disable=not progress) as bar:
             task = bar.add_task("prompts", total=len(prompts))
-            waiting = asyncio.Semaphore(self._config.max_num_queued_reqs)
+            room = self._config.max_num_seqs + self._config.max_num_queued_reqs
+            free, turn = asyncio.Semaphore(room), asyncio.Lock()
 
             async def answer(prompt: list[int], params: SamplingParams) -> Generation:
-                async with waiting:
+                num_samples = min(params.n, room)  # more are refused by the engine
+                async with turn:
+                    for _ in range(num_samples):
+                        await free.acquire()
+                try:
                     generation = await self._generate(prompt, params)
+                finally:
+                    for _ in range(num_samples):
+                        free.release()
                 bar.advance(task)
                 return generation
 

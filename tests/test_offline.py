@@ -34,6 +34,16 @@ def test_each_prompt_can_have_its_own_parameters(model: LLM) -> None:
         model.generate(["the", "the"], [GREEDY])
 
 
+@pytest.mark.parametrize("queued", [0, 3])
+def test_a_batch_larger_than_the_queue_is_answered_whole(tiny_checkpoint: Path, queued: int) -> None:
+    """Samples count, not prompts."""
+    with LLM(str(tiny_checkpoint), backend="torch", max_num_seqs=4, max_num_queued_reqs=queued) as model:
+        found = model.generate(["the"] * 9, SamplingParams(max_tokens=2, ignore_eos=True, n=3, temperature=1.0))
+        assert [len(each.samples) for each in found] == [3] * 9
+        with pytest.raises(RequestError, match=f"n is 9; this server holds at most {4 + queued} samples"):
+            model.generate(["the"], SamplingParams(n=9))
+
+
 def test_a_model_that_cannot_be_served_is_refused() -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         LLM("./no-such-model")

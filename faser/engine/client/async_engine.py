@@ -16,6 +16,8 @@ from pathlib import Path
 from faser.config.engine import EngineConfig
 from faser.engine.client.engine_host import Transport
 from faser.engine.client.output_stream import OutputStream
+from faser.engine.client.preemption_log import PreemptionLog
+from faser.engine.client.queue_room import QueueRoom
 from faser.engine.client.queue_speed import QueueSpeed
 from faser.engine.client.supervisor import EngineSupervisor, Supervision
 from faser.engine.contract.messages import (
@@ -92,11 +94,12 @@ class AsyncEngine:
         self._info: ModelInfo | None = None
         self._stats = EngineStats()
         self._streams: dict[str, OutputStream] = {}
-        self._num_samples = 0
+        self._room = QueueRoom(num_slots=config.max_num_seqs, num_waiting=config.max_num_queued_reqs)
         self._loading_ended = asyncio.Event()  # ready, or dead
         self._dead = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._preemptions = PreemptionLog(max_num_seqs=config.max_num_seqs)
         self._speed = QueueSpeed()
         self._speed_noted_s = time.monotonic()
 
@@ -118,8 +121,8 @@ class AsyncEngine:
 
     @property
     def max_samples(self) -> int:
-        """At most max_num_seqs running and max_num_queued_reqs waiting samples."""
-        return self._config.max_num_seqs + self._config.max_num_queued_reqs
+        """How many samples one of several tenants may have in flight, running and waiting."""
+        return self._room.most_of_one
 
     @property
     def stats(self) -> EngineStats:
@@ -145,7 +148,8 @@ class AsyncEngine:
     def submit(self, request: Request, *, num_following: int = 0) -> OutputStream:
         """Accept a request. num_following: samples of requests that the same client submits together with it.
 
-        Raises RequestError (the request cannot be served), OverloadError (the queue is full) or NotReadyError.
+        Raises RequestError (the request cannot be served), OverloadError (the queue has no room for this tenant)
+        or NotReadyError.
         """
         if self._state is not EngineState.READY:
             raise NotReadyError(f"the engine is {self._state}: {self._reason}")
@@ -158,7 +162,7 @@ class AsyncEngine:
             left_s = max(0.0, request.deadline_s - time.monotonic())
             stream.timer = asyncio.get_running_loop().call_later(left_s, self._expire, stream)
         self._note_speed()
-        self._num_samples += request.sampling.n
+        self._room.take(request.tenant, request.sampling.n)
         self._idle.clear()
         if self._metrics is not None:
             self._metrics.admitted(
@@ -214,22 +218,23 @@ class AsyncEngine:
         return request
 
     def _check_queue(self, request: Request, num_following: int) -> None:
-        limit, asked = self.max_samples, request.sampling.n + num_following
-        if request.sampling.n > limit:
-            raise RequestError(f"n is {request.sampling.n}; this server holds at most {limit} samples", param="n")
-        if self._num_samples + asked > limit:
+        room, tenant = self._room, request.tenant
+        num_samples, most = request.sampling.n, room.most_of(tenant)
+        if num_samples > most:
+            raise RequestError(f"n is {num_samples}; this server holds at most {most} samples", param="n")
+        asked = num_samples + num_following
+        if missing := room.missing(tenant, asked):
             self._note_speed()
-            wait_s = self._speed.wait_s(self._num_samples + asked - limit)
+            wait_s = self._speed.wait_s(missing)
             raise OverloadError(
-                f"the queue is full: {self._num_samples} samples are in flight and {asked} more were "
-                f"asked for; the limit is {limit}",
+                f"the queue is full: {room.refusal(tenant, asked)}",
                 retry_after_s=min(_MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s))),
             )
 
     def _note_speed(self) -> None:
         """Count the time since the last call, unless there was no work in it."""
         now = time.monotonic()
-        if self._num_samples:
+        if self._room.num_samples:
             self._speed.pass_time(now - self._speed_noted_s)
         self._speed_noted_s = now
 
@@ -294,6 +299,7 @@ class AsyncEngine:
     def _dispatch(self, deltas: tuple[SequenceDelta, ...], stats: EngineStats) -> None:
         now = time.monotonic()
         self._stats = stats
+        self._preemptions.note(stats.num_preemptions, now, self.info.kv_cache_bytes)
         if self._metrics is not None:
             self._metrics.engine(stats)
         for request_id, own in _by_request(deltas).items():
@@ -340,7 +346,7 @@ class AsyncEngine:
         now = time.monotonic()
         self._note_speed()
         self._speed.end(stream.request.sampling.n)
-        self._num_samples -= stream.request.sampling.n
+        self._room.give_back(stream.request.tenant, stream.request.sampling.n)
         if not self._streams:
             self._idle.set()
         if self._metrics is None:

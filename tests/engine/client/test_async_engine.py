@@ -217,6 +217,47 @@ def test_what_cannot_be_served_is_refused_with_the_value_and_the_limit(
     asyncio.run(scenario())
 
 
+def test_a_storm_of_preemptions_changes_no_token_holds_nothing_and_is_one_line(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Oracle: the same requests with room for all. Some are given up on the way, some are waited for in vain."""
+
+    async def mixed(engine: AsyncEngine) -> list[list[int]]:
+        async def one(number: int) -> list[int]:
+            long = SamplingParams(
+                temperature=number % 2, max_tokens=60 + 7 * (number % 8), ignore_eos=True, seed=1
+            )
+            wanted = request(" ".join(["the quick brown fox"] * (1 + number % 5)) + f" {number}", tokenizer, long)
+            if number % 4:
+                deltas = await answer(engine, wanted)
+                assert deltas[-1].finish_reason is FinishReason.LENGTH
+                return [token_id for delta in deltas for token_id in delta.token_ids]
+            async with engine.submit(wanted) as stream:  # a client that leaves after a few tokens
+                async for output in stream:
+                    if output.deltas:
+                        break
+            return []
+
+        found = await asyncio.wait_for(asyncio.gather(*map(one, range(64))), 120)
+        await until(lambda: engine.stats.num_running == engine.stats.num_waiting == 0)
+        assert engine.stats.kv_usage == 0.0
+        return found
+
+    async def scenario(kv_cache_memory: int) -> tuple[list[list[int]], int]:
+        config = replace(CONFIG, backend="native", max_num_seqs=64, kv_cache_memory=kv_cache_memory)
+        async with running(tiny_checkpoint, tokenizer, "thread", config) as engine:
+            return await mixed(engine), engine.stats.num_preemptions
+
+    calm, none = asyncio.run(scenario(16 << 20))
+    assert none == 0
+    assert "preempted" not in caplog.text
+    stormy, many = asyncio.run(scenario(1 << 20))
+    assert many >= 20
+    assert stormy == calm
+    (line,) = [line for line in caplog.messages if "preempted" in line]
+    assert "raise --kv-cache-memory, which is 1MiB" in line
+
+
 @both
 def test_a_full_queue_refuses_and_recovers(
     tiny_checkpoint: Path, tokenizer: Tokenizer, transport: Transport
@@ -245,6 +286,25 @@ def test_requests_that_come_together_are_accepted_together_or_not_at_all(
             with pytest.raises(OverloadError, match=r"0 samples are in flight and 7 more.*the limit is 6"):
                 engine.submit(request("the", tokenizer), num_following=6)
             assert await answer(engine, request("the", tokenizer))
+
+    asyncio.run(scenario())
+
+
+def test_one_tenants_flood_leaves_room_for_others(tiny_checkpoint: Path, tokenizer: Tokenizer) -> None:
+    async def scenario() -> None:
+        config = replace(CONFIG, max_num_seqs=1, max_num_queued_reqs=35)
+        async with running(tiny_checkpoint, tokenizer, "thread", config) as engine:
+            flood = replace(request("the", tokenizer, replace(GREEDY, max_tokens=200)), tenant="flood")
+            with pytest.raises(OverloadError, match="0 samples are in flight"):
+                engine.submit(flood, num_following=36)
+            for number in range(32):
+                engine.submit(replace(flood, request_id=str(number)))
+            with pytest.raises(
+                OverloadError, match=r"32 .*limit is 36, and a client that holds 32 of them leaves"
+            ):
+                engine.submit(flood)
+            assert engine.max_samples == 32
+            assert await answer(engine, replace(request("the", tokenizer), tenant="another"))
 
     asyncio.run(scenario())
 
