@@ -1,11 +1,13 @@
 """When frequent preemption is logged. The counts and the times are made up."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from faser.engine.client.preemption_log import PreemptionLog
 
 
-def warnings(counts: list[tuple[float, int]], caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings(counts: Sequence[tuple[float, int]], caplog: pytest.LogCaptureFixture) -> list[str]:
     """The lines that are logged. counts: (seconds, preemptions since the engine started)."""
     log = PreemptionLog(max_num_seqs=64)
     for at_s, count in counts:
