@@ -3,8 +3,9 @@
     faser serve --api-key VICTIM --api-key ATTACKER
     python -m benchmarks.cache_privacy --victim-key VICTIM --attacker-key ATTACKER [--probes 1000]
 
-Without keys both clients are anonymous. The attacker knows eight tokens of an answer of the victim's and guesses
-the next two. Its prompt is those eight; bias and penalty make the model say the guess, whatever it would say
+There are three modes to try: these flags; these and --share-cache-across-keys; and no keys on either side,
+where both clients are anonymous. The attacker knows eight tokens of an answer of the victim's and guesses the
+next two. Its prompt is those eight; bias and penalty make the model say the guess, whatever it would say
 itself. A draft from the victim's answer is then accepted exactly where the guess is right. Half of the guesses
 are right. Of the others, one half changes the second token, the other half shuffles the eight.
 
