@@ -1,0 +1,75 @@
+"""200 JSON schemas, sixteen at once: what is completed validates, and speculation changes no token.
+
+Oracles: jsonschema, and the same engine without drafts. A model with random weights answers, which chooses oddly
+among what is allowed. Bugs these tests have been seen to catch: a matcher rolled back by one token too many, the
+mask of the row before, tokens of a rejected draft kept in the matcher.
+"""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from benchmarks.structured.schemas import NUM_SCHEMAS, NamedSchema, all_schemas
+from faser.types import Request, SamplingParams, StructuredOutput, StructureKind
+from tests.checkpoints import EOS_TOKEN_ID
+from tests.engine.losslessness.equality import answers, build, write_pair
+from tests.engine.structure.languages import the_tokenizer
+
+SCHEMAS = all_schemas()
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_pair(tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter"))
+
+
+def requests(schemas: tuple[NamedSchema, ...], *, temperature: float) -> list[Request]:
+    tokenizer = the_tokenizer()
+    return [
+        Request(
+            request_id=each.name,
+            prompt_token_ids=tuple(tokenizer.encode(f"A {each.name.replace('-', ' ')}: ")),
+            sampling=SamplingParams(
+                temperature=temperature,
+                seed=i,
+                max_tokens=250,
+                structured_output=StructuredOutput(kind=StructureKind.JSON, text=json.dumps(each.schema)),
+            ),
+            arrival_s=float(i),
+        )
+        for i, each in enumerate(schemas)
+    ]
+
+
+def test_there_are_two_hundred_of_different_names() -> None:
+    assert len({each.name for each in SCHEMAS}) == len(SCHEMAS) == NUM_SCHEMAS == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_completed_answers_validate_and_are_those_without_speculation(
+    temperature: float, checkpoints: tuple[Path, Path]
+) -> None:
+    """At the second temperature by a draft model too, whose drafts know nothing of grammars."""
+    asked = requests(SCHEMAS if not temperature else SCHEMAS[::3], temperature=temperature)
+    expected = answers(build(checkpoints, None), asked)
+    engine = build(checkpoints, {"model": str(checkpoints[1])} if temperature else {})
+    engine.use_policy("fixed", 4)
+    found = answers(engine, asked)
+    assert found == expected
+    stats = engine.stats().speculation
+    assert stats is not None
+    accepted = {each.method: each.accepted for each in stats.methods}
+    assert accepted["grammar"] > 500
+    tokenizer, completed = the_tokenizer(), 0
+    by_name = {each.name: each.schema for each in SCHEMAS}
+    for (name, _), (token_ids, _) in found.items():
+        if token_ids[-1] == EOS_TOKEN_ID:
+            completed += 1
+            value = json.loads(tokenizer.decode(token_ids))
+            jsonschema.validate(
+                value, by_name[name], format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+            )
+    assert completed > 0.8 * len(asked)
