@@ -2,17 +2,18 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 Message = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLimits:
-    """Limits of each answer. None: the model's default."""
+    """Limits of each answer. None: the model's default. json_schema: the answer matches it; None: free text."""
 
     max_tokens: int | None = None
     temperature: float | None = None
+    json_schema: dict[str, Any] | None = None
 
 
 class Answerer(Protocol):

@@ -1,13 +1,15 @@
 """`faser chat`: reads the flags, and starts a conversation with a server or with a model in this process."""
 
+import json
 import sys
 from collections.abc import Sequence
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 from faser.cli.chat.answerer import Answerer, AnswerLimits
 from faser.cli.chat.conversation import PROG, Conversation, talk
 from faser.cli.flags.parser import CommandParser, parse
-from faser.cli.flags.sources import SETTINGS, add_environment, settle
+from faser.cli.flags.sources import SETTINGS, UsageError, add_environment, settle
 from faser.config.declaration import settings_of
 from faser.config.engine import EngineConfig
 from faser.config.environment import flag_environment
@@ -26,6 +28,7 @@ Talk to a served model, or with --in-process to one loaded here.
   --quick TEXT            ask this one question, print the answer, and exit
   --max-tokens N          longest answer [the rest of the context]
   --temperature X         0 always takes the most likely token [the model's default]
+  --json-schema FILE      answers are JSON that matches the schema in this file
 
 In the conversation: /reset forgets it, /exit ends it, Ctrl-C stops an answer."""
 
@@ -37,7 +40,9 @@ def chat(arguments: Sequence[str]) -> int:
         print(_HELP)
         return 0
     engine_config = _engine_config(engine_arguments, in_process=own.in_process)
-    limits = AnswerLimits(max_tokens=own.max_tokens, temperature=own.temperature)
+    limits = AnswerLimits(
+        max_tokens=own.max_tokens, temperature=own.temperature, json_schema=_schema(own.json_schema)
+    )
     with _answerer(engine_config, limits, own.url, own.api_key, in_process=own.in_process) as answerer:
         conversation = Conversation(answerer, system_prompt=own.system_prompt)
         if own.quick is not None:
@@ -54,8 +59,22 @@ def _own_parser() -> CommandParser:
     parser.add_argument("--quick", "-q")
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--temperature", type=float)
+    parser.add_argument("--json-schema")
     parser.add_argument("--help", "-h", action="store_true")
     return parser
+
+
+def _schema(path: str | None) -> dict[str, Any] | None:
+    """The JSON schema in a file. Raises UsageError for a file that has none."""
+    if path is None:
+        return None
+    try:
+        schema = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError([f"--json-schema is {path}; it cannot be read as JSON: {error}"]) from None
+    if not isinstance(schema, dict):
+        raise UsageError([f"--json-schema is {path}; the file must hold a JSON object"])
+    return schema
 
 
 def _engine_config(arguments: Sequence[str], *, in_process: bool) -> EngineConfig:

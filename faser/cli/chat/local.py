@@ -1,6 +1,7 @@
 """LocalAnswerer: answers from a model in this process; its engine runs in a thread."""
 
 import asyncio
+import json
 import time
 import uuid
 from collections.abc import Generator, Sequence
@@ -19,7 +20,7 @@ from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.output_stream import OutputStream
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError
-from faser.types import Request, RequestOutput, SamplingParams
+from faser.types import Request, RequestOutput, SamplingParams, StructuredOutput, StructureKind
 
 
 class LocalAnswerer:
@@ -93,4 +94,8 @@ def _sampling(defaults: dict[str, float], limits: AnswerLimits) -> SamplingParam
         fields["max_tokens"] = limits.max_tokens
     if limits.temperature is not None:
         fields["temperature"] = limits.temperature
+    if limits.json_schema is not None:
+        fields["structured_output"] = StructuredOutput(
+            kind=StructureKind.JSON, text=json.dumps(limits.json_schema), param="--json-schema"
+        )
     return SamplingParams(**fields)

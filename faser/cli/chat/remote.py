@@ -27,6 +27,9 @@ class RemoteAnswerer:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._fields: dict[str, Any] = {"stream": True, "model": model}
         self._fields |= {"max_tokens": limits.max_tokens, "temperature": limits.temperature}
+        if limits.json_schema is not None:
+            wrapped = {"name": "answer", "schema": limits.json_schema, "strict": True}
+            self._fields["response_format"] = {"type": "json_schema", "json_schema": wrapped}
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),

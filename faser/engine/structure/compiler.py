@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from faser.engine.structure.grammar_text import (
@@ -30,9 +31,9 @@ _LIMITS = LLParserLimits(
     max_items_in_row=2_000,
     initial_lexer_fuel=1_000_000,  # 20 ms
     step_lexer_fuel=200_000,  # 15 ms
-    step_max_items=50_000,  # 3 ms
+    step_max_items=20_000,  # 1 ms
     max_lexer_states=50_000,  # up to 100 MB
-    max_grammar_size=200_000,
+    max_grammar_size=50_000,
     verbose_errors=False,
 )
 _MOST_CHECKED = 200  # schemas within a schema that are compiled by themselves to find the faulty one
@@ -133,15 +134,31 @@ class GrammarCompiler:
         except RequestError as error:
             raise RequestError(str(error), param=asked.param) from None
         matcher = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # now, not in a step; some faults show only here
-        if not matcher.is_error():
+        failed = _failed(matcher)
+        if failed is None:
             return matcher
-        reason = _reason(matcher)
+        reason = _reason(failed)
         where = ""
         if asked.kind is StructureKind.JSON:
             where = _place_of_fault(read_json(asked), reason, tokenizer, any_whitespace=self._any_whitespace)
         raise RequestError(f"{asked.kind} cannot be compiled: {where}{reason}", param=asked.param)
+
+
+def _failed(matcher: LLMatcher) -> LLMatcher | None:
+    """The matcher, or a copy of it that has taken a token, if it is in error; some faults show only then.
+
+    What the first token needs is computed here, not in a step.
+    """
+    if matcher.is_error():
+        return matcher
+    mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+    if matcher.is_error():
+        return matcher
+    after = matcher.deep_copy()
+    allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+    if len(allowed) and after.consume_token(int(allowed[-1])):
+        after.compute_bitmask()
+    return after if after.is_error() else None
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -19,13 +19,17 @@ def delta(**fields: str) -> dict[str, object]:
     return {"choices": [{"index": 0, "delta": fields, "finish_reason": None}]}
 
 
-def remote(status: int, content: bytes, requests: list[httpx.Request] | None = None) -> RemoteAnswerer:
+def remote(
+    status: int,
+    content: bytes,
+    requests: list[httpx.Request] | None = None,
+    limits: AnswerLimits = AnswerLimits(max_tokens=5),  # noqa: B008
+) -> RemoteAnswerer:
     def handle(request: httpx.Request) -> httpx.Response:
         if requests is not None:
             requests.append(request)
         return httpx.Response(status, content=content)
 
-    limits = AnswerLimits(max_tokens=5)
     return RemoteAnswerer("http://x/v1/", limits, api_key="k", transport=httpx.MockTransport(handle))
 
 
@@ -60,3 +64,14 @@ def test_a_response_without_an_answer_is_an_error(
     with remote(status, content) as answerer, pytest.raises(error) as caught:
         list(answerer.answer([]))
     assert str(caught.value) == message
+
+
+def test_a_schema_is_sent_with_every_question() -> None:
+    requests: list[httpx.Request] = []
+    answerer = remote(200, sse("[DONE]"), requests, AnswerLimits(json_schema={"type": "null"}))
+    with answerer:
+        list(answerer.answer([]))
+    assert json.loads(requests[-1].content)["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": {"type": "null"}, "strict": True},
+    }

@@ -6,6 +6,7 @@ mask of the row before, tokens of a rejected draft kept in the matcher.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -73,3 +74,16 @@ def test_completed_answers_validate_and_are_those_without_speculation(
                 value, by_name[name], format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
             )
     assert completed > 0.8 * len(asked)
+
+
+def test_a_step_that_could_be_launched_ahead_waits_for_structured_answers(checkpoints: tuple[Path, Path]) -> None:
+    """Their masks need the tokens of the step before. Free answers run with them, and change nothing."""
+    asked = requests(SCHEMAS[::25], temperature=0.0)
+    free = [
+        replace(
+            each, request_id=f"{each.request_id} free", sampling=SamplingParams(max_tokens=60, temperature=0.0)
+        )
+        for each in asked[:3]
+    ]
+    expected = answers(build(checkpoints, None), [*asked, *free])
+    assert answers(build(checkpoints, None, async_scheduling=True), [*asked, *free]) == expected

@@ -45,6 +45,16 @@ def compiler() -> GrammarCompiler:
             {"allOf": [{"anyOf": [{"properties": {f"{side}{i}": {}}} for side in "ab"]} for i in range(14)]},
             "too large",
         ),
+        (
+            {
+                "type": "object",
+                "allOf": [
+                    {"anyOf": [{"properties": {f"{side}{i}": {"type": "integer"}}} for side in "ab"]}
+                    for i in range(8)
+                ],
+            },
+            "max is 2000",
+        ),
     ],
 )
 def test_a_schema_that_cannot_be_compiled_is_refused_with_its_place(
