@@ -3,11 +3,12 @@
     python -m benchmarks.gpu.travel.bundle OUT [--kernels JSON] [--vllm DIR] [--modules DIR]
 
 A machine is lent for calls to which the checkout travels by itself, and one load. OUT/load-1, OUT/load-2 … have
-parts of archives: packages (FlashInfer and tvm-ffi, less the sources that nothing is compiled from there), modules
-(compiled by `faser env --build-kernels --arch 9.0a`), vllm and model. OUT/manifest.json and each load's own have
-sizes and digests, and list the modules and the Triton kernels (of benchmarks.gpu.travel.triton_kernels --json). A
-module that the runs need and that is not there is an error, as is a load that is too large to travel. Archives
-that are there are kept, so a run that was broken off goes on; delete OUT/archives to have them packed anew.
+parts of archives: packages (those of carried.py, FlashInfer less the sources that nothing is compiled from there),
+modules (compiled by `faser env --build-kernels --arch 9.0a`), vllm and model. OUT/manifest.json and each load's
+own have sizes and digests, and list the modules and the Triton kernels (of benchmarks.gpu.travel.triton_kernels
+--json). A module that the runs need and that is not there is an error, as is a load that is too large to travel.
+Archives that are there are kept, so a run that was broken off goes on; delete OUT/archives to have them packed
+anew.
 """
 
 import argparse
@@ -26,17 +27,16 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.common.plan import ON_DEVICE, Sizes
-from benchmarks.gpu.travel.checkout import travelling
+from benchmarks.gpu.travel.carried import CARRIED
+from benchmarks.gpu.travel.checkout import size_of, travelling
 from faser.config.environment import cache_dir
 from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.execution.startup.kernel_check import modules_of
 from faser.engine.execution.startup.sizing import CachedModel
 from faser.files import replacing, write_atomically
-from faser.kernels.cuda.flashinfer.build import ARCH, VERSION, modules_dir
+from faser.kernels.cuda.flashinfer.build import ARCH, modules_dir
 from faser.kernels.cuda.flashinfer.modules import Module
 
-FLASHINFER = f"flashinfer-python=={VERSION}"
-TVM_FFI = "apache-tvm-ffi==0.1.15.post2"  # what FlashInfer's modules are loaded by; of one version with them
 MANIFEST = "manifest.json"
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_24_x86_64", "manylinux2014_x86_64")
 _MIB = 1 << 20
@@ -66,7 +66,7 @@ def pack(asked: argparse.Namespace, run: Run, say: Say) -> None:
     needed = needed_modules(ON_DEVICE)
     modules = compiled_modules(asked.modules, needed)
     kernels = None if asked.kernels is None else kernels_of(asked.kernels)
-    tree = sum((asked.root / each).stat().st_size for each in travelling(asked.root))
+    tree = sum(size_of(asked.root / each) for each in travelling(asked.root))
     say(f"the checkout travels by itself: {tree / _MIB:.1f} MiB")
     packages = unpack(download(asked.out / "wheels", asked.python, run), asked.out / "packages")
     wanted: dict[str, Callable[[], Iterable[Member]]] = {
@@ -131,9 +131,9 @@ def kernels_of(listed: Path) -> Json:
 
 
 def download(wheels: Path, python: str, run: Run) -> list[Path]:
-    """FlashInfer, and tvm-ffi for that Python; without what they depend on, which comes with torch or is there."""
+    """For that Python; without what they depend on, which comes with torch or is there."""
     found = []
-    for package in (FLASHINFER, TVM_FFI):
+    for package in CARRIED.values():
         pattern = f"{package.replace('-', '_').replace('==', '-')}-*.whl"
         if not list(wheels.glob(pattern)):
             command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]

@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu.travel.rehearsal OUT [--load DIR] [--budget-s 480] [--limit-s 600]
 
-OUT gets what would come back, a.tar.gz and b.tar.gz, and both merged. The machine stays warm between the runs. The
-exit status is 1 where something did not come back or is not complete.
+OUT gets what would come back, a.tar.gz and b.tar.gz, and both merged. The machine stays warm between the runs.
+Without a load, the packages that one brings are this machine's. The exit status is 1 where something did not come
+back or is not complete.
 """
 
 import argparse
@@ -15,7 +16,8 @@ from pathlib import Path
 from benchmarks.gpu.archive import read_records
 from benchmarks.gpu.merge import merge
 from benchmarks.gpu.phases import RUNS
-from benchmarks.gpu.travel.stub_device import MIB, Limits, Reply, StubDevice
+from benchmarks.gpu.travel.carried import CARRIED
+from benchmarks.gpu.travel.stub_device import MIB, Limits, Reply, StubDevice, known_packages
 
 _ROOT = Path(__file__).parents[3]
 _COMMAND_CHARS = 2000  # of a command at most
@@ -26,7 +28,8 @@ def main(arguments: list[str]) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     problems = []
     with tempfile.TemporaryDirectory(prefix="faser-stub-device-") as home:
-        device = StubDevice(Path(home), asked.checkout, Limits(seconds=asked.limit_s))
+        packages = known_packages() if asked.load else (*known_packages(), *CARRIED)
+        device = StubDevice(Path(home), asked.checkout, Limits(seconds=asked.limit_s), packages)
         for run in RUNS:
             reply = device.run(command_of(run, asked.load, asked.budget_s), asked.load)
             print(reply.output_tail)
@@ -75,7 +78,14 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("out", type=Path, metavar="OUT")
-    add("--load", type=Path, action="append", default=[], metavar="DIR", help="a load of the bundle [none]")
+    add(
+        "--load",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a load of the bundle [none]",
+    )
     add("--budget-s", type=float, default=480.0, help="seconds of each run [480]")
     add("--limit-s", type=float, default=600.0, help="seconds after which a run is killed [600]")
     add("--checkout", type=Path, default=_ROOT, help=argparse.SUPPRESS)

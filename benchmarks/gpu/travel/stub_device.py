@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.gpu.travel.checkout import size_of, travelling
+
 MIB = 1 << 20
 _POLL_S = 0.05
 _TAIL_CHARS = 12_000
@@ -119,28 +121,17 @@ class StubDevice:
         shutil.rmtree(self._home, ignore_errors=True)
 
     def _travel(self, repository: Path, carry: Sequence[Path]) -> None:
-        command = [
-            "git",
-            "-C",
-            str(self._checkout),
-            "ls-files",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-            "-z",
-        ]
-        listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        members = [(Path(each), self._checkout / each) for each in listed.split("\0") if each]
+        members = [(each, self._checkout / each) for each in travelling(self._checkout)]
         for folder in carry:
             found = [each for each in folder.rglob("*") if each.is_file()]
             members += [(Path(".lent", folder.name, each.relative_to(folder)), each) for each in found]
-        total = sum(file.stat().st_size for _, file in members)
+        total = sum(size_of(file) for _, file in members)
         if total > self._limits.travel_bytes:
             raise ValueError(f"{total} bytes would travel; {self._limits.travel_bytes} may")
         shutil.rmtree(repository, ignore_errors=True)
         for place, file in members:
             (repository / place).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, repository / place)
+            shutil.copy2(file, repository / place, follow_symlinks=False)
 
     def _environment(self, repository: Path, out: Path) -> dict[str, str]:
         site = self._home / "site"

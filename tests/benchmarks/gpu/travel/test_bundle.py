@@ -39,7 +39,7 @@ class FakePip:
         wheels.mkdir(exist_ok=True)
         name, _, version = package.partition("==")
         with zipfile.ZipFile(wheels / f"{name.replace('-', '_')}-{version}-py3-none-any.whl", "w") as wheel:
-            for member in MEMBERS if name.startswith("flashinfer") else ("tvm_ffi/__init__.py",):
+            for member in MEMBERS if name.startswith("flashinfer") else (f"{name.replace('-', '_')}/__init__.py",):
                 wheel.writestr(member, member)
 
 
@@ -70,7 +70,7 @@ def test_a_bundle_has_packages_the_modules_that_phases_need_and_a_model(
     out = tmp_path / "out"
     packaged = {each.removeprefix("packages/") for each in names_in(out, "packages")}
     used = {each for each in MEMBERS if "large" not in each}
-    assert packaged == used | {"tvm_ffi/__init__.py"}
+    assert packaged == used | {"apache_tvm_ffi/__init__.py", "llguidance/__init__.py"}
     wanted = [each.own_name for each in needed_modules(ON_DEVICE)]
     assert names_in(out, "modules") == {f"cache/kernels/flashinfer-sm90a/{name}/{name}.so" for name in wanted}
     assert names_in(out, "model") == {"smollm2/config.json", "smollm2/model.safetensors"}
@@ -137,7 +137,7 @@ def test_a_bundle_that_was_broken_off_goes_on_and_a_whole_one_is_kept(
         main(arguments, FakePip(breaks=True))
     again = FakePip()
     main(arguments, again)
-    assert [each.partition("==")[0] for each in again.asked] == ["apache-tvm-ffi"]
+    assert [each.partition("==")[0] for each in again.asked] == ["apache-tvm-ffi", "llguidance"]
     part = tmp_path / "out" / "archives" / "model.tar.xz.000"
     before = part.stat().st_mtime_ns
     third = FakePip()

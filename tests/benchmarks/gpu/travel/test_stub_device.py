@@ -10,11 +10,12 @@ from benchmarks.gpu.travel.stub_device import Limits, StubDevice, known_packages
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """One tracked file, one new one, and one that git ignores."""
+    """One tracked file, one new one, one that git ignores, and a link to a folder."""
     root = tmp_path / "checkout"
     root.mkdir()
     for name, text in (("tracked.py", "x = 1"), ("new.py", "y = 2"), (".gitignore", "*.so\n"), ("built.so", "z")):
         (root / name).write_text(text)
+    (root / "linked").symlink_to("..")
     for command in (["init", "-q"], ["add", "tracked.py", ".gitignore"]):
         subprocess.run(["git", "-C", str(root), *command], check=True)
     return root
@@ -30,20 +31,21 @@ def load(tmp_path: Path) -> Path:
 
 def test_the_checkout_travels_with_what_is_carried_and_without_what_is_ignored(checkout: Path, load: Path) -> None:
     device = StubDevice(checkout.parent / "device", checkout)
-    reply = device.run("find . -type f | sort; cat .lent/load-1/part", carry=[load])
+    reply = device.run("find . -type f | sort; cat .lent/load-1/part; echo; readlink linked", carry=[load])
     assert reply.output_tail.splitlines() == [
         "./.gitignore",
         "./.lent/load-1/part",
         "./new.py",
         "./tracked.py",
         "carried",
+        "..",
     ]
     assert reply.status == 0
 
 
 def test_more_than_may_travel_is_refused(checkout: Path, load: Path) -> None:
     device = StubDevice(checkout.parent / "device", checkout, Limits(travel_bytes=20))
-    with pytest.raises(ValueError, match=r"22 bytes would travel; 20 may"):
+    with pytest.raises(ValueError, match=r"24 bytes would travel; 20 may"):
         device.run("true", carry=[load])
 
 

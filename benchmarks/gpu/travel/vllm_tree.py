@@ -1,0 +1,172 @@
+"""Makes a vLLM that is small enough to be carried to a lent machine with one Hopper GPU.
+
+    python -m benchmarks.gpu.travel.vllm_tree OUT [--whole]
+
+OUT can then be imported from, on a machine that has torch 2.11 and transformers: vLLM, less what dense models in
+bfloat16 do not use there, its main library with the code of one GPU only; and the packages that vLLM imports and
+such a machine lacks. --whole keeps that library as it is, should the cut one not load. Never started on a GPU.
+"""
+
+import argparse
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+VLLM = "vllm==0.24.0"
+# Imported by vLLM, the API client included; a machine with torch and transformers has the rest.
+OTHERS = tuple(
+    """
+    annotated-types==0.8.0 apache-tvm-ffi==0.1.15.post2 cachetools==8.0.0 cbor2==6.2.1 fastapi==0.136.3
+    httpcore2==2.16.2 httpx2==2.16.2 jiter==0.19.0 llguidance==1.7.6 more-itertools==11.2.1 msgspec==0.22.0
+    openai==3.52.0 openai-harmony==0.0.8 opentelemetry-api==1.45.2 partial-json-parser==0.2.1.1.post7
+    pybase64==1.5.1 pydantic==2.14.3 pydantic-core==2.50.4 pyzmq==27.3.0 sniffio==1.3.1 starlette==1.10.0
+    truststore==0.10.5 typing-inspection==0.4.5 uvicorn==0.54.0 xgrammar==0.2.8
+    """.split()  # noqa: SIM905
+)
+# Attention of other GPUs, mixtures of experts, latent attention, four bits, and the front end in Rust.
+_UNUSED = (
+    "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
+    "vllm/_moe_C_stable_libtorch.abi3.so",
+    "vllm/_flashmla_C.abi3.so",
+    "vllm/_flashmla_extension_C.abi3.so",
+    "vllm/_qutlass_C.abi3.so",
+    "vllm/_rust_tool_parser.abi3.so",
+    "vllm/vllm-rs",
+    "vllm/third_party/deep_gemm/",
+    "vllm/third_party/fmha_sm100/",
+)
+_CUT = "vllm/_C_stable_libtorch.abi3.so"
+_GLIBC = (39, 35, 34, 31, 28, 27, 26, 24, 17, 5)  # pip takes a tag literally
+_ARCH = 90
+_MAGIC, _PTX, _ELF = 0xBA55ED50, 1, 2  # of a container of device code, and of the kinds of code in it
+
+Run = Callable[[Sequence[str]], None]
+
+
+def main(arguments: list[str], run: Run | None = None) -> int:
+    asked = parser().parse_args(arguments)
+    if asked.out.exists():
+        sys.exit(f"{asked.out} is there already")
+    with tempfile.TemporaryDirectory(prefix="faser-vllm-") as wheels:
+        _download(Path(wheels), asked.python, run or _run)
+        beside = asked.out.with_name(f"{asked.out.name}.tmp")
+        shutil.rmtree(beside, ignore_errors=True)
+        for wheel in sorted(Path(wheels).glob("*.whl")):
+            with zipfile.ZipFile(wheel) as file:
+                file.extractall(beside, [name for name in file.namelist() if not name.startswith(_UNUSED)])
+    if not asked.whole and (library := beside / _CUT).exists():
+        data = bytearray(library.read_bytes())
+        dropped = cut(data, _ARCH)
+        library.write_bytes(data)
+        print(f"{library.name}: {dropped / 1e6:.0f} MB of code for other GPUs are zeros now")
+    beside.rename(asked.out)
+    print(f"{sum(each.stat().st_size for each in asked.out.rglob('*') if each.is_file()) / 1e6:.0f} MB")
+    return 0
+
+
+def _download(wheels: Path, python: str, run: Run) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet"]
+    command += ["--implementation", "cp", "--python-version", python, "--dest", str(wheels)]
+    command += [f"--platform=manylinux_2_{minor}_x86_64" for minor in _GLIBC]
+    command += ["--platform=manylinux2014_x86_64", "--platform=manylinux1_x86_64"]
+    run([*command, VLLM, *OTHERS])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Code for one GPU within a container. at, size: in bytes, with its header."""
+
+    kind: int
+    arch: int
+    at: int
+    size: int
+
+
+def cut(data: bytearray, arch: int) -> int:
+    """Keep a library's code for arch alone, or PTX that becomes it; bytes that were dropped.
+
+    Entries move to the front of their container, whose size shrinks; the rest of it is zeros, which compress to
+    nothing. The file keeps its length, so no pointer into it moves. Raises ValueError for what is no such library.
+    """
+    kept = dropped = 0
+    for at, header, payload, entries in list(containers(data)):
+        if not entries:
+            continue
+        native = any(each.kind == _ELF and each.arch == arch for each in entries)
+        wanted = [
+            each
+            for each in entries
+            if (each.kind == _ELF and each.arch == arch)
+            or (each.kind == _PTX and each.arch <= arch and not native)
+        ]
+        # An empty container would be none: of code for other GPUs alone, the smallest entry stays.
+        wanted = wanted or [min(entries, key=lambda each: each.size)]
+        body = b"".join(bytes(data[each.at : each.at + each.size]) for each in wanted)
+        data[at + header : at + header + payload] = body + bytes(payload - len(body))
+        struct.pack_into("<Q", data, at + 8, len(body))
+        kept += native
+        dropped += payload - len(body)
+    if not kept:
+        raise ValueError(f"there is no code for sm_{arch} in this library")
+    return dropped
+
+
+def containers(data: bytes | bytearray) -> Iterator[tuple[int, int, int, list[Entry]]]:
+    """(offset, bytes of the header, bytes behind it, entries) of each. Raises ValueError for no ELF file."""
+    for start, size in _sections(data):
+        at, end = start, start + size
+        while at + 16 <= end:
+            magic, _, header, payload = struct.unpack_from("<IHHQ", data, at)
+            if magic != _MAGIC:
+                at += 8
+                continue
+            entries, place, stop = [], at + header, at + header + payload
+            while place + 64 <= stop:
+                kind, _, entry_header, entry_payload = struct.unpack_from("<HHIQ", data, place)
+                arch = struct.unpack_from("<I", data, place + 0x1C)[0]
+                entries.append(Entry(kind=kind, arch=arch, at=place, size=entry_header + entry_payload))
+                place += entry_header + entry_payload
+            yield at, header, payload, entries
+            at = stop
+
+
+def _sections(data: bytes | bytearray) -> list[tuple[int, int]]:
+    """Offset and size of the sections of device code."""
+    if bytes(data[:5]) != b"\x7fELF\x02":
+        raise ValueError("this is no 64-bit ELF file")
+    table = struct.unpack_from("<Q", data, 0x28)[0]
+    entry_size, count, names_index = struct.unpack_from("<HHH", data, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", data, table + index * entry_size) for index in range(count)]
+    names = headers[names_index][4]
+    found = []
+    for name, _, _, _, offset, size, *_ in headers:
+        start = names + name
+        if bytes(data[start : data.index(b"\0", start)]) == b".nv_fatbin":
+            found.append((offset, size))
+    return found
+
+
+def _run(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        "python -m benchmarks.gpu.travel.vllm_tree",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("out", type=Path, metavar="OUT", help="a folder that is not there yet")
+    made.add_argument("--python", default="3.12", help="version of Python there [3.12]")
+    made.add_argument("--whole", action="store_true", help="do not cut the main library")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
