@@ -39,6 +39,10 @@ class ContentBlocks:
         return self._end()
 
     @property
+    def has_calls(self) -> bool:
+        return any(block["type"] == "tool_use" for block in self._blocks)
+
+    @property
     def blocks(self) -> list[Json]:
         """The content, once it is finished."""
         return self._blocks

@@ -37,7 +37,7 @@ class MessageFraming:
         self._content.finish()
         return {
             **self._message(self._content.blocks, usage),
-            **_ending(choice),
+            **_ending(choice, called=bool(calls)),
             **report.as_json(),
         }
 
@@ -49,7 +49,7 @@ class MessageFraming:
                 events.append({"type": "message_start", "message": {**self._message([], usage), **self._ended}})
             events += self._content.take(chunk["delta"])
             if chunk["finish_reason"] is not None:
-                self._ended = _ending(chunk)
+                self._ended = _ending(chunk, called=self._content.has_calls)
         return b"".join(map(typed_event, events))
 
     def failure(self, error: HttpError) -> bytes:
@@ -75,9 +75,14 @@ class MessageFraming:
         }
 
 
-def _ending(choice: Choice) -> Json:
-    """Why the message ended. A stop sequence is named; a stop by a token id is an end of the turn."""
+def _ending(choice: Choice, *, called: bool) -> Json:
+    """Why the message ended. A stop sequence is named; a stop by a token id is an end of the turn.
+
+    A chat that names the function to call ends with stop; a message with a call always ends with tool_use.
+    """
     reason, stopped_by = choice["finish_reason"], choice.get("stop_reason")
+    if reason == FinishReason.STOP and called:
+        reason = "tool_calls"
     if reason == FinishReason.STOP and isinstance(stopped_by, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": stopped_by}
     return {"stop_reason": _STOP_REASONS.get(reason, "end_turn"), "stop_sequence": None}

@@ -23,26 +23,32 @@ class OutputItems:
         self._request_id = request_id
         self.items: list[Json] = []
         self._call_index: int | None = None  # of the call in progress, among the calls of the chat
+        self._held: list[Json] = []  # log probabilities of tokens whose text has not been seen yet
 
     def take(self, delta: Mapping[str, Any], logprobs: Sequence[Json]) -> list[Json]:
-        """The events of a chat's delta. logprobs: of the tokens of its text."""
+        """The events of a chat's delta. logprobs: of its tokens; only those of text are kept."""
         events: list[Json] = []
         reasoning = delta.get("reasoning_content") or delta.get("reasoning")
         if reasoning:
             events += self._begin_if_new("reasoning")
             events.append(self._grow("response.reasoning_text.delta", reasoning))
-        text = delta.get("content") or ""
-        if text or logprobs:
+        text = delta.get("content")
+        if text is not None:
+            self._held += logprobs
+        if text:
             events += self._begin_if_new("message")
-            events.append({**self._grow("response.output_text.delta", text), "logprobs": logprobs})
-            self.items[-1]["content"][0]["logprobs"] += logprobs
+            events.append(self._grow_text(text))
         for call in delta.get("tool_calls") or ():
             events += self._take_call(call)
         return events
 
     def finish(self, status: str) -> list[Json]:
         """The events that end the output. status: of the last item; a response has one item at least."""
+        held = self._held  # of tokens at the end that have no text
         events = [] if self.items else self._begin("message")
+        if held and self._is_growing("message"):
+            self._held = held
+            events.append(self._grow_text(""))
         return events + self._end(status)
 
     def _take_call(self, call: Mapping[str, Any]) -> list[Json]:
@@ -62,14 +68,16 @@ class OutputItems:
 
     def _begin_if_new(self, kind: str) -> list[Json]:
         """Begin an item unless one of this kind is in progress."""
-        last = self.items[-1] if self.items else None
-        if last is not None and last["type"] == kind and last["status"] == IN_PROGRESS:
-            return []
-        return self._begin(kind)
+        return [] if self._is_growing(kind) else self._begin(kind)
+
+    def _is_growing(self, kind: str) -> bool:
+        return bool(self.items) and self.items[-1]["type"] == kind and self.items[-1]["status"] == IN_PROGRESS
 
     def _begin(self, kind: str, **fields: Any) -> list[Json]:
         events = self._end(COMPLETED)
         self._call_index = None
+        if kind != "message":
+            self._held = []
         item: Json = {
             "id": f"{_PREFIXES[kind]}_{self._request_id}_{len(self.items)}",
             "type": kind,
@@ -89,6 +97,12 @@ class OutputItems:
             item["content"].append(part)
             events.append(self._event("response.content_part.added", content_index=0, part=dict(part)))
         return events
+
+    def _grow_text(self, text: str) -> Json:
+        """The event of a text, with the log probabilities that have been held."""
+        logprobs, self._held = self._held, []
+        self.items[-1]["content"][0]["logprobs"] += logprobs
+        return {**self._grow("response.output_text.delta", text), "logprobs": logprobs}
 
     def _grow(self, kind: str, text: str) -> Json:
         self.items[-1]["content"][0]["text"] += text

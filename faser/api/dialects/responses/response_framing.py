@@ -5,6 +5,7 @@ A stream ends with response.completed, response.incomplete or response.failed; t
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from faser.api.dialects.conversion import Json
@@ -43,7 +44,7 @@ class ResponseFraming:
         (choice,) = choices
         message = choice["message"]
         calls = [{**call, "index": at} for at, call in enumerate(message.get("tool_calls") or ())]
-        self._output.take({**message, "tool_calls": calls}, _logprobs(choice))
+        self._output.take({**message, "tool_calls": calls}, _text_logprobs(message, _logprobs(choice)))
         return self._ended(choice["finish_reason"], usage, report)[1]
 
     def events(self, chunks: Sequence[Choice], usage: Usage) -> bytes:
@@ -102,6 +103,22 @@ class ResponseFraming:
 def _logprobs(choice: Choice) -> list[Json]:
     found: list[Json] = (choice.get("logprobs") or {}).get("content") or []
     return found
+
+
+def _text_logprobs(message: Mapping[str, Any], logprobs: list[Json]) -> list[Json]:
+    """Those of the text, where there are reasoning and calls beside it. logprobs: of the whole answer."""
+    reasoning, text = message.get("reasoning_content") or "", message.get("content") or ""
+    if not (reasoning or message.get("tool_calls")):
+        return logprobs
+    ends = list(accumulate(len(each["bytes"]) for each in logprobs))
+    answer = b"".join(bytes(each["bytes"]) for each in logprobs)
+    begin = answer.find(text.encode(), answer.find(reasoning.encode()) + len(reasoning.encode()))
+    if begin < 0:
+        return []
+    end = begin + len(text.encode())
+    return [
+        each for each, ends_at in zip(logprobs, ends, strict=True) if begin < ends_at < end + len(each["bytes"])
+    ]
 
 
 def _usage(counted: Mapping[str, Any]) -> Json:

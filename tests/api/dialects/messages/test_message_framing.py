@@ -88,8 +88,16 @@ def test_every_event_has_the_published_type_and_the_blocks_join_to_the_whole_mes
     ],
 )
 def test_the_reason_for_the_end(finish_reason: str, stop_reason: Any, expected: Any) -> None:
-    document = whole(finish_reason=finish_reason, stop_reason=stop_reason)
+    ended = choice(finish_reason, stop_reason)
+    del ended["message"]["tool_calls"]
+    document = MessageFraming(ENVELOPE).document([ended], [], usage(), report())
     assert (document["stop_reason"], document["stop_sequence"]) == expected
+
+
+@pytest.mark.parametrize("finish_reason, expected", [("stop", "tool_use"), ("length", "max_tokens")])
+def test_a_message_with_a_call_ends_with_tool_use_unless_it_was_cut(finish_reason: str, expected: str) -> None:
+    assert whole(finish_reason=finish_reason)["stop_reason"] == expected
+    assert streamed(5, finish_reason)[-2]["delta"]["stop_reason"] == expected
 
 
 def test_arguments_cut_by_the_length_are_kept_as_text() -> None:

@@ -96,6 +96,40 @@ def test_deltas_join_to_what_the_done_events_say(size: int) -> None:
     assert list(collected.values()) == [THINKING, TEXT, *ARGUMENTS]
 
 
+def position(text: str) -> dict[str, Any]:
+    return {"token": text, "logprob": -1.0, "bytes": list(text.encode()), "top_logprobs": []}
+
+
+def test_log_probabilities_are_those_of_the_text_beside_reasoning_and_calls() -> None:
+    """Tokens of markup and of calls have none; a token that is part of the text has."""
+    said = ["<think>", THINKING[:9], THINKING[9:], "</think>", TEXT[:3], TEXT[3:], "<tool_call>", ARGUMENTS[0]]
+    answer = choice() | {"logprobs": {"content": [position(each) for each in said]}}
+    document = framing().document([answer], [], usage(), report())
+    assert [each["token"] for each in document["output"][1]["content"][0]["logprobs"]] == [TEXT[:3], TEXT[3:]]
+
+
+def test_log_probabilities_of_a_stream_wait_for_the_text_of_their_tokens() -> None:
+    frame = framing()
+
+    def chunk(delta: dict[str, Any], token: str) -> dict[str, Any]:
+        return {"index": 0, "delta": delta, "logprobs": {"content": [position(token)]}, "finish_reason": None}
+
+    call = {"index": 0, "id": "c", "function": {"name": "weather", "arguments": "{}"}}
+    steps = [
+        chunk({"content": ""}, "<think>"),
+        chunk({"reasoning_content": "Hm"}, "Hm"),
+        chunk({"content": ""}, "a"),
+        chunk({"content": "ab"}, "b"),
+        chunk({"content": ""}, "<tool_call>"),
+        chunk({"tool_calls": [call]}, "{}"),
+    ]
+    ended = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
+    sent = b"".join(frame.events([each], usage()) for each in [*steps, ended]) + frame.end(usage(), report())
+    output = typed_payloads(sent)[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
+    assert [each["token"] for each in output[1]["content"][0]["logprobs"]] == ["a", "b"]
+
+
 def test_an_answer_cut_by_its_length_is_incomplete() -> None:
     events = streamed(4, "length")
     response = events[-1]["response"]
