@@ -5,6 +5,7 @@ of events with times in microseconds. Perfetto and chrome://tracing read it even
 plans and results, nothing else of the engine.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -67,8 +68,11 @@ class StepTrace:
         self._span(_HOST, "commit", _end(result, overlapped_drafts), ended_s)
         self._emit("C", _HOST, name="sequences", ts=_micros(began_s), args={"running": len(plan.rows)})
         self._emit("C", _HOST, name="rows", ts=_micros(began_s), args={"rows": plan.num_rows})
-        if not self._file.closed:
-            self._file.flush()  # an engine that is killed leaves whole events
+        try:
+            if not self._file.closed:
+                self._file.flush()  # an engine that is killed leaves whole events
+        except OSError as error:
+            self._give_up(error)
 
     def close(self) -> None:
         """End the file; a second call does nothing."""
@@ -77,7 +81,7 @@ class StepTrace:
                 self._file.write("\n]\n")
                 self._file.close()
             except OSError as error:
-                _log.warning("the step trace %s has no end: %s", self._path, error)
+                self._give_up(error)
 
     def _draft(self, name: str, drafts: Drafts, step: int, **more: list[int] | list[bool]) -> None:
         about = {
@@ -108,12 +112,17 @@ class StepTrace:
         try:
             self._file.write(text)
         except OSError as error:
-            _log.warning("the step trace %s ends here: %s", self._path, error)
-            self._file.close()
+            self._give_up(error)
             return
         if self._left <= 0:
             _log.warning("the step trace %s has reached its most bytes and ends here", self._path)
             self.close()
+
+    def _give_up(self, error: OSError) -> None:
+        """End the file where it is; what could not be written is lost."""
+        _log.warning("the step trace %s ends here: %s", self._path, error.strerror)
+        with contextlib.suppress(OSError):  # it tries once more to write, and is closed whatever happens
+            self._file.close()
 
 
 def _verified(plan: StepPlan, result: StepResult) -> dict[str, Any]:

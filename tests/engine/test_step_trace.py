@@ -160,6 +160,17 @@ def test_a_trace_ends_at_its_most_bytes_and_stays_valid(tmp_path: Path, caplog: 
     assert "ends here" in caplog.text
 
 
+@pytest.mark.parametrize("num_steps", [0, 1, 500])
+def test_a_disk_that_is_full_ends_the_trace_in_one_line_and_not_the_engine(
+    num_steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    trace = StepTrace(Path("/dev/full"))
+    for _ in range(num_steps):
+        trace.step(1.0, 1.1, PLAN, RESULT)
+    trace.close()
+    assert caplog.messages == ["the step trace /dev/full ends here: No space left on device"]
+
+
 def test_a_path_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--trace-steps is .*nowhere.* No such file"):
         StepTrace(tmp_path / "nowhere" / "trace.json")

@@ -182,14 +182,16 @@ class StepTimes:
         try:
             write_atomically(path, self.to_json())
         except OSError as error:
-            raise ConfigError(f"the cost model cannot be written to {path}: {error}") from error
+            raise ConfigError(f"the cost model cannot be written to {path}: {error.strerror or error}") from error
 
     @classmethod
     def load(cls, path: Path) -> "StepTimes":
         """Raises ConfigError that names the file."""
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise ConfigError(f"the cost model cannot be read from {path}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
             raise ConfigError(f"the cost model cannot be read from {path}: {error}") from error
         return cls.from_json(text, source=str(path))
 

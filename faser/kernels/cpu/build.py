@@ -5,11 +5,14 @@ libraries into the package, so that a container image needs no compiler.
 """
 
 import argparse
+import errno
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +27,7 @@ PREBUILT_DIR = SOURCE_DIR / "prebuilt"
 COMPILERS = ("g++", "clang++", "c++")
 COMPILING = "compiling kernels for this CPU, once"
 _LEFTOVERS = (".*.tmp", "tmp*")  # of compilations that were killed; the second of earlier versions
+_NO_SPACE = os.strerror(errno.ENOSPC)
 _ERROR_LINES = 8  # of the compiler's output: the first error names the cause, the rest follow from it
 
 
@@ -135,6 +139,7 @@ def _compile(compiler: str, isa: Isa, target: Path, progress: ProgressCallback |
         with replacing(target) as new:
             done = run_watched([compiler, *_flags(isa), *sources, "-o", str(new)], watch)
             if done.status != 0:
+                _refuse_full_disk(done.stderr, target.parent)
                 said = "\n".join(done.stderr.splitlines()[:_ERROR_LINES])
                 raise ConfigError(f"{compiler} could not compile the native kernels for {isa}:\n{said}")
             new.chmod(0o755)
@@ -143,6 +148,16 @@ def _compile(compiler: str, isa: Isa, target: Path, progress: ProgressCallback |
             f"cannot write compiled kernels to {target.parent}: {error.strerror}; the variable FASER_CACHE_DIR "
             f"names another folder"
         ) from error
+
+
+def _refuse_full_disk(stderr: str, folder: Path) -> None:
+    """Raises ConfigError, in one line, if the compiler failed for want of space."""
+    line = next((line for line in stderr.splitlines() if _NO_SPACE in line), None)
+    if line is not None:
+        raise ConfigError(
+            f"cannot compile kernels into {folder}, with temporary files in {tempfile.gettempdir()}: "
+            f"{line.strip()}; the variables FASER_CACHE_DIR and TMPDIR name other folders"
+        )
 
 
 def _flags(isa: Isa) -> tuple[str, ...]:

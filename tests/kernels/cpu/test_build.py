@@ -9,7 +9,7 @@ import pytest
 
 from faser.errors import ConfigError
 from faser.kernels.cpu.build import COMPILING, Isa, can_build, detect_isa, library_path, prebuilt_name
-from tests.disks import read_only
+from tests.disks import filling_up, read_only
 from tests.processes import has_ended
 
 NOWHERE = Path("/nonexistent")
@@ -66,6 +66,18 @@ def test_a_failing_compiler_is_quoted_and_leaves_no_files(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"for avx2:\nerror 1\n(.*\n)*error 8$"):
         library_path(Isa.AVX2, cache_dir=tmp_path / "cache", compilers=(compiler,), prebuilt_dir=NOWHERE)
     assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_disk_that_fills_while_kernels_are_compiled_is_one_line_with_both_folders(tmp_path: Path) -> None:
+    compiler = fake_compiler(tmp_path, 'head -c 1000000 /dev/zero > "$out" || { echo "1 error" >&2; exit 1; }')
+    with filling_up(tmp_path / "disk", kib=100) as disk:
+        with pytest.raises(ConfigError) as caught:
+            library_path(Isa.GENERIC, cache_dir=disk / "kernels", compilers=(compiler,), prebuilt_dir=NOWHERE)
+        assert not list((disk / "kernels").iterdir())
+    found = str(caught.value)
+    assert found.startswith(f"cannot compile kernels into {disk}/kernels, with temporary files in ")
+    assert "No space left on device; the variables FASER_CACHE_DIR and TMPDIR name other folders" in found
+    assert "\n" not in found
 
 
 class Cancelled(Exception):

@@ -21,6 +21,7 @@ from faser.engine.execution.startup.step_times.table_fit import ROW_COUNTS, Dumm
 from faser.kernels.interface.shapes import KvShape
 from faser.kernels.torch.backend import TorchBackend
 from faser.machine import BusyMeter, CoreUse, usable_cores
+from tests.disks import filling_up, read_only
 
 LIMITS = DummyBatchLimits(num_blocks=80, block_size=16, max_len=200, max_rows=8, max_logit_rows=3)
 
@@ -275,7 +276,22 @@ def test_a_cache_that_cannot_be_written_is_only_warned_about(
     path = tmp_path / "file" / "some.json"
     times = cached_profile(path, lambda: HALF_A_SECOND, holds)
     assert times == HALF_A_SECOND
-    assert "every start" in caplog.text
+    assert caplog.messages == [
+        f"step times will be measured at every start: the cost model cannot be written to {path}: File exists"
+    ]
+
+
+def test_a_full_disk_and_a_read_only_one_are_warned_about_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with filling_up(tmp_path / "full", kib=4) as full, read_only(tmp_path / "closed") as closed:
+        (full / "all of it").write_bytes(bytes(4096))
+        for disk in (full, closed):
+            assert cached_profile(disk / "some.json", lambda: HALF_A_SECOND, holds) == HALF_A_SECOND
+    assert [message.rpartition(": ")[2] for message in caplog.messages] == [
+        "No space left on device",
+        "Read-only file system",
+    ]
 
 
 def test_a_fingerprint_tells_whatever_matters_apart_and_nothing_else() -> None:
