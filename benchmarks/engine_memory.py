@@ -3,9 +3,10 @@
     python -m benchmarks.engine_memory OUT.json [--seconds 300] [--clients 4] [--kv-cache-memory 512MiB]
 
 A few clients ask for short answers to prompts that never repeat, so few KV blocks are in use at any moment. Twice
-a second the engine's resident memory is noted, and what it should be: as it was when the engine was ready, and the
-keys and values computed since. With the prefix cache every finished prompt keeps its blocks until all blocks have
-been used once; without it the blocks freed last are used again at once. OUT.svg shows both.
+a second, or 300 times in all, the engine's resident memory is noted, and what it should be: as it was when the
+engine was ready, and the keys and values computed since. With the prefix cache every finished prompt keeps its
+blocks until all blocks have been used once; without it the blocks freed last are used again at once. OUT.svg shows
+both.
 """
 
 import argparse
@@ -35,6 +36,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "no prefix cache": ("--no-enable-prefix-caching",),
 }
 _EVERY_S = 0.5
+_MOST_POINTS = 300
 _PROMPT_TOKENS = 200
 _ANSWER_TOKENS = 16
 _FIRST_ID, _LAST_ID = 1000, 40_000  # ordinary tokens of the default model
@@ -90,7 +92,7 @@ async def _churned(flags: Sequence[str], options: argparse.Namespace) -> list[Po
             )
             while not clients.done():
                 points.append(await _point(server, http, pool, time.monotonic() - began_s))
-                await asyncio.sleep(_EVERY_S)
+                await asyncio.sleep(max(_EVERY_S, options.seconds / _MOST_POINTS))
             await clients
         server.end()
     return points
