@@ -74,7 +74,7 @@ DRAFTERS = {
         DrafterInfo(
             name="grammar",
             confidence=Confidence.PROBABILITY,
-            prior_acceptance=0.9,
+            prior_acceptance=0.97,
             prior_slope=0.7,
             prior_centre=4.6,
         ),

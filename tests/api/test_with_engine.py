@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import uvicorn
 
 from faser.api.app import create_app
@@ -125,6 +126,37 @@ def scrape(text: str) -> dict[str, float]:
 def json_choice(chunk: str) -> dict[str, Any]:
     choice: dict[str, Any] = json.loads(chunk)["choices"][0]
     return choice
+
+
+def test_a_structure_is_compiled_before_the_request_is_queued(tiny_checkpoint: Path) -> None:
+    """A 400 that says where it fails, for streams too; each sample of the answer to a good one validates."""
+
+    async def story(engine: AsyncEngine, client: httpx.AsyncClient) -> None:
+        body = {"prompt": "a fox: ", "max_tokens": 120, "temperature": 1, "seed": 3, "n": 2}
+        bad = {"type": "object", "properties": {"a": {"not": {}}}}
+        for stream in (False, True):
+            answer = await client.post("/v1/completions", json={**body, "guided_json": bad, "stream": stream})
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert error["param"] == "guided_json"
+            assert "at /properties/a: Unimplemented keys" in error["message"]
+        schema = {
+            "type": "object",
+            "properties": {"the_colour": {"enum": ["red", "green"]}, "legs": {"type": "integer", "maximum": 9}},
+            "required": ["the_colour", "legs"],
+            "additionalProperties": False,
+        }
+        wrapped = {"type": "json_schema", "json_schema": {"name": "fox", "schema": schema}}
+        answer = await client.post("/v1/completions", json={**body, "response_format": wrapped})
+        choices = answer.json()["choices"]
+        assert [choice["index"] for choice in choices] == [0, 1]
+        for choice in choices:
+            if choice["finish_reason"] == "stop":
+                jsonschema.validate(json.loads(choice["text"]), schema)
+        assert any(choice["finish_reason"] == "stop" for choice in choices)
+        assert engine.stats.num_running == engine.stats.num_waiting == 0
+
+    scenario(tiny_checkpoint, story)
 
 
 def test_client_that_leaves_frees_its_place_in_the_engine(tiny_checkpoint: Path) -> None:
