@@ -38,10 +38,10 @@ TYPES = {
     "*fp64": "out bias output_counts repetition frequency presence top_p draft_probs chunk_inside",
     "*i64": (
         "seeds positions draft_starts chunk_best best chunk_weight chunk_prob kept_prob rests sums next_sums "
-        "chunk_ties top_k chosen drafted final_ids chunk_residual chunk_target token_ids slots chunk_first source "
-        "rows row_start words"
+        "top_k chosen drafted final_ids chunk_residual chunk_target token_ids slots chunk_first source "
+        "rows row_start"
     ),
-    "*i32": "counts edge_key edge_id prefixes first_row num_accepted",
+    "*i32": "counts edge_key edge_id prefixes first_row num_accepted num_gathered gathered",
     "*bf16": "qkv keys values q_weight k_weight x addend residual scaled weight gate_up gated_rows",
     "*u8": "codes",
     "i32": (
@@ -62,10 +62,11 @@ SIZES |= {
     "GIVEN": False,
     "AS_FP8": False,
 }
-SIZES |= {"MOST": 1024, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "ADDS": True, "HAS_RESIDUAL": True}
+SIZES |= {"MOST": 4096, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "ADDS": True, "HAS_RESIDUAL": True}
 OTHERS = {"_scale": {"sums": "*fp32"}}
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_digit_sums": [{"BY_PROB": by_prob, "FIRST": first} for by_prob in (True, False) for first in (True, False)],
+    "_gather": [{"BY_PROB": False}],
     "_settle": [{"BY_PROB": False}],
     "_chunk_probs": [{"WRITE": False}],
     "_draw": [{"GIVEN": True}],

@@ -4,7 +4,7 @@ The same results, bit for bit, as engine/execution/sampling/distribution.py defi
 device: a row that has no token gets NO_TOKEN. Launches, for any number of rows:
 
     no row has a temperature      2
-    some row has one              5, 6 for drafts with a window; 10 more for top_k, 11 for top_p
+    some row has one              5, 6 for drafts with a window; 5 more for top_k, 6 for top_p
 
 Only the first two launches work on rows without a temperature. Knows nothing of acceptance.
 """

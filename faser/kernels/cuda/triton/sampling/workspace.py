@@ -13,6 +13,8 @@ from faser.errors import EngineError
 from faser.kernels.cuda.triton.common.tensors import expect, expect_lines, next_power_of_2
 from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata
 
+DIGIT_BITS, NUM_LEVELS = 4, 3  # of the search for the last token that top_k or top_p keeps, see truncation.py
+MOST_GATHERED = 4096  # tokens that a program of that search keeps in registers
 BLOCK = 2048  # columns of a program: 63 programs a row of 128k; each thread of four warps has 16
 
 
@@ -78,12 +80,22 @@ class SamplingInputs:
 class SamplingWorkspace:
     """For up to max_rows rows of a vocabulary of `width`. block: columns of a program, a power of 2.
 
+    most_gathered: tokens that truncation compares in registers, a power of 2.
+
     best: [R] int64 and largest: [R] float32, the most likely tokens and their logits; NO_TOKEN without one.
     margin: [R] float32, of best over all others. chunk_weight, chunk_prob: [R, C] int64. edge_key: [R] int32,
     edge_id: [R] int32, see truncation.
     """
 
-    def __init__(self, max_rows: int, width: int, device: torch.device | str, *, block: int = BLOCK) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        width: int,
+        device: torch.device | str,
+        *,
+        block: int = BLOCK,
+        most_gathered: int = MOST_GATHERED,
+    ) -> None:
         if max_rows < 1 or width < 1:
             raise EngineError(f"a workspace of {max_rows} rows of {width} tokens; the least is 1 of 1")
         if block < 16 or block != next_power_of_2(block):
@@ -98,15 +110,19 @@ class SamplingWorkspace:
             torch.empty(chunked, dtype=torch.float32, device=device) for _ in range(2)
         )
         self.chunk_inside = torch.empty(chunked, dtype=torch.float64, device=device)
-        self.chunk_weight, self.chunk_prob, self.chunk_ties, self.chunk_residual, self.chunk_target = (
-            torch.empty(chunked, dtype=torch.int64, device=device) for _ in range(5)
+        self.chunk_weight, self.chunk_prob, self.chunk_residual, self.chunk_target = (
+            torch.empty(chunked, dtype=torch.int64, device=device) for _ in range(4)
         )
         self.best = torch.empty(max_rows, dtype=torch.int64, device=device)
         self.largest, self.margin = (torch.empty(max_rows, dtype=torch.float32, device=device) for _ in range(2))
         self.edge_key, self.edge_id = (torch.empty(max_rows, dtype=torch.int32, device=device) for _ in range(2))
-        self.digit_sums = torch.empty((2, max_rows, self.num_chunks, 16), dtype=torch.int64, device=device)
-        self.prefixes = torch.empty((9, max_rows), dtype=torch.int32, device=device)
-        self.rests = torch.empty((9, max_rows), dtype=torch.int64, device=device)
+        digits = (2, max_rows, self.num_chunks, 1 << DIGIT_BITS)
+        self.digit_sums = torch.empty(digits, dtype=torch.int64, device=device)
+        self.prefixes = torch.empty((NUM_LEVELS + 1, max_rows), dtype=torch.int32, device=device)
+        self.rests = torch.empty((NUM_LEVELS + 1, max_rows), dtype=torch.int64, device=device)
+        self.most_gathered = min(most_gathered, next_power_of_2(width))
+        self.num_gathered = torch.empty(max_rows, dtype=torch.int32, device=device)
+        self.gathered = torch.empty((max_rows, self.most_gathered), dtype=torch.int32, device=device)
 
     @property
     def sizes(self) -> dict[str, int]:
