@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
+from faser.engine.execution.runner.staged_numbers import StagedNumbers
 from faser.engine.execution.sampling.token_samplers import PendingTokens, TokenSampler
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.graph_capture import StagingBuffer
 from faser.kernels.interface.sampling_kernels import SamplingKernels
 from faser.kernels.interface.sampling_metadata import SamplingMetadata
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, KvShape
@@ -41,7 +41,8 @@ class Runner:
         self._batch: RowBatch | None = None
         self._plan: AttentionPlan = None
         self._next_layer = 0
-        self._row_numbers: StagingBuffer | None = None  # made at first use
+        self._row_numbers = StagedNumbers(backend)
+        self._step_inputs = StagedNumbers(backend)
 
     @property
     def num_layers(self) -> int:
@@ -66,7 +67,7 @@ class Runner:
         """Start a forward: embed the rows, run no layer."""
         self._batch = batch
         self._plan = self._backend.plan(batch.layout, self._block_size)
-        self._hidden = self._decoder.embed(_inputs(batch, self._backend.device))
+        self._hidden = self._decoder.embed(self._token_ids(batch))
         self._next_layer = 0
 
     @torch.inference_mode()
@@ -97,14 +98,17 @@ class Runner:
 
     def _on_device(self, rows: NDArray[np.int64]) -> torch.Tensor:
         """Row numbers on the device of the hidden states, [N] int64, valid until the next call. Does not wait."""
-        capture = self._backend.graph_capture
-        if capture is None:
-            return torch.from_numpy(rows).to(self._backend.device)
-        if self._row_numbers is None:
-            self._row_numbers = capture.staging_buffer(len(self._decoder.hidden), torch.int64)
-        self._row_numbers.host()[: len(rows)] = rows
-        self._row_numbers.send()
-        return self._row_numbers.device[: len(rows)]
+        (found,) = self._row_numbers.send(rows)
+        return found
+
+    def _token_ids(self, batch: RowBatch) -> torch.Tensor:
+        """Token ids [R] int64 on the device, tokens fed back included. Does not wait."""
+        feedback, token_ids = batch.feedback, batch.token_ids.numpy()
+        if feedback is None:
+            (sent,) = self._step_inputs.send(token_ids)
+            return sent
+        sent, rows, sources = self._step_inputs.send(token_ids, feedback.rows, feedback.sources)
+        return sent.index_put((rows,), feedback.pending.tokens[sources].clamp_min(0))
 
     @torch.inference_mode()
     def preview(self, rows: NDArray[np.int64], token_ids: torch.Tensor) -> torch.Tensor:
@@ -113,7 +117,7 @@ class Runner:
         rows: [N]. token_ids: [N, M] int64, the tokens of each row.
         """
         assert self._hidden is not None, "preview before begin"
-        return self._decoder.scores(self._hidden[torch.from_numpy(rows)], token_ids)
+        return self._decoder.scores(self._hidden.index_select(0, self._on_device(rows)), token_ids)
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:
@@ -132,13 +136,3 @@ class Runner:
         """Sample the draft token that follows each row, with its logit margin. window: see SamplingKernels."""
         assert self._token_sampler is not None, "this runner only gives logits"
         return self._token_sampler.draft(self.logits(rows), requests, window)
-
-
-def _inputs(batch: RowBatch, device: torch.device) -> torch.Tensor:
-    """Token ids [R] int64 on the device, tokens fed back included."""
-    feedback = batch.feedback
-    token_ids = batch.token_ids.to(device)
-    if feedback is None:
-        return token_ids
-    rows, sources = (torch.from_numpy(each).to(device) for each in (feedback.rows, feedback.sources))
-    return token_ids.index_put((rows,), feedback.pending.tokens[sources].clamp_min(0))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
+from faser.kernels.cuda.staging import ReadbackPool
 from faser.kernels.cuda.triton.common.host_arrays import upload_words
 from faser.kernels.cuda.triton.common.tensors import next_power_of_2
 from faser.kernels.cuda.triton.sampling.rejection import SampledDrafts, judge_sampled
@@ -26,6 +27,7 @@ class TritonRejectionKernels:
 
     def __init__(self, accelerator: Accelerator, *, block: int = BLOCK) -> None:
         self._accelerator = accelerator
+        self._readbacks = ReadbackPool(accelerator)
         self._block = block
         self._kernels: TokenKernels | None = None
 
@@ -47,7 +49,7 @@ class TritonRejectionKernels:
         found = torch.zeros(2 * room, dtype=torch.int64, device=logits.device)
         final_ids, num_accepted = found[:num_sequences], found[room:].view(torch.int32)[:num_sequences]
         judge_sampled(logits, rows, sampled, kernels.space, num_accepted, final_ids)
-        words = found.numpy(force=True)
+        (words,) = self._readbacks.read_back((found,)).wait()
         return words[room:].view(np.int32)[:num_sequences].astype(np.int64), words[:num_sequences]
 
     def _sent(self, drafts: RejectionInputs, draft_probs: Tensor) -> tuple[DeviceSamplingMetadata, SampledDrafts]:

@@ -208,7 +208,7 @@ def _sums_of_row(
 ):  # fmt: skip
     """int64, of the tokens in the range `found`.
 
-    The sum of the weights below the key, that of the key, and how many of the key's tokens have ids up to token_id.
+    The sum of the weights below the key, that of the key, and how many tokens of the key have ids up to token_id.
     """
     below, tied, count = tl.zeros((1,), tl.int64), tl.zeros((1,), tl.int64), tl.zeros((1,), tl.int64)
     for chunk in range(NUM_CHUNKS):
