@@ -42,7 +42,7 @@ TYPES = {
         "rows row_start"
     ),
     "*i32": "counts edge_key edge_id prefixes first_row num_accepted num_gathered gathered",
-    "*bf16": "qkv keys values q_weight k_weight x addend residual scaled weight gate_up gated_rows",
+    "*bf16": "qkv keys values q_weight k_weight x addend residual scaled weight gate_up gated_rows hidden kind",
     "*u8": "codes",
     "i32": (
         "stride width purpose count num_rows draft_stride out_stride residual_stride level rest_bits num_halvings "
@@ -62,8 +62,16 @@ SIZES |= {
     "GIVEN": False,
     "AS_FP8": False,
 }
-SIZES |= {"MOST": 4096, "NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "ADDS": True, "HAS_RESIDUAL": True}
-OTHERS = {"_scale": {"sums": "*fp32"}}
+SIZES |= {
+    "MOST": 4096,
+    "NUM_HEADS": 32,
+    "NUM_KV_HEADS": 8,
+    "HALF": 64,
+    "ADDS": True,
+    "HAS_RESIDUAL": True,
+    "HAS_SUMS": True,
+}
+OTHERS = {name: {"sums": "*fp32"} for name in ("_scale", "_add_norm", "_gate")}
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_digit_sums": [{"BY_PROB": by_prob, "FIRST": first} for by_prob in (True, False) for first in (True, False)],
     "_gather": [{"BY_PROB": False}],
@@ -73,6 +81,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_drawn_draft": [{"GIVEN": True}],
     "_chunk_draft": [{"GIVEN": True}],
     "_rope_append": [{"AS_FP8": True}],
+    "_add_norm": [{"HAS_SUMS": False}],
 }
 
 

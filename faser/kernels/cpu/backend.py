@@ -19,6 +19,7 @@ from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.masks import CpuMaskKernel
 from faser.kernels.cpu.sampling import CpuSamplingKernels
 from faser.kernels.cpu.thread_pools import LanePools, NativePool, full_pool
+from faser.kernels.interface.blocks import Blocks
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.processors import DeviceLane, Processors
@@ -98,6 +99,7 @@ class NativeBackend:
         self.logits_processor_kernels = None
         self.mask_kernel = CpuMaskKernel(self._library, self._pools, self._pool)
         self.rejection_kernels = None
+        self.fused_blocks: Blocks | None = None
         self.graph_capture: GraphCapture | None = None
         self.lane: DeviceLane | None = None
         self._bind()

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from faser.kernels.interface.blocks import Blocks
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels, MaskKernel
@@ -92,6 +93,11 @@ class Backend(Protocol):
 
     def device_sampling_kernels(self, max_rows: int, width: int) -> DeviceSamplingKernels | None:
         """New kernels that sample up to max_rows rows of `width` logits on the device; None: it has none."""
+        ...
+
+    @property
+    def fused_blocks(self) -> Blocks | None:
+        """Layers in fewer launches than the operations below; None: there is nothing better than these."""
         ...
 
     def wait(self) -> None:

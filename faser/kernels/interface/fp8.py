@@ -17,6 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from faser.kernels.interface.blocks import Blocks
+
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 # The least largest magnitude of a row, so that no scale is zero and no quotient overflows.
@@ -51,11 +53,28 @@ class Fp8Linear:
     bias: Tensor | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnscaledProduct:
+    """A quantised product before its scales. sums: [R, N]; row_scales: [R]; column_scales: [N]; all float32.
+
+    bias: [N] in the dtype of the activations.
+    """
+
+    sums: Tensor
+    row_scales: Tensor
+    column_scales: Tensor
+    bias: Tensor | None
+
+
 class Fp8Products(Protocol):
     """Quantised products on one device. No method waits for the device, so CUDA graphs can capture them."""
 
     def check(self, weight: Fp8Rows) -> None:
         """Raises ConfigError that names the size and the limit if this weight has no kernel."""
+        ...
+
+    def blocks(self, separate: Blocks) -> Blocks:
+        """Units of a layer with these products. separate: computes the units that have others."""
         ...
 
     def linear(self, x: Tensor, packed: Fp8Linear, out: Tensor, residual: Tensor | None) -> Tensor:
@@ -71,6 +90,9 @@ class ReferenceFp8:
 
     def check(self, weight: Fp8Rows) -> None:
         """Every size has a kernel."""
+
+    def blocks(self, separate: Blocks) -> Blocks:
+        return separate
 
     def linear(self, x: Tensor, packed: Fp8Linear, out: Tensor, residual: Tensor | None) -> Tensor:
         rows, weight = quantise_rows(x), packed.weight

@@ -68,7 +68,7 @@ def _fake_rms_norm(accelerator: FakeAccelerator, x: Tensor, weight: Tensor, eps:
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     wide = x.float()
-    out.copy_(wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float())
+    out.copy_((wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight)
 
 
 def _fake_silu_mul(accelerator: FakeAccelerator, gate_up: Tensor, out: Tensor) -> Tensor:

@@ -13,7 +13,9 @@ from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.weights import DecoderWeights
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache
+from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, NormedLinear
+from faser.kernels.interface.separate_blocks import SeparateBlocks
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,10 @@ class Buffers:
     gate_up: Tensor
     inner: Tensor
     logits: Tensor
+
+    def scratch(self, rows: int) -> BlockBuffers:
+        """The parts that hold numbers within a layer."""
+        return BlockBuffers(normed=self.normed[:rows], gate_up=self.gate_up[:rows], inner=self.inner[:rows])
 
     @classmethod
     def allocate(
@@ -64,6 +70,17 @@ class Decoder:
         self._backend = backend
         self._weights = weights
         self._buffers = buffers
+        self._blocks: Blocks = backend.fused_blocks or SeparateBlocks(backend)
+        self._qkv = tuple(self._normed(each.input_norm, each.qkv) for each in weights.layers)
+        self._feed_forward = tuple(
+            FeedForward(
+                attention_out=each.attention_out,
+                gate_up=self._normed(each.post_norm, each.gate_up),
+                down=each.down,
+            )
+            for each in weights.layers
+        )
+        self._head = self._normed(weights.final_norm, weights.head)
         self._angles = tuple(angles if rotates else None for rotates in spec.rotary)
         self._shapes = tuple(
             AttentionShape(
@@ -75,6 +92,9 @@ class Decoder:
             )
             for window in spec.windows
         )
+
+    def _normed(self, norm: Tensor, linear: PackedLinear) -> NormedLinear:
+        return NormedLinear(norm=norm, eps=self.spec.rms_norm_eps, linear=linear)
 
     @property
     def num_parameters(self) -> int:
@@ -106,32 +126,26 @@ class Decoder:
         plan: of the layout of these rows. Returns hidden.
         """
         backend, buffers, eps = self._backend, self._buffers, self.spec.rms_norm_eps
-        rows = len(hidden)
-        normed, qkv, mixed = buffers.normed[:rows], buffers.qkv[:rows], buffers.mixed[:rows]
-        gate_up, inner = buffers.gate_up[:rows], buffers.inner[:rows]
+        rows, blocks = len(hidden), self._blocks
+        qkv, mixed, scratch = buffers.qkv[:rows], buffers.mixed[:rows], buffers.scratch(rows)
+        if first < last:
+            blocks.normed_linear(hidden, self._qkv[first], qkv, scratch)
         for layer in range(first, last):
             weights, shape, angles = self._weights.layers[layer], self._shapes[layer], self._angles[layer]
-            backend.rms_norm(hidden, weights.input_norm, eps, normed)
-            backend.linear(normed, weights.qkv, qkv)
             queries = backend.rope_append(
                 qkv, angles, cache, layer, shape, plan, q_norm=weights.q_norm, k_norm=weights.k_norm, eps=eps
             )
             backend.attend(queries, cache, layer, shape, plan, mixed)
-            backend.linear(mixed, weights.attention_out, hidden, residual=hidden)
-            backend.rms_norm(hidden, weights.post_norm, eps, normed)
-            backend.linear(normed, weights.gate_up, gate_up)
-            backend.silu_mul(gate_up, inner)
-            backend.linear(inner, weights.down, hidden, residual=hidden)
+            following = self._qkv[layer + 1] if layer + 1 < last else None
+            blocks.feed_forward(mixed, hidden, self._feed_forward[layer], following, qkv, scratch)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, V] float32 for any N rows of hidden, [N, H], unchanged; valid until the next call."""
         rows = len(hidden)
         assert rows <= len(self._buffers.logits), "more rows than the logits buffer holds"
-        normed = self._backend.rms_norm(
-            hidden, self._weights.final_norm, self.spec.rms_norm_eps, self._buffers.normed[:rows]
-        )
-        return self._backend.linear(normed, self._weights.head, self._buffers.logits[:rows])
+        scratch = self._buffers.scratch(rows)
+        return self._blocks.normed_linear(hidden, self._head, self._buffers.logits[:rows], scratch)
 
     def scores(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         """Logits of a few tokens per row, [N, M] float32, rounded to the dtype of the weights.

@@ -28,6 +28,7 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
 )
 from faser.kernels.cuda.triton.device_kernels import DeviceKernels
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
+from faser.kernels.interface.blocks import Blocks
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.fp8_cache import check_cache_dtype
 from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels
@@ -35,6 +36,7 @@ from faser.kernels.interface.paged_layout import PagedLayout, paged_layout
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.rejection_kernels import RejectionKernels
 from faser.kernels.interface.sampling_kernels import DeviceSamplingKernels, SamplingKernels
+from faser.kernels.interface.separate_blocks import SeparateBlocks
 from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -141,6 +143,8 @@ class FlashInferBackend:
         self.mask_kernel = None
         self.rejection_kernels: RejectionKernels | None = kernels.rejection_kernels(accelerator)
         self.has_fp8 = fp8 is not None
+        separate = SeparateBlocks(self)
+        self.fused_blocks: Blocks | None = separate if fp8 is None else fp8.blocks(separate)
         self._accelerator = accelerator
         self._library = library
         self._kernels = kernels

@@ -17,17 +17,23 @@ _LEAST = tl.constexpr(LEAST_LARGEST)
 
 
 @jit
+def quantised(value):
+    """Codes and scale of a row, float32; elements outside of it are 0."""
+    largest = tl.maximum(tl.max(tl.abs(value)), _LEAST)
+    limit = tl.full(largest.shape, _LIMIT, tl.float32)
+    return code(value * tl.div_rn(limit, largest)).to(tl.uint8), tl.div_rn(largest, limit)
+
+
+@jit
 def _quantise(x, stride, codes, scales, width, BLOCK: tl.constexpr):
     """One row, read once."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
     value = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
-    largest = tl.maximum(tl.max(tl.abs(value)), _LEAST)
-    limit = tl.full(largest.shape, _LIMIT, tl.float32)
-    tl.store(scales + row, tl.div_rn(largest, limit))
-    bits = code(value * tl.div_rn(limit, largest))
-    tl.store(codes + row * width + column, bits.to(tl.uint8), mask=inside)
+    bits, scale = quantised(value)
+    tl.store(scales + row, scale)
+    tl.store(codes + row * width + column, bits, mask=inside)
 
 
 def quantise_rows(x: Tensor, values: Tensor, scales: Tensor) -> None:

@@ -14,6 +14,18 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @jit
+def scaled_sums(
+    sums, row_scales, column_scales, addend, row, column, inside, width, ADDS: tl.constexpr
+):  # fmt: skip
+    """float32, the product of these columns of a row: the sum, both scales, the bias."""
+    value = tl.load(sums + row * width + column, mask=inside, other=0.0)
+    value = value * tl.load(row_scales + row) * tl.load(column_scales + column, mask=inside, other=0.0)
+    if ADDS:
+        value += tl.load(addend + column, mask=inside, other=0.0).to(tl.float32)
+    return value
+
+
+@jit
 def _scale(
     sums, row_scales, column_scales, addend, residual, residual_stride, scaled, out_stride, width,
     ADDS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
@@ -22,10 +34,7 @@ def _scale(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    value = tl.load(sums + row * width + column, mask=inside, other=0.0)
-    value = value * tl.load(row_scales + row) * tl.load(column_scales + column, mask=inside, other=0.0)
-    if ADDS:
-        value += tl.load(addend + column, mask=inside, other=0.0).to(tl.float32)
+    value = scaled_sums(sums, row_scales, column_scales, addend, row, column, inside, width, ADDS)
     if HAS_RESIDUAL:
         value += tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(scaled + row * out_stride + column, value.to(scaled.dtype.element_ty), mask=inside)

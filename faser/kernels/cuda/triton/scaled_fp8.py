@@ -1,6 +1,7 @@
-"""8-bit products on NVIDIA's tensor cores: a Triton kernel before cuBLAS, and one after it.
+"""8-bit products on NVIDIA's tensor cores: cuBLAS between Triton kernels.
 
-cuBLAS multiplies the values and gives float32 sums; one launch then applies scales, bias and residual. cuBLAS
+cuBLAS multiplies the values and gives float32 sums; the next launch applies scales, bias and residual. In a layer
+that launch goes on: it normalises or gates the rows, and quantises them for the next product. cuBLAS
 could apply a scale per row itself, but only on compute capability 9, and it has no such kernel for few rows of
 many columns, which is what decoding needs (pytorch/ao, issue 4582).
 
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
-from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows
+from faser.kernels.interface.blocks import Blocks
+from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, UnscaledProduct
 
 LOWEST_CAPABILITY = (8, 9)
 MULTIPLE = 16  # of both sizes of a weight: 16 bytes are what the tensor cores load at once
@@ -20,7 +22,10 @@ LEAST_ROWS = 17
 
 
 class ScaledFp8:
-    """See Fp8Products. Three launches; allocates their intermediate tensors, from a graph's pool on capture."""
+    """See Fp8Products. Allocates intermediate tensors, from a graph's pool on capture.
+
+    A product alone is three launches, in a layer two.
+    """
 
     def __init__(self, device: torch.device) -> None:
         from faser.kernels.cuda.triton.quantise import quantise_rows
@@ -37,11 +42,24 @@ class ScaledFp8:
                 f"fp8 products need weights with sizes that are multiples of {MULTIPLE}; one is {rows} x {columns}"
             )
 
+    def blocks(self, separate: Blocks) -> Blocks:
+        from faser.kernels.cuda.triton.fp8_blocks import Fp8Blocks
+
+        return Fp8Blocks(self, separate)
+
     def linear(self, x: Tensor, packed: Fp8Linear, out: Tensor, residual: Tensor | None) -> Tensor:
-        rows, width = x.shape
-        values = torch.empty((max(rows, LEAST_ROWS), width), dtype=FP8, device=x.device)
-        scales = torch.empty(rows, dtype=torch.float32, device=x.device)
-        self._quantise_rows(x, values[:rows], scales)
+        return self.scale(self.sums(self.quantise(x), packed), out, residual)
+
+    def quantise(self, x: Tensor) -> Fp8Rows:
+        """The rows of x [R, K] for `sums`. One launch."""
+        rows = quantised_rows(*x.shape, x.device)
+        self._quantise_rows(x, rows.values, rows.scales)
+        return rows
+
+    def sums(self, rows: Fp8Rows, packed: Fp8Linear) -> UnscaledProduct:
+        """The product of rows from quantised_rows with a weight. One launch."""
+        count, width = rows.values.shape
+        values = rows.values.as_strided((max(count, LEAST_ROWS), width), (width, 1))
         # Fast accumulation would keep some 14 bits of a sum (arXiv:2412.19437, section 3.3.2). The public
         # scaled_mm calls the same function on a GPU, but has no implementation on a CPU, where this can be tested.
         sums = torch._scaled_mm(
@@ -52,7 +70,20 @@ class ScaledFp8:
             out_dtype=torch.float32,
             use_fast_accum=False,
         )
-        return self._scale_sums(sums[:rows], scales, packed.weight.scales, packed.bias, residual, out)
+        return UnscaledProduct(
+            sums=sums[:count], row_scales=rows.scales, column_scales=packed.weight.scales, bias=packed.bias
+        )
+
+    def scale(self, product: UnscaledProduct, out: Tensor, residual: Tensor | None) -> Tensor:
+        """The end of a product that nothing else finishes. One launch."""
+        scales = (product.row_scales, product.column_scales)
+        return self._scale_sums(product.sums, *scales, product.bias, residual, out)
+
+
+def quantised_rows(count: int, width: int, device: torch.device) -> Fp8Rows:
+    """Room for the rows of a product, within a tensor that has at least LEAST_ROWS of them."""
+    values = torch.empty((max(count, LEAST_ROWS), width), dtype=FP8, device=device)
+    return Fp8Rows(values=values[:count], scales=torch.empty(count, dtype=torch.float32, device=device))
 
 
 def scaled_fp8(device: torch.device, capability: tuple[int, int]) -> Fp8Products | None:

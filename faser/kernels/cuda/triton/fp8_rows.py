@@ -1,0 +1,114 @@
+"""Rows between two quantised products, in one launch: the end of the one product and what the next one multiplies.
+
+    add_norm   hidden += product; the RMS norm of hidden, quantised        sums and bias are optional
+    gate       gate and up are the product; silu(gate) * up, quantised
+
+The same bits as scale.py, norm.py or gate.py, and quantise.py one after the other: numbers are rounded where these
+store them. A row stays in the registers of one program.
+"""
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from faser.kernels.cuda.triton.common.tensors import EXACT, expect, expect_lines, jit, next_power_of_2, row_warps
+from faser.kernels.cuda.triton.gate import gated
+from faser.kernels.cuda.triton.norm import normalised
+from faser.kernels.cuda.triton.quantise import quantised
+from faser.kernels.cuda.triton.scale import scaled_sums
+from faser.kernels.interface.fp8 import FP8, UnscaledProduct
+
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@jit
+def _add_norm(
+    sums, row_scales, column_scales, addend, hidden, stride, weight, codes, scales, width, eps,
+    HAS_SUMS: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    place = hidden + row * stride + column
+    value = tl.load(place, mask=inside, other=0.0)
+    if HAS_SUMS:
+        product = scaled_sums(sums, row_scales, column_scales, addend, row, column, inside, width, ADDS)
+        value = (product + value.to(tl.float32)).to(value.dtype)
+        tl.store(place, value, mask=inside)
+    wide = value.to(tl.float32)
+    factors = tl.load(weight + column, mask=inside, other=0.0)
+    normed = normalised(value, tl.sum(wide * wide), width, eps, factors)
+    bits, scale = quantised(normed.to(tl.float32))
+    tl.store(scales + row, scale)
+    tl.store(codes + row * width + column, bits, mask=inside)
+
+
+@jit
+def _gate(
+    sums, row_scales, column_scales, addend, kind, codes, scales, width, ADDS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """kind: any tensor of the type that the product is rounded to."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    gate = scaled_sums(sums, row_scales, column_scales, addend, row, column, inside, 2 * width, ADDS)
+    up = scaled_sums(sums, row_scales, column_scales, addend, row, column + width, inside, 2 * width, ADDS)
+    rounded = gated(gate.to(kind.dtype.element_ty), up.to(kind.dtype.element_ty)).to(kind.dtype.element_ty)
+    bits, scale = quantised(tl.where(inside, rounded.to(tl.float32), 0.0))
+    tl.store(scales + row, scale)
+    tl.store(codes + row * width + column, bits, mask=inside)
+
+
+def add_norm(
+    product: UnscaledProduct | None, hidden: Tensor, weight: Tensor, eps: float, values: Tensor, scales: Tensor
+) -> None:
+    """hidden [R, D] += product, if there is one; values and scales: of its RMS norm, as quantise_rows writes them.
+
+    hidden: float32, bfloat16 or float16, each row contiguous. weight: [D] of that type. values: [R, D]
+    float8_e4m3fn. scales: [R] float32. Raises EngineError that names the tensor that does not fit.
+    """
+    rows, width = hidden.shape
+    expect_lines("hidden", hidden, (rows, width), *_TYPES, like=hidden)
+    expect("weight", weight, (width,), hidden.dtype, like=hidden)
+    expect("values", values, (rows, width), FP8, like=hidden)
+    expect("scales", scales, (rows,), torch.float32, like=hidden)
+    warps = row_warps(width)
+    given = (hidden,) * 4  # never read
+    if product is not None:
+        _check(product, rows, width, hidden)
+        bias = product.sums if product.bias is None else product.bias
+        given = (product.sums, product.row_scales, product.column_scales, bias)
+    if rows:
+        _add_norm[(rows,)](
+            *given, hidden, hidden.stride(0), weight, values.view(torch.uint8), scales, width, eps,
+            HAS_SUMS=product is not None, ADDS=product is not None and product.bias is not None,
+            BLOCK=next_power_of_2(width), num_warps=warps, **EXACT,
+        )  # fmt: skip
+
+
+def gate(product: UnscaledProduct, dtype: torch.dtype, values: Tensor, scales: Tensor) -> None:
+    """values [R, F] float8_e4m3fn and scales [R]: of silu(gate) * up, with gate and up the product's halves.
+
+    dtype: the type of activations, to which the product is rounded. Raises EngineError that names the tensor that
+    does not fit.
+    """
+    rows, width = values.shape
+    _check(product, rows, 2 * width, values)
+    expect("values", values, (rows, width), FP8, like=values)
+    expect("scales", scales, (rows,), torch.float32, like=values)
+    warps = row_warps(width)
+    bias = product.sums if product.bias is None else product.bias
+    if rows:
+        _gate[(rows,)](
+            product.sums, product.row_scales, product.column_scales, bias,
+            torch.empty(0, dtype=dtype, device=values.device), values.view(torch.uint8), scales, width,
+            ADDS=product.bias is not None, BLOCK=next_power_of_2(width), num_warps=warps, **EXACT,
+        )  # fmt: skip
+
+
+def _check(product: UnscaledProduct, rows: int, width: int, like: Tensor) -> None:
+    expect("sums", product.sums, (rows, width), torch.float32, like=like)
+    expect("row_scales", product.row_scales, (rows,), torch.float32, like=like)
+    expect("column_scales", product.column_scales, (width,), torch.float32, like=like)
+    if product.bias is not None:
+        expect("bias", product.bias, (width,), *_TYPES, like=like)

@@ -1,0 +1,66 @@
+"""The parts of a decoder layer around its attention, as units that a backend may compute in few launches.
+
+    layer i        feed_forward(i, following: i + 1)                                  layer i + 1
+    attention  ->  output product, norm, gate · up, gate, down product, norm, qkv  ->  rotation, attention
+
+A unit ends with the product before the next attention, so that the end of one product and the norm before the next
+one can be a single launch, across layers too.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from faser.kernels.interface.shapes import PackedLinear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormedLinear:
+    """A product of normalised rows. norm: [K], the weight of the RMS norm; eps: see Backend.rms_norm."""
+
+    norm: Tensor
+    eps: float
+    linear: PackedLinear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForward:
+    """What follows the attention of a layer: its output product, then the gated feed-forward network."""
+
+    attention_out: PackedLinear
+    gate_up: NormedLinear
+    down: PackedLinear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockBuffers:
+    """Room for R rows; arbitrary afterwards. normed: [R, H]; gate_up: [R, 2 F]; inner: [R, F]."""
+
+    normed: Tensor
+    gate_up: Tensor
+    inner: Tensor
+
+
+class Blocks(Protocol):
+    """Units of a layer. Their results are those of the backend's single operations, but for roundings between."""
+
+    def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
+        """out = linear(rms_norm(hidden)). hidden: [R, K], unchanged. out: as in Backend.linear."""
+        ...
+
+    def feed_forward(
+        self,
+        mixed: Tensor,
+        hidden: Tensor,
+        block: FeedForward,
+        following: NormedLinear | None,
+        out: Tensor,
+        buffers: BlockBuffers,
+    ) -> None:
+        """hidden += attention_out(mixed); hidden += down(silu_mul(gate_up(hidden))); out = following(hidden).
+
+        mixed: [R, Hq * D]. hidden: [R, H], the residual stream, in place. following: the product of the next
+        layer; None: out is not written.
+        """
+        ...
