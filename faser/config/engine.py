@@ -28,7 +28,13 @@ _HOME = {"native": "cpu", "flashinfer": "cuda"}
 # The device of each partition that divides one kind only.
 _DIVIDED = {"cores": "cpu", "sm": "cuda", "streams": "cuda"}
 # Settings that have no effect on a CPU.
-_GPU_ONLY = ("gpu_memory_utilization", "enforce_eager", "cudagraph_capture_sizes", "compile_kernels")
+_GPU_ONLY = (
+    "gpu_memory_utilization",
+    "enforce_eager",
+    "few_row_kernels",
+    "cudagraph_capture_sizes",
+    "compile_kernels",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +183,13 @@ class EngineConfig:
     enforce_eager: bool = setting(
         False,
         "Launch each kernel of a step separately instead of replaying CUDA graphs. No effect on a CPU.",
+        group=ENGINE,
+        kind=Kind.SWITCH,
+    )
+    few_row_kernels: bool = setting(
+        False,
+        "Compute steps of at most 8 rows with kernels that fuse norms, gate and residual into the products. "
+        "Unmeasured. No effect on a CPU.",
         group=ENGINE,
         kind=Kind.SWITCH,
     )

@@ -42,11 +42,13 @@ TYPES = {
         "rows row_start"
     ),
     "*i32": "counts edge_key edge_id prefixes first_row num_accepted num_gathered gathered",
-    "*bf16": "qkv keys values q_weight k_weight x addend residual scaled weight gate_up gated_rows hidden kind",
+    "*bf16": (
+        "qkv keys values q_weight k_weight x addend residual scaled weight gate_up gated_rows hidden kind product"
+    ),
     "*u8": "codes",
     "i32": (
         "stride width purpose count num_rows draft_stride out_stride residual_stride level rest_bits num_halvings "
-        "words_stride"
+        "width_in num_parts"
     ),
     "i64": "window_bits",
     "fp32": "eps",
@@ -71,7 +73,15 @@ SIZES |= {
     "HAS_RESIDUAL": True,
     "HAS_SUMS": True,
 }
-OTHERS = {name: {"sums": "*fp32"} for name in ("_scale", "_add_norm", "_gate")}
+SIZES |= {"GATE": False, "SQUARES": False, "ROWS": 8, "PARTS": 256, "STEP": 256, "PDL": False, "WIDE": False}
+OTHERS: dict[str, dict[str, str]] = {
+    "_few_rows_product": {"bias": "*bf16", "norm": "*bf16", "squares_in": "*fp32", "squares_out": "*fp32"}
+}
+OTHERS |= {name: {"sums": "*fp32"} for name in ("_scale", "_add_norm", "_gate")}
+VARIANTS_ONLY = ("_few_rows_product",)  # kernels for which the common sizes make no sense
+# Arguments that are multiples of 16 in a real launch, of kernels whose code depends on it: Triton copies ahead of
+# the computation only what is aligned.
+_PIPELINED = {"_few_rows_product": ("stride", "width", "width_in", "residual_stride", "out_stride")}
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_digit_sums": [{"BY_PROB": by_prob, "FIRST": first} for by_prob in (True, False) for first in (True, False)],
     "_gather": [{"BY_PROB": False}],
@@ -81,7 +91,24 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_drawn_draft": [{"GIVEN": True}],
     "_chunk_draft": [{"GIVEN": True}],
     "_rope_append": [{"AS_FP8": True}],
-    "_add_norm": [{"HAS_SUMS": False}],
+    "_rms_norm": [{"BLOCK": 4096, "num_warps": 8}],
+    "_add_norm": [{"HAS_SUMS": False}, {"BLOCK": 4096, "num_warps": 8}],
+    "_gate": [{"BLOCK": 16384, "num_warps": 16}],
+    "_few_rows_product": [
+        {
+            "BLOCK": block,
+            "NORM": norm,
+            "GATE": gate,
+            "HAS_RESIDUAL": adds,
+            "SQUARES": adds,
+            "ADDS": False,
+            "PDL": pdl,
+        }
+        | {"num_stages": 4, "launch_pdl": pdl}
+        for block in (16, 32)
+        for norm, gate, adds in ((True, False, False), (True, True, False), (False, False, True))
+        for pdl in (True, False)
+    ],
 }
 
 
@@ -116,7 +143,8 @@ def compile_all(arch: int, asked: Sequence[str] = ()) -> Iterator[Compiled]:
     for module, kernel in kernels():
         if asked and kernel.__name__ not in asked:
             continue
-        for changed in ({}, *VARIANTS.get(kernel.__name__, [])):
+        common: list[dict[str, Any]] = [] if kernel.__name__ in VARIANTS_ONLY else [{}]
+        for changed in (*common, *VARIANTS.get(kernel.__name__, [])):
             began_s = time.perf_counter()
             variant = ", ".join(f"{name}={value}" for name, value in changed.items())
             about = {"kernel": kernel.__name__, "module": module.removeprefix(f"{package.__name__}.")}
@@ -137,16 +165,26 @@ def kernels() -> Iterator[tuple[str, Any]]:
                 yield module.__name__, kernel
 
 
-def compiled(kernel: Any, changed: dict[str, Any], arch: int) -> Any:
-    """changed: sizes unlike the common ones. Raises KeyError for an argument that TYPES lacks."""
+def _compile(kernel: Any, changed: dict[str, Any], arch: int) -> Any:
+    """changed: sizes unlike the common ones, and options of the compiler.
+
+    Raises KeyError for an argument that TYPES lacks.
+    """
     name = kernel.__name__
     sizes = {each: changed.get(each, SIZES[each]) for each in kernel.arg_names if each.isupper()}
     types = TYPE_OF | OTHERS.get(name, {}) | ({"source": "*fp64"} if changed.get("GIVEN") else {})
     types |= {"keys": "*u8", "values": "*u8"} if changed.get("AS_FP8") else {}
     signature = {each: "constexpr" if each in sizes else types[each] for each in kernel.arg_names}
     constants = {(kernel.arg_names.index(each),): sizes[each] for each in sizes}
-    source = ASTSource(kernel, signature, constexprs=constants)
-    return triton.compile(source, target=GPUTarget("cuda", arch, _WARP), options=EXACT)
+    aligned = _PIPELINED.get(name, ())
+    attributes = {
+        (at,): [["tt.divisibility", 16]]
+        for at, each in enumerate(kernel.arg_names)
+        if aligned and each not in sizes and (types[each].startswith("*") or each in aligned)
+    }
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    options = {each: value for each, value in changed.items() if not each.isupper()}
+    return triton.compile(source, target=GPUTarget("cuda", arch, _WARP), options=EXACT | options)
 
 
 def describe(found: Any) -> dict[str, Any]:

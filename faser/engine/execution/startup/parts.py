@@ -98,7 +98,12 @@ def load_parts(
     report("preparing kernels", 0, 0)
     kernels = cache_dir() / "kernels"
     backend = make_backend(
-        config.backend, config.device, num_threads=config.threads, cache_dir=kernels, progress=report
+        config.backend,
+        config.device,
+        num_threads=config.threads,
+        cache_dir=kernels,
+        progress=report,
+        few_row_kernels=config.few_row_kernels,
     )
     memory = CudaMemory(backend.device) if backend.device.type == "cuda" else None
     free_bytes = 0 if memory is None else memory.free_bytes()

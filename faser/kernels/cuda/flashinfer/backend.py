@@ -124,6 +124,15 @@ class _LaneState:
         return planned.wrapper
 
 
+def _blocks(blocks: Blocks, accelerator: Accelerator, kernels: DeviceKernels, fp8: Fp8Products | None) -> Blocks:
+    """The best units of a layer that there are. blocks: of single operations."""
+    if fp8 is not None:
+        blocks = fp8.blocks(blocks)
+    if kernels.few_row_blocks is not None:
+        blocks = kernels.few_row_blocks(accelerator.num_processors, blocks)
+    return blocks
+
+
 class FlashInferBackend:
     """See Backend. Allocates device memory when it first needs it. fp8: None: the device has no fp8 products."""
 
@@ -143,8 +152,7 @@ class FlashInferBackend:
         self.mask_kernel = None
         self.rejection_kernels: RejectionKernels | None = kernels.rejection_kernels(accelerator)
         self.has_fp8 = fp8 is not None
-        separate = SeparateBlocks(self)
-        self.fused_blocks: Blocks | None = separate if fp8 is None else fp8.blocks(separate)
+        self.fused_blocks: Blocks | None = _blocks(SeparateBlocks(self), accelerator, kernels, fp8)
         self._accelerator = accelerator
         self._library = library
         self._kernels = kernels

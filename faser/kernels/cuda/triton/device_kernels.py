@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cuda.device import Accelerator
+from faser.kernels.interface.blocks import Blocks
 from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels
 from faser.kernels.interface.rejection_kernels import RejectionKernels
 from faser.kernels.interface.sampling_kernels import DeviceSamplingKernels, SamplingKernels
@@ -20,13 +21,19 @@ RopeAppend = Callable[
     [Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, AttentionShape, Tensor | None, Tensor | None, float],
     Tensor,
 ]
+DEPENDENT_LAUNCHES = (9, 0)  # the compute capability from which on they exist
+# (processors, blocks for more rows) -> blocks; see triton/few_rows/blocks.py.
+FewRowBlocksMaker = Callable[[int, Blocks], Blocks]
 RmsNorm = Callable[[Tensor, Tensor, float, Tensor], Tensor]  # (x, weight, eps, out) -> out; see triton/norm.py
 SiluMul = Callable[[Tensor, Tensor], Tensor]  # (gate_up, out) -> out; see triton/gate.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKernels:
-    """device_sampling_kernels: called with (most rows, vocabulary size), makes the kernels of one lane."""
+    """device_sampling_kernels: called with (most rows, vocabulary size), makes the kernels of one lane.
+
+    few_row_blocks: None: steps of few rows run as others do.
+    """
 
     rms_norm: RmsNorm
     silu_mul: SiluMul
@@ -35,10 +42,17 @@ class DeviceKernels:
     device_sampling_kernels: Callable[[int, int], DeviceSamplingKernels]
     logits_processor_kernels: Callable[[Accelerator], LogitsProcessorKernels]
     rejection_kernels: Callable[[Accelerator], RejectionKernels]
+    few_row_blocks: FewRowBlocksMaker | None = None
 
 
-def triton_kernels(device: torch.device) -> DeviceKernels:
-    """The kernels of this package, for one device. Raises ImportError without Triton."""
+def triton_kernels(
+    device: torch.device, *, few_rows: bool = False, dependent_launches: bool = False
+) -> DeviceKernels:
+    """The kernels of this package, for one device. few_rows: those of few_rows/ too.
+
+    dependent_launches: launch these before the launch before them is done; from compute capability 9.0 on. Raises
+    ImportError without Triton.
+    """
     from faser.kernels.cuda.triton.gate import silu_mul
     from faser.kernels.cuda.triton.logits.logit_edits import TritonLogitsProcessorKernels
     from faser.kernels.cuda.triton.norm import rms_norm
@@ -46,6 +60,13 @@ def triton_kernels(device: torch.device) -> DeviceKernels:
     from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
     from faser.kernels.cuda.triton.sampling.host_rejection import TritonRejectionKernels
     from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
+
+    def few_row_blocks(num_processors: int, otherwise: Blocks) -> Blocks:
+        from faser.kernels.cuda.triton.few_rows.blocks import FewRowBlocks
+        from faser.kernels.cuda.triton.few_rows.product import FewRowsProduct
+
+        product = FewRowsProduct(num_processors, dependent=dependent_launches)
+        return FewRowBlocks(product, otherwise, rms_norm)
 
     return DeviceKernels(
         rms_norm=rms_norm,
@@ -55,4 +76,5 @@ def triton_kernels(device: torch.device) -> DeviceKernels:
         device_sampling_kernels=lambda max_rows, width: TritonDeviceSamplingKernels(max_rows, width, device),
         logits_processor_kernels=TritonLogitsProcessorKernels,
         rejection_kernels=TritonRejectionKernels,
+        few_row_blocks=few_row_blocks if few_rows else None,
     )

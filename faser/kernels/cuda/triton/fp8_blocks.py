@@ -38,7 +38,7 @@ class Fp8Blocks:
             return
         attended = products.sums(products.quantise(mixed), block.attention_out)
         gate_up = self._sums(attended, hidden, block.gate_up)
-        inner = quantised_rows(*buffers.inner.shape, hidden.device)
+        inner = quantised_rows(len(hidden), buffers.inner.shape[1], hidden.device)
         gate(gate_up, hidden.dtype, inner.values, inner.scales)
         fed = products.sums(inner, block.down)
         if following is not None and isinstance(following.linear, Fp8Linear):
@@ -50,6 +50,6 @@ class Fp8Blocks:
 
     def _sums(self, before: UnscaledProduct | None, hidden: Tensor, product: NormedLinear) -> UnscaledProduct:
         """The product of the normalised residual stream, to which the product before it is added first."""
-        rows: Fp8Rows = quantised_rows(*hidden.shape, hidden.device)
+        rows: Fp8Rows = quantised_rows(len(hidden), hidden.shape[1], hidden.device)
         add_norm(before, hidden, product.norm, product.eps, rows.values, rows.scales)
         return self._products.sums(rows, product.linear)

@@ -52,7 +52,7 @@ class ScaledFp8:
 
     def quantise(self, x: Tensor) -> Fp8Rows:
         """The rows of x [R, K] for `sums`. One launch."""
-        rows = quantised_rows(*x.shape, x.device)
+        rows = quantised_rows(len(x), x.shape[1], x.device)
         self._quantise_rows(x, rows.values, rows.scales)
         return rows
 

@@ -184,26 +184,24 @@ def _gather(
 
 
 @jit
-def _tokens(
-    row, columns, inside, found, logits, stride, width, largest, temperature, log_min_p, old_key, old_id, unit,
-    BY_PROB: tl.constexpr,
-):  # fmt: skip
-    """Keys and weights of those of these tokens that are in the range `found`; the others weigh nothing."""
+def _tokens(row, columns, inside, found, logits, stride, width, largest, temperature, unit, BY_PROB: tl.constexpr):
+    """Keys and weights of those of these tokens that are in the range `found`; the others weigh nothing.
+
+    Tokens that are not kept so far are weighed too: all of them come after the last one that is looked for.
+    """
     start = logits + row.to(tl.int64) * stride
     scaled = scaled_logits(start, tl.where(inside, columns, width), width, largest, temperature)
     within = inside & (columns < width) & (_ranges(scaled) == found)
     keys = tl.where(within, order_keys(scaled), _NO_KEY)
+    weights = within.to(tl.int64)
     if BY_PROB:
-        within = within & is_kept(scaled, columns, width, log_min_p, old_key, old_id)
         weights = tl.where(within, whole_probs(scaled, unit), 0)
-    else:
-        weights = within.to(tl.int64)
     return keys, weights
 
 
 @jit
 def _sums_of_row(
-    key, token_id, row, found, logits, stride, width, largest, temperature, log_min_p, old_key, old_id, unit,
+    key, token_id, row, found, logits, stride, width, largest, temperature, unit,
     BY_PROB: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """int64, of the tokens in the range `found`.
@@ -214,9 +212,8 @@ def _sums_of_row(
     for chunk in range(NUM_CHUNKS):
         columns = chunk * BLOCK + tl.arange(0, BLOCK)
         keys, weights = _tokens(
-            row, columns, columns < width, found, logits, stride, width, largest, temperature, log_min_p, old_key,
-            old_id, unit, BY_PROB,
-        )  # fmt: skip
+            row, columns, columns < width, found, logits, stride, width, largest, temperature, unit, BY_PROB
+        )
         below += tl.sum(tl.where(keys < key, weights, 0))
         tied += tl.sum(tl.where(keys == key, weights, 0))
         count += tl.sum(((keys == key) & (weights > 0) & (columns <= token_id)).to(tl.int64))
@@ -225,7 +222,7 @@ def _sums_of_row(
 
 @jit_for_any("num_rows")
 def _settle(
-    logits, stride, width, largest, best, temperature, log_min_p, top_k, top_p, chunk_weight, prefixes, rests,
+    logits, stride, width, largest, best, temperature, top_k, top_p, chunk_weight, prefixes, rests,
     num_gathered, gathered, edge_key, edge_id, num_rows,
     BY_PROB: tl.constexpr, MOST: tl.constexpr, NUM_CHUNKS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -235,15 +232,13 @@ def _settle(
     if (tl.load(best + row) >= 0) & (warmth > 0) & _is_on(row, width, top_k, top_p, BY_PROB):
         found = tl.load(prefixes + _LEVELS * num_rows + row)
         rest = tl.load(rests + _LEVELS * num_rows + row)
-        least, old_key, old_id = tl.load(log_min_p + row), tl.load(edge_key + row), tl.load(edge_id + row)
         unit = prob_unit(row_sum(chunk_weight, row, NUM_CHUNKS, SPAN)) if BY_PROB else warmth
         count = tl.load(num_gathered + row)
         place = tl.arange(0, MOST)
         ids = tl.load(gathered + row.to(tl.int64) * MOST + place, mask=place < count, other=0)
         keys, weights = _tokens(
-            row, ids, place < count, found, logits, stride, width, largest_logit, warmth, least, old_key, old_id,
-            unit, BY_PROB,
-        )  # fmt: skip
+            row, ids, place < count, found, logits, stride, width, largest_logit, warmth, unit, BY_PROB
+        )
         low, high = _first_key(found), _first_key(found + 1) - 1
         if count <= MOST:
             low, high = tl.min(tl.where(weights > 0, keys, _NO_KEY)), tl.max(tl.where(weights > 0, keys, 0))
@@ -253,8 +248,8 @@ def _settle(
                 reached = tl.sum(tl.where(keys <= middle, weights, 0))
             else:
                 below, tied, _ = _sums_of_row(
-                    middle, width, row, found, logits, stride, width, largest_logit, warmth, least, old_key,
-                    old_id, unit, BY_PROB, NUM_CHUNKS, BLOCK,
+                    middle, width, row, found, logits, stride, width, largest_logit, warmth, unit, BY_PROB,
+                    NUM_CHUNKS, BLOCK,
                 )  # fmt: skip
                 reached = below + tied
             is_reached = reached >= rest
@@ -267,8 +262,8 @@ def _settle(
             ties = tl.sum(((keys == key) & (weights > 0)).to(tl.int64))
         else:
             below, tied, ties = _sums_of_row(
-                key, width, row, found, logits, stride, width, largest_logit, warmth, least, old_key, old_id,
-                unit, BY_PROB, NUM_CHUNKS, BLOCK,
+                key, width, row, found, logits, stride, width, largest_logit, warmth, unit, BY_PROB, NUM_CHUNKS,
+                BLOCK,
             )  # fmt: skip
         each = tied // tl.maximum(ties, 1)
         wanted = tl.maximum((rest - below + each - 1) // tl.maximum(each, 1), 1)
@@ -279,15 +274,14 @@ def _settle(
                 there = tl.sum(((keys == key) & (weights > 0) & (ids <= middle)).to(tl.int64))
             else:
                 _, _, there = _sums_of_row(
-                    key, middle, row, found, logits, stride, width, largest_logit, warmth, least, old_key, old_id,
-                    unit, BY_PROB, NUM_CHUNKS, BLOCK,
+                    key, middle, row, found, logits, stride, width, largest_logit, warmth, unit, BY_PROB,
+                    NUM_CHUNKS, BLOCK,
                 )  # fmt: skip
             is_there = there >= wanted
             last = tl.where(is_there, middle, last)
             first = tl.where(is_there, first, middle + 1)
-        nearer = (key < old_key) | ((key == old_key) & (first < old_id))
-        tl.store(edge_key + row, tl.where(nearer, key, old_key))
-        tl.store(edge_id + row, tl.where(nearer, first, old_id))
+        tl.store(edge_key + row, key)
+        tl.store(edge_id + row, first)
 
 
 def find_edges(shaped: SamplingInputs, space: SamplingWorkspace, *, by_prob: bool) -> None:
@@ -313,7 +307,7 @@ def find_edges(shaped: SamplingInputs, space: SamplingWorkspace, *, by_prob: boo
         shaped.num_rows, NUM_LEVELS, MOST=most, **sizes, **EXACT,
     )  # fmt: skip
     _settle[(shaped.num_rows,)](
-        *row, shaped.rows.log_min_p, *cuts, space.chunk_weight, space.prefixes, space.rests, space.num_gathered,
-        space.gathered, space.edge_key, space.edge_id, shaped.num_rows, MOST=most, **sizes,
+        *row, *cuts, space.chunk_weight, space.prefixes, space.rests, space.num_gathered, space.gathered,
+        space.edge_key, space.edge_id, shaped.num_rows, MOST=most, **sizes,
         num_warps=_SETTLE_WARPS, **EXACT,
     )  # fmt: skip

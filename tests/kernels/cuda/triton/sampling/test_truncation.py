@@ -2,7 +2,9 @@
 
 Oracle: Python's sort by (likelihood, id), and sums of Python's whole numbers.
 
-Bugs these tests have been seen to catch: tokens counted whose range begins with other bits.
+Bugs these tests have been seen to catch: tokens counted whose range begins with other bits, a place too far for
+every gathered token, the counter of gathered tokens not reset, ids compared one off or not at all, sums of ties
+cut off when divided, the key's own weight counted before it, ranges of two widths that overlap, none near the top.
 """
 
 from dataclasses import replace
@@ -120,6 +122,16 @@ def test_of_equal_tokens_the_lower_ids_are_kept(most_gathered: int) -> None:
     cuts: list[Cut] = [(0.0, 20, 1.0), (0.0, 18, 0.6)]
     logits = np.zeros((len(cuts), 30), dtype=np.float32)
     logits[:, 3:] = -0.5
+    check(case_of(logits, cuts), most_gathered)
+
+
+@pytest.mark.parametrize("most_gathered", [4, 32])
+@pytest.mark.parametrize("nats", [0.0, 5.0])
+def test_tokens_of_one_range_are_told_apart(nats: float, most_gathered: int) -> None:
+    """min_p and top_k end in that range, too."""
+    cuts: list[Cut] = [(0.0, 9, 1.0), (0.0, 9, 0.5), (0.0, 0, 0.6)]
+    logits = np.zeros((len(cuts), 20), dtype=np.float32)
+    logits[:, 1:] = -nats - np.random.default_rng(0).permutation(19) * 5e-6
     check(case_of(logits, cuts), most_gathered)
 
 
