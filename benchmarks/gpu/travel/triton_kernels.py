@@ -39,7 +39,7 @@ TYPES = {
     "*i64": (
         "seeds positions draft_starts chunk_best best chunk_weight chunk_prob kept_prob rests sums next_sums "
         "top_k chosen drafted final_ids chunk_residual chunk_target token_ids slots chunk_first source "
-        "rows row_start"
+        "rows row_start words"
     ),
     "*i32": "counts edge_key edge_id prefixes first_row num_accepted num_gathered gathered",
     "*bf16": (
@@ -48,7 +48,7 @@ TYPES = {
     "*u8": "codes",
     "i32": (
         "stride width purpose count num_rows draft_stride out_stride residual_stride level rest_bits num_halvings "
-        "width_in num_parts"
+        "width_in num_parts words_stride"
     ),
     "i64": "window_bits",
     "fp32": "eps",
@@ -165,7 +165,7 @@ def kernels() -> Iterator[tuple[str, Any]]:
                 yield module.__name__, kernel
 
 
-def _compile(kernel: Any, changed: dict[str, Any], arch: int) -> Any:
+def compiled(kernel: Any, changed: dict[str, Any], arch: int) -> Any:
     """changed: sizes unlike the common ones, and options of the compiler.
 
     Raises KeyError for an argument that TYPES lacks.
