@@ -90,10 +90,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "_draw": [{"GIVEN": True}],
     "_drawn_draft": [{"GIVEN": True}],
     "_chunk_draft": [{"GIVEN": True}],
-    "_rope_append": [{"AS_FP8": True}],
+    "_rope_append": [{"AS_FP8": True}, {"PDL": True, "launch_pdl": True}],
     "_rms_norm": [{"BLOCK": 4096, "num_warps": 8}],
     "_add_norm": [{"HAS_SUMS": False}, {"BLOCK": 4096, "num_warps": 8}],
-    "_gate": [{"BLOCK": 16384, "num_warps": 16}],
+    "_gate": [{"BLOCK": 16384, "num_warps": 32}],
     "_few_rows_product": [
         {
             "BLOCK": block,

@@ -5,6 +5,7 @@ Importing this module does not import Triton; triton_kernels does.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -50,8 +51,8 @@ def triton_kernels(
 ) -> DeviceKernels:
     """The kernels of this package, for one device. few_rows: those of few_rows/ too.
 
-    dependent_launches: launch these before the launch before them is done; from compute capability 9.0 on. Raises
-    ImportError without Triton.
+    dependent_launches: launch these, and rope_append, before the launch before them is done; from compute capability
+    9.0 on. Raises ImportError without Triton.
     """
     from faser.kernels.cuda.triton.gate import silu_mul
     from faser.kernels.cuda.triton.logits.logit_edits import TritonLogitsProcessorKernels
@@ -71,7 +72,7 @@ def triton_kernels(
     return DeviceKernels(
         rms_norm=rms_norm,
         silu_mul=silu_mul,
-        rope_append=rope_append,
+        rope_append=partial(rope_append, dependent=True) if dependent_launches else rope_append,
         sampling_kernels=TritonSamplingKernels,
         device_sampling_kernels=lambda max_rows, width: TritonDeviceSamplingKernels(max_rows, width, device),
         logits_processor_kernels=TritonLogitsProcessorKernels,

@@ -9,6 +9,7 @@ attention.
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.common.float8 import saturated_code
@@ -25,9 +26,12 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 def _rope_append(
     qkv, stride, angles, positions, slots, keys, values, q_weight, k_weight, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr,
-    NORM: tl.constexpr, ROTATE: tl.constexpr, AS_FP8: tl.constexpr,
+    NORM: tl.constexpr, ROTATE: tl.constexpr, AS_FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One head of one row. A row of slot NO_SLOT stores nothing. AS_FP8: keys and values are codes, uint8."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel = tl.arange(0, HALF)
     place = qkv + row * stride + head * 2 * HALF + channel
@@ -79,6 +83,8 @@ def rope_append(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    *,
+    dependent: bool = False,
 ) -> Tensor:
     """Returns queries [R, Hq * D], a view of qkv; stores keys and values in the cache.
 
@@ -86,7 +92,7 @@ def rope_append(
     angles: [P, D] float32, as in Backend.rope_append; None rotates nothing. positions: [R] int64, below P. slots:
     [R] int64, distinct; NO_SLOT (interface/paged_layout.py) stores nothing. keys, values: [blocks, block_size,
     Hkv, D] of one layer, contiguous, of the dtype of qkv or float8_e4m3fn. q_norm, k_norm: [D], the dtype of qkv;
-    both or neither.
+    both or neither. dependent: launch it as soon as the launch before it lets it (few_rows/product.py).
 
     Raises EngineError that names the tensor that does not fit, or a head_dim outside HEAD_DIMS.
     """
@@ -116,6 +122,7 @@ def rope_append(
         _rope_append[(len(qkv), num_heads)](
             qkv, qkv.stride(0), qkv if angles is None else angles, positions, slots, keys, values, *weights, eps,
             NUM_HEADS=shape.num_heads, NUM_KV_HEADS=num_kv, HALF=dim // 2, NORM=q_norm is not None,
-            ROTATE=angles is not None, AS_FP8=as_fp8, num_warps=1, **EXACT,
+            ROTATE=angles is not None, AS_FP8=as_fp8, PDL=dependent, num_warps=1,
+            **({"launch_pdl": True} if dependent else {}), **EXACT,
         )  # fmt: skip
     return qkv[:, : shape.num_heads * dim]

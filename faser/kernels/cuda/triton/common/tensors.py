@@ -24,7 +24,7 @@ EXACT = {"enable_fp_fusion": False}
 
 WIDEST_ROW = 1 << 16  # of kernels that keep a row in the registers of one program
 _ELEMENTS_A_WARP = 512
-_MOST_WARPS = 16
+_MOST_WARPS = 32
 
 
 def row_warps(width: int) -> int:
