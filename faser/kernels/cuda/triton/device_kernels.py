@@ -51,8 +51,8 @@ def triton_kernels(
 ) -> DeviceKernels:
     """The kernels of this package, for one device. few_rows: those of few_rows/ too.
 
-    dependent_launches: launch these, and rope_append, before the launch before them is done; from compute capability
-    9.0 on. Raises ImportError without Triton.
+    dependent_launches: launch these, and rope_append, before the launch before them is done; from compute
+    capability 9.0 on. Raises ImportError without Triton.
     """
     from faser.kernels.cuda.triton.gate import silu_mul
     from faser.kernels.cuda.triton.logits.logit_edits import TritonLogitsProcessorKernels

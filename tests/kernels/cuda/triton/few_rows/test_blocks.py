@@ -11,6 +11,7 @@ from torch.nn import functional
 from faser.kernels.cuda.triton.few_rows.blocks import FewRowBlocks
 from faser.kernels.cuda.triton.scaled_fp8 import ScaledFp8
 from faser.kernels.interface.separate_blocks import SeparateBlocks
+from faser.kernels.interface.shapes import PackedLinear
 from tests.kernels.cuda.triton.layers import EPS, HEADS, HIDDEN, Layer, backend_of, random
 from tests.kernels.cuda.triton.rows import DEVICE
 
@@ -21,9 +22,9 @@ UNIT = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 def exact(layer: Layer, dtype: torch.dtype, rows: int) -> tuple[Tensor, Tensor]:
     """What Layer.run computes, in float64."""
 
-    def linear(x: Tensor, packed: object) -> Tensor:
-        weight, bias = packed.weight, packed.bias  # type: ignore[attr-defined]
-        found = x @ weight.double().t()
+    def linear(x: Tensor, packed: PackedLinear) -> Tensor:
+        weight, bias = packed.weight, packed.bias
+        found: Tensor = x @ weight.double().t()
         return found if bias is None else found + bias.double()
 
     def norm(x: Tensor, weight: Tensor) -> Tensor:
