@@ -12,7 +12,7 @@ from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, UnscaledProduct
 
 
 class Fp8Blocks:
-    """See Blocks: the bits of the single operations. separate: for units with products in 16 bits."""
+    """See Blocks: the numbers of the single operations. separate: for units with products in 16 bits."""
 
     def __init__(self, products: ScaledFp8, separate: Blocks) -> None:
         self._products = products

@@ -3,8 +3,8 @@
     add_norm   hidden += product; the RMS norm of hidden, quantised        sums and bias are optional
     gate       gate and up are the product; silu(gate) * up, quantised
 
-The same bits as scale.py, norm.py or gate.py, and quantise.py one after the other: numbers are rounded where these
-store them. A row stays in the registers of one program.
+The same numbers as scale.py, norm.py or gate.py, and quantise.py one after the other: rounded where these store
+them. On a GPU the squares of a row may be added up in another order. A row stays in the registers of one program.
 """
 
 import torch

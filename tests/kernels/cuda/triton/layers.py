@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from faser.kernels.cuda.device import CudaDevice
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.triton.device_kernels import triton_kernels
 from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, NormedLinear
@@ -27,8 +28,18 @@ def random(*size: int, seed: int = 0) -> Tensor:
 
 def backend_of(fp8: Fp8Products | None, **options: bool) -> FlashInferBackend:
     """With FASER's own kernels as on a GPU: in Triton's interpreter, where there is none."""
-    device = FakeAccelerator()
-    return FlashInferBackend(device, FakeFlashInfer(device), triton_kernels(torch.device(DEVICE), **options), fp8)
+    emulated = FakeAccelerator()
+    device = CudaDevice(torch.device(DEVICE, 0)) if DEVICE == "cuda" else emulated
+    kernels = triton_kernels(device.device, **options)
+    return FlashInferBackend(device, FakeFlashInfer(emulated), kernels, fp8)
+
+
+def expect_same(ours: Tensor, theirs: Tensor) -> None:
+    """The same bits; on a GPU nearly, because kernels may add a row up in other orders."""
+    if DEVICE == "cuda":
+        torch.testing.assert_close(ours.float(), theirs.float(), rtol=2.0**-4, atol=2.0**-4)
+    else:
+        assert torch.equal(ours, theirs)
 
 
 class Layer:

@@ -5,7 +5,7 @@ import torch
 
 from faser.kernels.cuda.triton.scaled_fp8 import ScaledFp8
 from faser.kernels.interface.separate_blocks import SeparateBlocks
-from tests.kernels.cuda.triton.layers import Layer, backend_of
+from tests.kernels.cuda.triton.layers import Layer, backend_of, expect_same
 from tests.kernels.cuda.triton.rows import DEVICE
 
 ALL = "out gate_up down qkv"
@@ -23,7 +23,7 @@ def test_a_layer_is_that_of_single_operations(fp8: str, has_bias: bool) -> None:
             found = layer.run(backend.fused_blocks, rows, follows=follows)
             wanted = layer.run(SeparateBlocks(backend), rows, follows=follows)
             for ours, theirs in zip(found, wanted, strict=True):
-                assert torch.equal(ours, theirs)
+                expect_same(ours, theirs)
 
 
 @pytest.mark.parametrize("fp8", [ALL, ""])
@@ -35,4 +35,4 @@ def test_the_product_before_the_first_attention_is_that_of_single_operations(
     layer = Layer(backend, torch.float16, fp8=fp8)
     assert backend.fused_blocks is not None
     found = layer.first(backend.fused_blocks, 3, out_dtype)
-    assert torch.equal(found, layer.first(SeparateBlocks(backend), 3, out_dtype))
+    expect_same(found, layer.first(SeparateBlocks(backend), 3, out_dtype))

