@@ -1,5 +1,8 @@
 """One launch gives the bits of the single kernels one after the other.
 
+Bugs these tests have been seen to catch: no residual, a stream that is not stored, up read from the gate, rows
+quantised before they are normalised, a gate of numbers that are not rounded.
+
 Oracle: scale_sums, rms_norm, silu_mul and quantise_rows, each of which has an oracle of its own.
 
 """

@@ -1,6 +1,7 @@
 """A layer of few rows is near that of single operations, in float64's sight; other layers are left to the others.
 
-Bugs these tests have been seen to catch: FB
+Bugs these tests have been seen to catch: the squares of the stream before the feed-forward network, another
+product's norm and weights, no residual, nine rows, one quantised product among others.
 """
 
 import pytest
