@@ -1,8 +1,8 @@
 """Products of few rows against float64, and against the single kernels for what is fused into them.
 
 Bugs these tests have been seen to catch: squares counted twice, of the first program only, stored in one place or
-of other numbers than the stored ones; rows of x, residual or out taken to lie in line; up with the gate's weights or
-bias; the last piece of the weights left out; gate and up swapped; one weight of the norm for all columns.
+of other numbers than the stored ones; rows of x, residual or out taken to lie in line; up with the gate's weights
+or bias; the last piece of the weights left out; gate and up swapped; one weight of the norm for all columns.
 """
 
 import pytest
