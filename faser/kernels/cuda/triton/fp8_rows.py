@@ -11,9 +11,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from faser.kernels.cuda.triton.common.elementwise import gated, normalised
 from faser.kernels.cuda.triton.common.tensors import EXACT, expect, expect_lines, jit, next_power_of_2, row_warps
-from faser.kernels.cuda.triton.gate import gated
-from faser.kernels.cuda.triton.norm import normalised
 from faser.kernels.cuda.triton.quantise import quantised
 from faser.kernels.cuda.triton.scale import scaled_sums
 from faser.kernels.interface.fp8 import FP8, UnscaledProduct

@@ -4,17 +4,11 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from faser.kernels.cuda.triton.common.elementwise import gated
 from faser.kernels.cuda.triton.common.tensors import EXACT, expect_lines, jit
 
 _BLOCK = 1024
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@jit
-def gated(gate, up):
-    """silu(gate) * up, float32. gate, up: any float type."""
-    wide = gate.to(tl.float32)
-    return wide / (1.0 + tl.exp(-wide)) * up.to(tl.float32)
 
 
 @jit

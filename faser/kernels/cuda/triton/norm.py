@@ -8,20 +8,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from faser.kernels.cuda.triton.common.elementwise import normalised
 from faser.kernels.cuda.triton.common.tensors import EXACT, expect, expect_lines, jit, next_power_of_2, row_warps
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@jit
-def normalised(value, squares, width, eps, weight):
-    """value, of the rows' type, divided by the root of its mean square, times weight; the same type.
-
-    squares: float32, the sum of the squares of the whole row.
-    """
-    factor = 1.0 / tl.sqrt(squares / width + eps)
-    scaled = (value.to(tl.float32) * factor).to(value.dtype)
-    return (scaled.to(tl.float32) * weight.to(tl.float32)).to(value.dtype)
 
 
 @jit

@@ -1,4 +1,4 @@
-"""What several Triton kernels share: argument checks, one upload for several host arrays, bits of 8-bit floats.
+"""What several Triton kernels share: argument checks, uploads, bits of 8-bit floats, arithmetic of norm and gate.
 
 Imports Triton. Start reading at tensors.py.
 """

@@ -23,9 +23,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from faser.errors import EngineError
+from faser.kernels.cuda.triton.common.elementwise import gated, normalised
 from faser.kernels.cuda.triton.common.tensors import EXACT, expect, expect_lines, jit, jit_for_any, next_power_of_2
-from faser.kernels.cuda.triton.gate import gated
-from faser.kernels.cuda.triton.norm import normalised
 
 MOST_ROWS = 8
 _TYPES = (torch.bfloat16, torch.float16)
