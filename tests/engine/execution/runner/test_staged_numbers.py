@@ -1,7 +1,7 @@
 """Arrays reach the device through pinned buffers, which are not filled again before they were copied.
 
-Bugs these tests have been seen to catch: the second array in the place of the first, a buffer for every step, a
-copy before the buffer is filled, numbers of the step before at the end.
+Bugs these tests have been seen to catch: arrays that begin at the same place or come in another order, numbers of
+other arrays at the end, a buffer for every step, a buffer that is not sent.
 """
 
 import numpy as np

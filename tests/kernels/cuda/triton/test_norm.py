@@ -3,8 +3,8 @@
 float32 within the error of summing in another order; 16-bit types within two roundings, which the interpreter cuts
 off and a GPU rounds.
 
-Bugs these tests have been seen to catch: the mean over the padded width, eps left out or within the root's
-argument twice, a weight by row, rows of x or out taken to lie in line, a column too many.
+Bugs these tests have been seen to catch: the mean over the padded width, eps left out, a weight by
+row, rows of x or out taken to lie in line, a column too many.
 """
 
 import pytest
