@@ -1,0 +1,60 @@
+"""The parsers by name, and the ones that fit a chat template.
+
+Names are vLLM's. config/server.py has them too, for --help; a test compares the two.
+"""
+
+from dataclasses import dataclass
+
+from faser.api.parsing.formats.hermes import HermesParser
+from faser.api.parsing.formats.llama3_json import Llama3JsonParser
+from faser.api.parsing.formats.mistral import MistralParser
+from faser.api.parsing.formats.pythonic import PythonicParser
+from faser.api.parsing.formats.qwen3_coder import Qwen3CoderParser
+from faser.api.parsing.reasoning import END_THINK
+from faser.api.parsing.tool_parser import ToolParser
+
+TOOL_PARSERS: dict[str, ToolParser] = {
+    "hermes": HermesParser(),
+    "llama3_json": Llama3JsonParser(),
+    "mistral": MistralParser(),
+    "pythonic": PythonicParser(),
+    "qwen3_coder": Qwen3CoderParser(),
+}
+
+# What a template has in it if its model writes calls in a format; the first one that fits is taken.
+_SIGNS = (
+    ("<parameter=", "qwen3_coder"),
+    ("<tool_call>", "hermes"),
+    ("[TOOL_CALLS]", "mistral"),
+    ('"parameters": ', "llama3_json"),
+    ("func_name1(", "pythonic"),
+    ("<|python_start|>", "pythonic"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningStyle:
+    """always: answers begin within the reasoning, even if neither they nor the prompt have its mark."""
+
+    always: bool
+
+
+REASONING_PARSERS = {
+    "qwen3": ReasoningStyle(always=False),
+    "deepseek_r1": ReasoningStyle(always=True),
+}
+
+
+def tool_parser_of(template: str) -> str | None:
+    """The name of the parser for a model with this chat template; None: its format is not known.
+
+    A template that takes no tools gets a prompt of ours, which asks for the format of hermes.
+    """
+    if "tools" not in template:
+        return "hermes"
+    return next((name for sign, name in _SIGNS if sign in template), None)
+
+
+def reasoning_parser_of(template: str) -> str | None:
+    """The name of the parser for a model with this chat template; None: it does not reason."""
+    return "qwen3" if END_THINK in template else None

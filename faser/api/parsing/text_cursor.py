@@ -1,0 +1,126 @@
+"""TextCursor: reads a text that arrives piece by piece, for parsers that are written as if it were all there.
+
+A parser is a generator: it yields where it needs text that has not arrived, and is resumed when there is more. It
+sees one character after the other, so how the text is divided into pieces makes no difference to it.
+"""
+
+import re
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+Reading = Generator[None, None, _T]
+
+END = ""  # what peek returns after the last character
+
+_SPACES = re.compile(r"\s+")
+
+
+class TextCursor:
+    """A position in a text. Text before the mark is forgotten."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._marked = 0
+        self._complete = False
+
+    def push(self, text: str, *, complete: bool) -> None:
+        """Add the next piece. complete: it is the last."""
+        self._text = self._text[self._marked :] + text
+        self._at -= self._marked
+        self._marked = 0
+        self._complete = complete
+
+    def mark(self) -> None:
+        """Remember this position, for since_mark."""
+        self._marked = self._at
+
+    def since_mark(self) -> str:
+        return self._text[self._marked : self._at]
+
+    def peek(self) -> Reading[str]:
+        """The next character, which stays there; END at the end of the text."""
+        while self._at == len(self._text):
+            if self._complete:
+                return END
+            yield
+        return self._text[self._at]
+
+    def take(self) -> Reading[str]:
+        """The next character; END at the end of the text."""
+        char = yield from self.peek()
+        self._at += len(char)
+        return char
+
+    def starts_with(self, literal: str) -> Reading[bool]:
+        """Whether the literal comes next. Waits for more text only while that is open."""
+        while True:
+            there = self._text[self._at : self._at + len(literal)]
+            if there == literal:
+                return True
+            if not literal.startswith(there) or self._complete:
+                return False
+            yield
+
+    def accept(self, literal: str) -> Reading[bool]:
+        """The same, and go past the literal."""
+        found = yield from self.starts_with(literal)
+        if found:
+            self._at += len(literal)
+        return found
+
+    def take_run(self, pattern: re.Pattern[str]) -> str:
+        """The part that matches, of the text that has arrived; may be empty, and the match may go on later.
+
+        pattern: one class of characters, repeated, so that matches of pieces join to the match of the whole.
+        """
+        found = pattern.match(self._text, self._at)
+        if found is None:
+            return ""
+        self._at = found.end()
+        return found.group()
+
+    def skip_spaces(self) -> Reading[None]:
+        while (yield from self.peek()).isspace():
+            self.take_run(_SPACES)
+
+    def skip(self, num_chars: int) -> None:
+        """Go past characters that have been peeked at."""
+        self._at += num_chars
+        assert self._at <= len(self._text)
+
+    def copy_until(
+        self, marks: tuple[str, ...], sink: Callable[[str], None], *, trailing: str | None
+    ) -> Reading[str | None]:
+        """Pass text on from the mark up to the first of marks, and go past that; None: the text ended first.
+
+        trailing: characters that are not passed on if nothing but them stands before the mark, as of str.rstrip;
+        None: whitespace. They lie behind the mark then.
+        """
+        while True:
+            held = self._text[self._marked :]
+            found = min(((at, each) for each in marks if (at := held.find(each)) >= 0), default=None)
+            if found is not None:
+                self._pass_on(len(held[: found[0]].rstrip(trailing)), sink)
+                self._at = self._text.index(found[1], self._marked) + len(found[1])
+                return found[1]
+            if self._complete:
+                self._pass_on(len(held), sink)
+                return None
+            begun = max((_overlap(held, each) for each in marks), default=0)
+            self._pass_on(len(held[: len(held) - begun].rstrip(trailing)), sink)
+            yield
+
+    def _pass_on(self, num_chars: int, sink: Callable[[str], None]) -> None:
+        if num_chars:
+            sink(self._text[self._marked : self._marked + num_chars])
+        self._marked += num_chars
+        self._at = max(self._at, self._marked)
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Length of the longest end of the text that the mark begins with."""
+    longest = min(len(text), len(mark) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
