@@ -226,6 +226,35 @@ class ServerConfig:
     chat_template: str | None = setting(
         None, "Jinja file that turns messages into a prompt. None: the model's.", group=OUTPUT, kind=Kind.FILE
     )
+    tool_call_parser: str = setting(
+        "auto",
+        "Format in which the model writes tool calls. auto: as its chat template suggests.",
+        group=OUTPUT,
+        kind=Kind.TEXT,
+        choices=("auto", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"),
+        synonyms=(
+            ("llama4_json", "llama3_json"),
+            ("llama4_pythonic", "pythonic"),
+            ("qwen3_xml", "qwen3_coder"),
+            ("qwen", "hermes"),
+        ),
+        refused=(("openai", "no model family that FASER serves writes calls in the harmony format"),),
+    )
+    enable_auto_tool_choice: bool = setting(
+        True,
+        "Let requests leave it to the model whether it calls a tool.",
+        group=OUTPUT,
+        kind=Kind.SWITCH,
+    )
+    reasoning_parser: str = setting(
+        "auto",
+        "How answers are divided into reasoning and content. auto: as the chat template suggests. none: they are "
+        "not. qwen3: reasoning is between <think> and </think>. deepseek_r1: it may lack the first of them.",
+        group=OUTPUT,
+        kind=Kind.TEXT,
+        choices=("auto", "none", "qwen3", "deepseek_r1"),
+        refused=(("openai_gptoss", "no model family that FASER serves writes the harmony format"),),
+    )
     generation_config: str = setting(
         "auto",
         "Sampling defaults. auto: those of the model's generation_config.json, or else of its model card, which "

@@ -88,7 +88,6 @@ def _accept(flags: str, reason: str, *, switch: bool = True) -> ForeignFlag:
 
 _ONE_DEVICE = "a model runs on one device"
 _IN_JSON = "all settings of the drafter are in one JSON object"
-_NO_TOOLS = "this build has no tool parser"
 _NO_LORA = "this build has no adapters"
 _NO_MEDIA = "this build serves text only"
 _KV_SCALES = "8-bit keys and values are stored with a scale of one"
@@ -128,10 +127,7 @@ FOREIGN_FLAGS: tuple[ForeignFlag, ...] = (
     _refuse("--lora-modules", _NO_LORA),
     _refuse("--max-lora-rank", _NO_LORA),
     _refuse("--max-loras", _NO_LORA),
-    _refuse("--enable-auto-tool-choice", _NO_TOOLS, switch=True),
-    _refuse("--tool-call-parser", _NO_TOOLS),
-    _refuse("--tool-parser-plugin", _NO_TOOLS),
-    _refuse("--reasoning-parser", "this build does not split reasoning off"),
+    _refuse("--tool-parser-plugin", "no code of the operator's runs in the server", instead="--tool-call-parser"),
     _refuse(
         "--guided-decoding-backend",
         "its settings are in one JSON object",

@@ -77,7 +77,12 @@ class ReasoningTokens:
         self._open = open_at_start
         self._over = False
         self._end = b""  # of the bytes so far; before the reasoning has begun, all of them but for leading spaces
-        self.count = 0
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Tokens so far."""
+        return self._count if self._open else 0
 
     def take(self, token_ids: tuple[int, ...]) -> None:
         for token_id in token_ids:
@@ -86,14 +91,12 @@ class ReasoningTokens:
             self._add(token_id)
 
     def _add(self, token_id: int) -> None:
-        self.count += 1
+        self._count += 1
         self._end += self._tokenizer.token_bytes(token_id)
         if not self._open:
             self._end = self._end.lstrip()
             self._open = self._end.startswith(THINK.encode())
             self._over = not THINK.encode().startswith(self._end[: len(THINK)])
-            if self._over:
-                self.count = 0
         if self._open:
             self._over = END_THINK.encode() in self._end
             self._end = self._end[-len(END_THINK) :]

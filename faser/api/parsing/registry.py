@@ -58,3 +58,26 @@ def tool_parser_of(template: str) -> str | None:
 def reasoning_parser_of(template: str) -> str | None:
     """The name of the parser for a model with this chat template; None: it does not reason."""
     return "qwen3" if END_THINK in template else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerParsers:
+    """The parsers of one server. tool_parser: None: the format of the model's calls is not known.
+
+    auto: requests may leave it to the model whether it calls. reasoning: None: nothing is divided off.
+    """
+
+    tool_parser: ToolParser | None
+    auto: bool
+    reasoning: ReasoningStyle | None
+
+
+def choose_parsers(*, tool_call_parser: str, auto: bool, reasoning_parser: str, template: str) -> ServerParsers:
+    """tool_call_parser, reasoning_parser: names; "auto": as the chat template suggests; "none" for reasoning."""
+    calls = tool_parser_of(template) if tool_call_parser == "auto" else tool_call_parser
+    reasoning = reasoning_parser_of(template) if reasoning_parser == "auto" else reasoning_parser
+    return ServerParsers(
+        tool_parser=None if calls is None else TOOL_PARSERS[calls],
+        auto=auto,
+        reasoning=None if reasoning in (None, "none") else REASONING_PARSERS[reasoning],
+    )

@@ -7,6 +7,7 @@ from pydantic import Field
 from faser.api.protocol.body import parse_text, shown
 from faser.api.protocol.common import GenerationBody
 from faser.api.protocol.scalars import Flag, Integer
+from faser.api.protocol.tools import TOOLS, Tool
 from faser.errors import RequestError
 
 _MAX_ROLE_CHARS = 64
@@ -27,6 +28,10 @@ class ChatBody(GenerationBody):
     echo: Flag | None = None
     return_prompt_text: Flag | None = None
     documents: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = TOOLS
+    tool_choice: Any = None
+    parallel_tool_calls: Flag | None = None
+    include_reasoning: Flag | None = None
 
 
 def read_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from pydantic import BaseModel, Field
 
 from faser.api.protocol.common import LIST, OPEN
 from faser.api.protocol.scalars import Flag
+from faser.api.protocol.tools import TOOLS, Tool
 
 
 class TokenizeBody(BaseModel):
@@ -21,6 +22,7 @@ class TokenizeBody(BaseModel):
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = TOOLS
 
 
 class DetokenizeBody(BaseModel):

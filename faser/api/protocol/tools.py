@@ -77,7 +77,10 @@ def read_tool_choice(tools: list[Tool], choice: Any) -> ToolChoice:
         case {"type": "function", "function": {"name": str(name)}}:
             _check_declared(name, names, "tool_choice.function.name")
             return ToolChoice(mode=ToolMode.REQUIRED, names=(name,), by_name=True)
-        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(allowed)}}:
+        case {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(allowed)},
+        }:
             return ToolChoice(mode=ToolMode(mode), names=_allowed(allowed, names))
     raise RequestError(f"tool_choice is {shown(choice)}; {_CHOICES}", param="tool_choice")
 

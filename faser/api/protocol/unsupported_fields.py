@@ -25,8 +25,6 @@ class UnsupportedField:
     neutral: tuple[Any, ...] = ()
 
 
-_NO_TOOLS = "this build has no tool parser"
-_NO_REASONING = "this build has no reasoning parser"
 _TEXT_ONLY = "this model reads and writes text only"
 
 _UNSUPPORTED = {
@@ -45,7 +43,7 @@ _UNSUPPORTED = {
     "ec_transfer_params": UnsupportedField("this build has no encoder cache", ({},)),
     "stream_interval": UnsupportedField("every step is sent", (1,)),
     "vllm_xargs": UnsupportedField("this build has no custom arguments", ({},)),
-    "thinking_token_budget": UnsupportedField(_NO_REASONING),
+    "thinking_token_budget": UnsupportedField("reasoning ends where the model ends it; use max_tokens"),
 }
 
 UNSUPPORTED_IN_COMPLETIONS = _UNSUPPORTED | {
@@ -53,11 +51,8 @@ UNSUPPORTED_IN_COMPLETIONS = _UNSUPPORTED | {
 }
 
 UNSUPPORTED_IN_CHATS = _UNSUPPORTED | {
-    "tools": UnsupportedField(_NO_TOOLS, ([],)),
-    "tool_choice": UnsupportedField(_NO_TOOLS, ("none", "auto")),
-    "functions": UnsupportedField(f"it was replaced by tools, and {_NO_TOOLS}", ([],)),
-    "function_call": UnsupportedField(f"it was replaced by tool_choice, and {_NO_TOOLS}", ("none", "auto")),
-    "include_reasoning": UnsupportedField(_NO_REASONING, (True, False)),
+    "functions": UnsupportedField("use tools, which replaced it", ([],)),
+    "function_call": UnsupportedField("use tool_choice, which replaced it", ("none", "auto")),
     "modalities": UnsupportedField(_TEXT_ONLY, (["text"],)),
     "audio": UnsupportedField(_TEXT_ONLY),
     "mm_processor_kwargs": UnsupportedField(_TEXT_ONLY, ({},)),
@@ -69,7 +64,6 @@ UNSUPPORTED_IN_CHATS = _UNSUPPORTED | {
 # Of /tokenize.
 UNSUPPORTED_IN_TOKENIZE = {
     "chat_template": UNSUPPORTED_IN_CHATS["chat_template"],
-    "tools": UnsupportedField(_NO_TOOLS, ([],)),
     "mm_processor_kwargs": UNSUPPORTED_IN_CHATS["mm_processor_kwargs"],
     "media_io_kwargs": UNSUPPORTED_IN_CHATS["media_io_kwargs"],
 }
@@ -84,7 +78,6 @@ HINTS = frozenset(
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
-        "parallel_tool_calls",
         "verbosity",
     }
 )

@@ -90,4 +90,5 @@ def _text(service: Service, body: TokenizeBody) -> str:
         continue_final_message=body.continue_final_message,
         template_kwargs=body.chat_template_kwargs,
         template_fields={},
+        tools=[tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
     )

@@ -20,6 +20,7 @@ from faser.api.serving.request_builder import (
 from faser.api.serving.requests.prompts import TokenizedPrompt, tokenize_prompts
 from faser.api.serving.requests.sampling_params import chat_sampling
 from faser.api.serving.requests.text_worker import count_chars
+from faser.api.serving.requests.tool_use import ToolUse, read_tool_use
 from faser.api.serving.service import Service
 from faser.errors import RequestError
 from faser.types import ModelInfo
@@ -39,22 +40,23 @@ async def chat_handler(
     """
     info = check_shared_fields(service, body, http, UNSUPPORTED_IN_CHATS)
     read_stream_options(body, force_usage=False)
-    sampling = chat_sampling(body, service.settings, service.engine.tokenizer)
-    prompt = await chat_prompt(service, body, info)
+    tokenizer = service.engine.tokenizer
+    sampling = chat_sampling(body, service.settings, tokenizer)
+    tool_use = read_tool_use(body, service.parsers)
+    prompt = await chat_prompt(service, body, info, tool_use)
+    sampling = tool_use.constrain(sampling, prompt.text or "", tokenizer)
     _check_room(body.max_completion_tokens, len(prompt.token_ids), info.max_model_len)
     formatter = ChatFormatter(
-        token_formatter=TokenFormatter(
-            tokenizer=service.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)
-        ),
+        token_formatter=TokenFormatter(tokenizer=tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
+        parsing=tool_use.parsing(tokenizer),
+        calls_by_name=tool_use.choice.by_name,
         return_token_ids=bool(body.return_token_ids),
         return_prompt_text=bool(body.return_prompt_text),
         prompt=prompt,
         echo=_echo(body),
         asks_prompt_logprobs=body.prompt_logprobs is not None,
     )
-    predicted = await read_prediction(
-        body.prediction, service.engine.tokenizer, service.text_worker, limit=info.max_model_len
-    )
+    predicted = await read_prediction(body.prediction, tokenizer, service.text_worker, limit=info.max_model_len)
     return build_handler(service, http, body, formatter, [prompt], sampling, predicted, arrival_s, frame)
 
 
@@ -76,16 +78,23 @@ def _check_room(max_completion_tokens: int | None, num_prompt_tokens: int, limit
         )
 
 
-async def chat_prompt(service: Service, body: ChatBody, info: ModelInfo) -> TokenizedPrompt:
-    """The messages as token ids. The chat template writes the special tokens."""
+async def chat_prompt(
+    service: Service, body: ChatBody, info: ModelInfo, tool_use: ToolUse | None = None
+) -> TokenizedPrompt:
+    """The messages as token ids. The chat template writes the special tokens.
+
+    tool_use: of the body, if it has been read.
+    """
+    tools = (tool_use or read_tool_use(body, service.parsers)).described()
     text = await service.text_worker.run(
-        count_chars((body.messages, body.chat_template_kwargs, body.documents, body.reasoning_effort)),
+        count_chars((body.messages, tools, body.chat_template_kwargs, body.documents, body.reasoning_effort)),
         lambda: service.chat_renderer.render(
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             template_kwargs=body.chat_template_kwargs,
             template_fields={"reasoning_effort": body.reasoning_effort, "documents": body.documents},
+            tools=tools,
         ),
     )
     rules = tokenization_rules(body, info, field=ChatFormatter.prompt_field, add_special_tokens=False)

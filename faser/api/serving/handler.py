@@ -78,6 +78,8 @@ class GenerationHandler:
                     deltas[state.index].append(delta)
                     report.take(state.index, delta)
         choices = [self.formatter.choice(state, _joined(own)) for state, own in zip(states, deltas, strict=True)]
+        for state in states:
+            usage.count_reasoning(state.index, state.num_reasoning_tokens)
         return msgspec.json.encode(self.framing.document(choices, states, usage, report))
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
@@ -96,7 +98,9 @@ class GenerationHandler:
                     for state, delta in self._by_choice(states, prompt_index, output):
                         usage.count(state.index, delta)
                         report.take(state.index, delta)
-                        events.append(self.framing.events(self.formatter.chunks(state, delta), usage))
+                        chunks = self.formatter.chunks(state, delta)
+                        usage.count_reasoning(state.index, state.num_reasoning_tokens)
+                        events.append(self.framing.events(chunks, usage))
                     if any(events):
                         started = True
                         yield b"".join(events)

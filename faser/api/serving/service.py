@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from faser.api.parsing.registry import ServerParsers, choose_parsers
 from faser.api.protocol.unsupported_fields import FieldChecker
 from faser.api.serving.engine_client import EngineClient, OutputReader
 from faser.api.serving.requests.cache_namespaces import CacheNamespaces
@@ -37,6 +38,7 @@ class Service:
     settings: ApiSettings
     metrics: Metrics
     chat_renderer: ChatRenderer
+    parsers: ServerParsers
     fields: FieldChecker
     namespaces: CacheNamespaces
     text_worker: TextWorker
@@ -46,11 +48,18 @@ class Service:
     @classmethod
     def build(cls, engine: EngineClient, settings: ApiSettings, metrics: Metrics) -> "Service":
         """Raises ModelError if the chat template does not compile."""
+        renderer = ChatRenderer(engine.tokenizer, settings.chat_template)
         return cls(
             engine=engine,
             settings=settings,
             metrics=metrics,
-            chat_renderer=ChatRenderer(engine.tokenizer, settings.chat_template),
+            chat_renderer=renderer,
+            parsers=choose_parsers(
+                tool_call_parser=settings.tool_call_parser,
+                auto=settings.enable_auto_tool_choice,
+                reasoning_parser=settings.reasoning_parser,
+                template=renderer.tool_template,
+            ),
             fields=FieldChecker(strict=settings.strict_request_fields),
             namespaces=CacheNamespaces(across_keys=settings.share_cache_across_keys),
             text_worker=TextWorker(),

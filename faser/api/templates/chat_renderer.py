@@ -1,10 +1,11 @@
 """ChatRenderer: checks the messages of a chat and renders them as a prompt, with the model's chat template."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from faser.api.protocol.chat import read_messages
 from faser.api.templates.chat_template import ChatTemplate, choose_template
+from faser.api.templates.tool_prompt import describe_tools, write_out_calls
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
 
@@ -13,18 +14,18 @@ _HINTS = ("reasoning_effort",)  # without effect on a model whose template does 
 
 
 class ChatRenderer:
-    """The chat template of a server. Rendering has no state, so threads may share it."""
+    """The chat templates of a server. Rendering has no state, so threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer, override: str | None) -> None:
-        """override: replaces the model's template. Raises ModelError if the template does not compile."""
-        self._no_template: RequestError | None = None
-        try:
-            self._source = (
-                override if override is not None else choose_template(tokenizer.chat_template, with_tools=False)
-            )
-        except RequestError as error:
-            self._no_template, self._source = error, ""
-        self._template = ChatTemplate(self._source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+        """override: replaces the model's templates. Raises ModelError if a template does not compile."""
+        templates = tokenizer.chat_template if override is None else override
+        self._plain = _NamedTemplate(templates, tokenizer, with_tools=False)
+        self._with_tools = _NamedTemplate(templates, tokenizer, with_tools=True)
+
+    @property
+    def tool_template(self) -> str:
+        """Source of the template for chats with tools; empty if there is none."""
+        return self._with_tools.source
 
     def render(
         self,
@@ -34,29 +35,56 @@ class ChatRenderer:
         continue_final_message: bool | None,
         template_kwargs: Mapping[str, Any] | None,
         template_fields: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The prompt. template_fields: fields of the request that only a template can use; None is absent.
+        """The prompt.
+
+        template_fields: fields of the request that only a template can use; None is absent. tools: the functions
+        that the model may call, as OpenAI describes them.
 
         Raises RequestError: there is no template, it refuses the messages, or does not use a given field.
         """
-        if self._no_template is not None:
-            raise RequestError(str(self._no_template), param="messages")
+        chosen = self._with_tools if tools else self._plain
+        if chosen.missing is not None:
+            raise RequestError(str(chosen.missing), param="messages")
         given = {name: value for name, value in template_fields.items() if value is not None}
         for name, value in given.items():
-            if name not in self._source and value not in _NEUTRAL and name not in _HINTS:
+            if name not in chosen.source and value not in _NEUTRAL and name not in _HINTS:
                 raise RequestError(
                     f"`{name}` is not supported: this model's chat template does not use it", param=name
                 )
         continues = bool(continue_final_message)
-        return self._template.render(
-            [self._known_role(message) for message in read_messages(messages)],
+        read = [_known_role(message, chosen.source) for message in read_messages(messages)]
+        if "tool_calls" not in chosen.source:
+            read = write_out_calls(read)
+        takes_tools = "tools" in chosen.source
+        if tools and not takes_tools:
+            read = describe_tools(read, tools)
+        return chosen.template.render(
+            read,
             add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
             continue_final_message=continues,
+            tools=list(tools) if tools and takes_tools else None,
             extra={**(template_kwargs or {}), **given},
         )
 
-    def _known_role(self, message: dict[str, Any]) -> dict[str, Any]:
-        """OpenAI renamed the role system to developer; older templates know only system."""
-        if message["role"] != "developer" or "developer" in self._source:
-            return message
-        return {**message, "role": "system"}
+
+class _NamedTemplate:
+    """The template of those that a checkpoint has for chats with or without tools. missing: why there is none."""
+
+    def __init__(
+        self, templates: str | Mapping[str, str] | None, tokenizer: Tokenizer, *, with_tools: bool
+    ) -> None:
+        self.missing: RequestError | None = None
+        try:
+            self.source = choose_template(templates, with_tools=with_tools)
+        except RequestError as error:
+            self.missing, self.source = error, ""
+        self.template = ChatTemplate(self.source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+
+
+def _known_role(message: dict[str, Any], source: str) -> dict[str, Any]:
+    """OpenAI renamed the role system to developer; older templates know only system."""
+    if message["role"] != "developer" or "developer" in source:
+        return message
+    return {**message, "role": "system"}

@@ -53,8 +53,6 @@ def test_neutral_values_are_accepted(http: httpx.Client, route: str, neutral: di
 @pytest.mark.parametrize(
     "route, field, value",
     [
-        (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}]),
-        (CHAT, "tool_choice", "required"),
         (CHAT, "functions", [{"name": "f"}]),
         (CHAT, "documents", [{"text": "x"}]),
         (CHAT, "chat_template", "{{ messages }}"),

@@ -13,7 +13,7 @@ class Llama3JsonParser:
     marks: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
     openings: ClassVar[str] = "{"
     inner_marks: ClassVar[tuple[str, ...]] = ()
-    tag: ClassVar[CallTag | None] = CallTag(trigger='{"name": ', begin='{"name": "NAME", "parameters": ', end="}")
+    tag: ClassVar[CallTag | None] = CallTag(trigger='{"name": "', begin='{"name": "NAME", "parameters": ', end="}")
 
     def read_calls(self, mark: str, cursor: TextCursor, calls: CallWriter) -> Reading[None]:
         del mark

@@ -19,7 +19,9 @@ class MistralParser:
     marks: ClassVar[tuple[str, ...]] = (_MARK,)
     openings: ClassVar[str] = ""
     inner_marks: ClassVar[tuple[str, ...]] = (_ID, _ARGUMENTS)
-    tag: ClassVar[CallTag | None] = None  # the mark is a special token, which no text of a grammar matches
+    tag: ClassVar[CallTag | None] = CallTag(
+        trigger=_MARK, begin=_MARK + '[{"name": "NAME", "arguments": ', end="}]"
+    )
 
     def read_calls(self, mark: str, cursor: TextCursor, calls: CallWriter) -> Reading[None]:
         del mark

@@ -28,8 +28,10 @@ def _value(node: ast.expr) -> Any:
             return node.value
         case ast.Constant(value=float() as number) if math.isfinite(number):
             return number
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant()) if not isinstance(node.operand.value, bool):
-            return -_value(node.operand)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)) if math.isfinite(
+            number
+        ) and not isinstance(number, bool):
+            return -number
         case ast.List() | ast.Tuple():
             return [_value(each) for each in node.elts]
         case ast.Dict():

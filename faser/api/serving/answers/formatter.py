@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from faser.api.parsing.answer_parser import AnswerParser
 from faser.api.serving.requests.prompts import TokenizedPrompt
 from faser.types import OutputDelta, PositionLogprobs
 
@@ -19,7 +20,7 @@ class ChoiceState:
     """One choice while its answer arrives. The handler sets prompt_logprobs, the formatter all other fields.
 
     index: in the answer. started: something of the choice has been sent. text_offset: number of characters
-    whose tokens the logprobs of a text completion have covered.
+    whose tokens the logprobs of a text completion have covered. parser: of a chat's answer, once it has begun.
     """
 
     index: int
@@ -27,6 +28,11 @@ class ChoiceState:
     prompt_logprobs: Sequence[PositionLogprobs | None] | None = None
     started: bool = False
     text_offset: int = 0
+    parser: AnswerParser | None = None
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return 0 if self.parser is None else self.parser.num_reasoning_tokens
 
 
 class AnswerFormatter(Protocol):

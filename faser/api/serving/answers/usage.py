@@ -27,6 +27,7 @@ class Usage:
         self._prompt_tokens = sum(num_prompt_tokens)
         self._cached_tokens = [0] * len(num_prompt_tokens)
         self._completion_tokens = 0
+        self._reasoning_tokens: dict[int, int] = {}
         self._prediction = None if predicted is None else PredictionUsage(predicted)
         self._on_tokens = on_tokens
 
@@ -43,8 +44,12 @@ class Usage:
         if self._prediction is not None:
             self._prediction.take(choice_index, delta.token_ids)
 
+    def count_reasoning(self, choice_index: int, num_tokens: int) -> None:
+        """num_tokens: of the choice's reasoning so far; they are among its completion tokens."""
+        self._reasoning_tokens[choice_index] = num_tokens
+
     def as_json(self) -> dict[str, Any]:
-        details = {"reasoning_tokens": 0}
+        details = {"reasoning_tokens": sum(self._reasoning_tokens.values())}
         cached = None if self._shares_cache else {"cached_tokens": sum(self._cached_tokens)}
         if self._prediction is not None:
             details["accepted_prediction_tokens"] = self._prediction.accepted

@@ -19,6 +19,8 @@ class ApiSettings:
     api_keys: empty: no key is required. enable_metrics_auth: /metrics requires a key too.
     share_cache_across_keys: requests with different keys reuse each other's KV blocks and past answers.
     chat_template: Jinja text that replaces the model's; None keeps the model's.
+    tool_call_parser, reasoning_parser: names, or auto: as the template suggests.
+    enable_auto_tool_choice: requests may leave it to the model whether it calls functions.
     generation_defaults: values for fields that a request leaves out, by the names of SamplingParams.
     key_limits: of each API key. request_timeout_s: longest time a request may take; None: no limit.
     speculation: the limits of what a request may ask for. spec_decode_metrics: none, summary or detailed.
@@ -30,6 +32,9 @@ class ApiSettings:
     max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES
     strict_request_fields: bool = False
     chat_template: str | None = None
+    tool_call_parser: str = "auto"
+    enable_auto_tool_choice: bool = True
+    reasoning_parser: str = "auto"
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
     version: str = "0"
     force_include_usage: bool = False

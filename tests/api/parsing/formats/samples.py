@@ -1,0 +1,198 @@
+"""Answers in each format, and what is in them. Expected values are written by hand, not parsed."""
+
+from tests.api.parsing.answers import Calls
+
+Sample = tuple[str, str, Calls]  # text, content, calls
+
+OSLO: Calls = [("weather", {"city": "Oslo"})]
+BOTH: Calls = [("weather", {"city": "Oslo", "days": 2}), ("now", {})]
+
+HERMES: dict[str, Sample] = {
+    "one": ('<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>', "", OSLO),
+    "text before": (
+        'Let me <look>.\n\n<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>\n',
+        "Let me <look>.",
+        OSLO,
+    ),
+    "two": (
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        "",
+        BOTH,
+    ),
+    "a list": (
+        '<tool_call>[{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}, {"name": "now"}]</tool_call>',
+        "",
+        BOTH,
+    ),
+    "two in a tag": (
+        '<tool_call>{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}\n{"name": "now"}</tool_call>',
+        "",
+        BOTH,
+    ),
+    "arguments first": ('<tool_call>{"arguments": {"city": "Oslo"}, "name": "weather"}', "", OSLO),
+    "arguments in a string": (
+        '<tool_call>{"type": "function", "name": "weather", "arguments": "{\\"city\\": \\"Oslo\\"}"}</tool_call>',
+        "",
+        OSLO,
+    ),
+    "null arguments": ('<tool_call>{"name": "now", "arguments": null}</tool_call>', "", [("now", {})]),
+    "all of JSON": (
+        '<tool_call>{"name": "weather", "arguments": {"a": [1, -2.5e+3, true, false, null, {}, []], '
+        '"b": {"c": "\\u00fc\\n\\"</tool_call>\\\\ 東京 🙂"}}}</tool_call> done',
+        "done",
+        [("weather", {"a": [1, -2500.0, True, False, None, {}, []], "b": {"c": 'ü\n"</tool_call>\\ 東京 🙂'}})],
+    ),
+    "a line end in a string": (
+        '<tool_call>{"name": "weather", "arguments": {"city": "a\n\tb"}}</tool_call>',
+        "",
+        [("weather", {"city": "a\n\tb"})],
+    ),
+}
+LLAMA3: dict[str, Sample] = {
+    "one": ('{"name": "weather", "parameters": {"city": "Oslo"}}', "", OSLO),
+    "spaces": (' \n{ "name" : "weather" , "arguments" : {"city": "Oslo"} } \n', "", OSLO),
+    "two": ('{"name": "weather", "parameters": {"city": "Oslo", "days": 2}}; {"name": "now"}', "", BOTH),
+    "tagged": ('Well. <|python_tag|>{"name": "weather", "parameters": {"city": "Oslo"}}', "Well.", OSLO),
+    "text after": ('{"name": "weather", "parameters": {"city": "Oslo"}}\nThere.', "There.", OSLO),
+    "type": ('{"type": "function", "name": "weather", "parameters": {"city": "Oslo"}}', "", OSLO),
+}
+MISTRAL: dict[str, Sample] = {
+    "a list": ('[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Oslo"}}]', "", OSLO),
+    "two in a list": (
+        'Sure.[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}, {"name": "now"}]',
+        "Sure.",
+        BOTH,
+    ),
+    "named": ('[TOOL_CALLS]weather{"city": "Oslo"}', "", OSLO),
+    "two named": ('[TOOL_CALLS]weather{"city": "Oslo", "days": 2}[TOOL_CALLS]now{}', "", BOTH),
+    "with ids": (
+        '[TOOL_CALLS]weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Oslo", "days": 2}[TOOL_CALLS]now[ARGS]{}',
+        "",
+        BOTH,
+    ),
+    "an object": ('[TOOL_CALLS]{"name": "weather", "arguments": {"city": "Oslo"}}', "", OSLO),
+}
+PYTHONIC: dict[str, Sample] = {
+    "one": ('[weather(city="Oslo")]', "", OSLO),
+    "two": ("[weather(city='Oslo', days=2), now()]", "", BOTH),
+    "marked": ("Yes: <|python_start|>[weather(city='Oslo')]<|python_end|>", "Yes:", OSLO),
+    "all literals": (
+        "[weather(a=[1, -2.5, (True, none_)], b={'c': \"it's, (ok)\"}, d=None, e=true, f=null)]".replace(
+            "none_", "None"
+        ),
+        "",
+        [
+            (
+                "weather",
+                {"a": [1, -2.5, [True, None]], "b": {"c": "it's, (ok)"}, "d": None, "e": True, "f": None},
+            )
+        ],
+    ),
+    "long strings": (
+        '[weather(city="""a "b"\n)]""", units=\'\\n\\\'\')]',
+        "",
+        [("weather", {"city": 'a "b"\n)]', "units": "\n'"})],
+    ),
+    "text after": ("[now()]\n That's it 🙂", "That's it 🙂", [("now", {})]),
+}
+QWEN3_CODER: dict[str, Sample] = {
+    "one": (
+        "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>",
+        "",
+        OSLO,
+    ),
+    "two": (
+        "I look.\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n2\n"
+        "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "I look.",
+        BOTH,
+    ),
+    "no outer tag": ("<function=weather><parameter=city>Oslo</parameter></function></tool_call>", "", OSLO),
+    "code": (
+        "<tool_call><function=weather><parameter=city>\n\nif a < b:\n    print('\"x\"\\n')\n\n</parameter>"
+        "</function></tool_call>",
+        "",
+        [("weather", {"city": "\nif a < b:\n    print('\"x\"\\n')\n"})],
+    ),
+    "types": (
+        "<tool_call><function=weather><parameter=units>null</parameter><parameter=at>True</parameter>"
+        "<parameter=where>{'a': [1, 2]}</parameter><parameter=tags>\n[\"é\", null]\n</parameter>"
+        "<parameter=days>two</parameter><parameter=unknown>7</parameter></function></tool_call>",
+        "",
+        [
+            (
+                "weather",
+                {
+                    "units": None,
+                    "at": True,
+                    "where": {"a": [1, 2]},
+                    "tags": ["é", None],
+                    "days": "two",
+                    "unknown": "7",
+                },
+            )
+        ],
+    ),
+    "in JSON": ('<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>', "", OSLO),
+}
+SAMPLES = {
+    "hermes": HERMES,
+    "llama3_json": LLAMA3,
+    "mistral": MISTRAL,
+    "pythonic": PYTHONIC,
+    "qwen3_coder": QWEN3_CODER,
+}
+# Texts that are no calls, in any format: all of each is content.
+NO_CALLS = {
+    "hermes": (
+        "",
+        " \n",
+        "no call <tool_cal",
+        "<tool_call>",
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}</tool_call> then',
+        "<tool_call>{'name': 'weather'}</tool_call>",
+        '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "weather", "arguments": "[1]"}</tool_call>',
+        '<tool_call>{"name": "weather", "arguments": {"a": NaN}}</tool_call>',
+        '<tool_call>{"name": "weather", "arguments": {"a": 01}}</tool_call>',
+        '<tool_call>{"name": "weather", "arguments": {"a": "\\x"}}</tool_call>',
+        '<tool_call>{"name": "weather", "arguments": {"a": "\\u12"}}</tool_call>',
+        '<tool_call>{"name": "weather", "arguments": {"a": 1,}}</tool_call>',
+        '<tool_call>{"name": "weather", "arguments": {}, "extra": 1}</tool_call>',
+        '<tool_call>{"arguments": {}}</tool_call>',
+        '<tool_call>{"name": "weather", "arguments": {"a": ' + "[" * 70 + "]" * 70 + "}}</tool_call>",
+        '<tool_call>{"name": "weather", "arguments": {"a": ' + "9" * 500 + "}}</tool_call>",
+        "<tool_call><tool_call>\n",
+    ),
+    "llama3_json": (
+        '{"answer": 42}',
+        "{",
+        '{"name": "unknown", "parameters": {}}',
+        "x {}",
+        "<|python_tag|>print(1)",
+    ),
+    "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS] weather", "[TOOL_CALLS]weather[ARGS]x", "[TOOL_CALLS][]", "[1]"),
+    "pythonic": (
+        "[1, 2]",
+        "[weather]",
+        "[weather(1)]",
+        "[weather(city=oslo)]",
+        "[weather(city=f'x')]",
+        "[weather(city=-'x')]",
+        "[weather(city={1: 2})]",
+        "[weather(city=1e999)]",
+        "[weather(city='x'",
+        "[weather(city=(1]))]",
+        "a [now()]",
+        "[unknown()]",
+    ),
+    "qwen3_coder": (
+        "<tool_call>text</tool_call>",
+        "<function=unknown></function>",
+        "<function=weather><parameter=city>Oslo</function>",
+        "<function=weather",
+        "<function=weather>oops</function>",
+    ),
+}
