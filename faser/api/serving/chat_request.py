@@ -42,7 +42,7 @@ async def chat_handler(
     read_stream_options(body, force_usage=False)
     tokenizer = service.engine.tokenizer
     sampling = chat_sampling(body, service.settings, tokenizer)
-    tool_use = read_tool_use(body, service.parsers)
+    tool_use = read_tool_use(body, service.parsers, asks_structure=sampling.structured_output is not None)
     prompt = await chat_prompt(service, body, info, tool_use)
     sampling = tool_use.constrain(sampling, prompt.text or "", tokenizer)
     _check_room(body.max_completion_tokens, len(prompt.token_ids), info.max_model_len)

@@ -94,7 +94,7 @@ class ToolUse:
                 )
             return _structural_tag(self._calls())
         if asked is not None:
-            return _structural_tag({"type": "or", "elements": [self._calls(), _as_format(asked)]})
+            return _structural_tag({"type": "or", "elements": [self._calls(), _as_format(asked)]}, asked.param)
         strict = [tool for tool in self._callable() if tool.function.strict]
         if not strict:
             return None
@@ -147,17 +147,20 @@ class ToolUse:
         rest = [{"type": "regex", "pattern": r"\n*"}, answer]
         if within or (style is not None and style.always):
             reasoning = {"type": "tag", "begin": "", "content": ends, "end": END_THINK}
-            return _structural_tag({"type": "sequence", "elements": [reasoning, *rest]})
+            return _structural_tag({"type": "sequence", "elements": [reasoning, *rest]}, structure.param)
         reasoning = {"type": "tag", "begin": THINK, "content": ends, "end": END_THINK}
         reasoned = {"type": "sequence", "elements": [reasoning, *rest]}
-        return _structural_tag({"type": "or", "elements": [reasoned, answer]})
+        return _structural_tag({"type": "or", "elements": [reasoned, answer]}, structure.param)
 
 
-def read_tool_use(body: ChatBody, parsers: ServerParsers) -> ToolUse:
-    """Raises RequestError for fields that do not fit together or that this server cannot follow."""
+def read_tool_use(body: ChatBody, parsers: ServerParsers, *, asks_structure: bool = False) -> ToolUse:
+    """asks_structure: other fields of the body say what the answer must match.
+
+    Raises RequestError for fields that do not fit together or that this server cannot follow.
+    """
     tools = tuple(body.tools or ())
     choice = read_tool_choice(list(tools), body.tool_choice)
-    parser = _parser(choice, parsers, asks_structure=body.response_format is not None)
+    parser = _parser(choice, parsers, asks_structure=asks_structure)
     return ToolUse(
         # A model that sees tools calls them, whatever the request allows.
         tools=tools if choice.mode is not ToolMode.NONE else (),
@@ -191,8 +194,9 @@ def _parser(choice: ToolChoice, parsers: ServerParsers, *, asks_structure: bool)
     return own if own is not None and own.tag is not None else TOOL_PARSERS["hermes"]
 
 
-def _structural_tag(form: Format) -> StructuredOutput:
-    return StructuredOutput(kind=StructureKind.STRUCTURAL_TAG, text=json.dumps({"format": form}))
+def _structural_tag(form: Format, param: str = "tools") -> StructuredOutput:
+    """param: the field that asks for it."""
+    return StructuredOutput(kind=StructureKind.STRUCTURAL_TAG, text=json.dumps({"format": form}), param=param)
 
 
 def _as_format(structure: StructuredOutput) -> Format:
