@@ -210,7 +210,7 @@ def test_strict_functions_are_enforced_when_the_model_calls_them(
     client: openai.OpenAI, engine: FakeEngine
 ) -> None:
     strict = [{"type": "function", "function": {**WEATHER["function"], "strict": True}}, TOOLS[1]]  # type: ignore[dict-item]
-    client.chat.completions.create(model="tiny", messages=HI, tools=strict)  # type: ignore[arg-type]
+    client.chat.completions.create(model="tiny", messages=HI, tools=strict)
     assert structure_of(engine) == {
         "type": "triggered_tags",
         "triggers": ["<tool_call>"],
