@@ -65,7 +65,6 @@ def test_neutral_values_are_accepted(http: httpx.Client, route: str, neutral: di
         (TEXT, "repetition_detection", {"max_pattern_size": 3, "min_count": 2}),
         (CHAT, "watermarking", True),
         ("/tokenize", "chat_template", "x"),
-        ("/tokenize", "tools", [{"type": "function"}]),
         (TEXT, "suffix", "the end"),
         (TEXT, "use_beam_search", True),
         (TEXT, "use_beam_search", 0),

@@ -304,7 +304,7 @@ def test_an_echo_of_what_another_said_is_empty(http: httpx.Client) -> None:
         ({"role": "assistant", "content": None, "refusal": "no"}, "[assistant]no"),
         ({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, "[assistant]no"),
         ({"role": "user", "content": [{"type": "input_text", "text": "a"}]}, "[user]a"),
-        ({"role": "function", "name": "f", "content": "5"}, "[tool]5"),
+        ({"role": "function", "name": "f", "content": "5"}, "[user]<tool_response>\n5\n</tool_response>"),
     ],
 )
 def test_messages_of_other_dialects_and_times_are_read(

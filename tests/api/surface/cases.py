@@ -13,7 +13,11 @@ CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v
 COUNT, TOKENIZE, DETOKENIZE, INVOCATIONS = f"{MESSAGES}/count_tokens", "/tokenize", "/detokenize", "/invocations"
 
 HI = [{"role": "user", "content": "hi"}]
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "description": "what f does", "parameters": {"type": "object", "properties": {}}},
+}
+FLAT_TOOL = {"type": "function", **TOOL["function"]}
 BASE: dict[str, dict[str, Any]] = {
     CHAT: {"messages": HI},
     TEXT: {"prompt": "hi"},
@@ -73,6 +77,20 @@ def _samples(name: str, value: Any, read: Any = None, *, note: str = "", **besid
 
 def _asks(value: Any, counts: Check, *, note: str = "", **beside: Any) -> Case:
     return Case(value=value, counts=counts, beside=beside, note=note)
+
+
+def _describes_tools(seen: Seen) -> bool:
+    return TOOL["function"]["description"] in seen.prompt
+
+
+def _structure(seen: Seen) -> Any:
+    structure = seen.sampling.structured_output
+    return None if structure is None else json.loads(structure.text)["format"]
+
+
+def _demands_calls(seen: Seen) -> bool:
+    structure = _structure(seen)
+    return bool(structure["type"] == "tags_with_separator" and structure["at_least_one"])
 
 
 def _hint(value: Any, note: str = "a hint, without effect on tokens") -> Case:
@@ -194,6 +212,14 @@ CASES: dict[str, dict[str, Case]] = {
         ),
         "return_prompt_text": _asks(True, lambda seen: seen.json["prompt_text"] == "[user]hi[assistant]"),
         "documents": _hint([], "for the chat template; refused if that does not use it"),
+        "tools": _asks([TOOL], _describes_tools, note="functions, at most 1024 ([tools](tools.md))"),
+        "tool_choice": _asks(
+            "required", _demands_calls, tools=[TOOL], note="or `none`, `auto`, a function by name"
+        ),
+        "parallel_tool_calls": _asks(
+            False, lambda seen: _structure(seen)["stop_after_first"], tools=[TOOL], tool_choice="required"
+        ),
+        "include_reasoning": _hint(False, "false: the answer leaves its reasoning out"),
     },
     TEXT: GENERATION
     | {
@@ -219,8 +245,8 @@ CASES: dict[str, dict[str, Case]] = {
         "stop": _samples("stop", "x", ("x",)),
         "reasoning": _hint({"effort": "low"}, "`effort` is for the chat template"),
         "text": _hint({"format": {"type": "text"}}, ""),
-        "tools": _hint([], ""),
-        "tool_choice": _hint("none", ""),
+        "tools": _asks([FLAT_TOOL], _describes_tools, note="functions ([tools](tools.md))"),
+        "tool_choice": _asks("required", _demands_calls, tools=[FLAT_TOOL]),
         "parallel_tool_calls": _hint(True),
         "max_tool_calls": _hint(3),
         "store": _asks(True, lambda seen: seen.json["store"] is False, note="nothing is stored all the same"),
@@ -274,6 +300,7 @@ CASES: dict[str, dict[str, Case]] = {
             True, lambda seen: seen.json["count"] == len("[user]hi"), messages=HI, prompt=None
         ),
         "chat_template_kwargs": _hint({"a": 1}, "variables of the chat template"),
+        "tools": _asks([TOOL], lambda seen: seen.json["count"] > 100, messages=HI, prompt=None),
     },
     DETOKENIZE: {
         "model": _hint("tiny-alias", ""),
