@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from faser.api.parsing.registry import ServerParsers, choose_parsers
+from faser.api.parsing.formats.registry import ServerParsers, choose_parsers
 from faser.api.protocol.unsupported_fields import FieldChecker
 from faser.api.serving.engine_client import EngineClient, OutputReader
 from faser.api.serving.requests.cache_namespaces import CacheNamespaces

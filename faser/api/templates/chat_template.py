@@ -6,7 +6,7 @@ Knows no tokenizer and no HTTP.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +14,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from faser.errors import ModelError, RequestError
@@ -25,6 +26,10 @@ Message = Mapping[str, Any]
 _END_MARK = "\ue000end of the final message\ue001"
 _TRIMMED_AWAY = " "
 
+MAX_CHARS = 1 << 26  # of a prompt, and of a text that a template multiplies
+
+_MAX_EXPONENT = 64
+
 _RESERVED = ("messages", "tools", "add_generation_prompt")
 
 
@@ -33,9 +38,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos_token: str | None, eos_token: str | None) -> None:
         """Raises ModelError with the line when the template does not compile."""
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-        )
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
@@ -87,8 +90,15 @@ class ChatTemplate:
         return _up_to_end_mark(prompt) if continue_final_message else prompt
 
     def _run(self, variables: Mapping[str, Any]) -> str:
+        pieces: list[str] = []
+        num_chars = 0
         try:
-            return self._template.render(variables)
+            for piece in self._template.generate(variables):
+                num_chars += len(piece)
+                if num_chars > MAX_CHARS:
+                    raise ValueError(f"the prompt has more than {MAX_CHARS} characters")
+                pieces.append(piece)
+            return "".join(pieces)
         except Exception as error:  # a template can fail in any way that Python can
             raise RequestError(
                 f"the chat template cannot render these messages: {str(error) or type(error).__name__}",
@@ -110,6 +120,22 @@ def choose_template(templates: str | Mapping[str, str] | None, *, with_tools: bo
         found = f"; it has {', '.join(named)} but no default" if named else ""
         raise RequestError(f"this model has no chat template{found}; use completions, or serve it with one")
     return chosen
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Arithmetic cannot use up the memory: a template comes with a checkpoint, and its inputs from clients."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Raises ValueError for a product of text or a list, or for a power, that is too long."""
+        if operator == "**" and isinstance(right, int) and abs(right) > _MAX_EXPONENT:
+            raise ValueError(f"the exponent {right} is above {_MAX_EXPONENT}")
+        if operator == "*":
+            for one, other in ((left, right), (right, left)):
+                if isinstance(one, Sized) and isinstance(other, int) and len(one) * other > MAX_CHARS:
+                    raise ValueError(f"a product would have {len(one) * other} elements; at most {MAX_CHARS} fit")
+        return super().call_binop(context, operator, left, right)
 
 
 class _GenerationTag(Extension):

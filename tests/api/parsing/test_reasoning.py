@@ -4,7 +4,7 @@ import pytest
 
 from faser.api.parsing.answer_parser import AnswerParsing
 from faser.api.parsing.events import Message, collect
-from faser.api.parsing.registry import TOOL_PARSERS
+from faser.api.parsing.formats.registry import TOOL_PARSERS
 from tests.fake_engine import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

@@ -1,9 +1,13 @@
 """Oracle: transformers, rendering the same template for the same conversation."""
 
+import contextlib
+import functools
 from typing import Any
 
 import pytest
 import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
@@ -176,6 +180,10 @@ def test_a_template_that_refuses_a_conversation_says_so_to_the_caller() -> None:
         "{{ messages[0].update({'role': 'system'}) }}",
         "{% for i in range(10000000) %}x{% endfor %}",
         "{{ 1 / 0 }}",
+        "{{ 'x' * 1000000000000 }}",
+        "{{ 1000000000000 * [1] }}",
+        "{{ 9 ** 999 }}",
+        "{% set x = 'x' * 60000000 %}{{ x }}{{ x }}",
         "{{ '%s' % messages[3].content }}",
     ],
 )
@@ -220,3 +228,38 @@ def test_the_template_is_chosen_by_name() -> None:
         choose_template(None, with_tools=False)
     with pytest.raises(RequestError, match="it has rag but no default"):
         choose_template({"rag": "x"}, with_tools=False)
+
+
+_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\ue000\ue001"), max_size=12)
+_MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]), "content": _TEXT}),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(name=st.sampled_from(sorted(TEMPLATES)), chat=_MESSAGES, add=st.booleans(), tools=st.booleans())
+def test_any_messages_give_the_prompts_of_transformers(
+    name: str, chat: list[dict[str, Any]], add: bool, tools: bool
+) -> None:
+    given_tools = [TOOL] if tools else None
+    expected = _oracle(name).apply_chat_template(
+        chat, tokenize=False, add_generation_prompt=add, tools=given_tools
+    )
+    assert render(TEMPLATES[name], chat, add_generation_prompt=add, tools=given_tools) == expected
+
+
+_PARTS = ["{{", "}}", "{%", "%}", " for m in messages ", " endfor ", " if tools ", " endif ", "m.content", "x", "~", "raise_exception('no')", "[1]", "loop.index", "{#", "#}", "'", " set y = 1 ", "**", "(", ")"]
+
+
+@settings(max_examples=80, deadline=None)
+@given(source=st.lists(st.sampled_from(_PARTS), max_size=14).map("".join))
+def test_any_template_compiles_or_renders_or_fails_with_an_error_of_ours(source: str) -> None:
+    with contextlib.suppress(ModelError, RequestError):
+        assert isinstance(render(source, [USER], tools=[TOOL]), str)
+
+
+@functools.cache
+def _oracle(name: str) -> PreTrainedTokenizerFast:
+    return oracle(TEMPLATES[name])

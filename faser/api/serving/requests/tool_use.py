@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from faser.api.parsing.answer_parser import AnswerParsing
+from faser.api.parsing.formats.registry import TOOL_PARSERS, ServerParsers
 from faser.api.parsing.reasoning import END_THINK, THINK, begins_within
-from faser.api.parsing.registry import TOOL_PARSERS, ServerParsers
 from faser.api.parsing.tool_parser import CallTag, ToolParser
 from faser.api.protocol.chat import ChatBody
 from faser.api.protocol.tools import Tool, ToolChoice, ToolMode, parameters_of, read_tool_choice

@@ -2,7 +2,7 @@
 
 import pytest
 
-from faser.api.parsing.registry import (
+from faser.api.parsing.formats.registry import (
     REASONING_PARSERS,
     TOOL_PARSERS,
     choose_parsers,
