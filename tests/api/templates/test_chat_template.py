@@ -250,7 +250,20 @@ def test_any_messages_give_the_prompts_of_transformers(
     assert render(TEMPLATES[name], chat, add_generation_prompt=add, tools=given_tools) == expected
 
 
-_PARTS = ["{{", "}}", "{%", "%}", " for m in messages ", " endfor ", " if tools ", " endif ", "m.content", "x", "~", "raise_exception('no')", "[1]", "loop.index", "{#", "#}", "'", " set y = 1 ", "**", "(", ")"]
+_TAGS = [
+    "{{",
+    "}}",
+    "{%",
+    "%}",
+    "{#",
+    "#}",
+    " for m in messages ",
+    " endfor ",
+    " if tools ",
+    " endif ",
+    " set y = 1 ",
+]
+_PARTS = [*_TAGS, "m.content", "x", "~", "raise_exception('no')", "[1]", "loop.index", "'", "**", "(", ")"]
 
 
 @settings(max_examples=80, deadline=None)
