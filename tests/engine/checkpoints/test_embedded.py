@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from faser.config.declaration import show_bytes
 from faser.engine.checkpoints.downloads import ByteProgress
-from faser.engine.checkpoints.embedded import install, shipped, to_bfloat16
+from faser.engine.checkpoints.embedded import SMOLLM2, install, shipped, to_bfloat16
 from faser.engine.checkpoints.gguf.weights import open_gguf
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ModelError
@@ -214,3 +214,9 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
     assert torch.equal(found.isnan(), oracle.isnan())
     numbers = ~oracle.isnan()
     assert torch.equal(found.view(torch.int16)[numbers], oracle.view(torch.int16)[numbers])
+
+
+def test_the_readme_says_how_large_the_download_is_and_how_much_space_it_needs() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    assert f"a download of {SMOLLM2.wheel_bytes / 1e6:.0f} MB" in readme
+    assert f"needs {SMOLLM2.needed_bytes >> 20} MiB while it is installed" in readme
