@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.common.plan import ON_DEVICE, Sizes
-from benchmarks.gpu.travel.carried import CARRIED
+from benchmarks.gpu.travel.carried import CARRIED, PLATFORMS
 from benchmarks.gpu.travel.checkout import size_of, travelling
 from faser.config.environment import cache_dir
 from faser.engine.checkpoints.families import decoder_spec
@@ -38,7 +38,6 @@ from faser.kernels.cuda.flashinfer.build import ARCH, modules_dir
 from faser.kernels.cuda.flashinfer.modules import Module
 
 MANIFEST = "manifest.json"
-_PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_24_x86_64", "manylinux2014_x86_64")
 _MIB = 1 << 20
 _PART_BYTES = 8 * _MIB  # of an archive: small enough that loads can be filled
 _EXPERIMENTS = ("flashinfer/experimental/", "flashinfer/moe_ep/kernel_src/")
@@ -138,20 +137,27 @@ def download(wheels: Path, python: str, run: Run) -> list[Path]:
         if not list(wheels.glob(pattern)):
             command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
             command += ["--python-version", python, "--dest", str(wheels)]
-            run([*command, *(f"--platform={each}" for each in _PLATFORMS), package])
+            run([*command, *(f"--platform={each}" for each in PLATFORMS), package])
         (wheel,) = wheels.glob(pattern)
         found.append(wheel)
     return found
 
 
 def unpack(wheels: Sequence[Path], out: Path) -> Path:
-    """What is used of them."""
-    if out.is_dir():
+    """What is used of them; anew where it was of other wheels."""
+    listed = out / "wheels.txt"
+    names = "\n".join(sorted(wheel.name for wheel in wheels)) + "\n"
+    if listed.exists() and listed.read_text("utf-8") == names:
         return out
     beside = out.with_name(f"{out.name}.tmp")
+    shutil.rmtree(beside, ignore_errors=True)
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as file:
             file.extractall(beside, [name for name in file.namelist() if is_used(name)])
+    (beside / listed.name).write_text(names, "utf-8")
+    shutil.rmtree(out, ignore_errors=True)
+    for part in parts_of(out.parent / "archives", out.name):
+        part.unlink()
     beside.rename(out)
     return out
 

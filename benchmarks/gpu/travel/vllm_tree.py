@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.gpu.travel.carried import PLATFORMS
+
 VLLM = "vllm==0.24.0"
 # Imported by vLLM, the API client included; a machine with torch and transformers has the rest.
 OTHERS = tuple(
@@ -42,7 +44,6 @@ _UNUSED = (
     "vllm/third_party/fmha_sm100/",
 )
 _CUT = "vllm/_C_stable_libtorch.abi3.so"
-_GLIBC = (39, 35, 34, 31, 28, 27, 26, 24, 17, 5)  # pip takes a tag literally
 _ARCH = 90
 _MAGIC, _PTX, _ELF = 0xBA55ED50, 1, 2  # of a container of device code, and of the kinds of code in it
 
@@ -73,8 +74,7 @@ def main(arguments: list[str], run: Run | None = None) -> int:
 def _download(wheels: Path, python: str, run: Run) -> None:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet"]
     command += ["--implementation", "cp", "--python-version", python, "--dest", str(wheels)]
-    command += [f"--platform=manylinux_2_{minor}_x86_64" for minor in _GLIBC]
-    command += ["--platform=manylinux2014_x86_64", "--platform=manylinux1_x86_64"]
+    command += [f"--platform={each}" for each in PLATFORMS]
     run([*command, VLLM, *OTHERS])
 
 

@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.common.plan import ON_DEVICE
-from benchmarks.gpu.travel.bundle import is_used, kernels_of, loads_of, main, needed_modules, parts_of, split
+from benchmarks.gpu.travel.bundle import (
+    is_used,
+    kernels_of,
+    loads_of,
+    main,
+    needed_modules,
+    parts_of,
+    split,
+)
+from benchmarks.gpu.travel.carried import CARRIED
 
 MEMBERS = (
     "flashinfer/__init__.py",
@@ -68,7 +77,7 @@ def test_a_bundle_has_packages_the_modules_that_phases_need_and_a_model(
     """Planted: sources that nothing is compiled from; modules that no phase needs."""
     assert main(arguments, FakePip()) == 0
     out = tmp_path / "out"
-    packaged = {each.removeprefix("packages/") for each in names_in(out, "packages")}
+    packaged = {each.removeprefix("packages/") for each in names_in(out, "packages")} - {"wheels.txt"}
     used = {each for each in MEMBERS if "large" not in each}
     assert packaged == used | {"apache_tvm_ffi/__init__.py", "llguidance/__init__.py"}
     wanted = [each.own_name for each in needed_modules(ON_DEVICE)]
@@ -144,6 +153,16 @@ def test_a_bundle_that_was_broken_off_goes_on_and_a_whole_one_is_kept(
     main(arguments, third)
     assert not third.asked
     assert part.stat().st_mtime_ns == before
+
+
+def test_packages_are_packed_anew_where_another_wheel_has_come(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: the folder of an earlier bundle taken for this one's."""
+    main(arguments, FakePip())
+    monkeypatch.setitem(CARRIED, "another", "another==1")
+    main(arguments, FakePip())
+    assert "packages/another/__init__.py" in names_in(tmp_path / "out", "packages")
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(arguments: list[str], tmp_path: Path) -> None:
