@@ -5,8 +5,9 @@
 Everything between two steps is real, from the scheduler to the last staged array; the device is a clock on which
 a step of the target and a pass of the draft model take given times, and calls of the driver are guesses
 (clock_gpu.py). `gap` is what a step takes beyond the device's work. Modes: plain decoding with steps in flight,
-drafts before the step, drafts beside it. With --base another checkout is measured in turns with this one, each in
-a process of its own; ratios are within a round.
+drafts before the step, drafts beside it, and short answers: plain decoding for clients that ask again as soon as
+they are answered. With --base another checkout is measured in turns with this one, each in a process of its own;
+ratios are within a round.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--base", type=Path, help="checkout of another version")
-    parser.add_argument("--modes", default="plain,serial,beside")
+    parser.add_argument("--modes", default="plain,serial,beside,short")
     parser.add_argument("--sequences", default="1,16,64")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--blocks", type=int, default=5, help="of 20 steps (default 5)")

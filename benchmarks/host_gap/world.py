@@ -1,5 +1,6 @@
 """An engine with a draft model on a GPU that is a clock, and how long its steps take beyond the clock's work."""
 
+import random
 import statistics
 import tempfile
 import time
@@ -41,8 +42,9 @@ from faser.kernels.interface.processors import DeviceLane
 from faser.kernels.interface.shapes import KvShape
 from faser.types import Request, SamplingParams
 
-PLAIN, SERIAL, BESIDE = "plain", "serial", "beside"
-MODES = (PLAIN, SERIAL, BESIDE)  # no drafts; drafts before the step; drafts beside it
+PLAIN, SERIAL, BESIDE, SHORT = "plain", "serial", "beside", "short"
+MODES = (PLAIN, SERIAL, BESIDE, SHORT)  # no drafts; drafts before the step; beside it; no drafts, short answers
+SHORT_PROMPT_LEN, SHORT_ANSWERS = 40, (16, 48)  # tokens; clients ask again as soon as they are answered
 GAMMA = 4
 PROMPT_LEN = 200
 _BLOCK, _WIDTH = 16, 128
@@ -73,26 +75,50 @@ def measure(wanted: Wanted) -> dict[str, float]:
 
     period: from one step's end to the next one's. device: that the device worked, of two lanes the longer one.
     gap: the difference: the host's doing. cpu: that the engine's thread computed, waits included, which spin.
+    plans: of attention that were made.
     """
     gpu = ClockGpu(trunk_s={_TARGET_HEADS: wanted.step_s, _DRAFT_HEADS: wanted.pass_s})
     engine = _engine(gpu, wanted)
-    for i in range(wanted.sequences):
-        prompt = tuple(20 + (i + j) % 400 for j in range(PROMPT_LEN))
-        sampling = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
-        engine.add(Request(request_id=str(i), prompt_token_ids=prompt, sampling=sampling, arrival_s=float(i)))
+    clients = _Clients(engine, short=wanted.mode == SHORT)
+    for _ in range(wanted.sequences):
+        clients.ask()
     while engine.stats().generation_tokens < _WARM * wanted.sequences:
-        engine.step()
-    blocks = [_block(gpu, engine, _BLOCK_STEPS) for _ in range(wanted.blocks)]
+        clients.step()
+    blocks = [_block(gpu, clients, _BLOCK_STEPS) for _ in range(wanted.blocks)]
     found = {name: statistics.median(each[name] for each in blocks) for name in blocks[0]}
     return {name: round(value, 3) for name, value in found.items()}
 
 
-def _block(gpu: ClockGpu, engine: Engine, steps: int) -> dict[str, float]:
+class _Clients:
+    """Ask, and ask again once they are answered."""
+
+    def __init__(self, engine: Engine, *, short: bool) -> None:
+        self.engine = engine
+        self._short = short
+        self._lengths = random.Random(1)
+        self._num_asked = 0
+
+    def ask(self) -> None:
+        i, self._num_asked = self._num_asked, self._num_asked + 1
+        length = SHORT_PROMPT_LEN if self._short else PROMPT_LEN
+        prompt = tuple(20 + (7 * i + j) % 400 for j in range(length))
+        most = self._lengths.randint(*SHORT_ANSWERS) if self._short else None
+        sampling = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
+        self.engine.add(Request(request_id=str(i), prompt_token_ids=prompt, sampling=sampling, arrival_s=float(i)))
+
+    def step(self) -> None:
+        for delta in self.engine.step():
+            if delta.finish_reason is not None:
+                self.ask()
+
+
+def _block(gpu: ClockGpu, clients: _Clients, steps: int) -> dict[str, float]:
+    engine = clients.engine
     began_s, began_cpu_s, before = time.perf_counter(), time.thread_time(), engine.stats().generation_tokens
-    worked_s = 0.0
+    worked_s, plans_before = 0.0, gpu.num_plans
     for _ in range(steps):
         busy_s = [stream.busy_s for stream in (gpu.default, *gpu.streams)]
-        engine.step()
+        clients.step()
         everywhere, *lanes = (
             stream.busy_s - each for stream, each in zip((gpu.default, *gpu.streams), busy_s, strict=True)
         )
@@ -105,6 +131,7 @@ def _block(gpu: ClockGpu, engine: Engine, steps: int) -> dict[str, float]:
         "gap_ms": period_ms - device_ms,
         "cpu_ms": 1000 * (time.thread_time() - began_cpu_s) / steps,
         "tokens": (engine.stats().generation_tokens - before) / steps,
+        "plans": (gpu.num_plans - plans_before) / steps,
     }
 
 
@@ -120,7 +147,7 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
         draft = _runner(_DRAFT, Path(folder) / "draft", draft_backend, places.draft, slots, rows, None)
     sampler = Sampler(slots, target.vocab_size, (2,), "cpu", TorchSamplingKernels())
     control = speculation = None
-    if wanted.mode != PLAIN:
+    if wanted.mode not in (PLAIN, SHORT):
         config = SpeculationConfig(
             model="beside", method="draft_model", policy="fixed", num_speculative_tokens=GAMMA
         )
@@ -149,7 +176,7 @@ def _engine(gpu: ClockGpu, wanted: Wanted) -> Engine:
     scheduler = Scheduler(
         kv=KvManager(slots * _WIDTH, _BLOCK),
         max_num_seqs=slots,
-        max_num_batched_tokens=rows,
+        max_num_batched_tokens=min(rows, slots * (GAMMA + 1)) if wanted.mode == SHORT else rows,
         max_model_len=_BLOCK * _WIDTH,
         eos_token_ids=(2,),
         clock=clock,

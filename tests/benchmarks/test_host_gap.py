@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.host_gap.world import BESIDE, GAMMA, PLAIN, SERIAL, Wanted, measure
+from benchmarks.host_gap.world import BESIDE, GAMMA, PLAIN, SERIAL, SHORT, Wanted, measure
 
 STEP_S, PASS_S, SMALL_S = 0.02, 0.001, 0.001
 
@@ -33,3 +33,15 @@ def test_of_two_lanes_the_longer_one_counts(sequences: int) -> None:
     found = measured(BESIDE, sequences)
     assert found["tokens"] > 2 * sequences
     assert 1000 * STEP_S <= found["device_ms"] < 1000 * (STEP_S + SMALL_S)
+
+
+def test_clients_with_short_answers_ask_again_and_every_step_is_launched_ahead() -> None:
+    """Several requests end and begin within the steps, which compute prompts; the device never waits for long."""
+    found = measured(SHORT, 8)
+    assert 6 < found["tokens"] <= 8
+    assert found["gap_ms"] < 0.2 * 1000 * STEP_S
+
+
+def test_plans_of_attention_are_made_where_pieces_change() -> None:
+    """Four drafted tokens cross a piece of 128 in every 32nd pass or so, where nothing else changes."""
+    assert measured(SERIAL, 4)["plans"] < 2.5
