@@ -20,11 +20,14 @@ class GraphBatchSize:
     """Rows and sequences of a captured step. The real ones come first, padding follows.
 
     one_row_each: every sequence has exactly one row, as in decoding without drafts; rows equals sequences.
+    rows_each: every sequence, padding included, has exactly this many rows, as where all verify drafts of one
+    length; None: any number.
     """
 
     rows: int
     sequences: int
     one_row_each: bool
+    rows_each: int | None = None
 
 
 class CapturedGraph(Protocol):

@@ -95,12 +95,16 @@ class LayoutWriter:
     """Writes the layouts of successive steps into the same arrays, which may be longer than a step needs.
 
     target: on the CPU. Padding rows have position 0 and NO_SLOT; padding sequences have one position, in
-    PADDING_BLOCK, and no row; with one_row_each they have one row.
+    PADDING_BLOCK, and no row; with one_row_each they have one row. rows_each: they have as many rows and
+    positions, at most block_size; None: as above.
     """
 
-    def __init__(self, target: PagedLayout, block_size: int, *, one_row_each: bool) -> None:
+    def __init__(
+        self, target: PagedLayout, block_size: int, *, one_row_each: bool, rows_each: int | None = None
+    ) -> None:
         self._block_size = block_size
-        self._one_row_each = one_row_each
+        self._padding_rows = rows_each or int(one_row_each)
+        assert self._padding_rows <= block_size, f"{rows_each} rows of padding do not fit into a block"
         self._sizes = target.sizes
         self._query_indptr, self._page_indptr = target.query_indptr.numpy(), target.page_indptr.numpy()
         self._pages, self._last_page_len = target.page_indices.numpy(), target.last_page_len.numpy()
@@ -153,11 +157,10 @@ class LayoutWriter:
         """Fill the arrays of the padding sequences."""
         missing = self._sizes.sequences - count
         steps = self._steps[:missing]
-        self._query_indptr[count + 1 :] = num_rows + steps if self._one_row_each else num_rows
+        self._query_indptr[count + 1 :] = num_rows + steps * self._padding_rows
         self._page_indptr[count + 1 :] = used + steps
         self._pages[used : used + missing] = PADDING_BLOCK
-        self._seq_len[count:] = 1
-        self._last_page_len[count:] = 1
+        self._seq_len[count:] = self._last_page_len[count:] = max(self._padding_rows, 1)
 
 
 def _fill_pages(

@@ -51,6 +51,7 @@ BLOCKS_EACH = 8
 BATCH_SIZES = (
     GraphBatchSize(rows=2, sequences=2, one_row_each=True),
     GraphBatchSize(rows=4, sequences=4, one_row_each=True),
+    GraphBatchSize(rows=6, sequences=3, one_row_each=False, rows_each=2),
     GraphBatchSize(rows=9, sequences=3, one_row_each=False),
     GraphBatchSize(rows=NUM_SEQUENCES * MOST_ROWS + 1, sequences=5, one_row_each=False),
 )
@@ -78,6 +79,9 @@ class Sized:
     def fits(self, layout: RowLayout) -> bool:
         rows, sequences = len(layout.positions), len(layout.seq_len)
         if self.batch_size.one_row_each and rows != sequences:
+            return False
+        counts = layout.query_start.diff()
+        if self.batch_size.rows_each is not None and not (counts == self.batch_size.rows_each).all():
             return False
         return rows <= self.batch_size.rows and sequences <= self.batch_size.sequences
 
@@ -223,7 +227,7 @@ def test_plans_that_are_updated_early_keep_their_layout() -> None:
     steps = [[Span(sequence=0, start=0, rows=3)], [Span(sequence=1, start=0, rows=17)]]
     layouts = [layout_of(spans, table) for spans in steps]
     wanted = [reference.step(layout, made(at, layout, shape)) for at, layout in enumerate(layouts)]
-    chosen = layers.sizes[2:]
+    chosen = layers.sizes[3:]
     for at, (sized, layout) in enumerate(zip(chosen, layouts, strict=True)):
         layers.capture.update_plan(sized.plan, layout)
         sized.qkv[:, : len(layout.positions)] = made(at, layout, shape)
@@ -295,11 +299,11 @@ def test_each_size_and_kind_has_a_wrapper_of_its_own_over_one_workspace() -> Non
     assert len(library.wrappers) == 2 * len(BATCH_SIZES)
     assert all(each.is_fixed for each in library.wrappers)
     assert len({each.workspace.data_ptr() for each in library.wrappers}) == 1
-    layout = layout_of([Span(sequence=0, start=0, rows=2)], shuffled_table(NUM_SEQUENCES, BLOCKS_EACH))
+    layout = layout_of([Span(sequence=0, start=0, rows=3)], shuffled_table(NUM_SEQUENCES, BLOCKS_EACH))
     library.calls.clear()
     layers.step(layout, made(0, layout, layers.shapes[0]))
-    plans = {name: count for name, count in library.calls.items() if name.endswith(".plan")}
-    assert plans == {"BatchPrefillWithPagedKVCacheWrapper.plan": 2}
+    plans = {name: count for name, count in library.calls.items() if name.endswith(".planner")}
+    assert plans == {"BatchPrefillWithPagedKVCacheWrapper.planner": 2}
 
 
 def test_a_workspace_grows_with_the_size_and_earlier_wrappers_keep_theirs() -> None:

@@ -9,6 +9,7 @@ from faser.kernels.interface.graph_capture import GraphBatchSize
 _BACKBONE_BYTES = 4 << 20  # of a graph with some hundred kernels, and what it allocates
 _WRAPPER_BYTES = 8 << 20  # that an attention wrapper keeps for its plans
 _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_MOST_ROWS_EACH = 6  # drafts of one length are mostly short
 # Padding costs little while a step mostly reads weights; larger steps hide the launches of eager kernels.
 _LANE_SIZES = (4, 16, 32, 64, 128, 256)
 
@@ -18,12 +19,14 @@ class GraphSizes:
     """The sizes of one set of graphs.
 
     rows: of the steps, ascending. max_sequences: most sequences of a step. max_blocks_each: most blocks of one
-    sequence.
+    sequence. max_rows_each: steps of more than max_sequences rows have sizes of their own where all sequences have
+    as many rows, from 2 to this number; 1: none has.
     """
 
     rows: tuple[int, ...]
     max_sequences: int
     max_blocks_each: int
+    max_rows_each: int = 1
 
     @classmethod
     def default(
@@ -34,6 +37,7 @@ class GraphSizes:
         max_drafts: int,
         max_blocks_each: int,
         requested: Sequence[int] | None = None,
+        block_size: int = _MOST_ROWS_EACH,
     ) -> "GraphSizes":
         """For steps of at most max_rows rows: max_sequences sequences with max_drafts draft tokens each.
 
@@ -41,11 +45,21 @@ class GraphSizes:
         """
         most = min(max_sequences * (max_drafts + 1), max_rows, max(_SIZES[-1], max_sequences))
         rows = requested or (*(each for each in _SIZES if each < most), max_sequences, most)
-        return cls(rows=tuple(sorted(set(rows))), max_sequences=max_sequences, max_blocks_each=max_blocks_each)
+        return cls(
+            rows=tuple(sorted(set(rows))),
+            max_sequences=max_sequences,
+            max_blocks_each=max_blocks_each,
+            max_rows_each=min(max_drafts + 1, _MOST_ROWS_EACH, block_size),
+        )
 
     @property
     def batch_sizes(self) -> tuple[GraphBatchSize, ...]:
-        """One row per sequence for sizes up to max_sequences, then several rows per sequence from two rows on."""
+        """One row per sequence for sizes up to max_sequences; the same number of rows for every sequence beyond;
+        then several rows per sequence from two rows on.
+
+        Where a step may have far more rows than sequences, attention without that promise takes tiles for a
+        sequence that has nearly all of them: 64 sequences of 5 rows fill 20 of 128 packed rows, and 64 would do.
+        """
         single = [
             GraphBatchSize(rows=rows, sequences=rows, one_row_each=True)
             for rows in self.rows
@@ -56,7 +70,19 @@ class GraphSizes:
             for rows in self.rows
             if rows > 1
         ]
-        return (*single, *several)
+        return (*single, *self._uniform(), *several)
+
+    def _uniform(self) -> list[GraphBatchSize]:
+        found = {
+            (min(rows // each, self.max_sequences), each)
+            for rows in self.rows
+            for each in range(2, self.max_rows_each + 1)
+        }
+        return [
+            GraphBatchSize(rows=count * each, sequences=count, one_row_each=False, rows_each=each)
+            for count, each in sorted(found, key=lambda pair: pair[0] * pair[1])
+            if count * each > self.max_sequences
+        ]
 
     def for_lanes(self) -> "GraphSizes":
         """The sizes for steps on a lane: few, because every lane of every share has a set of graphs of its own.
@@ -65,7 +91,7 @@ class GraphSizes:
         """
         most = min(self.rows[-1], _LANE_SIZES[-1])
         rows = {most, min(self.max_sequences, most), *(each for each in _LANE_SIZES if each < most)}
-        return replace(self, rows=tuple(sorted(rows)))
+        return replace(self, rows=tuple(sorted(rows)), max_rows_each=1)
 
     def expected_bytes(self, num_kinds: int, num_depths: int = 1) -> int:
         """Estimated device memory of the graphs, in addition to what eager steps need.
@@ -89,8 +115,10 @@ class DraftGraphs:
 class BatchSizeIndex:
     """The batch sizes of one kind, ordered by rows, for look-up."""
 
-    def __init__(self, sizes: GraphSizes, *, one_row_each: bool) -> None:
-        self._batch_sizes = [each for each in sizes.batch_sizes if each.one_row_each is one_row_each]
+    def __init__(self, sizes: GraphSizes, *, one_row_each: bool, rows_each: int | None = None) -> None:
+        self._batch_sizes = [
+            each for each in sizes.batch_sizes if each.one_row_each is one_row_each and each.rows_each == rows_each
+        ]
         self._rows = tuple(each.rows for each in self._batch_sizes)
 
     def fitting(self, rows: int, sequences: int) -> GraphBatchSize | None:

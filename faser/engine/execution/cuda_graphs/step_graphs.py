@@ -102,6 +102,10 @@ class StepGraphs:
         self._sizes = sizes
         self._logit_sizes = tuple(each for each in sizes.rows if each <= max_logit_rows)
         self._index = {each: BatchSizeIndex(sizes, one_row_each=each) for each in (True, False)}
+        self._uniform_index = {
+            each: BatchSizeIndex(sizes, one_row_each=False, rows_each=each)
+            for each in range(2, sizes.max_rows_each + 1)
+        }
         self._backbones: dict[tuple[GraphBatchSize, int], BackboneGraph] = {}
         self._lm_heads: dict[int, CapturedGraph] = {}
         self._samplers: dict[tuple[int, TruncationFlags], CapturedGraph] = {}
@@ -121,10 +125,23 @@ class StepGraphs:
         layout = batch.layout
         num_rows, num_sequences = batch.num_rows, layout.seq_len.shape[0]
         batch_size = self._index[num_rows == num_sequences].fitting(num_rows, num_sequences)
+        uniform = self._uniform(layout, num_rows, num_sequences)
+        if uniform is not None and (batch_size is None or uniform.rows <= batch_size.rows):
+            batch_size = uniform
         backbone = None if batch_size is None else self._backbones.get((batch_size, depth))
         if backbone is None or not _has_room(backbone, layout, self._parts.block_size):
             return None
         return backbone
+
+    def _uniform(self, layout: RowLayout, num_rows: int, num_sequences: int) -> GraphBatchSize | None:
+        """The smallest size for sequences that all have as many rows as these do; None: there is none."""
+        if num_rows <= self._sizes.max_sequences:
+            return None
+        index = self._uniform_index.get(num_rows // num_sequences)
+        if index is None or num_rows % num_sequences:
+            return None
+        counts = np.diff(layout.query_start.numpy())
+        return index.fitting(num_rows, num_sequences) if (counts == counts[0]).all() else None
 
     def run(self, backbone: BackboneGraph, layout: RowLayout) -> None:
         self._capture.update_plan(backbone.plan, layout)

@@ -91,6 +91,7 @@ def _sizes(config: EngineConfig, model: LoadedModel, role: ModelRole) -> GraphSi
         max_drafts=drafts if role is ModelRole.TARGET else 1,
         max_blocks_each=-(-model.max_positions // config.block_size),
         requested=config.cudagraph_capture_sizes,
+        block_size=config.block_size,
     )
 
 

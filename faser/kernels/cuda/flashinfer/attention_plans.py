@@ -96,12 +96,13 @@ class FixedAttention:
         no_pages: Tensor,
         *,
         splits: bool,
+        rows_each: int | None = None,
     ) -> None:
         """Plan for the layout in host, as FlashInfer does, which fixes the most rows.
 
-        splits: see AttentionWrappers.
+        splits: see AttentionWrappers. rows_each: of every sequence in every layout; None: any number.
         """
-        plan_attention(wrapper, kind, host, block_size, no_pages, splits=splits)
+        plan_attention(wrapper, kind, host, block_size, no_pages, splits=splits, rows_each=rows_each)
         self.wrapper = wrapper
         self.num_plans = 1
         self._kind = kind

@@ -41,8 +41,10 @@ class FixedPlan:
     ) -> None:
         assert size.rows >= size.sequences >= 1, size
         assert not size.one_row_each or size.rows == size.sequences, size
+        assert size.rows_each is None or size.rows == size.sequences * size.rows_each, size
         self.block_size = block_size
         self.one_row_each = size.one_row_each
+        self._rows_each = size.rows_each
         self._wrappers = wrappers
         # Every padding sequence has a block, and the blank layout has blocks for its rows.
         pages = max(max_blocks, size.rows // block_size) + size.sequences
@@ -51,7 +53,8 @@ class FixedPlan:
         self.device = layout_within(self._staging.device, sizes)
         self._hosts = tuple(layout_within(each, sizes) for each in self._staging.hosts)
         self._writers = tuple(
-            LayoutWriter(each, block_size, one_row_each=size.one_row_each) for each in self._hosts
+            LayoutWriter(each, block_size, one_row_each=size.one_row_each, rows_each=size.rows_each)
+            for each in self._hosts
         )
         self._no_pages = self.device.page_indices[:0]
         self._accelerator = accelerator
@@ -86,12 +89,13 @@ class FixedPlan:
             assert self._is_blank, "a kind of attention that the captured layers do not have"
             planned = self._planned[kind] = FixedAttention(
                 self._accelerator,
-                self._wrappers.fixed(kind, self.device),
+                self._wrappers.fixed(kind, self.device, rows_each=self._rows_each),
                 kind,
                 self._host,
                 self.block_size,
                 self._no_pages,
                 splits=self._wrappers.splits(kind, len(self.device.seq_len)),
+                rows_each=self._rows_each,
             )
             self._copied.record()
         return planned.wrapper

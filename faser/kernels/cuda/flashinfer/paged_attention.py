@@ -114,16 +114,17 @@ class AttentionWrappers:
         at_once = _blocks_at_once(kind, self._num_processors)
         return not (kind.one_row_each and kind.uses_tensor_cores and sequences > at_once)
 
-    def fixed(self, kind: AttentionKind, arrays: PagedLayout) -> PagedAttention:
+    def fixed(self, kind: AttentionKind, arrays: PagedLayout, *, rows_each: int | None = None) -> PagedAttention:
         """A wrapper for plans that fit into these device arrays. The first plan must have as many rows as they do.
 
-        The caller fills arrays.page_indices; planning writes the values of the other arrays again.
+        The caller fills arrays.page_indices; planning writes the values of the other arrays again. rows_each: of
+        every sequence in every plan; None: any number.
         """
         sizes = arrays.sizes
         needed = 0
         if self.splits(kind, sizes.sequences):
             processors = self._planned_for(kind)
-            needed = split_bytes(kind, processors, rows=sizes.rows, sequences=sizes.sequences)
+            needed = split_bytes(kind, processors, rows=sizes.rows, sequences=sizes.sequences, rows_each=rows_each)
         options: dict[str, Any] = {"use_cuda_graph": True}
         if kind.one_row_each:
             options["paged_kv_indptr_buffer"] = arrays.page_indptr
@@ -161,11 +162,13 @@ def plan_attention(
     pages: Tensor,
     *,
     splits: bool = True,
+    rows_each: int | None = None,
 ) -> None:
     """Plan from host arrays: given device arrays, FlashInfer would wait for the device.
 
     pages: [all] int32 on the device, which no planner reads; empty if the wrapper's own array holds them. splits:
-    see AttentionWrappers.
+    see AttentionWrappers. rows_each: every sequence has as many rows, in every plan of a fixed wrapper: its tiles
+    are as wide as these, not as the most that one sequence could have if the others had one; None: any number.
     """
     shape = kind.shape
     # FlashInfer's window does not count the row itself, FASER's does.
@@ -196,23 +199,31 @@ def plan_attention(
             paged_kv_last_page_len=host.last_page_len,
             head_dim_qk=shape.head_dim,
             causal=True,
+            uniform_q_len=rows_each,
             **options,
         )
 
 
-def split_bytes(kind: AttentionKind, num_processors: int, *, rows: int = 0, sequences: int = 0) -> int:
+def split_bytes(
+    kind: AttentionKind, num_processors: int, *, rows: int = 0, sequences: int = 0, rows_each: int | None = None
+) -> int:
     """Most workspace that a plan takes: weighted values and their weights, float32, of all blocks of the grid.
 
     rows, sequences: of a fixed plan, which needs room for its largest grid; 0: an eager plan, which splits only
-    into as many blocks as run at the same time. Follows the layout of FlashInfer's planner (scheduler.cuh).
+    into as many blocks as run at the same time. rows_each: see plan_attention. Follows the layout of FlashInfer's
+    planner (scheduler.cuh).
     """
     if not kind.uses_tensor_cores:
         return _partial_bytes(kind, _MOST_BLOCKS_PER_PROCESSOR * num_processors // kind.shape.num_kv_heads)
     at_once = _blocks_at_once(kind, num_processors)
     if not rows:
         return _partial_bytes(kind, -(-at_once * _WIDEST_TILE // kind.group))
-    tile = _tile((rows - sequences + 1) * kind.group)
-    blocks = max(at_once, -(-rows * kind.group // tile) + sequences - 1)
+    tile = _tile((rows_each or rows - sequences + 1) * kind.group)
+    if rows_each is None:
+        tiles = -(-rows * kind.group // tile) + sequences - 1
+    else:
+        tiles = sequences * -(-rows_each * kind.group // tile)
+    blocks = max(at_once, tiles)
     return _partial_bytes(kind, -(-blocks * tile // kind.group))
 
 

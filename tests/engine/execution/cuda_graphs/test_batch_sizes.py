@@ -24,5 +24,23 @@ def test_the_smallest_size_with_room_for_rows_and_sequences_is_taken() -> None:
     assert index.fitting(9, 1) is None
 
 
+def test_steps_of_more_rows_than_sequences_have_sizes_for_equal_numbers_of_rows() -> None:
+    sizes = GraphSizes.default(max_rows=8192, max_sequences=64, max_drafts=4, max_blocks_each=8)
+    uniform = {(each.sequences, each.rows_each) for each in sizes.batch_sizes if each.rows_each is not None}
+    assert (64, 5) in uniform
+    assert {each for _, each in uniform} == {2, 3, 4, 5}
+    assert all(64 < count * each <= 320 for count, each in uniform if each is not None)
+    assert len(uniform) < 20
+    assert not any(each.rows_each for each in sizes.for_lanes().batch_sizes)
+    index = BatchSizeIndex(sizes, one_row_each=False, rows_each=5)
+    assert index.fitting(300, 60) == GraphBatchSize(rows=320, sequences=64, one_row_each=False, rows_each=5)
+    assert index.fitting(325, 65) is None
+
+
+def test_padding_of_equal_rows_fits_into_a_block() -> None:
+    sizes = GraphSizes.default(max_rows=8192, max_sequences=64, max_drafts=9, max_blocks_each=8, block_size=4)
+    assert sizes.max_rows_each == 4
+
+
 def test_the_next_size_is_the_smallest_that_is_large_enough() -> None:
     assert [next_size((1, 4, 8), count) for count in (1, 2, 4, 8, 9)] == [1, 4, 4, 8, None]

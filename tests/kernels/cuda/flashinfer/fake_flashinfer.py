@@ -150,6 +150,7 @@ class FakeWrapper:
         self.arrays: Arrays | None = self._own_arrays() if self.is_fixed else None
         self.most_rows: int | None = None
         self.planned: Planned | None = None  # what the plan on the device is of
+        self.rows_each: int | None = None  # of every sequence in every plan, as promised
         self._cached_module: Any = None
         self._pinned = torch.zeros(64, dtype=torch.uint8)
         self._copied_at = 0  # how much work must be done before the staging buffer may be filled again
@@ -260,9 +261,14 @@ class FakeWrapper:
             return
         static, group = self.static, self.static.num_heads // self.static.num_kv_heads
         most, sequences = self.most_rows or 0, len(rows) - 1
-        longest = (most - sequences + 1) * group
+        longest = (self.rows_each or most - sequences + 1) * group
         tile = 128 if longest > 64 else 64 if longest > 16 else 16
         tiles = math.ceil(most * group / tile) + sequences - 1
+        if self.rows_each is not None:
+            tiles = sequences * math.ceil(self.rows_each * group / tile)
+            assert {end - start for start, end in pairwise(rows)} == {self.rows_each}, (
+                "a promise about rows is broken"
+            )
         needed = sum(math.ceil((end - start) * group / tile) for start, end in pairwise(rows))
         assert needed <= tiles, (needed, tiles)
         blocks = max(tiles, 2 * self.library.num_processors // static.num_kv_heads)
@@ -340,7 +346,9 @@ class FakePrefill(FakeWrapper):
             "kv_data_type",
             "seq_lens",
             "disable_split_kv",
+            "uniform_q_len",
         )
+        self.rows_each = given.get("uniform_q_len")
         assert given.get("causal"), "attention to all positions is not emulated"
         pages, last = given["paged_kv_indices"], given["paged_kv_last_page_len"]
         self._plan(given, given["qo_indptr"], given["paged_kv_indptr"], pages, last)

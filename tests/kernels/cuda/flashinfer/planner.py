@@ -59,7 +59,10 @@ def stand_in(folder: Path) -> ctypes.CDLL:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """rows, pages: of every sequence. most_rows: of a captured graph; None: an eager plan."""
+    """rows, pages: of every sequence. most_rows: of a captured graph; None: an eager plan.
+
+    rows_each: that every sequence of every plan has; 0: any number.
+    """
 
     rows: tuple[int, ...]
     pages: tuple[int, ...]
@@ -67,6 +70,7 @@ class Layout:
     num_kv_heads: int
     most_rows: int | None = None
     window_left: int = -1
+    rows_each: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +130,7 @@ class Planner:
             -1,
             False,
             colocated,
-            0,
+            layout.rows_each,
         )
         launch_arguments = tuple(self._module.plan(self._floats, self._numbers, self._staging, *arguments))
         num_bytes, _ = self._module.workspace_size(self._floats, *arguments)

@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,40 @@ def test_nothing_that_a_graph_captures_changes_from_plan_to_plan(
             if kind.uses_tensor_cores:
                 room = split_bytes(kind, num_processors, rows=most_rows, sequences=sequences)
                 assert plan.bytes <= room <= 1.001 * plan.bytes
+        assert len(launch_arguments) == 1
+
+
+def test_sequences_of_equal_rows_get_tiles_for_these_rows(planner: Planner) -> None:
+    """64 sequences verify four drafted tokens each; 4 query heads a KV head."""
+    rows, pages = (5,) * 64, (64,) * 64
+    layout = Layout(rows=rows, pages=pages, num_heads=32, num_kv_heads=8, most_rows=320)
+    tiles = {each: planner.plan(replace(layout, rows_each=each)).launch_arguments[3] for each in (0, 5)}
+    assert tiles == {0: 128, 5: 64}
+
+
+@pytest.mark.parametrize("num_processors", [ALL, 96])
+def test_nothing_that_a_uniform_graph_captures_changes_and_its_workspace_is_as_counted(
+    planner: Planner, num_processors: int
+) -> None:
+    draw = random.Random(num_processors)
+    for _ in range(30):
+        num_kv_heads, group = draw.choice([1, 2, 4, 8]), draw.choice(GROUPS)
+        sequences, each = draw.choice([2, 7, 33, 64, 100]), draw.choice([2, 3, 5, 6])
+        launch_arguments = set()
+        for _ in range(3):
+            layout = Layout(
+                rows=(each,) * sequences,
+                pages=tuple(draw.choice([1, 3, 64, draw.randint(1, 500)]) for _ in range(sequences)),
+                num_heads=num_kv_heads * group,
+                num_kv_heads=num_kv_heads,
+                most_rows=each * sequences,
+                rows_each=each,
+            )
+            plan = planner.plan(layout, colocated=idle_blocks(num_processors))
+            launch_arguments.add(plan.launch_arguments)
+            kind = kind_of(layout, one_row_each=False)
+            room = split_bytes(kind, num_processors, rows=each * sequences, sequences=sequences, rows_each=each)
+            assert plan.bytes <= room <= 1.001 * plan.bytes
         assert len(launch_arguments) == 1
 
 
