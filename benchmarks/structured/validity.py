@@ -18,7 +18,9 @@ from faser import LLM
 from faser.offline import Sample
 from faser.types import FinishReason, SamplingParams, StructuredOutput, StructureKind
 
+OFF = "off"
 TEMPERATURES = (0.0, 1.0)
+NUM_DRAFTS = 6
 
 
 def main() -> None:
@@ -26,15 +28,20 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=400)
+    parser.add_argument("--policy", default="fixed", help="of speculation; fixed drafts 6 tokens, paying or not")
     parser.add_argument("--every", type=int, default=1, help="ask for every n-th schema only")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     schemas = all_schemas()[:: asked.every]
-    answers = {policy: _answers(asked, schemas, policy) for policy in ("faser", "off")}
+    answers = {policy: _answers(asked, schemas, policy) for policy in (asked.policy, OFF)}
     result = {
         "schemas": len(schemas),
         "at_once": asked.at_once,
-        **{f"temperature {each:g}": _compared(schemas, answers, each) for each in TEMPERATURES},
+        "policy": asked.policy,
+        **{
+            f"temperature {each:g}": _compared(schemas, answers[asked.policy][each], answers[OFF][each])
+            for each in TEMPERATURES
+        },
     }
     text = json.dumps(result, indent=1, ensure_ascii=False)
     print(text)
@@ -47,6 +54,8 @@ def _answers(
 ) -> dict[float, list[Sample]]:
     """By temperature, one sample for each schema."""
     settings: dict[str, Any] = {"dtype": "float32", "max_num_seqs": asked.at_once, "speculative_policy": policy}
+    if policy == "fixed":
+        settings["speculative_config"] = {"num_speculative_tokens": NUM_DRAFTS}
     with LLM(asked.model, **settings) as llm:
         return {
             temperature: [
@@ -70,10 +79,7 @@ def _sampling(each: NamedSchema, temperature: float, seed: int, max_tokens: int)
     return SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens, structured_output=structure)
 
 
-def _compared(
-    schemas: tuple[NamedSchema, ...], answers: dict[str, dict[float, list[Sample]]], temperature: float
-) -> dict[str, Any]:
-    speculated, plain = answers["faser"][temperature], answers["off"][temperature]
+def _compared(schemas: tuple[NamedSchema, ...], speculated: list[Sample], plain: list[Sample]) -> dict[str, Any]:
     invalid: dict[str, str] = {}
     completed = 0
     for each, sample in zip(schemas, speculated, strict=True):

@@ -49,6 +49,10 @@ class Preparation:
         """The request has been prepared. Returns what was aborted of it meanwhile."""
         return self._aborts.pop(request.request_id)
 
+    def close(self) -> None:
+        """End the threads; what is being prepared is dropped."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
     def _run(self, request: Request) -> None:
         error = None
         try:

@@ -92,6 +92,7 @@ def _serve(connection: socket.socket, own_process: bool) -> None:
             deltas = engine.step()
             _send(connection, Deltas(deltas, engine.stats()))
     finally:
+        preparation.close()
         engine.close()
 
 

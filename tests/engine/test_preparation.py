@@ -61,5 +61,23 @@ def test_aborts_are_kept_until_the_request_is_prepared() -> None:
     assert not preparation.abort(Abort("a"))
 
 
+def test_what_waits_is_dropped_at_the_end() -> None:
+    messages: SimpleQueue[Prepared] = SimpleQueue()
+    begun, going_on = threading.Semaphore(0), threading.Event()
+
+    def prepare(_: Request) -> None:
+        begun.release()
+        assert_set(going_on)
+
+    preparation = Preparation(prepare, messages.put)
+    for i in range(20):
+        preparation.begin(request(str(i)))
+    assert all(begun.acquire(timeout=10) for _ in range(2))
+    preparation.close()
+    going_on.set()
+    assert {messages.get(timeout=10).request.request_id for _ in range(2)} == {"0", "1"}
+    assert messages.empty()
+
+
 def assert_set(event: threading.Event) -> None:
     assert event.wait(10)

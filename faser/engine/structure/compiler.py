@@ -23,6 +23,7 @@ from faser.engine.structure.grammar_text import (
 )
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import ModelError, RequestError
+from faser.machine import return_free_memory
 from faser.types import StructuredOutput, StructureKind
 
 MAX_CACHED = 128  # grammars
@@ -125,7 +126,10 @@ class GrammarCompiler:
             raise RequestError(
                 f"structured output is not possible with this model's tokenizer: {error}"
             ) from error
-        return found, tokenizer.special_tokens()
+        special_tokens = tokenizer.special_tokens()
+        del tokenizer
+        return_free_memory()
+        return found, special_tokens
 
     def _compile(self, asked: StructuredOutput) -> LLMatcher:
         tokenizer, special_tokens = self._tokenizer()
