@@ -111,7 +111,8 @@ def setting(default: Any, help: str, *, group: str, kind: Kind, **description: A
 
 def settings_of(config_type: type) -> tuple[Setting, ...]:
     """All settings of a config class, in the order of declaration."""
-    return tuple(replace(each.metadata["setting"], name=each.name) for each in fields(config_type))
+    described = [each for each in fields(config_type) if "setting" in each.metadata]
+    return tuple(replace(each.metadata["setting"], name=each.name) for each in described)
 
 
 def read(each: Setting, texts: tuple[str, ...]) -> Any:

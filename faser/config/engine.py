@@ -6,6 +6,7 @@ from typing import Any
 
 from faser.config.checks import Label, raise_problems
 from faser.config.declaration import Kind, setting, settings_of, show_bytes
+from faser.config.device_default import DEVICE_DEFAULTS, DeviceDefault
 from faser.config.groups import ENGINE, MODEL, OUTPUT, SPECULATION
 from faser.config.speculation import AUTO, POLICIES, SpeculationConfig
 from faser.config.speculation_parser import Parsed, parse_speculation
@@ -121,8 +122,8 @@ class EngineConfig:
         common=True,
     )
     max_num_seqs: int = setting(
-        64,
-        "Most sequences that run at the same time.",
+        DEVICE_DEFAULTS["max_num_seqs"],
+        "Most sequences that run at the same time. On a GPU the default is 256.",
         group=ENGINE,
         kind=Kind.COUNT,
         low=1,
@@ -130,8 +131,9 @@ class EngineConfig:
         common=True,
     )
     max_num_batched_tokens: int = setting(
-        256,
-        "Most tokens that one step computes. Longer prompts are computed in pieces.",
+        DEVICE_DEFAULTS["max_num_batched_tokens"],
+        "Most tokens that one step computes. Longer prompts are computed in pieces. On a GPU the default is 8192, "
+        "on one of less than 64 GiB 2048.",
         group=ENGINE,
         kind=Kind.COUNT,
         low=1,
@@ -326,8 +328,17 @@ class EngineConfig:
         high=MAX_LOGPROBS,
     )
 
+    by_device: tuple[str, ...] = ()  # settings that were not given, and have another default on a GPU
+
     def __post_init__(self) -> None:
+        for name, default in DEVICE_DEFAULTS.items():  # a config from another process has plain numbers
+            if name in self.by_device and getattr(self, name) == default:
+                object.__setattr__(self, name, default)
         raise_problems(self)
+        by_device = [name for name in DEVICE_DEFAULTS if isinstance(getattr(self, name), DeviceDefault)]
+        for name in by_device:
+            object.__setattr__(self, name, int(getattr(self, name)))
+        object.__setattr__(self, "by_device", tuple(by_device))
 
     @property
     def threads(self) -> int:
@@ -388,13 +399,14 @@ class EngineConfig:
         """Problems between settings. A value that is a problem by itself is None here."""
         found = []
         tokens, seqs = values["max_num_batched_tokens"], values["max_num_seqs"]
-        if tokens is not None and seqs is not None and tokens < seqs:
+        may_grow = isinstance(tokens, DeviceDefault) and values["device"] != "cpu"
+        if tokens is not None and seqs is not None and tokens < seqs and not may_grow:
             found.append(
                 f"{label('max_num_batched_tokens')} is {tokens}; it must be at least "
                 f"{label('max_num_seqs')}, which is {seqs}"
             )
         sizes = values["cudagraph_capture_sizes"]
-        if sizes is not None and tokens is not None and max(sizes) > tokens:
+        if sizes is not None and tokens is not None and max(sizes) > tokens and not may_grow:
             found.append(
                 f"{label('cudagraph_capture_sizes')} has {max(sizes)}; no step has more rows than "
                 f"{label('max_num_batched_tokens')}, which is {tokens}"

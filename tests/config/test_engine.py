@@ -89,7 +89,7 @@ def test_an_engine_config_survives_the_pipe() -> None:
             "cudagraph_capture_sizes is 8 0; it must be at least 1 and at most 8192",
         ),
         (
-            {"cudagraph_capture_sizes": (1, 512)},
+            {"cudagraph_capture_sizes": (1, 512), "max_num_batched_tokens": 256},
             "cudagraph_capture_sizes has 512; no step has more rows than max_num_batched_tokens, which is 256",
         ),
         ({"cudagraph_capture_sizes": ()}, "cudagraph_capture_sizes is ; it must be whole numbers, such as 1 8 64"),

@@ -177,10 +177,12 @@ class CudaFacts:
     """What torch knows of CUDA on this machine.
 
     build: the CUDA version that torch was built for; None: built without. capabilities: (major, minor) by device.
+    memory_bytes: by device.
     """
 
     build: str | None
     capabilities: tuple[tuple[int, int], ...]
+    memory_bytes: tuple[int, ...] = ()
 
 
 def cuda_facts() -> CudaFacts:
@@ -189,6 +191,7 @@ def cuda_facts() -> CudaFacts:
     return CudaFacts(
         build=torch.version.cuda,
         capabilities=tuple(torch.cuda.get_device_capability(index) for index in range(count)),
+        memory_bytes=tuple(torch.cuda.get_device_properties(index).total_memory for index in range(count)),
     )
 
 

@@ -117,3 +117,15 @@ def test_no_gpu_is_looked_for_where_the_config_names_the_cpu() -> None:
         raise AssertionError("no device is asked for")
 
     assert resolve_device(EngineConfig(device="cpu"), find_devices).device == "cpu"
+
+
+def test_one_line_says_which_defaults_a_gpu_gets(caplog: pytest.LogCaptureFixture) -> None:
+    facts = CudaFacts(build="13.0", capabilities=((9, 0),), memory_bytes=(140 << 30,))
+    with caplog.at_level(logging.INFO, logger="faser.engine"):
+        found = resolved(facts, {})
+        assert resolved(facts, {"max_num_seqs": 64, "max_num_batched_tokens": 256}).max_num_seqs == 64
+        assert resolved(NOTHING, {}).max_num_batched_tokens == 256
+    assert (found.max_num_seqs, found.max_num_batched_tokens) == (256, 8192)
+    assert [each.getMessage() for each in caplog.records] == [
+        "for cuda:0: --max-num-seqs 256, --max-num-batched-tokens 8192"
+    ]
