@@ -34,15 +34,19 @@ Step = RequestOutput | FaserError | Exception
 Script = Callable[[Request], Iterable[Step]]
 
 
-def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> Tokenizer:
-    """Token ids are bytes; 256 ends an answer. Nothing is put around a text."""
+def byte_tokenizer(
+    chat_template: str | None = CHAT_TEMPLATE, *, special_tokens: tuple[str, ...] = ()
+) -> Tokenizer:
+    """Token ids are bytes; 256 ends an answer. Nothing is put around a text. special_tokens: further ones."""
     core = tokenizers.Tokenizer(models.BPE(vocab=BYTE_OF_CHAR, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     settings = TokenizerSettings(
         eos_token="<|end|>",
         chat_template=chat_template,
-        special_tokens=(AddedToken("<|end|>", special=True, normalized=False),),
+        special_tokens=tuple(
+            AddedToken(token, special=True, normalized=False) for token in ("<|end|>", *special_tokens)
+        ),
     )
     return Tokenizer(core, settings)
 
