@@ -92,6 +92,26 @@ def test_a_call_that_turns_out_to_be_none_is_abandoned_and_its_text_follows() ->
     assert [call.name for call in message.tool_calls] == ["now"]
 
 
+@pytest.mark.parametrize(
+    "name, text, rest",
+    [
+        (
+            "hermes",
+            '<tool_call>[{"name": "now"}, {"name": "weather", "arguments": 1}]',
+            ', {"name": "weather", "arguments": 1}]',
+        ),
+        ("hermes", '<tool_call>{"name": "now"}\n{"x": 1}</tool_call>', '\n{"x": 1}</tool_call>'),
+        ("llama3_json", '{"name": "now"}; {"x": 1}', '; {"x": 1}'),
+        ("mistral", '[TOOL_CALLS][{"name": "now"}, {"x": 1}]', ', {"x": 1}]'),
+        ("pythonic", "[now(), weather(1)]", ", weather(1)]"),
+        ("qwen3_coder", "<function=now></function><function=x></function>", "<function=x></function>"),
+    ],
+)
+def test_what_follows_a_complete_call_and_is_none_is_content_once(name: str, text: str, rest: str) -> None:
+    for pieces in splits_at_every_byte(text):
+        assert parsed(name, pieces) == (rest, [("now", {})])
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_without_parallel_calls_only_the_first_is_reported(name: str) -> None:
     text, content, calls = SAMPLES[name].get("two") or SAMPLES[name]["two in a list"]
