@@ -18,7 +18,8 @@ _UNLIKELY: dict[str, Any] = {"not": "neutral"}
 
 
 @pytest.mark.parametrize(
-    "route, name", [pytest.param(route, name, id=f"{route}-{name}") for route in CASES for name in CASES[route]]
+    "route, name",
+    [pytest.param(route, name, id=f"{route}-{name}") for route in CASES for name in sorted(CASES[route])],
 )
 def test_a_field_has_its_effect(http: httpx.Client, engine: FakeEngine, route: str, name: str) -> None:
     case = CASES[route][name]
@@ -35,7 +36,7 @@ def test_every_field_of_a_schema_has_a_case(route: str) -> None:
 
 @pytest.mark.parametrize(
     "route, name",
-    [pytest.param(route, name, id=f"{route}-{name}") for route in REFUSED for name in REFUSED[route]],
+    [pytest.param(route, name, id=f"{route}-{name}") for route in REFUSED for name in sorted(REFUSED[route])],
 )
 def test_a_refusal_says_why(http: httpx.Client, engine: FakeEngine, route: str, name: str) -> None:
     answer = http.post(route, json={**BASE[route], name: _UNLIKELY})
@@ -48,7 +49,8 @@ def test_a_refusal_says_why(http: httpx.Client, engine: FakeEngine, route: str, 
 
 
 @pytest.mark.parametrize(
-    "route, name", [pytest.param(route, name, id=f"{route}-{name}") for route in (CHAT, TEXT) for name in HINTS]
+    "route, name",
+    [pytest.param(route, name, id=f"{route}-{name}") for route in (CHAT, TEXT) for name in sorted(HINTS)],
 )
 def test_a_hint_is_taken(http: httpx.Client, route: str, name: str) -> None:
     plain = http.post(route, json=BASE[route]).json()["choices"]

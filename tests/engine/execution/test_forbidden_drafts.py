@@ -1,7 +1,7 @@
 """Drafts end where the grammar of their answer forbids them; drawn ones after the token that is forbidden.
 
-Bugs these tests have been seen to catch: a drawn draft cut before the forbidden token, unverified tokens left out,
-drafts of free text cut, confidences longer than their tokens.
+Bugs these tests have been seen to catch: a drawn draft cut before the forbidden token, unverified tokens left
+out.
 """
 
 import torch

@@ -1,8 +1,7 @@
 """200 JSON schemas, sixteen at once: what is completed validates, and speculation changes no token.
 
 Oracles: jsonschema, and the same engine without drafts. A model with random weights answers, which chooses oddly
-among what is allowed. Bugs these tests have been seen to catch: a matcher rolled back by one token too many, the
-mask of the row before, tokens of a rejected draft kept in the matcher.
+among what is allowed.
 """
 
 import json

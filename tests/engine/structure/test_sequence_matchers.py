@@ -2,8 +2,8 @@
 
 Oracle: finite languages whose texts are written out; a token may follow where its bytes lead to the beginning of a
 text. Where the text leaves no choice, llguidance allows the tokenizer's own division of it and no other one. Bugs
-these tests have been seen to catch: a rollback by one token too many, the mask of the row before, a draft left in
-the matcher, end-of-sequence allowed at every place, ends not held back.
+these tests have been seen to catch: a rollback by one token too many or by none, the mask of another row, ends
+not held back.
 """
 
 import itertools

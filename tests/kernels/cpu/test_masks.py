@@ -1,8 +1,4 @@
-"""Masks by the native kernel give the bits of the tensor operations.
-
-Bugs this test has been seen to catch: a word of ones masked, the last word read past the width, a row taken for
-its number among the masked ones.
-"""
+"""Masks by the native kernel give the bits of the tensor operations."""
 
 import numpy as np
 import pytest
