@@ -1,7 +1,7 @@
 """A pytest plugin: stands in for the modules of vLLM that its tests import, and deselects with a reason.
 
-A test that uses a class of vLLM's own is skipped at that point: it does not test a server. Of vLLM's helpers, those
-that read a model's files have a substitute here.
+A test that uses a class of vLLM's own is skipped at that point: it does not test a server. Of vLLM's helpers,
+those that read a model's files have a substitute here.
 """
 
 import importlib.abc
@@ -50,6 +50,7 @@ class _StubModule(ModuleType):
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        del path, target
         if fullname.partition(".")[0] != "vllm":
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)

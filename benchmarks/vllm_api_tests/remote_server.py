@@ -66,7 +66,7 @@ class RemoteOpenAIServer:
         with socket.socket() as found:
             found.bind((self.host, 0))
             self.port = found.getsockname()[1]
-        passed = _passed_on(vllm_serve_args)
+        passed = passed_on(vllm_serve_args)
         self._root_path = passed[passed.index("--root-path") + 1] if "--root-path" in passed else ""
         names = [] if "--served-model-name" in passed else ["--served-model-name", model]
         tested = os.environ.get("FASER_TESTED_MODEL", "")
@@ -111,13 +111,13 @@ class RemoteOpenAIServer:
             if self._process.poll() is not None:
                 raise RuntimeError(f"faser serve ended with status {self._process.returncode}")
             with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-                urllib.request.urlopen(f"{self.url_root}/ready", timeout=5).read()  # noqa: S310  # our own server
+                urllib.request.urlopen(f"{self.url_root}/ready", timeout=5).read()
                 return
             time.sleep(0.2)
         raise RuntimeError(f"faser serve was not ready within {_START_S:g} s")
 
 
-def _passed_on(args: Sequence[str]) -> list[str]:
+def passed_on(args: Sequence[str]) -> list[str]:
     passed: list[str] = []
     for at, arg in enumerate(args):
         if arg in _PASSED_ON:

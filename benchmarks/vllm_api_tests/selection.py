@@ -30,7 +30,7 @@ LEFT_OUT = {
     "*/test_*_conversion.py, *_error.py, *_validation.py, *_unit.py, test_serving_*.py, test_*_utils.py": _OWN,
     "openai/parser, tool_parsers, unit_tests, openai/test_render_*.py, openai/test_session_id.py": _OWN,
     "openai/completion/test_*_with_prompt_embeds.py": "FASER takes no prompt embeddings",
-    "openai/completion/test_prompt_validation.py": "most of it is about prompt embeddings, and the rest about words",
+    "openai/completion/test_prompt_validation.py": "about prompt embeddings, and words",
     "openai/completion/test_lora_resolvers.py, serve/lora": "FASER serves no adapters",
     "openai/completion/test_tensorizer_entrypoint.py, openai/completion/test_token_in_token_out.py": "vLLM's own",
     "openai/chat_completion/test_batched_chat_completions.py": "vLLM's own route",

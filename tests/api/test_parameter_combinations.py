@@ -1,7 +1,7 @@
 """Forty-five combinations of parameters over HTTP: speculation changes no token, log probability or finish reason.
 
-Oracle: the same server without drafts. float32 on the native kernels, eight requests at once; two ways of drafting,
-of which one drafts in every step.
+Oracle: the same server without drafts. float32 on the native kernels, eight requests at once; two ways of
+drafting, of which one drafts in every step.
 """
 
 import asyncio
