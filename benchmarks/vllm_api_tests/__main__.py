@@ -64,7 +64,7 @@ def run(folder: Path, model: str, words: str) -> int:
     environment = dict(os.environ)
     extra = environment.get("PYTHONPATH", "")
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), str(_REPOSITORY), extra])
-    environment["FASER_TESTED_MODEL"] = model
+    environment["TESTED_MODEL"] = model
     command = [sys.executable, "-m", "pytest", "-q", "--continue-on-collection-errors"]
     command += ["-p", "benchmarks.vllm_api_tests.plugin", "-p", "no:cacheprovider", "-c", os.devnull]
     command += ["--rootdir", str(folder), f"--junitxml={folder / 'report.xml'}", "tests"]

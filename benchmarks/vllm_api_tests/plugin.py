@@ -27,6 +27,9 @@ class _Stub:
     def __call__(self, *_: Any, **__: Any) -> Any:
         pytest.skip(f"uses vLLM's own {self._name}")
 
+    def __add__(self, _: Any) -> Any:
+        return self()
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -67,7 +70,7 @@ def _directory() -> Path:
     from faser.engine.checkpoints.downloads import cache_dir
     from faser.engine.checkpoints.source import resolve
 
-    tested = os.environ.get("FASER_TESTED_MODEL") or None
+    tested = os.environ.get("TESTED_MODEL") or None
     return resolve(tested, cache_dir(), revision=None, progress=lambda *_: None)
 
 
@@ -88,7 +91,14 @@ class _ModelConfig:
         return size
 
 
-_SUBSTITUTES: dict[str, Any] = {"get_tokenizer": _get_tokenizer, "ModelConfig": _ModelConfig}
+class _Hub:
+    """In place of downloads: adapters of tests are names of the one model."""
+
+    def snapshot_download(self, **_: Any) -> str:
+        return "."
+
+
+_SUBSTITUTES: dict[str, Any] = {"get_tokenizer": _get_tokenizer, "ModelConfig": _ModelConfig, "hf_api": _Hub}
 
 sys.meta_path.insert(0, _Finder())
 

@@ -32,9 +32,6 @@ _PASSED_ON = {
     "--api-key": 1,
     "--enable-force-include-usage": 0,
     "--enable-prompt-tokens-details": 0,
-    "--enable-auto-tool-choice": 0,
-    "--tool-call-parser": 1,
-    "--reasoning-parser": 1,
     "--no-enable-prefix-caching": 0,
     "--served-model-name": 1,
 }
@@ -68,8 +65,9 @@ class RemoteOpenAIServer:
             self.port = found.getsockname()[1]
         passed = passed_on(vllm_serve_args)
         self._root_path = passed[passed.index("--root-path") + 1] if "--root-path" in passed else ""
-        names = [] if "--served-model-name" in passed else ["--served-model-name", model]
-        tested = os.environ.get("FASER_TESTED_MODEL", "")
+        adapters = [arg.partition("=")[0] for arg in vllm_serve_args if arg.startswith("zephyr-lora")]
+        names = [] if "--served-model-name" in passed else ["--served-model-name", model, *adapters]
+        tested = os.environ.get("TESTED_MODEL", "")
         command = [sys.executable, "-m", "faser", "serve", *([tested] if tested else []), *names, *passed]
         command += ["--port", str(self.port), "--max-model-len", str(_MAX_MODEL_LEN), "--log-level", "warning"]
         self._process = subprocess.Popen(command, env={**os.environ, **(env_dict or {})})
