@@ -67,7 +67,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _directory() -> Path:
     """Of the tested model's tokenizer and config."""
-    from faser.engine.checkpoints.downloads import cache_dir
+    from faser.config.environment import cache_dir
     from faser.engine.checkpoints.source import resolve
 
     tested = os.environ.get("TESTED_MODEL") or None

@@ -24,7 +24,7 @@ ROCM_EXTRA_ARGS: list[str] = []
 VLLM_PATH = "."
 KEY = "token-abc123"  # the one that the tests' own helper uses
 _START_S = 300.0
-_MAX_MODEL_LEN = 2048
+_MAX_MODEL_LEN = 4096
 
 # Flags that are passed on, with the number of values. The others ask for what FASER always does or cannot do.
 _PASSED_ON = {
