@@ -8,7 +8,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableSequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,7 +39,7 @@ class _Stub:
 
 
 class _StubModule(ModuleType):
-    __path__: Sequence[str] = ()
+    __path__: MutableSequence[str] = []  # noqa: RUF012  # as of any module
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -24,7 +24,6 @@ ROCM_EXTRA_ARGS: list[str] = []
 VLLM_PATH = "."
 KEY = "token-abc123"  # the one that the tests' own helper uses
 _START_S = 300.0
-_MAX_MODEL_LEN = 4096
 
 # Flags that are passed on, with the number of values. The others ask for what FASER always does or cannot do.
 _PASSED_ON = {
@@ -32,6 +31,8 @@ _PASSED_ON = {
     "--api-key": 1,
     "--enable-force-include-usage": 0,
     "--enable-prompt-tokens-details": 0,
+    "--enable-auto-tool-choice": 0,
+    "--tool-call-parser": 1,
     "--no-enable-prefix-caching": 0,
     "--served-model-name": 1,
 }
@@ -69,7 +70,7 @@ class RemoteOpenAIServer:
         names = [] if "--served-model-name" in passed else ["--served-model-name", model, *adapters]
         tested = os.environ.get("TESTED_MODEL", "")
         command = [sys.executable, "-m", "faser", "serve", *([tested] if tested else []), *names, *passed]
-        command += ["--port", str(self.port), "--max-model-len", str(_MAX_MODEL_LEN), "--log-level", "warning"]
+        command += ["--port", str(self.port), "--log-level", "warning"]
         self._process = subprocess.Popen(command, env={**os.environ, **(env_dict or {})})
         self._wait()
 

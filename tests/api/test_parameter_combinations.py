@@ -1,4 +1,4 @@
-"""Forty-five combinations of parameters over HTTP: speculation changes no token, log probability or finish reason.
+"""Forty-nine combinations of parameters over HTTP: speculation changes no token, log probability or finish reason.
 
 Oracle: the same server without drafts. float32 on the native kernels, eight requests at once; two ways of
 drafting, of which one drafts in every step.
@@ -27,6 +27,8 @@ _JSON_FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema"
 _GREEDY = {"temperature": 0}
 _WARM = {"temperature": 0.9, "seed": 5}
 _TOLERANCE = 1e-4
+_TOOLS = [{"type": "function", "function": {"name": "paint", "parameters": _SCHEMA}}]
+_NAMED = {"type": "function", "function": {"name": "paint"}}
 
 TEXTS: list[dict[str, Any]] = [
     _GREEDY,
@@ -76,6 +78,10 @@ CHATS: list[dict[str, Any]] = [
     _GREEDY | {"response_format": _JSON_FORMAT, "max_tokens": 90, "repetition_penalty": 1.2},
     _WARM | {"structured_outputs": {"regex": "[a-f]{3,20}"}, "logit_bias": {"40": 4}, "min_tokens": 3},
     _WARM | {"stop": ["o"], "max_completion_tokens": 20},
+    _GREEDY | {"tools": _TOOLS, "tool_choice": "required", "max_tokens": 120},
+    _WARM | {"tools": _TOOLS, "tool_choice": _NAMED, "max_tokens": 120, "logprobs": True},
+    _WARM | {"tools": _TOOLS, "tool_choice": "required", "max_tokens": 120, "stream": True},
+    _GREEDY | {"tools": _TOOLS, "tool_choice": "none", "max_tokens": 30},
 ]
 
 
@@ -92,9 +98,9 @@ async def _answers(checkpoint: Path, speculation: dict[str, Any]) -> tuple[list[
     config = EngineConfig(
         dtype="float32",
         backend="native",
-        max_model_len=256,
+        max_model_len=1024,
         max_num_seqs=8,
-        kv_cache_memory=4 << 20,
+        kv_cache_memory=16 << 20,
         speculative_config=speculation,
     )
     async with running(checkpoint, config) as (engine, client):

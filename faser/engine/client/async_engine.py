@@ -413,7 +413,7 @@ def _check_token_ids(request: Request, vocab_size: int) -> None:
             named = ", ".join(map(str, wrong[:_MAX_NAMED])) + (", …" if len(wrong) > _MAX_NAMED else "")
             raise RequestError(
                 f"{param} has token id{'s' * (len(wrong) > 1)} {named}; ids must be at least 0 and at most "
-                f"{vocab_size - 1}",
+                f"{vocab_size - 1}: the vocabulary has {vocab_size}",
                 param=param,
             )
 
