@@ -110,7 +110,8 @@ def test_every_case_has_a_seed_of_its_own() -> None:
 
 
 def test_tokens_are_compared_for_every_method_way_of_drafting_and_policy() -> None:
-    assert {options["method"] for options in DRAFTERS.values()} == set(METHODS)
+    """The grammar drafts for structured answers alone: benchmarks/structured/validity.py compares those."""
+    assert {options["method"] for options in DRAFTERS.values()} == set(METHODS) - {"grammar"}
     assert {options.get("draft_sample_method", "greedy") for options in DRAFTERS.values()} == {
         *DRAFT_SAMPLE_METHODS
     }

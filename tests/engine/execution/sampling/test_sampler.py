@@ -297,7 +297,8 @@ def test_masks_that_leave_no_token_are_an_error_that_names_them() -> None:
     assert early.token_id == NO_TOKEN
     assert early.error is not None
     assert "position 5" in early.error
-    assert "allowed_token_ids, min_tokens" in early.error
+    assert "allowed_token_ids" in early.error
+    assert "min_tokens" in early.error
     assert late.token_id in (2, 5)
 
 
