@@ -51,7 +51,7 @@ def run_all(
 ) -> list[Record]:
     """What is complete already is skipped. Time that a phase leaves goes to those behind it.
 
-    launch: runs one phase within so many seconds. keep: called after each of them.
+    launch: runs one phase within a number of seconds. keep: called after each of them.
     """
     ends_s = now() + budget_s
     missing = [phase for phase in phases if not _is_done(folder, phase)]

@@ -13,7 +13,7 @@ Output tokens per second, prompts included, in one engine whose arms take turns:
 
 The cost is that of `constrained` against `free` at records, the gain that of `with grammar` against `constrained`.
 Every run has a cache_salt and questions of its own, so nothing is known from a run before. Then the time of a
-mask: answers of the runs are read again, so many at once.
+mask: answers of the runs are read again, as many at once.
 """
 
 import argparse

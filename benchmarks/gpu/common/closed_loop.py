@@ -1,4 +1,4 @@
-"""Sequences that run without an end, so many at a time, and the steps that they take while somebody looks.
+"""Sequences that run without an end, a fixed number at a time, and the steps that they take while measured.
 
 Owns the requests of one engine and the loop over its steps. Prompts are computed when sequences start, or come
 from the prefix cache, and are never timed. Knows neither policies nor models.
@@ -70,7 +70,7 @@ class ClosedLoop:
         del self._running[count:]
 
     def warm(self) -> None:
-        """A few steps that nobody looks at."""
+        """A few steps that are not measured."""
         for _ in range(_WARM_STEPS):
             self._step()
 

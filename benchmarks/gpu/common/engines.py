@@ -131,13 +131,13 @@ def open_engine(plan: Plan, wanted: Wanted) -> Opened:
 
 
 def close(opened: Opened) -> None:
-    """Whoever calls gives up the engine too; then its memory is free for the next one."""
+    """The caller gives up the engine too; then its memory is free for the next one."""
     opened.engine.close()
     free_memory()
 
 
 def free_memory() -> None:
-    """Of engines that nobody holds any more, recordings included."""
+    """Of engines without a holder, recordings included."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

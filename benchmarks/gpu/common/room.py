@@ -17,14 +17,14 @@ _OTHER_BYTES = 8 << 30  # logits, a step of 8192 rows, CUDA graphs, workspaces, 
 
 
 def kv_bytes(specs: Sequence[DecoderSpec], *, sequences: int, context: int) -> int:
-    """Of a cache for so many sequences with prompts of context tokens, of all these models together."""
+    """Of a cache for this number of sequences with prompts of context tokens, of all these models."""
     said = min(sequences * MORE_TOKENS, _SAID_TOKENS)
     tokens = sequences * context + max(said, MORE_TOKENS) + (sequences + _SPARE_BLOCKS) * BLOCK_SIZE
     return tokens * sum(2 * spec.num_layers * spec.kv_size * _VALUE_BYTES for spec in specs)
 
 
 def has_room(memory_bytes: int, models: Sequence[Config], *, sequences: int, context: int) -> bool:
-    """Whether a device holds these models, by their config.json, with so many sequences."""
+    """Whether a device holds these models, by their config.json, with these sequences."""
     specs = [decoder_spec(model) for model in models]
     weights = sum(tensors.num_parameters(spec) for spec in specs) * _VALUE_BYTES
     needed = weights + kv_bytes(specs, sequences=sequences, context=context) + _OTHER_BYTES

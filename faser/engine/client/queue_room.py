@@ -11,7 +11,7 @@ have to wait are always accepted, and eight of a tenant's leave nothing free, fo
 
 from collections import Counter
 
-NO_TENANT = ""  # of an engine that nobody shares; it may fill all the room
+NO_TENANT = ""  # of an engine with one user, which may fill all the room
 
 _SHARE_LEFT_FREE = 8  # one sample for every eight of a tenant's own
 

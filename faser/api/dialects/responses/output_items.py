@@ -16,7 +16,7 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 class OutputItems:
     """The items of one response. items: those begun so far; the last one may be in progress.
 
-    Events lack a sequence number; whoever sends them numbers them.
+    Events lack a sequence number; the framing adds it.
     """
 
     def __init__(self, request_id: str) -> None:
