@@ -249,6 +249,7 @@ def test_without_a_network_a_hub_id_is_an_error_of_one_line(monkeypatch: pytest.
     assert "\n" not in said
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_a_pull_at_once_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
