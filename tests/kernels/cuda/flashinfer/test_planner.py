@@ -168,7 +168,7 @@ def test_a_plan_that_is_kept_computes_every_position_once(planner: Planner, wind
     """Sequences grow and shrink under a plan, as far as its extent says that it serves them.
 
     Oracle: what the kernel reads, block by block, as prefill.cuh computes it; each row has to meet each of its
-    positions once, and to write its parts where its sequence has room for so many.
+    positions once, and to write its parts where its sequence has room for them.
     """
     draw, kept, cut = random.Random(window_left), 0, 0
     for _ in range(60):
