@@ -9,6 +9,7 @@ from faser.api.middleware.key_limits import KeyLimitsMiddleware
 from faser.api.middleware.paths import PathMiddleware
 from faser.api.middleware.request_id import RequestIdMiddleware
 from faser.api.middleware.unread_body import UnreadBodyMiddleware
+from faser.api.page.files import PageFiles
 from faser.api.protocol.errors import add_error_handlers
 from faser.api.routes.chat import chat_router
 from faser.api.routes.completions import completions_router
@@ -18,6 +19,7 @@ from faser.api.routes.messages import messages_router
 from faser.api.routes.metrics import metrics_router
 from faser.api.routes.models import models_router
 from faser.api.routes.openapi import document
+from faser.api.routes.page import page_router
 from faser.api.routes.responses import responses_router
 from faser.api.routes.tokenize import tokenize_router
 from faser.api.serving.engine_client import EngineClient
@@ -53,12 +55,20 @@ def create_app(
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
     for router in _ROUTERS:
         app.include_router(router(service))
+    page = PageFiles() if settings.page else None
+    if page is not None:
+        app.include_router(page_router(page))
     add_error_handlers(app)
     if settings.key_limits.any:  # a middleware added later is further out
         app.add_middleware(
             KeyLimitsMiddleware, limits=settings.key_limits, on_refused=lambda: metrics.rejected(KEY_LIMIT)
         )
-    app.add_middleware(ApiKeyMiddleware, keys=keys, open_metrics=not settings.enable_metrics_auth)
+    app.add_middleware(
+        ApiKeyMiddleware,
+        keys=keys,
+        open_metrics=not settings.enable_metrics_auth,
+        open_routes=frozenset() if page is None else page.routes,
+    )
     add_cors(app, settings.cors)  # outside of the keys: preflights have none, and pages can read a 401
     app.add_middleware(RequestIdMiddleware)
     app.add_middleware(PathMiddleware)

@@ -4,6 +4,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from faser.api.http.paths import route_of
+from faser.api.page.files import PageFiles
 from faser.api.protocol.errors import as_http_error, error_response
 from faser.errors import NotReadyError
 from faser.types import EngineState
@@ -14,12 +15,14 @@ _PROBES = ("/health", "/ping")
 class LoadingApp:
     """ASGI: 503 for every request until `application` is set; from then on that application answers.
 
-    reason: what the server waits for, in words. The application's lifespan is not run: it has none.
+    reason: what the server waits for, in words. page: is shown meanwhile, too; None: there is none.
+    The application's lifespan is not run: it has none.
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, page: PageFiles | None = None) -> None:
         self.application: ASGIApp | None = None
         self.reason = reason
+        self._page = page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -27,9 +30,14 @@ class LoadingApp:
         elif self.application is not None:
             await self.application(scope, receive, send)
         else:
-            await self._answer(route_of(scope["path"], scope.get("root_path", "")))(scope, receive, send)
+            await self._answer(scope)(scope, receive, send)
 
-    def _answer(self, path: str) -> Response:
+    def _answer(self, scope: Scope) -> Response:
+        path = route_of(scope["path"], scope.get("root_path", ""))
+        if self._page is not None and path in self._page.routes and scope["method"] in ("GET", "HEAD"):
+            shown = self._page.answer(scope)
+            if shown is not None:
+                return shown
         state = EngineState.LOADING.value
         if path in _PROBES:
             return JSONResponse({"state": state, "message": self.reason}, 503)

@@ -73,6 +73,13 @@ class ServerConfig:
     metrics_require_key: bool = setting(
         False, "Require the API key on /metrics as well.", group=SERVER, kind=Kind.SWITCH
     )
+    page: bool = setting(
+        True,
+        "Show a page at / with a chat and a view of the server at work. Its files need no API key; what they ask "
+        "of the server does.",
+        group=SERVER,
+        kind=Kind.SWITCH,
+    )
     root_path: str | None = setting(
         None,
         "Path under which a proxy serves FASER, whether or not the proxy takes it away.",

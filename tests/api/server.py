@@ -39,6 +39,7 @@ def settings(
     key_limits: KeyLimits | None = None,
     cors: CorsSettings | None = None,
     request_timeout_s: float | None = None,
+    page: bool = True,
 ) -> ApiSettings:
     return ApiSettings(
         served_model_names=(MODEL, "tiny-alias"),
@@ -57,6 +58,7 @@ def settings(
         key_limits=key_limits or KeyLimits(),
         cors=cors or CorsSettings(),
         request_timeout_s=request_timeout_s,
+        page=page,
     )
 
 

@@ -9,6 +9,7 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 
 from faser.api.loading import LoadingApp
+from faser.api.page.files import PageFiles
 from tests.api.server import until
 
 
@@ -50,3 +51,13 @@ def test_a_proxy_in_front_changes_no_answer() -> None:
     with serving(LoadingApp("loading"), root_path="/under") as url:
         assert httpx.get(f"{url}/ready", timeout=5).json()["reason"] == "loading"
         assert httpx.get(f"{url}/health", timeout=5).json() == {"state": "loading", "message": "loading"}
+
+
+def test_the_page_is_shown_while_the_model_is_fetched() -> None:
+    with serving(LoadingApp("loading", PageFiles())) as url, httpx.Client(base_url=url, timeout=5) as http:
+        assert http.get("/").headers["content-type"].startswith("text/html")
+        assert http.get("/page/app.js").status_code == 200
+        assert http.get("/", headers={"Accept": "application/json"}).status_code == 503
+        assert http.post("/").status_code == http.get("/page/none").status_code == 503
+    with serving(LoadingApp("loading")) as url:
+        assert httpx.get(url, timeout=5).status_code == 503

@@ -11,6 +11,6 @@ def route_of(path: str, root_path: str) -> str:
     path: of the ASGI scope: uvicorn puts root_path in front of what the client or its proxy sent.
     """
     route = path.removeprefix(root_path)
-    if root_path and route.startswith(f"{root_path}/"):
+    if root_path and (route == root_path or route.startswith(f"{root_path}/")):
         route = route.removeprefix(root_path)
     return route.rstrip("/") or "/"

@@ -13,16 +13,18 @@ _KEY_INDEX = "api_key_index"
 
 
 class ApiKeyMiddleware:
-    """ASGI middleware: every route requires one of the keys, except health checks and preflights.
+    """ASGI middleware: every route requires one of the keys, except probes, preflights and the page's files.
 
     Notes in scope["state"]["api_key_index"] which key was presented. keys: whether a key is required, and which.
-    open_metrics: /metrics requires none.
+    open_metrics: /metrics requires none. open_routes: nor do these.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, open_metrics: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, *, keys: ApiKeys, open_metrics: bool, open_routes: frozenset[str] = frozenset()
+    ) -> None:
         self._app = app
         self._keys = keys
-        self._open = _OPEN_PATHS | {_METRICS_PATH} if open_metrics else _OPEN_PATHS
+        self._open = _OPEN_PATHS | open_routes | ({_METRICS_PATH} if open_metrics else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._keys.required and scope["type"] == "http" and not self._is_open(scope):

@@ -67,6 +67,7 @@ async def build_application(
         request_timeout_s=server_config.request_timeout,
         speculation=speculation,
         spec_decode_metrics=engine_config.per_request_spec_decode_metrics,
+        page=server_config.page,
     )
     return engine, create_app(engine, settings=settings, metrics=metrics, keys=keys)
 

@@ -8,6 +8,7 @@ import time
 
 from faser.api.loading import LoadingApp
 from faser.api.middleware.api_keys import ApiKeys
+from faser.api.page.files import PageFiles
 from faser.cli.console.progress import ProgressReporter
 from faser.cli.serve.application import build_application, served_names
 from faser.cli.serve.fetch import fetch_model
@@ -38,7 +39,7 @@ def serve_on(
     name = served_names(engine_config, server_config)[0]
     accepted = ApiKeys(keys)
     with ProgressReporter() as report:
-        http = LoadingApp("the model is being fetched")
+        http = LoadingApp("the model is being fetched", PageFiles() if server_config.page else None)
 
         def report_fetch(stage: str, done: int, total: int) -> None:
             report(stage, done, total)

@@ -16,6 +16,7 @@ from faser.api.http.paths import route_of
         ("/llm/llm/v1/models", "/llm", "/v1/models"),
         ("/llm/llmx/v1", "/llm", "/llmx/v1"),
         ("/llm", "/llm", "/"),
+        ("/llm/llm", "/llm", "/"),
     ],
 )
 def test_the_proxys_path_and_a_last_slash_are_no_part_of_a_route(path: str, root_path: str, route: str) -> None:

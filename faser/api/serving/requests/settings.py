@@ -24,6 +24,7 @@ class ApiSettings:
     generation_defaults: values for fields that a request leaves out, by the names of SamplingParams.
     key_limits: of each API key. request_timeout_s: longest time a request may take; None: no limit.
     speculation: the limits of what a request may ask for. spec_decode_metrics: none, summary or detailed.
+    page: / shows the page.
     """
 
     served_model_names: tuple[str, ...]
@@ -45,3 +46,4 @@ class ApiSettings:
     request_timeout_s: float | None = None
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     spec_decode_metrics: str = "none"
+    page: bool = True
