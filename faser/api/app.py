@@ -15,6 +15,7 @@ from faser.api.routes.chat import chat_router
 from faser.api.routes.completions import completions_router
 from faser.api.routes.health import health_router
 from faser.api.routes.invocations import invocations_router
+from faser.api.routes.live import LIVE_ROUTE, live_router
 from faser.api.routes.messages import messages_router
 from faser.api.routes.metrics import metrics_router
 from faser.api.routes.models import models_router
@@ -58,10 +59,14 @@ def create_app(
     page = PageFiles() if settings.page else None
     if page is not None:
         app.include_router(page_router(page))
+        app.include_router(live_router(service))
     add_error_handlers(app)
     if settings.key_limits.any:  # a middleware added later is further out
         app.add_middleware(
-            KeyLimitsMiddleware, limits=settings.key_limits, on_refused=lambda: metrics.rejected(KEY_LIMIT)
+            KeyLimitsMiddleware,
+            limits=settings.key_limits,
+            on_refused=lambda: metrics.rejected(KEY_LIMIT),
+            free_routes=frozenset({LIVE_ROUTE}),
         )
     app.add_middleware(
         ApiKeyMiddleware,

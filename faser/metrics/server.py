@@ -17,6 +17,7 @@ from prometheus_client import (
 
 from faser.config.speculation import SpeculationConfig
 from faser.metrics.audit import AuditMetrics
+from faser.metrics.live.recorder import LiveRecorder
 from faser.metrics.speculation import SpeculationMetrics
 from faser.types import EngineState, EngineStats, FinishReason
 
@@ -68,7 +69,8 @@ class Metrics:
     """The series of one model. Use it from one thread; render may be called from any thread.
 
     max_model_len: the last bucket of token counts; 0: not known yet. speculation: the configuration with the
-    classes, positions and policy of the labels. The attribute `speculation` has the series of speculation.
+    classes, positions and policy of the labels. The attribute `speculation` has the series of speculation, and
+    `live` what the live view shows.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry(auto_describe=True)
         self._seen = EngineStats()
+        self.live = LiveRecorder()
         make = _SeriesFactory(self._registry, (model_name, engine))
         own = _SeriesFactory(self._registry, (model_name, engine), prefix="faser_")
         self._states = own.gauges(
@@ -93,9 +96,12 @@ class Metrics:
         self._make_counters(make)
         self._make_histograms(make, tuple(_steps_of_1_2_5(max_model_len or _UNKNOWN_MODEL_LEN)))
         self.speculation = SpeculationMetrics(
-            self._registry, _LABELS, (model_name, engine), speculation or SpeculationConfig()
+            self._registry,
+            _LABELS,
+            (model_name, engine),
+            speculation or SpeculationConfig(),
+            on_judged=self.live.judged,
         )
-
         self._audit = AuditMetrics(self._registry, _LABELS, (model_name, engine))
 
     def _make_gauges(self, make: "_SeriesFactory") -> None:
@@ -186,15 +192,18 @@ class Metrics:
     def rejected(self, reason: str) -> None:
         """A request was rejected because of load or engine state. reason: one of REJECTION_REASONS."""
         self._rejections[reason].inc()
+        self.live.rejected()
 
     def first_token(self, ttft_s: float) -> None:
         """A request received its first token. ttft_s: since its arrival."""
         self._ttft.observe(ttft_s)
+        self.live.latency("ttft", ttft_s)
 
     def tokens(self, count: int, gap_s: float | None) -> None:
         """A sample received count tokens in one step. gap_s: since its previous tokens; None: its first."""
         if count and gap_s is not None:
             self._itl.observe(gap_s)
+            self.live.latency("itl", gap_s)
 
     def finished(
         self,
@@ -215,6 +224,7 @@ class Metrics:
         generation_tokens: of all samples. longest_generation: of the longest one. preemptions: of all samples.
         """
         self._success[reason].inc()
+        self.live.finished(reason)
         self._request_prompt.observe(prompt_tokens)
         self._request_generation.observe(generation_tokens)
         self._longest_generation.observe(longest_generation)
@@ -228,11 +238,14 @@ class Metrics:
         self._prefill.observe(prefill_s)
         self._decode.observe(decode_s)
         if generation_tokens > 1:
-            self._tpot.observe(decode_s / (generation_tokens - 1))
+            tpot_s = decode_s / (generation_tokens - 1)
+            self._tpot.observe(tpot_s)
+            self.live.latency("tpot", tpot_s)
 
     def engine(self, stats: EngineStats) -> None:
         """Report the engine's latest snapshot. Its counters never decrease; the series grow by the differences."""
         seen, self._seen = self._seen, stats
+        self.live.engine(stats)
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         self._waiting_for_room.set(stats.num_waiting)
@@ -258,10 +271,12 @@ class Metrics:
     def engine_state(self, state: EngineState) -> None:
         for each, gauge in self._states.items():
             gauge.set(each == state)
+        self.live.engine_state(state)
 
     def engine_ended(self, *, restarts: bool) -> None:
         """The engine has ended: nothing runs, nothing waits, no block is held. The next one counts from zero."""
         self._seen = EngineStats()
+        self.live.engine_ended()
         self.engine(EngineStats())
         if restarts:
             self._restarts.inc()

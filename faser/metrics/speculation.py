@@ -45,11 +45,21 @@ Values = Iterable[tuple[Labels, float]]
 
 
 class SpeculationMetrics:
-    """The series of one model. names, labels: names and values of the labels that all its series carry."""
+    """The series of one model. names, labels: names and values of the labels that all its series carry.
+
+    on_judged: is called with class, target and whether it was met, for each request with a target that ends.
+    """
 
     def __init__(
-        self, registry: CollectorRegistry, names: Labels, labels: Labels, config: SpeculationConfig
+        self,
+        registry: CollectorRegistry,
+        names: Labels,
+        labels: Labels,
+        config: SpeculationConfig,
+        *,
+        on_judged: Callable[[str, str, bool], None],
     ) -> None:
+        self._on_judged = on_judged
         self._classes = config.class_names
         self._engine = _EngineSeries(names, labels, config)
         registry.register(self._engine)
@@ -99,6 +109,7 @@ class SpeculationMetrics:
             met["both"] = all(met.values())
         for target, result in met.items():
             self._slo[params.class_name, target, result].inc()
+            self._on_judged(params.class_name, target, result)
 
 
 class _EngineSeries(Collector):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from faser.api.http.paths import route_of
 from faser.api.middleware.auth import get_key_index
 from faser.api.middleware.token_bucket import TokenBucket
 from faser.api.protocol.errors import HttpError, error_response
@@ -82,7 +83,10 @@ class KeyUsage:
 
 
 class KeyLimitsMiddleware:
-    """ASGI middleware inside the one that notes the key. on_refused: is called for each 429."""
+    """ASGI middleware inside the one that notes the key. on_refused: is called for each 429.
+
+    free_routes: count for no limit. They generate nothing and have limits of their own.
+    """
 
     def __init__(
         self,
@@ -90,17 +94,19 @@ class KeyLimitsMiddleware:
         *,
         limits: KeyLimits,
         on_refused: Callable[[], None],
+        free_routes: frozenset[str] = frozenset(),
         clock: Clock = time.monotonic,
     ) -> None:
         self._app = app
         self._limits = limits
+        self._free_routes = free_routes
         self._on_refused = on_refused
         self._clock = clock
         self._usage: dict[int, KeyUsage] = {}  # by the key's index
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         index = get_key_index(scope)
-        if index is None:
+        if index is None or route_of(scope["path"], scope.get("root_path", "")) in self._free_routes:
             await self._app(scope, receive, send)
             return
         usage = self._usage.get(index)

@@ -21,6 +21,7 @@ from faser.metrics.server import Metrics
 from faser.types import ProgressCallback
 
 _EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+_MOST_VIEWERS = 32
 
 
 def served_names(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[str, ...]:
@@ -68,8 +69,14 @@ async def build_application(
         speculation=speculation,
         spec_decode_metrics=engine_config.per_request_spec_decode_metrics,
         page=server_config.page,
+        most_viewers=_most_viewers(server_config),
     )
     return engine, create_app(engine, settings=settings, metrics=metrics, keys=keys)
+
+
+def _most_viewers(config: ServerConfig) -> int:
+    """Of the live view. They hold a connection each, and requests need more of them."""
+    return _MOST_VIEWERS if config.limit_concurrency is None else min(_MOST_VIEWERS, config.limit_concurrency // 4)
 
 
 def _key_limits(config: ServerConfig) -> KeyLimits:

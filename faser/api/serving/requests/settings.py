@@ -24,7 +24,7 @@ class ApiSettings:
     generation_defaults: values for fields that a request leaves out, by the names of SamplingParams.
     key_limits: of each API key. request_timeout_s: longest time a request may take; None: no limit.
     speculation: the limits of what a request may ask for. spec_decode_metrics: none, summary or detailed.
-    page: / shows the page.
+    page: / shows the page. most_viewers: of its live view, at once.
     """
 
     served_model_names: tuple[str, ...]
@@ -47,3 +47,4 @@ class ApiSettings:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     spec_decode_metrics: str = "none"
     page: bool = True
+    most_viewers: int = 32
