@@ -40,6 +40,7 @@ def settings(
     cors: CorsSettings | None = None,
     request_timeout_s: float | None = None,
     page: bool = True,
+    most_viewers: int = 32,
 ) -> ApiSettings:
     return ApiSettings(
         served_model_names=(MODEL, "tiny-alias"),
@@ -59,6 +60,7 @@ def settings(
         cors=cors or CorsSettings(),
         request_timeout_s=request_timeout_s,
         page=page,
+        most_viewers=most_viewers,
     )
 
 

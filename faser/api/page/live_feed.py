@@ -31,6 +31,7 @@ from faser.types import EngineState
 MOST_VIEWERS_OF_A_KEY = 8
 
 _MOST_WAITING = 8  # messages that a viewer has not taken; with one more it does not keep up
+_LINGER_S = HISTORY_S
 _DRAIN_POLL_S = 0.1
 _RETRY_AFTER_S = 10
 
@@ -68,7 +69,7 @@ class Viewer:
 class LiveFeed:
     """Of one server. facts: what it says of itself before its model is loaded.
 
-    num_requests: how many HTTP requests generate now. most_viewers: at once.
+    num_requests: how many HTTP requests generate now. most_viewers: at once. interval_s: of samples.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class LiveFeed:
         num_requests: Callable[[], int],
         *,
         most_viewers: int,
+        interval_s: float = INTERVAL_S,
     ) -> None:
         self._engine = engine
         self._recorder = recorder
         self._facts = facts
         self._num_requests = num_requests
         self._most_viewers = most_viewers
+        self._interval_s = interval_s
         self._viewers: list[Viewer] = []
         self._unwatched_s: float | None = None  # since when, by time.monotonic()
         self._sampler: asyncio.Task[None] | None = None
@@ -176,16 +179,16 @@ class LiveFeed:
         self._sampler = asyncio.get_running_loop().create_task(self._run(), name="faser-live")
 
     async def _run(self) -> None:
-        """Sample once a second until the server ends, or until there was no viewer for HISTORY_S."""
+        """Sample once a second until the server ends, or until there was no viewer for _LINGER_S."""
         reason = "failed"
         try:
-            due_s = time.monotonic() + INTERVAL_S
+            due_s = time.monotonic() + self._interval_s
             while not self._is_closing():
                 await self._pause(due_s)
                 if (now_s := time.monotonic()) >= due_s:
                     self._publish()
-                    due_s = max(due_s, now_s - INTERVAL_S) + INTERVAL_S
-                if self._unwatched_s is not None and now_s >= self._unwatched_s + HISTORY_S:
+                    due_s = max(due_s, now_s - self._interval_s) + self._interval_s
+                if self._unwatched_s is not None and now_s >= self._unwatched_s + _LINGER_S:
                     return
             self._publish()
             reason = "closing"

@@ -1,0 +1,244 @@
+"""LiveFeed: one sampler for all viewers, which no viewer can hold up."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from faser.api.page import live_feed
+from faser.api.page.live_feed import MOST_VIEWERS_OF_A_KEY, LiveFeed, server_facts
+from faser.api.protocol.errors import HttpError
+from faser.errors import NotReadyError, OverloadError
+from faser.metrics.live import recorder as recording
+from faser.metrics.live.recorder import LiveRecorder
+from faser.types import EngineState
+from tests.fake_engine import FakeEngine
+from tests.metrics.live.statistics import EMPTY, after_step
+from tests.metrics.live.test_sample import Clock
+
+INTERVAL_S = 0.02
+
+
+class Watched:
+    """A feed over a fake engine; num_requests as a test sets it."""
+
+    def __init__(self, *, most_viewers: int = 32, recorder: LiveRecorder | None = None) -> None:
+        self.engine = FakeEngine()
+        self.recorder = recorder or LiveRecorder()
+        self.num_requests = 0
+        self.feed = LiveFeed(
+            self.engine,
+            self.recorder,
+            server_facts("tiny", "1.2.3"),
+            lambda: self.num_requests,
+            most_viewers=most_viewers,
+            interval_s=INTERVAL_S,
+        )
+
+    async def join(self, key_index: int | None = None) -> tuple[dict[str, Any], AsyncGenerator[bytes, None]]:
+        events = self.feed.messages(key_index)
+        return parse(await anext(events))[0], events
+
+
+def parse(message: bytes) -> list[dict[str, Any]]:
+    frames = message.split(b"\n\n")
+    assert frames.pop() == b""
+    assert all(each.startswith(b"data: {") and b"\n" not in each for each in frames)
+    return [json.loads(each[6:]) for each in frames]
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def within_10_s() -> None:
+        async with asyncio.timeout(10):
+            await test()
+
+    asyncio.run(within_10_s())
+
+
+async def rest(events: AsyncGenerator[bytes, None]) -> list[dict[str, Any]]:
+    return [each async for message in events for each in parse(message)]
+
+
+def test_viewers_share_one_sampler_and_get_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    make = live_feed.make_sample
+    monkeypatch.setattr(
+        live_feed, "make_sample", lambda *args, **more: made.append(make(*args, **more)) or made[-1]
+    )
+
+    async def test() -> None:
+        watched = Watched()
+        joined = [(await watched.join())[1] for _ in range(3)]
+        made.clear()
+        got = [await anext(each) for each in joined]
+        assert got[0] is got[1] is got[2]
+        assert len(made) == 1
+        for each in joined:
+            await each.aclose()
+
+    run(test)
+
+
+def test_nothing_is_sampled_before_the_first_viewer_and_a_while_after_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_feed, "_LINGER_S", 0.1)
+
+    async def test() -> None:
+        watched = Watched()
+        assert not watched.feed.is_sampling
+        assert not watched.recorder.latencies
+        _, events = await watched.join()
+        assert watched.feed.is_sampling
+        assert watched.recorder.latencies
+        await asyncio.sleep(0.2)
+        assert watched.feed.is_sampling
+        await events.aclose()
+        assert watched.feed.num_viewers == 0
+        assert watched.feed.is_sampling  # a page that is loaded again has its past
+        await asyncio.sleep(0.2)
+        assert not watched.feed.is_sampling
+        assert not watched.recorder.latencies
+        await (await watched.join())[1].aclose()
+        assert watched.feed.is_sampling
+
+    run(test)
+
+
+def test_the_first_viewer_gets_what_was_recorded_without_viewers() -> None:
+    async def test() -> None:
+        rng, clock, stats = random.Random(1), Clock(), EMPTY
+        watched = Watched(recorder=LiveRecorder(clock))
+        for _ in range(40):
+            clock.now_s += 0.5
+            stats = after_step(stats, rng)
+            watched.recorder.engine(stats)
+        first, events = await watched.join()
+        assert first["server"]["model"] == "tiny"
+        assert first["server"]["engine"]["kv_tokens"] == 4096
+        assert len(first["history"]) == 20
+        began = watched.recorder.past[0].stats
+        assert (
+            sum(each.get("output", 0) for each in first["history"]) == stats.generation_tokens - began.generation_tokens
+        )
+        await events.aclose()
+
+    run(test)
+
+
+def test_a_second_viewer_gets_the_samples_that_the_first_one_got() -> None:
+    async def test() -> None:
+        watched = Watched()
+        first, events = await watched.join()
+        seen = first["history"] + [parse(await anext(events))[0]["sample"] for _ in range(4)]
+        second, others = await watched.join()
+        assert second["history"] == seen
+        await events.aclose()
+        await others.aclose()
+
+    run(test)
+
+
+def test_viewers_are_limited_together_and_by_key() -> None:
+    async def test() -> None:
+        watched = Watched(most_viewers=MOST_VIEWERS_OF_A_KEY + 2)
+        of_a_key = [(await watched.join(0))[1] for _ in range(MOST_VIEWERS_OF_A_KEY)]
+        with pytest.raises(HttpError, match="this API key has 8 live views; at most 8") as refused:
+            await watched.join(0)
+        assert refused.value.status == 429
+        others = [(await watched.join(key))[1] for key in (1, 2)]
+        with pytest.raises(OverloadError, match="has 10 viewers; at most 10"):
+            await watched.join(3)
+        await of_a_key.pop().aclose()
+        of_a_key.append((await watched.join(0))[1])
+        for each in [*of_a_key, *others]:
+            await each.aclose()
+        assert watched.feed.num_viewers == 0
+
+    run(test)
+
+
+def test_a_viewer_that_does_not_keep_up_is_told_to_leave_and_others_are_not() -> None:
+    async def test() -> None:
+        watched = Watched()
+        (_, slow), (_, fast) = await watched.join(), await watched.join()
+        for _ in range(12):
+            await anext(fast)
+        assert await rest(slow) == [{"end": "slow"}]
+        assert watched.feed.num_viewers == 1
+        assert "sample" in parse(await anext(fast))[0]
+        await fast.aclose()
+
+    run(test)
+
+
+@pytest.mark.parametrize("state", [EngineState.DEAD, EngineState.DRAINING])
+def test_the_feed_ends_with_the_server(state: EngineState) -> None:
+    async def test() -> None:
+        watched = Watched()
+        _, events = await watched.join()
+        watched.engine.state = state
+        watched.recorder.engine_state(state)
+        began_s = time.monotonic()
+        *_, last, end = await rest(events)
+        assert time.monotonic() - began_s < 0.5
+        assert last["sample"]["state"] == state.value
+        assert end == {"end": "closing"}
+        with pytest.raises(NotReadyError, match=f"the engine is {state}"):
+            await watched.join()
+        assert not watched.feed.is_sampling
+
+    run(test)
+
+
+def test_the_drain_can_be_watched_until_the_last_request_is_done() -> None:
+    async def test() -> None:
+        watched = Watched()
+        watched.num_requests = 1
+        _, events = await watched.join()
+        watched.engine.state = EngineState.DRAINING
+        watched.recorder.engine_state(EngineState.DRAINING)
+        for _ in range(10):
+            assert "sample" in parse(await anext(events))[0]
+        watched.num_requests = 0
+        assert (await rest(events))[-1] == {"end": "closing"}
+
+    run(test)
+
+
+def test_viewers_are_told_when_the_model_is_loaded() -> None:
+    async def test() -> None:
+        watched = Watched()
+        watched.engine.loaded, watched.engine.state = False, EngineState.LOADING
+        first, events = await watched.join()
+        assert first["server"]["engine"] is None
+        assert len(parse(await anext(events))) == 1
+        watched.engine.loaded, watched.engine.state = True, EngineState.READY
+        _, news = parse(await anext(events))
+        assert news["server"]["engine"]["context"] == 4096
+        assert len(parse(await anext(events))) == 1
+        await events.aclose()
+
+    run(test)
+
+
+def test_a_bug_in_sampling_ends_the_views_and_not_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        watched = Watched()
+        _, events = await watched.join()
+        monkeypatch.setattr(watched.recorder, "snapshot", lambda: 1 // 0)
+        assert (await rest(events))[-1] == {"end": "failed"}
+        assert not watched.feed.is_sampling
+        assert "ZeroDivisionError" in caplog.text
+
+    run(test)
+
+
+def test_samples_come_once_a_second() -> None:
+    assert recording.INTERVAL_S == 1.0
