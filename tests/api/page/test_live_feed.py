@@ -123,7 +123,8 @@ def test_the_first_viewer_gets_what_was_recorded_without_viewers() -> None:
         assert len(first["history"]) == 20
         began = watched.recorder.past[0].stats
         assert (
-            sum(each.get("output", 0) for each in first["history"]) == stats.generation_tokens - began.generation_tokens
+            sum(each.get("output", 0) for each in first["history"])
+            == stats.generation_tokens - began.generation_tokens
         )
         await events.aclose()
 
