@@ -68,8 +68,9 @@ class StepSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LiveSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """t: its end, in seconds since the start of the server. dt: its length. Most of what is zero or empty is left out.
+    """One interval; most of what is zero or empty is left out.
 
+    t: its end, in seconds since the start of the server. dt: its length.
     kv: share of the KV blocks in use. prompt: tokens of prompts, `cached` of them from the prefix cache. output:
     tokens generated. queries, hits: prompt tokens that were looked up in the prefix cache, and found.
     finished: requests, by reason. rejected: requests refused because of load, limits or state.
