@@ -14,7 +14,7 @@ from faser.api.page.live_feed import MOST_VIEWERS_OF_A_KEY, LiveFeed, server_fac
 from faser.api.protocol.errors import HttpError
 from faser.errors import NotReadyError, OverloadError
 from faser.metrics.live import recorder as recording
-from faser.metrics.live.recorder import LiveRecorder
+from faser.metrics.live.recorder import LiveRecorder, Snapshot
 from faser.types import EngineState
 from tests.fake_engine import FakeEngine
 from tests.metrics.live.statistics import EMPTY, after_step
@@ -63,20 +63,24 @@ async def rest(events: AsyncGenerator[bytes, None]) -> list[dict[str, Any]]:
     return [each async for message in events for each in parse(message)]
 
 
-def test_viewers_share_one_sampler_and_get_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    make = live_feed.make_sample
-    monkeypatch.setattr(
-        live_feed, "make_sample", lambda *args, **more: made.append(make(*args, **more)) or made[-1]
-    )
+class CountingRecorder(LiveRecorder):
+    num_snapshots = 0
 
+    def snapshot(self) -> Snapshot:
+        self.num_snapshots += 1
+        return super().snapshot()
+
+
+def test_viewers_share_one_sampler_and_get_the_same_bytes() -> None:
     async def test() -> None:
-        watched = Watched()
+        recorder = CountingRecorder()
+        watched = Watched(recorder=recorder)
         joined = [(await watched.join())[1] for _ in range(3)]
-        made.clear()
-        got = [await anext(each) for each in joined]
-        assert got[0] is got[1] is got[2]
-        assert len(made) == 1
+        assert recorder.num_snapshots == 1
+        for number in range(2, 6):
+            one, *others = [await anext(each) for each in joined]
+            assert all(each is one for each in others)
+            assert recorder.num_snapshots == number
         for each in joined:
             await each.aclose()
 

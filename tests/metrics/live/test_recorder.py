@@ -47,10 +47,19 @@ def test_metrics_report_all_that_the_view_shows() -> None:
     metrics.tokens(3, None)
     metrics.tokens(2, 0.02)
     metrics.rejected(KEY_LIMIT)
-    times = {"e2e_s": 1.0, "queue_s": 0.0, "prefill_s": 0.2, "decode_s": 0.8}
-    counts = {"prompt_tokens": 4, "cached_tokens": 0, "generation_tokens": 9, "longest_generation": 9}
-    metrics.finished(FinishReason.LENGTH, **times, **counts, preemptions=0)
-    metrics.finished(FinishReason.ABORT, **times, **counts, preemptions=0)
+    for reason in (FinishReason.LENGTH, FinishReason.ABORT):
+        metrics.finished(
+            reason,
+            e2e_s=1.0,
+            queue_s=0.0,
+            prefill_s=0.2,
+            decode_s=0.8,
+            prompt_tokens=4,
+            cached_tokens=0,
+            generation_tokens=9,
+            longest_generation=9,
+            preemptions=0,
+        )
     metrics.speculation.finished(SpeculationParams(slo=Slo(ttft_ms=100, tpot_ms=200)), (), ttft_s=0.2, tpot_s=0.1)
     taken = recorder.snapshot()
     assert taken.state is EngineState.READY
