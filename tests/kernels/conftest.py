@@ -11,7 +11,8 @@ from faser.kernels.cpu.build import Isa, detect_isa, library_path
 def runnable_isas() -> list[Isa]:
     """What this CPU runs best, and the widest set that has no instruction for bfloat16."""
     best = detect_isa()
-    return [best, Isa.AVX2] if best in (Isa.AVX512_BF16, Isa.AVX512) else [best]
+    wide = (Isa.AVX512_BF16, Isa.AVX512_VNNI, Isa.AVX512, Isa.AVX2_VNNI)
+    return [best, Isa.AVX2] if best in wide else [best]
 
 
 @pytest.fixture(scope="session", params=runnable_isas())

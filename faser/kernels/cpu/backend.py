@@ -16,12 +16,14 @@ from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
+from faser.kernels.cpu.low_bit import LowBitLinear, pack_low_bit
 from faser.kernels.cpu.masks import CpuMaskKernel
 from faser.kernels.cpu.sampling import CpuSamplingKernels
 from faser.kernels.cpu.thread_pools import LanePools, NativePool, full_pool
 from faser.kernels.interface.blocks import Blocks
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
+from faser.kernels.interface.low_bit.formats import LowBitRows
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 
@@ -87,6 +89,7 @@ class NativeBackend:
         self.device = torch.device("cpu")
         self.name = "native"
         self.has_fp8 = False
+        self.has_low_bit = True
         self.num_threads = num_threads
         self._path = library
         self._library = native_library.load(library)
@@ -108,6 +111,7 @@ class NativeBackend:
         """Look up the functions of every step once."""
         library = self._library
         self._linear_call = library.faser_linear
+        self._low_bit_call = library.faser_low_bit_linear
         self._rms_norm_call = library.faser_rms_norm
         self._silu_mul_call = library.faser_silu_mul
         self._rope_append_call = library.faser_rope_append
@@ -138,8 +142,12 @@ class NativeBackend:
     def wait(self) -> None:
         """See Backend. Every call is synchronous."""
 
-    def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> _NativeLinear:
+    def pack(
+        self, weight: Tensor | Fp8Rows | LowBitRows, bias: Tensor | None = None
+    ) -> _NativeLinear | LowBitLinear:
         """See Backend. Raises ConfigError for a dtype but bfloat16 and float32, and for odd K in bfloat16."""
+        if isinstance(weight, LowBitRows):
+            return pack_low_bit(self._library, self._pool, weight, bias, self._take)
         if isinstance(weight, Fp8Rows):
             raise ConfigError("the native backend has no fp8 products; the backends torch and flashinfer have")
         dtype = _checked_dtype("weight", weight.dtype)
@@ -158,8 +166,9 @@ class NativeBackend:
         self._library.faser_pack(self._pool, linear.address, source.data_ptr())
         return linear
 
-    def linear(self, x: Tensor, packed: _NativeLinear, out: Tensor, *, residual: Tensor | None = None) -> Tensor:
-        assert x.dtype is packed.dtype, (x.dtype, packed.dtype)
+    def linear(
+        self, x: Tensor, packed: _NativeLinear | LowBitLinear, out: Tensor, *, residual: Tensor | None = None
+    ) -> Tensor:
         rows, stride = _rows(x, packed.depth)
         out_rows, out_stride = _rows(out, packed.columns)
         assert rows == out_rows, (rows, out_rows)
@@ -168,6 +177,22 @@ class NativeBackend:
         else:
             assert residual.dtype is out.dtype, (residual.dtype, out.dtype)
             address, residual_stride = residual.data_ptr(), residual.stride(0)
+        if isinstance(packed, LowBitLinear):
+            self._low_bit_call(
+                self._pool,
+                packed.address,
+                x.data_ptr(),
+                stride,
+                _DTYPES[x.dtype],
+                rows,
+                out.data_ptr(),
+                out_stride,
+                _DTYPES[out.dtype],
+                address,
+                residual_stride,
+            )
+            return out
+        assert x.dtype is packed.dtype, (x.dtype, packed.dtype)
         self._linear_call(
             self._pool,
             packed.address,
@@ -182,13 +207,19 @@ class NativeBackend:
         )
         return out
 
-    def embed(self, token_ids: Tensor, packed: _NativeLinear, out: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, packed: _NativeLinear | LowBitLinear, out: Tensor) -> Tensor:
         assert token_ids.dtype is torch.int64, token_ids.dtype
         assert token_ids.is_contiguous()
         assert out.is_contiguous()
-        assert out.dtype is packed.dtype, (out.dtype, packed.dtype)
         assert out.shape == (len(token_ids), packed.depth), out.shape
-        self._library.faser_embed(self._pool, packed.address, token_ids.data_ptr(), len(token_ids), out.data_ptr())
+        ids, count = token_ids.data_ptr(), len(token_ids)
+        if isinstance(packed, LowBitLinear):
+            self._library.faser_low_bit_embed(
+                self._pool, packed.address, ids, count, out.data_ptr(), _DTYPES[out.dtype]
+            )
+            return out
+        assert out.dtype is packed.dtype, (out.dtype, packed.dtype)
+        self._library.faser_embed(self._pool, packed.address, ids, count, out.data_ptr())
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:

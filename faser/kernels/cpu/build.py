@@ -35,21 +35,23 @@ class Isa(StrEnum):
     """Instruction sets the kernels are compiled for, best first."""
 
     AVX512_BF16 = "avx512bf16"
+    AVX512_VNNI = "avx512vnni"
     AVX512 = "avx512"
+    AVX2_VNNI = "avx2vnni"
     AVX2 = "avx2"
     GENERIC = "generic"
 
 
 _X86_64 = ("x86_64", "AMD64")
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
+_AVX2 = ("avx2", "fma", "f16c")
+# As /proc/cpuinfo spells them; the compiler's flags are the same words without underscores.
 _CPU_FEATURES = {
-    Isa.AVX512_BF16: ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "fma"),
-    Isa.AVX512: ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"),
-    Isa.AVX2: ("avx2", "fma"),
-}
-_ISA_FLAGS = {
-    Isa.AVX512_BF16: ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mfma"),
-    Isa.AVX512: ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
-    Isa.AVX2: ("-mavx2", "-mfma"),
+    Isa.AVX512_BF16: (*_AVX512, "avx512_vnni", "avx512_bf16"),
+    Isa.AVX512_VNNI: (*_AVX512, "avx512_vnni"),
+    Isa.AVX512: _AVX512,
+    Isa.AVX2_VNNI: (*_AVX2, "avx_vnni"),
+    Isa.AVX2: _AVX2,
     Isa.GENERIC: (),
 }
 # No contraction: a multiply-add is fused only where the source says so, hence alike in every kernel that inlines
@@ -102,7 +104,7 @@ def detect_isa(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = None
         if line.startswith("flags"):
             flags.update(line.partition(":")[2].split())
             break
-    return next((isa for isa, needed in _CPU_FEATURES.items() if flags.issuperset(needed)), Isa.GENERIC)
+    return next(isa for isa, needed in _CPU_FEATURES.items() if flags.issuperset(needed))
 
 
 def find_compiler(compilers: Sequence[str] = COMPILERS) -> str | None:
@@ -161,7 +163,7 @@ def _refuse_full_disk(stderr: str, folder: Path) -> None:
 
 
 def _flags(isa: Isa) -> tuple[str, ...]:
-    return _FLAGS + _ISA_FLAGS[isa]
+    return _FLAGS + tuple(f"-m{feature.replace('_', '')}" for feature in _CPU_FEATURES[isa])
 
 
 def _version(compiler: str) -> str:
@@ -170,11 +172,11 @@ def _version(compiler: str) -> str:
 
 
 def _source_files() -> list[Path]:
-    return sorted(path for path in SOURCE_DIR.iterdir() if path.suffix in (".cpp", ".h"))
+    return sorted(path for path in SOURCE_DIR.rglob("*") if path.suffix in (".cpp", ".h"))
 
 
 def _read_sources() -> str:
-    return "\0".join(f"{path.name}\0{path.read_text()}" for path in _source_files())
+    return "\0".join(f"{path.relative_to(SOURCE_DIR)}\0{path.read_text()}" for path in _source_files())
 
 
 def _digest(*parts: str) -> str:

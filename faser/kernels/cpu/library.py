@@ -25,6 +25,23 @@ class LinearStruct(ctypes.Structure):
     )
 
 
+class LowBitPartStruct(ctypes.Structure):
+    """FaserLowBitPart. panels: address; first, columns: of the product's columns."""
+
+    _fields_ = (
+        ("panels", c_void_p),
+        ("first", c_int64),
+        ("columns", c_int64),
+        *((name, c_int32) for name in ("form", "zero_point", "has_superblocks", "has_minimums")),
+    )
+
+
+class LowBitStruct(ctypes.Structure):
+    """FaserLowBit. parts, bias: addresses; depth: K."""
+
+    _fields_ = (("parts", c_void_p), ("num_parts", c_int64), ("bias", c_void_p), ("depth", c_int64))
+
+
 class CacheStruct(ctypes.Structure):
     """FaserCache. data: address."""
 
@@ -73,6 +90,10 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_pack": ((_P, _P, _P), None),
     "faser_linear": ((_P, _P, _P, _L, _L, _P, _L, _I, _P, _L), None),
     "faser_embed": ((_P, _P, _P, _L, _P), None),
+    "faser_low_bit_bytes": ((_P, _L), _L),
+    "faser_low_bit_pack": ((_P, _P, _L, _I, _P), None),
+    "faser_low_bit_linear": ((_P, _P, _P, _L, _I, _L, _P, _L, _I, _P, _L), None),
+    "faser_low_bit_embed": ((_P, _P, _P, _L, _P, _I), None),
     "faser_rms_norm": ((_P, _P, _L, _L, _L, _P, _F, _P, _L, _I), None),
     "faser_silu_mul": ((_P, _P, _L, _L, _L, _P, _L, _I), None),
     "faser_rope_append": ((_P, _P, _P, _L, _L, _P, _L, _P, _P, _P, _F), None),

@@ -15,6 +15,7 @@ from faser.kernels.interface.blocks import Blocks
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels, MaskKernel
+from faser.kernels.interface.low_bit.formats import LowBitRows
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.rejection_kernels import RejectionKernels
 from faser.kernels.interface.sampling_kernels import DeviceSamplingKernels, SamplingKernels
@@ -75,7 +76,12 @@ class Backend(Protocol):
 
     @property
     def has_fp8(self) -> bool:
-        """Whether pack takes quantised weights."""
+        """Whether pack takes weights in 8-bit floats."""
+        ...
+
+    @property
+    def has_low_bit(self) -> bool:
+        """Whether pack takes low-bit weights."""
         ...
 
     @property
@@ -104,13 +110,15 @@ class Backend(Protocol):
         """Return when the device has finished all its work. For profiles and tests: no step needs it."""
         ...
 
-    def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> PackedLinear:
+    def pack(self, weight: Tensor | Fp8Rows | LowBitRows, bias: Tensor | None = None) -> PackedLinear:
         """Prepare a product with weight [N, K] (and bias [N]) for `linear` and `embed`.
 
-        Copies: the argument may be freed. The product's input has the dtype of the weight. A quantised weight is
-        for `linear` only; it takes any input of the backend's types and quantises it (interface/fp8.py).
+        Copies: the argument may be freed. The product's input has the dtype of the weight. A quantised weight
+        takes any input of the backend's types and quantises it (interface/fp8.py, interface/low_bit/product.py);
+        one in 8-bit floats is for `linear` only.
 
-        Raises ConfigError for a quantised weight where has_fp8 is False, or whose sizes have no kernel.
+        Raises ConfigError for a quantised weight where has_fp8 or has_low_bit is False, or whose sizes have no
+        kernel.
         """
         ...
 
@@ -125,7 +133,10 @@ class Backend(Protocol):
         ...
 
     def embed(self, token_ids: Tensor, packed: PackedLinear, out: Tensor) -> Tensor:
-        """out[r] = weight[token_ids[r]]. token_ids: [R] int64; out: [R, K] in the weight's dtype."""
+        """out[r] = weight[token_ids[r]]. token_ids: [R] int64.
+
+        out: [R, K] in the weight's dtype; of a low-bit weight in any.
+        """
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:

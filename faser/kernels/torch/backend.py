@@ -14,6 +14,8 @@ from faser.kernels.interface.blocks import Blocks
 from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
 from faser.kernels.interface.fp8_cache import as_bytes, stored
 from faser.kernels.interface.graph_capture import GraphCapture
+from faser.kernels.interface.low_bit.formats import LowBitRows
+from faser.kernels.interface.low_bit.product import DecodedLowBit, decode_low_bit
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.sampling_kernels import SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
@@ -54,6 +56,7 @@ class TorchBackend:
         self.graph_capture: GraphCapture | None = None
         self.lane: DeviceLane | None = None
         self.has_fp8 = True
+        self.has_low_bit = True
         self._fp8 = ReferenceFp8()
         self._width = torch.get_num_threads()
 
@@ -86,7 +89,11 @@ class TorchBackend:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> _TorchLinear | Fp8Linear:
+    def pack(
+        self, weight: Tensor | Fp8Rows | LowBitRows, bias: Tensor | None = None
+    ) -> _TorchLinear | Fp8Linear | DecodedLowBit:
+        if isinstance(weight, LowBitRows):
+            return decode_low_bit(weight, None if bias is None else bias.to(self.device))
         if isinstance(weight, Fp8Rows):
             return pack_fp8(weight, bias, self.device)
         return _TorchLinear(
@@ -95,14 +102,23 @@ class TorchBackend:
         )
 
     def linear(
-        self, x: Tensor, packed: _TorchLinear | Fp8Linear, out: Tensor, *, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        packed: _TorchLinear | Fp8Linear | DecodedLowBit,
+        out: Tensor,
+        *,
+        residual: Tensor | None = None,
     ) -> Tensor:
+        if isinstance(packed, DecodedLowBit):
+            return packed.linear(x, out, residual)
         if isinstance(packed, Fp8Linear):
             return self._fp8.linear(x, packed, out, residual)
         product = functional.linear(x, packed.weight, packed.bias)
         return out.copy_(product if residual is None else product.to(out.dtype) + residual)
 
-    def embed(self, token_ids: Tensor, packed: _TorchLinear, out: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, packed: _TorchLinear | DecodedLowBit, out: Tensor) -> Tensor:
+        if isinstance(packed, DecodedLowBit):
+            return packed.embed(token_ids, out)
         return torch.index_select(packed.weight, 0, token_ids.to(self.device), out=out)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:

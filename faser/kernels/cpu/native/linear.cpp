@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "pool.h"
+#include "product.h"
 #include "tile.h"
 
 using namespace faser;
@@ -20,17 +21,6 @@ struct FaserLinear {
     int64_t columns;    // N
     int64_t depth;      // K
     int32_t dtype;
-};
-
-struct FaserProduct {
-    const void* x;  // [rows, K], dtype of the weight; rows x_stride values apart
-    int64_t x_stride;
-    int64_t rows;
-    void* out;  // [rows, N]
-    int64_t out_stride;
-    const void* residual;  // [rows, N] in out's dtype, or null; may be out
-    int64_t residual_stride;
-    int32_t out_dtype;
 };
 }
 
@@ -46,40 +36,6 @@ int64_t panel_bytes(const FaserLinear& linear) {
 }
 
 int64_t num_panels(const FaserLinear& linear) { return (linear.columns + kPanel - 1) / kPanel; }
-
-// out[r][column : column + columns] = sums + bias + residual, rounded once.
-template <class Out>
-void finish_as(const FaserLinear& linear, const FaserProduct& call, int64_t row, int rows, int64_t column,
-            int columns, float* sums, int sums_stride) {
-    for (int r = 0; r < rows; r++) {
-        float* sum = sums + r * sums_stride;
-        Out* out = (Out*)call.out + (row + r) * call.out_stride + column;
-        const Out* residual =
-            call.residual ? (const Out*)call.residual + (row + r) * call.residual_stride + column : nullptr;
-        int c = 0;
-        for (; c + kLanes <= columns; c += kLanes) {
-            vf value = load(sum + c);
-            if (linear.bias) value += load(linear.bias + column + c);
-            if (residual) value += load(residual + c);
-            store(out + c, value);
-        }
-        for (; c < columns; c++) {
-            float value = sum[c];
-            if (linear.bias) value += linear.bias[column + c];
-            if (residual) value += widen(residual[c]);
-            narrow(value, out + c);
-        }
-    }
-}
-
-void finish(const FaserLinear& linear, const FaserProduct& call, int64_t row, int rows, int64_t column, float* sums,
-            int sums_stride) {
-    const int columns = int(std::min<int64_t>(sums_stride, linear.columns - column));
-    if (call.out_dtype == kFloat32) {
-        return finish_as<float>(linear, call, row, rows, column, columns, sums, sums_stride);
-    }
-    finish_as<bf16>(linear, call, row, rows, column, columns, sums, sums_stride);
-}
 
 // One tile: `rows` rows from `row` on, `Panels` panels from `panel` on. Fetch, prefetched: see multiply.
 template <class T, int Panels, bool Fetch>
@@ -97,7 +53,7 @@ void multiply_tile(const FaserLinear& linear, const FaserProduct& call, int64_t 
                                                 prefetched);
         spill(tile, sums, Panels * kPanel);
     });
-    finish(linear, call, row, rows, panel * kPanel, sums, Panels * kPanel);
+    finish(call, linear.bias, linear.columns, row, rows, panel * kPanel, sums, Panels * kPanel);
 }
 
 // Rows [row, end) with `Panels` panels. The first tile prefetches these panels, a little further on. The following

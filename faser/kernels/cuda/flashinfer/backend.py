@@ -32,6 +32,7 @@ from faser.kernels.interface.blocks import Blocks
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.fp8_cache import check_cache_dtype
 from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels
+from faser.kernels.interface.low_bit.formats import LowBitRows
 from faser.kernels.interface.paged_layout import PagedLayout, paged_layout
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.rejection_kernels import RejectionKernels
@@ -152,6 +153,7 @@ class FlashInferBackend:
         self.mask_kernel = None
         self.rejection_kernels: RejectionKernels | None = kernels.rejection_kernels(accelerator)
         self.has_fp8 = fp8 is not None
+        self.has_low_bit = False
         self.fused_blocks: Blocks | None = _blocks(SeparateBlocks(self), accelerator, kernels, fp8)
         self._accelerator = accelerator
         self._library = library
@@ -199,8 +201,10 @@ class FlashInferBackend:
     def wait(self) -> None:
         self._accelerator.wait()
 
-    def pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None = None) -> _CudaLinear | Fp8Linear:
+    def pack(self, weight: Tensor | Fp8Rows | LowBitRows, bias: Tensor | None = None) -> _CudaLinear | Fp8Linear:
         """See Backend. Raises ConfigError for a dtype other than bfloat16 and float16, too."""
+        if isinstance(weight, LowBitRows):
+            raise ConfigError("the flashinfer backend has no low-bit products; the backends native and torch have")
         if isinstance(weight, Fp8Rows):
             return self._pack_fp8(weight, bias)
         if weight.dtype not in DTYPES:

@@ -1,0 +1,91 @@
+// Sums of four products of an unsigned code and a signed byte, added to 32-bit integers: exact on every CPU.
+//
+// Small: no code exceeds 15, so that two products fit into a signed 16-bit integer, which AVX2's instruction fills.
+#pragma once
+
+#include "../simd.h"
+
+namespace faser {
+
+inline vi splat_int(int32_t x) { return vi{} + x; }
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+
+template <bool Small>
+struct Dot {
+    typedef vi Codes;
+    typedef vi Factor;
+    static Codes codes(vi bytes) { return bytes; }
+    static Factor factor(int32_t four) { return splat_int(four); }
+    static vi add(vi sum, Codes codes, Factor x) {
+#if defined(__AVX512VNNI__)
+        return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x);
+#else
+        return (vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)x);
+#endif
+    }
+};
+
+#elif defined(__AVX2__)
+
+#if defined(__AVX512BW__)
+inline vi pairs(vi a, vi b) { return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b); }
+inline vi bytes_to_pairs(vi a, vi b) { return (vi)_mm512_maddubs_epi16((__m512i)a, (__m512i)b); }
+#else
+inline vi pairs(vi a, vi b) { return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
+inline vi bytes_to_pairs(vi a, vi b) { return (vi)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); }
+#endif
+
+typedef int16_t vs __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t vus __attribute__((vector_size(kLanes * 4)));
+
+template <bool Small>
+struct Dot;
+
+template <>
+struct Dot<true> {
+    typedef vi Codes;
+    typedef vi Factor;
+    static Codes codes(vi bytes) { return bytes; }
+    static Factor factor(int32_t four) { return splat_int(four); }
+    static vi add(vi sum, Codes codes, Factor x) { return sum + pairs(bytes_to_pairs(codes, x), splat_int(0x10001)); }
+};
+
+// Bytes at even and at odd places, widened to 16 bits.
+template <>
+struct Dot<false> {
+    struct Codes {
+        vi even, odd;
+    };
+    typedef Codes Factor;
+    static Codes codes(vi bytes) { return {bytes & 0x00ff00ff, (vi)((vus)bytes >> 8)}; }
+    static Factor factor(int32_t four) {
+        vi bytes = splat_int(four);
+        return {(vi)((vs)((vus)bytes << 8) >> 8), (vi)((vs)bytes >> 8)};
+    }
+    static vi add(vi sum, Codes codes, Factor x) { return sum + pairs(codes.even, x.even) + pairs(codes.odd, x.odd); }
+};
+
+#else
+
+template <bool Small>
+struct Dot {
+    typedef vi Codes;
+    struct Factor {
+        int32_t at[4];
+    };
+    static Codes codes(vi bytes) { return bytes; }
+    static Factor factor(int32_t four) {
+        Factor x;
+        for (int i = 0; i < 4; i++) x.at[i] = int8_t(uint32_t(four) >> 8 * i);
+        return x;
+    }
+    static vi add(vi sum, Codes codes, const Factor& x) {
+        for (int i = 0; i < 4; i++) sum += (vi)((vu)codes >> 8 * i & 0xff) * x.at[i];
+        return sum;
+    }
+};
+
+#endif
+
+}  // namespace faser

@@ -1,0 +1,118 @@
+// How low-bit weights lie in memory: panels of 16 columns, cut into spans of 256 values of depth.
+//
+// A weight stands for (code - zero point) * scale + minimum. Codes are unsigned; columns share their scale and
+// minimum over a group of 32 (or 16) consecutive values. A span, the last of a panel perhaps shorter, holds
+//
+//     codes | scales | minimums          padded to 64 bytes
+//
+//     codes       64-byte vectors, each 4 values of 16 columns. Nibbles: 8 values; vector v of a group holds values
+//                 4 v ... 4 v + 3 in the low halves of its bytes and values 16 + 4 v ... in the high halves
+//     scales      a group's 16 half floats; or, of formats with superblocks, a group's 16 small integers, followed
+//                 by 16 half floats of the span, which multiply them. Either is exactly a float.
+//     minimums    as the scales, if the format has them
+#pragma once
+
+#include <algorithm>
+
+#include "../simd.h"
+
+namespace faser {
+
+enum Form : int32_t {
+    kNibbles = 0,  // groups of 32; codes 0 ... 15
+    kTable = 1,    // nibbles that name one of 16 codes (IQ4)
+    kBytes = 2,    // groups of 32; codes 0 ... 255
+    kBytes16 = 3,  // groups of 16
+};
+
+constexpr int64_t kSpan = 256;
+
+// Codes of the nibbles of IQ4_NL and IQ4_XS: its table of signed values, 128 added.
+constexpr uint8_t kCodesOfNibbles[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+
+struct FaserLowBitPart {  // mirrored in library.py
+    char* panels;
+    int64_t first;    // column of the product that is this part's first
+    int64_t columns;
+    int32_t form;
+    int32_t zero_point;
+    int32_t has_superblocks;
+    int32_t has_minimums;
+};
+
+struct FaserLowBit {  // mirrored in library.py
+    const FaserLowBitPart* parts;
+    int64_t num_parts;
+    const float* bias;  // [N rounded up to 16], or null
+    int64_t depth;      // K, a multiple of 32; of 256 with superblocks
+};
+
+// Where the pieces of a span lie, in bytes from its start.
+struct SpanLayout {
+    int64_t scales, super_scales, minimums, super_minimums, bytes;
+};
+
+inline int64_t group_of(int32_t form) { return form == kBytes16 ? 16 : 32; }
+
+inline SpanLayout span_layout(const FaserLowBitPart& part, int64_t values) {
+    const bool is_nibble = part.form == kNibbles || part.form == kTable;
+    const int64_t groups = values / group_of(part.form), size = part.has_superblocks ? 1 : 2;
+    SpanLayout layout;
+    layout.scales = values * kPanel / (is_nibble ? 2 : 1);
+    layout.super_scales = layout.scales + groups * kPanel * size;
+    layout.minimums = layout.super_scales + (part.has_superblocks ? kPanel * 2 : 0);
+    layout.super_minimums = layout.minimums + (part.has_minimums ? groups * kPanel * size : 0);
+    const int64_t end = layout.super_minimums + (part.has_minimums && part.has_superblocks ? kPanel * 2 : 0);
+    layout.bytes = (end + 63) / 64 * 64;
+    return layout;
+}
+
+inline int64_t low_bit_panel_bytes(const FaserLowBitPart& part, int64_t depth) {
+    const int64_t rest = depth % kSpan;
+    return depth / kSpan * span_layout(part, kSpan).bytes + (rest ? span_layout(part, rest).bytes : 0);
+}
+
+// Panels of a part: as many as tiles of any width can share, the last ones perhaps empty.
+constexpr int64_t kPanelsTogether = 4;
+
+inline int64_t low_bit_panels(const FaserLowBitPart& part) {
+    constexpr int64_t columns = kPanel * kPanelsTogether;
+    return (part.columns + columns - 1) / columns * kPanelsTogether;
+}
+
+// Half floats to floats, exactly.
+inline float half(uint16_t bits) {
+    const uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = bits >> 10 & 31, mantissa = bits & 0x3ff;
+    uint32_t wide;
+    if (exponent == 0) {
+        float value = float(mantissa) * 0x1p-24f;
+        return sign ? -value : value;
+    }
+    wide = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | mantissa << 13;
+    float value;
+    std::memcpy(&value, &wide, 4);
+    return value;
+}
+
+inline vf load_halves(const char* from) {
+#if defined(__AVX512F__)
+    return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)from));
+#elif defined(__F16C__)
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else
+    vf wide;
+    for (int i = 0; i < kLanes; i++) {
+        uint16_t bits;
+        std::memcpy(&bits, from + 2 * i, 2);
+        wide[i] = half(bits);
+    }
+    return wide;
+#endif
+}
+
+typedef int8_t vc __attribute__((vector_size(kLanes)));
+typedef vc vc_any __attribute__((aligned(1), may_alias));
+
+inline vf load_bytes(const char* from) { return __builtin_convertvector(*(const vc_any*)from, vf); }
+
+}  // namespace faser

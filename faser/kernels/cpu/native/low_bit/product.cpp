@@ -1,0 +1,253 @@
+// Products with low-bit weights: integer sums in every group, then floats in the order of their groups.
+//
+// No operation is fused and no sum is split, so a row gets the same bits in every batch, on any number of threads and
+// on every CPU: those of kernels/interface/low_bit/product.py.
+
+#include "activations.h"
+#include "dot.h"
+#include "layout.h"
+#include "../tile.h"
+
+using namespace faser;
+
+namespace {
+
+// Integer and float sums of a tile share the registers. A single row waits for memory, from more panels at a time.
+constexpr int kMostRows = kLanes == 16 ? 6 : kLanes == 8 ? 3 : 2;
+constexpr int kFewPanels = kLanes == 16 ? 2 : 1;
+constexpr int kSinglePanels = kLanes == 16 ? 4 : kLanes == 8 ? 2 : 1;
+static_assert(kPanelsTogether % kFewPanels == 0 && kPanelsTogether % kSinglePanels == 0, "no panel is left over");
+constexpr int64_t kBlockRows = 96;
+constexpr int64_t kPieceBytes = 64 * 1024;
+constexpr int64_t kFetchBytes = 2048;
+
+template <int F>
+struct FormOf {
+    static constexpr bool kHalves = F == kNibbles || F == kTable;
+    static constexpr bool kSmall = F == kNibbles;
+    static constexpr int kGroup = F == kBytes16 ? 16 : 32;
+    static constexpr int kVectors = F == kBytes ? 8 : 4;  // 64-byte vectors of a group
+};
+
+#if defined(__AVX2__)
+inline vi table_codes(vi nibbles) {
+    const __m128i table = _mm_loadu_si128((const __m128i*)kCodesOfNibbles);
+#if defined(__AVX512BW__)
+    return (vi)_mm512_shuffle_epi8(_mm512_maskz_broadcast_i32x4(0xffff, table), (__m512i)nibbles);
+#else
+    return (vi)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)nibbles);
+#endif
+}
+#else
+inline vi table_codes(vi nibbles) {
+    uint8_t bytes[sizeof(vi)];
+    std::memcpy(bytes, &nibbles, sizeof(vi));
+    for (auto& byte : bytes) byte = kCodesOfNibbles[byte];
+    std::memcpy(&nibbles, bytes, sizeof(vi));
+    return nibbles;
+}
+#endif
+
+// One group of a tile: sums[r][q] += codes * x[r]. codes: of each panel's group; x: the group's values of row 0.
+template <int F, int Rows, int Panels>
+inline __attribute__((always_inline)) void add_group(const char* const* codes, const int8_t* x, int64_t x_stride,
+                                                     vi (&sums)[Rows][Panels * kParts]) {
+    using D = Dot<FormOf<F>::kSmall>;
+    auto four = [&](int row, int k) {
+        int32_t bytes;
+        std::memcpy(&bytes, x + row * x_stride + k, 4);
+        return D::factor(bytes);
+    };
+#pragma GCC unroll 8
+    for (int v = 0; v < FormOf<F>::kVectors; v++) {
+        typename D::Codes low[Panels * kParts], high[Panels * kParts];
+#pragma GCC unroll 4
+        for (int p = 0; p < Panels; p++) {
+#pragma GCC unroll 4
+            for (int i = 0; i < kParts; i++) {
+                vi bytes = (vi) * (const vu_any*)(codes[p] + v * kStepBytes + i * sizeof(vf));
+                if constexpr (FormOf<F>::kHalves) {
+                    vi first = bytes & 0x0f0f0f0f, second = (vi)((vu)bytes >> 4) & 0x0f0f0f0f;
+                    low[p * kParts + i] = D::codes(F == kTable ? table_codes(first) : first);
+                    high[p * kParts + i] = D::codes(F == kTable ? table_codes(second) : second);
+                } else {
+                    low[p * kParts + i] = D::codes(bytes);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; r++) {
+            auto x_low = four(r, 4 * v);
+#pragma GCC unroll 8
+            for (int q = 0; q < Panels * kParts; q++) sums[r][q] = D::add(sums[r][q], low[q], x_low);
+            if constexpr (FormOf<F>::kHalves) {
+                auto x_high = four(r, 16 + 4 * v);
+#pragma GCC unroll 8
+                for (int q = 0; q < Panels * kParts; q++) sums[r][q] = D::add(sums[r][q], high[q], x_high);
+            }
+        }
+    }
+}
+
+// The factors of a group, for the lanes of part i of a panel: scales or minimums.
+inline vf factors(const char* span, int64_t at, int64_t super_at, bool has_superblocks, int64_t group, int i) {
+    if (!has_superblocks) return load_halves(span + at + (group * kPanel + i * kLanes) * 2);
+    return load_bytes(span + at + group * kPanel + i * kLanes) * load_halves(span + super_at + i * kLanes * 2);
+}
+
+// One tile: `Rows` rows from `row` on, `Panels` panels from `panel` on. fetch: prefetches the weights further on.
+template <int F, int Rows, int Panels>
+void multiply_low_bit(const FaserLowBit& linear, const FaserLowBitPart& part, const FaserProduct& call,
+                      const Activations& x, int64_t panel, int64_t row, bool fetch) {
+    constexpr int kGroup = FormOf<F>::kGroup, kAll = Panels * kParts;
+    constexpr int kGroupBytes = FormOf<F>::kVectors * kStepBytes;
+    const int64_t depth = linear.depth, panel_bytes = low_bit_panel_bytes(part, depth);
+    const int64_t scales_stride = x.scales_stride();
+    const int32_t* group_sums = kGroup == 16 ? x.sums_of_16 : x.sums;
+    const bool has_superblocks = part.has_superblocks, has_minimums = part.has_minimums;
+    const vi minus_zero_point = splat_int(-part.zero_point);
+    const char* span[Panels];
+    for (int p = 0; p < Panels; p++) span[p] = part.panels + (panel + p) * panel_bytes;
+    vf totals[Rows][kAll];
+    for (int r = 0; r < Rows; r++) {
+        for (int q = 0; q < kAll; q++) totals[r][q] = vf{};
+    }
+    for (int64_t first = 0; first < depth; first += kSpan) {
+        const int64_t values = std::min(kSpan, depth - first);
+        const SpanLayout layout = span_layout(part, values);
+        for (int64_t scaled = 0; scaled < values; scaled += kScaled) {
+            const int64_t end = std::min(scaled + kScaled, values);
+            vf partial[Rows][kAll];
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; r++) {
+#pragma GCC unroll 8
+                for (int q = 0; q < kAll; q++) partial[r][q] = vf{};
+            }
+            for (int64_t group = scaled / kGroup; group < end / kGroup; group++) {
+                const int64_t at = first / kGroup + group;
+                const int8_t* codes = x.codes + row * depth + first + group * kGroup;
+                const char* weights[Panels];
+                for (int p = 0; p < Panels; p++) {
+                    weights[p] = span[p] + group * kGroupBytes;
+                    if (fetch) {
+#pragma GCC unroll 8
+                        for (int line = 0; line < kGroupBytes; line += 64) {
+                            __builtin_prefetch(weights[p] + line + kFetchBytes, 0, 2);
+                        }
+                    }
+                }
+                vi sums[Rows][kAll];
+#pragma GCC unroll 8
+                for (int r = 0; r < Rows; r++) {
+                    const vi start = minus_zero_point * group_sums[(row + r) * (depth / kGroup) + at];
+#pragma GCC unroll 8
+                    for (int q = 0; q < kAll; q++) sums[r][q] = start;
+                }
+                add_group<F, Rows, Panels>(weights, codes, depth, sums);
+#pragma GCC unroll 8
+                for (int q = 0; q < kAll; q++) {
+                    const char* from = span[q / kParts];
+                    const vf scale = factors(from, layout.scales, layout.super_scales, has_superblocks, group,
+                                             q % kParts);
+#pragma GCC unroll 8
+                    for (int r = 0; r < Rows; r++) {
+                        partial[r][q] += scale * __builtin_convertvector(sums[r][q], vf);
+                    }
+                    if (has_minimums) {
+                        const vf minimum = factors(from, layout.minimums, layout.super_minimums, has_superblocks,
+                                                   group, q % kParts);
+#pragma GCC unroll 8
+                        for (int r = 0; r < Rows; r++) {
+                            partial[r][q] += minimum * float(group_sums[(row + r) * (depth / kGroup) + at]);
+                        }
+                    }
+                }
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; r++) {
+                const float scale = x.scales[(row + r) * scales_stride + (first + scaled) / kScaled];
+#pragma GCC unroll 8
+                for (int q = 0; q < kAll; q++) totals[r][q] += scale * partial[r][q];
+            }
+        }
+        for (int p = 0; p < Panels; p++) span[p] += layout.bytes;
+    }
+    alignas(64) float sums[Rows * Panels * kPanel];
+    for (int r = 0; r < Rows; r++) {
+        for (int q = 0; q < kAll; q++) store(sums + r * Panels * kPanel + q * kLanes, totals[r][q]);
+    }
+    finish(call, linear.bias, part.first + part.columns, row, Rows, part.first + panel * kPanel, sums,
+           Panels * kPanel);
+}
+
+// Rows [row, end) with panels [panel, last). The first tile fetches weights from memory, the others find them in the
+// cache.
+template <int F>
+void multiply_panels(const FaserLowBit& linear, const FaserLowBitPart& part, const FaserProduct& call,
+                     const Activations& x, int64_t panel, int64_t last, int64_t row, int64_t end) {
+    if (end - row == 1) {
+        for (; panel < last; panel += kSinglePanels) {
+            multiply_low_bit<F, 1, kSinglePanels>(linear, part, call, x, panel, row, true);
+        }
+        return;
+    }
+    for (; panel < last; panel += kFewPanels) {
+        for (int64_t at = row; at < end;) {
+            const int64_t tiles = (end - at + kMostRows - 1) / kMostRows;
+            const int rows = int((end - at + tiles - 1) / tiles);
+            with_count<kMostRows>(rows, [&](auto count) {
+                multiply_low_bit<F, count.value, kFewPanels>(linear, part, call, x, panel, at, at == row);
+            });
+            at += rows;
+        }
+    }
+}
+
+using Multiply = decltype(&multiply_panels<kNibbles>);
+
+Multiply multiply_of(int32_t form) {
+    switch (form) {
+        case kNibbles:
+            return multiply_panels<kNibbles>;
+        case kTable:
+            return multiply_panels<kTable>;
+        case kBytes:
+            return multiply_panels<kBytes>;
+        default:
+            return multiply_panels<kBytes16>;
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+void faser_low_bit_linear(Pool* pool, const FaserLowBit* linear, const void* x, int64_t x_stride, int32_t x_dtype,
+                          int64_t rows, void* out, int64_t out_stride, int32_t out_dtype, const void* residual,
+                          int64_t residual_stride) {
+    if (rows == 0) return;
+    const FaserProduct call{x, x_stride, rows, out, out_stride, residual, residual_stride, out_dtype};
+    const Activations quantised = quantise(*pool, call, x_dtype, linear->depth);
+    const int64_t row_blocks = (rows + kBlockRows - 1) / kBlockRows;
+    const int64_t block = (rows + row_blocks - 1) / row_blocks;
+    int64_t pieces = 0;
+    std::vector<int64_t> group(linear->num_parts), begin(linear->num_parts);
+    for (int64_t i = 0; i < linear->num_parts; i++) {
+        const FaserLowBitPart& part = linear->parts[i];
+        const int64_t bytes = low_bit_panel_bytes(part, linear->depth) * kPanelsTogether;
+        group[i] = std::max<int64_t>(1, kPieceBytes / bytes) * kPanelsTogether;
+        begin[i] = pieces;
+        pieces += (low_bit_panels(part) + group[i] - 1) / group[i];
+    }
+    pool->run(pieces * row_blocks, [&](int64_t piece) {
+        const int64_t row = piece % row_blocks * block, end = std::min(row + block, rows);
+        const int64_t number = piece / row_blocks;
+        int64_t i = linear->num_parts - 1;
+        while (number < begin[i]) i--;
+        const FaserLowBitPart& part = linear->parts[i];
+        const int64_t panel = (number - begin[i]) * group[i];
+        const int64_t last = std::min(panel + group[i], low_bit_panels(part));
+        multiply_of(part.form)(*linear, part, call, quantised, panel, last, row, end);
+    });
+}
+}

@@ -1,0 +1,56 @@
+// One product's call, and how its sums become its output: bias, residual, one rounding.
+#pragma once
+
+#include <algorithm>
+
+#include "simd.h"
+
+namespace faser {
+
+struct FaserProduct {
+    const void* x;  // [rows, K]; rows x_stride values apart
+    int64_t x_stride;
+    int64_t rows;
+    void* out;  // [rows, N]
+    int64_t out_stride;
+    const void* residual;  // [rows, N] in out's dtype, or null; may be out
+    int64_t residual_stride;
+    int32_t out_dtype;
+};
+
+// out[r][column : column + columns] = sums + bias + residual, rounded once. bias: of the first column, or null.
+template <class Out>
+void finish_as(const FaserProduct& call, const float* bias, int64_t row, int rows, int64_t column, int columns,
+               float* sums, int sums_stride) {
+    for (int r = 0; r < rows; r++) {
+        float* sum = sums + r * sums_stride;
+        Out* out = (Out*)call.out + (row + r) * call.out_stride + column;
+        const Out* residual =
+            call.residual ? (const Out*)call.residual + (row + r) * call.residual_stride + column : nullptr;
+        int c = 0;
+        for (; c + kLanes <= columns; c += kLanes) {
+            vf value = load(sum + c);
+            if (bias) value += load(bias + column + c);
+            if (residual) value += load(residual + c);
+            store(out + c, value);
+        }
+        for (; c < columns; c++) {
+            float value = sum[c];
+            if (bias) value += bias[column + c];
+            if (residual) value += widen(residual[c]);
+            narrow(value, out + c);
+        }
+    }
+}
+
+// The columns from `column` on for which there are sums, but only those before `end`.
+inline void finish(const FaserProduct& call, const float* bias, int64_t end, int64_t row, int rows, int64_t column,
+                   float* sums, int sums_stride) {
+    const int columns = int(std::min<int64_t>(sums_stride, end - column));
+    if (call.out_dtype == kFloat32) {
+        return finish_as<float>(call, bias, row, rows, column, columns, sums, sums_stride);
+    }
+    finish_as<bf16>(call, bias, row, rows, column, columns, sums, sums_stride);
+}
+
+}  // namespace faser

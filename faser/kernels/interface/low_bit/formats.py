@@ -1,0 +1,273 @@
+"""The block formats of low-bit weights, as GGUF files store them, and what the bytes of a block stand for.
+
+In every format a weight stands for (code - zero point) * scale + minimum. Its code is an unsigned integer of up
+to eight bits; scale and minimum belong to a group of 32 (Q6_K: 16) consecutive values of a row, and are float32
+numbers without rounding: half floats, or half floats of a block of 256 times integers of six to eight bits.
+
+    format    values  bytes  code     zero point  group  scale        minimum        memory form
+    Q4_0          32     18  0 … 15            8     32  half         -              nibbles
+    Q4_1          32     20  0 … 15            0     32  half         half           nibbles
+    Q5_0          32     22  0 … 31           16     32  half         -              bytes
+    Q5_1          32     24  0 … 31            0     32  half         half           bytes
+    Q8_0          32     34  0 … 255         128     32  half         -              bytes
+    Q4_K         256    144  0 … 15            0     32  half * int6  half * int6    nibbles
+    Q5_K         256    176  0 … 31            0     32  half * int6  half * int6    bytes
+    Q6_K         256    210  0 … 63           32     16  half * int8  -              bytes
+    IQ4_NL        32     18  16 codes        128     32  half         -              nibbles that name codes
+    IQ4_XS       256    136  16 codes        128     32  half * int6  -              nibbles that name codes
+
+Source: the layouts of ggml (ggml-org/llama.cpp, ggml-common.h), as the package gguf reads them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from faser.errors import ConfigError
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+# Signed values that the nibbles of IQ4_NL and IQ4_XS name.
+_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_SIGNED = 128  # added to a signed byte to make it a code
+
+
+class MemoryForm(IntEnum):
+    """How codes lie in memory. Numbered as in the native kernels' layout.h."""
+
+    NIBBLES = 0
+    NAMED_NIBBLES = 1
+    BYTES = 2
+    BYTES_OF_16 = 3  # groups of 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedRows:
+    """codes: [N, K] uint8. scales: [N, K / group]. minimums: the same, or None. A weight is dequantised()."""
+
+    codes: Bytes
+    zero_point: int
+    scales: Floats
+    minimums: Floats | None
+
+    @property
+    def group(self) -> int:
+        """Consecutive values of a row that share a scale."""
+        return int(self.codes.shape[1] // self.scales.shape[1])
+
+    def dequantised(self) -> Floats:
+        """[N, K]: every weight, the sum with its minimum rounded once."""
+        scales = self.scales.repeat(self.group, 1)
+        values = (self.codes.astype(np.float32) - np.float32(self.zero_point)) * scales
+        return values if self.minimums is None else values + self.minimums.repeat(self.group, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFormat:
+    """number: of the type in ggml. values, num_bytes: of a block. has_superblocks: scales are products."""
+
+    name: str
+    number: int
+    values: int
+    num_bytes: int
+    form: MemoryForm
+    zero_point: int
+    has_superblocks: bool
+    has_minimums: bool
+    # blocks [B, num_bytes] → codes [B, values], scales and minimums [B, groups]
+    read: Callable[[Bytes], tuple[Bytes, Floats, Floats | None]]
+
+    def decode(self, rows: Bytes) -> DecodedRows:
+        """rows: [N, bytes of a row]."""
+        codes, scales, minimums = self.read(rows.reshape(-1, self.num_bytes))
+        count = len(rows)
+        return DecodedRows(
+            codes=codes.reshape(count, -1),
+            zero_point=self.zero_point,
+            scales=scales.reshape(count, -1),
+            minimums=None if minimums is None else minimums.reshape(count, -1),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRows:
+    """Rows of a weight in one format. blocks: [N, bytes of a row], contiguous; perhaps a part of a mapped file."""
+
+    format: BlockFormat
+    blocks: Bytes
+
+    @property
+    def depth(self) -> int:
+        """K: values of a row."""
+        return int(self.blocks.shape[1]) // self.format.num_bytes * self.format.values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowBitRows:
+    """A weight [N, K] in blocks: its parts follow one another, each in a format of its own."""
+
+    parts: tuple[BlockRows, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(len(part.blocks) for part in self.parts), self.parts[0].depth
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.blocks.nbytes for part in self.parts)
+
+    def dequantised(self) -> Floats:
+        """[N, K]."""
+        return np.concatenate([part.format.decode(part.blocks).dequantised() for part in self.parts])
+
+
+def block_rows(format_name: str, blocks: Bytes, depth: int) -> LowBitRows:
+    """A weight [N, depth] in one format. blocks: [N, bytes of a row].
+
+    Raises ConfigError that names an unknown format, or a depth and a row that do not belong together.
+    """
+    found = FORMATS.get(format_name)
+    if found is None:
+        raise ConfigError(f"the format is {format_name}; low-bit weights are {', '.join(FORMATS)}")
+    if depth % found.values or blocks.shape[1] != depth // found.values * found.num_bytes:
+        raise ConfigError(
+            f"a row of {depth} values in {format_name} has {blocks.shape[1]} bytes; "
+            f"{found.values} values take {found.num_bytes}"
+        )
+    return LowBitRows(parts=(BlockRows(format=found, blocks=np.ascontiguousarray(blocks)),))
+
+
+def stack_low_bit(weights: Sequence[LowBitRows]) -> LowBitRows:
+    """The rows of all weights, in order; each keeps its format."""
+    return LowBitRows(parts=tuple(part for weight in weights for part in weight.parts))
+
+
+def _halves(blocks: Bytes, at: int) -> Floats:
+    """[B, 1]: the half float at a byte of every block."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
+
+
+def _nibbles(halves: Bytes, together: int) -> Bytes:
+    """[B, 2 n] of [B, n]: the low halves of `together` bytes, then their high halves, and so on."""
+    pairs = halves.reshape(len(halves), -1, 1, together) >> np.array([0, 4], np.uint8).reshape(2, 1)
+    return (pairs & np.uint8(15)).reshape(len(halves), -1)
+
+
+def _bits(words: Bytes, count: int, shifts: Sequence[int]) -> Bytes:
+    """words: [B, n] or [B, g, n]. `count` bits of n bytes at every shift, [B, g * len(shifts) * n]."""
+    fields = words[..., None, :] >> np.array(shifts, np.uint8).reshape(-1, 1)
+    return (fields & np.uint8((1 << count) - 1)).reshape(len(words), -1)
+
+
+def _fifth_bits(words: Bytes) -> Bytes:
+    """[B, 32] of [B, 4]: the bits of four bytes, from the lowest one on, as the fifth bits of codes."""
+    return np.unpackbits(words, axis=1, bitorder="little") << np.uint8(4)
+
+
+def _q4_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+    return _nibbles(blocks[:, 2:], 16), _halves(blocks, 0), None
+
+
+def _q4_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+    return _nibbles(blocks[:, 4:], 16), _halves(blocks, 0), _halves(blocks, 2)
+
+
+def _q5_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+    return _nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks[:, 2:6]), _halves(blocks, 0), None
+
+
+def _q5_1(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+    codes = _nibbles(blocks[:, 8:], 16) | _fifth_bits(blocks[:, 4:8])
+    return codes, _halves(blocks, 0), _halves(blocks, 2)
+
+
+def _q8_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+    return blocks[:, 2:] ^ np.uint8(_SIGNED), _halves(blocks, 0), None
+
+
+def _six_bits(packed: Bytes) -> tuple[Floats, Floats]:
+    """Eight integers that scale and eight that lower, [B, 8] each, out of twelve bytes."""
+    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:12]
+    scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], 1)
+    minimums = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], 1)
+    return scales.astype(np.float32), minimums.astype(np.float32)
+
+
+def _k_factors(blocks: Bytes) -> tuple[Floats, Floats]:
+    """Scales and minimums [B, 8] of Q4_K and Q5_K. Products of 11 and 6 bits: exact."""
+    scales, minimums = _six_bits(blocks[:, 4:16])
+    return scales * _halves(blocks, 0), minimums * -_halves(blocks, 2)
+
+
+def _q4_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+    return _nibbles(blocks[:, 16:], 32), *_k_factors(blocks)
+
+
+def _q5_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
+    fifth = _bits(blocks[:, 16:48], 1, range(8)) << np.uint8(4)
+    return _nibbles(blocks[:, 48:], 32) | fifth, *_k_factors(blocks)
+
+
+def _q6_k(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+    upper = _bits(blocks[:, 128:192].reshape(-1, 2, 32), 2, (0, 2, 4, 6)) << np.uint8(4)
+    scales = blocks[:, 192:208].view(np.int8).astype(np.float32) * _halves(blocks, 208)
+    return _nibbles(blocks[:, :128], 64) | upper, scales, None
+
+
+def _named(nibbles: Bytes) -> Bytes:
+    return np.array([value + _SIGNED for value in _IQ4_VALUES], np.uint8)[nibbles]
+
+
+def _iq4_nl(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+    return _named(_nibbles(blocks[:, 2:], 16)), _halves(blocks, 0), None
+
+
+def _iq4_xs(blocks: Bytes) -> tuple[Bytes, Floats, None]:
+    upper = _bits(blocks[:, 2:4, None], 2, (0, 2, 4, 6)) << np.uint8(4)
+    scales = (_bits(blocks[:, 4:8, None], 4, (0, 4)) | upper).astype(np.float32) - np.float32(32)
+    return _named(_nibbles(blocks[:, 8:], 16)), scales * _halves(blocks, 0), None
+
+
+def _format(
+    name: str,
+    number: int,
+    size: tuple[int, int],
+    form: MemoryForm,
+    zero_point: int,
+    read: Callable[[Bytes], tuple[Bytes, Floats, Floats | None]],
+    *,
+    has_minimums: bool = False,
+) -> BlockFormat:
+    values, num_bytes = size
+    return BlockFormat(
+        name=name,
+        number=number,
+        values=values,
+        num_bytes=num_bytes,
+        form=form,
+        zero_point=zero_point,
+        has_superblocks=values > 32,
+        has_minimums=has_minimums,
+        read=read,
+    )
+
+
+FORMATS = {
+    each.name: each
+    for each in (
+        _format("Q4_0", 2, (32, 18), MemoryForm.NIBBLES, 8, _q4_0),
+        _format("Q4_1", 3, (32, 20), MemoryForm.NIBBLES, 0, _q4_1, has_minimums=True),
+        _format("Q5_0", 6, (32, 22), MemoryForm.BYTES, 16, _q5_0),
+        _format("Q5_1", 7, (32, 24), MemoryForm.BYTES, 0, _q5_1, has_minimums=True),
+        _format("Q8_0", 8, (32, 34), MemoryForm.BYTES, _SIGNED, _q8_0),
+        _format("Q4_K", 12, (256, 144), MemoryForm.NIBBLES, 0, _q4_k, has_minimums=True),
+        _format("Q5_K", 13, (256, 176), MemoryForm.BYTES, 0, _q5_k, has_minimums=True),
+        _format("Q6_K", 14, (256, 210), MemoryForm.BYTES_OF_16, 32, _q6_k),
+        _format("IQ4_NL", 20, (32, 18), MemoryForm.NAMED_NIBBLES, _SIGNED, _iq4_nl),
+        _format("IQ4_XS", 23, (256, 136), MemoryForm.NAMED_NIBBLES, _SIGNED, _iq4_xs),
+    )
+}

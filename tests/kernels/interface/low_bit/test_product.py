@@ -1,0 +1,91 @@
+"""The definition of low-bit products. Oracle: products in float64 of the values that the package gguf reads.
+
+Bugs these tests have been seen to catch: a scale for all of a row, codes rounded towards zero, a minimum times the
+codes' sum of another group, no zero point.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.low_bit.formats import FORMATS, LowBitRows, stack_low_bit
+from faser.kernels.interface.low_bit.product import STRETCH, quantise_activations
+from faser.kernels.torch.backend import TorchBackend
+from tests.kernels.interface.low_bit.blocks import by_gguf, random_blocks
+
+BACKEND: Backend = TorchBackend()
+
+
+def random(*size: int, seed: int = 0, spread: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, generator=generator) * (spread * torch.randn(size, generator=generator)).exp()
+
+
+def product(x: Tensor, weight: LowBitRows) -> Tensor:
+    return BACKEND.linear(x, BACKEND.pack(weight), torch.empty(len(x), weight.shape[0]))
+
+
+def bound(x: Tensor, weight: Tensor) -> Tensor:
+    """[R, N] float64: half a step of every activation, and the roundings of float32 sums."""
+    rows, depth = x.shape
+    padded = torch.zeros(rows, -(-depth // STRETCH) * STRETCH, dtype=torch.float64)
+    padded[:, :depth] = x.double()
+    steps = padded.view(rows, -1, STRETCH).abs().amax(2).repeat_interleave(STRETCH, 1)[:, :depth] / 127
+    magnitudes = weight.double().abs().t()
+    return (steps / 2 * (1 + 2.0**-16)) @ magnitudes + depth * 2.0**-24 * ((x.double().abs() + steps) @ magnitudes)
+
+
+@pytest.mark.parametrize("depth", [256, 768, 1280])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_product_is_off_by_no_more_than_its_activations_steps_allow(name: str, depth: int) -> None:
+    weight, x = random_blocks(name, 24, depth), random(5, depth)
+    wide = torch.from_numpy(by_gguf(weight)).double()
+    off = (product(x, weight).double() - x.double() @ wide.t()).abs()
+    most = bound(x, wide)
+    if FORMATS[name].has_minimums:  # a minimum and the codes' part may cancel, their roundings do not
+        decoded = FORMATS[name].decode(weight.parts[0].blocks)
+        assert decoded.minimums is not None
+        parts = torch.from_numpy(abs(decoded.dequantised()) + 2 * abs(decoded.minimums).repeat(decoded.group, 1))
+        most = bound(x, wide) + depth * 2.0**-23 * (x.double().abs() @ parts.double().t())
+    assert (off <= most).all()
+    assert (off > most / 1000).any(), "a bound that says nothing"
+
+
+def test_activations_that_are_steps_of_their_scale_lose_nothing() -> None:
+    """Oracle: integers. Then the integer sums are all there is."""
+    x = torch.randint(-127, 128, (3, 256), generator=torch.Generator().manual_seed(0)).float()
+    x[:, ::STRETCH] = 127
+    weight = random_blocks("Q8_0", 8, 256)
+    found = quantise_activations(x.numpy())
+    assert np.array_equal(found.values, x.numpy())
+    assert (found.scales == 1).all()
+    wanted = x.double() @ torch.from_numpy(by_gguf(weight)).double().t()
+    torch.testing.assert_close(product(x, weight).double(), wanted, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_that_is_not_finite_has_no_finite_product_and_spoils_no_other(bad: float) -> None:
+    x = random(3, 256)
+    x[1, 7] = bad
+    out = product(x, random_blocks("Q4_1", 16, 256))
+    assert not out[1].isfinite().any()
+    assert out[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-45, 1e-38, 1e-30])
+def test_rows_of_zeros_and_of_hardly_more_are_no_trouble(size: float) -> None:
+    found = quantise_activations(np.full((2, 64), size, np.float32))
+    assert np.isfinite(found.scales).all()
+    back = found.values * found.scales[:, :1]
+    assert np.allclose(back, size, rtol=2.0**-7, atol=2.0**-107)
+
+
+def test_embedding_rows_are_the_dequantised_ones() -> None:
+    weight = stack_low_bit([random_blocks("Q4_K", 20, 256), random_blocks("Q6_K", 9, 256)])
+    ids = torch.tensor([28, 0, 19, 20, 3, 3])
+    packed = BACKEND.pack(weight)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = BACKEND.embed(ids, packed, torch.empty(len(ids), 256, dtype=dtype))
+        assert torch.equal(found, torch.from_numpy(by_gguf(weight))[ids].to(dtype))
