@@ -1,5 +1,7 @@
 """The routes other than completions and chats, and the headers of every answer."""
 
+from dataclasses import replace
+
 import httpx
 import openai
 import pytest
@@ -26,6 +28,15 @@ def test_every_served_name_has_a_card(client: openai.OpenAI, http: httpx.Client)
         "parent": None,
         "max_model_len": 4096,
     }
+
+
+def test_a_card_has_the_model_from_which_load_generators_take_the_tokenizer(engine: FakeEngine) -> None:
+    with serving(engine, replace(settings(), model="org/tiny-model")) as url, http_client(url) as client:
+        cards = client.get("/v1/models").json()["data"]
+    assert [(card["id"], card["root"]) for card in cards] == [
+        ("tiny", "org/tiny-model"),
+        ("tiny-alias", "org/tiny-model"),
+    ]
 
 
 @pytest.mark.parametrize("name", ["gpt-9", "org/model"])

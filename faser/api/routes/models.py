@@ -39,7 +39,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "object": "model",
         "created": service.created_s,
         "owned_by": "faser",
-        "root": service.settings.served_model_names[0],
+        "root": service.settings.model or service.settings.served_model_names[0],
         "parent": None,
         "max_model_len": service.engine.info.max_model_len,
     }

@@ -22,6 +22,7 @@ from faser.types import ProgressCallback
 
 _EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 _MOST_VIEWERS = 32
+_EMBEDDED_HUB_ID = f"HuggingFaceTB/{_EMBEDDED_NAME}"
 
 
 def served_names(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[str, ...]:
@@ -51,6 +52,7 @@ async def build_application(
     )
     settings = ApiSettings(
         served_model_names=names,
+        model=engine_config.model or _EMBEDDED_HUB_ID,
         share_cache_across_keys=server_config.share_cache_across_keys,
         max_request_bytes=server_config.max_request_bytes,
         strict_request_fields=server_config.strict_request_fields,

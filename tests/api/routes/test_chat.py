@@ -345,3 +345,19 @@ def test_errors_about_the_prompt_name_the_messages(http: httpx.Client, engine: F
     engine.script = refused
     answer = http.post("/v1/chat/completions", json={"messages": HI})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+
+
+@pytest.mark.parametrize("said, contents", [(b"\xff", ["", "x", ""]), (b"y", ["", "x", "y", None])])
+def test_a_token_that_ends_a_stream_has_content_even_without_text(
+    http: httpx.Client, engine: FakeEngine, said: bytes, contents: list[str | None]
+) -> None:
+    """Load generators measure the time of tokens by chunks that have content. The byte ff has no text."""
+    engine.script = lambda request: [
+        RequestOutput(request_id=request.request_id, deltas=(delta(request, 0, b"x"),)),
+        RequestOutput(
+            request_id=request.request_id, deltas=(delta(request, 0, said, finish_reason=FinishReason.STOP),)
+        ),
+    ]
+    answer = http.post("/v1/chat/completions", json={"messages": HI, "stream": True}).text
+    chunks = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
+    assert [chunk["choices"][0]["delta"].get("content") for chunk in chunks] == contents

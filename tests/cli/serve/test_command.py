@@ -40,6 +40,8 @@ def test_a_served_model_answers_and_a_signal_ends_it(tiny_checkpoint: Path) -> N
         answer = httpx.post(f"{url}/v1/completions", json=body, headers={"Authorization": "Bearer k"}, timeout=30)
         assert answer.json()["model"] == "tiny"
         assert answer.json()["usage"]["completion_tokens"] == 3
+        (card,) = httpx.get(f"{url}/v1/models", headers={"Authorization": "Bearer k"}).json()["data"]
+        assert (card["id"], card["root"]) == ("tiny", str(tiny_checkpoint))
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate()
         assert process.returncode == 0, errors

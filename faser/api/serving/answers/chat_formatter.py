@@ -73,7 +73,10 @@ class ChatFormatter:
                 contents[0]["token_ids"] = delta.token_ids
             chunks += contents
         if delta.finish_reason is not None:
-            last = _chunk(state, {})
+            # A token that ends an answer has no text. As with vLLM its chunk has content all the same, or clients
+            # that take times from chunks with content would miss the last step.
+            silent = not fields and delta.token_ids and not (state.parser and state.parser.num_calls)
+            last = _chunk(state, {"content": ""} if silent else {})
             last["finish_reason"] = self._finish_reason(state, delta)
             last["stop_reason"] = delta.stop_reason
             chunks.append(last)

@@ -16,6 +16,8 @@ class ApiSettings:
     """Settings of one front-end.
 
     served_model_names: at least one; a request without a model name gets the first.
+    model: the model as the operator names it, a path or hub id, from which load generators load the tokenizer;
+        None: the first served name.
     api_keys: empty: no key is required. enable_metrics_auth: /metrics requires a key too.
     share_cache_across_keys: requests with different keys reuse each other's KV blocks and past answers.
     chat_template: Jinja text that replaces the model's; None keeps the model's.
@@ -28,6 +30,7 @@ class ApiSettings:
     """
 
     served_model_names: tuple[str, ...]
+    model: str | None = None
     api_keys: tuple[str, ...] = ()
     share_cache_across_keys: bool = False
     max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES

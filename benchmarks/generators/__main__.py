@@ -1,0 +1,220 @@
+"""Independent load generators against a server with default flags, and whether their figures agree with its own.
+
+    python -m benchmarks.generators QUESTIONS.jsonl OUT.json [--tools vllm,guidellm,aiperf,lm_eval]
+        [--environments FOLDER] [--model FOLDER] [--server-args 'FLAGS']
+
+QUESTIONS: Spec-Bench's question.jsonl. `python -m benchmarks.generators.setup` installs the tools, unmodified.
+/metrics is read before and after each run, and the difference has to be what the tool says: counts are equal, or a
+stated reason gives the difference; latencies are within stated bounds. Ends with status 1 where they are not.
+OUT.json and OUT.md are written after every run.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.generators.agreement import Check, Verdict, compare
+from benchmarks.generators.report import Outcome, document, page
+from benchmarks.generators.server_metrics import ServerMetrics
+from benchmarks.generators.setup import DEFAULT_DIRECTORY, VLLM_SOURCE
+from benchmarks.generators.tools.catalogue import RUNS
+from benchmarks.generators.tools.tool import Run, Target
+from benchmarks.peers.machine import describe_machine, git_commit, portable
+from benchmarks.peers.servers import Recipe, Server, free_port
+from benchmarks.peers.setup import pulled_model
+from faser.cli.console.progress import runs_bar
+
+_START_TIMEOUT_S = 600.0
+_RUN_TIMEOUT_S = 600.0
+_IDLE_TIMEOUT_S = 10.0
+_TIMEOUT_S = 30.0
+_POLL_S = 0.1
+_OUTPUT_END = 3000  # characters of a failed tool's output that the results keep
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    wanted = _parser().parse_args(arguments)
+    tools = wanted.tools.split(",")
+    if unknown := sorted(set(tools) - {run.tool for run in RUNS}):
+        raise SystemExit(
+            f"--tools: {', '.join(unknown)}: not among {', '.join(dict.fromkeys(r.tool for r in RUNS))}"
+        )
+    runs = [run for run in RUNS if run.tool in tools]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))  # not without ending the server
+    model = wanted.model or pulled_model()
+    about = _about(wanted, arguments if arguments is not None else sys.argv[1:])
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory(prefix="generators-") as name, _server(wanted, Path(name)) as server:
+        ready_s = server.wait_until_healthy(_START_TIMEOUT_S)
+        print(f"the server is ready after {ready_s:.0f} s", file=sys.stderr)
+        with runs_bar() as bar:
+            task = bar.add_task("", total=len(runs))
+            for number, run in enumerate(runs):
+                bar.update(task, description=f"{run.tool}: {run.name}")
+                target = _target(wanted, server, model, Path(name) / str(number))
+                outcomes.append(_outcome(run, target))
+                bar.advance(task)
+                if bar.disable:
+                    print(f"{run.tool}: {run.name}: agrees: {outcomes[-1].agrees}", file=sys.stderr, flush=True)
+                _write(wanted.out, about, outcomes)
+    print(page(outcomes))
+    return 0 if all(each.agrees for each in outcomes) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.generators",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("questions", type=Path, help="Spec-Bench's question.jsonl")
+    parser.add_argument("out", type=Path, help="file for the results, .json")
+    parser.add_argument("--tools", default="vllm,guidellm,aiperf,lm_eval", help="default: %(default)s")
+    parser.add_argument("--environments", type=Path, default=DEFAULT_DIRECTORY, help="default: %(default)s")
+    parser.add_argument("--model", type=Path, help="checkpoint folder; default: what `faser pull` fetches")
+    parser.add_argument("--server-args", default="", help="further flags of `faser serve`")
+    return parser
+
+
+def _server(wanted: argparse.Namespace, folder: Path) -> Server:
+    port = free_port()
+    flags = (*shlex.split(wanted.server_args), "--port", str(port))
+    command = (sys.executable, "-m", "faser", "serve", *([str(wanted.model)] if wanted.model else []), *flags)
+    url = f"http://127.0.0.1:{port}"
+    log = folder / "server.log"
+    return Server(Recipe(name="faser", command=command, environment={}, base_url=url, log_path=log))
+
+
+def _target(wanted: argparse.Namespace, server: Server, model: Path, folder: Path) -> Target:
+    folder.mkdir()
+    url = server.recipe.base_url
+    (card,) = httpx.get(f"{url}/v1/models", timeout=_TIMEOUT_S, trust_env=False).json()["data"]
+    return Target(
+        url=url,
+        model=card["id"],
+        tokenizer=model,
+        questions=wanted.questions.absolute(),
+        environments=wanted.environments.absolute(),
+        folder=folder,
+    )
+
+
+def _outcome(run: Run, target: Target) -> Outcome:
+    """Make one run. A tool that fails is an outcome too."""
+    command = run.command(target)
+    before = ServerMetrics.scrape(target.url)
+    ended = subprocess.run(
+        command.arguments,
+        env={**os.environ, **command.environment},
+        cwd=target.folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=_RUN_TIMEOUT_S,
+        check=False,
+    )
+    after = _idle(target.url)
+    failure = ended.stdout[-_OUTPUT_END:] if ended.returncode else ""
+    figures = None if ended.returncode else command.read()
+    checks = [_idle_check(after)]
+    if figures is not None:
+        checks += [*_said(run, ended.stdout), *compare(figures, after.since(before), _template_tokens(target))]
+    return Outcome(
+        tool="vllm bench serve" if run.tool == "vllm" else run.tool,
+        version=_version(run, target.environments),
+        run=run.name,
+        command=_shown(command.arguments, target),
+        figures=figures,
+        checks=checks,
+        failure=failure,
+    )
+
+
+def _idle(url: str) -> ServerMetrics:
+    """The metrics once the server is idle, or after a while all the same."""
+    deadline_s = time.monotonic() + _IDLE_TIMEOUT_S
+    while not (metrics := ServerMetrics.scrape(url)).is_idle() and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+    return metrics
+
+
+def _idle_check(after: ServerMetrics) -> Check:
+    left = after.total("vllm:num_requests_running") + after.total("vllm:num_requests_waiting")
+    held = left or not after.is_idle()
+    verdict = Verdict.DIFFERS if held else Verdict.EQUAL
+    return Check(what="requests that still run or hold KV", tool=0, server=max(left, int(held)), verdict=verdict)
+
+
+def _said(run: Run, output: str) -> list[Check]:
+    if not run.says:
+        return []
+    said = run.says in output
+    verdict = Verdict.EQUAL if said else Verdict.DIFFERS
+    return [Check(what=f"prints its block {run.says!r}", tool=int(said), server=1, verdict=verdict)]
+
+
+def _template_tokens(target: Target) -> int:
+    """Tokens that the chat template adds to one user message, by the tokenizer of transformers."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(target.tokenizer)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "x"}], add_generation_prompt=True, tokenize=False
+    )
+    return len(tokenizer.encode(str(text), add_special_tokens=False)) - len(tokenizer.encode("x"))
+
+
+def _version(run: Run, environments: Path) -> str:
+    if run.distribution is None:
+        return (environments / run.tool / VLLM_SOURCE / "NAME").read_text("utf-8").rpartition("-")[2]
+    python = environments / run.tool / "bin" / "python"
+    program = f"import importlib.metadata as m; print(m.version({run.distribution!r}))"
+    return subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _shown(arguments: Sequence[str], target: Target) -> str:
+    """The command without what differs between machines."""
+    text = shlex.join(arguments)
+    known = {
+        str(target.environments): "ENVIRONMENTS",
+        str(target.tokenizer): "TOKENIZER",
+        str(target.questions): "QUESTIONS",
+        str(target.folder): "FOLDER",
+        target.url: "URL",
+    }
+    for path, name in known.items():
+        text = text.replace(path, name)
+    return portable(text)
+
+
+def _about(wanted: argparse.Namespace, arguments: Sequence[str]) -> dict[str, Any]:
+    files = {str(wanted.questions), str(wanted.out), str(wanted.environments)}
+    shown = [Path(each).name if each in files else each for each in arguments]
+    return {
+        "command": portable(shlex.join(["python", "-m", "benchmarks.generators", *shown])),
+        "commit": git_commit(),
+        "machine": describe_machine(sorted(os.sched_getaffinity(0))),
+    }
+
+
+def _write(out: Path, about: dict[str, Any], outcomes: Sequence[Outcome]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document(about, outcomes), indent=1) + "\n", encoding="utf-8")
+    out.with_suffix(".md").write_text(page(outcomes), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

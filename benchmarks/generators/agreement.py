@@ -1,0 +1,204 @@
+"""compare: a load generator's figures beside the server's own, and whether they agree.
+
+Counts agree when they are equal, or when a stated reason gives the difference. Latencies agree when they differ by
+no more than _SLACK_S and _SLACK_SHARE: a client measures later than the server, on the same cores.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from benchmarks.generators.figures import Drafts, Figures, Latency
+from benchmarks.generators.server_metrics import Histogram, ServerMetrics
+
+_SLACK_S = 0.05
+_SLACK_SHARE = 0.15
+_EARLY_S = 0.005  # a client may be ahead of the server's clock by this much: both round
+_RETOKENISED_SHARE = 0.02
+
+
+class Verdict(StrEnum):
+    EQUAL = "equal"
+    EXPLAINED = "explained"
+    WITHIN = "within bounds"
+    DIFFERS = "differs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One comparison. tool, server: counts, or seconds. reason: of a difference."""
+
+    what: str
+    tool: float
+    server: float
+    verdict: Verdict
+    reason: str = ""
+
+
+def compare(figures: Figures, server: ServerMetrics, template_tokens: int) -> list[Check]:
+    """server: the difference of two scrapes. template_tokens: that the chat template adds to one user message."""
+    return [
+        *_requests(figures, server),
+        *_usage(figures, server),
+        *_own_counts(figures, server, template_tokens),
+        *_latencies(figures, server),
+        *_drafts(figures, server),
+    ]
+
+
+def _requests(figures: Figures, server: ServerMetrics) -> Iterator[Check]:
+    ends = server.by_label("vllm:request_success_total", "finished_reason")
+    answered = ends["stop"] + ends["length"]
+    completed = figures.completed + (figures.also_sent.completed if figures.also_sent else 0)
+    reason = f"{figures.also_sent.completed} sent before the measurement" if figures.also_sent else ""
+    late = completed - answered
+    if figures.cancelled and 0 < -late == figures.cancelled - ends["abort"]:
+        reason = f"{-late} had ended when the client left"
+        yield Check(what="requests", tool=completed, server=answered, verdict=Verdict.EXPLAINED, reason=reason)
+        yield Check(
+            what="cancelled requests",
+            tool=figures.cancelled,
+            server=ends["abort"],
+            verdict=Verdict.EXPLAINED,
+            reason=reason,
+        )
+        return
+    yield _count("requests", figures.completed, answered, explained=completed, reason=reason)
+    yield _count("cancelled requests", figures.cancelled, ends["abort"])
+    yield _count("failed requests", figures.failed, ends["error"])
+
+
+def _usage(figures: Figures, server: ServerMetrics) -> Iterator[Check]:
+    """Tokens of the usage in the answers. A cancelled request has none, but the server computed some of it."""
+    if figures.cancelled:
+        return
+    for what, told, name, also in (
+        ("input tokens", figures.input_tokens, "prompt", figures.also_sent and figures.also_sent.input_tokens),
+        (
+            "output tokens",
+            figures.output_tokens,
+            "generation",
+            figures.also_sent and figures.also_sent.output_tokens,
+        ),
+    ):
+        if told is None:
+            continue
+        reason = "the requests sent before the measurement" if also else ""
+        for series in (f"vllm:{name}_tokens_total", f"vllm:request_{name}_tokens_sum"):
+            counted = server.total(series)
+            label = f"{what}, {series.removeprefix('vllm:')}"
+            yield _count(label, told, counted, explained=told + (also or 0), reason=reason)
+
+
+def _own_counts(figures: Figures, server: ServerMetrics, template_tokens: int) -> Iterator[Check]:
+    if figures.cancelled:
+        return
+    also = figures.also_sent
+    if figures.own_input_tokens is not None:
+        of_template = template_tokens * figures.completed if figures.in_chat else 0
+        beside = (also.input_tokens or 0) if also else 0
+        reasons = [f"the chat template adds {template_tokens} a request"] if of_template else []
+        reasons += ["the requests sent before the measurement"] if beside else []
+        yield _count(
+            "input tokens, the tool's tokenizer",
+            figures.own_input_tokens,
+            server.total("vllm:prompt_tokens_total"),
+            explained=figures.own_input_tokens + of_template + beside,
+            reason=", ".join(reasons),
+        )
+    if figures.own_output_tokens is not None:
+        yield _retokenised(figures.own_output_tokens, server)
+
+
+def _retokenised(own: int, server: ServerMetrics) -> Check:
+    """A token that ends an answer has no text; and a text may have been written with other tokens than its own."""
+    counted = server.total("vllm:generation_tokens_total")
+    ended = server.total("vllm:request_success_total", finished_reason="stop")
+    reason = f"{ended} answers end with a token that has no text" if ended else ""
+    check = _count("output tokens, the tool's tokenizer", own, counted, explained=own + ended, reason=reason)
+    if check.verdict is not Verdict.DIFFERS or abs(own + ended - counted) > _RETOKENISED_SHARE * counted:
+        return check
+    reason = ", ".join(filter(None, (reason, "some texts have more than one sequence of tokens")))
+    return Check(what=check.what, tool=own, server=counted, verdict=Verdict.EXPLAINED, reason=reason)
+
+
+def _latencies(figures: Figures, server: ServerMetrics) -> Iterator[Check]:
+    """The end of an answer may reach a client with less delay than its beginning, so a TPOT may be below."""
+    for what, told, name, early_s in (
+        ("TTFT", figures.ttft, "time_to_first_token", _EARLY_S),
+        ("TPOT", figures.tpot, "request_time_per_output_token", _SLACK_S),
+        ("latency", figures.e2e, "e2e_request_latency", _EARLY_S),
+    ):
+        if told is not None and told.count:
+            yield from _latency(what, told, server.histogram(f"vllm:{name}_seconds"), early_s=early_s)
+    if figures.chunks is not None and figures.chunks.count:
+        yield from _chunks(figures.chunks, server.histogram("vllm:inter_token_latency_seconds"))
+
+
+def _latency(what: str, told: Latency, own: Histogram, *, early_s: float) -> Iterator[Check]:
+    close = own.mean - early_s <= told.mean_s <= _latest_s(own.mean)
+    verdict = Verdict.WITHIN if close else Verdict.DIFFERS
+    yield Check(what=f"{what}, mean", tool=told.mean_s, server=own.mean, verdict=verdict)
+    for percentile, value_s in told.percentiles.items():
+        low_s, high_s = own.bracket(percentile)
+        # Tools interpolate between neighbours, a histogram cannot: with few requests they may be a bucket apart.
+        low_s = min(low_s, own.bracket(percentile * (1 - 1 / own.count))[0])
+        verdict = Verdict.WITHIN if low_s - early_s <= value_s <= _latest_s(high_s) else Verdict.DIFFERS
+        reason = f"the server's bucket is {1000 * low_s:g} to {1000 * high_s:g} ms"
+        yield Check(what=f"{what}, p{percentile}", tool=value_s, server=high_s, verdict=verdict, reason=reason)
+
+
+def _chunks(told: Latency, own: Histogram) -> Iterator[Check]:
+    """The server sees steps. A stream without key and salt has an event for each token: docs/security.md."""
+    gaps = "without key and cache_salt a stream has one event a token, the server observes steps"
+    if told.count == own.count:
+        yield _count("chunk gaps", told.count, own.count)
+        yield from _latency("ITL", told, own, early_s=_SLACK_S)
+        return
+    verdict = Verdict.EXPLAINED if told.count > own.count else Verdict.DIFFERS
+    yield Check(what="chunk gaps", tool=told.count, server=own.count, verdict=verdict, reason=gaps)
+
+
+def _drafts(figures: Figures, server: ServerMetrics) -> Iterator[Check]:
+    if figures.drafts is None:
+        return
+    own = drafts_of(server)
+    reason = "drafts of the requests sent before the measurement" if figures.also_sent else ""
+    for what, told, counted in (
+        ("drafts", figures.drafts.drafts, own.drafts),
+        ("draft tokens", figures.drafts.draft_tokens, own.draft_tokens),
+        ("accepted draft tokens", figures.drafts.accepted_tokens, own.accepted_tokens),
+        (
+            "accepted draft tokens, by position",
+            round(sum(figures.drafts.by_position) * figures.drafts.drafts),
+            round(sum(own.by_position) * own.drafts),
+        ),
+    ):
+        above = bool(figures.also_sent) and counted > told
+        yield _count(what, told, counted, explained=counted if above else told, reason=reason)
+
+
+def drafts_of(server: ServerMetrics) -> Drafts:
+    """The server's own counts, in the form that tools give them."""
+    name = "vllm:spec_decode_num"
+    drafts = server.total(f"{name}_drafts_total")
+    accepted = server.by_label(f"{name}_accepted_tokens_per_pos_total", "position")
+    return Drafts(
+        drafts=drafts,
+        draft_tokens=server.total(f"{name}_draft_tokens_total"),
+        accepted_tokens=server.total(f"{name}_accepted_tokens_total"),
+        by_position=tuple(accepted[at] / max(1, drafts) for at in sorted(accepted, key=int)),
+    )
+
+
+def _count(what: str, told: int, counted: int, *, explained: int | None = None, reason: str = "") -> Check:
+    """explained: the tool's count with what the reason adds to it."""
+    if told == counted:
+        return Check(what=what, tool=told, server=counted, verdict=Verdict.EQUAL)
+    verdict = Verdict.EXPLAINED if reason and explained == counted else Verdict.DIFFERS
+    return Check(what=what, tool=told, server=counted, verdict=verdict, reason=reason)
+
+
+def _latest_s(own_s: float) -> float:
+    """What a client may measure at most where the server measures own_s."""
+    return own_s + _SLACK_S + _SLACK_SHARE * own_s

@@ -1,0 +1,132 @@
+"""Whether a tool's figures agree with the server's: equal counts, stated reasons, bounds of latencies.
+
+Planted bugs that these tests catch: a reason that is taken for any difference; a latency that may be far below
+the server's; the tokens of the chat template added once instead of once a request.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.generators.agreement import Check, Verdict, compare
+from benchmarks.generators.figures import Drafts, Figures, Latency
+from benchmarks.generators.server_metrics import ServerMetrics
+from faser.config.speculation import SpeculationConfig
+from faser.metrics.server import Metrics
+from faser.types import EngineStats, FinishReason, MethodStats, SpeculationStats
+
+_TEMPLATE_TOKENS = 30
+_DRAFTS = Drafts(drafts=3, draft_tokens=12, accepted_tokens=5, by_position=(1.0, 2 / 3))
+_FIGURES = Figures(completed=4, input_tokens=376, output_tokens=80)
+
+
+def served(*, stop: int = 1, aborted: int = 0, step_s: float = 0.02) -> ServerMetrics:
+    """The metrics of four answered requests of 94 and 20 tokens, `stop` of them ended by a token, in two steps."""
+    metrics = Metrics(model_name="tiny", max_model_len=128, speculation=SpeculationConfig())
+    speculation = SpeculationStats(
+        policy="faser",
+        method="text",
+        num_drafts=3,
+        accepted_per_position=(3, 2),
+        methods=(MethodStats(method="ngram", verified=12, accepted=5),),
+    )
+    metrics.engine(EngineStats(prompt_tokens=4 * 94, generation_tokens=4 * 20, speculation=speculation))
+    for number in range(4 + aborted):
+        reason = FinishReason.STOP if number < stop else FinishReason.LENGTH
+        metrics.first_token(0.2)
+        for _ in range(2):
+            metrics.tokens(10, step_s)
+        metrics.finished(
+            FinishReason.ABORT if number >= 4 else reason,
+            e2e_s=0.2 + 2 * step_s,
+            queue_s=0.0,
+            prefill_s=0.2,
+            decode_s=2 * step_s,
+            prompt_tokens=94,
+            cached_tokens=0,
+            generation_tokens=20,
+            longest_generation=20,
+            preemptions=0,
+        )
+    return ServerMetrics.parse(metrics.render().decode())
+
+
+def found(checks: list[Check], what: str) -> Check:
+    (check,) = (each for each in checks if each.what == what)
+    return check
+
+
+def verdicts(figures: Figures, server: ServerMetrics) -> set[Verdict]:
+    return {each.verdict for each in compare(figures, server, _TEMPLATE_TOKENS)}
+
+
+def test_equal_counts_agree_and_any_other_count_does_not() -> None:
+    assert verdicts(replace(_FIGURES, drafts=_DRAFTS), served()) == {Verdict.EQUAL}
+    for wrong in (
+        replace(_FIGURES, completed=5),
+        replace(_FIGURES, failed=1),
+        replace(_FIGURES, input_tokens=377),
+        replace(_FIGURES, output_tokens=79),
+        replace(_FIGURES, drafts=replace(_DRAFTS, drafts=4)),
+        replace(_FIGURES, drafts=replace(_DRAFTS, accepted_tokens=4)),
+        replace(_FIGURES, drafts=replace(_DRAFTS, by_position=(1.0, 1.0))),
+    ):
+        assert Verdict.DIFFERS in verdicts(wrong, served())
+
+
+def test_a_request_before_the_measurement_explains_its_own_tokens_and_no_others() -> None:
+    also = Figures(completed=1, input_tokens=94, output_tokens=20)
+    measured = Figures(completed=3, input_tokens=282, output_tokens=60, also_sent=also)
+    assert verdicts(measured, served()) == {Verdict.EXPLAINED, Verdict.EQUAL}
+    assert Verdict.DIFFERS in verdicts(replace(measured, output_tokens=59), served())
+    assert Verdict.DIFFERS in verdicts(replace(measured, completed=2), served())
+
+
+@pytest.mark.parametrize(
+    "own, verdict", [(256, Verdict.EXPLAINED), (257, Verdict.DIFFERS), (346, Verdict.DIFFERS)]
+)
+def test_the_chat_template_explains_its_tokens_once_a_request(own: int, verdict: Verdict) -> None:
+    checks = compare(replace(_FIGURES, own_input_tokens=own, in_chat=True), served(), _TEMPLATE_TOKENS)
+    assert found(checks, "input tokens, the tool's tokenizer").verdict is verdict
+
+
+@pytest.mark.parametrize(
+    "own, verdict", [(80, Verdict.EQUAL), (79, Verdict.EXPLAINED), (78, Verdict.EXPLAINED), (70, Verdict.DIFFERS)]
+)
+def test_texts_may_lack_the_token_that_ends_them(own: int, verdict: Verdict) -> None:
+    """One answer ends with such a token; one more is 1.25 % of the tokens, which retokenising may give."""
+    checks = compare(replace(_FIGURES, own_output_tokens=own), served(stop=1), _TEMPLATE_TOKENS)
+    assert found(checks, "output tokens, the tool's tokenizer").verdict is verdict
+
+
+@pytest.mark.parametrize(
+    "mean_s, verdict",
+    [(0.19, Verdict.DIFFERS), (0.2, Verdict.WITHIN), (0.27, Verdict.WITHIN), (0.29, Verdict.DIFFERS)],
+)
+def test_a_client_sees_the_first_token_no_earlier_and_little_later(mean_s: float, verdict: Verdict) -> None:
+    ttft = Latency(count=4, mean_s=mean_s, percentiles={})
+    checks = compare(replace(_FIGURES, ttft=ttft), served(), _TEMPLATE_TOKENS)
+    assert found(checks, "TTFT, mean").verdict is verdict
+
+
+@pytest.mark.parametrize(
+    "p50_s, verdict", [(0.05, Verdict.DIFFERS), (0.2, Verdict.WITHIN), (0.5, Verdict.DIFFERS)]
+)
+def test_a_percentile_lies_in_the_servers_bucket_or_little_above(p50_s: float, verdict: Verdict) -> None:
+    ttft = Latency(count=4, mean_s=0.2, percentiles={50: p50_s})
+    checks = compare(replace(_FIGURES, ttft=ttft), served(), _TEMPLATE_TOKENS)
+    assert found(checks, "TTFT, p50").verdict is verdict
+
+
+def test_gaps_of_single_tokens_are_explained_and_missing_gaps_are_not() -> None:
+    server = served()
+    for count, verdict in ((8, Verdict.EQUAL), (76, Verdict.EXPLAINED), (7, Verdict.DIFFERS)):
+        figures = replace(_FIGURES, chunks=Latency(count=count, mean_s=0.02, percentiles={}))
+        assert found(compare(figures, server, _TEMPLATE_TOKENS), "chunk gaps").verdict is verdict
+
+
+def test_clients_that_left_are_the_servers_aborts_or_had_their_answer() -> None:
+    figures = Figures(completed=4, cancelled=2, input_tokens=0, output_tokens=0)
+    assert verdicts(figures, served(aborted=2)) == {Verdict.EQUAL}
+    assert verdicts(replace(figures, completed=3, cancelled=3), served(aborted=2)) == {Verdict.EXPLAINED}
+    assert Verdict.DIFFERS in verdicts(replace(figures, cancelled=3), served(aborted=2))
