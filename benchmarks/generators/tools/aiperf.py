@@ -24,7 +24,7 @@ def runs() -> tuple[Run, ...]:
     return (
         Run(name="synthetic, chat", tool="aiperf", distribution="aiperf", command=_chat),
         Run(name="synthetic, completions", tool="aiperf", distribution="aiperf", command=_completions),
-        Run(name="half of the clients leave", tool="aiperf", distribution="aiperf", command=_cancelled),
+        Run(name="clients that leave", tool="aiperf", distribution="aiperf", command=_cancelled),
     )
 
 

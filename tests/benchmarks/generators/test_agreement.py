@@ -118,9 +118,14 @@ def test_a_percentile_lies_in_the_servers_bucket_or_little_above(p50_s: float, v
     assert found(checks, "TTFT, p50").verdict is verdict
 
 
-def test_gaps_of_single_tokens_are_explained_and_missing_gaps_are_not() -> None:
-    server = served()
-    for count, verdict in ((8, Verdict.EQUAL), (76, Verdict.EXPLAINED), (7, Verdict.DIFFERS)):
+def test_gaps_of_tokens_and_of_silent_ends_are_explained_and_other_missing_gaps_are_not() -> None:
+    server = served(stop=1)
+    for count, verdict in (
+        (8, Verdict.EQUAL),
+        (76, Verdict.EXPLAINED),
+        (7, Verdict.EXPLAINED),
+        (6, Verdict.DIFFERS),
+    ):
         figures = replace(_FIGURES, chunks=Latency(count=count, mean_s=0.02, percentiles={}))
         assert found(compare(figures, server, _TEMPLATE_TOKENS), "chunk gaps").verdict is verdict
 
