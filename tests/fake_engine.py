@@ -1,12 +1,14 @@
 """FakeEngine: an engine without a model, with scripted answers, that records its requests."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Self
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from faser.engine.client.timing import Timing
 from faser.engine.text.token_spelling import BYTE_OF_CHAR
 from faser.engine.text.tokenizer import Tokenizer
 from faser.engine.text.tokenizer_settings import TokenizerSettings
@@ -187,16 +189,22 @@ class FakeStream:
         self._request = request
         self._steps = steps
         self._finished = False
+        self.timing = Timing(arrival_s=request.arrival_s)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> RequestOutput:
+        timing = self.timing
+        timing.scheduled_s = timing.scheduled_s or time.monotonic()
         await asyncio.sleep(self._engine.step_s)
         step = next(self._steps, None)
         if step is None or isinstance(step, Exception):
             self._finished = True
             raise StopAsyncIteration if step is None else step
+        now = time.monotonic()
+        timing.first_token_s = timing.first_token_s or now
+        timing.last_token_s |= {each.index: now for each in step.deltas}
         return step
 
     async def __aenter__(self) -> Self:

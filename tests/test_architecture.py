@@ -20,9 +20,10 @@ PACKAGE = Path(__file__).parent.parent / "faser"
 class Layer(Enum):
     """Folders and modules of each layer. The longest prefix that fits a module's name decides."""
 
-    VALUES = ("types", "errors", "machine", "files", "processes")
+    VALUES = ("types", "errors", "machine", "files", "processes", "logs")
     CONFIG = ("config",)
     METRICS = ("metrics",)
+    TRACING = ("tracing",)
     CONTRACT = ("engine.contract",)
     TEXT = ("engine.text", "engine.checkpoints", "engine.structure")
     CONTROL = ("engine.control",)
@@ -51,6 +52,7 @@ MAY_IMPORT: dict[Layer, set[Layer]] = {
     Layer.VALUES: {Layer.VALUES},
     Layer.CONFIG: _BELOW,
     Layer.METRICS: _BELOW | {Layer.METRICS},
+    Layer.TRACING: _BELOW | {Layer.TRACING},
     Layer.CONTRACT: _CONTRACT,
     Layer.TEXT: _BELOW | {Layer.TEXT},
     Layer.CONTROL: _CONTRACT | {Layer.CONTROL},
@@ -58,8 +60,8 @@ MAY_IMPORT: dict[Layer, set[Layer]] = {
     Layer.EXECUTION: _CONTRACT | {Layer.KERNELS, Layer.EXECUTION},
     Layer.ENGINE: _ALL_OF_THE_ENGINE,
     Layer.CLIENT: _CONTRACT | {Layer.METRICS, Layer.ENGINE, Layer.CLIENT},
-    Layer.API: _CONTRACT | {Layer.METRICS, Layer.CLIENT, Layer.API},
-    Layer.COMMANDS: _ALL_OF_THE_ENGINE | {Layer.METRICS, Layer.CLIENT, Layer.API, Layer.COMMANDS},
+    Layer.API: _CONTRACT | {Layer.METRICS, Layer.TRACING, Layer.CLIENT, Layer.API},
+    Layer.COMMANDS: _ALL_OF_THE_ENGINE | {Layer.METRICS, Layer.TRACING, Layer.CLIENT, Layer.API, Layer.COMMANDS},
 }
 WITHOUT_TORCH = set(Layer) - {Layer.KERNELS, Layer.EXECUTION, Layer.ENGINE}
 

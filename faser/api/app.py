@@ -1,6 +1,7 @@
 """create_app: puts routes, middleware and error handlers together. Knows no model and loads no torch."""
 
 from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
 
 from faser.api.middleware.api_keys import ApiKeys
 from faser.api.middleware.auth import ApiKeyMiddleware
@@ -26,9 +27,14 @@ from faser.api.routes.tokenize import tokenize_router
 from faser.api.serving.engine_client import EngineClient
 from faser.api.serving.requests.settings import ApiSettings
 from faser.api.serving.service import Service
+from faser.api.tracing.middleware import TracingMiddleware
 from faser.metrics.server import KEY_LIMIT, Metrics
+from faser.tracing.span import Tracer
 
 __all__ = ["ApiSettings", "create_app"]
+
+# FastAPI's own, which would log the exceptions of requests and make a span of each of their parts.
+_NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, auto_configure=False)
 
 _ROUTERS = (
     chat_router,
@@ -44,15 +50,21 @@ _ROUTERS = (
 
 
 def create_app(
-    engine: EngineClient, *, settings: ApiSettings, metrics: Metrics, keys: ApiKeys | None = None
+    engine: EngineClient,
+    *,
+    settings: ApiSettings,
+    metrics: Metrics,
+    keys: ApiKeys | None = None,
+    tracer: Tracer | None = None,
 ) -> FastAPI:
     """The application; the engine may still be loading. Raises ModelError for a broken chat template.
 
     keys: that requests may present, for a caller that replaces them later; None: those of the settings.
+    tracer: makes a span of each request for an answer; None: there are no traces.
     """
     keys = ApiKeys(settings.api_keys) if keys is None else keys
     service = Service.build(engine, settings, metrics)
-    app = FastAPI(title="FASER", version=settings.version, redirect_slashes=False)
+    app = FastAPI(title="FASER", version=settings.version, redirect_slashes=False, telemetry=_NO_TELEMETRY)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
     for router in _ROUTERS:
         app.include_router(router(service))
@@ -68,6 +80,8 @@ def create_app(
             on_refused=lambda: metrics.rejected(KEY_LIMIT),
             free_routes=frozenset({LIVE_ROUTE}),
         )
+    if tracer is not None:
+        app.add_middleware(TracingMiddleware, tracer=tracer)
     app.add_middleware(
         ApiKeyMiddleware,
         keys=keys,

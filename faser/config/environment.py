@@ -17,11 +17,24 @@ def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of the engine's process: this one's without API keys, which the engine does not use."""
+    """The environment of the engine's process: this one's without keys, which the engine does not use."""
     return {name: value for name, value in environment.items() if name not in _SECRETS}
 
 
-_SECRETS = ("FASER_API_KEY", "VLLM_API_KEY")
+_SECRETS = (
+    "FASER_API_KEY",
+    "VLLM_API_KEY",
+    "OTEL_EXPORTER_OTLP_HEADERS",
+    "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+)
+
+
+def traces_protocol(environment: Mapping[str, str] = os.environ) -> tuple[str, str | None]:
+    """(variable, value) of the protocol in which OpenTelemetry is to send spans; None: it is not set."""
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if value := environment.get(name):
+            return name, value
+    return "", None
 
 
 def proxy(environment: Mapping[str, str] = os.environ) -> tuple[str, str] | None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from faser.config.checks import Label, raise_problems, sampling_problems
 from faser.config.declaration import Kind, setting
@@ -227,6 +228,21 @@ class ServerConfig:
         choices=("debug", "info", "warning", "error", "critical"),
         common=True,
     )
+    log_format: str = setting(
+        "text",
+        "How lines of the log look. json: each is one JSON object, progress included.",
+        group=SERVER,
+        kind=Kind.TEXT,
+        choices=("text", "json"),
+    )
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        "URL that takes a span for each request, by OTLP over HTTP. Needs the packages of the extra otel.",
+        group=SERVER,
+        kind=Kind.TEXT,
+        metavar="url",
+        example="http://127.0.0.1:4318/v1/traces",
+    )
     disable_uvicorn_access_log: bool = setting(
         False, "Do not log a line for each request.", group=SERVER, kind=Kind.SWITCH
     )
@@ -305,6 +321,7 @@ class ServerConfig:
                 if values[limit] is not None
             ]
         found += _cors_problems(values, label)
+        found += _traces_problems(values["otlp_traces_endpoint"], label("otlp_traces_endpoint"))
         found += sampling_problems(values["override_generation_config"] or {}, label("override_generation_config"))
         return found
 
@@ -318,6 +335,26 @@ def key_problems(keys: Iterable[str]) -> list[str]:
         elif not key.isprintable():
             found.append("it has a character that is not printable, and no client could present it")
     return found
+
+
+def _traces_problems(endpoint: str | None, named: str) -> list[str]:
+    if endpoint is None:
+        return []
+    try:
+        url = urlsplit(endpoint)
+        fits = url.scheme in ("http", "https") and url.hostname and url.port != 0 and not url.query
+    except ValueError:
+        fits = False
+    else:
+        if url.username is not None:
+            return [f"{named} has a user; send credentials in the variable OTEL_EXPORTER_OTLP_TRACES_HEADERS"]
+    if not fits:
+        return [f"{named} is {endpoint}; it must be a URL such as http://127.0.0.1:4318/v1/traces"]
+    if url.path in ("", "/"):  # 4317 is where collectors take gRPC
+        port = 4318 if url.port in (None, 4317) else url.port
+        usual = f"{url.scheme}://{url.hostname}:{port}/v1/traces"
+        return [f"{named} is {endpoint}; it must be a URL with a path, mostly {usual}: spans are sent over HTTP"]
+    return []
 
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")  # as browsers send it: without a path

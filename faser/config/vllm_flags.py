@@ -152,8 +152,6 @@ FOREIGN_FLAGS: tuple[ForeignFlag, ...] = (
     _refuse("--admin-api-key", _NO_ADMIN),
     _refuse("--metrics-port", "metrics share the server's port", instead="--metrics-require-key"),
     _refuse("--legacy-vllm-metrics", "only current metric names are exported", switch=True),
-    _refuse("--otlp-traces-endpoint", "this build sends no traces"),
-    _refuse("--collect-detailed-traces", "this build sends no traces"),
     _refuse("--kv-transfer-config", "the KV cache stays in one process", neutral=("{}",)),
     _refuse("--kv-events-config", "the KV cache stays in one process", neutral=("{}",)),
     _refuse(
@@ -176,6 +174,8 @@ FOREIGN_FLAGS: tuple[ForeignFlag, ...] = (
     _warn("--disable-cascade-attn", "there is no such kernel", switch=True),
     _warn("--prefix-caching-hash-algo", "blocks are found by their tokens"),
     _warn("--disable-frontend-multiprocessing", "the engine always has its own process", switch=True),
+    _warn("--collect-detailed-traces", "every span has the times of queue, prefill and decode", many=True),
+    _warn("--log-config-file", "lines are text or JSON, by --log-format"),
     _warn("--disable-log-stats", "statistics are in /metrics, not in the log", switch=True),
     _warn("--enable-log-requests", "prompts are not logged", switch=True),
     _warn("--disable-log-requests", "prompts are not logged", switch=True),

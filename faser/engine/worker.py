@@ -1,7 +1,7 @@
 """The engine's loop, in a child process or a thread: messages in, steps, deltas out.
 
-Run as `python -m faser.engine.worker FD LEVEL`: the engine's end of the socket and the log level. The loop catches
-exceptions once, at its top, and sends them to the front-end, which then fails every open request. When the
+Run as `python -m faser.engine.worker FD LEVEL FORMAT`: the engine's end of the socket, and how it logs. The loop
+catches exceptions once, at its top, and sends them to the front-end, which then fails every open request. When the
 front-end closes the socket, the engine ends, also while it loads.
 """
 
@@ -35,6 +35,7 @@ from faser.engine.contract.messages import (
 from faser.engine.engine import Engine
 from faser.engine.preparation import Preparation, Prepared
 from faser.errors import ConfigError, RequestError
+from faser.logs.setup import ENGINE, start_logging
 from faser.types import EngineState, Request
 
 _log = logging.getLogger("faser.engine")
@@ -195,7 +196,7 @@ def main() -> None:
     """Entry of the child process. The front-end handles signals."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which compilers and downloads would inherit
-    logging.basicConfig(level=sys.argv[2], format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    start_logging(sys.argv[2], sys.argv[3], ENGINE)
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         serve(connection, own_process=True)
     sys.stderr.flush()

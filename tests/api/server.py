@@ -19,6 +19,7 @@ from faser.cli.serve.listener import listen
 from faser.config.server import ServerConfig
 from faser.config.speculation import SpeculationConfig
 from faser.metrics.server import Metrics
+from faser.tracing.span import Tracer
 
 MODEL = "tiny"
 
@@ -71,13 +72,14 @@ def serving(
     config: ServerConfig | None = None,
     *,
     keys: ApiKeys | None = None,
+    tracer: Tracer | None = None,
 ) -> Iterator[str]:
     """The server's URL while it runs.
 
     config: limits of connections; the defaults suit most tests. keys: instead of those of the settings.
     """
     metrics = Metrics(model_name=MODEL, max_model_len=4096)
-    app = create_app(engine, settings=chosen or settings(), metrics=metrics, keys=keys)
+    app = create_app(engine, settings=chosen or settings(), metrics=metrics, keys=keys, tracer=tracer)
     with running(http_server(app, config or ServerConfig(disable_uvicorn_access_log=True))) as url:
         yield url
 

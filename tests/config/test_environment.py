@@ -23,8 +23,9 @@ def test_the_cache_is_where_the_environment_says() -> None:
     assert cache_dir({"XDG_CACHE_HOME": "/x", "FASER_CACHE_DIR": "/own"}) == Path("/own")
 
 
-def test_the_process_of_the_engine_has_no_api_keys() -> None:
+def test_the_process_of_the_engine_has_no_keys() -> None:
     environment = {"FASER_API_KEY": "secret", "VLLM_API_KEY": "secret", "FASER_CACHE_DIR": "/own"}
+    environment |= {"OTEL_EXPORTER_OTLP_HEADERS": "k=secret", "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "k=secret"}
     assert child_environment(environment) == {"FASER_CACHE_DIR": "/own"}
 
 

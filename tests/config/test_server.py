@@ -22,6 +22,25 @@ def test_every_default_is_sound() -> None:
             {"chat_template": "/no/such"},
             "chat_template is /no/such; it must be the path of a file that can be read",
         ),
+        (
+            {"otlp_traces_endpoint": "localhost:4318"},
+            "otlp_traces_endpoint is localhost:4318; it must be a URL such as http://127.0.0.1:4318/v1/traces",
+        ),
+        (
+            {"otlp_traces_endpoint": "grpc://collector:4317"},
+            "otlp_traces_endpoint is grpc://collector:4317; it must be a URL such as "
+            "http://127.0.0.1:4318/v1/traces",
+        ),
+        (
+            {"otlp_traces_endpoint": "http://collector:4317"},
+            "otlp_traces_endpoint is http://collector:4317; it must be a URL with a path, mostly "
+            "http://collector:4318/v1/traces: spans are sent over HTTP",
+        ),
+        (
+            {"otlp_traces_endpoint": "https://user:secret@collector/v1/traces"},
+            "otlp_traces_endpoint has a user; send credentials in the variable OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+        ),
+        ({"log_format": "xml"}, "log_format is xml; it must be one of text, json"),
         ({"root_path": "x"}, "root_path is x; it must begin with /"),
         ({"api_key": (" k ",)}, "api_key is ***; it begins or ends with a space, and no client could present it"),
         (

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from faser.api.protocol.errors import HttpError, error_response, internal_error
 from faser.errors import RequestError
+from faser.logs.context import begin, bind
 
 _log = logging.getLogger("faser.api")
 
@@ -33,6 +34,7 @@ def set_request_id(scope: Scope, request_id: str, param: str) -> None:
             param=param,
         )
     scope["state"]["request_id"] = request_id
+    bind(request_id=request_id)
 
 
 class RequestIdMiddleware:
@@ -54,7 +56,8 @@ class RequestIdMiddleware:
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = get_request_id(scope)
             await send(message)
 
-        scope.setdefault("state", {})["request_id"] = uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = made = uuid.uuid4().hex
+        begin(request_id=made)
         try:
             if given := Headers(scope=scope).get(REQUEST_ID_HEADER):
                 set_request_id(scope, given, REQUEST_ID_HEADER)

@@ -30,7 +30,7 @@ from faser.errors import (
 _log = logging.getLogger("faser.api")
 
 # The status that proxies log for a client that disconnected; it is not received.
-_CLIENT_CLOSED_REQUEST = 499
+CLIENT_CLOSED_REQUEST = 499
 
 _TYPES = {
     HTTPStatus.BAD_REQUEST: "BadRequestError",
@@ -65,8 +65,12 @@ class HttpError(Exception):
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
     """{"error": {...}}, the shape of every error, also within a stream."""
-    kind = _TYPES.get(HTTPStatus(status), "APIError")
-    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+    return {"error": {"message": message, "type": error_type(status), "param": param, "code": status}}
+
+
+def error_type(status: int) -> str:
+    """What errors with this status are called."""
+    return _TYPES.get(HTTPStatus(status), "APIError")
 
 
 class _ErrorResponse(Response):
@@ -162,4 +166,4 @@ async def _on_validation_error(_: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:
-    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    return Response(status_code=CLIENT_CLOSED_REQUEST)

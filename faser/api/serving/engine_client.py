@@ -2,12 +2,18 @@
 
 from typing import Protocol, Self
 
+from faser.engine.client.timing import Timing
 from faser.engine.text.tokenizer import Tokenizer
 from faser.types import EngineState, EngineStats, ModelInfo, Request, RequestOutput
 
 
 class OutputReader(Protocol):
     """The outputs of one accepted request. Exiting the context before the end aborts the request."""
+
+    @property
+    def timing(self) -> Timing:
+        """When its outputs came, so far."""
+        ...
 
     def __aiter__(self) -> Self: ...
 

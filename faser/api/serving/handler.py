@@ -22,8 +22,10 @@ from faser.api.serving.answers.usage import Usage
 from faser.api.serving.disconnect import while_connected
 from faser.api.serving.engine_client import OutputReader
 from faser.api.serving.event_stream import EventStream
+from faser.api.serving.generation_record import GenerationRecord
 from faser.api.serving.requests.prompts import TokenizedPrompt
 from faser.api.serving.service import Service
+from faser.api.tracing.request_trace import RequestTrace
 from faser.errors import FaserError
 from faser.types import OutputDelta, Request, RequestOutput
 
@@ -38,6 +40,7 @@ class GenerationHandler:
     streams: the answer is a stream; otherwise it is one JSON document.
     predicted: token ids of the body's prediction; None: the body has none.
     use_tokens: is told how many tokens, prompt and generated, the request uses.
+    record: what the request's span says of it. trace: of the request; None: it has no span.
     """
 
     service: Service
@@ -47,6 +50,8 @@ class GenerationHandler:
     formatter: AnswerFormatter
     framing: AnswerFraming
     use_tokens: Callable[[int], None]
+    record: GenerationRecord
+    trace: RequestTrace | None = None
     streams: bool = False
     predicted: tuple[int, ...] | None = None
 
@@ -71,6 +76,7 @@ class GenerationHandler:
             aclosing(_merged(readers)) as outputs,
         ):
             usage.count_prompts()
+            self.record.follow(readers, states, usage, report)
             async for prompt_index, output in outputs:
                 usage.count_cached(prompt_index, output.num_cached_tokens)
                 for state, delta in self._by_choice(states, prompt_index, output):
@@ -78,8 +84,9 @@ class GenerationHandler:
                     deltas[state.index].append(delta)
                     report.take(state.index, delta)
         choices = [self.formatter.choice(state, _joined(own)) for state, own in zip(states, deltas, strict=True)]
-        for state in states:
+        for state, choice in zip(states, choices, strict=True):
             usage.count_reasoning(state.index, state.num_reasoning_tokens)
+            state.finish_reason = choice["finish_reason"]
         return msgspec.json.encode(self.framing.document(choices, states, usage, report))
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
@@ -92,6 +99,7 @@ class GenerationHandler:
                 aclosing(_merged(readers)) as outputs,
             ):
                 usage.count_prompts()
+                self.record.follow(readers, states, usage, report)
                 async for prompt_index, output in outputs:
                     usage.count_cached(prompt_index, output.num_cached_tokens)
                     events = []
@@ -99,6 +107,8 @@ class GenerationHandler:
                         usage.count(state.index, delta)
                         report.take(state.index, delta)
                         chunks = self.formatter.chunks(state, delta)
+                        if delta.finish_reason is not None:
+                            state.finish_reason = chunks[-1]["finish_reason"]
                         usage.count_reasoning(state.index, state.num_reasoning_tokens)
                         events.append(self.framing.events(chunks, usage))
                     if any(events):
@@ -107,7 +117,10 @@ class GenerationHandler:
         except Exception as error:
             if not started:
                 raise
-            yield self.framing.failure(self._as_http_error(error))
+            answer = self._as_http_error(error)
+            if self.trace is not None:
+                self.trace.late_status = answer.status
+            yield self.framing.failure(answer)
             return
         yield self.framing.end(usage, report)
 

@@ -14,12 +14,14 @@ from faser.api.protocol.unsupported_fields import UnsupportedField
 from faser.api.serving.answers.choices_framing import ChoicesFraming, Streaming
 from faser.api.serving.answers.formatter import AnswerFormatter
 from faser.api.serving.answers.framing import AnswerFraming, Envelope
+from faser.api.serving.generation_record import GenerationRecord
 from faser.api.serving.handler import GenerationHandler
 from faser.api.serving.requests.deadline import deadline_of
 from faser.api.serving.requests.prompts import TokenizationRules, TokenizedPrompt
 from faser.api.serving.requests.settings import ApiSettings
 from faser.api.serving.requests.speculation_params import speculation_params
 from faser.api.serving.service import Service
+from faser.api.tracing.request_trace import trace_of
 from faser.errors import RequestError
 from faser.types import ModelInfo, Request, SamplingParams
 
@@ -130,16 +132,30 @@ def build_handler(
         system_fingerprint=_fingerprint(settings),
         sampling=sampling,
     )
+    framing = ChoicesFraming(envelope, formatter, streaming) if frame is None else frame(envelope)
+    record = GenerationRecord(
+        operation="text_completion" if formatter.object_name == "text_completion" else "chat",
+        model=envelope.model,
+        answer_id=framing.answer_id,
+        requests=requests,
+        streams=streaming is not None,
+        method=settings.speculation.method,
+    )
+    trace = trace_of(http.scope)
+    if trace is not None:
+        trace.describe = record.describe
     return GenerationHandler(
         service=service,
         request_id=request_id,
         requests=requests,
         prompts=tuple(prompts),
         formatter=formatter,
-        framing=ChoicesFraming(envelope, formatter, streaming) if frame is None else frame(envelope),
+        framing=framing,
         streams=streaming is not None,
         predicted=predicted,
         use_tokens=lambda num_tokens: use_tokens(http.scope, num_tokens),
+        record=record,
+        trace=trace,
     )
 
 

@@ -40,9 +40,17 @@ class ProgressReporter:
     """Shows one stage at a time. Use it in a `with`; call it with (stage, done, total), from any thread.
 
     done and total have the same unit. total 0: the size of the stage is unknown; it ends when the next begins.
+    live: draw bars; None: on a terminal. write: takes each line that is there instead of bars.
     """
 
-    def __init__(self, *, live: bool | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        live: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        write: Callable[[str], None] | None = None,
+    ) -> None:
+        self._write = write or _write_line
         self._clock = clock
         self._live = sys.stderr.isatty() if live is None else live
         self._lock = threading.Lock()
@@ -100,4 +108,8 @@ class ProgressReporter:
         self._printed_s[stage] = float("inf") if ended else now
         taken_s = now - self._began_s.setdefault(stage, now)
         said = f": {100 * done // total} %" if total else f": {taken_s:.0f} s" if taken_s else ""
-        print(f"{stage}{said}", file=sys.stderr, flush=True)
+        self._write(f"{stage}{said}")
+
+
+def _write_line(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

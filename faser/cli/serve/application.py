@@ -18,6 +18,7 @@ from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.supervisor import Supervision
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.metrics.server import Metrics
+from faser.tracing.span import Tracer
 from faser.types import ProgressCallback
 
 _EMBEDDED_NAME = "SmolLM2-135M-Instruct"
@@ -37,10 +38,12 @@ async def build_application(
     keys: ApiKeys,
     chat_template: str | None,
     report: ProgressCallback,
+    tracer: Tracer | None = None,
 ) -> tuple[AsyncEngine, FastAPI]:
     """The engine has not been started.
 
-    directory: of the model. chat_template: replaces the model's. report: of the engine's start. Raises ModelError.
+    directory: of the model. chat_template: replaces the model's. report: of the engine's start. tracer: as of
+    create_app. Raises ModelError.
     """
     names = served_names(engine_config, server_config)
     tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine_config.tokenizer or directory))
@@ -73,7 +76,7 @@ async def build_application(
         page=server_config.page,
         most_viewers=_most_viewers(server_config),
     )
-    return engine, create_app(engine, settings=settings, metrics=metrics, keys=keys)
+    return engine, create_app(engine, settings=settings, metrics=metrics, keys=keys, tracer=tracer)
 
 
 def _most_viewers(config: ServerConfig) -> int:

@@ -15,13 +15,16 @@ from faser.cli.flags.parser import parse
 from faser.cli.flags.sources import SETTINGS, Findings, UsageError, add_environment, add_file, settle
 from faser.cli.serve.keys import read_api_keys
 from faser.cli.serve.listener import listen
+from faser.cli.serve.notices import failed, notice
 from faser.cli.serve.text_file import read_text
 from faser.cli.serve.tls import check_certificate
+from faser.cli.serve.tracing import FLUSH_TIMEOUT_S, open_tracer
 from faser.config.checks import Label, find_problems
 from faser.config.declaration import settings_of
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
-from faser.errors import ModelError
+from faser.errors import FaserError, ModelError
+from faser.logs.setup import FRONT_END, start_logging
 from faser.machine import may_have_gpu
 from faser.processes import exit_on_sigterm
 
@@ -45,19 +48,39 @@ def serve(arguments: Sequence[str]) -> int:
     if parsed.config_file is not None:
         add_file(parsed.findings, parsed.config_file, SETTINGS)
     engine_config, server_config = _configs(parsed.findings)
+    _start_logging(server_config)
     for warning in parsed.findings.warnings:
-        print(f"{PROG}: warning: {warning}", file=sys.stderr)
+        notice(f"warning: {warning}", logging.WARNING)
     if engine_config.speculation.synthetic:
-        print(SYNTHETIC_BANNER, file=sys.stderr)
-    _start_logging(server_config.log_level)
-    label = parsed.findings.label
+        _warn_of_synthetic_acceptance(server_config)
+    try:
+        return _listen_and_serve(engine_config, server_config, parsed.findings.label, began_s)
+    except FaserError as error:
+        return failed(error)
+
+
+def _listen_and_serve(
+    engine_config: EngineConfig, server_config: ServerConfig, label: Label, began_s: float
+) -> int:
     keys = read_api_keys(server_config, label)
     chat_template = read_chat_template(server_config.chat_template, label("chat_template"))
     check_certificate(server_config, label)
     with exit_on_sigterm(0), listen(server_config.host, server_config.port, label) as listener:
-        from faser.cli.serve.server import serve_on
+        tracer = open_tracer(server_config, label)
+        try:
+            from faser.cli.serve.server import serve_on
 
-        return serve_on(listener, engine_config, server_config, label, keys, chat_template, began_s)
+            return serve_on(listener, engine_config, server_config, label, keys, chat_template, began_s, tracer)
+        finally:
+            if tracer is not None:
+                tracer.close(FLUSH_TIMEOUT_S)
+
+
+def _warn_of_synthetic_acceptance(config: ServerConfig) -> None:
+    if config.log_format == "json":
+        notice("synthetic acceptance: answers are not the model's; for measuring costs only", logging.WARNING)
+    else:
+        print(SYNTHETIC_BANNER, file=sys.stderr)
 
 
 def _configs(findings: Findings) -> tuple[EngineConfig, ServerConfig]:
@@ -97,8 +120,8 @@ def read_chat_template(path: str | None, named: str) -> str | None:
     return source
 
 
-def _start_logging(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    if level != "debug":
+def _start_logging(config: ServerConfig) -> None:
+    start_logging(config.log_level, config.log_format, FRONT_END)
+    if config.log_level != "debug":
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         logging.getLogger("httpx").setLevel(logging.WARNING)

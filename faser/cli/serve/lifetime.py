@@ -21,6 +21,7 @@ import uvloop
 from faser.api.http.descriptors import raise_open_files_limit
 from faser.api.http.limits import HttpLimits
 from faser.api.http.server import LimitedServer
+from faser.cli.serve.notices import notice
 from faser.config.server import ServerConfig
 from faser.errors import FaserError
 from faser.types import ModelInfo
@@ -162,5 +163,5 @@ class _Stop:
         else:
             self.status = _INTERRUPTED if number is signal.SIGINT else 0
             said = "stopped before it was ready"
-        print(f"faser serve: {said}", file=sys.stderr, flush=True)
+        notice(said)
         self.requested.set()

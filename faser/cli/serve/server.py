@@ -13,11 +13,14 @@ from faser.cli.console.progress import ProgressReporter
 from faser.cli.serve.application import build_application, served_names
 from faser.cli.serve.fetch import fetch_model
 from faser.cli.serve.lifetime import http_server, run_until_stopped
+from faser.cli.serve.notices import notice, progress_line
 from faser.cli.serve.reload import has_files, reload_files
 from faser.config.checks import Label
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
 from faser.engine.client.async_engine import AsyncEngine
+from faser.logs.setup import log_format
+from faser.tracing.span import Tracer
 from faser.types import ModelInfo
 
 
@@ -29,16 +32,17 @@ def serve_on(
     keys: tuple[str, ...],
     chat_template: str | None,
     began_s: float,
+    tracer: Tracer | None = None,
 ) -> int:
     """Serve until a signal; returns the exit status.
 
     listener: bound. label: what messages call a setting. keys: API keys that requests may present. chat_template:
-    replaces the model's; None: it does not. began_s: program start, by time.monotonic().
+    replaces the model's; None: it does not. began_s: program start, by time.monotonic(). tracer: as of create_app.
     Raises ConfigError or EngineError if the model cannot be loaded.
     """
     name = served_names(engine_config, server_config)[0]
     accepted = ApiKeys(keys)
-    with ProgressReporter() as report:
+    with ProgressReporter(live=None if log_format() == "text" else False, write=progress_line) as report:
         http = LoadingApp("the model is being fetched", PageFiles() if server_config.page else None)
 
         def report_fetch(stage: str, done: int, total: int) -> None:
@@ -48,17 +52,15 @@ def serve_on(
         async def prepare() -> AsyncEngine:
             directory = await fetch_model(engine_config, report_fetch)
             engine, http.application = await build_application(
-                directory, engine_config, server_config, accepted, chat_template, report
+                directory, engine_config, server_config, accepted, chat_template, report, tracer
             )
             report("starting the engine", 0, 0)
             return engine
 
         def announce(info: ModelInfo) -> None:
             report.stop()
-            print(
-                ready_line(url_of(listener, server_config), name, info, engine_config.threads, began_s),
-                flush=True,
-            )
+            ready = ready_line(url_of(listener, server_config), name, info, engine_config.threads, began_s)
+            notice(ready, to_stdout=True)
 
         server = http_server(http, server_config)
         server.config.load()  # reads the certificate, so that SIGHUP finds one to replace
@@ -75,10 +77,10 @@ def serve_on(
 
 
 def ready_line(url: str, model: str, info: ModelInfo, threads: int, began_s: float) -> str:
-    """The line that tells the operator that the server is ready."""
+    """What tells the operator that the server is ready."""
     tokens = info.num_blocks * info.block_size
     return (
-        f"faser serve: ready at {url} · {model} · {info.dtype} · {tokens} KV tokens · "
+        f"ready at {url} · {model} · {info.dtype} · {tokens} KV tokens · "
         f"{threads} thread{'s' if threads > 1 else ''} ({info.backend}) · {time.monotonic() - began_s:.1f} s"
     )
 

@@ -12,6 +12,7 @@ import threading
 from typing import Literal, Protocol
 
 from faser.config.environment import child_environment
+from faser.logs.setup import log_format
 
 Transport = Literal["process", "thread"]
 
@@ -45,7 +46,14 @@ class _ProcessHost:
     def __init__(self, connection: socket.socket) -> None:
         with connection:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "faser.engine.worker", str(connection.fileno()), _log_level()],
+                [
+                    sys.executable,
+                    "-m",
+                    "faser.engine.worker",
+                    str(connection.fileno()),
+                    _log_level(),
+                    log_format(),
+                ],
                 pass_fds=[connection.fileno()],
                 env=child_environment(),
                 start_new_session=True,  # Ctrl-C reaches only the front-end, which drains

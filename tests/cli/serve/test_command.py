@@ -1,5 +1,6 @@
 """`faser serve` with a tiny model, in a process of its own."""
 
+import json
 import re
 import signal
 import socket
@@ -67,6 +68,24 @@ def test_warnings_and_the_synthetic_banner_come_before_the_model_is_loaded(tiny_
     assert "warning: --speculative-config: 'enforce_eager' has no effect: " in done.stderr
     assert "SYNTHETIC ACCEPTANCE" in done.stderr
     assert {len(line) for line in SYNTHETIC_BANNER.splitlines()} == {80}
+
+
+def test_an_error_after_the_log_has_begun_is_a_line_of_it(tiny_checkpoint: Path) -> None:
+    config = '{"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5], "enforce_eager": true}'
+    flags = ["--port", "0", "--max-model-len", "9M", "--speculative-config", config, "--log-format", "json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "faser", "serve", str(tiny_checkpoint), *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    said = [json.loads(line) for line in done.stderr.splitlines()]
+    assert said[0]["message"].startswith("warning: --speculative-config: 'enforce_eager' has no effect: ")
+    assert said[1]["message"].startswith("synthetic acceptance: ")
+    assert said[-1]["message"].startswith("--max-model-len is 9437184; ")
+    assert said[-1]["level"] == "CRITICAL"
 
 
 def test_settings_that_do_not_fit_the_model_end_with_status_2(tiny_checkpoint: Path) -> None:

@@ -22,6 +22,7 @@ class MessageFraming:
 
     def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
+        self.answer_id = f"msg_{envelope.request_id}"
         self._content = ContentBlocks()
         self._started = False
         self._ended: Json = {"stop_reason": None, "stop_sequence": None}
@@ -66,7 +67,7 @@ class MessageFraming:
 
     def _message(self, content: list[Json], usage: Usage) -> Json:
         return {
-            "id": f"msg_{self._envelope.request_id}",
+            "id": self.answer_id,
             "type": "message",
             "role": "assistant",
             "model": self._envelope.model,

@@ -29,8 +29,9 @@ class ResponseFraming:
         self._output = OutputItems(envelope.request_id)
         self._number = 0
         self._finish_reason: str | None = None
+        self.answer_id = f"resp_{envelope.request_id}"
         self._echo = {
-            "id": f"resp_{envelope.request_id}",
+            "id": self.answer_id,
             "object": "response",
             "created_at": envelope.created_s,
             "model": envelope.model,

@@ -42,8 +42,9 @@ class ChoicesFraming:
     def __init__(self, envelope: Envelope, formatter: AnswerFormatter, streaming: Streaming | None) -> None:
         self._formatter = formatter
         self._streaming = streaming or Streaming()
+        self.answer_id = f"{formatter.id_prefix}{envelope.request_id}"
         self._fields = {
-            "id": f"{formatter.id_prefix}{envelope.request_id}",
+            "id": self.answer_id,
             "created": envelope.created_s,
             "model": envelope.model,
             "system_fingerprint": envelope.system_fingerprint,

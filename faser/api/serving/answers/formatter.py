@@ -17,10 +17,11 @@ Choice = dict[str, Any]
 
 @dataclass(slots=True, kw_only=True)
 class ChoiceState:
-    """One choice while its answer arrives. The handler sets prompt_logprobs, the formatter all other fields.
+    """One choice while its answer arrives. The formatter sets what the handler does not.
 
     index: in the answer. started: something of the choice has been sent. text_offset: number of characters
     whose tokens the logprobs of a text completion have covered. parser: of a chat's answer, once it has begun.
+    The handler sets prompt_logprobs, and finish_reason as the answer has it.
     """
 
     index: int
@@ -29,6 +30,7 @@ class ChoiceState:
     started: bool = False
     text_offset: int = 0
     parser: AnswerParser | None = None
+    finish_reason: str | None = None
 
     @property
     def num_reasoning_tokens(self) -> int:

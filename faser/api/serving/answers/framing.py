@@ -34,6 +34,9 @@ class Envelope:
 class AnswerFraming(Protocol):
     """The frame of one answer."""
 
+    @property
+    def answer_id(self) -> str: ...
+
     def document(
         self, choices: Sequence[Choice], states: Sequence[ChoiceState], usage: Usage, report: SpeculationReport
     ) -> dict[str, Any]:

@@ -5,6 +5,7 @@ answer then has no metrics. Which drafts there were, and which were accepted, de
 request may draft from: a request that shares them with other clients is told no counts.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,20 @@ from faser.types import OutputDelta, SpeculationParams, SpeculationSummary
 NONE, SUMMARY, DETAILED = "none", "summary", "detailed"
 
 WITHHELD = "counts would tell of other clients' answers; send a cache_salt to have past answers of your own"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationCounts:
+    """Sums over choices; numbers of tokens, but for steps and gamma_mean."""
+
+    policy: str
+    steps: int
+    gamma_mean: float
+    drafted: int
+    pruned: int
+    verified: int
+    accepted: int
+    wasted: int
 
 
 class SpeculationReport:
@@ -35,6 +50,11 @@ class SpeculationReport:
         """index: of the choice."""
         if delta.speculation is not None:
             self._summaries[index] = delta.speculation
+
+    def counts(self) -> SpeculationCounts | None:
+        """For the operator, whether or not the client is told. None: no sample with a summary has ended."""
+        summaries = list(self._summaries.values())
+        return SpeculationCounts(policy=summaries[0].policy, **_counts(*summaries)) if summaries else None
 
     def as_json(self) -> dict[str, Any]:
         """{"metrics": …}; empty without summaries."""

@@ -48,9 +48,26 @@ class Usage:
         """num_tokens: of the choice's reasoning so far; they are among its completion tokens."""
         self._reasoning_tokens[choice_index] = num_tokens
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._prompt_tokens
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return self._completion_tokens
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompts, whether or not the client is told."""
+        return sum(self._cached_tokens)
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return sum(self._reasoning_tokens.values())
+
     def as_json(self) -> dict[str, Any]:
-        details = {"reasoning_tokens": sum(self._reasoning_tokens.values())}
-        cached = None if self._shares_cache else {"cached_tokens": sum(self._cached_tokens)}
+        details = {"reasoning_tokens": self.num_reasoning_tokens}
+        cached = None if self._shares_cache else {"cached_tokens": self.num_cached_tokens}
         if self._prediction is not None:
             details["accepted_prediction_tokens"] = self._prediction.accepted
             details["rejected_prediction_tokens"] = self._prediction.rejected
