@@ -23,7 +23,7 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,13 @@ class Probe:
     """A prompt of the attacker's. is_right: the victim was told exactly this.
 
     guess: the tokens that the attacker makes the model say; none: it asks for the prompt alone.
+    trace: the attacker also asks where each token comes from, which the server refuses where answers are shared.
     """
 
     prompt: tuple[int, ...]
     guess: tuple[int, ...] = ()
     is_right: bool
+    trace: bool = False
 
     def body(self) -> dict[str, Any]:
         """The request. The penalty on the guess's first token outweighs its bias, so the second one follows."""
@@ -56,7 +58,7 @@ class Probe:
                 "allowed_token_ids": [first, second],
                 "logit_bias": {str(first): 100, str(second): 50},
                 "repetition_penalty": 10,
-                "speculative": {"enabled": True},
+                "speculative": {"enabled": True, "trace": self.trace},
             }
         return {
             "prompt": list(self.prompt),
@@ -95,6 +97,12 @@ class Observation:
         """Of its events."""
         return max(len(choice["token_ids"]) for event in self.events for choice in event["choices"])
 
+    @property
+    def num_traced(self) -> int:
+        """Tokens that a trace says were drafted and accepted."""
+        traces = [choice.get("trace") or {} for event in self.events for choice in event["choices"]]
+        return sum(token["origin"] == "accepted" for trace in traces for token in trace.get("tokens", ()))
+
 
 # What an answer may show, by name.
 SIGNS: dict[str, Callable[[Observation], bool]] = {
@@ -102,6 +110,7 @@ SIGNS: dict[str, Callable[[Observation], bool]] = {
     "drafted": lambda seen: seen.count("drafted") > 0,
     "fewer steps than tokens": lambda seen: 0 < seen.count("steps") < _SAID,
     "two tokens in one event": lambda seen: seen.most_tokens_at_once > 1,
+    "a token traced to a draft": lambda seen: seen.num_traced > 0,
     "cached tokens": lambda seen: seen.cached_tokens > 0,
 }
 
@@ -138,7 +147,14 @@ class Findings:
 
 
 def attack(
-    victim: httpx.Client, attacker: httpx.Client, *, probes: int, answers: int, tokens: int, seed: int = 0
+    victim: httpx.Client,
+    attacker: httpx.Client,
+    *,
+    probes: int,
+    answers: int,
+    tokens: int,
+    seed: int = 0,
+    trace: bool = False,
 ) -> Findings:
     """The attack on a server without other clients. answers: of the victim's, of `tokens` tokens each.
 
@@ -146,7 +162,7 @@ def attack(
     """
     rng = random.Random(seed)
     texts = [_told(victim, number, tokens, salt=secrets.token_hex()) for number in range(answers)]
-    guesses = _guesses([told for _, told in texts], probes, rng)
+    guesses = [replace(each, trace=trace) for each in _guesses([told for _, told in texts], probes, rng)]
     before = [observe(attacker, each) for each in guesses]
     if [_told(victim, number, tokens, salt=None) for number in range(answers)] != texts:
         raise ValueError("the victim's answers are not those of the same requests before: nothing can be compared")

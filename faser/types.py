@@ -222,12 +222,16 @@ NO_TARGETS = Slo()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationParams:
-    """Speculation of one request. max_tokens: draft tokens per step, at most; None: the server's cap; 0: off."""
+    """Speculation of one request. max_tokens: draft tokens per step, at most; None: the server's cap; 0: off.
+
+    trace: its outputs say where each token comes from.
+    """
 
     enabled: bool = True
     max_tokens: int | None = None
     class_name: str = DEFAULT_CLASS
     slo: Slo = NO_TARGETS
+    trace: bool = False
 
 
 DEFAULT_SPECULATION = SpeculationParams()
@@ -305,12 +309,27 @@ class SpeculationSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepTrace:
+    """Where the tokens of one step of one sample come from: first accepted draft tokens, then one of the target's.
+
+    drafter: None: there was no draft. gamma: draft tokens that the step verified. accepted: how many of them. A
+    sample that ends within the step has fewer tokens than accepted + 1.
+    texts: what each token that the sample takes makes visible; empty until the front-end has the text.
+    """
+
+    drafter: str | None = None
+    gamma: int = 0
+    accepted: int = 0
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputDelta:
     """What one step added to one sample. index: which of the n samples.
 
     text can be shorter than the text of token_ids (an unfinished code point, a possible stop string); later deltas
     make up for it. stop_reason: the stop string or token id that ended the sample; None for end-of-sequence and
-    length. speculation: in the sample's last delta, if the engine has a drafter.
+    length. speculation: in the sample's last delta, if the engine has a drafter. trace: if the request asks.
     """
 
     index: int
@@ -320,6 +339,7 @@ class OutputDelta:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     speculation: SpeculationSummary | None = None
+    trace: StepTrace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import jsonschema
+import pytest
 import uvicorn
 
 from faser.api.app import create_app
@@ -111,6 +113,70 @@ def test_what_answers_tell_of_speculation_is_what_is_scraped(tiny_checkpoint: Pa
         per_request_spec_decode_metrics="detailed",
     )
     scenario(tiny_checkpoint, story, config)
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "layer_skip"])
+def test_a_trace_is_the_servers_own_count_step_by_step(tiny_checkpoint: Path, method: str) -> None:
+    """Oracle: the lists that vLLM's part of the answer has of each draft, and the tokens without a trace."""
+
+    async def story(_: AsyncEngine, client: httpx.AsyncClient) -> None:
+        body = {"prompt": "hello hello hello hello", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+        body |= {"cache_salt": "mine", "stream": True, "stream_options": {"include_usage": True}}
+        plain, untraced = await streamed(client, body)
+        before = scrape((await client.get("/metrics")).text)
+        choices, metrics = await streamed(client, {**body, "speculative": {"trace": True}})
+        after = scrape((await client.get("/metrics")).text)
+        assert "".join(each["text"] for each in choices) == "".join(each["text"] for each in plain)
+        assert not any("trace" in each for each in plain)
+        assert untraced["faser"]["accepted"] > 0
+        traces = [each["trace"] for each in choices]
+        drafts = [each for each in traces if each["gamma"]]
+        report = metrics["speculative_decoding"]
+        assert [each["gamma"] for each in drafts] == report["per_step_drafted"]
+        assert [each["accepted"] for each in drafts] == report["per_step_accepted"]
+        assert len(drafts) >= 3
+        assert len(traces) == metrics["faser"]["steps"]
+        assert {each["drafter"] for each in drafts} == {method}
+        assert all(each["drafter"] is None for each in traces if not each["gamma"])
+        tokens = [token for each in traces for token in each["tokens"]]
+        assert len(tokens) == 60
+        assert "".join(token["text"] for token in tokens) == "".join(each["text"] for each in choices)
+        origins = Counter(token["origin"] for token in tokens)
+        assert origins["plain"] == len(traces) - len(drafts)
+        shown = sum(min(each["accepted"], len(each["tokens"])) for each in traces)  # max_tokens may cut the last
+        assert origins["accepted"] == shown
+        for name in ("verified", "accepted"):
+            counted = after[f"faser_spec_{name}_tokens_total"] - before[f"faser_spec_{name}_tokens_total"]
+            assert counted == metrics["faser"][name]
+        assert sum(each["accepted"] for each in traces) == metrics["faser"]["accepted"]
+        assert sum(each["gamma"] for each in traces) == metrics["faser"]["verified"]
+
+    config = replace(
+        CONFIG,
+        num_threads=1,
+        speculative_config={"method": method, "num_speculative_tokens": 4, "policy": "fixed"},
+        per_request_spec_decode_metrics="detailed",
+    )
+    scenario(tiny_checkpoint, story, config)
+
+
+def test_without_a_drafter_every_token_of_a_trace_is_plain(tiny_checkpoint: Path) -> None:
+    async def story(_: AsyncEngine, client: httpx.AsyncClient) -> None:
+        body = {"prompt": "hello", "max_tokens": 9, "ignore_eos": True, "cache_salt": "mine", "stream": True}
+        choices, metrics = await streamed(client, {**body, "speculative": {"trace": True}})
+        tokens = [token for each in choices for token in each["trace"]["tokens"]]
+        assert [token["origin"] for token in tokens] == ["plain"] * 9
+        assert metrics == {}
+
+    scenario(tiny_checkpoint, story, replace(CONFIG, speculative_policy="off"))
+
+
+async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The choices of a stream's chunks, and the metrics of its last one."""
+    answer = await client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    return [choice for chunk in chunks for choice in chunk["choices"]], chunks[-1].get("metrics", {})
 
 
 def scrape(text: str) -> dict[str, float]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from benchmarks.cache_privacy import SIGNS, Finding, Findings, attack, client, table
@@ -23,11 +24,15 @@ DRAFTING = replace(
 )
 
 
-def attacked(checkpoint: Path, *, victim: str = VICTIM, attacker: str = ATTACKER, **settings: Any) -> Findings:
+def attacked(
+    checkpoint: Path, *, victim: str = VICTIM, attacker: str = ATTACKER, trace: bool = False, **settings: Any
+) -> Findings:
     async def run() -> Findings:
         async with running(checkpoint, DRAFTING, **settings) as (_, http):
             with client(str(http.base_url), victim) as one, client(str(http.base_url), attacker) as other:
-                return await asyncio.to_thread(attack, one, other, probes=PROBES, answers=ANSWERS, tokens=TOKENS)
+                return await asyncio.to_thread(
+                    attack, one, other, probes=PROBES, answers=ANSWERS, tokens=TOKENS, trace=trace
+                )
 
     return asyncio.run(run())
 
@@ -57,6 +62,21 @@ def test_no_answer_shows_anything_of_another_clients(tiny_checkpoint: Path, sett
     assert (found.num_right, found.num_wrong, found.num_prompts) == (PROBES // 2, PROBES // 2, ANSWERS)
     assert found.guesses == dict.fromkeys(SIGNS, Finding(right=0, wrong=0))
     assert found.prompts == Finding(right=0, wrong=0)
+
+
+def test_a_trace_shows_ones_own_answers_and_those_of_no_other_key(tiny_checkpoint: Path) -> None:
+    keys = (VICTIM, ATTACKER)
+    found = attacked(tiny_checkpoint, attacker=VICTIM, api_keys=keys, trace=True)
+    assert found.guesses["a token traced to a draft"] == Finding(right=PROBES // 2, wrong=0)
+    found = attacked(tiny_checkpoint, api_keys=keys, trace=True)
+    assert not found.learned
+    assert found.guesses == dict.fromkeys(SIGNS, Finding(right=0, wrong=0))
+
+
+@pytest.mark.parametrize("settings", [{"api_keys": (VICTIM, ATTACKER), "share_cache_across_keys": True}, {}])
+def test_where_past_answers_are_shared_a_trace_is_refused(tiny_checkpoint: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(httpx.HTTPStatusError, match="400"):
+        attacked(tiny_checkpoint, trace=True, **settings)
 
 
 def test_a_shared_cache_is_used_though_answers_do_not_show_it(tiny_checkpoint: Path) -> None:

@@ -43,7 +43,7 @@ class SloTargets(BaseModel):
 
 
 class Speculative(BaseModel):
-    """How much speculation a request allows. Never changes its tokens."""
+    """How much speculation a request allows. Never changes its tokens. trace: a stream says where each is from."""
 
     model_config = CLOSED
 
@@ -51,6 +51,7 @@ class Speculative(BaseModel):
     max_tokens: Integer | None = Field(None, ge=0)
     class_: str | None = Field(None, alias="class", min_length=1)
     slo: SloTargets | None = None
+    trace: bool | None = None
 
 
 class ResponseFormat(BaseModel):

@@ -19,7 +19,7 @@ from faser.api.serving.handler import GenerationHandler
 from faser.api.serving.requests.deadline import deadline_of
 from faser.api.serving.requests.prompts import TokenizationRules, TokenizedPrompt
 from faser.api.serving.requests.settings import ApiSettings
-from faser.api.serving.requests.speculation_params import speculation_params
+from faser.api.serving.requests.speculation_params import check_trace, speculation_params
 from faser.api.serving.service import Service
 from faser.api.tracing.request_trace import trace_of
 from faser.errors import RequestError
@@ -105,7 +105,10 @@ def build_handler(
     unique = uuid.uuid4().hex[:12]
     settings = service.settings
     namespace = service.namespaces.name(get_key_index(http.scope), body.cache_salt)
+    streaming = read_stream_options(body, force_usage=settings.force_include_usage)
     speculation = speculation_params(body.speculative, http.headers, settings.speculation)
+    streams_choices = streaming is not None and frame is None
+    check_trace(speculation, streams_choices=streams_choices, shares_cache=namespace is None)
     tenant = tenant_of(http.scope, unique)
     deadline_s = deadline_of(body.timeout, http.headers, settings.request_timeout_s, arrival_s)
     requests = tuple(
@@ -124,7 +127,6 @@ def build_handler(
         )
         for index, prompt in enumerate(prompts)
     )
-    streaming = read_stream_options(body, force_usage=settings.force_include_usage)
     envelope = Envelope(
         request_id=request_id,
         created_s=int(time.time()),

@@ -11,7 +11,7 @@ from typing import Self
 
 from faser.engine.client.timing import Timing
 from faser.engine.contract.plan import SequenceDelta
-from faser.engine.text.detokenizer import Detokenizer
+from faser.engine.text.detokenizer import DetokenizedText, Detokenizer
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import FaserError
 from faser.types import FinishReason, OutputDelta, PositionLogprobs, Request, RequestOutput, SpeculationSummary
@@ -94,7 +94,12 @@ class OutputStream:
         detokenizer = self._detokenizers.get(delta.index)
         if detokenizer is None:
             return None  # a stop string ended the sample; the engine had not yet received the abort
-        detokenized = detokenizer.push(self._visible_tokens(delta), finished=delta.finish_reason is not None)
+        visible, finished = self._visible_tokens(delta), delta.finish_reason is not None
+        trace = delta.trace
+        if trace is None:
+            detokenized = detokenizer.push(visible, finished=finished)
+        else:
+            detokenized, texts = _push_one_by_one(detokenizer, visible, finished=finished)
         num_tokens = len(delta.token_ids) if detokenized.stop is None else detokenized.num_tokens
         finish_reason = delta.finish_reason
         stop_reason: int | str | None = delta.stop_reason
@@ -106,6 +111,9 @@ class OutputStream:
             logprobs = None if logprobs is None else logprobs[:num_tokens]
         if finish_reason is not None:
             del self._detokenizers[delta.index]
+        if trace is not None:
+            hidden = num_tokens - len(texts)  # the token that ends the sample
+            trace = replace(trace, texts=(*texts, *[""] * hidden))
         return OutputDelta(
             index=delta.index,
             text=detokenized.text,
@@ -114,6 +122,7 @@ class OutputStream:
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             speculation=None if finish_reason is None else delta.speculation,
+            trace=trace,
         )
 
     def _visible_tokens(self, delta: SequenceDelta) -> tuple[int, ...]:
@@ -123,15 +132,32 @@ class OutputStream:
         return delta.token_ids[:-1] if hides_last else delta.token_ids
 
 
+def _push_one_by_one(
+    detokenizer: Detokenizer, token_ids: tuple[int, ...], *, finished: bool
+) -> tuple[DetokenizedText, list[str]]:
+    """The same as one push of all tokens, and the text that each of them makes visible."""
+    if not token_ids:
+        pushed = detokenizer.push((), finished=finished)
+        return pushed, [pushed.text]
+    texts: list[str] = []
+    for taken, token_id in enumerate(token_ids, start=1):
+        pushed = detokenizer.push((token_id,), finished=finished and taken == len(token_ids))
+        texts.append(pushed.text)
+        if pushed.stop is not None:
+            break
+    return DetokenizedText(text="".join(texts), stop=pushed.stop, num_tokens=taken), texts
+
+
 def _by_token(delta: SequenceDelta) -> Iterator[SequenceDelta]:
     """What the delta says, as if each of its tokens had come in a step of its own."""
     last = len(delta.token_ids) - 1
     if last < 1:
-        yield delta
+        yield delta if delta.trace is None else replace(delta, trace=None)
         return
     for at, token_id in enumerate(delta.token_ids):
         yield replace(
             delta,
+            trace=None,
             token_ids=(token_id,),
             logprobs=None if delta.logprobs is None else delta.logprobs[at : at + 1],
             prompt_logprobs=delta.prompt_logprobs if at == 0 else None,

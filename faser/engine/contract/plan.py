@@ -17,7 +17,7 @@ triple the host time of making them.
 
 from dataclasses import dataclass
 
-from faser.types import FinishReason, PositionLogprobs, PruneStats, SamplingParams, SpeculationSummary
+from faser.types import FinishReason, PositionLogprobs, PruneStats, SamplingParams, SpeculationSummary, StepTrace
 
 PLACEHOLDER = -1  # a row's input that is not known yet: the token that the step in flight samples for the slot
 
@@ -230,6 +230,7 @@ class SequenceDelta:
     num_cached_tokens, first_scheduled_s: of the sample's first admission; seconds of the scheduler's clock.
     num_preemptions: of the sample so far.
     error: why finish_reason is ERROR. speculation: with the finish_reason, in an engine that speculates.
+    trace: if the request asks, and there are tokens.
     """
 
     request_id: str
@@ -244,3 +245,4 @@ class SequenceDelta:
     first_scheduled_s: float | None = None
     error: str | None = None
     speculation: SpeculationSummary | None = None
+    trace: StepTrace | None = None

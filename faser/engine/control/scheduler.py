@@ -35,7 +35,7 @@ from faser.engine.control.speculation.decision import OtherRows
 from faser.engine.control.step_builder import StepBuilder
 from faser.engine.control.timing.clock import Clock
 from faser.errors import ConfigError, RequestError
-from faser.types import EngineStats, FinishReason, Request, SpeculationSummary
+from faser.types import EngineStats, FinishReason, Request, SpeculationSummary, StepTrace
 
 
 class Scheduler:
@@ -606,6 +606,7 @@ class Scheduler:
             first_scheduled_s=sequence.first_scheduled_s,
             error=outcome.error,
             speculation=self._speculated(sequence),
+            trace=self._trace(rows, outcome) if sequence.request.speculation.trace and taken else None,
         )
 
     def _advance(self, sequence: Sequence, rows: SequenceRows, outcome: SequenceResult) -> int:
@@ -626,6 +627,9 @@ class Scheduler:
         if sequence.finish_reason is not None or self._speculation is None:
             return sequence.speculated
         return self._speculation.summary(sequence) if sequence.sampling.stop else None
+
+    def _trace(self, rows: SequenceRows, outcome: SequenceResult) -> StepTrace:
+        return StepTrace() if self._speculation is None else self._speculation.trace(rows, outcome)
 
     def _note_prompt_done(self, sequence: Sequence) -> None:
         """The first sample has computed the request's prompt: count it, and let the other samples share it."""

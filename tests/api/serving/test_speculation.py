@@ -1,6 +1,7 @@
 """The speculative field and headers of a request, the parameters in the engine, and the report in the answer."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -9,10 +10,18 @@ import pytest
 
 from faser.api.serving.answers.speculation_report import WITHHELD, acceptance
 from faser.config.speculation import SpeculationConfig
-from faser.types import Slo, SpeculationParams, SpeculationSummary
+from faser.types import (
+    FinishReason,
+    Request,
+    RequestOutput,
+    Slo,
+    SpeculationParams,
+    SpeculationSummary,
+    StepTrace,
+)
 from tests.api.server import http_client, openai_client, serving, settings
 from tests.api.serving.test_event_stream import events
-from tests.fake_engine import FakeEngine, saying
+from tests.fake_engine import FakeEngine, Step, delta, saying
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -313,3 +322,69 @@ def test_the_fingerprint_says_when_answers_are_not_the_models(policy: str, endin
     with serving(FakeEngine(), settings(speculation=config)) as url, http_client(url) as http:
         answer = http.post(CHAT, json={"messages": HI}).json()
     assert answer["system_fingerprint"] == f"faser-1.2.3{ending}"
+
+
+def traced(request: Request) -> Iterator[Step]:
+    """Three steps: a draft that is accepted as a whole, one that is not, and none."""
+    traces = [
+        StepTrace(drafter="suffix", gamma=1, accepted=1, texts=("H", "e")),
+        StepTrace(drafter="ngram", gamma=3, accepted=1, texts=("l", "")),
+        StepTrace(texts=("l",)),
+    ]
+    for at, trace in enumerate(traces):
+        reason = FinishReason.LENGTH if trace is traces[-1] else None
+        said = replace(delta(request, 0, ("He", "l", "l")[at].encode(), finish_reason=reason), trace=trace)
+        yield RequestOutput(request_id=request.request_id, deltas=(said,))
+
+
+TRACES = [
+    {
+        "drafter": "suffix",
+        "gamma": 1,
+        "accepted": 1,
+        "tokens": [{"text": "H", "origin": "accepted"}, {"text": "e", "origin": "bonus"}],
+    },
+    {
+        "drafter": "ngram",
+        "gamma": 3,
+        "accepted": 1,
+        "tokens": [{"text": "l", "origin": "accepted"}, {"text": "", "origin": "corrected"}],
+    },
+    {"drafter": None, "gamma": 0, "accepted": 0, "tokens": [{"text": "l", "origin": "plain"}]},
+]
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+def test_a_traced_stream_says_of_each_step_where_its_tokens_come_from(
+    http: httpx.Client, engine: FakeEngine, route: str
+) -> None:
+    engine.script = traced
+    body = {**BODIES[route], "stream": True, "speculative": {"trace": True}}
+    choices = [choice for chunk in events(http.post(route, json=body)) for choice in chunk["choices"]]
+    assert [choice["trace"] for choice in choices if "trace" in choice] == TRACES
+    assert engine.requests[0].speculation.trace
+    engine.reset()
+    http.post(route, json={**body, "speculative": {"trace": False}})
+    assert not engine.requests[0].speculation.trace
+
+
+@pytest.mark.parametrize(
+    "route, change, problem",
+    [
+        (CHAT, {"stream": False}, "needs a stream of /v1/chat/completions or /v1/completions"),
+        (TEXT, {"stream": None}, "needs a stream of /v1/chat/completions or /v1/completions"),
+        (CHAT, {"cache_salt": None}, "would tell of other clients' answers; send a cache_salt"),
+        (TEXT, {"cache_salt": None}, "would tell of other clients' answers; send a cache_salt"),
+        ("/v1/responses", {"input": "hi", "messages": None}, "needs a stream of /v1/chat/completions"),
+        ("/v1/messages", {"max_tokens": 9, "messages": HI}, "needs a stream of /v1/chat/completions"),
+    ],
+)
+def test_a_trace_that_cannot_be_is_refused_by_name(
+    http: httpx.Client, engine: FakeEngine, route: str, change: dict[str, Any], problem: str
+) -> None:
+    body = {**BODIES.get(route, OWN), "stream": True, "speculative": {"trace": True}, **change}
+    answer = http.post(route, json={name: value for name, value in body.items() if value is not None})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["message"].startswith(f"speculative.trace is true; it {problem}")
+    assert not engine.requests

@@ -150,7 +150,8 @@ ENGINE: dict[str, Case] = {
     "speculative": _asks(
         {"max_tokens": 2},
         lambda seen: seen.request is not None and seen.request.speculation.max_tokens == 2,
-        note="[limits of speculation](speculation.md#by-request-and-by-class)",
+        note="[limits of speculation](speculation.md#by-request-and-by-class), and `trace`: where each token of a "
+        "stream [comes from](speculation.md#where-each-token-comes-from)",
     ),
     "structured_outputs": _structured({"regex": "a+"}, "json, regex, choice, grammar, structural_tag"),
 }

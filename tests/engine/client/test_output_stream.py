@@ -1,6 +1,7 @@
 """What the engine says of a finished sample reaches its reader, and how long its tokens took."""
 
 import asyncio
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,15 @@ import pytest
 from faser.engine.client.output_stream import OutputStream
 from faser.engine.client.timing import Timing
 from faser.engine.contract.plan import SequenceDelta
-from faser.types import FinishReason, OutputDelta, Request, RequestOutput, SamplingParams, SpeculationSummary
+from faser.types import (
+    FinishReason,
+    OutputDelta,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    SpeculationSummary,
+    StepTrace,
+)
 from tests.fake_engine import END, byte_tokenizer, position
 
 SUMMARY = SpeculationSummary(policy="faser", steps=2, verified=3, accepted=1)
@@ -124,3 +133,46 @@ def test_one_token_has_no_time_per_further_token() -> None:
     timing.last_token_s = {0: 1.0}
     timing.num_tokens.update({0: 1})
     assert timing.tpot_s is None
+
+
+@pytest.mark.parametrize("stop", [(), ("lo w",), ("Zz",)])
+@pytest.mark.parametrize("cuts", [(), (1,), (3, 4, 9), (2, 11)])
+def test_a_trace_divides_the_text_among_the_tokens_and_changes_none_of_it(
+    cuts: tuple[int, ...], stop: tuple[str, ...]
+) -> None:
+    """Oracle: the same deltas without a trace."""
+    token_ids = tuple("Hé llo wörld €!".encode())  # a token is a byte
+    ends = [*(each for each in cuts), len(token_ids)]
+
+    def shown(trace: StepTrace | None) -> list[OutputDelta]:
+        stream = stream_of(SamplingParams(stop=stop, max_tokens=99))
+        found: list[OutputDelta] = []
+        begin = 0
+        for end in ends:
+            last = end == len(token_ids)
+            step = SequenceDelta(
+                request_id="r",
+                index=0,
+                token_ids=(*token_ids[begin:end], *[END] * last),
+                finish_reason=FinishReason.STOP if last else None,
+                trace=trace,
+            )
+            output = stream.take([step])
+            found += [] if output is None else output.deltas
+            begin = end
+        return found
+
+    plain, traced = shown(None), shown(StepTrace(drafter="ngram", gamma=4, accepted=2))
+    assert [replace(each, trace=None) for each in traced] == plain
+    for each in traced:
+        assert each.trace is not None
+        assert "".join(each.trace.texts) == each.text
+        assert len(each.trace.texts) == len(each.token_ids)
+
+
+def test_a_request_that_shares_past_answers_has_no_trace() -> None:
+    """The front-end refuses to trace it; if that fails, nothing is told either."""
+    stream = stream_of(SamplingParams(max_tokens=9), shares_cache=True)
+    for text in ("abc", "d"):
+        traced = replace(said(text, summary=None), trace=StepTrace(drafter="suffix", gamma=2, accepted=2))
+        assert [each.trace for each in taken(stream, traced).deltas] == [None] * len(text)

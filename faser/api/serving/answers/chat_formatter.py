@@ -16,6 +16,7 @@ from faser.api.parsing.events import (
 )
 from faser.api.serving.answers.formatter import Choice, ChoiceState
 from faser.api.serving.answers.logprobs import TokenFormatter, chat_logprobs, prompt_logprobs
+from faser.api.serving.answers.step_trace import trace_json
 from faser.api.serving.requests.prompts import TokenizedPrompt
 from faser.types import FinishReason, OutputDelta
 
@@ -62,7 +63,12 @@ class ChatFormatter:
             chunks.append(_chunk(state, {"role": "assistant", "content": ""}))
             if self.echo:
                 chunks.append(_chunk(state, {"content": self.echo}))
-        reported = delta.logprobs is not None or self.return_token_ids or delta.finish_reason is None
+        reported = (
+            delta.logprobs is not None
+            or self.return_token_ids
+            or delta.finish_reason is None
+            or delta.trace is not None
+        )
         fields = _delta_fields(self._events(state, delta, complete=delta.finish_reason is not None))
         if not fields and delta.token_ids and reported:
             fields = [{"content": ""}]
@@ -71,6 +77,8 @@ class ChatFormatter:
             contents[0]["logprobs"] = self._logprobs(delta)
             if self.return_token_ids:
                 contents[0]["token_ids"] = delta.token_ids
+            if delta.trace is not None:
+                contents[0]["trace"] = trace_json(delta.trace)
             chunks += contents
         if delta.finish_reason is not None:
             # A token that ends an answer has no text. As with vLLM its chunk has content all the same, or clients

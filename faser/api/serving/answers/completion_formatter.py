@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from faser.api.serving.answers.formatter import Choice, ChoiceState
 from faser.api.serving.answers.logprobs import CompletionLogprobs, TokenFormatter, prompt_logprobs
+from faser.api.serving.answers.step_trace import trace_json
 from faser.types import OutputDelta
 
 
@@ -58,6 +59,8 @@ class CompletionFormatter:
             choice["token_ids"] = delta.token_ids
             if first:
                 choice["prompt_token_ids"] = state.prompt.token_ids
+        if delta.trace is not None:
+            choice["trace"] = trace_json(delta.trace)
         return choice
 
     def _prompt_text(self, state: ChoiceState) -> str:

@@ -35,7 +35,25 @@ def speculation_params(body: Speculative | None, headers: Headers, config: Specu
         max_tokens=cap if enabled else 0,
         class_name=base.class_name,
         slo=_slo(body, base.slo),
+        trace=bool(body.trace),
     )
+
+
+def check_trace(params: SpeculationParams, *, streams_choices: bool, shares_cache: bool) -> None:
+    """Raises RequestError for a trace that the request cannot have.
+
+    Which tokens were drafted and accepted depends on the past answers that are drafted from. A request that shares
+    these with other clients would learn of their texts.
+    """
+    if not params.trace:
+        return
+    problem = None
+    if not streams_choices:
+        problem = "it needs a stream of /v1/chat/completions or /v1/completions"
+    elif shares_cache:
+        problem = "it would tell of other clients' answers; send a cache_salt to have past answers of your own"
+    if problem is not None:
+        raise RequestError(f"speculative.trace is true; {problem}", param="speculative.trace")
 
 
 def _header_params(headers: Headers) -> tuple[bool | None, int | None]:

@@ -21,8 +21,17 @@ from operator import attrgetter
 
 import numpy as np
 
+from faser.config.drafters import DRAFT_METHODS
 from faser.config.speculation import AUTO, SpeculationConfig
-from faser.engine.contract.plan import DraftPlan, Drafts, StepPlan, StepResult, StopRule
+from faser.engine.contract.plan import (
+    DraftPlan,
+    Drafts,
+    SequenceResult,
+    SequenceRows,
+    StepPlan,
+    StepResult,
+    StopRule,
+)
 from faser.engine.contract.step_times import Role
 from faser.engine.control.sequences.sequence import Sequence
 from faser.engine.control.speculation.acceptance.draft_arrays import (
@@ -46,7 +55,7 @@ from faser.engine.control.timing.clock import Clock
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.control.timing.host_gap import GapKind
 from faser.errors import ConfigError
-from faser.types import PruneStats, SpeculationStats, SpeculationSummary
+from faser.types import PruneStats, SpeculationStats, SpeculationSummary, StepTrace
 
 _token_ids = attrgetter("token_ids")
 
@@ -113,6 +122,7 @@ class SpeculationControl:
             self._selection = DrafterSelection(self._acceptance, has_model=config.model is not None)
         self._requested: RequestedDrafts | None = None
         self._drafted: DraftArrays | None = None
+        self._committed: DraftArrays | None = None  # the drafts of the step that was learned last
         self._not_chosen: ReadDrafts | None = None  # drafts from text in whose place another draft was taken
         self._in_flight: deque[_PredictedStep] = deque()
         self._pruning: PruneStats | None = None  # the data plane's latest
@@ -166,6 +176,16 @@ class SpeculationControl:
     def summary(self, sequence: Sequence) -> SpeculationSummary:
         """What speculation has done so far for a sequence that has a slot."""
         return self._statistics.summary(sequence.held_slot, sequence.speculated, self._decider.policy.name)
+
+    def trace(self, rows: SequenceRows, outcome: SequenceResult) -> StepTrace:
+        """Where the tokens of one sequence come from, in the step that was learned last."""
+        gamma = rows.num_drafts - outcome.num_cut
+        if self._committed is None or not gamma:
+            return StepTrace()
+        drafts = self._committed.drafts
+        (at,) = np.flatnonzero(drafts.slots == rows.slot)
+        drafter = DRAFT_METHODS[drafts.methods[at]]
+        return StepTrace(drafter=drafter, gamma=gamma, accepted=len(outcome.token_ids) - 1)
 
     def stats(self) -> SpeculationStats:
         return self._statistics.snapshot(
@@ -308,6 +328,7 @@ class SpeculationControl:
             unverified = {} if overlapped is None else {rows.slot: rows.num_drafts for rows in plan.rows}
             self._learner.learn_not_chosen(self._not_chosen, result, sequences, unverified)
         kind = self._gap_kind(plan, overlapped, has_prompts=step.verified is None)
+        self._committed = self._drafted
         self._requested = self._drafted = self._not_chosen = None
         self._statistics.time_deciding(time.perf_counter() - began)
         deciding_s = self._statistics.end_step()
