@@ -13,7 +13,7 @@ CLIENTS_READY := $(CLIENTS)/.ready
 SOURCES := faser tests benchmarks deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve check test clients flashinfer deploy-tools format docs clean
+.PHONY: help setup serve check test page-tests clients flashinfer deploy-tools format docs clean
 
 help:
 	@echo "make setup            create .venv and install FASER"
@@ -21,6 +21,7 @@ help:
 	@echo "                      flags: make serve ARGS=\"--port 8001 --max-num-seqs 8\""
 	@echo "make test             install what the tests need, and run them"
 	@echo "make clients          install other clients (openai for Node, anthropic, LangChain, …), and run them"
+	@echo "make page-tests       install what drives a browser, and try the page in Chromium"
 	@echo "make flashinfer       install FlashInfer's sources, so that make test holds calls against them"
 	@echo "make deploy-tools     install what renders and validates deploy/, so that make test checks it"
 	@echo "make check            format, lint and types"
@@ -37,7 +38,7 @@ serve: $(READY)
 # A process for each core; a file's tests stay together, as they share what takes long to make.
 test: $(TEST_READY)
 ifeq ($(strip $(ARGS)),)
-	@$(BIN)/pytest --numprocesses logical --dist loadfile -m "not alone and not clients"
+	@$(BIN)/pytest --numprocesses logical --dist loadfile -m "not alone and not clients and not page"
 	@$(BIN)/pytest -m alone
 else
 	@$(BIN)/pytest $(ARGS)
@@ -58,6 +59,13 @@ $(CLIENTS_READY): tests/clients/requirements.txt tests/clients/package.json
 	@cp tests/clients/package.json $(CLIENTS)
 	@cd $(CLIENTS) && npm install --no-audit --no-fund --silent
 	@touch $@
+
+# The page in a real browser.
+page-tests: $(TEST_READY)
+	@command -v chromium > /dev/null || { \
+	  echo "make page-tests needs Chromium; on Debian: apt install chromium"; exit 1; }
+	@$(PIP) --editable ".[page-tests]"
+	@$(BIN)/pytest -m page tests/page $(ARGS)
 
 # Without what it depends on: several GB that only a GPU has a use for.
 flashinfer: $(TEST_READY)

@@ -47,9 +47,9 @@ class PageFiles:
 
     def __init__(self, folder: Path = _FOLDER) -> None:
         self._files: dict[str, tuple[bytes, str, str]] = {}  # body, type and ETag
-        for path in sorted(folder.iterdir()):
-            body = path.read_bytes()
-            route = "/" if path.name == _INDEX else f"/page/{path.name}"
+        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+            body, name = path.read_bytes(), path.relative_to(folder).as_posix()
+            route = "/" if name == _INDEX else f"/page/{name}"
             self._files[route] = (body, _TYPES[path.suffix], f'"{sha256(body).hexdigest()[:32]}"')
 
     @property

@@ -104,12 +104,15 @@ def test_every_address_in_the_files_is_relative() -> None:
     named = re.findall(r'(?:src|href)="([^"#]+)"', document)
     assert named
     assert all(f"/{each}" in ROUTES for each in named)
-    for path in STATIC.glob("*.js"):
+    for path in STATIC.rglob("*.js"):
         for imported in re.findall(r'from "([^"]+)"', path.read_text(encoding="utf-8")):
-            assert (STATIC / imported).exists(), f"{path.name} imports {imported}"
+            assert (path.parent / imported).exists(), f"{path.name} imports {imported}"
 
 
-@pytest.mark.parametrize("path", sorted(STATIC.iterdir()), ids=lambda path: path.name)
+FILES = sorted(each for each in STATIC.rglob("*") if each.is_file())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_no_file_turns_text_into_markup_or_code_or_asks_another_host(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     forbidden = (

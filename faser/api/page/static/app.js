@@ -1,7 +1,7 @@
 // The frame: which view is shown, the theme, the key, and what the server says of itself.
 
 import { getKey, onKeyNeeded, request, setKey } from "./api.js";
-import { mountChat } from "./chat.js";
+import { mountChat } from "./chat/chat.js";
 import { byId } from "./dom.js";
 import { mountLive } from "./live.js";
 
