@@ -24,8 +24,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"needs {' and '.join(_MISSING)}; make page-tests"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
+    """One for each module: while it is there an event loop runs, beside which others could not."""
     from tests.page.browser import chromium
 
     with chromium() as browser:

@@ -177,6 +177,42 @@ def test_a_server_with_keys_is_asked_once_and_the_key_is_kept_for_the_tab(browse
     assert len(engine.requests) == 1
 
 
+def test_who_declines_to_give_a_key_is_left_alone(browser: Browser) -> None:
+    from tests.page.browser import visiting
+
+    with serving(FakeEngine(), settings(api_keys=("right",))) as url, visiting(browser, url) as visit:
+        page = visit.page
+        page.get_by_role("button", name="Cancel").click()
+        page.wait_for_timeout(5500)  # the page asks from time to time whether the server is ready
+        assert not page.locator("#ask-key").is_visible()
+        page.get_by_role("button", name="API key").click()
+        page.get_by_label("API key", exact=True).fill("right")
+        page.keyboard.press("Enter")
+        page.locator("#model").get_by_text("tiny").wait_for()
+        visit.problems = [each for each in visit.problems if "401" not in each]
+
+
+def test_reasoning_is_folded_away(browser: Browser, url: str) -> None:
+    from tests.page.browser import visiting
+
+    with visiting(browser, url) as visit:
+        shown = visit.page.evaluate(
+            """async () => {
+              const { AnswerTurn } = await import("/page/chat/turns.js");
+              const turn = new AnswerTurn({ xray: false, actions: [] });
+              document.querySelector(".turns").append(turn.element);
+              for (const reasoning_content of ["Let me ", "think."])
+                turn.take({ choices: [{ delta: { reasoning_content } }] });
+              turn.take({ choices: [{ delta: { content: "Yes." }, finish_reason: "stop" }] });
+              turn.end();
+              const fold = turn.element.querySelector("details");
+              const thought = fold.lastChild.textContent;
+              return [fold.open, fold.hidden, thought, turn.prose.textContent, turn.message.content];
+            }"""
+        )
+    assert shown == [False, False, "Let me think.", "Yes.", "Yes."]
+
+
 def test_tool_calls_are_shown_and_take_results(browser: Browser, engine: FakeEngine) -> None:
     from tests.page.browser import visiting
 

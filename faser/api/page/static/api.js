@@ -31,9 +31,9 @@ export function address(route) {
   return new URL(route.replace(/^\//, ""), new URL(".", document.baseURI)).href;
 }
 
-// fetch() with the key. Asks for a key when the server wants one. Throws ServerError for every answer but 2xx, and
-// AbortError as fetch does.
-export async function request(route, { headers = {}, ...options } = {}) {
+// fetch() with the key. Asks for a key when the server wants one, unless quiet. Throws ServerError for every answer but
+// 2xx, and AbortError as fetch does.
+export async function request(route, { headers = {}, quiet = false, ...options } = {}) {
   for (;;) {
     const key = getKey();
     const withKey = key ? { ...headers, Authorization: `Bearer ${key}` } : headers;
@@ -46,7 +46,7 @@ export async function request(route, { headers = {}, ...options } = {}) {
     }
     if (answer.ok) return answer;
     const failure = await errorOf(answer);
-    if (answer.status !== 401) throw failure;
+    if (answer.status !== 401 || quiet) throw failure;
     if (getKey() === key && !(await askForKey(key ? failure.message : null))) throw failure;
   }
 }

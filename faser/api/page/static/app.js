@@ -35,12 +35,24 @@ function setTheme(theme) {
   else document.documentElement.dataset.theme = theme;
   byId("theme").setAttribute("aria-label", `Theme: ${theme === "auto" ? "automatic" : theme}`);
   byId("theme").title = byId("theme").getAttribute("aria-label");
-  localStorage.setItem("faser-theme", theme);
+  try {
+    localStorage.setItem("faser-theme", theme);
+  } catch {
+    // a browser that keeps nothing
+  }
+}
+
+function chosenTheme() {
+  return document.documentElement.dataset.theme ?? "auto";
 }
 
 function storedTheme() {
-  const theme = localStorage.getItem("faser-theme");
-  return THEMES.includes(theme) ? theme : "auto";
+  try {
+    const theme = localStorage.getItem("faser-theme");
+    return THEMES.includes(theme) ? theme : "auto";
+  } catch {
+    return "auto";
+  }
 }
 
 // One question at a time, however many requests wait for the key. Resolves to whether there is a new key.
@@ -83,13 +95,17 @@ async function watchServer() {
     chip.textContent = words;
     chip.dataset.state = state;
   }
-  if (state === "ready" && !byId("model").textContent && (getKey() || !asking)) await showModel();
+  if (state === "ready" && !byId("model").textContent && !asking) await showModel();
   setTimeout(watchServer, document.hidden ? 6 * ASK_AGAIN_MS : ASK_AGAIN_MS);
 }
 
+// Asks for a key once; who declines finds the button.
+let hasAsked = false;
 async function showModel() {
+  const quiet = hasAsked;
+  hasAsked = true;
   try {
-    const models = await (await request("v1/models")).json();
+    const models = await (await request("v1/models", { quiet })).json();
     byId("model").textContent = models.data[0].id;
     byId("model").title = `context of ${models.data[0].max_model_len} tokens`;
     byId("key").hidden = getKey() === null;
@@ -102,9 +118,11 @@ async function showModel() {
 onKeyNeeded(askForKey);
 setTheme(storedTheme());
 byId("theme").addEventListener("click", () => {
-  setTheme(THEMES[(THEMES.indexOf(storedTheme()) + 1) % THEMES.length]);
+  setTheme(THEMES[(THEMES.indexOf(chosenTheme()) + 1) % THEMES.length]);
 });
-byId("key").addEventListener("click", () => askForKey(null));
+byId("key").addEventListener("click", async () => {
+  if (await askForKey(null)) showModel();
+});
 byId("key-cancel").addEventListener("click", () => byId("ask-key").close(""));
 addEventListener("hashchange", showView);
 showView();

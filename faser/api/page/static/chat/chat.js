@@ -57,7 +57,16 @@ class Chat {
       if (event.key === "Escape" && this.running) this.running.abort();
     });
     addEventListener("faser-models", (event) => this.settings.setModels(event.detail));
-    request("v1/models").then((answer) => answer.json()).then((models) => this.settings.setModels(models.data)).catch(() => {});
+    this.askModels();
+  }
+
+  // app.js tells of models when it has them; a chat that is opened later asks.
+  async askModels() {
+    try {
+      this.settings.setModels((await (await request("v1/models", { quiet: true })).json()).data);
+    } catch {
+      // the server is loading, or wants a key
+    }
   }
 
   submit() {

@@ -60,7 +60,7 @@ export class Settings {
     this.numbers = Object.fromEntries(SAMPLING.map(([name, , limits]) =>
       [name, h("input", { type: "number", inputmode: "decimal", placeholder: "default", ...limits })]));
     this.stop = area("", 2, { placeholder: "one a line" });
-    this.drafts = choice([["", "as the server decides"], ["true", "on"], ["false", "off"]]);
+    this.drafts = choice([["", "server's choice"], ["true", "on"], ["false", "off"]]);
     this.gamma = h("input", { type: "number", min: 0, step: 1, placeholder: "server's" });
     this.class = h("input", { type: "text", placeholder: "default", autocapitalize: "off" });
     this.trace = h("input", { type: "checkbox", checked: true });

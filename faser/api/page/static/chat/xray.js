@@ -16,6 +16,7 @@ const OWN = {
   plain: ["plain", "the model's own, in a step without a draft"],
 };
 const MOST_BARS = 160;
+const STRIP = { width: 640, height: 36, narrowest: 4, widest: 9 };
 
 // What the trace says, added up. A step: {drafter, gamma, accepted}.
 export class Trace {
@@ -111,16 +112,21 @@ export function gammaStrip(trace) {
     bars.push({ gamma: mean((each) => each.gamma), accepted: mean((each) => each.accepted), drafter: steps.find((each) => each.drafter)?.drafter });
   }
   const top = Math.max(4, ...bars.map((each) => each.gamma));
-  const height = 28;
-  const width = bars.length * 4;
+  const { height } = STRIP;
+  const pitch = Math.max(STRIP.narrowest, Math.min(STRIP.widest, Math.floor(STRIP.width / bars.length)));
+  const width = bars.length * pitch;
+  const bar = (classes, at, value) => {
+    const tall = Math.max(1, (value / top) * height);
+    return s("rect", { class: classes, x: at * pitch, y: height - tall, width: pitch - 1, height: tall });
+  };
   const rects = bars.flatMap(({ gamma, accepted, drafter }, at) => [
-    s("rect", { class: "none", x: at * 4, y: height - 1, width: 3, height: 1 }),
-    gamma > 0 && s("rect", { class: `drafted ${colour(drafter)}`, x: at * 4, y: height - (gamma / top) * height, width: 3, height: (gamma / top) * height }),
-    accepted > 0 && s("rect", { class: `kept ${colour(drafter)}`, x: at * 4, y: height - (accepted / top) * height, width: 3, height: (accepted / top) * height }),
+    bar("none", at, 0),
+    gamma > 0 && bar(`drafted ${colour(drafter)}`, at, gamma),
+    accepted > 0 && bar(`kept ${colour(drafter)}`, at, accepted),
   ]);
   const words = `γ of ${trace.steps.length} steps: ${trace.gammaMean.toFixed(2)} on average, at most ${Math.max(0, ...trace.steps.map((each) => each.gamma))}; ` +
     `${trace.accepted} of ${trace.verified} draft tokens accepted`;
   return h("figure", { class: "gamma" },
-    s("svg", { viewBox: `0 0 ${Math.max(width, 4)} ${height}`, width: Math.max(width, 4), height, role: "img", "aria-label": words, preserveAspectRatio: "none" }, ...rects),
+    s("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": words, preserveAspectRatio: "none" }, ...rects),
     h("figcaption", {}, words));
 }
