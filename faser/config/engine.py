@@ -16,12 +16,13 @@ from faser.types import MAX_LOGPROBS, Slo
 
 _HALF = "it is not computed on a CPU; use bfloat16 or float32"
 _NO_FLOAT32 = "flashinfer computes in 16 bits; use bfloat16, float16 or the torch backend"
-_OTHER_QUANTIZATION = "only fp8 is implemented; use fp8 or an unquantized checkpoint"
+_OTHER_QUANTIZATION = "only fp8 and gguf are implemented; use one of them or an unquantized checkpoint"
 _OF_CHECKPOINT = "the type of a quantized checkpoint is read from its files; leave it out"
 
 _OTHER_FP8 = "of 8-bit types only e4m3 is implemented; use fp8 or auto"
 _OTHER_KV = "keys and values are stored as they are computed, in --dtype, or in 8 bits; use auto or fp8"
 _NO_FP8 = "no kernels for CPUs multiply 8-bit numbers; leave it out, or use the torch backend, which is slow"
+_NO_LOW_BIT = "no kernels for GPUs multiply the blocks of GGUF files; leave it out, or use the torch backend"
 _NO_FP8_KV = "no kernels for CPUs read 8-bit keys and values; use auto, or the torch backend, which is slow"
 
 # The device of each backend that computes on one kind only.
@@ -67,15 +68,16 @@ class EngineConfig:
     )
     quantization: str | None = setting(
         None,
-        "Round the weights of the layers to this type while loading. None: keep the type of the checkpoint.",
+        "Weights as they are multiplied. fp8: those of the layers, rounded while loading. gguf: all that a GGUF "
+        "file stores in blocks, as stored. None: dequantise GGUF files, keep the type of other checkpoints.",
         group=MODEL,
         kind=Kind.TEXT,
         aliases=("-q",),
-        choices=("fp8",),
+        choices=("fp8", "gguf"),
         synonyms=(("none", None), ("None", None), ("null", None)),
         refused=(
             *((name, _OTHER_QUANTIZATION) for name in ("awq", "bitsandbytes", "gptq", "modelopt", "nvfp4")),
-            *((name, _OF_CHECKPOINT) for name in ("compressed-tensors", "gguf")),
+            ("compressed-tensors", _OF_CHECKPOINT),
         ),
     )
     max_model_len: int | None = setting(
@@ -437,6 +439,8 @@ def _device_problems(values: Mapping[str, Any], label: Label) -> list[str]:
         found.append(f"{label('dtype')} is {dtype}; {_NO_FLOAT32}")
     if kind == "cpu" and values["quantization"] == "fp8" and backend in ("auto", "native"):
         found.append(f"{label('quantization')} is fp8; {_NO_FP8}")
+    if kind == "cuda" and values["quantization"] == "gguf" and backend in ("auto", "flashinfer"):
+        found.append(f"{label('quantization')} is gguf; {_NO_LOW_BIT}")
     if kind == "cpu" and values["kv_cache_dtype"] == "fp8" and backend in ("auto", "native"):
         found.append(f"{label('kv_cache_dtype')} is fp8; {_NO_FP8_KV}")
     home = _DIVIDED.get(values["spec_partition"])

@@ -54,11 +54,17 @@ def test_an_engine_config_survives_the_pipe() -> None:
         ),
         (
             {"quantization": "awq"},
-            "quantization is awq; only fp8 is implemented; use fp8 or an unquantized checkpoint",
+            "quantization is awq; only fp8 and gguf are implemented; use one of them or an unquantized checkpoint",
         ),
         (
-            {"quantization": "gguf"},
-            "quantization is gguf; the type of a quantized checkpoint is read from its files; leave it out",
+            {"quantization": "compressed-tensors"},
+            "quantization is compressed-tensors; the type of a quantized checkpoint is read from its files; leave "
+            "it out",
+        ),
+        (
+            {"quantization": "gguf", "device": "cuda"},
+            "quantization is gguf; no kernels for GPUs multiply the blocks of GGUF files; leave it out, or use "
+            "the torch backend",
         ),
         ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype is fp4; it must be one of auto, fp8"),
         (
@@ -83,7 +89,7 @@ def test_an_engine_config_survives_the_pipe() -> None:
             )
             for backend in ("auto", "native")
         ),
-        ({"quantization": "int3"}, "quantization is int3; it must be one of fp8"),
+        ({"quantization": "int3"}, "quantization is int3; it must be one of fp8, gguf"),
         (
             {"cudagraph_capture_sizes": (8, 0)},
             "cudagraph_capture_sizes is 8 0; it must be at least 1 and at most 8192",

@@ -17,7 +17,7 @@ from faser.cli.flags.parser import CommandParser
 from faser.cli.flags.sources import UsageError
 from faser.config.declaration import show_bytes
 from faser.config.environment import cache_dir, child_environment, flashinfer_workspace
-from faser.kernels.cpu.build import can_build
+from faser.kernels.cpu.build import LOW_BIT_INSTRUCTIONS, can_build, detect_isa
 from faser.kernels.cuda.flashinfer.build import (
     ARCH,
     FP8_MODULES,
@@ -96,6 +96,7 @@ def facts() -> dict[str, str]:
         "cpu": _cpu_name(),
         "cores": f"{usable_cores()} usable of {os.cpu_count()}",
         "cpu features": " ".join(_cpu_features()) or "none that kernels use",
+        "cpu kernels": _cpu_kernels(),
         "memory": f"{show_bytes(usable_memory())} usable, {show_bytes(available_memory())} free",
         **_cuda(),
         "compiler": shutil.which("g++") or shutil.which("clang++") or "none",
@@ -141,7 +142,14 @@ def _cpu_name() -> str:
 
 def _cpu_features() -> list[str]:
     flags = next((line for line in _cpu_lines() if line.startswith("flags")), "").split()
-    return [each for each in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if each in flags]
+    return [
+        each for each in ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if each in flags
+    ]
+
+
+def _cpu_kernels() -> str:
+    isa = detect_isa()
+    return f"{isa}; low-bit products with {LOW_BIT_INSTRUCTIONS[isa]}"
 
 
 def _cpu_lines() -> list[str]:

@@ -54,6 +54,14 @@ _CPU_FEATURES = {
     Isa.AVX2: _AVX2,
     Isa.GENERIC: (),
 }
+LOW_BIT_INSTRUCTIONS = {
+    Isa.AVX512_BF16: "vpdpbusd, 512 bits",
+    Isa.AVX512_VNNI: "vpdpbusd, 512 bits",
+    Isa.AVX512: "vpmaddubsw, 512 bits",
+    Isa.AVX2_VNNI: "vpdpbusd, 256 bits",
+    Isa.AVX2: "vpmaddubsw, 256 bits",
+    Isa.GENERIC: "no instruction for them",
+}
 # No contraction: a multiply-add is fused only where the source says so, hence alike in every kernel that inlines
 # it.
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wall")

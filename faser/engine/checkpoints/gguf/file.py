@@ -13,10 +13,14 @@ from faser.config.declaration import show_bytes
 from faser.errors import ModelError
 
 FloatArray = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
 
 _MAGIC = b"GGUF"
 
-_READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+_READABLE = (
+    *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "MXFP4"),
+)
 
 
 class GgufFile:
@@ -63,6 +67,14 @@ class GgufFile:
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape with the slowest dimension first, as in torch; GGUF stores the fastest first."""
         return tuple(int(size) for size in reversed(self._tensors[name].shape))
+
+    def format(self, name: str) -> str:
+        """The name of a tensor's type, such as Q4_K or F32."""
+        return str(self._tensors[name].tensor_type.name)
+
+    def blocks(self, name: str) -> Bytes:
+        """A quantised tensor [N, K] as it is stored, [N, bytes of a row]: a part of the mapped file."""
+        return np.asarray(self._tensors[name].data, np.uint8).reshape(self.shape(name)[0], -1)
 
     def array(self, name: str) -> FloatArray:
         """A tensor, dequantised. Raises ModelError for a quantisation that is not supported."""

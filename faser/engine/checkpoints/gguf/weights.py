@@ -6,15 +6,18 @@ installing the embedded model needs no torch.
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from faser.engine.checkpoints.gguf.file import FloatArray, GgufFile
+from faser.engine.checkpoints.gguf.file import Bytes, FloatArray, GgufFile
 from faser.errors import ModelError
 
 if TYPE_CHECKING:
     import torch
+
+Number = TypeVar("Number", bound=np.generic)
 
 _OUTER_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -65,9 +68,19 @@ class GgufSource:
 
     def array(self, name: str) -> FloatArray:
         """One tensor, dequantised."""
-        array = self._file.array(self._stored_names[name])
+        return self._in_order(name, self._file.array(self._stored_names[name]))
+
+    def format(self, name: str) -> str:
+        """The name of the type that a tensor is stored in, such as Q4_K or F32."""
+        return self._file.format(self._stored_names[name])
+
+    def blocks(self, name: str) -> tuple[str, Bytes]:
+        """The format of a quantised tensor, and its rows as they are stored: [N, bytes of a row]."""
+        return self.format(name), self._in_order(name, self._file.blocks(self._stored_names[name]))
+
+    def _in_order(self, name: str, rows: npt.NDArray[Number]) -> npt.NDArray[Number]:
         num_heads = next((heads for part, heads in self._heads.items() if part in name), None)
-        return array if num_heads is None else _unpermute(array, num_heads)
+        return rows if num_heads is None else _unpermute(rows, num_heads)
 
     def get(self, name: str) -> "torch.Tensor":
         """One tensor, dequantised: float32 on the CPU, in memory of its own."""
@@ -91,7 +104,7 @@ def _hf_name(name: str, path: Path) -> str:
     return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
 
 
-def _unpermute(rows: FloatArray, num_heads: int) -> FloatArray:
+def _unpermute(rows: npt.NDArray[Number], num_heads: int) -> npt.NDArray[Number]:
     """Undo llama.cpp's row order, in which a rotated pair is two adjacent rows; here it is rows d and d + D/2.
 
     rows: [heads * D, ...] or a bias [heads * D]. One head of D = 4, as stored → as returned:

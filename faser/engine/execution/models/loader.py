@@ -1,7 +1,7 @@
 """Builds a Decoder from a checkpoint: configuration, weights, rotary table, buffers.
 
-Decides which products are computed in 8 bits: those that the checkpoint stores in 8 bits, or all products of the
-layers if quantization is requested.
+Decides which products are quantised: those that the checkpoint stores in 8-bit floats, all products of the layers
+if fp8 is requested, and those that a GGUF file stores in blocks if gguf is.
 """
 
 import logging
@@ -10,8 +10,10 @@ from pathlib import Path
 import torch
 
 from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
+from faser.engine.checkpoints.gguf.weights import GgufSource, open_gguf
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.rope import rotary_angles
+from faser.engine.execution.models.stored_blocks import BlockSource
 from faser.engine.execution.models.stored_fp8 import Fp8Source
 from faser.engine.execution.models.weights import ByteProgress, DecoderWeights, WeightSource, pack_weights
 from faser.errors import ConfigError
@@ -19,7 +21,7 @@ from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import quantise_weight
 
 _log = logging.getLogger("faser")
-_QUANTIZATIONS = (None, "fp8")
+_QUANTIZATIONS = (None, "fp8", "gguf")
 
 
 def load_decoder(
@@ -38,14 +40,15 @@ def load_decoder(
 
     dtype: of weights and activations, except in 8-bit products. max_model_len: positions of the rotary table.
     max_rows: most rows of a step. max_logit_rows: most rows of one logits call; None: max_rows. quantization: fp8
-    quantises the products of the layers; None: they stay as the checkpoint stores them. source: gives the tensors
-    instead of the files in the directory; the directory still gives the configuration. progress: called with
-    (bytes done, bytes in all) after every tensor.
+    quantises the products of the layers; gguf computes with the blocks of a GGUF file as they are; None: weights
+    of a GGUF file are dequantised, others stay as the checkpoint stores them. source: gives the tensors instead of
+    the files in the directory; the directory still gives the configuration. progress: called with (bytes done,
+    bytes in all) after every tensor.
 
     Raises ModelError that names the unusable file, field or tensor; ConfigError for an unknown quantization, or
     one that the backend has no products for.
     """
-    _check_quantization(quantization, backend)
+    _check_quantization(quantization, backend, directory)
     config = read_model_config(directory)
     spec = config.spec
     source = source or _open_source(directory)
@@ -61,10 +64,16 @@ def load_decoder(
     return Decoder(spec, backend, weights, angles.to(backend.device), buffers)
 
 
-def _check_quantization(quantization: str | None, backend: Backend) -> None:
+def _check_quantization(quantization: str | None, backend: Backend, path: Path) -> None:
     if quantization not in _QUANTIZATIONS:
-        raise ConfigError(f"--quantization is {quantization}; only fp8 is known")
-    if quantization is not None and not backend.has_fp8:
+        raise ConfigError(f"--quantization is {quantization}; only fp8 and gguf are known")
+    if quantization == "gguf" and path.suffix != ".gguf":
+        raise ConfigError(f"--quantization is gguf; {path} is not a .gguf file")
+    if quantization == "gguf" and not backend.has_low_bit:
+        raise ConfigError(
+            f"--quantization is gguf; the {backend.name} backend has no low-bit products on {backend.device}"
+        )
+    if quantization == "fp8" and not backend.has_fp8:
         raise ConfigError(
             f"--quantization is {quantization}; the {backend.name} backend has no fp8 products on {backend.device}"
         )
@@ -80,6 +89,8 @@ def _pack(
     progress: ByteProgress,
 ) -> DecoderWeights:
     """Pack the weights. A quantised checkpoint stays quantised if the backend has products for it."""
+    if quantization == "gguf" and isinstance(source, GgufSource):
+        return _pack_blocks(directory, source, config, backend, dtype, progress)
     stored = config.quantization
     if stored is None:
         quantise = None if quantization is None else quantise_weight
@@ -105,10 +116,26 @@ def _pack(
     return pack_weights(quantised, config.spec, backend, dtype, progress, stored=quantised.fp8)
 
 
+def _pack_blocks(
+    path: Path,
+    source: GgufSource,
+    config: ModelConfig,
+    backend: Backend,
+    dtype: torch.dtype,
+    progress: ByteProgress,
+) -> DecoderWeights:
+    blocks = BlockSource(source)
+    packed = pack_weights(source, config.spec, backend, dtype, progress, blocks=blocks.rows)
+    _log.info(
+        "%s: weights in %s are multiplied as they are stored, by activations in 8 bits",
+        path,
+        blocks.described() or "no low-bit format",
+    )
+    return packed
+
+
 def _open_source(path: Path) -> WeightSource:
     if path.suffix == ".gguf":
-        from faser.engine.checkpoints.gguf.weights import open_gguf
-
         return open_gguf(path)
     from faser.engine.execution.models.safetensors_source import SafetensorsSource
 

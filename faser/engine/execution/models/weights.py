@@ -4,6 +4,7 @@ Products of the same input are fused into one. Tensors are read one at a time an
 memory peaks at the packed weights and one fused product. A WeightSource gives the tensors.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,10 +17,12 @@ from faser.engine.execution.models import tensors
 from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import FP8, Fp8Rows, stack_rows
+from faser.kernels.interface.low_bit.formats import LowBitRows, stack_low_bit
 from faser.kernels.interface.shapes import PackedLinear
 
 ByteProgress = Callable[[int, int], None]  # (bytes done, bytes in all), counted in the dtype of the activations
 StoredRows = Callable[[str], Fp8Rows | None]  # a quantised tensor as it is stored; None: it is not quantised
+StoredBlocks = Callable[[str], LowBitRows | None]  # a tensor in its blocks; None: it has none that are multiplied
 Quantise = Callable[[Tensor], Fp8Rows]
 
 _MOST_NAMED = 3  # names of tensors in one error
@@ -72,18 +75,21 @@ def pack_weights(
     *,
     stored: StoredRows | None = None,
     quantise: Quantise | None = None,
+    blocks: StoredBlocks | None = None,
 ) -> DecoderWeights:
     """Read every tensor of the spec, cast it to dtype and pack it.
 
     stored: gives those products of the layers that are packed as they are stored. quantise: quantises the other
     products of the layers, on the backend's device; None: they keep the dtype. Embedding and head are never
-    quantised: their rows are looked up, and an error of the head goes into the tokens directly.
+    quantised here: their rows are looked up, and an error of the head goes into the tokens directly. blocks: gives
+    low-bit weights, embedding and head included, which are packed as they are stored; a product of which one part
+    has no blocks is dequantised.
 
     Raises ModelError that names tensors that are missing, unexpected or of another shape; names are checked before
     anything is packed.
     """
     _check_names(source, spec)
-    packer = _Packer(source, spec, backend, dtype, progress, stored, quantise)
+    packer = _Packer(source, spec, backend, dtype, progress, stored, quantise, blocks)
     embedding = packer.product(tensors.EMBEDDING)
     layers = tuple(packer.layer(tensors.layer_prefix(layer)) for layer in range(spec.num_layers))
     final_norm = packer.vector(tensors.FINAL_NORM)
@@ -105,6 +111,7 @@ class _Packer:
         progress: ByteProgress,
         stored: StoredRows | None,
         quantise: Quantise | None,
+        blocks: StoredBlocks | None,
     ) -> None:
         self.packed_bytes = 0
         self._source = source
@@ -114,6 +121,7 @@ class _Packer:
         self._progress = progress
         self._stored = stored
         self._quantise = quantise
+        self._blocks = blocks
         self._done_bytes = 0
         self._total_bytes = tensors.num_parameters(spec) * dtype.itemsize
 
@@ -136,14 +144,14 @@ class _Packer:
         )
 
     def product(self, name: str) -> PackedLinear:
-        """The product of a weight outside the layers: without a bias, never quantised."""
-        return self._pack(self._stacked((name,)), None)
+        """The product of a weight outside the layers: without a bias, never quantised here."""
+        return self._pack(self._low_bit((name,)) or self._stacked((name,)), None)
 
     def layer_product(self, *names: str) -> PackedLinear:
         """One product of the named weights, stacked, with their biases if the spec has them."""
         biases = tuple(f"{name.removesuffix('.weight')}.bias" for name in names)
         bias = self._stacked(biases) if biases[0] in self._shapes else None
-        quantised = self._stored_rows(names)
+        quantised = self._stored_rows(names) or self._low_bit(names)
         if quantised is not None:
             return self._pack(quantised, bias)
         weight = self._stacked(names)
@@ -156,8 +164,8 @@ class _Packer:
         self.packed_bytes += vector.nbytes
         return vector
 
-    def _pack(self, weight: Tensor | Fp8Rows, bias: Tensor | None) -> PackedLinear:
-        self.packed_bytes += weight.num_bytes if isinstance(weight, Fp8Rows) else weight.nbytes
+    def _pack(self, weight: Tensor | Fp8Rows | LowBitRows, bias: Tensor | None) -> PackedLinear:
+        self.packed_bytes += weight.nbytes if isinstance(weight, Tensor) else weight.num_bytes
         self.packed_bytes += 0 if bias is None else bias.nbytes
         return self._backend.pack(weight, bias)
 
@@ -178,8 +186,20 @@ class _Packer:
                 raise ModelError(
                     f"tensor {name} is not quantised, and of one product with {others}; it must be too"
                 )
-            self._read(name, part.values)
+            self._read(name, part.values.shape)
         return stack_rows(parts)
+
+    def _low_bit(self, names: Sequence[str]) -> LowBitRows | None:
+        """The named weights in their blocks, stacked; None: one of them has none."""
+        if self._blocks is None:
+            return None
+        found = [self._blocks(name) for name in names]
+        parts = [part for part in found if part is not None]
+        if len(parts) < len(found):
+            return None
+        for name, part in zip(names, parts, strict=True):
+            self._read(name, part.shape)
+        return stack_low_bit(parts)
 
     def _stacked(self, names: Sequence[str]) -> Tensor:
         """A new tensor of the named ones, stacked, in the target dtype, on the device of the first one."""
@@ -193,7 +213,7 @@ class _Packer:
                 raise ModelError(
                     f"tensor {name} is float8_e4m3fn; it has no scales, or the config does not say so"
                 )
-            self._read(name, found)
+            self._read(name, found.shape)
             if stacked is None:
                 stacked = torch.empty(size, dtype=self._dtype, device=found.device)
             stacked[first : first + shape[0]].copy_(found)
@@ -201,12 +221,12 @@ class _Packer:
         assert stacked is not None, "no tensors to stack"
         return stacked
 
-    def _read(self, name: str, found: Tensor) -> None:
-        """Count a tensor as done. Raises ModelError if its shape is not the spec's."""
+    def _read(self, name: str, found: Sequence[int]) -> None:
+        """Count a tensor as done. found: its shape. Raises ModelError if that is not the spec's."""
         shape = self._shapes[name]
-        if tuple(found.shape) != shape:
-            raise ModelError(f"tensor {name} has shape {list(found.shape)}; the config asks for {list(shape)}")
-        self._done_bytes += found.numel() * self._dtype.itemsize
+        if tuple(found) != shape:
+            raise ModelError(f"tensor {name} has shape {list(found)}; the config asks for {list(shape)}")
+        self._done_bytes += math.prod(found) * self._dtype.itemsize
         self._progress(self._done_bytes, self._total_bytes)
 
 

@@ -105,6 +105,7 @@ def load_draft_model(
         max_model_len=max_positions,
         max_rows=config.max_num_batched_tokens,
         max_logit_rows=config.max_num_seqs,
+        quantization="gguf" if config.quantization == "gguf" and directory.suffix == ".gguf" else None,
         source=None if sources is None else sources(directory),
         progress=lambda done, total: progress("loading draft model", done, total),
     )

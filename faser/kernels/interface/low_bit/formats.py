@@ -44,6 +44,10 @@ class MemoryForm(IntEnum):
     BYTES = 2
     BYTES_OF_16 = 3  # groups of 16
 
+    @property
+    def description(self) -> str:
+        return "4-bit codes" if self in (MemoryForm.NIBBLES, MemoryForm.NAMED_NIBBLES) else "8-bit codes"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedRows:

@@ -1,0 +1,118 @@
+"""GGUF files that are computed as they are stored.
+
+Oracle: the same file dequantised, in float32, with activations rounded to 8 bits.
+
+Bugs these tests have been seen to catch: queries and keys in the order of the file, the last part of a product
+left out, blocks of another tensor.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf import quants
+from torch import Tensor
+
+from faser.engine.checkpoints.gguf.weights import open_gguf
+from faser.engine.execution.models.decoder import Decoder
+from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.models.stored_blocks import BlockSource
+from faser.errors import ConfigError
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.low_bit.product import STRETCH, quantise_activations
+from faser.kernels.torch.backend import TorchBackend
+from tests.engine.checkpoints.gguf.gguf_files import BIASES, VOCAB_SIZE, hf_weights, write_gguf
+from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel, prompt
+
+
+def decoder(path: Path, backend: Backend, **options: Any) -> Decoder:
+    return load_decoder(
+        path,
+        backend,
+        torch.float32,
+        max_model_len=MAX_POSITIONS,
+        max_rows=64,
+        progress=lambda *_: None,
+        **options,
+    )
+
+
+def logits(path: Path, backend: Backend, **options: Any) -> torch.Tensor:
+    return PagedModel(decoder(path, backend, **options), backend).prefill(prompt(20, VOCAB_SIZE), ())
+
+
+def mixed(name: str, quantization: Type) -> dict[str, tuple[Any, Type]]:
+    """Blocks of one tensor in a format of its own, in the order of a file that permutes nothing."""
+    weights, stored = hf_weights()
+    hf_name = next(each for each, found in stored.items() if found == name)
+    return {name: (quants.quantize(weights[hf_name], quantization), quantization)}
+
+
+class RoundingInputs(TorchBackend):
+    """Rounds what goes into every product as low-bit products do, and multiplies by dequantised weights."""
+
+    def linear(self, x: Tensor, packed: Any, out: Tensor, *, residual: Tensor | None = None) -> Tensor:
+        found = quantise_activations(x.numpy())
+        scales = found.scales.repeat(STRETCH, 1)[:, : x.shape[1]]
+        return super().linear(torch.from_numpy(found.values * scales), packed, out, residual=residual)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize("quantization", [Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0])
+def test_only_inputs_are_rounded(tmp_path: Path, architecture: str, quantization: Type) -> None:
+    """Oracle: the same file dequantised, every product with rounded inputs."""
+    path = tmp_path / "m.gguf"
+    raw = mixed("blk.1.ffn_gate.weight", Type.Q8_0) | mixed("blk.0.attn_v.weight", Type.Q5_1)
+    more = BIASES if architecture == "qwen2" else None
+    write_gguf(path, architecture, quantization=quantization, raw=raw, more=more)
+    found, wanted = logits(path, TorchBackend(), quantization="gguf"), logits(path, RoundingInputs())
+    assert not torch.equal(wanted, logits(path, TorchBackend()))
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_queries_and_keys_have_the_hubs_order(tmp_path: Path) -> None:
+    """Oracle: the dequantised rows, which have been put in order."""
+    write_gguf(tmp_path / "m.gguf", quantization=Type.Q8_0)
+    source = open_gguf(tmp_path / "m.gguf")
+    blocks = BlockSource(source)
+    for part in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        name = f"model.layers.1.self_attn.{part}.weight"
+        found = blocks.rows(name)
+        assert found is not None
+        assert np.array_equal(found.dequantised(), source.get(name).numpy())
+    assert blocks.rows("model.norm.weight") is None
+    assert blocks.described() == "Q8_0 (8-bit codes)"
+
+
+def test_a_product_with_a_part_in_16_bits_is_dequantised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "m.gguf"
+    raw = mixed("blk.0.ffn_gate.weight", Type.F32) | mixed("blk.1.ffn_up.weight", Type.Q4_1)
+    write_gguf(path, quantization=Type.Q8_0, raw=raw)
+    with caplog.at_level(logging.INFO, "faser"):
+        found = decoder(path, TorchBackend(), quantization="gguf")
+    assert "weights in Q4_1 (4-bit codes), Q8_0 (8-bit codes) are multiplied as they are stored" in caplog.text
+    whole = decoder(path, TorchBackend())
+    assert found.weight_bytes < whole.weight_bytes / 2
+
+
+def test_what_has_no_blocks_is_refused_with_the_path(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--quantization is gguf; .*folder is not a \.gguf file"):
+        decoder(tmp_path / "folder", TorchBackend(), quantization="gguf")
+
+
+class WithoutLowBit(TorchBackend):
+    """The reference backend, as one that has no low-bit products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_low_bit = False
+
+
+def test_a_backend_without_low_bit_products_is_refused_by_name(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    with pytest.raises(ConfigError, match="the torch backend has no low-bit products on cpu"):
+        decoder(tmp_path / "m.gguf", WithoutLowBit(), quantization="gguf")

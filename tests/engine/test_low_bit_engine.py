@@ -1,0 +1,64 @@
+"""Engines that compute with the blocks of a GGUF file, on the native kernels: drafts change no answer.
+
+Oracle: the engine without speculation, token for token.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGMLQuantizationType as Type
+
+from faser.config.engine import EngineConfig
+from faser.engine.build import build_engine
+from faser.engine.contract.step_times import StepTimes
+from faser.engine.engine import Engine
+from faser.types import Request, SamplingParams
+from tests.engine.checkpoints.gguf.gguf_files import write_gguf
+
+STEP_TIMES = StepTimes.proportional(step_s=1e-2, pass_s=1e-3)
+
+
+def built(path: Path, speculation: dict[str, Any]) -> Engine:
+    config = EngineConfig(
+        backend="native",
+        device="cpu",
+        quantization="gguf",
+        num_threads=2,
+        max_model_len=96,
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
+        kv_cache_memory=1 << 20,
+        speculative_config=speculation,
+    )
+    engine, _ = build_engine(config, path, lambda *_: None, step_times=STEP_TIMES)
+    return engine
+
+
+def answers(engine: Engine, temperature: float) -> dict[str, list[int]]:
+    said: dict[str, list[int]] = {}
+    for i in range(4):
+        engine.add(
+            Request(
+                request_id=str(i),
+                prompt_token_ids=(*range(3, 25 + 3 * i), 30 + i),
+                sampling=SamplingParams(temperature=temperature, max_tokens=30, ignore_eos=True, seed=i),
+                arrival_s=0.0,
+            )
+        )
+    while engine.has_work():
+        for delta in engine.step():
+            assert delta.error is None, delta.error
+            said.setdefault(delta.request_id, []).extend(delta.token_ids)
+    return said
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("quantization", [Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0])
+def test_drafts_change_no_answer(tmp_path: Path, quantization: Type, temperature: float) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(path, quantization=quantization, tokenizer="gpt2")
+    wanted = answers(built(path, {"policy": "off"}), temperature)
+    drafting = {"method": "draft_model", "model": str(path), "policy": "fixed", "num_speculative_tokens": 3}
+    assert answers(built(path, drafting), temperature) == wanted
+    assert {name: len(token_ids) for name, token_ids in wanted.items()} == dict.fromkeys("0123", 30)
