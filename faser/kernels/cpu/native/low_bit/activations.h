@@ -7,6 +7,7 @@
 
 #include "../pool.h"
 #include "../product.h"
+#include "layout.h"
 
 namespace faser {
 
@@ -44,10 +45,7 @@ void quantise_row(const T* x, int64_t depth, int8_t* codes, float* scales, int32
         const float inverse = 127.0f / largest;
         scales[first / kScaled] = largest / 127.0f;
         for (int64_t k = first; k < end; k += kLanes) {
-            typedef int8_t vc __attribute__((vector_size(kLanes)));
-            vi whole = (vi)(load(x + k) * inverse + magic) - 0x4b400000;
-            vc narrow = __builtin_convertvector(whole, vc);
-            std::memcpy(codes + k, &narrow, kLanes);
+            store_bytes(codes + k, (vi)(load(x + k) * inverse + magic) - 0x4b400000);
         }
     }
     for (int64_t group = 0; group < depth / 16; group++) {

@@ -89,118 +89,170 @@ inline __attribute__((always_inline)) void add_group(const char* const* codes, c
     }
 }
 
-// The factors of a group, for the lanes of part i of a panel: scales or minimums.
-inline vf factors(const char* span, int64_t at, int64_t super_at, bool has_superblocks, int64_t group, int i) {
-    if (!has_superblocks) return load_halves(span + at + (group * kPanel + i * kLanes) * 2);
-    return load_bytes(span + at + group * kPanel + i * kLanes) * load_halves(span + super_at + i * kLanes * 2);
-}
+// Scales and minimums of one span as floats: [group][panel][16], scales before minimums.
+template <int F, int Panels>
+struct Factors {
+    static constexpr int64_t kGroups = kSpan / FormOf<F>::kGroup, kFloats = Panels * kPanel;
+    alignas(64) float scales[kGroups * kFloats];
+    alignas(64) float minimums[kGroups * kFloats];
 
-// One tile: `Rows` rows from `row` on, `Panels` panels from `panel` on. fetch: prefetches the weights further on.
-template <int F, int Rows, int Panels>
-void multiply_low_bit(const FaserLowBit& linear, const FaserLowBitPart& part, const FaserProduct& call,
-                      const Activations& x, int64_t panel, int64_t row, bool fetch) {
-    constexpr int kGroup = FormOf<F>::kGroup, kAll = Panels * kParts;
-    constexpr int kGroupBytes = FormOf<F>::kVectors * kStepBytes;
-    const int64_t depth = linear.depth, panel_bytes = low_bit_panel_bytes(part, depth);
-    const int64_t scales_stride = x.scales_stride();
-    const int32_t* group_sums = kGroup == 16 ? x.sums_of_16 : x.sums;
-    const bool has_superblocks = part.has_superblocks, has_minimums = part.has_minimums;
-    const vi minus_zero_point = splat_int(-part.zero_point);
-    const char* span[Panels];
-    for (int p = 0; p < Panels; p++) span[p] = part.panels + (panel + p) * panel_bytes;
-    vf totals[Rows][kAll];
-    for (int r = 0; r < Rows; r++) {
-        for (int q = 0; q < kAll; q++) totals[r][q] = vf{};
-    }
-    for (int64_t first = 0; first < depth; first += kSpan) {
-        const int64_t values = std::min(kSpan, depth - first);
-        const SpanLayout layout = span_layout(part, values);
-        for (int64_t scaled = 0; scaled < values; scaled += kScaled) {
-            const int64_t end = std::min(scaled + kScaled, values);
-            vf partial[Rows][kAll];
-#pragma GCC unroll 8
-            for (int r = 0; r < Rows; r++) {
-#pragma GCC unroll 8
-                for (int q = 0; q < kAll; q++) partial[r][q] = vf{};
-            }
-            for (int64_t group = scaled / kGroup; group < end / kGroup; group++) {
-                const int64_t at = first / kGroup + group;
-                const int8_t* codes = x.codes + row * depth + first + group * kGroup;
-                const char* weights[Panels];
-                for (int p = 0; p < Panels; p++) {
-                    weights[p] = span[p] + group * kGroupBytes;
-                    if (fetch) {
-#pragma GCC unroll 8
-                        for (int line = 0; line < kGroupBytes; line += 64) {
-                            __builtin_prefetch(weights[p] + line + kFetchBytes, 0, 2);
-                        }
-                    }
-                }
-                vi sums[Rows][kAll];
-#pragma GCC unroll 8
-                for (int r = 0; r < Rows; r++) {
-                    const vi start = minus_zero_point * group_sums[(row + r) * (depth / kGroup) + at];
-#pragma GCC unroll 8
-                    for (int q = 0; q < kAll; q++) sums[r][q] = start;
-                }
-                add_group<F, Rows, Panels>(weights, codes, depth, sums);
-#pragma GCC unroll 8
-                for (int q = 0; q < kAll; q++) {
-                    const char* from = span[q / kParts];
-                    const vf scale = factors(from, layout.scales, layout.super_scales, has_superblocks, group,
-                                             q % kParts);
-#pragma GCC unroll 8
-                    for (int r = 0; r < Rows; r++) {
-                        partial[r][q] += scale * __builtin_convertvector(sums[r][q], vf);
-                    }
-                    if (has_minimums) {
-                        const vf minimum = factors(from, layout.minimums, layout.super_minimums, has_superblocks,
-                                                   group, q % kParts);
-#pragma GCC unroll 8
-                        for (int r = 0; r < Rows; r++) {
-                            partial[r][q] += minimum * float(group_sums[(row + r) * (depth / kGroup) + at]);
-                        }
-                    }
-                }
-            }
-#pragma GCC unroll 8
-            for (int r = 0; r < Rows; r++) {
-                const float scale = x.scales[(row + r) * scales_stride + (first + scaled) / kScaled];
-#pragma GCC unroll 8
-                for (int q = 0; q < kAll; q++) totals[r][q] += scale * partial[r][q];
+    // span: that of the first panel; the others follow at panel_bytes.
+    void read(const FaserLowBitPart& part, const SpanLayout& layout, const char* span, int64_t panel_bytes,
+              int64_t groups) {
+        for (int p = 0; p < Panels; p++) {
+            read_panel(part, span + p * panel_bytes, layout.scales, layout.super_scales, groups, scales + p * kPanel);
+            if (part.has_minimums) {
+                read_panel(part, span + p * panel_bytes, layout.minimums, layout.super_minimums, groups,
+                           minimums + p * kPanel);
             }
         }
-        for (int p = 0; p < Panels; p++) span[p] += layout.bytes;
     }
-    alignas(64) float sums[Rows * Panels * kPanel];
+
+  private:
+    static void read_panel(const FaserLowBitPart& part, const char* span, int64_t at, int64_t super_at, int64_t groups,
+                           float* to) {
+        for (int i = 0; i < kParts; i++) {
+            if (part.has_superblocks) {
+                const vf super = load_halves(span + super_at + i * kLanes * 2);
+                for (int64_t group = 0; group < groups; group++) {
+                    store(to + group * kFloats + i * kLanes, load_bytes(span + at + group * kPanel + i * kLanes) * super);
+                }
+            } else {
+                for (int64_t group = 0; group < groups; group++) {
+                    store(to + group * kFloats + i * kLanes, load_halves(span + at + (group * kPanel + i * kLanes) * 2));
+                }
+            }
+        }
+    }
+};
+
+// One stretch of a tile, values with one scale a row: totals += x's scales * (its groups, summed in order).
+// span: codes of the first panel, its groups first_group ... last_group - 1; sums_of_x: of the groups of row 0.
+template <int F, bool Minimums, int Rows, int Panels>
+inline __attribute__((always_inline)) void add_stretch(const char* span, int64_t panel_bytes,
+                                                       const Factors<F, Panels>& factors, int64_t first_group,
+                                                       int64_t last_group, const int8_t* x, int64_t depth,
+                                                       const int32_t* sums_of_x, int64_t sums_stride,
+                                                       int32_t minus_zero_point, const float* x_scales,
+                                                       int64_t scales_stride, bool fetch, float* totals) {
+    constexpr int kAll = Panels * kParts, kGroup = FormOf<F>::kGroup;
+    constexpr int kGroupBytes = FormOf<F>::kVectors * kStepBytes;
+    vf partial[Rows][kAll];
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; r++) {
-        for (int q = 0; q < kAll; q++) store(sums + r * Panels * kPanel + q * kLanes, totals[r][q]);
+#pragma GCC unroll 8
+        for (int q = 0; q < kAll; q++) partial[r][q] = vf{};
     }
-    finish(call, linear.bias, part.first + part.columns, row, Rows, part.first + panel * kPanel, sums,
-           Panels * kPanel);
+    for (int64_t group = first_group; group < last_group; group++) {
+        const char* codes[Panels];
+        for (int p = 0; p < Panels; p++) {
+            codes[p] = span + p * panel_bytes + group * kGroupBytes;
+            if (fetch) {
+#pragma GCC unroll 8
+                for (int line = 0; line < kGroupBytes; line += 64) {
+                    __builtin_prefetch(codes[p] + line + kFetchBytes, 0, 2);
+                }
+            }
+        }
+        vi sums[Rows][kAll];
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; r++) {
+            const vi start = splat_int(minus_zero_point * sums_of_x[r * sums_stride + group]);
+#pragma GCC unroll 8
+            for (int q = 0; q < kAll; q++) sums[r][q] = start;
+        }
+        add_group<F, Rows, Panels>(codes, x + group * kGroup, depth, sums);
+#pragma GCC unroll 8
+        for (int q = 0; q < kAll; q++) {
+            const vf scale = load(factors.scales + group * Panels * kPanel + q * kLanes);
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; r++) partial[r][q] += scale * __builtin_convertvector(sums[r][q], vf);
+        }
+        if constexpr (Minimums) {
+#pragma GCC unroll 8
+            for (int q = 0; q < kAll; q++) {
+                const vf minimum = load(factors.minimums + group * Panels * kPanel + q * kLanes);
+#pragma GCC unroll 8
+                for (int r = 0; r < Rows; r++) {
+                    partial[r][q] += minimum * splat(float(sums_of_x[r * sums_stride + group]));
+                }
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; r++) {
+        const vf scale = splat(x_scales[r * scales_stride]);
+#pragma GCC unroll 8
+        for (int q = 0; q < kAll; q++) {
+            float* at = totals + r * Panels * kPanel + q * kLanes;
+            store(at, load(at) + scale * partial[r][q]);
+        }
+    }
 }
 
-// Rows [row, end) with panels [panel, last). The first tile fetches weights from memory, the others find them in the
-// cache.
+// One tile over one span: `Rows` rows from `row` on, Panels panels whose span starts at `span`.
+template <int F, int Rows, int Panels>
+void add_span(const FaserLowBit& linear, const FaserLowBitPart& part, const Activations& x, const char* span,
+              int64_t panel_bytes, const Factors<F, Panels>& factors, int64_t first, int64_t values, int64_t row,
+              bool fetch, float* totals) {
+    constexpr int kGroup = FormOf<F>::kGroup;
+    const int64_t sums_stride = linear.depth / kGroup, scales_stride = x.scales_stride();
+    const int32_t* sums = (kGroup == 16 ? x.sums_of_16 : x.sums) + row * sums_stride + first / kGroup;
+    const int8_t* codes = x.codes + row * linear.depth + first;
+    for (int64_t at = 0; at < values; at += kScaled) {
+        const int64_t end = std::min(at + kScaled, values) / kGroup;
+        const float* scales = x.scales + row * scales_stride + (first + at) / kScaled;
+        if (kGroup == 32 && part.has_minimums) {
+            add_stretch<F, true, Rows, Panels>(span, panel_bytes, factors, at / kGroup, end, codes, linear.depth, sums,
+                                               sums_stride, -part.zero_point, scales, scales_stride, fetch, totals);
+        } else {
+            add_stretch<F, false, Rows, Panels>(span, panel_bytes, factors, at / kGroup, end, codes, linear.depth,
+                                                sums, sums_stride, -part.zero_point, scales, scales_stride, fetch,
+                                                totals);
+        }
+    }
+}
+
+// Rows [row, end), at most kBlockRows, with Panels panels from `panel` on. A span of weights is read from memory by the
+// first tile of rows; the others find it in the cache.
+template <int F, int Panels>
+void multiply_rows(const FaserLowBit& linear, const FaserLowBitPart& part, const FaserProduct& call,
+                   const Activations& x, int64_t panel, int64_t row, int64_t end) {
+    constexpr int64_t kWidth = Panels * kPanel;
+    const int64_t panel_bytes = low_bit_panel_bytes(part, linear.depth);
+    const char* span = part.panels + panel * panel_bytes;
+    alignas(64) float totals[kBlockRows * kWidth];
+    std::memset(totals, 0, (end - row) * kWidth * sizeof(float));
+    Factors<F, Panels> factors;
+    for (int64_t first = 0; first < linear.depth; first += kSpan) {
+        const int64_t values = std::min(kSpan, linear.depth - first);
+        const SpanLayout layout = span_layout(part, values);
+        factors.read(part, layout, span, panel_bytes, values / FormOf<F>::kGroup);
+        for (int64_t at = row; at < end;) {
+            const int64_t tiles = (end - at + kMostRows - 1) / kMostRows;
+            const int rows = int((end - at + tiles - 1) / tiles);
+            with_count<Panels == kFewPanels ? kMostRows : 1>(rows, [&](auto count) {
+                add_span<F, count.value, Panels>(linear, part, x, span, panel_bytes, factors, first, values, at,
+                                                 at == row, totals + (at - row) * kWidth);
+            });
+            at += rows;
+        }
+        span += layout.bytes;
+    }
+    finish(call, linear.bias, part.first + part.columns, row, int(end - row), part.first + panel * kPanel, totals,
+           int(kWidth));
+}
+
 template <int F>
 void multiply_panels(const FaserLowBit& linear, const FaserLowBitPart& part, const FaserProduct& call,
                      const Activations& x, int64_t panel, int64_t last, int64_t row, int64_t end) {
     if (end - row == 1) {
         for (; panel < last; panel += kSinglePanels) {
-            multiply_low_bit<F, 1, kSinglePanels>(linear, part, call, x, panel, row, true);
+            multiply_rows<F, kSinglePanels>(linear, part, call, x, panel, row, end);
         }
         return;
     }
-    for (; panel < last; panel += kFewPanels) {
-        for (int64_t at = row; at < end;) {
-            const int64_t tiles = (end - at + kMostRows - 1) / kMostRows;
-            const int rows = int((end - at + tiles - 1) / tiles);
-            with_count<kMostRows>(rows, [&](auto count) {
-                multiply_low_bit<F, count.value, kFewPanels>(linear, part, call, x, panel, at, at == row);
-            });
-            at += rows;
-        }
-    }
+    for (; panel < last; panel += kFewPanels) multiply_rows<F, kFewPanels>(linear, part, call, x, panel, row, end);
 }
 
 using Multiply = decltype(&multiply_panels<kNibbles>);
