@@ -103,6 +103,7 @@ def _target(wanted: argparse.Namespace, server: Server, model: Path, folder: Pat
     return Target(
         url=url,
         model=card["id"],
+        root=card["root"],
         tokenizer=model,
         questions=wanted.questions.absolute(),
         environments=wanted.environments.absolute(),

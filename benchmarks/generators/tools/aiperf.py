@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.generators.figures import Figures, Latency
-from benchmarks.generators.tools.tool import OFFLINE, Command, Run, Target, latency_ms
+from benchmarks.generators.tools.tool import OFFLINE, Command, Run, Target, latency_ms, write_hub_cache
 
 _NUM_REQUESTS = 16
 _INPUT_TOKENS = 64
 _OUTPUT_TOKENS = 48
 _PERCENTILES = (50, 90, 99)
 _HUB_NAME = "faser/served"
-_REVISION = "0" * 40
 
 
 def runs() -> tuple[Run, ...]:
@@ -44,8 +43,8 @@ def _cancelled(target: Target) -> Command:
 
 
 def _command(target: Target, options: Sequence[str], *, in_chat: bool = True) -> Command:
-    tokenizer = _hub_with(target.tokenizer, target.folder / "hub")
-    common = ["--url", target.url, "--model", target.model, "--tokenizer", tokenizer, "--streaming"]
+    write_hub_cache(target, _HUB_NAME)  # without network aiperf accepts no folder as tokenizer
+    common = ["--url", target.url, "--model", target.model, "--tokenizer", _HUB_NAME, "--streaming"]
     common += ["--concurrency", "4", "--request-count", str(_NUM_REQUESTS), "--isl", str(_INPUT_TOKENS)]
     common += ["--osl", str(_OUTPUT_TOKENS), "--random-seed", "1", "--ui", "simple"]
     common += ["--artifact-dir", str(target.folder)]
@@ -54,21 +53,6 @@ def _command(target: Target, options: Sequence[str], *, in_chat: bool = True) ->
         environment={**OFFLINE, "HF_HOME": str(target.folder)},
         read=lambda: read(target.folder, in_chat=in_chat),
     )
-
-
-def _hub_with(tokenizer: Path, hub: Path) -> str:
-    """Put the tokenizer into a cache of the Hugging Face hub, and return its name there.
-
-    Without network aiperf accepts no folder as tokenizer, but it looks into the cache.
-    """
-    repository = hub / f"models--{_HUB_NAME.replace('/', '--')}"
-    snapshot = repository / "snapshots" / _REVISION
-    snapshot.mkdir(parents=True)
-    for each in tokenizer.iterdir():
-        (snapshot / each.name).symlink_to(each.absolute())
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(_REVISION, encoding="utf-8")
-    return _HUB_NAME
 
 
 def read(folder: Path, *, in_chat: bool) -> Figures:

@@ -11,11 +11,13 @@ from benchmarks.generators.figures import Figures, Latency
 class Target:
     """What is measured. tokenizer: folder of the model's tokenizer. questions: Spec-Bench's question.jsonl.
 
+    model, root: the card in /v1/models; tools that are told no tokenizer load it from root, a folder or hub id.
     environments: folder with one virtual environment a tool. folder: of the run, empty at first.
     """
 
     url: str
     model: str
+    root: str
     tokenizer: Path
     questions: Path
     environments: Path
@@ -52,7 +54,20 @@ class Run:
     says: str = ""
 
 
+_REVISION = "0" * 40
+
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def write_hub_cache(target: Target, name: str) -> None:
+    """Let the tokenizer be in the Hugging Face hub's cache, for a command whose HF_HOME is the run's folder."""
+    repository = target.folder / "hub" / f"models--{name.replace('/', '--')}"
+    snapshot = repository / "snapshots" / _REVISION
+    snapshot.mkdir(parents=True)
+    for each in target.tokenizer.iterdir():
+        (snapshot / each.name).symlink_to(each.absolute())
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(_REVISION, encoding="utf-8")
 
 
 def latency_ms(count: int, mean_ms: float, percentiles_ms: Mapping[int, float]) -> Latency:

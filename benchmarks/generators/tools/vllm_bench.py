@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.generators.figures import Drafts, Figures, Latency
 from benchmarks.generators.setup import VLLM_SOURCE
-from benchmarks.generators.tools.tool import OFFLINE, Command, Run, Target, latency_ms
+from benchmarks.generators.tools.tool import OFFLINE, Command, Run, Target, latency_ms, write_hub_cache
 
 _LAUNCHER = Path(__file__).with_name("vllm_launcher.py")
 _RESULT = "result.json"
@@ -48,6 +48,7 @@ def _spec_bench(target: Target) -> Command:
 
 
 def _share_gpt(target: Target) -> Command:
+    """Without --model and --tokenizer: they come from /v1/models."""
     path = target.folder / "conversations.json"
     lines = [json.loads(line) for line in target.questions.read_text("utf-8").splitlines()]
     conversations = [
@@ -57,7 +58,9 @@ def _share_gpt(target: Target) -> Command:
     path.write_text(json.dumps([{"conversations": each} for each in conversations]), encoding="utf-8")
     options = ["--dataset-name", "sharegpt", "--dataset-path", str(path)]
     options += ["--sharegpt-output-len", str(_OUTPUT_TOKENS), "--max-concurrency", "4", *_CHAT]
-    return _command(target, options)
+    if not Path(target.root).is_dir():
+        write_hub_cache(target, target.root)
+    return _command(target, options, names_model=False)
 
 
 def _responses(target: Target) -> Command:
@@ -71,11 +74,13 @@ def _command(
     target: Target,
     options: Sequence[str],
     *,
+    names_model: bool = True,
     with_ready_check: bool = False,
     own_input_tokens: int | None = None,
 ) -> Command:
     python = target.program("vllm", "python")
-    common = ["--base-url", target.url, "--model", target.model, "--tokenizer", str(target.tokenizer)]
+    names = ["--model", target.model, "--tokenizer", str(target.tokenizer)] if names_model else []
+    common = ["--base-url", target.url, *names]
     common += ["--num-prompts", str(_NUM_REQUESTS), "--percentile-metrics", "ttft,tpot,itl,e2el"]
     common += ["--metric-percentiles", ",".join(map(str, _PERCENTILES)), "--disable-tqdm"]
     common += ["--save-result", "--save-detailed", "--result-dir", str(target.folder)]
@@ -83,7 +88,7 @@ def _command(
     source = target.environments / "vllm" / VLLM_SOURCE
     return Command(
         arguments=(python, str(_LAUNCHER), str(source), *common, *options),
-        environment={**OFFLINE, "VLLM_LOGGING_LEVEL": "ERROR"},
+        environment={**OFFLINE, "HF_HOME": str(target.folder), "VLLM_LOGGING_LEVEL": "ERROR"},
         read=lambda: read(target.folder / _RESULT, with_ready_check, own_input_tokens),
     )
 

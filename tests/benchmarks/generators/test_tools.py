@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import try_to_load_from_cache
 
 from benchmarks.generators.tools import aiperf, guidellm, vllm_bench
 from benchmarks.generators.tools.catalogue import RUNS
-from benchmarks.generators.tools.tool import Target
+from benchmarks.generators.tools.tool import Target, write_hub_cache
 
 
 def written(path: Path, told: Any) -> Path:
@@ -24,6 +25,7 @@ def target(tmp_path: Path) -> Target:
     return Target(
         url="http://127.0.0.1:1",
         model="tiny",
+        root="org/tiny",
         tokenizer=tmp_path / "tokenizer",
         questions=questions,
         environments=tmp_path / "environments",
@@ -118,3 +120,13 @@ def test_every_run_is_bounded_and_sent_to_the_server(run: Any, tmp_path: Path) -
     words = " ".join(run.command(own).arguments)
     assert own.url in words
     assert any(limit in words for limit in ("--num-prompts", "max_requests", "--request-count", "--tasks"))
+
+
+def test_a_tokenizer_is_found_in_the_hubs_cache_by_its_name(tmp_path: Path) -> None:
+    """Oracle: the hub's own client."""
+    own = target(tmp_path)
+    written(own.tokenizer / "tokenizer.json", {"own": True})
+    write_hub_cache(own, "org/tiny")
+    found = try_to_load_from_cache("org/tiny", "tokenizer.json", cache_dir=own.folder / "hub")
+    assert isinstance(found, str)
+    assert json.loads(Path(found).read_text("utf-8")) == {"own": True}
