@@ -7,6 +7,7 @@ import yaml
 from faser.config.server import ServerConfig
 from tests.deploy.exported import DEPLOY
 
+DOCKERFILE = DEPLOY.parent / "Dockerfile"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
 
@@ -40,3 +41,11 @@ def test_prometheus_scrapes_the_port_that_faser_serves_on() -> None:
     assert SERVICES["faser"]["ports"] == ["127.0.0.1:8000:8000"]
     home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
     assert (DEPLOY / "grafana" / Path(home).name).exists()
+
+
+def test_its_build_arguments_are_those_of_the_dockerfile() -> None:
+    """The empty ones come from the environment."""
+    known = {
+        line.split()[1].split("=")[0] for line in DOCKERFILE.read_text().splitlines() if line.startswith("ARG ")
+    }
+    assert set(SERVICES["faser"]["build"]["args"]) <= known
