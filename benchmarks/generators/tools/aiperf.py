@@ -56,6 +56,7 @@ def _command(target: Target, options: Sequence[str], *, in_chat: bool = True) ->
 
 
 def read(folder: Path, *, in_chat: bool) -> Figures:
+    """Its latencies leave out the clients that left; the server's TTFT and gaps between steps do not."""
     told = json.loads((folder / "profile_export_aiperf.json").read_text("utf-8"))
     records = [json.loads(line) for line in (folder / "profile_export.jsonl").read_text("utf-8").splitlines()]
     cancelled = sum(each["metadata"]["was_cancelled"] for each in records)
@@ -69,7 +70,7 @@ def read(folder: Path, *, in_chat: bool) -> Figures:
         own_input_tokens=round(told["total_isl"]["avg"]),
         own_output_tokens=round(told["total_osl"]["avg"]),
         in_chat=in_chat,
-        ttft=_latency(told["time_to_first_token"]),
+        ttft=None if cancelled else _latency(told["time_to_first_token"]),
         chunks=None if cancelled else _latency(told["inter_chunk_latency"]),
         tpot=_latency(told["inter_token_latency"]),
         e2e=_latency(told["request_latency"]),

@@ -100,7 +100,7 @@ def test_aiperf_tells_usage_own_counts_and_who_left(tmp_path: Path) -> None:
     figures = aiperf.read(tmp_path, in_chat=True)
     assert (figures.completed, figures.failed, figures.cancelled) == (3, 0, 1)
     assert (figures.input_tokens, figures.own_input_tokens, figures.own_output_tokens) == (282, 192, 95)
-    assert figures.chunks is None  # those of clients that left are not in it
+    assert (figures.ttft, figures.chunks) == (None, None)  # those of clients that left are not in them
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.tool} {run.name}")
