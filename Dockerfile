@@ -31,12 +31,17 @@ COPY faser faser
 ENV PYTHONDONTWRITEBYTECODE=1
 RUN /opt/faser/bin/pip install --no-deps --no-build-isolation --prefix /out . \
     && cp -r /out/. /opt/faser \
-    && /opt/faser/bin/python -m faser.kernels.cpu.build --prebuild "$(echo /out/lib/python3*/site-packages/faser/kernels/cpu/native/prebuilt)" \
-    && /opt/faser/bin/python -m compileall -q --invalidation-mode unchecked-hash /out/lib
+    && site="$(echo /out/lib/python3*/site-packages)" \
+    && /opt/faser/bin/python -m compileall -q --invalidation-mode unchecked-hash "${site}" \
+    && /opt/faser/bin/python -m faser.kernels.cpu.build --prebuild "${site}/faser/kernels/cpu/native/prebuilt"
 # Architectures that FlashInfer's modules are compiled for, such as "8.0 9.0a"; needs nvcc, and no GPU.
 ARG CUDA_ARCHS
-RUN if [ -n "${CUDA_ARCHS}" ]; then /opt/faser/bin/faser env --build-kernels --arch "${CUDA_ARCHS}" \
-        --out "$(echo /out/lib/python3*/site-packages)/flashinfer/data/aot"; fi
+# Modules beside those of common models: docs/gpu.md lists them.
+ARG CUDA_MODULES
+RUN if [ -n "${CUDA_ARCHS}" ]; then site="$(echo /out/lib/python3*/site-packages)" \
+        && /opt/faser/bin/faser env --build-kernels --arch "${CUDA_ARCHS}" --out "${site}/flashinfer/data/aot" \
+            ${CUDA_MODULES:+--only "${CUDA_MODULES}"} \
+        && /opt/faser/bin/python -m faser.kernels.cuda.triton.launcher "${site}/faser/kernels/cuda/triton/prebuilt"; fi
 # PRELOAD=0 leaves the default model out; it is then fetched at the first start. It lies outside of /data, where a
 # volume would hide it.
 ARG PRELOAD=1

@@ -6,8 +6,8 @@
 Trials: contents (size by layer, no compiler), locked_down (read-only root, no capabilities, 2 GiB: chat, start-up
 times, memory), without_network, any_user (a random user of group 0), drains (stopped while a stream runs),
 stops_while_loading, least_memory; with podman also chart_pod (`podman play kube` with what the chart renders) and
-compose_service (needs podman-compose and port 8000 of 127.0.0.1). Every port is bound to 127.0.0.1. The exit status
-is 1 if a trial fails; the others are still made.
+compose_service (needs podman-compose and port 8000 of 127.0.0.1). Every port is bound to 127.0.0.1. The exit
+status is 1 if a trial fails; the others are still made.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     engine = Engine(program=options.engine, flags=tuple(shlex.split(options.run_flags)))
     if options.build:
         build(engine, options.image, shlex.split(options.build_flags))
-    names = options.trials.split(",") if options.trials else [*TRIALS, *(_BY_PODMAN if is_podman(engine) else ())]
+    names = options.trials.split(",") if options.trials else [*TRIALS, *(_BY_PODMAN if engine.is_podman else ())]
     unknown = sorted(set(names) - set(_ALL))
     if unknown:
         parser.error(f"--trials names {', '.join(unknown)}; there are {', '.join(_ALL)}")
@@ -60,13 +60,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if all(each["held"] for each in results.values()) else 1
 
 
-def is_podman(engine: Engine) -> bool:
-    return engine.program.endswith("podman")
-
-
 def build(engine: Engine, image: str, flags: Sequence[str]) -> None:
     """docker's format keeps HEALTHCHECK, which podman leaves out otherwise."""
-    chosen = ("--format", "docker") if is_podman(engine) else ()
+    chosen = ("--format", "docker") if engine.is_podman else ()
     revision = ("--build-arg", f"REVISION={git_commit()}")
     engine.call("build", *chosen, *revision, *flags, "--tag", image, ".", timeout_s=3600)
 

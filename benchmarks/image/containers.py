@@ -15,6 +15,7 @@ import httpx
 PYTHON = "/opt/faser/bin/python"
 GRACE_S = 30
 _READY_TIMEOUT_S = 180.0
+_EMPTY_LAYER = 4096
 # As a cautious operator runs it. docker has no writable folder then; podman would add some, were it not told.
 LOCKED_DOWN = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
 _MEMORY = """
@@ -50,8 +51,16 @@ class Engine:
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
 
     @property
+    def is_podman(self) -> bool:
+        return self.program.endswith("podman")
+
+    @property
+    def json_format(self) -> str:
+        return "json" if self.is_podman else "{{json .}}"
+
+    @property
     def lock(self) -> tuple[str, ...]:
-        return (*LOCKED_DOWN, "--read-only-tmpfs=false") if self.program.endswith("podman") else LOCKED_DOWN
+        return (*LOCKED_DOWN, "--read-only-tmpfs=false") if self.is_podman else LOCKED_DOWN
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,9 +133,8 @@ def started(
         )  # fmt: skip
         yield container
     finally:
-        engine.attempt("rm", "--force", "--volumes", "--time", "0", name) if engine.program.endswith(
-            "podman"
-        ) else engine.attempt("rm", "--force", "--volumes", name)
+        at_once = ("--time", "0") if engine.is_podman else ()
+        engine.attempt("rm", "--force", "--volumes", *at_once, name)
 
 
 def free_port() -> int:
@@ -144,6 +152,12 @@ def image_config(engine: Engine, image: str) -> dict[str, Any]:
 
 def layers(engine: Engine, image: str) -> list[tuple[str, int]]:
     """(instruction, bytes) of each layer with content, the base first."""
-    lines = engine.call("history", "--no-trunc", "--human=false", "--format", "{{.Size}}\t{{.CreatedBy}}", image)
-    pairs = [line.split("\t", 1) for line in lines.splitlines()]
-    return [(text.strip(), int(size)) for size, text in reversed(pairs) if int(size) > 4096]
+    text = engine.call("history", "--no-trunc", "--human=false", "--format", engine.json_format, image)
+    found = json.loads(text) if engine.is_podman else [json.loads(line) for line in text.splitlines()]
+    sizes = [(str(each["CreatedBy"]).strip(), int(each["Size"])) for each in map(_capitalised, reversed(found))]
+    return [(instruction, size) for instruction, size in sizes if size > _EMPTY_LAYER]
+
+
+def _capitalised(record: dict[str, Any]) -> dict[str, Any]:
+    """podman writes size and docker Size."""
+    return {name[:1].upper() + name[1:]: value for name, value in record.items()}

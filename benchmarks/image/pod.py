@@ -75,7 +75,9 @@ def chart_pod(engine: Engine, image: str) -> dict[str, Any]:
         file.write_text(yaml.safe_dump_all(objects))
         with _pod(engine, file) as name:
             container = Container(engine=engine, name=name, port=port)
-            paths = {probe: made[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")}
+            paths = {
+                probe: made[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")
+            }
             ready_s = container.wait_ready()
             probes = {probe: container.status(path) for probe, path in paths.items()}
             if set(probes.values()) != {200}:
@@ -125,7 +127,11 @@ def _check_rights(container: Container) -> dict[str, Any]:
         raise TrialError(f"capabilities {fields['CapEff']}, user {fields['Uid']}")
     if container.run_inside("touch", "/opt/faser/x").returncode == 0:
         raise TrialError("the root can be written")
-    writable = [path for path in ("/data", "/tmp", "/dev/shm") if container.run_inside("touch", f"{path}/x").returncode == 0]
+    writable = [
+        path
+        for path in ("/data", "/tmp", "/dev/shm")
+        if container.run_inside("touch", f"{path}/x").returncode == 0
+    ]
     if writable != ["/data", "/tmp", "/dev/shm"]:
         raise TrialError(f"only {writable} can be written")
     return {"writable": writable}
@@ -179,6 +185,8 @@ def compose_service(engine: Engine, image: str) -> dict[str, Any]:
 
 
 def _compose(command: list[str], *arguments: str) -> None:
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=dict(os.environ), check=False)
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, env=dict(os.environ), check=False
+    )
     if done.returncode != 0:
         raise TrialError(f"podman-compose {' '.join(arguments)}: {done.stderr[-600:]}")

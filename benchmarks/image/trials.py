@@ -1,4 +1,4 @@
-"""What is tried of the image, each as a function that returns what it found. What does not hold raises TrialError."""
+"""What is tried of the image: functions that return what they found, and raise TrialError for a broken promise."""
 
 import threading
 import time
@@ -20,14 +20,15 @@ from benchmarks.image.containers import (
 
 Found = dict[str, Any]
 _COMPILERS = ("cc", "gcc", "g++", "clang", "c++", "ld", "nvcc")
+_PREBUILT = "/opt/faser/lib/python3*/site-packages/faser/kernels/cpu/native/prebuilt"
 _MIB = 1 << 20
 _MEMORIES_MIB = (2048, 1024, 896, 768, 640, 512)
 _STREAM_TOKENS = 400
 _ASK_INSIDE = """
 import json, urllib.request as r
 body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
-asked = r.Request("http://127.0.0.1:%d/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-print(json.load(r.urlopen(asked))["choices"][0]["message"]["content"])
+url, headers = "http://127.0.0.1:%d/v1/chat/completions", {"Content-Type": "application/json"}
+print(json.load(r.urlopen(r.Request(url, json.dumps(body).encode(), headers)))["choices"][0]["message"]["content"])
 """
 
 
@@ -38,7 +39,7 @@ def contents(engine: Engine, image: str) -> Found:
     names = ("title", "version", "revision", "source", "licenses")
     labels = {name: config["Labels"].get(f"org.opencontainers.image.{name}") for name in names}
     _expect(None not in labels.values(), f"labels are {labels}")
-    look = f"command -v {' '.join(_COMPILERS)}; ls {'/opt/faser/lib/python3*/site-packages/faser/kernels/cpu/native/prebuilt'}"
+    look = f"for each in {' '.join(_COMPILERS)}; do command -v $each; done; ls {_PREBUILT}"
     done = engine.attempt("run", "--rm", "--network", "none", "--entrypoint", "sh", image, "-c", look)
     said = done.stdout.split()
     _expect(not any(line.startswith("/") for line in said), f"the image has {said}")
@@ -54,10 +55,9 @@ def contents(engine: Engine, image: str) -> Found:
 
 
 def locked_down(engine: Engine, image: str) -> Found:
-    """No writable root, no capability, no network, 2 GiB, 2 cores: a chat with OpenAI's client, health check included.
+    """No writable root, no capability, 2 GiB, 2 cores: a chat with OpenAI's client, the health check, two starts.
 
-    The container is started without a compiler and without network access of its own; the second start has the same
-    volume.
+    The second start has the volume of the first.
     """
     volume = "faser-trial-data"
     engine.attempt("volume", "rm", "--force", volume)
@@ -65,6 +65,7 @@ def locked_down(engine: Engine, image: str) -> Found:
     try:
         with started(engine, image, *limits) as first:
             cold_s = first.wait_ready()
+            _expect("(native)" in first.logs(), "it does not compute with its own kernels")
             answer = ask(first.url)
             at_rest = first.memory_bytes()
             _check_confined(first)
@@ -141,7 +142,12 @@ def drains(engine: Engine, image: str) -> Found:
         stream.check_whole()
         _expect(status == 0, f"the exit status is {status}")
         _expect(refused == [(503, "5")] or (bool(refused) and refused[0][0] == 503), f"newcomers got {refused}")
-        return {"tokens": stream.tokens, "exit_status": status, "stop_s": round(seconds, 1), "newcomer": refused[0]}
+        return {
+            "tokens": stream.tokens,
+            "exit_status": status,
+            "stop_s": round(seconds, 1),
+            "newcomer": refused[0],
+        }
 
 
 def _knock(url: str, refused: list[tuple[int, str | None]]) -> None:

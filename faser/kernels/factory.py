@@ -81,6 +81,7 @@ def _on_cuda(name: str, device: str, cache_dir: Path, *, few_row_kernels: bool) 
     from faser.kernels.cuda.flashinfer.build import arch_of, modules_dir
     from faser.kernels.cuda.flashinfer.library import load_flashinfer
     from faser.kernels.cuda.triton.device_kernels import DEPENDENT_LAUNCHES, triton_kernels
+    from faser.kernels.cuda.triton.launcher import add_to_cache
     from faser.kernels.cuda.triton.scaled_fp8 import scaled_fp8
 
     capability = facts.capabilities[opened.index]
@@ -88,6 +89,7 @@ def _on_cuda(name: str, device: str, cache_dir: Path, *, few_row_kernels: bool) 
     modules = modules_dir(cache_dir, arch)
     library = load_flashinfer(modules if modules.exists() else None)
     fp8 = scaled_fp8(opened, capability)
+    add_to_cache()
     kernels = triton_kernels(
         opened, few_rows=few_row_kernels, dependent_launches=few_row_kernels and capability >= DEPENDENT_LAUNCHES
     )
