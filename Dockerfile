@@ -69,7 +69,7 @@ EXPOSE 8000
 # Drains: answers that run may take the 25 s of --shutdown-timeout, so stop the container with a grace period of 30 s.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
-    CMD ["/opt/faser/bin/python", "-ISc", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ['FASER_PORT']}/health\", timeout=4)"]
+    CMD ["/opt/faser/bin/python", "-ISc", "import os, ssl, urllib.request as r; e = os.environ; r.urlopen(f\"http{'s' * ('FASER_SSL_CERTFILE' in e)}://127.0.0.1:{e['FASER_PORT']}/health\", timeout=4, context=ssl._create_unverified_context())"]
 ENTRYPOINT ["/opt/faser/bin/faser", "serve"]
 # After all else, so that a new revision makes no new layer.
 ARG VERSION=0.1.0

@@ -1,6 +1,7 @@
 """The program as a whole: commands, exit statuses, and one clear line for each problem."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -154,6 +155,19 @@ sys.exit(main())
 def test_an_interrupt_while_modules_are_imported_is_one_line_and_status_130() -> None:
     done = subprocess.run([sys.executable, "-c", _INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "faser: interrupted\n")
+
+
+@pytest.mark.parametrize("command, status", [("serve", 0), ("chat", -signal.SIGTERM)])
+def test_sigterm_while_modules_are_imported_ends_a_server_with_status_0(command: str, status: int) -> None:
+    """The first process of a container ignores signals that it has no handler for, so `serve` has one at once."""
+    program = _INTERRUPTED_IMPORT.replace("raise KeyboardInterrupt", "os.kill(os.getpid(), signal.SIGTERM)")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import os, signal\n{program}", command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (status, "")
 
 
 def test_the_installed_program_is_the_one_that_takes_interrupts() -> None:

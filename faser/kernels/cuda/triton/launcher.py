@@ -1,8 +1,9 @@
 """Triton's launcher, compiled ahead of time: the one C module that Triton needs on a machine with a GPU.
 
-Triton compiles kernels with what its package brings, and the module that loads and launches them with the machine's C
-compiler, once; then it is in Triton's cache. An image without a compiler carries the module, and add_to_cache puts it
-where Triton looks. `python -m faser.kernels.cuda.triton.launcher` compiles it; that needs no GPU and no driver.
+Triton compiles kernels with what its package brings, but the module that loads and launches them with the
+machine's C compiler, once; then it is in Triton's cache. An image without a compiler carries the module, and
+add_to_cache puts it where Triton looks. `python -m faser.kernels.cuda.triton.launcher` compiles it; that needs no
+GPU and no driver.
 """
 
 import argparse
@@ -27,8 +28,8 @@ _ERROR_LINES = 8
 def build(directory: Path, *, compilers: Sequence[str] = ("gcc", "clang", "cc")) -> Path:
     """Compile the launcher of the installed Triton into directory, under the name that add_to_cache looks for.
 
-    Raises ConfigError without a C compiler, and with the compiler's first lines if it fails: Python's headers may be
-    missing.
+    Raises ConfigError without a C compiler, and with the compiler's first lines if it fails: Python's headers may
+    be missing.
     """
     compiler = find_compiler(compilers)
     if compiler is None:
@@ -38,7 +39,9 @@ def build(directory: Path, *, compilers: Sequence[str] = ("gcc", "clang", "cc"))
     target = directory / _file_name(source)
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="faser-launcher-") as work, replacing(target) as new:
-        _run([compiler, "-shared", "-fPIC", f"-Wl,-soname,{_DRIVER}", "-xc", "/dev/null", "-o", f"{work}/{_DRIVER}"])
+        _run(
+            [compiler, "-shared", "-fPIC", f"-Wl,-soname,{_DRIVER}", "-xc", "/dev/null", "-o", f"{work}/{_DRIVER}"]
+        )
         flags = ("-O3", "-shared", "-fPIC", "-Wno-psabi", f"-L{work}", *(f"-I{each}" for each in headers))
         # Linkers may leave out a library of which nothing is used, as of this empty one.
         _run([compiler, str(source), *flags, "-o", str(new), "-Wl,--no-as-needed", f"-l:{_DRIVER}"])

@@ -39,7 +39,9 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def stub_driver(folder: Path, launcher: Path) -> None:
     """A libcuda.so.1 that defines what the launcher imports of it."""
-    listed = subprocess.run(["nm", "-D", "--undefined-only", str(launcher)], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["nm", "-D", "--undefined-only", str(launcher)], capture_output=True, text=True, check=True
+    )
     names = [word for word in listed.stdout.split() if word.startswith("cu")]
     source = folder / "stub.c"
     source.write_text("".join(f"int {name}(void) {{ return 999; }}\n" for name in names))
