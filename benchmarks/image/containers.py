@@ -105,10 +105,10 @@ class Container:
         """Proportional share of memory of all processes inside."""
         return int(self.run_inside(PYTHON, "-c", _MEMORY).stdout)
 
-    def stop(self) -> tuple[int, float]:
-        """Exit status, and seconds from the signal to the end."""
+    def stop(self, grace_s: int = GRACE_S) -> tuple[int, float]:
+        """Exit status, and seconds from the signal to the end; it is killed after grace_s."""
         began_s = time.monotonic()
-        self.engine.call("stop", "--time", str(GRACE_S), self.name)
+        self.engine.call("stop", "--time", str(grace_s), self.name)
         return int(self.inspect("State.ExitCode")), time.monotonic() - began_s
 
     def logs(self) -> str:
