@@ -64,7 +64,7 @@ def build(engine: Engine, image: str, flags: Sequence[str]) -> None:
     """docker's format keeps HEALTHCHECK, which podman leaves out otherwise."""
     chosen = ("--format", "docker") if engine.is_podman else ()
     revision = ("--build-arg", f"REVISION={git_commit()}")
-    engine.call("build", *chosen, *revision, *flags, "--tag", image, ".", timeout_s=3600)
+    engine.call("build", *chosen, *revision, *flags, "--tag", image, str(Path.cwd()), timeout_s=3600)
 
 
 def tried(name: str, engine: Engine, image: str) -> dict[str, Any]:

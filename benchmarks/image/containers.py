@@ -4,6 +4,7 @@ import json
 import shlex
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,8 +48,14 @@ class Engine:
         return done.stdout.strip()
 
     def attempt(self, *arguments: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
-        command = [self.program, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        return subprocess.run(
+            [self.program, *arguments],
+            cwd=tempfile.gettempdir(),  # podman leaves a file named oom where a container ran out of memory
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
 
     @property
     def is_podman(self) -> bool:
