@@ -16,13 +16,13 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.image.containers import Engine, TrialError
 from benchmarks.image.pod import chart_pod, compose_service
-from benchmarks.image.trials import TRIALS
+from benchmarks.image.trials import TRIALS, Found
 from benchmarks.peers.machine import describe_machine, git_commit
 
 OUT = Path("benchmarks/results/image.json")
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     unknown = sorted(set(names) - set(_ALL))
     if unknown:
         parser.error(f"--trials names {', '.join(unknown)}; there are {', '.join(_ALL)}")
-    results = {name: tried(name, engine, options.image) for name in names}
+    results = {name: tried(name, _ALL[name], engine, options.image) for name in names}
     document = {
         "command": shlex.join(["python", "-m", "benchmarks.image", *arguments]),
         "commit": git_commit(),
@@ -67,10 +67,11 @@ def build(engine: Engine, image: str, flags: Sequence[str]) -> None:
     engine.call("build", *chosen, *revision, *flags, "--tag", image, str(Path.cwd()), timeout_s=3600)
 
 
-def tried(name: str, engine: Engine, image: str) -> dict[str, Any]:
+def tried(name: str, trial: Callable[[Engine, str], Found], engine: Engine, image: str) -> dict[str, Any]:
+    """What the trial found, with `held`: whether all that it checks is so."""
     began_s = time.monotonic()
     try:
-        outcome: dict[str, Any] = {"held": True, **_ALL[name](engine, image)}
+        outcome: dict[str, Any] = {"held": True, **trial(engine, image)}
     except TrialError as error:
         outcome = {"held": False, "error": str(error)}
     seconds = round(time.monotonic() - began_s, 1)
