@@ -17,8 +17,8 @@ ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
 COPY constraints.txt ./
 RUN python3 -m venv /opt/faser && /opt/faser/bin/pip install -c constraints.txt torch
-# Extras of pyproject.toml, such as cuda.
-ARG EXTRAS
+# Extras of pyproject.toml, such as "cuda otel".
+ARG EXTRAS=otel
 COPY pyproject.toml deploy/image/requirements.py ./
 RUN python3 requirements.py ${EXTRAS} > requirements.txt \
     && /opt/faser/bin/pip install -c constraints.txt -r requirements.txt
