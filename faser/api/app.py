@@ -71,7 +71,7 @@ def create_app(
     page = PageFiles() if settings.page else None
     if page is not None:
         app.include_router(page_router(page))
-        app.include_router(live_router(service))
+        app.include_router(live_router(service, keys))
     add_error_handlers(app)
     if settings.key_limits.any:  # a middleware added later is further out
         app.add_middleware(

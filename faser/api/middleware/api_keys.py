@@ -27,6 +27,10 @@ class ApiKeys:
         digests = dict.fromkeys(_digest(key.encode()) for key in keys)
         self._accepted = [(each, self._indices.setdefault(each, len(self._indices))) for each in digests]
 
+    def accepts(self, index: int) -> bool:
+        """Whether the key with this index has not been removed."""
+        return any(accepted == index for _, accepted in self._accepted)
+
     def index_of(self, presented: bytes) -> int | None:
         """The index of the key that was presented; None: it is not accepted.
 

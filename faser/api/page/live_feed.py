@@ -3,7 +3,8 @@
     {"server": {…}, "history": [sample, …]}    first, to each viewer: the last two minutes
     {"sample": {…}}                            each second
     {"server": {…}}                            when the engine is loaded, or loaded again
-    {"end": "slow"}, {"end": "closing"}        last: the viewer did not keep up, or the server ends
+    {"end": reason}                            last: slow (the viewer did not keep up), key (its API key was
+                                               removed), closing (the server ends) or failed
 
 One task makes the samples, from the first viewer until two minutes after the last one, so that a page that is
 loaded again has its past. It ends with the drain: when the last request is done, no viewer holds the server up.
@@ -69,7 +70,8 @@ class Viewer:
 class LiveFeed:
     """Of one server. facts: what it says of itself before its model is loaded.
 
-    num_requests: how many HTTP requests generate now. most_viewers: at once. interval_s: of samples.
+    num_requests: how many HTTP requests generate now. accepts_key: whether the API key with this index is one of
+    the server's still. most_viewers: at once. interval_s: of samples.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class LiveFeed:
         recorder: LiveRecorder,
         facts: dict[str, Any],
         num_requests: Callable[[], int],
+        accepts_key: Callable[[int], bool],
         *,
         most_viewers: int,
         interval_s: float = INTERVAL_S,
@@ -86,6 +89,7 @@ class LiveFeed:
         self._recorder = recorder
         self._facts = facts
         self._num_requests = num_requests
+        self._accepts_key = accepts_key
         self._most_viewers = most_viewers
         self._interval_s = interval_s
         self._viewers: list[Viewer] = []
@@ -219,7 +223,10 @@ class LiveFeed:
         is_news = self._engine_facts() != self._told
         server = _event({"server": self._server()}) if is_news else b""
         for viewer in self._viewers:
-            viewer.send(message + server)
+            if viewer.key_index is None or self._accepts_key(viewer.key_index):
+                viewer.send(message + server)
+            else:
+                viewer.end("key")
 
     def _sample(self, before: Snapshot, after: Snapshot) -> LiveSample:
         return make_sample(

@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 
+from faser.api.middleware.api_keys import ApiKeys
 from faser.api.middleware.auth import get_key_index
 from faser.api.page.live_feed import LiveFeed, server_facts
 from faser.api.routes.openapi import PLAIN_ERRORS, answers
@@ -17,7 +18,8 @@ _EVENTS = {
 }
 
 
-def live_router(service: Service) -> APIRouter:
+def live_router(service: Service, keys: ApiKeys) -> APIRouter:
+    """keys: of the server, now and later."""
     router = APIRouter()
     settings = service.settings
     feed = LiveFeed(
@@ -25,6 +27,7 @@ def live_router(service: Service) -> APIRouter:
         service.metrics.live,
         server_facts(settings.served_model_names[0], settings.version),
         lambda: service.in_progress.count,
+        keys.accepts,
         most_viewers=settings.most_viewers,
     )
 

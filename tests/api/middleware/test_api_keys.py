@@ -26,6 +26,7 @@ def test_an_index_never_passes_to_another_key() -> None:
     assert keys.index_of(b"third") == 2
     keys.replace(["fourth", "first"])
     assert [keys.index_of(key) for key in (b"first", b"fourth", b"second", b"third")] == [0, 3, None, None]
+    assert [keys.accepts(index) for index in range(5)] == [True, False, False, True, False]
 
 
 def test_every_key_is_compared_in_constant_time_whichever_matches() -> None:

@@ -30,11 +30,13 @@ class Watched:
         self.engine = FakeEngine()
         self.recorder = recorder or LiveRecorder()
         self.num_requests = 0
+        self.keys = {0, 1, 2, 3}
         self.feed = LiveFeed(
             self.engine,
             self.recorder,
             server_facts("tiny", "1.2.3"),
             lambda: self.num_requests,
+            lambda index: index in self.keys,
             most_viewers=most_viewers,
             interval_s=INTERVAL_S,
         )
@@ -177,6 +179,20 @@ def test_a_viewer_that_does_not_keep_up_is_told_to_leave_and_others_are_not() ->
         assert watched.feed.num_viewers == 1
         assert "sample" in parse(await anext(fast))[0]
         await fast.aclose()
+
+    run(test)
+
+
+def test_a_view_ends_when_its_key_is_removed() -> None:
+    async def test() -> None:
+        watched = Watched()
+        (_, one), (_, other) = await watched.join(0), await watched.join(1)
+        assert "sample" in parse(await anext(one))[0]
+        watched.keys.remove(0)
+        assert (await rest(one))[-1] == {"end": "key"}
+        await anext(other)
+        assert "sample" in parse(await anext(other))[0]
+        await other.aclose()
 
     run(test)
 
