@@ -3,7 +3,7 @@
 import { getKey, onKeyNeeded, request, setKey } from "./api.js";
 import { mountChat } from "./chat/chat.js";
 import { byId } from "./dom.js";
-import { mountLive } from "./live.js";
+import { mountLive } from "./live/live.js";
 
 const THEMES = ["auto", "light", "dark"];
 const ASK_AGAIN_MS = 5000;

@@ -1,9 +1,9 @@
 // The charts of the live view, drawn as SVG at the width that they have on the screen. They know no samples.
 //
-// Each chart is a class with an `svg` and a `draw`. A chart's text is its aria-label and the table below it; the view
-// sets both.
+// Each chart is a class with an `svg` and a `draw`. The text of a chart is its aria-label and the table below it;
+// board.js sets both.
 
-import { s } from "./dom.js";
+import { s } from "../dom.js";
 
 // Set what differs; a DOM that stays as it is costs no layout.
 export function set(element, attributes) {
@@ -58,12 +58,20 @@ class Chart {
     return this.svg.appendChild(s("text", { class: classes, ...attributes }));
   }
 
+  // Words in the place of what there is nothing to draw of; "" when there is.
+  without(words) {
+    if (!words && !this.empty) return;
+    this.empty ??= this.text("empty-words", { "text-anchor": "middle", y: round(this.height / 2) });
+    set(this.empty, { x: round(this.width / 2) });
+    say(this.empty, words);
+  }
+
   label(words) {
     set(this.svg, { "aria-label": words });
   }
 }
 
-// Values over time. series: [{kind: "area" or "line", class, stacked}]; an area that is stacked lies on the one before.
+// Values over time. series: [{kind: "area" or "line", class, stacked}]; a stacked area lies on the one before it.
 export class TimeChart extends Chart {
   constructor(series, { height = 92, span = 120, format, least = 0, most = null }) {
     super(height);
@@ -73,12 +81,15 @@ export class TimeChart extends Chart {
     this.paths = series.map((each) => this.path(`${each.kind} ${each.class}`));
     this.cursor = this.path("cursor");
     this.top = this.text("axis", { x: 0, y: 9 });
-    this.times = [[1, "now", "end"], [0.5, `−${span / 2} s`, "middle"], [0, `−${span} s`, "start"]].map(
-      ([at, words, anchor]) => {
-        const text = this.text("axis", { y: height - 2, "text-anchor": anchor });
-        text.textContent = words;
-        return [at, text];
-      });
+    this.times = [
+      [1, "now", "end"],
+      [0.5, `−${span / 2} s`, "middle"],
+      [0, `−${span} s`, "start"],
+    ].map(([at, words, anchor]) => {
+      const text = this.text("axis", { y: height - 2, "text-anchor": anchor });
+      text.textContent = words;
+      return [at, text];
+    });
   }
 
   // points: [{ago, dt, values}], ago in seconds, the oldest first; a value may be null. at: seconds ago, or null.
@@ -89,21 +100,24 @@ export class TimeChart extends Chart {
     for (const { values } of points) {
       let stack = 0;
       values.forEach((value, place) => {
-        stack = this.series[place].stacked ? stack + (value ?? 0) : value ?? 0;
+        stack = this.series[place].stacked ? stack + (value ?? 0) : (value ?? 0);
         largest = Math.max(largest, stack);
       });
     }
     const most = this.most ?? ceiling(largest);
     const y = (value) => round(this.bottom - (this.bottom - 12) * Math.min(1, value / most));
     set(this.grid, { d: `M0 ${this.bottom + 0.5}H${this.width}M0 12.5H${this.width}` });
-    say(this.top, this.format(most));
+    const there = points.some(({ values }) => values.some((value) => value !== null));
+    say(this.top, there ? this.format(most) : "");
     for (const [place, text] of this.times) set(text, { x: round(this.width * place) });
     let below = points.map(() => 0);
     this.series.forEach((each, place) => {
       const above = points.map(({ values }, index) => (each.stacked ? below[index] : 0) + (values[place] ?? 0));
-      const paths = runs(points, place).map((there) => (
-        each.kind === "area" ? area(there, points, x, y, above, each.stacked ? below : null)
-          : line(there, points, x, y, above)));
+      const paths = runs(points, place).map((there) =>
+        each.kind === "area"
+          ? area(there, points, x, y, above, each.stacked ? below : null)
+          : line(there, points, x, y, above),
+      );
       set(this.paths[place], { d: paths.join("") || "M0 0" });
       if (each.stacked) below = above;
     });
@@ -134,7 +148,10 @@ function area(there, points, x, y, above, below) {
   const first = points[there[0]];
   const start = x(first.ago + first.dt);
   const up = there.map((index) => `L${x(points[index].ago)} ${y(above[index])}`).join("");
-  const back = [...there].reverse().map((index) => `L${x(points[index].ago)} ${y(below ? below[index] : 0)}`).join("");
+  const back = [...there]
+    .reverse()
+    .map((index) => `L${x(points[index].ago)} ${y(below ? below[index] : 0)}`)
+    .join("");
   const base = y(below ? below[there[0]] : 0);
   return `M${start} ${base}L${start} ${y(above[there[0]])}${up}${back}Z`;
 }
@@ -147,14 +164,17 @@ export class HeatChart extends Chart {
     super(height);
     this.span = span;
     this.left = 18;
-    this.side = 58;  // of the bars at the right, and a gap before them
+    this.side = 58; // of the bars at the right, and a gap before them
     this.bottom = height - 15;
     this.frame = this.path("grid");
     this.bars = this.path("heat heat-4");
     this.levels = HeatChart.LEVELS.map((_, level) => this.path(`heat heat-${level + 1}`));
     this.cursor = this.path("cursor");
     this.rows = [];
-    this.times = [[1, "now", "end"], [0, `−${span} s`, "start"]].map(([at, words, anchor]) => {
+    this.times = [
+      [1, "now", "end"],
+      [0, `−${span} s`, "start"],
+    ].map(([at, words, anchor]) => {
       const text = this.text("axis", { y: height - 2, "text-anchor": anchor });
       text.textContent = words;
       return [at, text];
@@ -183,12 +203,16 @@ export class HeatChart extends Chart {
     paths.forEach((d, level) => set(this.levels[level], { d: d || "M0 0" }));
     const end = this.width - this.side + 10;
     const all = sums.reduce((one, other) => one + other, 0);
-    const bars = sums.map((count, row) => (
-      all ? `M${end} ${round(this.bottom - (row + 1) * step)}h${round((this.side - 10) * count / all)}v${round(step - 1)}H${end}Z` : ""));
+    const barWidth = (count) => round(((this.side - 10) * count) / all);
+    const bars = sums.map((count, row) =>
+      all ? `M${end} ${round(this.bottom - (row + 1) * step)}h${barWidth(count)}v${round(step - 1)}H${end}Z` : "",
+    );
     set(this.bars, { d: bars.join("") || "M0 0" });
     set(this.sum, { x: this.width });
     say(this.sum, words);
-    set(this.frame, { d: `M${this.left} ${this.bottom + 0.5}H${end - 10}M${end} ${this.bottom + 0.5}H${this.width}` });
+    set(this.frame, {
+      d: `M${this.left} ${this.bottom + 0.5}H${end - 10}M${end} ${this.bottom + 0.5}H${this.width}`,
+    });
     while (this.rows.length < rows) {
       const text = this.text("axis", { x: 0 });
       text.textContent = this.rows.length;
@@ -196,7 +220,10 @@ export class HeatChart extends Chart {
     }
     this.rows.forEach((text, row) => {
       const every = rows > 12 ? 4 : 1;
-      set(text, { y: round(this.bottom - (row + 0.5) * step + 3.5), visibility: row < rows && row % every === 0 ? "visible" : "hidden" });
+      set(text, {
+        y: round(this.bottom - (row + 0.5) * step + 3.5),
+        visibility: row < rows && row % every === 0 ? "visible" : "hidden",
+      });
     });
     for (const [place, text] of this.times) set(text, { x: round(this.left + room * place) });
     set(this.cursor, { d: at === null ? "M0 0" : `M${x(at)} 2V${this.bottom}` });
@@ -251,7 +278,7 @@ export class BarChart extends Chart {
   }
 }
 
-// What became of drafted tokens: each drafter's go to the judge or are pruned; what is judged is accepted or wasted.
+// What became of draft tokens: each drafter's are judged or pruned; what is judged is accepted or wasted.
 export class FlowChart extends Chart {
   constructor({ height = 176 }) {
     super(height);
@@ -273,7 +300,13 @@ export class FlowChart extends Chart {
     const scale = all > 0 ? room / all : 0;
     const node = 5;
     const [left, middle, right] = [0, Math.round(this.width * 0.46), this.width - node];
-    const at = { drafted: top, judged: top, pruned: top + judged * scale + gap, accepted: top, wasted: top + kept * scale + gap };
+    const at = {
+      drafted: top,
+      judged: top,
+      pruned: top + judged * scale + gap,
+      accepted: top,
+      wasted: top + kept * scale + gap,
+    };
     const bands = [];
     const nodes = [];
     const place = { ...at };
@@ -287,7 +320,8 @@ export class FlowChart extends Chart {
       for (const [from, to, x, end, amount, style] of [
         ["drafted", "judged", left + node, middle, flow.verified, ""],
         ["drafted", "pruned", left + node, middle, flow.pruned, "lost"],
-      ]) bands.push([band(x, end, take(from, amount), take(to, amount), amount * scale), `${flow.class} ${style}`]);
+      ])
+        bands.push([band(x, end, take(from, amount), take(to, amount), amount * scale), `${flow.class} ${style}`]);
       nodes.push([left, place.drafted - flow.drafted * scale, flow.drafted * scale, flow.class]);
       flow.out = [flow.accepted, wasted];
     }
@@ -295,25 +329,51 @@ export class FlowChart extends Chart {
     for (const flow of flows) {
       const [good, bad] = flow.out;
       bands.push([band(middle + node, right, place.out, take("accepted", good), good * scale), flow.class]);
-      bands.push([band(middle + node, right, place.out + good * scale, take("wasted", bad), bad * scale), `${flow.class} lost`]);
+      bands.push([
+        band(middle + node, right, place.out + good * scale, take("wasted", bad), bad * scale),
+        `${flow.class} lost`,
+      ]);
       place.out += (good + bad) * scale;
     }
-    nodes.push([middle, at.judged, judged * scale, "judged"]);
+    if (judged > 0) nodes.push([middle, at.judged, judged * scale, "judged"]);
     if (pruned > 0) nodes.push([middle, at.pruned, pruned * scale, "wasted"]);
-    nodes.push([right, at.accepted, kept * scale, "accepted"]);
+    if (kept > 0) nodes.push([right, at.accepted, kept * scale, "accepted"]);
     if (judged > kept) nodes.push([right, at.wasted, (judged - kept) * scale, "wasted"]);
-    children(this.bands, "path", bands.map(([d, style]) => ({ d, class: `band ${style}` })));
-    children(this.nodes, "rect", nodes.map(([x, y, height, style]) => (
-      { x, y: round(y), width: node, height: round(Math.max(1, height)), class: `node ${style}` })));
+    children(
+      this.bands,
+      "path",
+      bands.map(([d, style]) => ({ d, class: `band ${style}` })),
+    );
+    children(
+      this.nodes,
+      "rect",
+      nodes.map(([x, y, height, style]) => ({
+        x,
+        y: round(y),
+        width: node,
+        height: round(Math.max(1, height)),
+        class: `node ${style}`,
+      })),
+    );
     const narrow = this.width < 460;
-    const labels = [
-      [left, at.drafted, "start", words.drafted], [middle + node / 2, at.judged, "middle", words.judged],
-      [right + node, at.accepted, "end", words.accepted],
-    ];
+    this.without(all ? "" : words.none);
+    const labels = !all
+      ? []
+      : [
+          [left, at.drafted, "start", words.drafted],
+          [middle + node / 2, at.judged, "middle", words.judged],
+          [right + node, at.accepted, "end", words.accepted],
+        ];
     if (pruned > 0) labels.push([middle + node / 2, at.pruned, "middle", words.pruned]);
     if (judged > kept) labels.push([right + node, at.wasted, "end", words.wasted]);
-    children(this.words, "text", labels.map(([x, y, anchor]) => ({ x, y: round(y - 6), "text-anchor": anchor, class: "name" })));
-    labels.forEach(([, , , text], index) => say(this.words.children[index], narrow ? text.replace(/ · .*/, "") : text));
+    children(
+      this.words,
+      "text",
+      labels.map(([x, y, anchor]) => ({ x, y: round(y - 6), "text-anchor": anchor, class: "name" })),
+    );
+    labels.forEach(([, , , text], index) =>
+      say(this.words.children[index], narrow ? text.replace(/ · .*/, "") : text),
+    );
   }
 }
 
@@ -340,16 +400,22 @@ export class StepChart extends Chart {
     this.left = 48;
     this.grid = this.path("grid");
     this.paths = Object.fromEntries(StepChart.KINDS.map((kind) => [kind, this.path(`step ${kind}`)]));
-    [["draft", 20], ["verify", 48], ["rows", 84]].forEach(([words, y]) => {
+    [
+      ["draft", 20],
+      ["verify", 48],
+      ["rows", 84],
+    ].forEach(([words, y]) => {
       this.text("name", { x: 0, y }).textContent = words;
     });
     this.most = this.text("axis", { "text-anchor": "end" });
     this.ticks = [0, 1, 2, 3, 4].map(() => this.text("axis", { y: height - 2, "text-anchor": "middle" }));
   }
 
+  // words: in the place of steps where there are none.
   // steps: [{end, length, draft, verify, rows, mode}], milliseconds; end: before now, so at most 0.
-  draw(steps) {
-    if (!this.begin(steps)) return;
+  draw(steps, words) {
+    if (!this.begin(steps, words)) return;
+    this.without(steps.length ? "" : words);
     const found = Object.fromEntries(StepChart.KINDS.map((kind) => [kind, ""]));
     const first = steps.length ? steps[0].end - steps[0].length : -1000;
     const last = steps.length ? steps.at(-1).end : 0;
@@ -358,7 +424,8 @@ export class StepChart extends Chart {
     const x = (ms) => round(this.left + room * Math.max(0, (ms - first) / span));
     const bottom = this.height - 16;
     const tallest = Math.max(1, ...steps.map(({ rows }) => rows));
-    const box = (from, to, y, height) => `M${x(from)} ${round(y)}H${Math.max(x(to) - 0.6, x(from) + 0.6)}v${round(height)}H${x(from)}Z`;
+    const box = (from, to, y, height) =>
+      `M${x(from)} ${round(y)}H${Math.max(x(to) - 0.6, x(from) + 0.6)}v${round(height)}H${x(from)}Z`;
     for (const step of steps) {
       const begin = step.end - step.length;
       const together = step.mode === "overlapped";
@@ -367,7 +434,7 @@ export class StepChart extends Chart {
       if (step.draft > 0) found.draft += box(begin, begin + step.draft, 8, 16);
       found[`verify ${step.mode}`] += box(verifyFrom, verifyTo, 34, 20);
       if (step.end - verifyTo > 0.2) found.rest += box(verifyTo, step.end, 42, 4);
-      const height = (bottom - 66) * step.rows / tallest;
+      const height = ((bottom - 66) * step.rows) / tallest;
       found.rows += box(begin, step.end, bottom - height, height);
     }
     for (const [kind, d] of Object.entries(found)) set(this.paths[kind], { d: d || "M0 0" });
@@ -375,7 +442,7 @@ export class StepChart extends Chart {
     let lines = `M${this.left} ${bottom + 0.5}H${this.width}`;
     this.ticks.forEach((text, index) => {
       const at = last - index * tick;
-      const there = at >= first;
+      const there = at >= first && steps.length > 0;
       set(text, { visibility: there ? "visible" : "hidden", x: Math.min(x(at), this.width - 12) });
       say(text, index ? `−${index * tick} ms` : "now");
       if (there) lines += `M${x(at)} 4V${bottom}`;

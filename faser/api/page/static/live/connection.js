@@ -1,10 +1,10 @@
 // The connection to GET /live: open while the view is seen, and opened again when it breaks.
 
-import { request } from "./api.js";
+import { request } from "../api.js";
 
 const FIRST_WAIT_S = 1;
 const LONGEST_WAIT_S = 30;
-const SILENCE_S = 15;  // a server that sends a sample a second has gone
+const SILENCE_S = 15; // a server that sends a sample a second has gone
 
 // on.message(object), on.state({kind, words}): connecting, live, waiting (retryS), off, paused.
 export class LiveConnection {
@@ -41,7 +41,7 @@ export class LiveConnection {
   }
 
   async read() {
-    const controller = this.controller = new AbortController();
+    const controller = (this.controller = new AbortController());
     this.on.state({ kind: "connecting" });
     let failure = { words: "The connection is lost", retryS: null, off: false };
     let silence = 0;
@@ -65,7 +65,11 @@ export class LiveConnection {
     } catch (error) {
       if (controller !== this.controller) return;
       if (error.name !== "AbortError" && error.status !== undefined) {
-        failure = { words: error.message.replace(/\.$/, ""), retryS: error.retryAfterS, off: [401, 404].includes(error.status) };
+        failure = {
+          words: error.message.replace(/\.$/, ""),
+          retryS: error.retryAfterS,
+          off: [401, 404].includes(error.status),
+        };
       }
     } finally {
       clearTimeout(silence);

@@ -1,15 +1,35 @@
 // The arithmetic of the live view: sums over samples and numbers in words. Knows no element.
 
-export const MODES = { plain: "plain", serial: "serial", streams: "overlapped", sm: "overlapped", cores: "overlapped" };
+export const MODES = {
+  plain: "plain",
+  serial: "serial",
+  streams: "overlapped",
+  sm: "overlapped",
+  cores: "overlapped",
+};
 
 // What became of a sample that leaves out its zeros.
 export function filled(sample) {
   return {
-    t: sample.t, dt: sample.dt, state: sample.state, timeline: sample.timeline ?? [], kv: sample.kv ?? 0,
-    running: sample.running ?? 0, waiting: sample.waiting ?? 0, prompt: sample.prompt ?? 0, cached: sample.cached ?? 0,
-    output: sample.output ?? 0, queries: sample.queries ?? 0, hits: sample.hits ?? 0, steps: sample.steps ?? 0,
-    preemptions: sample.preemptions ?? 0, rejected: sample.rejected ?? 0, finished: sample.finished ?? {},
-    latencies: sample.latencies ?? {}, slo: sample.slo ?? {}, speculation: sample.speculation ?? null,
+    t: sample.t,
+    dt: sample.dt,
+    state: sample.state,
+    timeline: sample.timeline ?? [],
+    kv: sample.kv ?? 0,
+    running: sample.running ?? 0,
+    waiting: sample.waiting ?? 0,
+    prompt: sample.prompt ?? 0,
+    cached: sample.cached ?? 0,
+    output: sample.output ?? 0,
+    queries: sample.queries ?? 0,
+    hits: sample.hits ?? 0,
+    steps: sample.steps ?? 0,
+    preemptions: sample.preemptions ?? 0,
+    rejected: sample.rejected ?? 0,
+    finished: sample.finished ?? {},
+    latencies: sample.latencies ?? {},
+    slo: sample.slo ?? {},
+    speculation: sample.speculation ?? null,
   };
 }
 
@@ -43,11 +63,18 @@ export function sum(counts) {
   return counts.reduce((one, other) => one + other, 0);
 }
 
+// Of the places of an array, each as often as its count says; null: there are none.
+export function mean(counts) {
+  return share(sum(counts.map((count, place) => count * place)), sum(counts));
+}
+
 // Element by element, of arrays of any lengths.
 export function summed(samples, value) {
   const found = [];
   for (const each of samples) {
-    (value(each) ?? []).forEach((count, place) => { found[place] = (found[place] ?? 0) + count; });
+    (value(each) ?? []).forEach((count, place) => {
+      found[place] = (found[place] ?? 0) + count;
+    });
   }
   return found;
 }
@@ -71,7 +98,7 @@ export function tokensPerStep(samples) {
   return steps > 0 ? 1 + total(samples, accepted) / steps : null;
 }
 
-// [{tried, accepted}] for depth 1, 2, …: drafts that were at least so long, and those whose token there was right.
+// [{tried, accepted}] for depth 1, 2, …: drafts at least so long, and those whose token there was right.
 export function depths(samples) {
   const counts = gammas(samples);
   const right = summed(samples, (each) => each.speculation?.accepted_at);
@@ -83,22 +110,25 @@ export function drafters(samples) {
   const found = {};
   for (const each of samples) {
     for (const [name, counts] of Object.entries(each.speculation?.drafters ?? {})) {
-      const own = found[name] ??= { drafted: 0, pruned: 0, verified: 0, accepted: 0, expected: 0 };
+      const own = (found[name] ??= { drafted: 0, pruned: 0, verified: 0, accepted: 0, expected: 0 });
       for (const kind of Object.keys(own)) own[kind] += counts[kind] ?? 0;
     }
   }
   return found;
 }
 
-// [{end, length, draft, verify, sequences, rows, mode}] in milliseconds. A step was received some time after its end, so
-// one that would end after the next began ended then.
+// [{end, length, draft, verify, sequences, rows, mode}] in milliseconds. A step is received some time after
+// its end, so one that seems to end after the next one begins ended then.
 export function steps(timeline) {
   let next = Infinity;
-  return timeline.toReversed().map(([received, length, draft, verify, sequences, rows, mode]) => {
-    const end = Math.min(received, next);
-    next = end - length;
-    return { end, length, draft, verify, sequences, rows, mode: MODES[mode] ?? "overlapped" };
-  }).reverse();
+  return timeline
+    .toReversed()
+    .map(([received, length, draft, verify, sequences, rows, mode]) => {
+      const end = Math.min(received, next);
+      next = end - length;
+      return { end, length, draft, verify, sequences, rows, mode: MODES[mode] ?? "overlapped" };
+    })
+    .reverse();
 }
 
 // {class: {target: [met, missed]}}
@@ -107,7 +137,7 @@ export function attainment(samples) {
   for (const each of samples) {
     for (const [name, targets] of Object.entries(each.slo)) {
       for (const [target, [met, missed]] of Object.entries(targets)) {
-        const own = (found[name] ??= {})[target] ??= [0, 0];
+        const own = ((found[name] ??= {})[target] ??= [0, 0]);
         own[0] += met;
         own[1] += missed;
       }

@@ -1,0 +1,89 @@
+// Panels of requests that have ended: latency targets, percentiles, reasons.
+
+import { h } from "../dom.js";
+import { fillTable, RECENT_S } from "./board.js";
+import { BarChart } from "./charts.js";
+import * as n from "./numbers.js";
+
+const PERCENTILES = ["p50", "p95", "p99"];
+
+export function addRequests(board) {
+  const slo = new BarChart({ left: 128, right: 96 });
+  const none = h("p", { class: "empty" }, "No request that ended named a latency target (speculative.slo).");
+  board
+    .panel({
+      title: "Latency targets met",
+      hint: "requests of two minutes, by class",
+      charts: [slo],
+      draw: ({ upTo }) => {
+        const found = Object.entries(n.attainment(upTo)).flatMap(([name, targets]) =>
+          Object.entries(targets).map(([target, [met, missed]]) => [name, target, met, missed]),
+        );
+        none.hidden = found.length > 0;
+        slo.svg.toggleAttribute("hidden", !found.length);
+        slo.draw(
+          found.map(([name, target, met, missed]) => ({
+            name: `${name} ${target}`,
+            words: `${n.percent(met / (met + missed))} of ${n.count(met + missed)}`,
+            parts: [
+              [met / (met + missed), "good"],
+              [missed / (met + missed), "missed"],
+            ],
+          })),
+        );
+        return {
+          words:
+            found
+              .map(([name, target, met, missed]) => `${name} ${target} ${n.percent(met / (met + missed))}`)
+              .join(", ") || "no targets",
+          columns: ["class", "target", "met", "missed"],
+          rows: found.map(([name, target, ...counts]) => [name, target, ...counts.map(n.count)]),
+        };
+      },
+    })
+    .append(none);
+
+  const table = h("table", { class: "shown" });
+  board
+    .panel({
+      title: "Latency",
+      hint: `of ${RECENT_S} s, ±2 %`,
+      className: "half",
+      draw: ({ last }) => {
+        const columns = ["", ...PERCENTILES, "count"];
+        const rows = [
+          ["first token", "ttft"],
+          ["per output token", "tpot"],
+          ["between chunks", "itl"],
+        ].map(([name, kind]) => {
+          const [count, ...values] = last?.latencies[kind] ?? [0, null, null, null];
+          return [name, ...values.map(n.durationText), n.count(count)];
+        });
+        fillTable(table, "Latency", columns, rows);
+        return { words: "", columns, rows };
+      },
+    })
+    .append(table);
+
+  const ended = h("table", { class: "shown" });
+  board
+    .panel({
+      title: "Requests ended",
+      hint: "in two minutes",
+      className: "half",
+      draw: ({ upTo }) => {
+        const counts = n.merged(upTo, (each) => each.finished);
+        const rows = [
+          ["stopped by themselves", counts.stop],
+          ["at their length", counts.length],
+          ["aborted", counts.abort],
+          ["failed", counts.error],
+          ["refused", n.total(upTo, (each) => each.rejected)],
+        ].map(([name, count]) => [name, n.count(count ?? 0)]);
+        fillTable(ended, "Requests ended", ["", "requests"], rows);
+        return { words: "", columns: ["", "requests"], rows };
+      },
+    })
+    .append(ended);
+  for (const shown of board.grid.querySelectorAll(".half .numbers")) shown.remove();
+}
