@@ -95,7 +95,7 @@ export class TimeChart extends Chart {
   // points: [{ago, dt, values}], ago in seconds, the oldest first; a value may be null. at: seconds ago, or null.
   draw(points, at) {
     if (!this.begin(points, at)) return;
-    const x = (ago) => round(this.width * (1 - ago / this.span));
+    const x = (ago) => round(this.width * (1 - Math.min(ago, this.span) / this.span));
     let largest = this.least;
     for (const { values } of points) {
       let stack = 0;
