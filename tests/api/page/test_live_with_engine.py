@@ -20,9 +20,10 @@ async def scraped(client: httpx.AsyncClient) -> dict[tuple[str, ...], float]:
     """By name and by the values of the labels that are not the same everywhere."""
     text = (await client.get("/metrics")).text
     return {
-        (sample.name, *(sample.labels[each] for each in sorted(sample.labels) if each not in ("engine", "model_name"))): (
-            sample.value
-        )
+        (
+            sample.name,
+            *(sample.labels[each] for each in sorted(sample.labels) if each not in ("engine", "model_name")),
+        ): (sample.value)
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
@@ -68,9 +69,10 @@ def test_samples_add_up_to_what_is_scraped(tiny_checkpoint: Path) -> None:
             for method in ("suffix", "ngram"):
                 here = sum(each.get("drafters", {}).get(method, {}).get(kind, 0) for each in told)
                 assert here == counted[f"faser_spec_{kind}_tokens_total", method], (kind, method)
-        assert sum(sum(each.get("accepted_at", ())) for each in told) == counted[
-            "vllm:spec_decode_num_accepted_tokens_total",
-        ]
+        assert (
+            sum(sum(each.get("accepted_at", ())) for each in told)
+            == counted["vllm:spec_decode_num_accepted_tokens_total",]
+        )
         assert sum(sum(each.get("gammas", ())) for each in told) == counted["faser_spec_gamma_count", "default"]
         for mode in ("plain", "serial"):
             steps = sum(each.get("modes", {}).get(mode, 0) for each in told)
@@ -79,8 +81,13 @@ def test_samples_add_up_to_what_is_scraped(tiny_checkpoint: Path) -> None:
         assert sum(each.get("measured_ms", 0) for each in told) == pytest.approx(measured_ms, abs=0.1)
 
         slo = [each["slo"]["default"] for each in samples if "slo" in each]
-        assert sum(each["ttft"][0] for each in slo) == counted["faser_slo_requests_total", "default", "met", "ttft"]
-        assert sum(each["tpot"][1] for each in slo) == counted["faser_slo_requests_total", "default", "missed", "tpot"]
+        assert (
+            sum(each["ttft"][0] for each in slo) == counted["faser_slo_requests_total", "default", "met", "ttft"]
+        )
+        assert (
+            sum(each["tpot"][1] for each in slo)
+            == counted["faser_slo_requests_total", "default", "missed", "tpot"]
+        )
 
         latencies = samples[-1]["latencies"]
         for kind, name in (
@@ -95,7 +102,10 @@ def test_samples_add_up_to_what_is_scraped(tiny_checkpoint: Path) -> None:
             above = min(each for each in edges if counted[f"vllm:{name}_bucket", _edge(each)] >= 0.99 * count)
             assert p99 <= 1e3 * above * 1.03
         # Steps are told one by one, but for the very first one, which has none before it.
-        assert sum(len(each.get("timeline", ())) for each in samples) >= sum(each.get("steps", 0) for each in samples) - 1
+        assert (
+            sum(len(each.get("timeline", ())) for each in samples)
+            >= sum(each.get("steps", 0) for each in samples) - 1
+        )
 
     scenario(tiny_checkpoint, story)
 
