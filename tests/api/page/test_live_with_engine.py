@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from faser.engine.client.async_engine import AsyncEngine
 from tests.api.test_with_engine import scenario
 
-NUM_REQUESTS, NUM_TOKENS = 6, 40
+NUM_REQUESTS, NUM_TOKENS = 3, 24
 
 
 async def scraped(client: httpx.AsyncClient) -> dict[tuple[str, ...], float]:
