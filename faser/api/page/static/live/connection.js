@@ -1,6 +1,7 @@
 // The connection to GET /live: open while the view is seen, and opened again when it breaks.
 
 import { request } from "../api.js";
+import { dataOf } from "../chat/sse.js";
 
 const FIRST_WAIT_S = 1;
 const LONGEST_WAIT_S = 30;
@@ -52,7 +53,8 @@ export class LiveConnection {
         silence = setTimeout(() => controller.abort(), 1000 * SILENCE_S);
       };
       listen();
-      for await (const message of messages(answer.body)) {
+      for await (const data of dataOf(answer)) {
+        const message = JSON.parse(data);
         listen();
         if (controller !== this.controller) return;
         if (message.end) failure.words = ENDS[message.end] ?? failure.words;
@@ -93,16 +95,3 @@ const ENDS = {
   closing: "The server has ended",
   failed: "The server's live view has failed",
 };
-
-// The JSON of each server-sent event.
-async function* messages(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const parts = (rest + value).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) if (part.startsWith("data: ")) yield JSON.parse(part.slice(6));
-  }
-}
