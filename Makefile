@@ -9,11 +9,13 @@ SETTINGS := pyproject.toml constraints.txt
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.ready-for-tests
 CLIENTS := .clients
+WHEEL := .wheel
+WHEEL_READY := $(WHEEL)/.ready
 CLIENTS_READY := $(CLIENTS)/.ready
 SOURCES := faser tests benchmarks deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve check test page-tests clients flashinfer deploy-tools format docs clean
+.PHONY: help setup serve check test page-tests clients flashinfer deploy-tools wheel try-wheel format docs clean
 
 help:
 	@echo "make setup            create .venv and install FASER"
@@ -24,6 +26,8 @@ help:
 	@echo "make page-tests       install what drives a browser, and try the page in Chromium"
 	@echo "make flashinfer       install FlashInfer's sources, so that make test holds calls against them"
 	@echo "make deploy-tools     install what renders and validates deploy/, so that make test checks it"
+	@echo "make wheel            build and audit the wheels, into dist; needs no compiler of this machine"
+	@echo "make try-wheel        install that wheel where there is no compiler, and run it"
 	@echo "make check            format, lint and types"
 	@echo "make format           put the sources into shape"
 	@echo "make docs             write docs/cli.md anew from the code"
@@ -38,7 +42,7 @@ serve: $(READY)
 # A process for each core; a file's tests stay together, as they share what takes long to make.
 test: $(TEST_READY)
 ifeq ($(strip $(ARGS)),)
-	@$(BIN)/pytest --numprocesses logical --dist loadfile -m "not alone and not clients and not page"
+	@$(BIN)/pytest --numprocesses logical --dist loadfile -m "not alone and not clients and not page and not wheel"
 	@$(BIN)/pytest -m alone
 else
 	@$(BIN)/pytest $(ARGS)
@@ -76,6 +80,20 @@ deploy-tools: $(TEST_READY)
 	@echo "installing what checks deploy/, 100 MB"
 	@$(PIP) --editable ".[deploy]"
 
+# What builds a wheel is an environment of its own: no torch, and a compiler of 100 MB.
+wheel: $(WHEEL_READY)
+	@$(WHEEL)/bin/python -m deploy.wheel $(ARGS)
+
+$(WHEEL_READY): deploy/wheel/requirements.txt constraints.txt
+	@echo "installing what builds the wheel into $(WHEEL), 500 MB"
+	@$(PYTHON) -m venv --clear $(WHEEL)
+	@$(WHEEL)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
+	  --requirement deploy/wheel/requirements.txt
+	@touch $@
+
+try-wheel: $(TEST_READY)
+	@$(BIN)/pytest -m wheel --wheels dist tests/deploy/wheel
+
 check: $(TEST_READY)
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/ruff check $(SOURCES)
@@ -90,7 +108,7 @@ docs: $(TEST_READY)
 	@$(BIN)/python -m tests.api.surface.page > docs/api.md
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(CLIENTS) $(WHEEL) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 
 # A virtual environment made by an interrupted run is made again: only the stamps say that it is whole.
 $(BIN)/python:

@@ -2,6 +2,7 @@
 
     python benchmarks/kernels.py OUT.json [--threads 2] [--rounds 15] [--sections stack] [--backends native]
 
+`--library NAME=FILE`, once or more, adds the native backend with that compiled library, such as one from a wheel.
 Backends take turns, round by round, so that a busy moment of the machine hits them alike; the median and the
 minimum of the rounds are kept. Weights are random: only their bytes matter here. Every product is repeated over as
 many copies of the weight as the model has layers, so that it comes from memory and not from a cache.
@@ -112,13 +113,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sections", nargs="+", default=list(SECTIONS), choices=list(SECTIONS))
-    parser.add_argument("--backends", nargs="+", default=["native", "torch"], choices=["native", "torch"])
+    parser.add_argument("--backends", nargs="*", default=["native", "torch"], choices=["native", "torch"])
+    parser.add_argument("--library", action="append", default=[], metavar="NAME=FILE")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as cache, torch.inference_mode():
         native = NativeBackend(library_path(cache_dir=Path(cache)), num_threads=args.threads)
         backends: dict[str, Backend] = {"native": native, "torch": TorchBackend()}
         chosen = {name: backends[name] for name in args.backends}
+        for name, _, file in (each.partition("=") for each in args.library):
+            chosen[name] = NativeBackend(Path(file), num_threads=args.threads)
         results: Record = {"machine": _machine(args.threads), "read_gb_s": _bandwidth()}
         print(f"read bandwidth {results['read_gb_s']:.1f} GB/s")
         for name in args.sections:

@@ -22,6 +22,7 @@ if not torch.cuda.is_available():
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--clients", help="the folder with the client packages that make clients installs")
+    parser.addoption("--wheels", type=Path, help="the folder with the wheels that make wheel builds")
     parser.addoption("--full", action="store_true", help="long versions: all forty prompts, ten thousand steps")
 
 

@@ -16,6 +16,11 @@ def cache_dir(environment: Mapping[str, str] = os.environ) -> Path:
     return Path.home() / ".cache" / "faser"
 
 
+def cpu_isa(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The instruction set that FASER_CPU_ISA asks for. None: it asks for none."""
+    return environment.get("FASER_CPU_ISA") or None
+
+
 def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment of the engine's process: this one's without keys, which the engine does not use."""
     return {name: value for name, value in environment.items() if name not in _SECRETS}
@@ -91,4 +96,4 @@ def flag_environment(
     return given, unknown
 
 
-_OTHER_VARIABLES = ("FASER_CACHE_DIR",)
+_OTHER_VARIABLES = ("FASER_CACHE_DIR", "FASER_CPU_ISA")

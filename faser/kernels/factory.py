@@ -56,7 +56,7 @@ def _native_works() -> bool:
     if can_build():
         return True
     _log.warning(
-        "no C++ compiler found (looked for %s) and no kernels came with the package: using the torch backend, "
+        "no C++ compiler found (looked for %s) and none of the package's kernels fit: using the torch backend, "
         "which needs four to six times as long for a step; install g++ to get the native one",
         ", ".join(COMPILERS),
     )
@@ -105,6 +105,8 @@ def _make_current(device: "torch.device") -> None:
 
 def _native(num_threads: int, cache_dir: Path, progress: ProgressCallback | None) -> Backend:
     from faser.kernels.cpu.backend import NativeBackend
-    from faser.kernels.cpu.build import library_path
+    from faser.kernels.cpu.build import find_library, library_path
 
-    return NativeBackend(library_path(cache_dir=cache_dir, progress=progress), num_threads=num_threads)
+    found = find_library(cache_dir=cache_dir)
+    _log.info("native kernels: %s, %s", found.isa, found.origin)
+    return NativeBackend(library_path(found.isa, cache_dir=cache_dir, progress=progress), num_threads=num_threads)

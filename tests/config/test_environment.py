@@ -7,6 +7,7 @@ from faser.config.engine import EngineConfig
 from faser.config.environment import (
     cache_dir,
     child_environment,
+    cpu_isa,
     cuda_environment,
     flag_environment,
     flashinfer_workspace,
@@ -21,6 +22,12 @@ def test_the_cache_is_where_the_environment_says() -> None:
     assert cache_dir({}) == Path.home() / ".cache" / "faser"
     assert cache_dir({"XDG_CACHE_HOME": "/x"}) == Path("/x/faser")
     assert cache_dir({"XDG_CACHE_HOME": "/x", "FASER_CACHE_DIR": "/own"}) == Path("/own")
+
+
+def test_the_instruction_set_is_the_one_asked_for_if_any() -> None:
+    assert cpu_isa({}) is cpu_isa({"FASER_CPU_ISA": ""}) is None
+    assert cpu_isa({"FASER_CPU_ISA": "avx2"}) == "avx2"
+    assert flag_environment(ALL, {"FASER_CPU_ISA": "avx2"}) == ({}, [])
 
 
 def test_the_process_of_the_engine_has_no_keys() -> None:

@@ -48,7 +48,8 @@ def markdown(settings: Sequence[Setting]) -> str:
         "variables, variables over the file. `--max-num-seqs 8`, `FASER_MAX_NUM_SEQS=8` and the key\n"
         "`max-num-seqs: 8` are the same.\n"
         "Switches have a `--no-` form. `FASER_CACHE_DIR` says where models, compiled kernels and measured step\n"
-        "times are kept.\n"
+        "times are kept. `FASER_CPU_ISA` names an instruction set that the CPU has, such as avx2: kernels for it\n"
+        "compute the same bits on every machine of a mixed fleet. `faser env` shows the one in use.\n"
     )
     for group, title in GROUPS.items():
         parts.append(f"## {group.capitalize()}: {title}\n")

@@ -17,7 +17,8 @@ from faser.cli.flags.parser import CommandParser
 from faser.cli.flags.sources import UsageError
 from faser.config.declaration import show_bytes
 from faser.config.environment import cache_dir, child_environment, flashinfer_workspace
-from faser.kernels.cpu.build import LOW_BIT_INSTRUCTIONS, can_build, detect_isa
+from faser.errors import ConfigError
+from faser.kernels.cpu.build import LOW_BIT_INSTRUCTIONS, NativeLibrary, chosen_isa, find_library
 from faser.kernels.cuda.flashinfer.build import (
     ARCH,
     FP8_MODULES,
@@ -113,12 +114,29 @@ def _cuda() -> dict[str, str]:
 
     found = cuda_facts()
     device, missing = auto_device("auto", found, flashinfer_installed())
-    on_cpu = "native" if can_build() else "torch (no compiler, no prebuilt kernels)"
+    on_cpu = "torch (no compiler, no prebuilt kernels)" if _library() is None else "native"
     return {
         **cuda_report(found, cache_dir() / "kernels", flashinfer_workspace()),
         "device": device if missing is None else f"{device}; {missing}",
         "backend": on_cpu if device == "cpu" else "flashinfer",
     }
+
+
+def _cpu_kernels() -> str:
+    """The instruction set of the native kernels, and where they come from."""
+    found = _library()
+    if found is None:
+        return "none"
+    return f"{found.isa}, {found.origin}; low-bit products with {LOW_BIT_INSTRUCTIONS[found.isa]}"
+
+
+def _library() -> NativeLibrary | None:
+    """The compiled kernels, or those to be; None: there is no compiler, either."""
+    isa = chosen_isa()
+    try:
+        return find_library(isa, cache_dir=cache_dir() / "kernels")
+    except ConfigError:
+        return None
 
 
 def _packages() -> dict[str, str]:
@@ -145,11 +163,6 @@ def _cpu_features() -> list[str]:
     return [
         each for each in ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if each in flags
     ]
-
-
-def _cpu_kernels() -> str:
-    isa = detect_isa()
-    return f"{isa}; low-bit products with {LOW_BIT_INSTRUCTIONS[isa]}"
 
 
 def _cpu_lines() -> list[str]:

@@ -1,22 +1,27 @@
 """Compiles the C++ kernels and finds the compiled library. Owns compiler flags, file names and the cache.
 
 Knows nothing of torch or of what the kernels compute. `python -m faser.kernels.cpu.build --prebuild` puts the
-libraries into the package, so that a container image needs no compiler.
+libraries into the package, so that a container image needs no compiler; deploy/wheel does so for a wheel.
 """
 
 import argparse
+import ctypes
 import errno
+import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from faser.config.environment import cpu_isa
 from faser.errors import ConfigError
 from faser.files import remove_stale, replacing
 from faser.processes import run_watched
@@ -26,8 +31,10 @@ SOURCE_DIR = Path(__file__).parent / "native"
 PREBUILT_DIR = SOURCE_DIR / "prebuilt"
 COMPILERS = ("g++", "clang++", "c++")
 COMPILING = "compiling kernels for this CPU, once"
+_CPUINFO = Path("/proc/cpuinfo")
 _LEFTOVERS = (".*.tmp", "tmp*")  # of compilations that were killed; the second of earlier versions
 _NO_SPACE = os.strerror(errno.ENOSPC)
+_log = logging.getLogger("faser")
 _ERROR_LINES = 8  # of the compiler's output: the first error names the cause, the rest follow from it
 
 
@@ -67,6 +74,25 @@ LOW_BIT_INSTRUCTIONS = {
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wall")
 
 
+# (instruction set, flags, sources, the library to write): compiles, or raises ConfigError.
+Compile = Callable[[Isa, Sequence[str], Sequence[Path], Path], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeLibrary:
+    """The library for a CPU. compiler: compiles it unless path exists; None: the library came with the package."""
+
+    isa: Isa
+    path: Path
+    compiler: str | None
+
+    @property
+    def origin(self) -> str:
+        if self.compiler is None:
+            return "from the package"
+        return "compiled here" if self.path.exists() else f"to be compiled by {self.compiler}"
+
+
 def library_path(
     isa: Isa | None = None,
     *,
@@ -79,40 +105,97 @@ def library_path(
 
     Several processes may call this at once: each compiles into a file of its own, and the last one to finish wins.
     progress: called with (COMPILING, 0, 0) several times a second; what it raises ends the compiler.
-    Raises ConfigError without a compiler, and with the compiler's first lines if it fails.
+    Raises ConfigError as find_library does, and with the compiler's first lines if it fails.
     """
-    isa = detect_isa() if isa is None else isa
-    prebuilt = prebuilt_dir / prebuilt_name(isa)
-    if prebuilt.exists():
-        return prebuilt
+    found = find_library(isa, cache_dir=cache_dir, compilers=compilers, prebuilt_dir=prebuilt_dir)
+    if found.compiler is not None:
+        remove_stale(cache_dir, *_LEFTOVERS)
+        if not found.path.exists():
+            _compile(found.compiler, found.isa, found.path, progress)
+    return found.path
+
+
+def find_library(
+    isa: Isa | None = None,
+    *,
+    cache_dir: Path,
+    compilers: Sequence[str] = COMPILERS,
+    prebuilt_dir: Path = PREBUILT_DIR,
+) -> NativeLibrary:
+    """The library that library_path returns; compiles nothing.
+
+    Raises ConfigError if none came with the package that fits and there is no compiler, and as chosen_isa does.
+    """
+    isa = chosen_isa() if isa is None else isa
+    if (prebuilt := _prebuilt(isa, prebuilt_dir)) is not None:
+        return NativeLibrary(isa=isa, path=prebuilt, compiler=None)
     compiler = find_compiler(compilers)
     if compiler is None:
         raise ConfigError(
-            f"no C++ compiler found (looked for {', '.join(compilers)}) and {prebuilt} does not exist; "
-            "install g++, or choose the torch backend"
+            f"no C++ compiler found (looked for {', '.join(compilers)}) and no kernels for {isa} came with the "
+            "package; install g++, or choose the torch backend"
         )
-    target = cache_dir / f"{isa}-{_digest(_read_sources(), *_flags(isa), _version(compiler))}.so"
-    remove_stale(cache_dir, *_LEFTOVERS)
-    if not target.exists():
-        _compile(compiler, isa, target, progress)
-    return target
+    digest = _digest(_read_sources(), *_flags(isa), _version(compiler))
+    return NativeLibrary(isa=isa, path=cache_dir / f"{isa}-{digest}.so", compiler=compiler)
 
 
 def can_build(*, compilers: Sequence[str] = COMPILERS, prebuilt_dir: Path = PREBUILT_DIR) -> bool:
     """Whether library_path finds a prebuilt library or a compiler."""
-    return (prebuilt_dir / prebuilt_name(detect_isa())).exists() or find_compiler(compilers) is not None
+    return _prebuilt(chosen_isa(), prebuilt_dir) is not None or find_compiler(compilers) is not None
 
 
-def detect_isa(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str | None = None) -> Isa:
+def _prebuilt(isa: Isa, directory: Path) -> Path | None:
+    """The library that came with the package; None: none came, or it does not fit, of which a warning tells."""
+    path = directory / prebuilt_name(isa)
+    return path if any(directory.glob("*.so")) and _can_load(path) else None
+
+
+@functools.cache
+def _can_load(path: Path) -> bool:
+    """Whether this process can load a library. If not, a warning says why, once."""
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        _log.warning("the compiled kernels that came with the package do not fit this machine: %s", error)
+        return False
+    return True
+
+
+def chosen_isa() -> Isa:
+    """The instruction set that the variable FASER_CPU_ISA names, else the best of this CPU.
+
+    Raises ConfigError for one that there is not or that the CPU lacks.
+    """
+    asked, runnable = cpu_isa(), runnable_isas()
+    if asked is None:
+        return runnable[0]
+    if asked not in tuple(Isa):
+        raise ConfigError(f"the variable FASER_CPU_ISA is {asked}; it must be one of {', '.join(Isa)}")
+    if asked not in runnable:
+        raise ConfigError(f"the variable FASER_CPU_ISA is {asked}; this CPU has {', '.join(runnable)}")
+    return Isa(asked)
+
+
+def detect_isa(cpuinfo: Path = _CPUINFO, machine: str | None = None) -> Isa:
     """The best instruction set of this CPU; generic if it cannot be determined."""
+    return runnable_isas(cpuinfo, machine)[0]
+
+
+def runnable_isas(cpuinfo: Path = _CPUINFO, machine: str | None = None) -> tuple[Isa, ...]:
+    """The instruction sets that this CPU has, best first; generic always."""
     if (machine or platform.machine()) not in _X86_64 or not cpuinfo.exists():
-        return Isa.GENERIC
+        return (Isa.GENERIC,)
     flags: set[str] = set()
     for line in cpuinfo.read_text().splitlines():
         if line.startswith("flags"):
             flags.update(line.partition(":")[2].split())
             break
-    return next(isa for isa, needed in _CPU_FEATURES.items() if flags.issuperset(needed))
+    return tuple(isa for isa in Isa if flags.issuperset(_CPU_FEATURES[isa]))
+
+
+def isas_of(machine: str) -> tuple[Isa, ...]:
+    """The instruction sets of an architecture, by the name that platform.machine() gives it."""
+    return tuple(Isa) if machine in _X86_64 else (Isa.GENERIC,)
 
 
 def find_compiler(compilers: Sequence[str] = COMPILERS) -> str | None:
@@ -120,18 +203,25 @@ def find_compiler(compilers: Sequence[str] = COMPILERS) -> str | None:
 
 
 def prebuilt_name(isa: Isa) -> str:
-    return f"{isa}-{_digest(_read_sources())}.so"
+    """Names what a library is compiled from: one of other sources or flags is not taken for it."""
+    return f"{isa}-{_digest(_read_sources(), *_flags(isa))}.so"
 
 
-def prebuild(directory: Path, isas: Sequence[Isa]) -> list[Path]:
-    """Compile for every isa into directory, under the names that library_path looks for."""
+def prebuild(directory: Path, isas: Sequence[Isa], compile_with: Compile | None = None) -> list[Path]:
+    """Compile for every isa into directory, under the names that library_path looks for.
+
+    compile_with: None: the compiler of this machine, whose libraries may not load on machines with older ones.
+    """
     compiler = find_compiler()
-    if compiler is None:
+    if compile_with is None and compiler is None:
         raise ConfigError(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
     directory.mkdir(parents=True, exist_ok=True)  # readable to all, unlike a cache
     targets = [directory / prebuilt_name(isa) for isa in isas]
     for isa, target in zip(isas, targets, strict=True):
-        _compile(compiler, isa, target)
+        if compile_with is not None:
+            compile_with(isa, _flags(isa), [path for path in _source_files() if path.suffix == ".cpp"], target)
+        elif compiler is not None:
+            _compile(compiler, isa, target)
     return targets
 
 
@@ -198,8 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--prebuild", type=Path, nargs="?", const=PREBUILT_DIR, required=True, metavar="DIR", help="where to"
     )
     directory: Path = parser.parse_args(arguments).prebuild
-    isas = tuple(Isa) if platform.machine() in _X86_64 else (Isa.GENERIC,)
-    for path in prebuild(directory, isas):
+    for path in prebuild(directory, isas_of(platform.machine())):
         sys.stdout.write(f"{path}\n")
 
 

@@ -37,3 +37,18 @@ def test_gpus_are_reported_on_every_machine(capsys: pytest.CaptureFixture[str]) 
     assert {"cuda", "gpu driver", "flashinfer", "triton", "device", "backend"} <= set(found)
     if not torch.cuda.is_available():
         assert (found["gpus"], found["device"]) == ("none that torch can use", "cpu")
+
+
+def test_the_instruction_set_of_the_native_kernels_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASER_CPU_ISA", "generic")
+    assert main(["env", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    if found["backend"] == "native":
+        isa, origin = found["cpu kernels"].split(", ", 1)
+        assert isa == "generic"
+        assert origin.startswith(("from the package", "compiled here", "to be compiled by /"))
+    monkeypatch.setenv("FASER_CPU_ISA", "sse9")
+    assert main(["env"]) != 0
+    assert "the variable FASER_CPU_ISA is sse9" in capsys.readouterr().err

@@ -1,14 +1,30 @@
 """Building the kernels, with scripts in the place of compilers: races, failures, what needs no building."""
 
+import _ctypes
+import logging
 import os
+import shutil
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from faser.errors import ConfigError
-from faser.kernels.cpu.build import COMPILING, Isa, can_build, detect_isa, library_path, prebuilt_name
+from faser.kernels.cpu.build import (
+    COMPILING,
+    Isa,
+    NativeLibrary,
+    can_build,
+    chosen_isa,
+    detect_isa,
+    find_library,
+    library_path,
+    prebuild,
+    prebuilt_name,
+    runnable_isas,
+)
 from tests.disks import filling_up, read_only
 from tests.processes import has_ended
 
@@ -149,11 +165,83 @@ def test_no_compiler_is_an_error_that_names_what_was_looked_for(tmp_path: Path) 
 
 
 def test_a_prebuilt_library_needs_no_compiler(tmp_path: Path) -> None:
-    prebuilt = tmp_path / prebuilt_name(detect_isa())
-    prebuilt.write_text("library")
+    prebuilt = loadable(tmp_path / prebuilt_name(detect_isa()))
     found = library_path(cache_dir=NOWHERE, compilers=("no-such-compiler",), prebuilt_dir=tmp_path)
     assert found == prebuilt
     assert can_build(compilers=("no-such-compiler",), prebuilt_dir=tmp_path)
+
+
+def loadable(path: Path) -> Path:
+    """Some library that this process can load."""
+    shutil.copy(_ctypes.__file__, path)
+    return path
+
+
+@pytest.mark.parametrize("fault", ["of another machine", "of other sources"])
+def test_a_prebuilt_library_that_does_not_fit_is_told_of_once_and_compiled_instead(
+    fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "prebuilt"
+    folder.mkdir()
+    name = prebuilt_name(Isa.GENERIC)
+    if fault == "of another machine":
+        (folder / name).write_text("no library of this machine")
+    else:
+        loadable(folder / "generic-0123456789abcdef.so")
+    compiler = fake_compiler(tmp_path, 'echo library > "$out"')
+    with caplog.at_level(logging.WARNING, logger="faser"):
+        for _ in range(2):
+            path = library_path(
+                Isa.GENERIC, cache_dir=tmp_path / "cache", compilers=(compiler,), prebuilt_dir=folder
+            )
+            assert path.parent == tmp_path / "cache"
+    (said,) = caplog.messages
+    assert said.startswith(
+        f"the compiled kernels that came with the package do not fit this machine: {folder}/{name}"
+    )
+
+
+def test_a_library_says_where_it_comes_from(tmp_path: Path) -> None:
+    compiler, cache = fake_compiler(tmp_path, 'echo library > "$out"'), tmp_path / "cache"
+
+    def find(prebuilt_dir: Path) -> NativeLibrary:
+        return find_library(Isa.GENERIC, cache_dir=cache, compilers=(compiler,), prebuilt_dir=prebuilt_dir)
+
+    assert find(NOWHERE).origin == f"to be compiled by {compiler}"
+    assert (
+        library_path(Isa.GENERIC, cache_dir=cache, compilers=(compiler,), prebuilt_dir=NOWHERE)
+        == find(NOWHERE).path
+    )
+    assert find(NOWHERE).origin == "compiled here"
+    loadable(tmp_path / prebuilt_name(Isa.GENERIC))
+    assert find(tmp_path).origin == "from the package"
+
+
+def test_another_compiler_can_make_the_libraries_of_the_package(tmp_path: Path) -> None:
+    def compile_with(isa: Isa, flags: Sequence[str], sources: Sequence[Path], target: Path) -> None:
+        assert "linear.cpp" in [path.name for path in sources]
+        target.write_text(f"{isa} {'-mavx2' in flags}")
+
+    made = prebuild(tmp_path / "out", (Isa.AVX2, Isa.GENERIC), compile_with)
+    assert [path.read_text() for path in made] == ["avx2 True", "generic False"]
+    assert [path.name for path in made] == [prebuilt_name(Isa.AVX2), prebuilt_name(Isa.GENERIC)]
+
+
+def test_a_variable_chooses_an_instruction_set_that_the_cpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FASER_CPU_ISA", raising=False)
+    assert chosen_isa() is detect_isa()
+    monkeypatch.setenv("FASER_CPU_ISA", "generic")
+    assert chosen_isa() is Isa.GENERIC
+    monkeypatch.setenv("FASER_CPU_ISA", "sse9")
+    with pytest.raises(ConfigError, match=r"^the variable FASER_CPU_ISA is sse9; it must be one of avx512bf16, "):
+        chosen_isa()
+    lacking = [isa for isa in Isa if isa not in runnable_isas()]
+    if lacking:
+        monkeypatch.setenv("FASER_CPU_ISA", lacking[0])
+        with pytest.raises(
+            ConfigError, match=f"^the variable FASER_CPU_ISA is {lacking[0]}; this CPU has .*generic$"
+        ):
+            chosen_isa()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -191,3 +279,11 @@ def test_the_best_instruction_set_the_cpu_has_is_chosen(tmp_path: Path, flags: s
     assert detect_isa(cpuinfo, "x86_64") is isa
     assert detect_isa(cpuinfo, "aarch64") is Isa.GENERIC
     assert detect_isa(NOWHERE, "x86_64") is Isa.GENERIC
+
+
+def test_a_cpu_runs_every_lesser_instruction_set_too(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("flags : fma avx2 f16c avx512f avx512bw avx512dq avx512vl\n")
+    found = runnable_isas(cpuinfo, "x86_64")
+    assert {Isa.AVX512, Isa.AVX2, Isa.GENERIC} <= set(found)
+    assert Isa.AVX512_BF16 not in found

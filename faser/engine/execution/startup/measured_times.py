@@ -18,6 +18,7 @@ from faser.engine.execution.startup.step_times.profile import cached_profile, fi
 from faser.engine.execution.startup.step_times.start_check import start_check
 from faser.engine.execution.startup.step_times.step_profiler import StepProfiler
 from faser.engine.execution.startup.step_times.table_fit import DummyBatchLimits
+from faser.kernels.cpu.build import chosen_isa
 from faser.types import ProgressCallback
 
 # The steps that lanes are measured with, as far as time allows: row counts, the most important ones first, and
@@ -48,7 +49,7 @@ def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
                 (asdict(each.decoder.spec), str(each.decoder.dtype), each.decoder.weight_bytes) for each in models
             ],
             "kv_dtype": str(parts.kv.dtype),
-            "backend": parts.backend.name,
+            "backend": (parts.backend.name, chosen_isa() if parts.backend.name == "native" else None),
             "device": _device_name(parts.backend.device),
             "recorded": (config.records_steps, config.cudagraph_capture_sizes),
             "threads": config.threads,
