@@ -65,6 +65,8 @@ ENV HOME=/data FASER_CACHE_DIR=/data FASER_HOST=0.0.0.0 FASER_PORT=8000 PYTHONUN
 # A cluster may run it as any other user of group 0, which /data belongs to.
 USER 10001:10001
 VOLUME /data
+# Where /tmp cannot be written Python's temporary files are in the current folder.
+WORKDIR /data
 EXPOSE 8000
 # Drains: answers that run may take the 25 s of --shutdown-timeout, so stop the container with a grace period of 30 s.
 STOPSIGNAL SIGTERM

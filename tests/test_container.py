@@ -90,6 +90,11 @@ def test_the_default_model_lies_where_the_program_looks_and_no_volume_hides_it()
     assert volumes == ["/data"]
 
 
+def test_temporary_files_have_a_place_where_tmp_cannot_be_written() -> None:
+    """Python's last choice is the current folder; downloads need one."""
+    assert re.findall(r"^WORKDIR (.*)$", DOCKERFILE, re.MULTILINE)[-1] == "/data"
+
+
 def test_what_changes_with_every_version_comes_last() -> None:
     copied = re.findall(r"^COPY --from=\w+ (\S+)", DOCKERFILE, re.MULTILINE)
     assert copied == ["/opt/faser", "/model", "/out"]
