@@ -100,8 +100,8 @@ def _check_confined(container: Container) -> None:
 def _check_health(container: Container) -> float:
     """Seconds the HEALTHCHECK's command takes."""
     described = image_config(container.engine, container.inspect("Image"))
-    # podman's own name for it, and docker's.
-    check = described.get("HealthCheck") or described["Config"].get("Healthcheck")
+    # Where podman has it, and where docker has it.
+    check = described.get("Healthcheck") or described["Config"].get("Healthcheck")
     if check is None:
         raise TrialError("the image has no HEALTHCHECK; podman keeps it with --format docker")
     began_s = time.monotonic()
