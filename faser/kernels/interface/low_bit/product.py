@@ -1,6 +1,6 @@
 """Products with low-bit weights: the arithmetic that defines them, bit for bit.
 
-A row x of activations is cut into stretches of 128 values. A stretch has one scale, its largest magnitude over
+A row x of activations is cut into stretches of 64 values. A stretch has one scale, its largest magnitude over
 127, and its values become signed bytes: x * (127 / largest), to the nearest integer, ties to even. Nothing is
 calibrated. With a weight's codes c, zero point z, scales s and minimums m (formats.py), out[r, n] is computed in
 this order, every operation in float32 and rounded on its own:
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from faser.kernels.interface.low_bit.formats import BlockRows, DecodedRows, Floats, LowBitRows
 
-STRETCH = 128  # values of a row that share a scale
+STRETCH = 64  # values of a row that share a scale
 _LEAST_LARGEST = np.float32(2.0**-100)  # so that no scale is zero and no quotient overflows
 
 

@@ -11,7 +11,7 @@
 
 namespace faser {
 
-constexpr int64_t kScaled = 128;
+constexpr int64_t kScaled = 64;
 
 struct Activations {
     int64_t depth;
