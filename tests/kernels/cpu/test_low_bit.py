@@ -1,7 +1,8 @@
 """Low-bit products of the native kernels. Oracle: their definition, bit for bit, on every instruction set.
 
-Bugs these tests have been seen to catch: a group's sum without its zero point, scales of the next panel, halves of
-a byte swapped, a last stretch that is not added, 16-bit sums that overflow, a bias of another column.
+Bugs these tests have been seen to catch: sums without their zero point, one panel's scales for all, halves of a
+byte swapped, a short last stretch left out, a fused multiply-add, activations rounded towards zero, 16-bit sums
+that overflow on AVX2.
 """
 
 from pathlib import Path

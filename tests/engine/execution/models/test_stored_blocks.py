@@ -1,9 +1,6 @@
 """GGUF files that are computed as they are stored.
 
 Oracle: the same file dequantised, in float32, with activations rounded to 8 bits.
-
-Bugs these tests have been seen to catch: queries and keys in the order of the file, the last part of a product
-left out, blocks of another tensor.
 """
 
 import logging

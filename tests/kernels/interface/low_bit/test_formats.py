@@ -1,7 +1,4 @@
-"""Low-bit formats. Oracle: the package gguf, which llama.cpp's authors keep, bit for bit.
-
-Bugs these tests have been seen to catch: halves of a byte swapped, a zero point one off, a minimum that is added.
-"""
+"""Low-bit formats. Oracle: the package gguf, which llama.cpp's authors keep, bit for bit."""
 
 import numpy as np
 import pytest

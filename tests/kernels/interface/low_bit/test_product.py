@@ -1,8 +1,4 @@
-"""The definition of low-bit products. Oracle: products in float64 of the values that the package gguf reads.
-
-Bugs these tests have been seen to catch: a scale for all of a row, codes rounded towards zero, a minimum times the
-codes' sum of another group, no zero point.
-"""
+"""The definition of low-bit products. Oracle: products in float64 of the values that the package gguf reads."""
 
 import numpy as np
 import pytest
