@@ -112,6 +112,9 @@ def test_values_reach_the_program() -> None:
         "/llm",
         600,
     )
+    server = configs(RENDERED["observed"])[1]
+    assert server.log_format == "json"
+    assert server.otlp_traces_endpoint == "http://collector.observability:4318/v1/traces"
     speculation = configs(RENDERED["speculation"])[0].speculation
     assert speculation.method == "ngram"
     assert (speculation.slo.ttft_ms, speculation.slo.tpot_ms) == (500, 50.5)
@@ -179,6 +182,23 @@ def test_keda_sums_the_queue_and_names_exported_series() -> None:
     queries = [each["metadata"]["query"] for each in of_kind(RENDERED["keda"], "ScaledObject")["spec"]["triggers"]]
     assert queries[0].startswith("sum(vllm:num_requests_waiting{")
     assert set().union(*map(unknown_series, queries)) == set()
+
+
+@pytest.mark.parametrize(
+    "endpoint, port",
+    [
+        ("http://collector:4318/v1/traces", 4318),
+        ("https://traces.example/otlp/v1/traces", 443),
+        ("http://collector/v1/traces", 80),
+    ],
+)
+def test_a_locked_down_pod_reaches_the_port_that_takes_its_spans(endpoint: str, port: int) -> None:
+    values = {
+        "server": {"otlpTracesEndpoint": endpoint},
+        "networkPolicy": {"enabled": True, "allowModelDownload": False},
+    }
+    rules = of_kind(values, "NetworkPolicy")["spec"]["egress"]
+    assert [each["port"] for rule in rules for each in rule["ports"]] == [53, 53, port]
 
 
 def test_a_disruption_budget_needs_more_than_one_pod() -> None:

@@ -81,6 +81,11 @@ RENDERED: dict[str, dict[str, Any]] = {
         "shm": {"enabled": False},
     },
     "long-drain": {"server": {"shutdownTimeout": 120, "port": 9000, "rootPath": "/llm", "requestTimeout": 600}},
+    "observed": {
+        "server": {"logFormat": "json", "otlpTracesEndpoint": "http://collector.observability:4318/v1/traces"},
+        "networkPolicy": {"enabled": True},
+        "env": [{"name": "OTEL_TRACES_SAMPLER_ARG", "value": "0.1"}],
+    },
     "extras": {
         "extraObjects": [
             {
@@ -103,6 +108,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tag latest": ({"image": {"tag": "latest"}}, "/image/tag"),
     "bad digest": ({"image": {"digest": "sha256:12"}}, "/image/digest"),
     "port": ({"server": {"port": 70000}}, "/server/port"),
+    "log format": ({"server": {"logFormat": "xml"}}, "/server/logFormat"),
+    "traces without a path": ({"server": {"otlpTracesEndpoint": "http://c:4318"}}, "/server/otlpTracesEndpoint"),
     "replicas": ({"replicaCount": -1}, "/replicaCount"),
     "dtype": ({"engine": {"dtype": "int4"}}, "/engine/dtype"),
     "policy": ({"speculation": {"policy": "always"}}, "/speculation/policy"),

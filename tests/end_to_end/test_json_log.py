@@ -25,7 +25,7 @@ def test_every_line_is_json_and_spans_are_those_of_the_requests(tiny_checkpoint:
             with server.http() as http:
                 body = {"prompt": "hello " * 20, "max_tokens": 12, "ignore_eos": True, "cache_salt": "mine"}
                 answer = http.post("/v1/completions", json=body, headers=headers).json()
-                http.post("/v1/completions", json={**body, "unknown_field": 1}, headers={"X-Request-Id": "def"})
+                http.post("/v1/completions", json={**body, "request_id": "def", "unknown_field": 1})
             assert collector.spans == []  # the next batch would be sent after a minute
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(END_TIMEOUT_S) == 0
@@ -51,6 +51,7 @@ def _check_log(found: list[dict[str, Any]]) -> None:
     assert access["trace_id"] == TRACE
     (unknown,) = [line for line in found if "unknown_field" in line["message"]]
     assert unknown["request_id"] == "def"
+    (access,) = [line for line in found if line.get("request_id") == "def" and line["logger"] == "uvicorn.access"]
     assert any(line["message"].startswith("finishing running requests") for line in found)
 
 

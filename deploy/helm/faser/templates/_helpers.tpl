@@ -92,6 +92,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - --host=0.0.0.0
 - --port={{ .Values.server.port }}
 - --log-level={{ .Values.server.logLevel }}
+- --log-format={{ .Values.server.logFormat }}
 - --shutdown-timeout={{ .Values.server.shutdownTimeout }}
 {{- $flags := dict
   "dtype" .Values.engine.dtype
@@ -112,6 +113,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   "slo-tpot-ms" .Values.speculation.slo.tpotMs
   "request-timeout" .Values.server.requestTimeout
   "root-path" .Values.server.rootPath
+  "otlp-traces-endpoint" .Values.server.otlpTracesEndpoint
 -}}
 {{- range $name, $value := $flags }}
 {{- if not (or (kindIs "invalid" $value) (eq (toString $value) "")) }}
