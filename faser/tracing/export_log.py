@@ -4,12 +4,16 @@ The SDK and its exporter log every attempt; while a collector is away that would
 """
 
 import logging
+import re
 from collections.abc import Sequence
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 _log = logging.getLogger("faser.tracing")
+
+_SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\] ([^\"'()]+)")
+_MOST_CHARS = 200
 
 # Loggers of the libraries whose lines this one replaces.
 _REPLACED = (
@@ -43,7 +47,7 @@ class ExportLog(logging.Filter):
         if said.startswith("Queue full"):
             self._warn("the queue of spans is full: the collector is slower than requests end")
         elif said.startswith(("Transient error", "Failed to export")) and "timeout, max retries" not in said:
-            self._reason = said
+            self._reason = _shortened(said)
         return False
 
     def sent(self) -> None:
@@ -53,16 +57,23 @@ class ExportLog(logging.Filter):
 
     def lost(self, num_spans: int) -> None:
         self._num_lost += num_spans
-        self._warn(f"spans cannot be sent to {self._endpoint} and are lost: {self._reason or 'no answer'}")
+        because = f": {self._reason}" if self._reason else ""
+        self._warn(f"spans cannot be sent to {self._endpoint} and are lost{because}")
 
     def late(self, timeout_s: float) -> None:
         """The process ends before everything was sent."""
-        self._warn(f"spans are lost: {self._endpoint} did not take them within {timeout_s:g} s")
+        _log.warning("spans are lost: %s did not take them within %g s", self._endpoint, timeout_s)
 
     def _warn(self, problem: str) -> None:
         if not self._warned:
             self._warned = True
             _log.warning("%s; there is no further line until they are sent again", problem)
+
+
+def _shortened(said: str) -> str:
+    """What an exporter says of an attempt, without the names of its library's classes."""
+    system = _SYSTEM_ERROR.search(said)
+    return system[1].strip() if system else said[:_MOST_CHARS]
 
 
 class LoggedExporter(SpanExporter):

@@ -57,12 +57,15 @@ class OpenTelemetryTracer:
         return OpenTelemetrySpan(self._tracer, span, began_ns, time.monotonic())
 
     def close(self, timeout_s: float) -> None:
-        closing = threading.Thread(target=self._provider.shutdown, name="faser-traces-end", daemon=True)
+        closing = threading.Thread(target=self._shut_down, name="faser-traces-end", daemon=True)
         closing.start()
         closing.join(timeout_s)
         if closing.is_alive():
-            self._exporter.shutdown()  # wakes an exporter that waits to try again
             self._log.late(timeout_s)
+            self._exporter.shutdown()  # wakes an exporter that waits to try again
+
+    def _shut_down(self) -> None:
+        self._provider.shutdown()
         self._log.detach()
 
 
