@@ -49,9 +49,9 @@ def _check_log(found: list[dict[str, Any]]) -> None:
     (access,) = [line for line in found if line.get("request_id") == "abc" and line["logger"] == "uvicorn.access"]
     assert (access["method"], access["path"], access["status"]) == ("POST", "/v1/completions", 200)
     assert access["trace_id"] == TRACE
-    (unknown,) = [line for line in found if "unknown_field" in line["message"]]
-    assert unknown["request_id"] == "def"
     (access,) = [line for line in found if line.get("request_id") == "def" and line["logger"] == "uvicorn.access"]
+    (unknown,) = [line for line in found if "unknown_field" in line["message"]]
+    assert unknown["trace_id"] == access["trace_id"]
     assert any(line["message"].startswith("finishing running requests") for line in found)
 
 
