@@ -1,6 +1,7 @@
 """Fixtures shared by the whole test tree."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from tests.checkpoints import write_tiny_checkpoint
 # The same examples every time, however slow the machine is at the moment.
 settings.register_profile("seeded", derandomize=True, deadline=None)
 settings.load_profile("seeded")
+
+# A shell starts `make test &` with Ctrl-C ignored, and every program that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Where there is no GPU, Triton's kernels run in its interpreter; this must be said before anything imports Triton.
 if not torch.cuda.is_available():

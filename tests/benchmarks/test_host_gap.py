@@ -4,13 +4,15 @@ import pytest
 
 from benchmarks.host_gap.world import BESIDE, GAMMA, PLAIN, SERIAL, SHORT, Wanted, measure
 
+pytestmark = pytest.mark.alone  # measures time
 STEP_S, PASS_S, SMALL_S = 0.02, 0.001, 0.001
 
 
 def measured(mode: str, sequences: int) -> dict[str, float]:
     found = measure(Wanted(mode=mode, sequences=sequences, step_s=STEP_S, pass_s=PASS_S, blocks=1))
     assert found["gap_ms"] == pytest.approx(found["period_ms"] - found["device_ms"], abs=0.002)
-    assert found["gap_ms"] > -0.1
+    # Of a block of 20 steps, the one in flight as it begins may have been counted before.
+    assert found["gap_ms"] > -1000 * STEP_S / 20
     return found
 
 
