@@ -99,6 +99,7 @@ def test_a_head_beyond_the_limits_is_refused_and_read_no_further(
         assert words in refused[1]
 
 
+@pytest.mark.alone
 def test_a_header_line_of_80_mb_holds_up_nobody(limited_url: str) -> None:
     """A parser that joins the pieces of a line takes seconds for it."""
 

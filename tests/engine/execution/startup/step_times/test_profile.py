@@ -130,6 +130,7 @@ def setup() -> Iterator[InterferenceSetup]:
     lanes.close()
 
 
+@pytest.mark.alone
 def test_lanes_are_measured_for_all_rows_and_contexts_that_fit(
     runner: Runner, drafter: Runner, setup: InterferenceSetup
 ) -> None:
