@@ -459,13 +459,14 @@ STEP_ERROR_EDGES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 class SpeculationStats:
     """Counters since the start of the engine.
 
-    num_drafts: sequence-steps with at least one verified draft token. accepted_per_position: [cap].
-    gammas: by class, how often each verified gamma 0 … cap was chosen. mode: of the last step: plain, serial, or
-    the name of the partition on which drafting overlapped it. draft_share: the drafter's share of the processors
-    in an overlapped step; 0 otherwise. overlap_s: time in which both lanes were busy. partition: what divides the
-    processors; serial: they are not divided. partition_fallback: why it is not the configured one; else empty.
-    mode_steps: steps by mode. switches: (from, to, times). bypasses: (reason, sequence-steps) without a draft,
-    reason one of load, gain, memory, request. decide_s: host time of policy and bookkeeping.
+    num_drafts: sequence-steps with at least one verified draft token. accepted_at: by class, [cap] how often the
+    i-th token of a draft was accepted. gammas: by class, how often each verified gamma 0 … cap was chosen. mode:
+    of the last step: plain, serial, or the name of the partition on which drafting overlapped it. draft_share: the
+    drafter's share of the processors in an overlapped step; 0 otherwise. overlap_s: time in which both lanes were
+    busy. partition: what divides the processors; serial: they are not divided. partition_fallback: why it is not
+    the configured one; else empty. mode_steps: steps by mode. switches: (from, to, times). bypasses: (reason,
+    sequence-steps) without a draft, reason one of load, gain, memory, request. plain_s: time that the tokens of
+    all steps would have taken without drafts, by the cost model. decide_s: host time of policy and bookkeeping.
     catchup_tokens: draft KV recomputed after a pause. pruning: None if early pruning is off.
     """
 
@@ -473,13 +474,14 @@ class SpeculationStats:
     method: str
     num_drafts: int = 0
     methods: tuple[MethodStats, ...] = ()
-    accepted_per_position: tuple[int, ...] = ()
+    accepted_at: tuple[tuple[str, tuple[int, ...]], ...] = ()
     gammas: tuple[tuple[str, tuple[int, ...]], ...] = ()
     mode: str = "plain"
     mode_steps: tuple[tuple[str, int], ...] = ()
     switches: tuple[tuple[str, str, int], ...] = ()
     bypasses: tuple[tuple[str, int], ...] = ()
     roles: tuple[RoleStats, ...] = ()
+    plain_s: float = 0.0
     decide_s: float = 0.0
     catchup_tokens: int = 0
     draft_share: float = 0.0
@@ -487,6 +489,11 @@ class SpeculationStats:
     partition: str = "serial"
     partition_fallback: str = ""
     pruning: PruneStats | None = None
+
+    @property
+    def accepted_per_position(self) -> tuple[int, ...]:
+        """[cap] how often the i-th token of a draft was accepted, in all classes."""
+        return tuple(map(sum, zip(*(counts for _, counts in self.accepted_at), strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from faser.api.http.paths import route_of
 from faser.api.page.files import PageFiles
 from faser.api.protocol.errors import as_http_error, error_response
 from faser.errors import NotReadyError
+from faser.metrics.server import CONTENT_TYPE, Metrics
 from faser.types import EngineState
 
 _PROBES = ("/health", "/ping")
@@ -15,13 +16,18 @@ _PROBES = ("/health", "/ping")
 class LoadingApp:
     """ASGI: 503 for every request until `application` is set; from then on that application answers.
 
-    reason: what the server waits for, in words. page: is shown meanwhile, too; None: there is none.
-    The application's lifespan is not run: it has none.
+    reason: what the server waits for, in words. metrics: those of the application to come; they count the requests
+    refused meanwhile. shows_metrics: GET /metrics answers, without a key. page: is shown meanwhile, too; None: there
+    is none. The application's lifespan is not run: it has none.
     """
 
-    def __init__(self, reason: str, page: PageFiles | None = None) -> None:
+    def __init__(
+        self, reason: str, metrics: Metrics, *, shows_metrics: bool = False, page: PageFiles | None = None
+    ) -> None:
         self.application: ASGIApp | None = None
         self.reason = reason
+        self._metrics = metrics
+        self._shows_metrics = shows_metrics
         self._page = page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,10 +45,14 @@ class LoadingApp:
             if shown is not None:
                 return shown
         state = EngineState.LOADING.value
+        if path == "/metrics" and self._shows_metrics:
+            return Response(self._metrics.render(), media_type=CONTENT_TYPE)
         if path in _PROBES:
             return JSONResponse({"state": state, "message": self.reason}, 503)
         if path == "/ready":
             return JSONResponse({"ready": False, "reason": state, "message": self.reason}, 503)
+        if scope.get("method") == "POST":
+            self._metrics.rejected(state)
         return error_response(as_http_error(NotReadyError(f"the engine is {state}: {self.reason}")))
 
 

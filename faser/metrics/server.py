@@ -126,6 +126,12 @@ class Metrics:
             ("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"),
         )
         self._cache_config("0", "0", "0", "0")
+        adapters = make.info(
+            "lora_requests_info",
+            "Always zero: FASER serves no LoRA adapters. Endpoint pickers look it up.",
+            ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+        )
+        adapters("0", "", "", value=0)
 
     def _make_counters(self, make: "_SeriesFactory") -> None:
         self._prompt_tokens = make.counter("prompt_tokens", "Prompt tokens computed or taken from the cache.")
@@ -195,8 +201,7 @@ class Metrics:
         self.live.rejected()
 
     def first_token(self, ttft_s: float) -> None:
-        """A request received its first token. ttft_s: since its arrival."""
-        self._ttft.observe(ttft_s)
+        """A request received its first token. ttft_s: since its arrival. Only `live` takes note before its end."""
         self.live.latency("ttft", ttft_s)
 
     def tokens(self, count: int, gap_s: float | None) -> None:
@@ -209,6 +214,7 @@ class Metrics:
         self,
         reason: FinishReason,
         *,
+        ttft_s: float | None,
         e2e_s: float,
         queue_s: float,
         prefill_s: float,
@@ -232,6 +238,8 @@ class Metrics:
         self._prefill_computed.observe(max(0, prompt_tokens - cached_tokens))
         if reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return
+        if ttft_s is not None:
+            self._ttft.observe(ttft_s)
         self._e2e.observe(e2e_s)
         self._queue.observe(queue_s)
         self._inference.observe(prefill_s + decode_s)
@@ -316,12 +324,12 @@ class _SeriesFactory:
         return {value: family.labels(*self._labels, value) for value in each_value}
 
     def info(self, name: str, help_text: str, labels: Sequence[str]) -> Callable[..., None]:
-        """A constant 1 whose labels carry the information. Returns a function that sets their values."""
+        """A gauge whose labels carry the information. Returns a function that sets their values, and value."""
         family = Gauge(f"{self._prefix}{name}", help_text, (*_LABELS, *labels), registry=self._registry)
 
-        def set_to(*values: str) -> None:
+        def set_to(*values: str, value: float = 1) -> None:
             family.clear()
-            family.labels(*self._labels, *values).set(1)
+            family.labels(*self._labels, *values).set(value)
 
         return set_to
 

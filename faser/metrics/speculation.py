@@ -7,6 +7,7 @@ Every series exists at zero from the first scrape.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import (
@@ -38,7 +39,10 @@ TARGETS = ("ttft", "tpot", "both")
 _GAMMAS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32)
 _RATES = tuple(step / 10 for step in range(1, 11))
 _PARTS = {"draft": ("draft", "pass", "text"), "verify": ("verify",), "step": ("step",)}
-_SWITCHES = (("plain", "serial"), ("serial", "plain"))
+# No engine divides its processors in two ways, so no mode of a partition follows another.
+_SWITCHES = tuple(
+    (one, other) for one in MODES for other in MODES if one != other and {one, other} & {"plain", "serial"}
+)
 
 Labels = tuple[str, ...]
 Values = Iterable[tuple[Labels, float]]
@@ -131,21 +135,21 @@ class _EngineSeries(Collector):
         yield from self._of_vllm(stats)
         yield from self._tokens({name: methods.get(name, MethodStats(method=name)) for name in DRAFT_METHODS})
         yield self._gammas(dict(stats.gammas))
+        yield from self._depths(stats)
         yield from self._times(stats, {name: _role(name, stats.roles) for name in _PARTS})
         yield from self._modes(stats)
         yield from self._pruning(stats.pruning or PruneStats())
         yield from self._rest(stats)
 
     def _of_vllm(self, stats: SpeculationStats) -> Iterator[Metric]:
-        """A draft is a sequence in a step with at least one draft token that the target verifies."""
-        verified = sum(each.verified for each in stats.methods)
+        """A draft is a sequence in a step with at least one draft token that the target verifies.
+
+        A draft token that early pruning cuts between layers was sent and is not verified.
+        """
+        sent = sum(each.verified + each.cut for each in stats.methods)
         accepted = sum(each.accepted for each in stats.methods)
-        yield self._counter(
-            "vllm:spec_decode_num_drafts", "Drafts that the target model verified.", stats.num_drafts
-        )
-        yield self._counter(
-            "vllm:spec_decode_num_draft_tokens", "Draft tokens that the target model verified.", verified
-        )
+        yield self._counter("vllm:spec_decode_num_drafts", "Drafts sent to the target model.", stats.num_drafts)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens sent to the target model.", sent)
         yield self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.", accepted)
         by_position = dict(enumerate(stats.accepted_per_position))
         yield self._counters(
@@ -194,6 +198,18 @@ class _EngineSeries(Collector):
             family.add_metric((*self._labels, name), _cumulative(_GAMMAS, buckets), total)
         return family
 
+    def _depths(self, stats: SpeculationStats) -> Iterator[Metric]:
+        """The i-th token of a draft is verified where γ is larger than i."""
+        reached = {name: tuple(accumulate(reversed(counts[1:])))[::-1] for name, counts in stats.gammas}
+        for what, text, by_class in (
+            ("verified", "Draft tokens that the target model verified, by their position in the draft.", reached),
+            ("accepted", "Draft tokens accepted, by their position in the draft.", dict(stats.accepted_at)),
+        ):
+            counts = {(name, str(at)): 0 for name in self._classes for at in range(self._cap)}
+            for name, own in by_class.items():
+                counts |= {(name, str(at)): count for at, count in enumerate(own)}
+            yield self._counters(f"faser_spec_{what}_tokens_per_pos", text, ("class", "position"), counts.items())
+
     def _times(self, stats: SpeculationStats, roles: Mapping[str, RoleStats]) -> Iterator[Metric]:
         """Passes of the target count as verify, also where the engine reports whole steps alone."""
         verify_s = roles["verify"].measured_s or roles["step"].measured_s
@@ -202,6 +218,7 @@ class _EngineSeries(Collector):
             ("verify", "Time spent on passes of the target model.", verify_s),
             ("overlap", "Time in which drafting and verification ran concurrently.", stats.overlap_s),
             ("decide", "Host time spent on the policy and its bookkeeping.", stats.decide_s),
+            ("plain", "Time that the same tokens would have taken without drafts, estimated.", stats.plain_s),
         ):
             yield self._counter(f"faser_spec_{name}_seconds", text, seconds)
         predicted = {(name,): each.predicted_s for name, each in roles.items()}

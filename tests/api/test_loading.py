@@ -10,6 +10,7 @@ from starlette.responses import PlainTextResponse
 
 from faser.api.loading import LoadingApp
 from faser.api.page.files import PageFiles
+from faser.metrics.server import Metrics
 from tests.api.server import until
 
 
@@ -31,7 +32,8 @@ def serving(app: LoadingApp, root_path: str = "") -> Iterator[str]:
 
 
 def test_probes_and_routes_answer_503_until_the_application_is_there() -> None:
-    app = LoadingApp("the model is being fetched")
+    metrics = Metrics(model_name="tiny", max_model_len=64)
+    app = LoadingApp("the model is being fetched", metrics, shows_metrics=True)
     with serving(app) as url, httpx.Client(base_url=url, timeout=5) as http:
         assert [http.get(path).status_code for path in ("/health", "/ping")] == [503, 503]
         app.reason = "fetching tiny: 12 %"
@@ -42,22 +44,32 @@ def test_probes_and_routes_answer_503_until_the_application_is_there() -> None:
         assert refused.status_code == 503
         assert int(refused.headers["Retry-After"]) >= 1
         assert refused.json()["error"]["message"] == "the engine is loading: fetching tiny: 12 %"
+        assert http.get("/v1/models").status_code == 503
+        assert 'vllm:admission_rejections_total{engine="0",model_name="tiny",reason="loading"} 1.0' in [
+            *http.get("/metrics").text.splitlines()
+        ]
         app.application = PlainTextResponse("here")
         assert [http.get(path).text for path in ("/ready", "/v1/models")] == ["here", "here"]
 
 
 def test_a_proxy_in_front_changes_no_answer() -> None:
     """A server that is told of its proxy's path puts that before every path."""
-    with serving(LoadingApp("loading"), root_path="/under") as url:
+    app = LoadingApp("loading", Metrics(model_name="tiny", max_model_len=64), shows_metrics=False)
+    with serving(app, root_path="/under") as url:
+        assert httpx.get(f"{url}/metrics", timeout=5).status_code == 503
         assert httpx.get(f"{url}/ready", timeout=5).json()["reason"] == "loading"
         assert httpx.get(f"{url}/health", timeout=5).json() == {"state": "loading", "message": "loading"}
 
 
 def test_the_page_is_shown_while_the_model_is_fetched() -> None:
-    with serving(LoadingApp("loading", PageFiles())) as url, httpx.Client(base_url=url, timeout=5) as http:
+    metrics = Metrics(model_name="tiny", max_model_len=64)
+    with (
+        serving(LoadingApp("loading", metrics, page=PageFiles())) as url,
+        httpx.Client(base_url=url, timeout=5) as http,
+    ):
         assert http.get("/").headers["content-type"].startswith("text/html")
         assert http.get("/page/app.js").status_code == 200
         assert http.get("/", headers={"Accept": "application/json"}).status_code == 503
         assert http.post("/").status_code == http.get("/page/none").status_code == 503
-    with serving(LoadingApp("loading")) as url:
+    with serving(LoadingApp("loading", metrics)) as url:
         assert httpx.get(url, timeout=5).status_code == 503

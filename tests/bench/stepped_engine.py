@@ -86,7 +86,7 @@ class SteppedEngine:
             policy=self.policy,
             method="suffix",
             methods=(MethodStats(method="suffix", drafted=drafted, verified=verified, accepted=accepted),),
-            accepted_per_position=tuple(self._depths),
+            accepted_at=(("default", tuple(self._depths)),),
             gammas=(("default", tuple(self._gammas)), ("other", (0,) * (CAP + 1))),
             roles=(RoleStats(role="step", predicted_s=0.9 * self._step_s, measured_s=self._step_s),),
             decide_s=0.01 * self.now_s,

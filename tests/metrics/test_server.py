@@ -157,6 +157,7 @@ def test_gauges_show_the_latest_snapshot() -> None:
 def finish(source: Metrics, reason: FinishReason, generation_tokens: int = 5) -> None:
     source.finished(
         reason,
+        ttft_s=0.625,
         e2e_s=2.0,
         queue_s=0.25,
         prefill_s=0.75,
@@ -173,6 +174,7 @@ def test_finished_request_enters_every_latency() -> None:
     source = metrics()
     finish(source, FinishReason.STOP)
     assert value(source, "request_success_total", finished_reason="stop") == 1
+    assert value(source, "time_to_first_token_seconds_sum") == 0.625
     assert value(source, "e2e_request_latency_seconds_sum") == 2.0
     assert value(source, "request_queue_time_seconds_sum") == 0.25
     assert value(source, "request_prefill_time_seconds_sum") == 0.75
@@ -202,10 +204,8 @@ def test_one_token_has_no_time_per_output_token() -> None:
 
 def test_first_chunk_of_a_sample_has_no_gap() -> None:
     source = metrics()
-    source.first_token(0.03)
     source.tokens(1, None)
     source.tokens(3, 0.004)
-    assert value(source, "time_to_first_token_seconds_sum") == 0.03
     assert value(source, "inter_token_latency_seconds_count") == 1
     assert value(source, "inter_token_latency_seconds_sum") == 0.004
 

@@ -17,7 +17,7 @@ from faser.cli.batch.runner import Totals, run_lines
 from faser.cli.console.progress import ProgressReporter, runs_bar
 from faser.cli.flags.parser import CommandParser, parse
 from faser.cli.flags.sources import SETTINGS, Findings, UsageError, add_environment, add_file, settle
-from faser.cli.serve.application import build_application
+from faser.cli.serve.application import build_application, make_metrics
 from faser.cli.serve.command import read_chat_template
 from faser.cli.serve.fetch import fetch_model
 from faser.config.declaration import settings_of
@@ -153,7 +153,10 @@ async def _loaded(
     with ProgressReporter() as report:
         directory = await fetch_model(engine_config, report)
         keys = ApiKeys(())
-        engine, app = await build_application(directory, engine_config, server_config, keys, chat_template, report)
+        metrics = make_metrics(engine_config, server_config)
+        engine, app = await build_application(
+            directory, engine_config, server_config, keys, chat_template, metrics, report
+        )
         await engine.start()
         try:
             await engine.wait_ready()

@@ -31,24 +31,32 @@ def served_names(engine_config: EngineConfig, server_config: ServerConfig) -> tu
     return server_config.served_model_name or (engine_config.model or _EMBEDDED_NAME,)
 
 
+def make_metrics(engine_config: EngineConfig, server_config: ServerConfig) -> Metrics:
+    """All series at zero; they need no model."""
+    return Metrics(
+        model_name=served_names(engine_config, server_config)[0],
+        max_model_len=engine_config.max_model_len or 0,
+        speculation=engine_config.speculation,
+    )
+
+
 async def build_application(
     directory: Path,
     engine_config: EngineConfig,
     server_config: ServerConfig,
     keys: ApiKeys,
     chat_template: str | None,
+    metrics: Metrics,
     report: ProgressCallback,
     tracer: Tracer | None = None,
 ) -> tuple[AsyncEngine, FastAPI]:
     """The engine has not been started.
 
-    directory: of the model. chat_template: replaces the model's. report: of the engine's start. tracer: as of
-    create_app. Raises ModelError.
+    directory: of the model. chat_template: replaces the model's. metrics: of make_metrics. report: of the engine's
+    start. tracer: as of create_app. Raises ModelError.
     """
     names = served_names(engine_config, server_config)
     tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine_config.tokenizer or directory))
-    speculation = engine_config.speculation
-    metrics = Metrics(model_name=names[0], max_model_len=engine_config.max_model_len or 0, speculation=speculation)
     supervision = Supervision(max_restarts=server_config.engine_restarts, timeout_s=server_config.engine_timeout)
     engine = AsyncEngine(
         engine_config, directory, tokenizer, supervision=supervision, metrics=metrics, on_progress=report
@@ -71,7 +79,7 @@ async def build_application(
         key_limits=_key_limits(server_config),
         cors=_cors(server_config),
         request_timeout_s=server_config.request_timeout,
-        speculation=speculation,
+        speculation=engine_config.speculation,
         spec_decode_metrics=engine_config.per_request_spec_decode_metrics,
         page=server_config.page,
         most_viewers=_most_viewers(server_config),

@@ -10,7 +10,7 @@ from faser.api.loading import LoadingApp
 from faser.api.middleware.api_keys import ApiKeys
 from faser.api.page.files import PageFiles
 from faser.cli.console.progress import ProgressReporter
-from faser.cli.serve.application import build_application, served_names
+from faser.cli.serve.application import build_application, make_metrics, served_names
 from faser.cli.serve.fetch import fetch_model
 from faser.cli.serve.lifetime import http_server, run_until_stopped
 from faser.cli.serve.notices import notice, progress_line
@@ -43,7 +43,13 @@ def serve_on(
     name = served_names(engine_config, server_config)[0]
     accepted = ApiKeys(keys)
     with ProgressReporter(live=None if log_format() == "text" else False, write=progress_line) as report:
-        http = LoadingApp("the model is being fetched", PageFiles() if server_config.page else None)
+        metrics = make_metrics(engine_config, server_config)
+        http = LoadingApp(
+            "the model is being fetched",
+            metrics,
+            shows_metrics=not server_config.metrics_require_key,
+            page=PageFiles() if server_config.page else None,
+        )
 
         def report_fetch(stage: str, done: int, total: int) -> None:
             report(stage, done, total)
@@ -52,7 +58,7 @@ def serve_on(
         async def prepare() -> AsyncEngine:
             directory = await fetch_model(engine_config, report_fetch)
             engine, http.application = await build_application(
-                directory, engine_config, server_config, accepted, chat_template, report, tracer
+                directory, engine_config, server_config, accepted, chat_template, metrics, report, tracer
             )
             report("starting the engine", 0, 0)
             return engine

@@ -317,7 +317,7 @@ class AsyncEngine:
                 self._observe(stream, output, now)
 
     def _observe(self, stream: OutputStream, output: RequestOutput, now: float) -> None:
-        """Count the tokens of one step. TTFT counts from arrival, so it includes the time in the queue."""
+        """Count the tokens of one step."""
         timing = stream.timing
         num_tokens: Counter[int] = Counter()  # of this step, by sample
         for delta in output.deltas:
@@ -356,6 +356,7 @@ class AsyncEngine:
         first_token_s = timing.first_token_s or now
         self._metrics.finished(
             reason,
+            ttft_s=None if timing.first_token_s is None else timing.first_token_s - timing.arrival_s,
             e2e_s=now - timing.arrival_s,
             queue_s=max(0.0, scheduled_s - timing.arrival_s),
             prefill_s=max(0.0, first_token_s - scheduled_s),

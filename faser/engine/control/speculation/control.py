@@ -63,11 +63,14 @@ _token_ids = attrgetter("token_ids")
 @dataclass(frozen=True, slots=True)
 class _PredictedStep:
     """predicted_s: how long the step should take. verified: rows, draft rows, cached tokens of its sequences and
-    of draft rows; None: the step has prompts.
+    of draft rows; None: the step has prompts. undrafted_s, token_s: how long the step should take without its
+    draft rows, and each accepted token in a further step without drafts; 0 if the step has no draft rows.
     """
 
     predicted_s: float
     verified: tuple[int, int, int, int] | None
+    undrafted_s: float = 0.0
+    token_s: float = 0.0
 
 
 class SpeculationControl:
@@ -281,7 +284,12 @@ class SpeculationControl:
             predicted_s = self._costs.verification_s(*verified)
         else:
             predicted_s = self._costs.step_s(num_rows, plan.kv_tokens, plan.kv_row_tokens)
-        self._in_flight.append(_PredictedStep(predicted_s, verified))
+        undrafted_s = token_s = 0.0
+        if num_drafts:
+            decode_s = self._costs.step_s(len(plan.rows), plan.kv_tokens)
+            token_s = decode_s / len(plan.rows)
+            undrafted_s = decode_s if verified else self._costs.step_s(num_rows - num_drafts, plan.kv_tokens)
+        self._in_flight.append(_PredictedStep(predicted_s, verified, undrafted_s, token_s))
         self._statistics.launch(drafts=num_drafts > 0)
 
     def launch_overlapped(self, decision: OverlapDecision, unverified: tuple[tuple[int, ...], ...]) -> None:
@@ -322,8 +330,11 @@ class SpeculationControl:
             self._learner.learn_overlapped(plan, result, overlapped, self._overlap, verify_s=predicted_s)
         if self._drafted is None:
             self._learner.learn_undrafted(plan, sequences)
+            num_accepted = 0
         else:
-            self._learner.learn_verified(self._drafted, result, sequences)
+            num_accepted = self._learner.learn_verified(self._drafted, result, sequences)
+        undrafted_s = step.undrafted_s or result.run_s - result.prepared_s  # without draft rows: what it took
+        self._statistics.time_plain(undrafted_s + num_accepted * step.token_s)
         if self._not_chosen is not None:
             unverified = {} if overlapped is None else {rows.slot: rows.num_drafts for rows in plan.rows}
             self._learner.learn_not_chosen(self._not_chosen, result, sequences, unverified)

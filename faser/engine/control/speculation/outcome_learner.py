@@ -67,10 +67,10 @@ class OutcomeLearner:
         if np.count_nonzero(candidates.missing_kv):
             self._state.extend_draft_kv(candidates.slots, candidates.missing_kv * by_model)
 
-    def learn_verified(self, drafted: DraftArrays, result: StepResult, sequences: Many[Sequence]) -> None:
+    def learn_verified(self, drafted: DraftArrays, result: StepResult, sequences: Many[Sequence]) -> int:
         """A step has verified drafts. A sequence that was preempted meanwhile or failed teaches nothing.
 
-        sequences: of the step's rows, in their order.
+        sequences: of the step's rows, in their order. Returns how many draft tokens were accepted.
         """
         by_slot = _came_by_slot(result, sequences)
         came = [by_slot.pop(slot, ()) for slot in drafted.drafts.slots.tolist()]
@@ -80,7 +80,7 @@ class OutcomeLearner:
             drafted = drafted.among(np.array([i for i, each in enumerate(came) if each], dtype=np.int64))
             came = [each for each in came if each]
         if not came:
-            return
+            return 0
         drafts = drafted.drafts
         brought = np.array([len(each) for each in came], dtype=np.int64)
         if not drafted.border:
@@ -92,6 +92,7 @@ class OutcomeLearner:
         accepted = brought - _BONUS
         self._statistics.count_drafts(drafted, accepted)
         self._teach(drafted.verdicts(accepted, np.array([each[-1] for each in came], dtype=np.int64)))
+        return int(np.add.reduce(accepted))
 
     def learn_not_chosen(
         self,

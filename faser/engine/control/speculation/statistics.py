@@ -50,7 +50,7 @@ class SpeculationStatistics:
         self._dropped: Ints = np.zeros(len(DRAFT_METHODS), dtype=np.int64)
         self._pruned_rows: Ints = np.zeros(len(DRAFT_METHODS), dtype=np.int64)
         self._expected: Floats = np.zeros(len(DRAFT_METHODS))
-        self._accepted_per_position: Ints = np.zeros(cap, dtype=np.int64)
+        self._accepted_at: Ints = np.zeros((len(self._classes), cap), dtype=np.int64)
         self._upto = np.tri(cap + 1, cap, -1, dtype=np.int64)  # line n: 1 for the first n depths, 0 for the others
         self._undrafted: list[Ints] = []  # slots of steps that are not counted yet
         self._drafted: list[tuple[DraftArrays, Ints]] = []
@@ -63,6 +63,7 @@ class SpeculationStatistics:
         self._drafting_s = (0.0, 0.0)  # before the step that is being made: predicted, measured
         self._step_times, self._verify_lane, self._draft_lane = ErrorTracker(), ErrorTracker(), ErrorTracker()
         self._overlap_s = 0.0
+        self._plain_s = 0.0
         self._decide_s = self._decided_s = 0.0  # of all steps; up to the end of the last step
 
     def start(self, slot: int, class_name: str) -> None:
@@ -167,6 +168,10 @@ class SpeculationStatistics:
         self._draft_lane.add(*draft)
         self._overlap_s += overlap_s
 
+    def time_plain(self, seconds: float) -> None:
+        """The last step's tokens would have taken this long without drafts."""
+        self._plain_s += seconds
+
     def time_deciding(self, seconds: float) -> None:
         """The host spent this time on deciding or learning."""
         self._decide_s += seconds
@@ -201,13 +206,14 @@ class SpeculationStatistics:
             method=method,
             num_drafts=int(self._methods[:, _DRAFTS].sum()),
             methods=self._method_stats(),
-            accepted_per_position=tuple(self._accepted_per_position.tolist()),
+            accepted_at=tuple(zip(self._classes, map(tuple, self._accepted_at.tolist()), strict=True)),
             gammas=tuple(zip(self._classes, map(tuple, self._gammas.tolist()), strict=True)),
             mode=self._mode,
             mode_steps=tuple(self._mode_steps.items()),
             switches=tuple((one, other, times) for (one, other), times in self._switches.items()),
             bypasses=tuple(self._bypasses.items()),
             roles=(self._step_times.stats("step"), *verify, *lanes),
+            plain_s=self._plain_s,
             decide_s=self._decide_s,
             catchup_tokens=self._catchup_tokens,
             draft_share=draft_share,
@@ -263,7 +269,7 @@ class SpeculationStatistics:
         np.add.at(self._depths, slots, reached)
         np.add.at(self._methods, methods, lines)
         np.add.at(self._expected, methods, (survival[:, 1:] * self._upto[kept]).sum(axis=1))
-        self._accepted_per_position += reached.sum(axis=0)
+        np.add.at(self._accepted_at, self._class_of[slots], reached)
         if self._details is not None:
             for slot, num_kept, num_accepted in zip(slots.tolist(), kept.tolist(), accepted.tolist(), strict=True):
                 if num_kept:

@@ -132,6 +132,9 @@ def test_a_request_and_the_engine_count_what_each_step_did(seed: int) -> None:
     assert stats.accepted_per_position == tuple(
         sum(depths) for depths in zip(*(c.depths for c in counted), strict=True)
     )
+    for name, depths in stats.accepted_at:
+        own = [each.depths for each, its_class in zip(counted, names, strict=True) if its_class == name]
+        assert depths == tuple(sum(each[at] for each in own) for at in range(CAP))
     for slot in range(NUM_SLOTS):
         assert statistics.summary(slot, None, "faser") == counted[slot].summary("faser")
 
