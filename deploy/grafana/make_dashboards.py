@@ -13,13 +13,17 @@ from typing import Any
 
 SOURCE = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
 CHOSEN = 'namespace=~"$namespace",model_name=~"$model_name",pod=~"$pod"'
+OF_POD = 'namespace=~"$namespace",pod=~"$pod"'
 OF_MODEL = 'namespace=~"$namespace",model_name=~"$model_name"'
 WIDTH = 24
 
 
 @dataclass(frozen=True)
 class Panel:
-    """expressions: (PromQL, legend). kind: a panel type of Grafana."""
+    """expressions: (PromQL, legend). kind: a panel type of Grafana. axis: what is counted, beside the axis.
+
+    lines: values with a line of their own, such as an alert's threshold.
+    """
 
     title: str
     expressions: tuple[tuple[str, str], ...]
@@ -28,7 +32,10 @@ class Panel:
     width: int = 8
     height: int = 7
     stacked: bool = False
+    least: float | None = 0
     most: float | None = None
+    axis: str = ""
+    lines: tuple[float, ...] = ()
     note: str = ""
     instant: bool = False
 
@@ -67,9 +74,9 @@ def ratio(part: str, whole: str) -> str:
 def _objective(name: str) -> tuple[tuple[str, str], ...]:
     chosen = f'{{{OF_MODEL},sloth_slo="{name}"}}'
     return (
-        (f"slo:sli_error:ratio_rate5m{chosen}", "over 5 minutes"),
-        (f"slo:sli_error:ratio_rate1h{chosen}", "over 1 hour"),
-        (f"slo:sli_error:ratio_rate1d{chosen}", "over 1 day"),
+        (f"slo:sli_error:ratio_rate5m{chosen}", "{{class}} over 5 minutes"),
+        (f"slo:sli_error:ratio_rate1h{chosen}", "{{class}} over 1 hour"),
+        (f"slo:sli_error:ratio_rate1d{chosen}", "{{class}} over 1 day"),
     )
 
 
@@ -77,9 +84,21 @@ def _burn(name: str) -> tuple[tuple[str, str], ...]:
     chosen = f'{{{OF_MODEL},sloth_slo="{name}"}}'
     errors = f"slo:sli_error:ratio_rate1h{chosen}"
     allowed = f'scalar(1 - slo:objective:ratio{{sloth_slo="{name}"}})'
-    return ((f"{errors} / {allowed}", name),)
+    return ((f"{errors} / {allowed}", name + " {{class}}"),)
 
 
+def per_step(metric: str) -> str:
+    """Seconds of a step: the sum of a counter over the number of steps."""
+    return ratio(rate(metric, 'role="step"'), rate("faser_step_time_error_ratio_count", 'role="step"'))
+
+
+def last_hour(metric: str, by: str = "", labels: str = "") -> str:
+    chosen = f"{CHOSEN},{labels}" if labels else CHOSEN
+    grouped = f" by ({by})" if by else ""
+    return f"sum{grouped} (increase({metric}{{{chosen}}}[1h]))"
+
+
+OBJECTIVES = ("availability", "ttft", "tpot", "goodput", "class-ttft", "class-tpot")
 TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 TPOT, E2E = "vllm:request_time_per_output_token_seconds", "vllm:e2e_request_latency_seconds"
 
@@ -90,11 +109,23 @@ SLO = (
             Panel("Requests that failed or were refused", _objective("availability"), "percentunit"),
             Panel("Requests without a first token within 1 s", _objective("ttft"), "percentunit"),
             Panel("Requests above 100 ms per token", _objective("tpot"), "percentunit"),
-            Panel("Requests that missed the targets of their class", _objective("goodput"), "percentunit"),
+            Panel("Requests that missed one of their class's two targets", _objective("goodput"), "percentunit"),
+            Panel("First tokens later than their class's target", _objective("class-ttft"), "percentunit"),
+            Panel("Requests slower than their class's target", _objective("class-tpot"), "percentunit"),
             Panel(
                 "How fast each error budget burns",
-                tuple(pair for name in ("availability", "ttft", "tpot", "goodput") for pair in _burn(name)),
+                tuple(pair for name in OBJECTIVES for pair in _burn(name)),
+                lines=(14.4,),
+                axis="times the allowed rate",
                 note="1: the whole budget is spent at the end of the period. 14.4 over an hour is an alert.",
+            ),
+            Panel(
+                "What is left of the error budget of 30 days",
+                ((f"slo:period_error_budget_remaining:ratio{{{OF_MODEL}}}", "{{sloth_slo}} {{class}}"),),
+                "percentunit",
+                least=None,
+                most=1,
+                lines=(0,),
             ),
             Panel(
                 "Requests that met their targets, by class and target",
@@ -141,8 +172,7 @@ SLO = (
                     (rate("vllm:prompt_tokens_total"), "prompts"),
                     (rate("vllm:generation_tokens_total"), "answers"),
                 ),
-                "short",
-                note="Tokens per second.",
+                axis="tokens per second",
             ),
         ),
     ),
@@ -159,11 +189,18 @@ ENGINE = (
                     (total("vllm:num_requests_waiting"), "waiting"),
                 ),
             ),
+            Panel(
+                "Samples that wait, by reason",
+                ((total("vllm:num_requests_waiting_by_reason", "reason"), "{{reason}}"),),
+                stacked=True,
+            ),
             Panel("Time in the queue", quantiles("vllm:request_queue_time_seconds"), "s"),
-            Panel("Rows of a step", ((mean("vllm:iteration_tokens_total"), "mean"),), "short"),
+            Panel("Tokens of a step", ((mean("vllm:iteration_tokens_total"), "mean"),), "short"),
             Panel("Reading the prompt", quantiles("vllm:request_prefill_time_seconds"), "s"),
             Panel("Between two chunks of an answer", quantiles(ITL), "s"),
             Panel("Writing the answer", quantiles("vllm:request_decode_time_seconds"), "s"),
+            Panel("From the first step to the last token", quantiles("vllm:request_inference_time_seconds"), "s"),
+            Panel("Whole requests", quantiles(E2E), "s"),
         ),
     ),
     Row(
@@ -174,6 +211,7 @@ ENGINE = (
                 ((f"vllm:kv_cache_usage_perc{{{CHOSEN}}}", "{{pod}}"),),
                 "percentunit",
                 most=1,
+                lines=(0.95,),
             ),
             Panel(
                 "Prompt tokens from the prefix cache",
@@ -186,35 +224,95 @@ ENGINE = (
                 "percentunit",
                 most=1,
             ),
-            Panel("Preemptions", ((rate("vllm:num_preemptions_total"), "per second"),), "short"),
+            Panel("Preemptions", ((rate("vllm:num_preemptions_total"), "samples"),), axis="per second"),
+            Panel("Preemptions of a request", ((mean("vllm:request_num_preemptions"), "mean"),)),
+            Panel(
+                "Size of the KV cache",
+                (
+                    (
+                        f"vllm:cache_config_info{{{CHOSEN}}}",
+                        "{{kv_cache_size_tokens}} tokens, {{num_gpu_blocks}} blocks of {{block_size}}",
+                    ),
+                ),
+                kind="stat",
+                instant=True,
+            ),
             Panel(
                 "Prompt tokens, by the source of their KV",
                 ((rate("vllm:prompt_tokens_by_source_total", by="source"), "{{source}}"),),
                 stacked=True,
+                axis="tokens per second",
             ),
-            Panel("Length of prompts", quantiles("vllm:request_prompt_tokens")),
-            Panel("Length of answers", quantiles("vllm:request_generation_tokens")),
+        ),
+    ),
+    Row(
+        "Requests",
+        (
+            Panel("Length of prompts", quantiles("vllm:request_prompt_tokens"), axis="tokens"),
+            Panel(
+                "Prompt tokens that no cache had",
+                quantiles("vllm:request_prefill_kv_computed_tokens"),
+                axis="tokens",
+            ),
+            Panel("Length of answers, all samples", quantiles("vllm:request_generation_tokens"), axis="tokens"),
+            Panel(
+                "Length of the longest sample", quantiles("vllm:request_max_num_generation_tokens"), axis="tokens"
+            ),
+            Panel("Tokens that a request asks for", quantiles("vllm:request_params_max_tokens"), axis="tokens"),
+            Panel("Samples that a request asks for", ((mean("vllm:request_params_n"), "mean"),)),
         ),
     ),
     Row(
         "State",
         (
-            Panel("State of the engine", ((f"faser_engine_state{{{CHOSEN}}} == 1", "{{pod}} {{state}}"),)),
+            Panel("State of the engine", ((f"faser_engine_state{{{CHOSEN}}} == 1", "{{pod}} {{state}}"),), most=1),
             Panel("Restarts of the engine", ((total("faser_engine_restarts_total", "pod"), "{{pod}}"),)),
-            Panel("Samples that a request asks for", ((mean("vllm:request_params_n"), "mean"),)),
+            Panel(
+                "Scrapes that succeed",
+                (('avg by (job) (up{job=~".*faser.*"})', "{{job}}"),),
+                "percentunit",
+                most=1,
+            ),
+        ),
+    ),
+    Row(
+        "GPU (series of NVIDIA's dcgm-exporter)",
+        (
+            Panel("Busy", ((f"DCGM_FI_DEV_GPU_UTIL{{{OF_POD}}}", "{{pod}} {{gpu}}"),), "percent", most=100),
+            Panel("Memory in use", ((f"DCGM_FI_DEV_FB_USED{{{OF_POD}}}", "{{pod}} {{gpu}}"),), "mbytes"),
+            Panel("Power", ((f"DCGM_FI_DEV_POWER_USAGE{{{OF_POD}}}", "{{pod}} {{gpu}}"),), "watt"),
         ),
     ),
 )
 
 ACCEPTED, VERIFIED = "faser_spec_accepted_tokens_total", "faser_spec_verified_tokens_total"
 DRAFTED = "faser_spec_drafted_tokens_total"
-ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+VLLM_ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+ACCEPTED_AT, VERIFIED_AT = "faser_spec_accepted_tokens_per_pos_total", "faser_spec_verified_tokens_per_pos_total"
+PREDICTED, MEASURED = "faser_step_predicted_seconds_total", "faser_step_measured_seconds_total"
+STEP, FIRST_FOUR = 'role="step"', 'position=~"[0-3]"'
 REQUEST_ACCEPTANCE = "faser_request_spec_acceptance_rate"
 
 SPECULATION = (
     Row(
         "What speculation brings",
         (
+            Panel(
+                "Gain over decoding without drafts",
+                (
+                    (
+                        ratio(
+                            rate("faser_spec_plain_seconds_total"),
+                            f"({rate(MEASURED, STEP)} + {rate('faser_spec_decide_seconds_total')})",
+                        ),
+                        "times as fast",
+                    ),
+                ),
+                least=None,
+                lines=(1,),
+                note="Time that the same tokens would have taken in steps without drafts, by the cost model, over "
+                "the time they took with drafting and deciding. Prompts are in both. 1: no gain.",
+            ),
             Panel(
                 "Tokens of a sample in a step that verified drafts",
                 (
@@ -241,11 +339,39 @@ SPECULATION = (
                 "percentunit",
                 most=1,
             ),
+            Panel(
+                "Policy and method",
+                ((f"faser_spec_policy_info{{{CHOSEN}}}", "{{policy}}, drafts by {{method}}"),),
+                kind="stat",
+                instant=True,
+            ),
+            Panel(
+                "Processors while drafting overlaps",
+                ((f"faser_spec_partition_info{{{CHOSEN}}}", "{{partition}} {{fallback}}"),),
+                kind="stat",
+                instant=True,
+                note="serial: drafting and verification take turns. A text after the name says why it is not "
+                "the partition that was asked for.",
+            ),
         ),
     ),
     Row(
         "The way of a draft token",
         (
+            Panel(
+                "Draft tokens of the last hour, from drafted to accepted",
+                (
+                    (last_hour(DRAFTED), "drafted"),
+                    (last_hour("faser_spec_pruned_tokens_total"), "  pruned before they were verified"),
+                    (last_hour("vllm:spec_decode_num_draft_tokens_total"), "sent to the target model"),
+                    (last_hour(VERIFIED), "verified"),
+                    (last_hour("faser_spec_wasted_tokens_total"), "  rejected: wasted"),
+                    (last_hour(ACCEPTED), "accepted"),
+                ),
+                kind="bargauge",
+                instant=True,
+                note="drafted = pruned + verified; verified = wasted + accepted.",
+            ),
             Panel(
                 "Drafted, verified, accepted",
                 (
@@ -253,7 +379,8 @@ SPECULATION = (
                     (rate(VERIFIED), "verified"),
                     (rate(ACCEPTED), "accepted"),
                 ),
-                note="Tokens per second. The gaps are pruned and wasted tokens.",
+                axis="tokens per second",
+                note="The gaps are pruned and wasted tokens.",
             ),
             Panel(
                 "Where draft tokens end",
@@ -263,17 +390,76 @@ SPECULATION = (
                     (rate("faser_spec_pruned_tokens_total", by="stage"), "pruned: {{stage}}"),
                 ),
                 stacked=True,
+                axis="tokens per second",
             ),
+        ),
+    ),
+    Row(
+        "Acceptance",
+        (
             Panel(
-                "Accepted of the last hour, by place in the draft",
+                "Accepted of the verified, by place in the draft (last hour)",
                 (
                     (
-                        f"sum by (position) (increase({ACCEPTED_AT}{{{CHOSEN}}}[1h]))",
-                        "{{position}}",
+                        ratio(last_hour(ACCEPTED_AT, "position"), last_hour(VERIFIED_AT, "position")),
+                        "token {{position}}",
                     ),
                 ),
+                "percentunit",
                 kind="bargauge",
+                most=1,
                 instant=True,
+                note="Of drafts long enough to have a token there. 0: the first one.",
+            ),
+            Panel(
+                "The first four places, by class (last hour)",
+                (
+                    (
+                        ratio(
+                            last_hour(ACCEPTED_AT, "class, position", FIRST_FOUR),
+                            last_hour(VERIFIED_AT, "class, position", FIRST_FOUR),
+                        ),
+                        "{{class}}: token {{position}}",
+                    ),
+                ),
+                "percentunit",
+                kind="bargauge",
+                most=1,
+                instant=True,
+            ),
+            Panel(
+                "Acceptance, by class",
+                ((ratio(rate(ACCEPTED_AT, by="class"), rate(VERIFIED_AT, by="class")), "{{class}}"),),
+                "percentunit",
+                most=1,
+            ),
+            Panel(
+                "Acceptance of a request, by class (median)",
+                (
+                    (
+                        f"histogram_quantile(0.5, {rate(REQUEST_ACCEPTANCE + '_bucket', by='le, class')})",
+                        "{{class}}",
+                    ),
+                ),
+                "percentunit",
+                most=1,
+            ),
+            Panel(
+                "Expected against accepted tokens",
+                (
+                    (
+                        ratio(rate("faser_spec_expected_accepted_tokens_total"), rate(ACCEPTED)),
+                        "expected / accepted",
+                    ),
+                ),
+                "percentunit",
+                lines=(1,),
+            ),
+            Panel(
+                "Accepted tokens, by place in the draft",
+                ((rate(VLLM_ACCEPTED_AT, by="position"), "token {{position}}"),),
+                stacked=True,
+                axis="tokens per second",
             ),
         ),
     ),
@@ -296,11 +482,19 @@ SPECULATION = (
                 "Why a sample was not drafted for",
                 ((rate("faser_spec_bypass_steps_total", by="reason"), "{{reason}}"),),
                 stacked=True,
+                axis="samples and steps per second",
             ),
             Panel(
                 "Steps, by mode",
                 ((rate("faser_spec_mode_steps_total", by="mode"), "{{mode}}"),),
                 stacked=True,
+                axis="steps per second",
+            ),
+            Panel(
+                "Mode of the last step",
+                ((f"sum by (mode) (faser_spec_mode{{{CHOSEN}}})", "{{mode}}"),),
+                stacked=True,
+                axis="engines",
             ),
             Panel(
                 "Share of the processors",
@@ -310,7 +504,8 @@ SPECULATION = (
             ),
             Panel(
                 "Changes of mode",
-                ((rate("faser_spec_mode_switches_total", by="from, to"), "{{from}} to {{to}}"),),
+                ((rate("faser_spec_mode_switches_total", by="to"), "to {{to}}"),),
+                axis="per second",
             ),
         ),
     ),
@@ -318,7 +513,13 @@ SPECULATION = (
         "Predictions",
         (
             Panel(
-                "Predicted against measured time of steps",
+                "Time of a step, predicted and measured",
+                ((per_step(PREDICTED), "predicted"), (per_step(MEASURED), "measured")),
+                "s",
+                note="With the drafts made for it.",
+            ),
+            Panel(
+                "Predicted over measured time",
                 (
                     (
                         ratio(
@@ -329,7 +530,8 @@ SPECULATION = (
                     ),
                 ),
                 "percentunit",
-                note="100 %: the cost model is right on average.",
+                lines=(0.75, 1.25),
+                note="100 %: the cost model is right on average. A quarter off for half an hour is an alert.",
             ),
             Panel(
                 "Error of predicted step times (median)",
@@ -340,16 +542,7 @@ SPECULATION = (
                     ),
                 ),
                 "percentunit",
-            ),
-            Panel(
-                "Expected against accepted tokens",
-                (
-                    (
-                        ratio(rate("faser_spec_expected_accepted_tokens_total"), rate(ACCEPTED)),
-                        "expected / accepted",
-                    ),
-                ),
-                "percentunit",
+                lines=(0.1,),
             ),
             Panel(
                 "Where the time goes",
@@ -363,20 +556,41 @@ SPECULATION = (
                 note="Share of the wall clock.",
             ),
             Panel(
-                "Acceptance of a request, by class (median)",
-                (
-                    (
-                        f"histogram_quantile(0.5, {rate(REQUEST_ACCEPTANCE + '_bucket', by='le, class')})",
-                        "{{class}}",
-                    ),
-                ),
-                "percentunit",
-                most=1,
-            ),
-            Panel(
                 "Draft KV computed again after a pause",
                 ((rate("faser_spec_catchup_tokens_total"), "tokens"),),
-                note="Tokens per second; with a draft model only.",
+                axis="tokens per second",
+                note="With a draft model only.",
+            ),
+            Panel(
+                "Early pruning",
+                (
+                    (rate("faser_prune_steps_total", by="kind"), "{{kind}} steps"),
+                    (rate("faser_prune_drafted_rows_total"), "draft rows looked at"),
+                    (rate("faser_prune_seconds_total"), "seconds spent"),
+                ),
+                axis="per second",
+                note="Off by default.",
+            ),
+        ),
+    ),
+    Row(
+        "Audit (--audit-speculation)",
+        (
+            Panel(
+                "Answers computed again without drafts, last hour",
+                ((last_hour("faser_audit_checks_total", "backend"), "{{backend}}"),),
+                note="Stands still on an engine that is never idle.",
+            ),
+            Panel(
+                "Answers that differed, last hour",
+                ((last_hour("faser_audit_divergences_total", "backend"), "{{backend}}"),),
+                lines=(1,),
+                note="One with the backend native is an alert. Other kernels can differ from themselves where two "
+                "tokens are nearly as likely.",
+            ),
+            Panel(
+                "Answers that found no room in the audit, last hour",
+                ((last_hour("faser_audit_skipped_total", "backend"), "{{backend}}"),),
             ),
         ),
     ),
@@ -384,8 +598,10 @@ SPECULATION = (
 
 
 def _panel(panel: Panel, identity: int, x: int, y: int) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0}
+    defaults: dict[str, Any] = {"unit": panel.unit}
     options: dict[str, Any] = {}
+    if panel.least is not None:
+        defaults["min"] = panel.least
     if panel.most is not None:
         defaults["max"] = panel.most
     if panel.kind == "timeseries":
@@ -393,10 +609,22 @@ def _panel(panel: Panel, identity: int, x: int, y: int) -> dict[str, Any]:
             "fillOpacity": 30 if panel.stacked else 8,
             "showPoints": "never",
             "stacking": {"mode": "normal" if panel.stacked else "none"},
+            "axisLabel": panel.axis,
+            **({"thresholdsStyle": {"mode": "dashed"}} if panel.lines else {}),
         }
+        if panel.lines:
+            steps = [{"color": "green", "value": None}, *({"color": "red", "value": each} for each in panel.lines)]
+            defaults["thresholds"] = {"mode": "absolute", "steps": steps}
         options = {
             "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
             "tooltip": {"mode": "multi", "sort": "desc"},
+        }
+    elif panel.kind == "stat":
+        options = {
+            "textMode": "name",
+            "colorMode": "none",
+            "graphMode": "none",
+            "reduceOptions": {"calcs": ["lastNotNull"]},
         }
     elif panel.kind == "bargauge":
         options = {

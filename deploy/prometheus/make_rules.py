@@ -1,11 +1,12 @@
-"""Writes rules.yaml: recording rules of four service level objectives, and the alerts of the runbook.
+"""Writes rules.yaml: recording rules of six service level objectives, and the alerts of the runbook.
 
     python deploy/prometheus/make_rules.py > deploy/prometheus/rules.yaml
 
 The error ratio of an objective is recorded over seven windows under the names that sloth gives them, so that its
 dashboards work. A burning budget alerts over two windows at once (The Site Reliability Workbook, chapter 5): the
 long one says that it matters, the short one that it still goes on. A threshold of a latency objective must be an
-edge of the histogram's buckets, written as the server exposes it.
+edge of the histogram's buckets, written as the server exposes it. Classes of requests have targets of their own,
+which the server compares; their objectives are recorded for each class.
 """
 
 import sys
@@ -15,6 +16,8 @@ import yaml
 
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
 BY = "by (namespace, model_name)"
+BY_CLASS = "by (namespace, model_name, class)"
+PERIOD_DAYS = 30
 # (long window, short window, how many times faster than allowed the budget burns)
 PAGE = (("1h", "5m", 14.4), ("6h", "30m", 6.0))
 TICKET = (("1d", "2h", 3.0), ("3d", "6h", 1.0))
@@ -34,6 +37,10 @@ class Objective:
     def identity(self) -> dict[str, str]:
         return {"sloth_service": "faser", "sloth_slo": self.name, "sloth_id": f"faser-{self.name}"}
 
+    @property
+    def title(self) -> str:
+        return "Faser" + "".join(word.capitalize() for word in self.name.split("-"))
+
     def error_ratio(self, window: str) -> str:
         ratio = f"({self.bad})\n/\n({self.total} > 0)".replace("%w", window)
         return ratio + "\n"
@@ -49,8 +56,18 @@ def _latency(name: str, metric: str, edge: str, what: str) -> Objective:
 _REFUSED = f'sum {BY} (rate(vllm:admission_rejections_total{{reason!="key_limit"}}[%w]))'
 _FAILED = f'sum {BY} (rate(vllm:request_success_total{{finished_reason="error"}}[%w]))'
 _ENDED = f'sum {BY} (rate(vllm:request_success_total{{finished_reason!="abort"}}[%w]))'
-_MISSED = f'sum {BY} (rate(faser_slo_requests_total{{target="both",result="missed"}}[%w]))'
-_WITH_TARGETS = f'sum {BY} (rate(faser_slo_requests_total{{target="both"}}[%w]))'
+
+
+def _of_classes(name: str, target: str, share: float, what: str) -> Objective:
+    """target: as faser_slo_requests_total has it; requests without that target do not count."""
+    return Objective(
+        name=name,
+        share=share,
+        bad=f'sum {BY_CLASS} (rate(faser_slo_requests_total{{target="{target}",result="missed"}}[%w]))',
+        total=f'sum {BY_CLASS} (rate(faser_slo_requests_total{{target="{target}"}}[%w]))',
+        what=f"requests of class {{{{ $labels.class }}}} {what}",
+    )
+
 
 OBJECTIVES = (
     Objective(
@@ -69,13 +86,9 @@ OBJECTIVES = (
         "0.1",
         "requests take more than 100 ms for a token",
     ),
-    Objective(
-        name="goodput",
-        share=0.95,
-        bad=_MISSED,
-        total=_WITH_TARGETS,
-        what="requests miss the targets of their class",
-    ),
+    _of_classes("class-ttft", "ttft", 0.95, "get their first token later than their target"),
+    _of_classes("class-tpot", "tpot", 0.95, "take longer for a token than their target"),
+    _of_classes("goodput", "both", 0.95, "miss one of their two targets"),
 )
 
 
@@ -107,6 +120,20 @@ SYMPTOMS = (
         "0m",
         "ticket",
         "The engine of {{ $labels.instance }} died or hung, and was started again",
+    ),
+    Symptom(
+        "FaserFlaps",
+        'changes(faser_engine_state{state="ready"}[30m]) > 4',
+        "0m",
+        "ticket",
+        "The engine of {{ $labels.instance }} became ready and not ready {{ $value }} times in half an hour",
+    ),
+    Symptom(
+        "FaserAuditDiverged",
+        'increase(faser_audit_divergences_total{backend="native"}[1h]) > 0',
+        "0m",
+        "page",
+        "An answer of {{ $labels.instance }} differs from the one without drafts",
     ),
     Symptom(
         "FaserEngineStuck",
@@ -161,6 +188,34 @@ SYMPTOMS = (
 )
 
 
+def _budget_rules(objective: Objective) -> list[dict[str, object]]:
+    """What is left of the budget of a period, under sloth's names."""
+    chosen = f'{{sloth_id="{objective.identity["sloth_id"]}"}}'
+    short = f"slo:sli_error:ratio_rate5m{chosen}"
+    over_budget = f"/ on (sloth_id) group_left\nslo:error_budget:ratio{chosen}\n"
+    period = f"{PERIOD_DAYS}d"
+    averaged = f"sum_over_time({short}[{period}])\n/ count_over_time({short}[{period}])\n"
+    rules = {
+        f"slo:sli_error:ratio_rate{period}": averaged,
+        "slo:objective:ratio": f"vector({objective.share})",
+        "slo:error_budget:ratio": f"vector(1 - {objective.share})",
+        "slo:time_period:days": f"vector({PERIOD_DAYS})",
+        "slo:current_burn_rate:ratio": f"{short}\n{over_budget}",
+        "slo:period_burn_rate:ratio": f"slo:sli_error:ratio_rate{period}{chosen}\n{over_budget}",
+        "slo:period_error_budget_remaining:ratio": f"1 - slo:period_burn_rate:ratio{chosen}",
+        "sloth_slo_info": "vector(1)",
+    }
+    made: list[dict[str, object]] = []
+    for name, expr in rules.items():
+        labels = dict(objective.identity)
+        if name.endswith(period):
+            labels["sloth_window"] = period
+        if name == "sloth_slo_info":
+            labels["sloth_objective"] = f"{100 * objective.share:g}"
+        made.append({"record": name, "expr": expr, "labels": labels})
+    return made
+
+
 def _burns(objective: Objective, pairs: tuple[tuple[str, str, float], ...]) -> str:
     budget = 1 - objective.share
     chosen = f'{{sloth_id="{objective.identity["sloth_id"]}"}}'
@@ -192,18 +247,14 @@ def groups() -> list[dict[str, object]]:
             }
             for window in WINDOWS
         ]
-        rules.append(
-            {"record": "slo:objective:ratio", "expr": f"vector({objective.share})", "labels": objective.identity}
-        )
-        made.append({"name": f"faser-slo-{objective.name}", "rules": rules})
+        made.append({"name": f"faser-slo-{objective.name}", "rules": [*rules, *_budget_rules(objective)]})
     alerts: list[dict[str, object]] = []
     for objective in OBJECTIVES:
-        title = f"Faser{objective.name.capitalize()}"
         for suffix, severity, pairs in (("BudgetBurnsFast", "page", PAGE), ("BudgetBurns", "ticket", TICKET)):
             summary = (
                 f"{objective.what[0].upper()}{objective.what[1:]}: {{{{ $value | humanizePercentage }}}} of them"
             )
-            alerts.append(_alert(title + suffix, _burns(objective, pairs), "0m", severity, summary))
+            alerts.append(_alert(objective.title + suffix, _burns(objective, pairs), "0m", severity, summary))
     made.append({"name": "faser-slo-alerts", "rules": alerts})
     symptoms = [_alert(each.name, each.expr, each.lasts, each.severity, each.summary) for each in SYMPTOMS]
     made.append({"name": "faser-symptoms", "rules": symptoms})

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from faser.metrics.server import Metrics
+from faser.types import AuditStats, EngineStats
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 _ABOUT_SCRAPES = {"up"}
@@ -12,7 +13,9 @@ _ABOUT_SCRAPES = {"up"}
 def exported_series() -> dict[str, set[str]]:
     """The label names of every series, histograms' buckets, sums and counts each by itself."""
     series: dict[str, set[str]] = {}
-    for line in Metrics(model_name="m", max_model_len=2048).render().decode().splitlines():
+    metrics = Metrics(model_name="m", max_model_len=2048)
+    metrics.engine(EngineStats(audit=AuditStats(backend="native")))  # an engine that audits
+    for line in metrics.render().decode().splitlines():
         if not line.startswith("#"):
             name, _, labels = line.partition("{")
             series.setdefault(name.split(" ")[0], set()).update(re.findall(r'(\w+)="', labels))

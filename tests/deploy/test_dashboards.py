@@ -25,6 +25,14 @@ def expressions() -> list[tuple[str, str]]:
     ]
 
 
+# Series without a panel: they never change, or another series on a panel says the same.
+WITHOUT_A_PANEL = {
+    *("vllm:corrupted_requests_total", "vllm:engine_sleep_state", "vllm:lora_requests_info"),
+    *(f"vllm:{cache}_cache_{what}_total" for cache in ("external_prefix", "mm") for what in ("queries", "hits")),
+    "vllm:prompt_tokens_cached_total",  # prompt_tokens_by_source
+}
+
+
 def filled(expression: str) -> str:
     for name, value in VARIABLES.items():
         expression = expression.replace(name, value)
@@ -44,6 +52,13 @@ def test_an_expression_parses_and_names_exported_series(where: str, expression: 
     promql = pytest.importorskip("promql_parser", reason="make deploy-tools installs it")
     promql.parse(filled(expression))
     assert unknown_series(expression) == set(), where
+
+
+def test_every_series_is_on_a_panel_or_has_a_reason_not_to_be() -> None:
+    shown = set(re.findall(r"(?:vllm:|faser_)[\w:]+", " ".join(expression for _, expression in expressions())))
+    parts = re.compile("_(bucket|sum|count)$")
+    families = {parts.sub("", name) for name in exported_series()}
+    assert families - {parts.sub("", name) for name in shown} == WITHOUT_A_PANEL
 
 
 @pytest.mark.parametrize("where, expression", expressions())

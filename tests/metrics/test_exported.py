@@ -23,7 +23,7 @@ import pytest
 from faser.config.speculation import SpeculationConfig
 from faser.engine.client.async_engine import AsyncEngine
 from faser.metrics.server import Metrics
-from faser.types import SpeculationParams
+from faser.types import AuditStats, EngineStats, SpeculationParams
 from tests.api.test_with_engine import CONFIG, scenario
 
 _TTFT = (
@@ -220,6 +220,19 @@ def test_no_label_is_there_that_is_not_documented() -> None:
     assert {label for _, labels, _ in samples(first_scrape()) for label in labels} == documented
 
 
+def test_an_engine_that_audits_has_the_series_of_the_audit_at_zero_from_its_first_snapshot_on() -> None:
+    """The label names the kernels, which are known once there is an engine."""
+    metrics = Metrics(model_name="tiny", max_model_len=_MAX_MODEL_LEN)
+    metrics.engine(EngineStats(audit=AuditStats(backend="native")))
+    found = {
+        name: (labels["backend"], value)
+        for name, labels, value in samples(metrics.render().decode())
+        if name.startswith("faser_audit_")
+    }
+    names = [f"faser_audit_{each}_total" for each in ("checks", "divergences", "skipped")]
+    assert found == dict.fromkeys(names, ("native", 0))
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
 def test_promtool_finds_no_fault_in_the_names_of_fasers_own_series() -> None:
     """vLLM's names have a colon, which promtool faults."""
@@ -236,7 +249,7 @@ def test_the_counts_of_a_server_that_has_served_add_up(tiny_checkpoint: Path) ->
         del engine
         before = dict(totals((await client.get("/metrics")).text))
         body = {"prompt": "hello hello hello hello", "max_tokens": 30, "temperature": 0, "ignore_eos": True}
-        for speculative in ({}, {"class": "gold"}):
+        for speculative in ({"enabled": False}, {"class": "gold"}):
             answer = await client.post("/v1/completions", json={**body, "speculative": speculative})
             assert answer.status_code == 200, answer.text
         leaving = {**body, "max_tokens": 200, "stream": True, "speculative": {"enabled": False}}
@@ -263,6 +276,12 @@ def test_the_counts_of_a_server_that_has_served_add_up(tiny_checkpoint: Path) ->
         assert sums[f"{own}accepted_tokens_total"] > 0
         for what in ("accepted", "verified"):
             assert sums[f"{own}{what}_tokens_total"] == sums[f"{own}{what}_tokens_per_pos_total"]
+        series = (f"{spec}accepted_tokens_per_pos_total", f"{own}accepted_tokens_per_pos_total")
+        depths = [
+            {labels["position"]: value for name, labels, value in samples(text) if name == each and value}
+            for each in series  # the drafts are all of one class
+        ]
+        assert depths[0] == depths[1]
         assert sums[f"{spec}accepted_tokens_per_pos_total"] == sums[f"{own}accepted_tokens_total"]
         assert sums[f"{spec}draft_tokens_total"] == sums[f"{own}verified_tokens_total"]
         assert sums[f"{own}gamma_sum"] == sums[f"{own}verified_tokens_total"]

@@ -166,6 +166,18 @@ def test_vllms_counters_count_what_the_target_verified() -> None:
     assert [value(source, name, position=str(at)) for at in range(3)] == [7, 4, 2]
 
 
+def test_depths_are_reported_by_class() -> None:
+    """A draft of γ tokens verifies those at 0 … γ - 1."""
+    source = metrics_of(STATS)
+
+    def depths(what: str, name: str) -> list[float]:
+        series = f"faser_spec_{what}_tokens_per_pos_total"
+        return [value(source, series, **{"class": name, "position": str(at)}) for at in range(3)]
+
+    assert (depths("verified", "default"), depths("accepted", "default")) == ([7, 5, 5], [6, 4, 2])
+    assert (depths("verified", "gold"), depths("accepted", "gold")) == ([1, 1, 0], [1, 0, 0])
+
+
 def test_gammas_are_put_into_buckets_with_zeros_and_sums() -> None:
     source = metrics_of(STATS)
 
