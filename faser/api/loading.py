@@ -17,8 +17,8 @@ class LoadingApp:
     """ASGI: 503 for every request until `application` is set; from then on that application answers.
 
     reason: what the server waits for, in words. metrics: those of the application to come; they count the requests
-    refused meanwhile. shows_metrics: GET /metrics answers, without a key. page: is shown meanwhile, too; None: there
-    is none. The application's lifespan is not run: it has none.
+    refused meanwhile. shows_metrics: GET /metrics answers, without a key. page: is shown meanwhile, too; None:
+    there is none. The application's lifespan is not run: it has none.
     """
 
     def __init__(

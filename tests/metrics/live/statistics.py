@@ -11,7 +11,7 @@ EMPTY = EngineStats(
         policy="faser",
         method="suffix",
         methods=(MethodStats(method="suffix"), MethodStats(method="ngram")),
-        accepted_per_position=(0,) * CAP,
+        accepted_at=(("default", (0,) * CAP),),
         gammas=(("default", (0,) * (CAP + 1)), ("chat", (0,) * (CAP + 1))),
         mode_steps=(("plain", 0), ("serial", 0)),
         bypasses=(("load", 0), ("gain", 0)),
@@ -51,8 +51,9 @@ def after_step(stats: EngineStats, rng: random.Random) -> EngineStats:
                 )
                 for each in spec.methods
             ),
-            accepted_per_position=tuple(
-                count + (at < accepted) for at, count in enumerate(spec.accepted_per_position)
+            accepted_at=tuple(
+                (name, tuple(count + (at < accepted) for at, count in enumerate(each)))
+                for name, each in spec.accepted_at
             ),
             gammas=tuple((name, tuple(count + rng.randrange(3) for count in each)) for name, each in spec.gammas),
             mode=mode,
