@@ -50,6 +50,7 @@ def test_metrics_report_all_that_the_view_shows() -> None:
     for reason in (FinishReason.LENGTH, FinishReason.ABORT):
         metrics.finished(
             reason,
+            ttft_s=0.2,
             e2e_s=1.0,
             queue_s=0.0,
             prefill_s=0.2,
