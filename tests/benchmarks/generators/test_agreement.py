@@ -27,7 +27,7 @@ def served(*, stop: int = 1, aborted: int = 0, step_s: float = 0.02) -> ServerMe
         policy="faser",
         method="text",
         num_drafts=3,
-        accepted_per_position=(3, 2),
+        accepted_at=(("default", (3, 2)),),
         methods=(MethodStats(method="ngram", verified=12, accepted=5),),
     )
     metrics.engine(EngineStats(prompt_tokens=4 * 94, generation_tokens=4 * 20, speculation=speculation))
@@ -38,6 +38,7 @@ def served(*, stop: int = 1, aborted: int = 0, step_s: float = 0.02) -> ServerMe
             metrics.tokens(10, step_s)
         metrics.finished(
             FinishReason.ABORT if number >= 4 else reason,
+            ttft_s=0.2,
             e2e_s=0.2 + 2 * step_s,
             queue_s=0.0,
             prefill_s=0.2,

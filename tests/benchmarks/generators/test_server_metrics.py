@@ -29,12 +29,12 @@ def test_a_difference_has_what_was_counted_between_two_scrapes(metrics: Metrics)
 
 def test_a_percentile_lies_in_the_bucket_that_holds_it(metrics: Metrics) -> None:
     """Oracle: the sorted observations. Planted bug: the bucket after it."""
-    metrics.first_token(3.0)  # before the first scrape
+    metrics.tokens(1, 3.0)  # before the first scrape
     before = scraped(metrics)
     times_s = (0.012, 0.03, 0.03, 0.2, 0.6)
     for time_s in times_s:
-        metrics.first_token(time_s)
-    histogram = scraped(metrics).since(before).histogram("vllm:time_to_first_token_seconds")
+        metrics.tokens(1, time_s)
+    histogram = scraped(metrics).since(before).histogram("vllm:inter_token_latency_seconds")
     assert histogram.count == 5
     assert histogram.mean == pytest.approx(sum(times_s) / 5)
     for percentile, value_s in ((20, 0.012), (50, 0.03), (80, 0.2), (99, 0.6)):
