@@ -92,6 +92,11 @@ def per_step(metric: str) -> str:
     return ratio(rate(metric, 'role="step"'), rate("faser_step_time_error_ratio_count", 'role="step"'))
 
 
+def in_order(expression: str) -> str:
+    """Positions with two digits, so that 10 does not come between 1 and 2."""
+    return f'label_replace({expression}, "position", "0$1", "position", "([0-9])")'
+
+
 def last_hour(metric: str, by: str = "", labels: str = "") -> str:
     chosen = f"{CHOSEN},{labels}" if labels else CHOSEN
     grouped = f" by ({by})" if by else ""
@@ -401,7 +406,7 @@ SPECULATION = (
                 "Accepted of the verified, by place in the draft (last hour)",
                 (
                     (
-                        ratio(last_hour(ACCEPTED_AT, "position"), last_hour(VERIFIED_AT, "position")),
+                        in_order(ratio(last_hour(ACCEPTED_AT, "position"), last_hour(VERIFIED_AT, "position"))),
                         "token {{position}}",
                     ),
                 ),

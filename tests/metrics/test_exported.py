@@ -31,7 +31,9 @@ _TTFT = (
     *(10, 20, 40, 80, 160, 640, 2560),
 )
 _TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_FINER = (0.001, 0.0025, 0.005, 0.0075)  # more than vLLM has: sums by `le` over a mixed fleet stay monotonic
+# More than vLLM has: sums by `le` over a mixed fleet stay monotonic.
+_FINER = (0.001, 0.0025, 0.005, 0.0075)
+_FINER_REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2)
 _REQUEST = (
     *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60),
     *(120, 240, 480, 960, 1920, 7680),
@@ -111,7 +113,7 @@ VLLM = (
     histogram("inter_token_latency_seconds", (*_FINER, *_TOKEN)),
     histogram("request_time_per_output_token_seconds", (*_FINER, *_TOKEN)),
     *(
-        histogram(name, _REQUEST)
+        histogram(name, (*_FINER_REQUEST, *_REQUEST))
         for name in (
             "e2e_request_latency_seconds",
             "request_queue_time_seconds",

@@ -95,7 +95,7 @@ def test_latency_buckets_hold_every_edge_that_dashboards_of_vllm_use() -> None:
     itl = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80]
     assert edges(metrics(), "inter_token_latency_seconds") == [0.001, 0.0025, 0.005, 0.0075, *itl]
     e2e = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
-    assert edges(metrics(), "e2e_request_latency_seconds") == e2e
+    assert edges(metrics(), "e2e_request_latency_seconds") == [0.005, 0.01, 0.025, 0.05, 0.1, 0.2, *e2e]
 
 
 def test_token_buckets_end_at_the_context_length() -> None:
