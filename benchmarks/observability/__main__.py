@@ -10,6 +10,7 @@ alerts and no wrong ones. Ends with status 1 where that is not so.
 import argparse
 import asyncio
 import json
+import os
 import re
 import sys
 import tempfile
@@ -22,7 +23,7 @@ import yaml
 
 from benchmarks.chaos.server import WatchedServer
 from benchmarks.observability.faults import FAULTS, Fault
-from benchmarks.observability.load import SPECULATION, Load
+from benchmarks.observability.load import Load, speculation
 from benchmarks.observability.panels import panels, reason_to_be_empty
 from benchmarks.observability.prometheus import DEPLOY, Prometheus
 from benchmarks.observability.report import render
@@ -31,7 +32,7 @@ from benchmarks.prompts import load_prompts
 
 _FLAGS = (
     *("--max-num-seqs", "8", "--max-num-queued-reqs", "8", "--engine-timeout", "3600"),
-    *("--audit-speculation", "0.5", "--speculative-config", SPECULATION),
+    *("--audit-speculation", "0.5", "--speculative-config"),
 )
 _POLL_S = 0.5
 _BETWEEN_S = 15.0
@@ -43,18 +44,31 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--prompts", type=Path, help="questions in Spec-Bench's format; else a few of its own")
     parser.add_argument("--sheets", type=Path, help="a folder for pictures of the dashboards; needs matplotlib")
     parser.add_argument("--scale", type=float, default=20.0, help="windows of rules are this many times shorter")
+    parser.add_argument(
+        "--patient",
+        action="store_true",
+        help="a busy machine: targets are 10 s and .5 s a token, not 1 s and .1 s",
+    )
     parser.add_argument("--calm", type=float, default=120.0, help="seconds of load before the first fault")
     parser.add_argument("--faults", default=",".join(each.name for each in FAULTS), help="names, by commas")
     asked = parser.parse_args(arguments)
     prompts = tuple(each.text for each in load_prompts(asked.prompts)) if asked.prompts else ()
     with (
         tempfile.TemporaryDirectory(prefix="faser-observability-") as folder,
-        WatchedServer(Path(folder), _FLAGS) as server,
-        Prometheus(Path(folder), server.url.removeprefix("http://"), asked.scale) as prometheus,
+        WatchedServer(Path(folder), (*_FLAGS, speculation(patient=asked.patient))) as server,
+        Prometheus(
+            Path(folder), server.url.removeprefix("http://"), asked.scale, patient=asked.patient
+        ) as prometheus,
     ):
         server.wait_ready()
         found = asyncio.run(_try(server, prometheus, prompts, asked))
-    found = {"machine": describe_machine(), "commit": git_commit(), "scale": asked.scale, **found}
+    about = {
+        "machine": describe_machine(sorted(os.sched_getaffinity(0))),
+        "commit": git_commit(),
+        "scale": asked.scale,
+        "patient": asked.patient,
+    }
+    found = {**about, **found}
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     text = render(found)

@@ -10,7 +10,7 @@ import psutil
 from benchmarks.chaos.server import WatchedServer
 from benchmarks.observability.load import Load
 
-_PAUSE_S, _RUN_S = 0.35, 0.05  # the engine has one eighth of the time
+_PAUSE_S, _RUN_S = 0.95, 0.05  # the engine has a twentieth of the time
 
 # A budget that burns fast may burn over the long windows, too.
 _LATE = frozenset(
@@ -90,7 +90,7 @@ def _engine(server: WatchedServer) -> psutil.Process:
 FAULTS = (
     Fault(
         name="slowdown",
-        what="the engine has an eighth of the time (SIGSTOP, SIGCONT)",
+        what="the engine has a twentieth of the time (SIGSTOP, SIGCONT)",
         inject=slow,
         lasts_s=90,
         must=frozenset({"FaserTpotBudgetBurnsFast"}),

@@ -1,6 +1,7 @@
 """Mixed requests, one after another: chats, code, samples, streams, classes, clients that leave or err."""
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -8,10 +9,6 @@ from typing import Any
 
 import httpx
 
-SPECULATION = (
-    '{"classes": {"chat": {"slo": {"ttft_ms": 2000, "tpot_ms": 100}}, '
-    '"batch": {"max_tokens": 2, "slo": {"tpot_ms": 100}}}}'
-)
 _CODE = "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n"
 _PROMPTS = (
     "Explain in three sentences why the sky is blue.",
@@ -22,6 +19,13 @@ _PROMPTS = (
     "Summarise: the committee met on Monday, agreed on the budget, and put off the question of the roof to May.",
 )
 _TIMEOUT_S = 300.0
+
+
+def speculation(*, patient: bool) -> str:
+    """The server's classes, whose targets any quiet machine meets. patient: so does a busy one."""
+    ttft_ms, tpot_ms = (10_000, 500) if patient else (2000, 100)
+    chat = {"slo": {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms}}
+    return json.dumps({"classes": {"chat": chat, "batch": {"max_tokens": 2, "slo": {"tpot_ms": tpot_ms}}}})
 
 
 class Load:

@@ -10,7 +10,8 @@ def render(found: dict[str, Any]) -> str:
         "# Monitoring, tried",
         "",
         f"Commit {found['commit']}. Windows of rules are {found['scale']:g} times shorter than shipped, scrapes a "
-        "second apart.",
+        "second apart."
+        + (" The machine was busy: targets were 10 s and .5 s a token." if found["patient"] else ""),
         "",
         f"{len(full)} of {len(shown)} expressions on panels gave samples; "
         f"{sum(each['samples'] > 0 for each in ruled)} of {len(ruled)} rules did, or all series in them. "
