@@ -164,7 +164,7 @@ def _numbers(samples: list[dict[str, Any]]) -> list[float]:
 async def _injected(fault: Fault, server: WatchedServer, prometheus: Prometheus, load: Load) -> dict[str, Any]:
     before = set(prometheus.firing())
     over, began_s = asyncio.Event(), time.time()
-    injecting = asyncio.create_task(fault.inject(server, load, over))
+    injecting: asyncio.Task[None] = asyncio.create_task(fault.inject(server, load, over))
     fired: dict[str, float] = {}
     while time.time() - began_s < fault.lasts_s and not fault.must <= fired.keys():
         await asyncio.sleep(_POLL_S)

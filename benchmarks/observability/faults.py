@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 import psutil
@@ -27,7 +27,7 @@ class Fault:
 
     name: str
     what: str
-    inject: Callable[[WatchedServer, Load, asyncio.Event], Awaitable[None]]
+    inject: Callable[[WatchedServer, Load, asyncio.Event], Coroutine[None, None, None]]
     lasts_s: float
     must: frozenset[str]
     may: frozenset[str]
