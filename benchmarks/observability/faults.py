@@ -92,7 +92,7 @@ FAULTS = (
         name="slowdown",
         what="the engine has a twentieth of the time (SIGSTOP, SIGCONT)",
         inject=slow,
-        lasts_s=90,
+        lasts_s=180,
         must=frozenset({"FaserTpotBudgetBurnsFast"}),
         may=_LATE | {"FaserStepTimesWrong", "FaserQueueSlow"},
     ),

@@ -1,6 +1,7 @@
 """The expressions that the trial evaluates are those of the dashboards, with every variable filled in."""
 
 import json
+import re
 
 from benchmarks.observability.panels import MAY_BE_EMPTY, panels, reason_to_be_empty
 from benchmarks.observability.prometheus import DEPLOY
@@ -14,7 +15,7 @@ def test_every_expression_is_there_without_a_variable() -> None:
         for panel in json.loads(path.read_text())["panels"]
     ]
     expressions = [expression for panel in panels() for expression, _ in panel.targets]
-    assert not [each for each in expressions if "$" in each]
+    assert not [each for each in expressions if re.search(r"\$\w*[a-z]", each)]
 
 
 def test_a_reason_to_be_empty_belongs_to_a_panel() -> None:
