@@ -106,7 +106,7 @@ def test_every_chart_has_words_and_a_table(browser: Browser, url: str) -> None:
         for svg in page.locator("svg.chart").all():
             label = svg.get_attribute("aria-label") or ""
             assert re.fullmatch(r"\S.*: \S.*", label), label
-        summaries = page.locator(".numbers summary")
+        summaries = page.locator(".as-table summary")
         for at in range(summaries.count()):
             summaries.nth(at).press("Enter")
         page.wait_for_timeout(300)
@@ -125,7 +125,7 @@ def test_axe_finds_nothing_serious_and_nothing_is_wider_than_the_screen(
     with visiting(browser, f"{idle_url}/#live", size=size, scheme=scheme, for_axe=True) as visit:
         is_live(visit.page)
         visit.page.wait_for_timeout(1200)
-        visit.page.locator(".numbers summary").first.click()
+        visit.page.locator(".as-table summary").first.click()
         assert visit.axe() == []
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= size[0]
 

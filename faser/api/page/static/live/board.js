@@ -39,7 +39,7 @@ export class Board {
     const table = h("table");
     const details = h(
       "details",
-      { class: "numbers" },
+      { class: "as-table" },
       h("summary", {}, h("span", { class: "unseen" }, `${title} in `), "numbers"),
       table,
     );

@@ -85,5 +85,5 @@ export function addRequests(board) {
       },
     })
     .append(ended);
-  for (const shown of board.grid.querySelectorAll(".half .numbers")) shown.remove();
+  for (const shown of board.grid.querySelectorAll(".half .as-table")) shown.remove();
 }
