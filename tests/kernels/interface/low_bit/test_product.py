@@ -61,6 +61,20 @@ def test_activations_that_are_steps_of_their_scale_lose_nothing() -> None:
     torch.testing.assert_close(product(x, weight).double(), wanted, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize("depth", [96, 256, 640])
+def test_an_activation_is_off_by_half_a_step_of_its_own_stretch(depth: int) -> None:
+    """Bugs seen to be caught: rounded towards zero, one scale for all of a row."""
+    x = random(20, depth).numpy()
+    found = quantise_activations(x)
+    for first in range(0, depth, STRETCH):
+        part = x[:, first : first + STRETCH].astype(np.float64)
+        step = np.abs(part).max(1, keepdims=True) / 127
+        back = found.values[:, first : first + STRETCH] * found.scales[:, first // STRETCH, None].astype(
+            np.float64
+        )
+        assert (np.abs(back - part) <= step * (0.5 + 2.0**-16)).all()
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_row_that_is_not_finite_has_no_finite_product_and_spoils_no_other(bad: float) -> None:
     x = random(3, 256)
