@@ -98,8 +98,8 @@ export class AnswerTurn {
     if (this.xray) this.tokens.add();
     this.drawCalls();
     this.drawNumbers();
-    this.drawMs = performance.now() - began;
     this.onDrawn?.();
+    this.drawMs = performance.now() - began;  // with the layout, which following the text needs
   }
 
   drawCalls() {
