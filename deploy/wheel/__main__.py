@@ -25,7 +25,7 @@ from faser.kernels.cpu.build import isas_of, prebuild
 
 ROOT = Path(__file__).parents[2]
 _METADATA = ("pyproject.toml", "README.md", "LICENSE")
-_BUILDERS = ("setuptools", "wheel", "ziglang")
+_BUILDERS = ("setuptools", "ziglang")
 
 
 def main(arguments: list[str] | None = None) -> int:

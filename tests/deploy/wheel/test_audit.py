@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("wheel", reason="make deploy-tools installs it")
 pytest.importorskip("elftools", reason="make deploy-tools installs it")
 
 from deploy.wheel.audit import faults, library_faults

@@ -2,10 +2,6 @@
 
 import json
 
-import pytest
-
-pytest.importorskip("wheel", reason="make deploy-tools installs it")
-
 from deploy.wheel.bill_of_materials import bill_of_materials
 
 
