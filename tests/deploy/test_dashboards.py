@@ -2,13 +2,12 @@
 
 import json
 import re
-import runpy
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deploy.dashboards.__main__ import write
 from tests.deploy.exported import DEPLOY, exported_series, unknown_series
 
 FILES = sorted((DEPLOY / "grafana").glob("*.json"))
@@ -40,8 +39,7 @@ def filled(expression: str) -> str:
 
 
 def test_the_files_are_what_their_program_writes(tmp_path: Path) -> None:
-    shutil.copy(DEPLOY / "grafana" / "make_dashboards.py", tmp_path)
-    runpy.run_path(str(tmp_path / "make_dashboards.py"), run_name="__main__")
+    write(tmp_path)
     written = {path.name: path.read_text() for path in tmp_path.glob("*.json")}
     assert written == {path.name: path.read_text() for path in FILES}
     assert len(written) == 3

@@ -1,0 +1,321 @@
+"""Drafts: what is drafted, judged, accepted and wasted, what steps take, and what it gains."""
+
+from deploy.dashboards.expressions import CHOSEN, in_order, last_hour, mean, rate, ratio
+from deploy.dashboards.panel import Panel, Row
+
+ACCEPTED, VERIFIED = "faser_spec_accepted_tokens_total", "faser_spec_verified_tokens_total"
+DRAFTED = "faser_spec_drafted_tokens_total"
+VLLM_ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+ACCEPTED_AT, VERIFIED_AT = "faser_spec_accepted_tokens_per_pos_total", "faser_spec_verified_tokens_per_pos_total"
+PREDICTED, MEASURED = "faser_step_predicted_seconds_total", "faser_step_measured_seconds_total"
+STEP, FIRST_FOUR = 'role="step"', 'position=~"[0-3]"'
+REQUEST_ACCEPTANCE = "faser_request_spec_acceptance_rate"
+
+
+def per_step(metric: str) -> str:
+    """Seconds of a step: the sum of a counter over the number of steps."""
+    return ratio(rate(metric, 'role="step"'), rate("faser_step_time_error_ratio_count", 'role="step"'))
+
+
+SPECULATION = (
+    Row(
+        "What speculation brings",
+        (
+            Panel(
+                "Gain over decoding without drafts",
+                (
+                    (
+                        ratio(
+                            rate("faser_spec_plain_seconds_total"),
+                            f"({rate(MEASURED, STEP)} + {rate('faser_spec_decide_seconds_total')})",
+                        ),
+                        "times as fast",
+                    ),
+                ),
+                least=None,
+                lines=(1,),
+                note="Time that the same tokens would have taken in steps without drafts, by the cost model, over "
+                "the time they took with drafting and deciding. Prompts are in both. 1: no gain.",
+            ),
+            Panel(
+                "Tokens of a sample in a step that verified drafts",
+                (
+                    (
+                        "1 + "
+                        + ratio(
+                            rate("vllm:spec_decode_num_accepted_tokens_total"),
+                            rate("vllm:spec_decode_num_drafts_total"),
+                        ),
+                        "accepted, and one more",
+                    ),
+                ),
+                note="1: speculation brought nothing.",
+            ),
+            Panel(
+                "Share of answers that came from drafts",
+                ((ratio(rate(ACCEPTED), rate("vllm:generation_tokens_total")), "share"),),
+                "percentunit",
+                most=1,
+            ),
+            Panel(
+                "Acceptance, by drafter",
+                ((ratio(rate(ACCEPTED, by="method"), rate(VERIFIED, by="method")), "{{method}}"),),
+                "percentunit",
+                most=1,
+            ),
+            Panel(
+                "Policy and method",
+                ((f"faser_spec_policy_info{{{CHOSEN}}}", "{{policy}}, drafts by {{method}}"),),
+                kind="stat",
+                instant=True,
+            ),
+            Panel(
+                "Processors while drafting overlaps",
+                ((f"faser_spec_partition_info{{{CHOSEN}}}", "{{partition}} {{fallback}}"),),
+                kind="stat",
+                instant=True,
+                note="serial: drafting and verification take turns. A text after the name says why it is not "
+                "the partition that was asked for.",
+            ),
+        ),
+    ),
+    Row(
+        "The way of a draft token",
+        (
+            Panel(
+                "Draft tokens of the last hour, from drafted to accepted",
+                (
+                    (last_hour(DRAFTED), "drafted"),
+                    (last_hour("faser_spec_pruned_tokens_total"), "  pruned before they were verified"),
+                    (last_hour("vllm:spec_decode_num_draft_tokens_total"), "sent to the target model"),
+                    (last_hour(VERIFIED), "verified"),
+                    (last_hour("faser_spec_wasted_tokens_total"), "  rejected: wasted"),
+                    (last_hour(ACCEPTED), "accepted"),
+                ),
+                kind="bargauge",
+                instant=True,
+                note="drafted = pruned + verified; verified = wasted + accepted.",
+            ),
+            Panel(
+                "Drafted, verified, accepted",
+                (
+                    (rate(DRAFTED), "drafted"),
+                    (rate(VERIFIED), "verified"),
+                    (rate(ACCEPTED), "accepted"),
+                ),
+                axis="tokens per second",
+                note="The gaps are pruned and wasted tokens.",
+            ),
+            Panel(
+                "Where draft tokens end",
+                (
+                    (rate(ACCEPTED), "accepted"),
+                    (rate("faser_spec_wasted_tokens_total"), "verified and rejected"),
+                    (rate("faser_spec_pruned_tokens_total", by="stage"), "pruned: {{stage}}"),
+                ),
+                stacked=True,
+                axis="tokens per second",
+            ),
+        ),
+    ),
+    Row(
+        "Acceptance",
+        (
+            Panel(
+                "Accepted of the verified, by place in the draft (last hour)",
+                (
+                    (
+                        in_order(ratio(last_hour(ACCEPTED_AT, "position"), last_hour(VERIFIED_AT, "position"))),
+                        "token {{position}}",
+                    ),
+                ),
+                "percentunit",
+                kind="bargauge",
+                most=1,
+                instant=True,
+                note="Of drafts long enough to have a token there. 0: the first one.",
+            ),
+            Panel(
+                "The first four places, by class (last hour)",
+                (
+                    (
+                        ratio(
+                            last_hour(ACCEPTED_AT, "class, position", FIRST_FOUR),
+                            last_hour(VERIFIED_AT, "class, position", FIRST_FOUR),
+                        ),
+                        "{{class}}: token {{position}}",
+                    ),
+                ),
+                "percentunit",
+                kind="bargauge",
+                most=1,
+                instant=True,
+            ),
+            Panel(
+                "Acceptance, by class",
+                ((ratio(rate(ACCEPTED_AT, by="class"), rate(VERIFIED_AT, by="class")), "{{class}}"),),
+                "percentunit",
+                most=1,
+            ),
+            Panel(
+                "Acceptance of a request, by class (median)",
+                (
+                    (
+                        f"histogram_quantile(0.5, {rate(REQUEST_ACCEPTANCE + '_bucket', by='le, class')})",
+                        "{{class}}",
+                    ),
+                ),
+                "percentunit",
+                most=1,
+            ),
+            Panel(
+                "Expected against accepted tokens",
+                (
+                    (
+                        ratio(rate("faser_spec_expected_accepted_tokens_total"), rate(ACCEPTED)),
+                        "expected / accepted",
+                    ),
+                ),
+                "percentunit",
+                lines=(1,),
+            ),
+            Panel(
+                "Accepted tokens, by place in the draft",
+                ((rate(VLLM_ACCEPTED_AT, by="position"), "token {{position}}"),),
+                stacked=True,
+                axis="tokens per second",
+            ),
+        ),
+    ),
+    Row(
+        "Decisions",
+        (
+            Panel(
+                "Draft tokens chosen (γ)",
+                (
+                    (
+                        f"sum by (le) (increase(faser_spec_gamma_bucket{{{CHOSEN}}}[$__rate_interval]))",
+                        "{{le}}",
+                    ),
+                ),
+                kind="heatmap",
+                note="For each sample and step, zero included.",
+            ),
+            Panel("Mean γ, by class", ((mean("faser_spec_gamma", by="class"), "{{class}}"),)),
+            Panel(
+                "Why a sample was not drafted for",
+                ((rate("faser_spec_bypass_steps_total", by="reason"), "{{reason}}"),),
+                stacked=True,
+                axis="samples and steps per second",
+            ),
+            Panel(
+                "Steps, by mode",
+                ((rate("faser_spec_mode_steps_total", by="mode"), "{{mode}}"),),
+                stacked=True,
+                axis="steps per second",
+            ),
+            Panel(
+                "Mode of the last step",
+                ((f"sum by (mode) (faser_spec_mode{{{CHOSEN}}})", "{{mode}}"),),
+                stacked=True,
+                axis="engines",
+            ),
+            Panel(
+                "Share of the processors",
+                ((f"avg by (lane) (faser_sm_share{{{CHOSEN}}})", "{{lane}}"),),
+                "percentunit",
+                most=1,
+            ),
+            Panel(
+                "Changes of mode",
+                ((rate("faser_spec_mode_switches_total", by="to"), "to {{to}}"),),
+                axis="per second",
+            ),
+        ),
+    ),
+    Row(
+        "Predictions",
+        (
+            Panel(
+                "Time of a step, predicted and measured",
+                ((per_step(PREDICTED), "predicted"), (per_step(MEASURED), "measured")),
+                "s",
+                note="With the drafts made for it.",
+            ),
+            Panel(
+                "Predicted over measured time",
+                (
+                    (
+                        ratio(
+                            rate("faser_step_predicted_seconds_total", by="role"),
+                            rate("faser_step_measured_seconds_total", by="role"),
+                        ),
+                        "{{role}}",
+                    ),
+                ),
+                "percentunit",
+                lines=(0.75, 1.25),
+                note="100 %: the cost model is right on average. A quarter off for half an hour is an alert.",
+            ),
+            Panel(
+                "Error of predicted step times (median)",
+                (
+                    (
+                        f"histogram_quantile(0.5, {rate('faser_step_time_error_ratio_bucket', by='le, role')})",
+                        "{{role}}",
+                    ),
+                ),
+                "percentunit",
+                lines=(0.1,),
+            ),
+            Panel(
+                "Where the time goes",
+                (
+                    (rate("faser_spec_draft_seconds_total"), "drafting"),
+                    (rate("faser_spec_verify_seconds_total"), "verifying"),
+                    (rate("faser_spec_overlap_seconds_total"), "both at once"),
+                    (rate("faser_spec_decide_seconds_total"), "deciding"),
+                ),
+                "percentunit",
+                note="Share of the wall clock.",
+            ),
+            Panel(
+                "Draft KV computed again after a pause",
+                ((rate("faser_spec_catchup_tokens_total"), "tokens"),),
+                axis="tokens per second",
+                note="With a draft model only.",
+            ),
+            Panel(
+                "Early pruning",
+                (
+                    (rate("faser_prune_steps_total", by="kind"), "{{kind}} steps"),
+                    (rate("faser_prune_drafted_rows_total"), "draft rows looked at"),
+                    (rate("faser_prune_seconds_total"), "seconds spent"),
+                ),
+                axis="per second",
+                note="Off by default.",
+            ),
+        ),
+    ),
+    Row(
+        "Audit (--audit-speculation)",
+        (
+            Panel(
+                "Answers computed again without drafts, last hour",
+                ((last_hour("faser_audit_checks_total", "backend"), "{{backend}}"),),
+                note="Stands still on an engine that is never idle.",
+            ),
+            Panel(
+                "Answers that differed, last hour",
+                ((last_hour("faser_audit_divergences_total", "backend"), "{{backend}}"),),
+                lines=(1,),
+                note="One with the backend native is an alert. Other kernels can differ from themselves where two "
+                "tokens are nearly as likely.",
+            ),
+            Panel(
+                "Answers that found no room in the audit, last hour",
+                ((last_hour("faser_audit_skipped_total", "backend"), "{{backend}}"),),
+            ),
+        ),
+    ),
+)
