@@ -1,0 +1,150 @@
+"""What low-bit weights cost in quality: perplexity, agreement and KL divergence on this project's own documents.
+
+    python -m benchmarks.low_bit_quality MODEL.gguf OUT.json [--windows 60]
+
+The base is MODEL.gguf dequantised, in float32. Beside it: the same in bfloat16, which is what is served without
+a flag; the file with --quantization gguf, whose only further error is that of 8-bit activations; and its
+weights quantised once more to each of --formats, computed as stored. Documents are cut into windows of 256
+tokens; of each the first 32 are context and not counted.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, quants
+from rich.progress import track
+
+from faser.config.environment import cache_dir
+from faser.engine.execution.models.loader import load_decoder
+from faser.engine.text.tokenizer import load_tokenizer
+from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.cpu.build import library_path
+from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel
+
+_ROOT = Path(__file__).parents[1]
+_CONTEXT = 32
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--windows", type=int, default=60, help="of 256 tokens")
+    parser.add_argument("--formats", nargs="+", default=["Q8_0", "Q5_1", "Q4_1", "Q4_0"])
+    arguments = parser.parse_args()
+    windows = list(_windows(arguments.model, arguments.windows))
+    base = _model(arguments.model, None, torch.float32)
+    arms = {"bfloat16": _model(arguments.model, None, torch.bfloat16)}
+    arms["as stored"] = _model(arguments.model, "gguf", torch.bfloat16)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in track(arguments.formats, description="quantising"):
+            path = Path(folder) / f"{name}.gguf"
+            _quantise(arguments.model, path, GGMLQuantizationType[name])
+            arms[name] = _model(path, "gguf", torch.bfloat16)
+        found = _compare(base, arms, windows)
+    report = {
+        "model": arguments.model.name,
+        "stored": sorted({tensor.tensor_type.name for tensor in GGUFReader(arguments.model).tensors}),
+        "tokens": len(windows) * (MAX_POSITIONS - _CONTEXT - 1),
+        "arms": found,
+    }
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    for name, each in found.items():
+        print(f"{name:10}", *(f"{key} {value:.4f}" for key, value in each.items()), sep="  ")
+
+
+def _windows(model: Path, count: int) -> Iterator[list[int]]:
+    """From all over the documents, evenly."""
+    tokenizer = load_tokenizer(model)
+    whole: list[list[int]] = []
+    for path in (_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md"))):
+        tokens = tokenizer.encode(path.read_text())
+        whole += [tokens[at : at + MAX_POSITIONS] for at in range(0, len(tokens) - MAX_POSITIONS, MAX_POSITIONS)]
+    if len(whole) < count:
+        raise SystemExit(f"--windows is {count}; the documents have {len(whole)}")
+    for i in range(count):
+        yield list(whole[i * len(whole) // count])
+
+
+def _model(path: Path, quantization: str | None, dtype: torch.dtype) -> PagedModel:
+    library = library_path(cache_dir=cache_dir() / "kernels")
+    backend = NativeBackend(library, num_threads=torch.get_num_threads())
+    decoder = load_decoder(
+        path,
+        backend,
+        dtype,
+        max_model_len=MAX_POSITIONS,
+        max_rows=MAX_POSITIONS,
+        quantization=quantization,
+        progress=lambda *_: None,
+    )
+    return PagedModel(decoder, backend)
+
+
+def _compare(
+    base: PagedModel, arms: dict[str, PagedModel], windows: Sequence[Sequence[int]]
+) -> dict[str, dict[str, float]]:
+    """kl: from the base to an arm, nats a token. same_top: how often the likeliest token is the same."""
+    sums: dict[str, dict[str, float]] = {"base": {"loss": 0.0}}
+    sums |= {name: {"loss": 0.0, "kl": 0.0, "same_top": 0.0} for name in arms}
+    num_tokens = 0
+    for window in track(windows, description="windows"):
+        wanted = torch.tensor(window[_CONTEXT + 1 :])
+        exact = _log_probabilities(base, window)
+        sums["base"]["loss"] -= _total(exact, wanted)
+        num_tokens += len(wanted)
+        for name, arm in arms.items():
+            found = _log_probabilities(arm, window)
+            sums[name]["loss"] -= _total(found, wanted)
+            sums[name]["kl"] += float((exact.exp() * (exact - found)).sum())
+            sums[name]["same_top"] += float((exact.argmax(1) == found.argmax(1)).sum())
+    report = {}
+    exact_loss = sums["base"]["loss"] / num_tokens
+    for name, each in sums.items():
+        loss = each.pop("loss") / num_tokens
+        report[name] = {"perplexity": round(float(np.exp(loss)), 4)}
+        report[name] |= {"perplexity_ratio": round(float(np.exp(loss - exact_loss)), 5)}
+        report[name] |= {key: round(value / num_tokens, 5) for key, value in each.items()}
+    return report
+
+
+def _log_probabilities(model: PagedModel, window: Sequence[int]) -> torch.Tensor:
+    """[W - context - 1, V], in float32."""
+    return model.prefill(window, ())[_CONTEXT:-1].float().log_softmax(1)
+
+
+def _total(log_probabilities: torch.Tensor, tokens: torch.Tensor) -> float:
+    return float(log_probabilities.gather(1, tokens[:, None]).double().sum())
+
+
+def _quantise(source: Path, target: Path, wanted: GGMLQuantizationType) -> None:
+    """Every matrix in one format; the rest as it is."""
+    reader = GGUFReader(source)
+    writer = GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        parts: list[GGUFValueType] = field.types
+        inner = parts[-1] if parts[0] == GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), parts[0], inner)
+    for tensor in reader.tensors:
+        data: Any = tensor.data
+        if len(tensor.shape) == 2:
+            data = quants.quantize(quants.dequantize(tensor.data, tensor.tensor_type), wanted)
+            writer.add_tensor(tensor.name, data, raw_dtype=wanted)
+        else:
+            writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+if __name__ == "__main__":
+    main()
