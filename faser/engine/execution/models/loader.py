@@ -6,11 +6,11 @@ if fp8 is requested, and those that a GGUF file stores in blocks if gguf is.
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
-from faser.engine.checkpoints.gguf.weights import GgufSource, open_gguf
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.rope import rotary_angles
 from faser.engine.execution.models.stored_blocks import BlockSource
@@ -19,6 +19,9 @@ from faser.engine.execution.models.weights import ByteProgress, DecoderWeights, 
 from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import quantise_weight
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.weights import GgufSource
 
 _log = logging.getLogger("faser")
 _QUANTIZATIONS = (None, "fp8", "gguf")
@@ -89,7 +92,13 @@ def _pack(
     progress: ByteProgress,
 ) -> DecoderWeights:
     """Pack the weights. A quantised checkpoint stays quantised if the backend has products for it."""
-    if quantization == "gguf" and isinstance(source, GgufSource):
+    if quantization == "gguf":
+        from faser.engine.checkpoints.gguf.weights import GgufSource  # not every machine has the library
+
+        if not isinstance(source, GgufSource):
+            raise ConfigError(
+                f"--quantization is gguf; the weights come from {type(source).__name__}, not from a file"
+            )
         return _pack_blocks(directory, source, config, backend, dtype, progress)
     stored = config.quantization
     if stored is None:
@@ -118,7 +127,7 @@ def _pack(
 
 def _pack_blocks(
     path: Path,
-    source: GgufSource,
+    source: "GgufSource",
     config: ModelConfig,
     backend: Backend,
     dtype: torch.dtype,
@@ -136,6 +145,8 @@ def _pack_blocks(
 
 def _open_source(path: Path) -> WeightSource:
     if path.suffix == ".gguf":
+        from faser.engine.checkpoints.gguf.weights import open_gguf
+
         return open_gguf(path)
     from faser.engine.execution.models.safetensors_source import SafetensorsSource
 

@@ -3,14 +3,18 @@
 Knows neither how blocks are laid out nor how they are computed with.
 """
 
-from faser.engine.checkpoints.gguf.weights import GgufSource
+from typing import TYPE_CHECKING
+
 from faser.kernels.interface.low_bit.formats import FORMATS, LowBitRows, block_rows
+
+if TYPE_CHECKING:
+    from faser.engine.checkpoints.gguf.weights import GgufSource
 
 
 class BlockSource:
     """Low-bit weights of a GGUF file, under Hugging Face names."""
 
-    def __init__(self, source: GgufSource) -> None:
+    def __init__(self, source: "GgufSource") -> None:
         self._source = source
         self._formats: set[str] = set()
 

@@ -242,7 +242,7 @@ def test_the_native_backend_dequantises_a_checkpoint_and_refuses_to_quantise_one
 
 
 def test_a_quantization_that_is_not_known_is_refused(tiny_checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match="quantization is int4; only fp8 is known"):
+    with pytest.raises(ConfigError, match="quantization is int4; only fp8 and gguf are known"):
         decoder(tiny_checkpoint, TorchBackend(), quantization="int4")
 
 
