@@ -84,7 +84,7 @@ def _model(path: Path, quantization: str | None, dtype: torch.dtype) -> PagedMod
         quantization=quantization,
         progress=lambda *_: None,
     )
-    return PagedModel(decoder, backend)
+    return PagedModel(decoder, backend, block_size=16)
 
 
 def _compare(

@@ -29,15 +29,18 @@ class Rows:
 class PagedModel:
     """A decoder, its cache, and one shuffled block table per sequence."""
 
-    def __init__(self, decoder: Decoder, backend: Backend, *, num_sequences: int = 1) -> None:
+    def __init__(
+        self, decoder: Decoder, backend: Backend, *, num_sequences: int = 1, block_size: int = BLOCK_SIZE
+    ) -> None:
         self.decoder = decoder
         self._backend = backend
-        blocks_each = MAX_POSITIONS // BLOCK_SIZE
+        self._block_size = block_size
+        blocks_each = MAX_POSITIONS // block_size
         self._cache = backend.allocate_kv(
             KvShape(
                 num_layers=decoder.spec.num_layers,
                 num_blocks=num_sequences * blocks_each,
-                block_size=BLOCK_SIZE,
+                block_size=block_size,
                 num_kv_heads=decoder.spec.num_kv_heads,
                 head_dim=decoder.spec.head_dim,
                 dtype=decoder.dtype,
@@ -57,7 +60,7 @@ class PagedModel:
             positions=torch.cat([torch.arange(r.start, r.start + len(r.token_ids)).int() for r in batch]),
             block_table=self._tables[[rows.sequence for rows in batch]],
         )
-        plan = self._backend.plan(layout, BLOCK_SIZE)
+        plan = self._backend.plan(layout, self._block_size)
         hidden = self.decoder.embed(torch.tensor([token for rows in batch for token in rows.token_ids]))
         hidden = self.decoder.run_layers(hidden, 0, self.decoder.spec.num_layers, self._cache, plan)
         return self.decoder.logits(hidden).clone()
