@@ -4,8 +4,8 @@
 
 Two servers with the same flags; one never has a viewer, as the feed goes on for two minutes after the last one.
 Each round runs the same load on either, in an order that alternates, so what else the machine does falls on both
-alike; an idle server costs little. Step times are the engine's own, from /metrics. Nothing is drafted, so that every
-load takes the same steps on either server; each has a cache_salt of its own.
+alike; an idle server costs little. Step times are the engine's own, from /metrics. Nothing is drafted, so that
+every load takes the same steps on either server; each has a cache_salt of its own.
 """
 
 import argparse
