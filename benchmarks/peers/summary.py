@@ -3,10 +3,11 @@
 Owns what is computed from the times, and the bars that FASER is held to. Pure functions of plain values.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from benchmarks.peers.llamacpp import QUANTISED
 from benchmarks.peers.load import Exchange
 
 FASER, FASER_OFF = "faser", "faser-off"
@@ -44,11 +45,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """FASER's output tokens/s shall be at least `factor` times this system's at this concurrency."""
+    """The output tokens/s of `of`, a form of FASER, shall be at least `factor` times this system's."""
 
     system: str
     concurrency: int
     factor: float
+    of: str = FASER
 
 
 BARS = (
@@ -57,6 +59,16 @@ BARS = (
     Bar(system="vllm", concurrency=1, factor=1.0),
     Bar(system="vllm", concurrency=4, factor=1.0),
     Bar(system="vllm", concurrency=16, factor=1.0),
+    *(
+        Bar(
+            system=f"llamacpp-{precision}",
+            concurrency=at,
+            factor=1.2 if at == 1 else 1.5,
+            of=f"{FASER_OFF}-{precision}",
+        )
+        for precision in QUANTISED
+        for at in (1, 4, 16)
+    ),
 )
 
 
@@ -121,10 +133,19 @@ def ratios(measurements: Iterable[Measurement], system: str = FASER) -> dict[tup
     return {key: spread(values) for key, values in found.items()}
 
 
-def verdicts(found: Mapping[tuple[str, int], Spread]) -> list[tuple[Bar, float, bool]]:
+def same_file(measurements: Sequence[Measurement]) -> dict[tuple[str, int], Spread]:
+    """Speed of each faser-…FILE over that of llama.cpp with the same file, by FASER's name and concurrency."""
+    found: dict[tuple[str, int], Spread] = {}
+    for precision in QUANTISED:
+        for name in (f"{FASER}-{precision}", f"{FASER_OFF}-{precision}"):
+            for (other, concurrency), ratio in ratios(measurements, name).items():
+                if other == f"llamacpp-{precision}":
+                    found[name, concurrency] = ratio
+    return found
+
+
+def verdicts(measurements: Sequence[Measurement]) -> list[tuple[Bar, float, bool]]:
     """Each bar whose ratio was measured, with its median ratio and whether that reaches the bar."""
-    return [
-        (bar, found[bar.system, bar.concurrency].median, found[bar.system, bar.concurrency].median >= bar.factor)
-        for bar in BARS
-        if (bar.system, bar.concurrency) in found
-    ]
+    found = {of: ratios(measurements, of) for of in {bar.of for bar in BARS}}
+    measured = [(bar, found[bar.of].get((bar.system, bar.concurrency))) for bar in BARS]
+    return [(bar, ratio.median, ratio.median >= bar.factor) for bar, ratio in measured if ratio is not None]

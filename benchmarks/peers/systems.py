@@ -2,7 +2,7 @@
 
 Owns their flags and their dialects. All run on the same cores with as many threads, hold at most max_model_len
 tokens a sequence, and reuse no prompt's blocks: a prompt is read anew every time. All compute in bfloat16, but
-llama.cpp with quantised weights.
+llama.cpp with quantised weights, and FASER with these very files where it is named after one (faser-q4_0).
 """
 
 import json
@@ -137,6 +137,18 @@ def _faser_off(conditions: Conditions) -> System:
     return replace(speculating, name="faser-off", arguments=arguments)
 
 
+def _faser_file(precision: str, conditions: Conditions, *, drafts: bool) -> System:
+    """Multiplies the weights of llama.cpp's file as they are stored."""
+    weights = _llamacpp_weights(precision, conditions)
+    reading = (_faser if drafts else _faser_off)(replace(conditions, model=weights))
+    return replace(
+        reading,
+        name=f"{reading.name}-{precision}",
+        describe=lambda: {**reading.describe(), "weights": llamacpp.contents(weights)},
+        arguments=(*reading.arguments, "--quantization", "gguf"),
+    )
+
+
 def _vllm(conditions: Conditions) -> System:
     python = _peer_python(conditions, "vllm")
     return System(
@@ -195,9 +207,7 @@ def _transformers_server(name: str, conditions: Conditions, *flags: str) -> Syst
 def _llamacpp(precision: str, conditions: Conditions) -> System:
     """Its places share one context, which has max_model_len for each. Raises FileNotFoundError without weights."""
     directory = conditions.directory / "llamacpp"
-    weights = llamacpp.weights_path(directory, conditions.model, precision)
-    if not weights.exists():
-        raise FileNotFoundError(f"{weights} does not exist; run `python -m benchmarks.peers.setup llamacpp`")
+    weights = _llamacpp_weights(precision, conditions)
     threads = str(len(conditions.cores))
     return System(
         name=f"llamacpp-{precision}",
@@ -214,6 +224,13 @@ def _llamacpp(precision: str, conditions: Conditions) -> System:
         request_model=_SERVED_NAME,
         full_length=_OPENAI_FULL_LENGTH,
     )
+
+
+def _llamacpp_weights(precision: str, conditions: Conditions) -> Path:
+    weights = llamacpp.weights_path(conditions.directory / "llamacpp", conditions.model, precision)
+    if not weights.exists():
+        raise FileNotFoundError(f"{weights} does not exist; run `python -m benchmarks.peers.setup llamacpp`")
+    return weights
 
 
 def _common_flags(conditions: Conditions) -> tuple[str, ...]:
@@ -235,4 +252,9 @@ SYSTEMS: dict[str, Callable[[Conditions], System]] = {
     "transformers": _transformers,
     "transformers-generate": _transformers_generate,
     **{f"llamacpp-{precision}": partial(_llamacpp, precision) for precision in llamacpp.PRECISIONS},
+    **{
+        f"faser-{'' if drafts else 'off-'}{precision}": partial(_faser_file, precision, drafts=drafts)
+        for drafts in (True, False)
+        for precision in llamacpp.QUANTISED
+    },
 }

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.peers import report
 from benchmarks.peers.load import Exchange
-from benchmarks.peers.summary import Measurement, check_same_work, measure, ratios, speeds, verdicts
+from benchmarks.peers.summary import Measurement, check_same_work, measure, ratios, same_file, speeds, verdicts
 
 
 def _exchange(sent_s: float, *token_times_s: float) -> Exchange:
@@ -75,9 +75,21 @@ def test_a_bar_is_met_from_its_factor_on_and_only_measured_bars_are_judged() -> 
         _measurement("vllm", 0, 129.9),
     ]
 
-    judged = {(bar.system, bar.concurrency): met for bar, _, met in verdicts(ratios(measurements))}
+    judged = {(bar.system, bar.concurrency): met for bar, _, met in verdicts(measurements)}
 
     assert judged == {("transformers", 1): False, ("vllm", 1): True}
+
+
+def test_the_same_file_is_compared_with_llamacpps_speed_and_has_bars_of_its_own() -> None:
+    rates = {"faser-off-q4_0": 119.0, "faser-q4_0": 150.0, "llamacpp-q4_0": 100.0, "llamacpp-q8_0": 10.0}
+    measurements = [_measurement(name, 0, rate) for name, rate in rates.items()]
+
+    found = {name: ratio.median for (name, _), ratio in same_file(measurements).items()}
+
+    assert found == pytest.approx({"faser-off-q4_0": 1.19, "faser-q4_0": 1.5})
+    assert [(bar.system, bar.factor, met) for bar, _, met in verdicts(measurements)] == [
+        ("llamacpp-q4_0", 1.2, False)
+    ]
 
 
 def test_systems_that_read_different_prompts_are_not_compared() -> None:
@@ -94,7 +106,7 @@ def test_the_table_names_every_system_with_its_median_and_says_which_bars_were_m
     lines = text.splitlines()
     assert lines[1].split()[:3] == ["faser", "1", "50.0"]
     assert lines[2].split()[:3] == ["vllm", "1", "100.0"]
-    assert lines[3] == "bar: 1 x vllm at 1: 0.50, MISSED"
+    assert lines[3] == "bar: faser 1 x vllm at 1: 0.50, MISSED"
 
 
 def test_the_document_carries_the_measurements_and_what_was_computed_from_them() -> None:
@@ -105,7 +117,9 @@ def test_the_document_carries_the_measurements_and_what_was_computed_from_them()
     assert found["commit"] == "abc"
     assert found["faser_over"]["vllm"]["1"]["median"] == 0.5
     assert [one["system"] for one in found["measurements"]] == ["faser", "vllm"]
-    assert found["bars"] == [{"system": "vllm", "concurrency": 1, "factor": 1.0, "ratio": 0.5, "met": False}]
+    assert found["bars"] == [
+        {"system": "vllm", "concurrency": 1, "factor": 1.0, "of": "faser", "ratio": 0.5, "met": False}
+    ]
 
 
 def test_the_charts_bars_are_as_high_as_their_medians_where_there_are_any() -> None:

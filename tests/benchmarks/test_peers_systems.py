@@ -43,6 +43,11 @@ def test_every_system_serves_the_same_model_on_the_loopback_address(tmp_path: Pa
     if name.startswith("llamacpp"):
         precision = name.removeprefix("llamacpp-")
         assert f"--model {tmp_path}/llamacpp/small-{precision}.gguf" in " ".join(command)
+    elif name.startswith("faser-") and name != "faser-off":
+        precision = name.removeprefix("faser-").removeprefix("off-")
+        assert f"serve {tmp_path}/llamacpp/small-{precision}.gguf" in " ".join(command)
+        assert "--quantization gguf" in " ".join(command)
+        assert ("--speculative-policy off" in " ".join(command)) == name.startswith("faser-off-")
     else:
         assert "serve /models/small" in " ".join(command)
         assert "--dtype bfloat16" in " ".join(command)
