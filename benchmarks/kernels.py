@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import detect_isa, library_path
+from faser.kernels.cpu.build import library_path
+from faser.kernels.cpu.isa import detect_isa
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 from faser.kernels.torch.backend import TorchBackend

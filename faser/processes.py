@@ -34,6 +34,36 @@ def run_watched(
     ends the program, with every process that the program has started; so does KeyboardInterrupt.
     environment: None: this process's own. Raises OSError if the program cannot be started.
     """
+    with _started(command, environment) as program:
+        while not program.ends_within(_POLL_S):
+            watch(program.stdout)
+        return program.ended()
+
+
+def run_all_watched(commands: Sequence[Sequence[str]], watch: Callable[[], None], *, at_once: int) -> list[Ended]:
+    """Run programs to their ends, at most at_once of them at the same time; how they ended, in their order.
+
+    watch: is called about ten times a second; what it raises ends all programs, as in run_watched. After one that
+    fails no further one is started: the list ends with the last that was started.
+    """
+    programs: list[_Program] = []
+    with contextlib.ExitStack() as stack:
+        for command in commands:
+            while sum(each.running for each in programs) >= at_once:
+                _wait_for_any(programs)
+                watch()
+            if any(each.failed for each in programs):
+                break
+            programs.append(stack.enter_context(_started(command)))
+        while any(each.running for each in programs):
+            _wait_for_any(programs)
+            watch()
+        return [each.ended() for each in programs]
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator["_Program"]:
+    """A program that runs with its output in temporary files. Leaving the context ends it, with its children."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
             command,
@@ -44,15 +74,50 @@ def run_watched(
             process_group=0,  # one signal reaches the program and its children
         )
         try:
-            while True:
-                try:
-                    status = process.wait(_POLL_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    watch(_text(out.fileno()))
+            yield _Program(process, out.fileno(), err.fileno())
         finally:
             _end_group(process)
-        return Ended(status=status, stdout=_text(out.fileno()), stderr=_text(err.fileno()))
+
+
+class _Program:
+    """out, err: descriptors of the files that it writes to."""
+
+    def __init__(self, process: subprocess.Popen[bytes], out: int, err: int) -> None:
+        self._process = process
+        self._out = out
+        self._err = err
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._process.poll())
+
+    @property
+    def stdout(self) -> str:
+        """What it has printed so far."""
+        return _text(self._out)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait this long at most; returns whether it has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+            return True
+        return False
+
+    def ended(self) -> Ended:
+        """How it ended; waits for that."""
+        status = self._process.wait()
+        return Ended(status=status, stdout=self.stdout, stderr=_text(self._err))
+
+
+def _wait_for_any(programs: Sequence[_Program]) -> None:
+    """Wait until one of those that run has ended, for a tenth of a second at most."""
+    running = [each for each in programs if each.running]
+    if running:
+        running[0].ends_within(_POLL_S)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from faser.processes import run_watched
+from faser.processes import run_all_watched, run_watched
 from tests.processes import has_ended
 
 
@@ -52,3 +52,30 @@ def test_no_descriptor_is_left() -> None:
     for _ in range(3):
         run_watched(["true"], lambda _: None)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_several_programs_run_at_once_and_no_more_than_allowed(tmp_path: Path) -> None:
+    """Every program notes how many run while it does."""
+    script = f"touch {tmp_path}/$0; sleep 0.2; ls {tmp_path} | wc -l; rm {tmp_path}/$0"
+    commands = [["sh", "-c", script, str(number)] for number in range(5)]
+    ended = run_all_watched(commands, lambda: None, at_once=2)
+    assert [each.status for each in ended] == [0] * 5
+    running = [int(each.stdout) for each in ended]
+    assert max(running) == 2
+
+
+def test_after_a_program_that_fails_no_further_one_starts() -> None:
+    commands = [["sh", "-c", f"echo {number}; exit {number}"] for number in (0, 3, 0, 0)]
+    ended = run_all_watched(commands, lambda: None, at_once=1)
+    assert [(each.status, each.stdout) for each in ended] == [(0, "0\n"), (3, "3\n")]
+
+
+def test_an_exception_of_the_watcher_ends_all_programs(tmp_path: Path) -> None:
+    def watch() -> None:
+        if len(list(tmp_path.iterdir())) == 2:
+            raise Enough
+
+    commands = [["sh", "-c", f"echo $$ > {tmp_path}/{number}; sleep 60"] for number in range(2)]
+    with pytest.raises(Enough):
+        run_all_watched(commands, watch, at_once=2)
+    assert all(has_ended(int(path.read_text())) for path in tmp_path.iterdir())

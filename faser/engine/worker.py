@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from importlib import import_module
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -77,11 +78,12 @@ def _serve(connection: socket.socket, own_process: bool) -> None:
     threading.Thread(
         target=_read_all, args=(connection, inbox, told_to_end), name="faser-inbox", daemon=True
     ).start()
+    if own_process:
+        threading.Thread(target=_end_loading, args=(told_to_end, loaded), name="faser-end", daemon=True).start()
+        import_module("faser.engine.build")  # takes seconds, in which the front-end gets ready to configure it
     first = inbox.get()
     if not isinstance(first, Configure):
         return
-    if own_process:
-        threading.Thread(target=_end_loading, args=(told_to_end, loaded), name="faser-end", daemon=True).start()
     engine = _load(connection, first, told_to_end)
     loaded.set()
     _send(connection, StateChange(EngineState.READY))
@@ -190,12 +192,14 @@ def _freeze_garbage() -> None:
     """Exempt the hundreds of thousands of objects that loading leaves from every later full collection."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def main() -> None:
     """Entry of the child process. The front-end handles signals."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which compilers and downloads would inherit
+    gc.disable()  # until the engine is loaded: imports make objects that stay
     start_logging(sys.argv[2], sys.argv[3], ENGINE)
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         serve(connection, own_process=True)

@@ -15,6 +15,7 @@ from faser.cli.serve.generation import sampling_defaults
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
 from faser.engine.client.async_engine import AsyncEngine
+from faser.engine.client.engine_host import LaunchedEngine
 from faser.engine.client.supervisor import Supervision
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.metrics.server import Metrics
@@ -48,18 +49,25 @@ async def build_application(
     chat_template: str | None,
     metrics: Metrics,
     report: ProgressCallback,
+    launched: LaunchedEngine | None = None,
     tracer: Tracer | None = None,
 ) -> tuple[AsyncEngine, FastAPI]:
-    """The engine has not been started.
+    """The engine has not been configured.
 
     directory: of the model. chat_template: replaces the model's. metrics: of make_metrics. report: of the engine's
-    start. tracer: as of create_app. Raises ModelError.
+    start. launched: as of AsyncEngine. tracer: as of create_app. Raises ModelError.
     """
     names = served_names(engine_config, server_config)
     tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine_config.tokenizer or directory))
     supervision = Supervision(max_restarts=server_config.engine_restarts, timeout_s=server_config.engine_timeout)
     engine = AsyncEngine(
-        engine_config, directory, tokenizer, supervision=supervision, metrics=metrics, on_progress=report
+        engine_config,
+        directory,
+        tokenizer,
+        supervision=supervision,
+        metrics=metrics,
+        on_progress=report,
+        launched=launched,
     )
     settings = ApiSettings(
         served_model_names=names,

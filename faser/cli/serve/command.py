@@ -1,7 +1,8 @@
 """`faser serve [MODEL]`: reads and checks the settings, takes the port, and starts the server.
 
 Reports every error in the settings before it loads anything: first flags and the files that they name, then the
-port, then the model's files. Imports server.py last, so that help and errors appear at once.
+port, then the model's files. Starts the engine's process as soon as the settings are known to be sound: both
+processes import for seconds, at the same time. Imports server.py last, so that help and errors appear at once.
 """
 
 import logging
@@ -23,6 +24,7 @@ from faser.config.checks import Label, find_problems
 from faser.config.declaration import settings_of
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
+from faser.engine.client.engine_host import LaunchedEngine, launch
 from faser.errors import FaserError, ModelError
 from faser.logs.setup import FRONT_END, start_logging
 from faser.machine import may_have_gpu
@@ -67,13 +69,26 @@ def _listen_and_serve(
     check_certificate(server_config, label)
     with exit_on_sigterm(0), listen(server_config.host, server_config.port, label) as listener:
         tracer = open_tracer(server_config, label)
+        launched = _launched()
         try:
             from faser.cli.serve.server import serve_on
 
-            return serve_on(listener, engine_config, server_config, label, keys, chat_template, began_s, tracer)
+            return serve_on(
+                listener, engine_config, server_config, label, keys, chat_template, began_s, launched, tracer
+            )
         finally:
+            if launched is not None:
+                launched.discard()
             if tracer is not None:
                 tracer.close(FLUSH_TIMEOUT_S)
+
+
+def _launched() -> LaunchedEngine | None:
+    """The engine's process, which imports while this one does. None: none starts; the supervisor says why."""
+    try:
+        return launch("process")
+    except OSError:
+        return None
 
 
 def _warn_of_synthetic_acceptance(config: ServerConfig) -> None:

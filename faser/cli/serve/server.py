@@ -19,6 +19,7 @@ from faser.config.checks import Label
 from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
 from faser.engine.client.async_engine import AsyncEngine
+from faser.engine.client.engine_host import LaunchedEngine
 from faser.logs.setup import log_format
 from faser.tracing.span import Tracer
 from faser.types import ModelInfo
@@ -32,12 +33,14 @@ def serve_on(
     keys: tuple[str, ...],
     chat_template: str | None,
     began_s: float,
+    launched: LaunchedEngine | None = None,
     tracer: Tracer | None = None,
 ) -> int:
     """Serve until a signal; returns the exit status.
 
     listener: bound. label: what messages call a setting. keys: API keys that requests may present. chat_template:
-    replaces the model's; None: it does not. began_s: program start, by time.monotonic(). tracer: as of create_app.
+    replaces the model's; None: it does not. began_s: program start, by time.monotonic(). launched: as of
+    AsyncEngine. tracer: as of create_app.
     Raises ConfigError or EngineError if the model cannot be loaded.
     """
     name = served_names(engine_config, server_config)[0]
@@ -58,7 +61,7 @@ def serve_on(
         async def prepare() -> AsyncEngine:
             directory = await fetch_model(engine_config, report_fetch)
             engine, http.application = await build_application(
-                directory, engine_config, server_config, accepted, chat_template, metrics, report, tracer
+                directory, engine_config, server_config, accepted, chat_template, metrics, report, launched, tracer
             )
             report("starting the engine", 0, 0)
             return engine

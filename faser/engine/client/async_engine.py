@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from faser.config.engine import EngineConfig
-from faser.engine.client.engine_host import Transport
+from faser.engine.client.engine_host import LaunchedEngine, Transport
 from faser.engine.client.output_stream import OutputStream
 from faser.engine.client.preemption_log import PreemptionLog
 from faser.engine.client.queue_room import QueueRoom
@@ -63,7 +63,8 @@ class AsyncEngine:
     """One engine. Use it from one event loop only.
 
     directory: of the model. supervision: whether an engine that died or hangs is started again.
-    metrics: counts requests. on_progress: called with (stage, done, total) during the first load.
+    metrics: counts requests. on_progress: called with (stage, done, total) during the first load. launched: the
+    first engine, of the same transport, if it has been started already.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class AsyncEngine:
         supervision: Supervision | None = None,
         metrics: Metrics | None = None,
         on_progress: ProgressCallback | None = None,
+        launched: LaunchedEngine | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._config = config
@@ -87,6 +89,7 @@ class AsyncEngine:
             transport=transport,
             on_message=self._handle,
             on_end=self._lose,
+            launched=launched,
         )
         self._state = EngineState.LOADING
         self._reason = "the model is being loaded"

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from faser.config.environment import child_environment
@@ -37,9 +39,36 @@ class EngineHost(Protocol):
         ...
 
 
+# Starts an engine that serves the given end of a socket pair, and hands it that end.
+StartHost = Callable[[Transport, socket.socket], EngineHost]
+
+
 def start_host(transport: Transport, connection: socket.socket) -> EngineHost:
     """Start an engine that serves connection; it takes over the socket."""
     return _ProcessHost(connection) if transport == "process" else _ThreadHost(connection)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedEngine:
+    """An engine that waits for its first message. connection: the front-end's end of the socket pair."""
+
+    host: EngineHost
+    connection: socket.socket
+
+    def discard(self) -> None:
+        """End an engine that is not needed. One in a process ends with the connection, and is killed if not."""
+        self.connection.close()
+        self.host.kill()
+
+
+def launch(transport: Transport, start: StartHost = start_host) -> LaunchedEngine:
+    """Start an engine. Its process begins to import what it needs, which takes seconds. Raises OSError."""
+    ours, theirs = socket.socketpair()
+    try:
+        return LaunchedEngine(start(transport, theirs), ours)
+    except BaseException:
+        ours.close()
+        raise
 
 
 class _ProcessHost:

@@ -12,13 +12,12 @@ import asyncio
 import contextlib
 import logging
 import math
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from faser.engine.client.engine_host import EngineHost, Transport, start_host
+from faser.engine.client.engine_host import EngineHost, LaunchedEngine, StartHost, Transport, launch, start_host
 from faser.engine.contract.messages import (
     Configure,
     Failed,
@@ -56,7 +55,7 @@ class EngineSupervisor:
 
     configure: the first message to each engine. on_message: called with every other message from the engine; a
     FaserError that it raises ends the engine. on_end: called at once when an engine has died or hangs, with the
-    reason and with whether it is started again.
+    reason and with whether it is started again. launched: the first engine, if it has been started already.
 
     A thread can be neither killed nor replaced: what it holds stays in this process. So the thread transport,
     which is for tests and for the offline API, is not watched, and its first end is the last.
@@ -70,7 +69,8 @@ class EngineSupervisor:
         transport: Transport,
         on_message: Callable[[FromEngine], None],
         on_end: Callable[[FaserError, bool], None],
-        start: Callable[[Transport, socket.socket], EngineHost] = start_host,
+        launched: LaunchedEngine | None = None,
+        start: StartHost = start_host,
     ) -> None:
         assert transport == "process" or not supervision.max_restarts, "an engine in a thread cannot be restarted"
         self._configure = configure
@@ -78,6 +78,7 @@ class EngineSupervisor:
         self._transport: Transport = transport
         self._on_message = on_message
         self._on_end = on_end
+        self._launched = launched
         self._start_host = start
         self._host: EngineHost | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -146,9 +147,9 @@ class EngineSupervisor:
 
     async def _launch(self) -> asyncio.StreamReader:
         """Start a process or thread, and connect to it. Raises OSError where this machine cannot."""
-        ours, theirs = socket.socketpair()
+        launched, self._launched = self._launched or launch(self._transport, self._start_host), None
+        self._host, ours = launched.host, launched.connection
         try:
-            self._host = self._start_host(self._transport, theirs)
             ours.setblocking(False)
             reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         except BaseException:

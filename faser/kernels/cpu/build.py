@@ -5,8 +5,10 @@ libraries into the package, so that a container image needs no compiler; deploy/
 """
 
 import argparse
+import contextlib
 import ctypes
 import errno
+import fcntl
 import functools
 import hashlib
 import logging
@@ -16,59 +18,27 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
-from faser.config.environment import cpu_isa
 from faser.errors import ConfigError
 from faser.files import remove_stale, replacing
-from faser.processes import run_watched
+from faser.kernels.cpu.isa import Isa, chosen_isa, compiler_flags, isas_of
+from faser.machine import usable_cores
+from faser.processes import run_all_watched
 from faser.types import ProgressCallback
 
 SOURCE_DIR = Path(__file__).parent / "native"
 PREBUILT_DIR = SOURCE_DIR / "prebuilt"
 COMPILERS = ("g++", "clang++", "c++")
 COMPILING = "compiling kernels for this CPU, once"
-_CPUINFO = Path("/proc/cpuinfo")
 _LEFTOVERS = (".*.tmp", "tmp*")  # of compilations that were killed; the second of earlier versions
 _NO_SPACE = os.strerror(errno.ENOSPC)
 _log = logging.getLogger("faser")
 _ERROR_LINES = 8  # of the compiler's output: the first error names the cause, the rest follow from it
-
-
-class Isa(StrEnum):
-    """Instruction sets the kernels are compiled for, best first."""
-
-    AVX512_BF16 = "avx512bf16"
-    AVX512_VNNI = "avx512vnni"
-    AVX512 = "avx512"
-    AVX2_VNNI = "avx2vnni"
-    AVX2 = "avx2"
-    GENERIC = "generic"
-
-
-_X86_64 = ("x86_64", "AMD64")
-_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")
-_AVX2 = ("avx2", "fma", "f16c")
-# As /proc/cpuinfo spells them; the compiler's flags are the same words without underscores.
-_CPU_FEATURES = {
-    Isa.AVX512_BF16: (*_AVX512, "avx512_vnni", "avx512_bf16"),
-    Isa.AVX512_VNNI: (*_AVX512, "avx512_vnni"),
-    Isa.AVX512: _AVX512,
-    Isa.AVX2_VNNI: (*_AVX2, "avx_vnni"),
-    Isa.AVX2: _AVX2,
-    Isa.GENERIC: (),
-}
-LOW_BIT_INSTRUCTIONS = {
-    Isa.AVX512_BF16: "vpdpbusd, 512 bits",
-    Isa.AVX512_VNNI: "vpdpbusd, 512 bits",
-    Isa.AVX512: "vpmaddubsw, 512 bits",
-    Isa.AVX2_VNNI: "vpdpbusd, 256 bits",
-    Isa.AVX2: "vpmaddubsw, 256 bits",
-    Isa.GENERIC: "no instruction for them",
-}
+_POLL_S = 0.1
 # No contraction: a multiply-add is fused only where the source says so, hence alike in every kernel that inlines
 # it.
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wall")
@@ -103,7 +73,7 @@ def library_path(
 ) -> Path:
     """The compiled library for this CPU (or for isa), built now unless the package or the cache has it.
 
-    Several processes may call this at once: each compiles into a file of its own, and the last one to finish wins.
+    Several processes may call this at once: one compiles, and the others wait for it.
     progress: called with (COMPILING, 0, 0) several times a second; what it raises ends the compiler.
     Raises ConfigError as find_library does, and with the compiler's first lines if it fails.
     """
@@ -111,7 +81,7 @@ def library_path(
     if found.compiler is not None:
         remove_stale(cache_dir, *_LEFTOVERS)
         if not found.path.exists():
-            _compile(found.compiler, found.isa, found.path, progress)
+            _compile(found.compiler, found.isa, found.path, progress or _silent)
     return found.path
 
 
@@ -161,43 +131,6 @@ def _can_load(path: Path) -> bool:
     return True
 
 
-def chosen_isa() -> Isa:
-    """The instruction set that the variable FASER_CPU_ISA names, else the best of this CPU.
-
-    Raises ConfigError for one that there is not or that the CPU lacks.
-    """
-    asked, runnable = cpu_isa(), runnable_isas()
-    if asked is None:
-        return runnable[0]
-    if asked not in tuple(Isa):
-        raise ConfigError(f"the variable FASER_CPU_ISA is {asked}; it must be one of {', '.join(Isa)}")
-    if asked not in runnable:
-        raise ConfigError(f"the variable FASER_CPU_ISA is {asked}; this CPU has {', '.join(runnable)}")
-    return Isa(asked)
-
-
-def detect_isa(cpuinfo: Path = _CPUINFO, machine: str | None = None) -> Isa:
-    """The best instruction set of this CPU; generic if it cannot be determined."""
-    return runnable_isas(cpuinfo, machine)[0]
-
-
-def runnable_isas(cpuinfo: Path = _CPUINFO, machine: str | None = None) -> tuple[Isa, ...]:
-    """The instruction sets that this CPU has, best first; generic always."""
-    if (machine or platform.machine()) not in _X86_64 or not cpuinfo.exists():
-        return (Isa.GENERIC,)
-    flags: set[str] = set()
-    for line in cpuinfo.read_text().splitlines():
-        if line.startswith("flags"):
-            flags.update(line.partition(":")[2].split())
-            break
-    return tuple(isa for isa in Isa if flags.issuperset(_CPU_FEATURES[isa]))
-
-
-def isas_of(machine: str) -> tuple[Isa, ...]:
-    """The instruction sets of an architecture, by the name that platform.machine() gives it."""
-    return tuple(Isa) if machine in _X86_64 else (Isa.GENERIC,)
-
-
 def find_compiler(compilers: Sequence[str] = COMPILERS) -> str | None:
     return next((path for name in compilers if (path := shutil.which(name))), None)
 
@@ -221,33 +154,80 @@ def prebuild(directory: Path, isas: Sequence[Isa], compile_with: Compile | None 
         if compile_with is not None:
             compile_with(isa, _flags(isa), [path for path in _source_files() if path.suffix == ".cpp"], target)
         elif compiler is not None:
-            _compile(compiler, isa, target)
+            _compile(compiler, isa, target, _silent)
     return targets
 
 
-def _compile(compiler: str, isa: Isa, target: Path, progress: ProgressCallback | None = None) -> None:
-    """Compile into a temporary file in the target\'s folder, then rename: no process ever sees half a library."""
+def _silent(stage: str, done: int, total: int) -> None:
+    """Reports nothing."""
 
-    def watch(_: str) -> None:
-        if progress is not None:
-            progress(COMPILING, 0, 0)
 
-    watch("")
-    sources = [str(path) for path in _source_files() if path.suffix == ".cpp"]
+def _compile(compiler: str, isa: Isa, target: Path, progress: ProgressCallback) -> None:
+    """Compile into a temporary file in the target's folder, then rename: no process ever sees half a library."""
+
+    def watch() -> None:
+        progress(COMPILING, 0, 0)
+
+    watch()
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with replacing(target) as new:
-            done = run_watched([compiler, *_flags(isa), *sources, "-o", str(new)], watch)
-            if done.status != 0:
-                _refuse_full_disk(done.stderr, target.parent)
-                said = "\n".join(done.stderr.splitlines()[:_ERROR_LINES])
-                raise ConfigError(f"{compiler} could not compile the native kernels for {isa}:\n{said}")
-            new.chmod(0o755)
+        with _alone_in(target.parent, watch):
+            if target.exists():  # another process has compiled it meanwhile
+                return
+            with replacing(target) as new:
+                _compile_into(new, compiler, isa, target.parent, watch)
+                new.chmod(0o755)
     except OSError as error:
         raise ConfigError(
             f"cannot write compiled kernels to {target.parent}: {error.strerror}; the variable FASER_CACHE_DIR "
             f"names another folder"
         ) from error
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path, watch: Callable[[], None]) -> Iterator[None]:
+    """Hold the folder's lock, so that servers that start together do not compile the same side by side.
+
+    watch: called while another process holds it. A file system without locks has none to wait for.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_POLL_S)
+                watch()
+                continue
+            except OSError:
+                pass
+            break
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _compile_into(new: Path, compiler: str, isa: Isa, cache: Path, watch: Callable[[], None]) -> None:
+    """Compile the sources, as many at once as there are cores, and link them. Raises ConfigError."""
+    sources = sorted((path for path in _source_files() if path.suffix == ".cpp"), key=_size, reverse=True)
+    with tempfile.TemporaryDirectory(prefix="faser-kernels-") as folder:
+        objects = [f"{folder}/{number}.o" for number in range(len(sources))]
+        flags = [flag for flag in _flags(isa) if flag != "-shared"]
+        compiling = [
+            [compiler, *flags, "-c", str(source), "-o", compiled]
+            for source, compiled in zip(sources, objects, strict=True)
+        ]
+        linking = [compiler, *_flags(isa), *objects, "-o", str(new)]
+        for commands in (compiling, [linking]):
+            for done in run_all_watched(commands, watch, at_once=usable_cores()):
+                if done.status != 0:
+                    _refuse_full_disk(done.stderr, cache)
+                    said = "\n".join(done.stderr.splitlines()[:_ERROR_LINES])
+                    raise ConfigError(f"{compiler} could not compile the native kernels for {isa}:\n{said}")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
 
 
 def _refuse_full_disk(stderr: str, folder: Path) -> None:
@@ -261,7 +241,7 @@ def _refuse_full_disk(stderr: str, folder: Path) -> None:
 
 
 def _flags(isa: Isa) -> tuple[str, ...]:
-    return _FLAGS + tuple(f"-m{feature.replace('_', '')}" for feature in _CPU_FEATURES[isa])
+    return _FLAGS + compiler_flags(isa)
 
 
 def _version(compiler: str) -> str:

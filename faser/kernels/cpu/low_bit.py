@@ -18,9 +18,9 @@ _SMALLEST_DEPTH = 32
 
 
 class LowBitLinear:
-    """A packed low-bit weight. address: of its FaserLowBit."""
+    """A packed low-bit weight. address: of its FaserLowBit. num_bytes: of its panels and its bias."""
 
-    __slots__ = ("_kept", "address", "columns", "depth")
+    __slots__ = ("_kept", "address", "columns", "depth", "num_bytes")
 
     def __init__(
         self, weight: LowBitRows, parts: list[tuple[LowBitPartStruct, Tensor]], bias: Tensor | None
@@ -35,6 +35,7 @@ class LowBitLinear:
             ctypes.addressof(structs), len(parts), None if wide is None else wide.data_ptr(), self.depth
         )
         self.address = ctypes.addressof(struct)
+        self.num_bytes = sum(panels.nbytes for _, panels in parts) + (0 if wide is None else wide.nbytes)
         self._kept = (struct, structs, [panels for _, panels in parts], wide)
 
 

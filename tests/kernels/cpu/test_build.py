@@ -14,17 +14,15 @@ import pytest
 from faser.errors import ConfigError
 from faser.kernels.cpu.build import (
     COMPILING,
-    Isa,
+    SOURCE_DIR,
     NativeLibrary,
     can_build,
-    chosen_isa,
-    detect_isa,
     find_library,
     library_path,
     prebuild,
     prebuilt_name,
-    runnable_isas,
 )
+from faser.kernels.cpu.isa import Isa, detect_isa
 from tests.disks import filling_up, read_only
 from tests.processes import has_ended
 
@@ -51,7 +49,22 @@ def test_a_library_is_compiled_once_and_then_found(tmp_path: Path) -> None:
         for _ in range(3)
     }
     assert [path.read_text() for path in paths] == ["library\n"]
-    assert len((tmp_path / "calls").read_text().splitlines()) == 1
+    assert len(links(tmp_path)) == 1
+
+
+def links(directory: Path) -> list[str]:
+    """The calls of the fake compiler that made a library."""
+    return [call for call in (directory / "calls").read_text().splitlines() if "-shared" in call.split()]
+
+
+def test_every_source_is_compiled_once_and_all_of_them_are_linked(tmp_path: Path) -> None:
+    compiler = fake_compiler(tmp_path, 'echo object > "$out"')
+    library_path(Isa.AVX2, cache_dir=tmp_path / "cache", compilers=(compiler,), prebuilt_dir=NOWHERE)
+    *compiled, link = [call.split() for call in (tmp_path / "calls").read_text().splitlines()]
+    assert sorted(call[-3] for call in compiled) == sorted(map(str, SOURCE_DIR.rglob("*.cpp")))
+    assert sorted(word for word in link if word.endswith(".o")) == sorted(call[-1] for call in compiled)
+    assert all("-mavx2" in call for call in (*compiled, link))
+    assert not Path(compiled[0][-1]).exists()
 
 
 def test_each_instruction_set_has_a_library_of_its_own(tmp_path: Path) -> None:
@@ -60,12 +73,12 @@ def test_each_instruction_set_has_a_library_of_its_own(tmp_path: Path) -> None:
         library_path(isa, cache_dir=tmp_path / "cache", compilers=(compiler,), prebuilt_dir=NOWHERE) for isa in Isa
     }
     assert len(paths) == len(Isa)
-    calls = (tmp_path / "calls").read_text().splitlines()
+    calls = links(tmp_path)
     assert ["-mavx512bf16" in call for call in calls] == [True, *[False] * (len(Isa) - 1)]
     assert not any("-march=native" in call for call in calls)
 
 
-def test_builders_in_a_race_all_get_a_whole_library(tmp_path: Path) -> None:
+def test_builders_in_a_race_all_get_a_whole_library_that_one_of_them_has_compiled(tmp_path: Path) -> None:
     compiler = fake_compiler(tmp_path, 'printf half > "$out"; sleep 0.1; printf " and half" >> "$out"')
     cache = tmp_path / "cache"
 
@@ -75,6 +88,7 @@ def test_builders_in_a_race_all_get_a_whole_library(tmp_path: Path) -> None:
     with ThreadPoolExecutor(6) as pool:
         assert set(pool.map(build, range(6))) == {"half and half"}
     assert len(list(cache.iterdir())) == 1
+    assert len(links(tmp_path)) == 1
 
 
 def test_a_failing_compiler_is_quoted_and_leaves_no_files(tmp_path: Path) -> None:
@@ -227,23 +241,6 @@ def test_another_compiler_can_make_the_libraries_of_the_package(tmp_path: Path) 
     assert [path.name for path in made] == [prebuilt_name(Isa.AVX2), prebuilt_name(Isa.GENERIC)]
 
 
-def test_a_variable_chooses_an_instruction_set_that_the_cpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FASER_CPU_ISA", raising=False)
-    assert chosen_isa() is detect_isa()
-    monkeypatch.setenv("FASER_CPU_ISA", "generic")
-    assert chosen_isa() is Isa.GENERIC
-    monkeypatch.setenv("FASER_CPU_ISA", "sse9")
-    with pytest.raises(ConfigError, match=r"^the variable FASER_CPU_ISA is sse9; it must be one of avx512bf16, "):
-        chosen_isa()
-    lacking = [isa for isa in Isa if isa not in runnable_isas()]
-    if lacking:
-        monkeypatch.setenv("FASER_CPU_ISA", lacking[0])
-        with pytest.raises(
-            ConfigError, match=f"^the variable FASER_CPU_ISA is {lacking[0]}; this CPU has .*generic$"
-        ):
-            chosen_isa()
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir(mode=0o500)
@@ -258,32 +255,3 @@ def test_a_cache_below_a_file_is_named(tmp_path: Path) -> None:
         library_path(
             Isa.GENERIC, cache_dir=tmp_path / "file" / "cache", compilers=(compiler,), prebuilt_dir=NOWHERE
         )
-
-
-@pytest.mark.parametrize(
-    "flags, isa",
-    [
-        ("fma avx2 avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16", Isa.AVX512_BF16),
-        ("fma avx2 avx512f avx512bw avx512dq avx512vl avx512_vnni avx_vnni f16c", Isa.AVX512_VNNI),
-        ("fma avx2 avx512f avx512bw avx512dq avx512vl avx512_bf16", Isa.AVX512),
-        ("fma avx2 f16c avx_vnni", Isa.AVX2_VNNI),
-        ("fma avx2 f16c avx512f", Isa.AVX2),
-        ("fma avx2", Isa.GENERIC),
-        ("avx2", Isa.GENERIC),
-        ("sse2", Isa.GENERIC),
-    ],
-)
-def test_the_best_instruction_set_the_cpu_has_is_chosen(tmp_path: Path, flags: str, isa: Isa) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {flags} ht\n\n")
-    assert detect_isa(cpuinfo, "x86_64") is isa
-    assert detect_isa(cpuinfo, "aarch64") is Isa.GENERIC
-    assert detect_isa(NOWHERE, "x86_64") is Isa.GENERIC
-
-
-def test_a_cpu_runs_every_lesser_instruction_set_too(tmp_path: Path) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("flags : fma avx2 f16c avx512f avx512bw avx512dq avx512vl\n")
-    found = runnable_isas(cpuinfo, "x86_64")
-    assert {Isa.AVX512, Isa.AVX2, Isa.GENERIC} <= set(found)
-    assert Isa.AVX512_BF16 not in found

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import Isa, library_path
+from faser.kernels.cpu.build import library_path
+from faser.kernels.cpu.isa import Isa
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.low_bit.formats import FORMATS, LowBitRows, stack_low_bit
 from faser.kernels.torch.backend import TorchBackend

@@ -1,15 +1,14 @@
 """A GGUF file: its metadata and its tensors, under the file's own names. Loads no torch."""
 
-import sys
+import mmap
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import numpy.typing as npt
-from gguf import quants
 
 from faser.config.declaration import show_bytes
+from faser.engine.checkpoints.gguf.header import DamagedHeader, Header, OtherByteOrder
 from faser.errors import ModelError
 
 FloatArray = npt.NDArray[np.float32]
@@ -27,21 +26,21 @@ class GgufFile:
     """An open GGUF file: its metadata and its tensors, under the file's own names."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the metadata; tensor data stays on disk until it is read.
+        """Reads the header; values and tensors stay on disk until they are read.
 
         Raises ModelError: not a GGUF file, truncated, of the other byte order, or one of several parts.
         """
         self.path = path
         try:
-            reader = gguf.GGUFReader(path)
+            with path.open("rb") as file:
+                self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._header = Header(self._content)
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
-        except Exception as error:  # for damaged files the library raises any exception of numpy
+        except OtherByteOrder:
+            raise ModelError(f"{path} is of the other byte order; convert it for this machine") from None
+        except (DamagedHeader, ValueError) as error:  # an empty file cannot be mapped
             raise ModelError(_damage(path)) from error
-        self._fields = reader.fields
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        if reader.endianess != (gguf.GGUFEndian.LITTLE if sys.byteorder == "little" else gguf.GGUFEndian.BIG):
-            raise ModelError(f"{path} is of the other byte order; convert it for this machine")
         if self.get("split.count", 1) > 1:
             raise ModelError(
                 f"{path} is one of {self.get('split.count')} parts; join them with gguf-split --merge"
@@ -49,45 +48,61 @@ class GgufFile:
 
     def get(self, key: str, default: Any = None) -> Any:
         """A metadata value as a Python object, or the default."""
-        field = self._fields.get(key)
-        return default if field is None else field.contents()
+        return self._header.get(key) if self._header.has(key) else default
 
     def require(self, key: str) -> Any:
         """A metadata value. Raises ModelError that names the key if it is missing."""
-        if key not in self._fields:
+        if not self._header.has(key):
             raise ModelError(f"{self.path} has no {key}")
-        return self.get(key)
+        return self._header.get(key)
 
     def tensor_names(self) -> list[str]:
-        return list(self._tensors)
+        return list(self._header.tensors)
 
     def has_tensor(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._header.tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape with the slowest dimension first, as in torch; GGUF stores the fastest first."""
-        return tuple(int(size) for size in reversed(self._tensors[name].shape))
+        return self._header.tensors[name].shape
 
     def format(self, name: str) -> str:
         """The name of a tensor's type, such as Q4_K or F32."""
-        return str(self._tensors[name].tensor_type.name)
+        return self._header.tensors[name].type_name
 
     def blocks(self, name: str) -> Bytes:
         """A quantised tensor [N, K] as it is stored, [N, bytes of a row]: a part of the mapped file."""
-        return np.asarray(self._tensors[name].data, np.uint8).reshape(self.shape(name)[0], -1)
+        return self._bytes(name).reshape(self.shape(name)[0], -1)
 
     def array(self, name: str) -> FloatArray:
-        """A tensor, dequantised. Raises ModelError for a quantisation that is not supported."""
-        tensor = self._tensors[name]
-        if tensor.tensor_type.name not in _READABLE:
-            raise ModelError(
-                f"{self.path}: {name} is stored as {tensor.tensor_type.name}; supported are {', '.join(_READABLE)}"
-            )
-        return np.asarray(quants.dequantize(tensor.data, tensor.tensor_type), np.float32).reshape(self.shape(name))
+        """A tensor, dequantised. Raises ModelError for a quantisation that is not supported.
+
+        One of float32 is a part of the mapped file.
+        """
+        kind = self.format(name)
+        if kind not in _READABLE:
+            raise ModelError(f"{self.path}: {name} is stored as {kind}; supported are {', '.join(_READABLE)}")
+        shape, stored = self.shape(name), self._bytes(name)
+        if kind == "F32":
+            return stored.view(np.float32).reshape(shape)
+        from gguf import GGMLQuantizationType, quants  # weights that are multiplied as stored need neither
+
+        number = GGMLQuantizationType(self._header.tensors[name].number)
+        return np.asarray(quants.dequantize(stored.reshape(*shape[:-1], -1), number), np.float32).reshape(shape)
+
+    def _bytes(self, name: str) -> Bytes:
+        """[bytes] of a tensor, a part of the mapped file.
+
+        Pages read so far stop counting as this process's memory, so that loading takes that of one product more
+        than the weights. Earlier parts stay usable: they are read again from the system's cache.
+        """
+        self._content.madvise(mmap.MADV_DONTNEED)
+        place = self._header.tensors[name]
+        return np.frombuffer(self._content, np.uint8, place.num_bytes, place.start)
 
 
 def _damage(path: Path) -> str:
-    """What is wrong with a file that the library cannot read. Its own message is one of numpy's."""
+    """What is wrong with a file whose header cannot be read."""
     with path.open("rb") as file:
         begins_well = file.read(len(_MAGIC)) == _MAGIC
     if not begins_well:

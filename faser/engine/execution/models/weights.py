@@ -165,9 +165,13 @@ class _Packer:
         return vector
 
     def _pack(self, weight: Tensor | Fp8Rows | LowBitRows, bias: Tensor | None) -> PackedLinear:
-        self.packed_bytes += weight.nbytes if isinstance(weight, Tensor) else weight.num_bytes
-        self.packed_bytes += 0 if bias is None else bias.nbytes
-        return self._backend.pack(weight, bias)
+        packed = self._backend.pack(weight, bias)
+        if isinstance(weight, LowBitRows):
+            self.packed_bytes += packed.num_bytes  # packed codes may be wider than those of the file
+        else:
+            self.packed_bytes += weight.nbytes if isinstance(weight, Tensor) else weight.num_bytes
+            self.packed_bytes += 0 if bias is None else bias.nbytes
+        return packed
 
     def _stored_rows(self, names: Sequence[str]) -> Fp8Rows | None:
         """The named weights as they are stored, stacked; None: they are not quantised.

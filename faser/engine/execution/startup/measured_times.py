@@ -18,7 +18,7 @@ from faser.engine.execution.startup.step_times.profile import cached_profile, fi
 from faser.engine.execution.startup.step_times.start_check import start_check
 from faser.engine.execution.startup.step_times.step_profiler import StepProfiler
 from faser.engine.execution.startup.step_times.table_fit import DummyBatchLimits
-from faser.kernels.cpu.build import chosen_isa
+from faser.kernels.cpu.isa import chosen_isa
 from faser.types import ProgressCallback
 
 # The steps that lanes are measured with, as far as time allows: row counts, the most important ones first, and
@@ -26,6 +26,8 @@ from faser.types import ProgressCallback
 _CPU_ROWS, _GPU_ROWS = (8, 32, 2), (64, 256, 16, 128)
 _CPU_CONTEXTS, _GPU_CONTEXTS = (64, 1024), (64, 1024, 8192)
 _CPU_LANES_S, _GPU_LANES_S = 3.0, 20.0
+# For all steps and passes. A CPU's start waits for little else; on a GPU many first steps compile kernels.
+_CPU_STEPS_S, _GPU_STEPS_S = 3.5, 30.0
 
 
 def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
@@ -68,7 +70,13 @@ def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
     return cached_profile(
         cache_dir() / "cost" / f"{described}.json",
         measure=lambda: profile(
-            parts.runner, draft_runner, limits, progress=report, draft_layers=num_layers, lanes=setup
+            parts.runner,
+            draft_runner,
+            limits,
+            progress=report,
+            draft_layers=num_layers,
+            lanes=setup,
+            budget_s=_GPU_STEPS_S if config.on_gpu else _CPU_STEPS_S,
         ),
         check=lambda times: start_check(times, timers),
     )

@@ -50,6 +50,12 @@ class DecodedLowBit:
     bias: Tensor | None
     shape: tuple[int, int]
 
+    @property
+    def num_bytes(self) -> int:
+        """Of codes, scales and minimums as they are kept here, and of the bias."""
+        arrays = [each for part in self.parts for each in (part.codes, part.scales, part.minimums)]
+        return sum(each.nbytes for each in (*arrays, self.bias) if each is not None)
+
     def linear(self, x: Tensor, out: Tensor, residual: Tensor | None) -> Tensor:
         """See Backend.linear. A row of x with an infinity or a NaN gets no finite product."""
         rows = quantise_activations(x.float().cpu().numpy())

@@ -83,7 +83,7 @@ def profile(
     progress: ProgressCallback,
     draft_layers: int | None = None,
     lanes: InterferenceSetup | None = None,
-    budget_s: float = 30.0,
+    budget_s: float = 3.5,
     meter: BusyMeter | None = None,
 ) -> StepTimes:
     """Time the target's steps and the drafter's passes, within about budget_s seconds.

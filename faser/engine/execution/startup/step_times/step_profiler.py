@@ -1,12 +1,12 @@
 """Times forwards of one runner over dummy sequences, while the KV cache is still empty.
 
-Steps look like verification: a few sequences with several rows each. Decides only how often each size is timed;
-table_fit.py says which sizes, and makes the table.
+Steps look like verification: a few sequences with several rows each. Decides only how often each size is timed, so
+that a start does not take long: table_fit.py says which sizes, and makes the table.
 """
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,8 +30,9 @@ _log = logging.getLogger("faser.engine")
 
 STAGE = "measuring step times"
 ROWS_EACH = 4  # rows of each sequence in a step that verifies
-_REPEATS, _LEAST_REPEATS, _MOST_REPEATS = 7, 5, 31
-_LONG_ENOUGH_S = 0.25  # per shape: short steps vary more and cost little, so they are timed more often
+# A shape is timed for so long in all, within these limits: short steps vary more and cost little. One step must do
+# where it takes longer than _ONCE_S, which a pause hardly shows in, and there is no time left.
+_LONG_ENOUGH_S, _FEWEST_TIMES, _MOST_TIMES, _ONCE_S = 0.1, 2, 15, 0.3
 _LEAST_NOW = 3  # times of a step that is only compared with a kept table
 _UNDISTURBED = 0.25  # quantile: other processes only ever make a step slower
 
@@ -53,12 +54,15 @@ class ProfileProgress:
 
 
 def undisturbed_s(seconds: list[float]) -> float:
-    """The lower quartile: what a step takes while nothing else keeps the machine busy."""
-    return float(np.quantile(seconds, _UNDISTURBED))
+    """What a step takes while nothing else disturbs it: the lower quartile; of a few times the least."""
+    return min(seconds) if len(seconds) < 1 / _UNDISTURBED else float(np.quantile(seconds, _UNDISTURBED))
 
 
 class StepProfiler:
-    """Times forwards of one runner. rows_each: rows per sequence: several in verification, one in a pass."""
+    """Times forwards of one runner. rows_each: rows per sequence: several in verification, one in a pass.
+
+    clock: gives seconds.
+    """
 
     def __init__(
         self,
@@ -67,8 +71,10 @@ class StepProfiler:
         *,
         num_layers: int | None = None,
         rows_each: int = ROWS_EACH,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._runner = runner
+        self._clock = clock
         self._limits = limits
         self._num_layers = num_layers
         self._rows_each = rows_each
@@ -76,36 +82,35 @@ class StepProfiler:
     def table(self, budget_s: float, progress: ProfileProgress) -> CostTable:
         """Step times by row count, measured within about budget_s seconds.
 
-        Small row counts come first: they are the most frequent, and large ones can be extrapolated. Then each
-        round times every step once, so that a busy moment of the machine slows all of them alike.
+        Every group that fits is timed once, in the order of table_shapes, and again in rounds, so that a busy
+        moment of the machine slows all shapes alike. The first group is timed even where there is no time.
         """
-        ends_s = time.perf_counter() + budget_s
+        ends_s = self._clock() + budget_s
         groups = table_shapes(self._limits, self._rows_each)
+        self.time_s(self.batch_of(groups[0][0]))  # meets cold memory
         batches: dict[BatchShape, RowBatch] = {}
         times: dict[BatchShape, list[float]] = {}
-        for number, group in enumerate(groups):
-            round_s = sum(each for (each,) in times.values())
-            if times and time.perf_counter() + _LEAST_REPEATS * round_s > ends_s:
-                _log.info(
-                    "step times: measured up to %d rows within %.0f s, extrapolated above",
-                    groups[number - 1][0].rows,
-                    budget_s,
-                )
-                break
+        for group in groups:
+            needed_s = sum(map(_least_s, (_most_s(shape, times) for shape in group))) + _owed_s(times)
+            if times and self._clock() + needed_s > ends_s:
+                continue
             for shape in group:
                 batches[shape] = self.batch_of(shape)
-                times[shape] = [self._warm_s(batches[shape])]
+                times[shape] = [self.time_s(batches[shape])]
             progress.advance()
         self._repeat(batches, times, ends_s)
+        measured, largest = (max(group[0].rows for group in some) for some in (_timed(groups, times), groups))
+        if measured < largest:
+            _log.info("step times: measured up to %d rows within %.0f s, extrapolated above", measured, budget_s)
         return fit_table({shape: undisturbed_s(each) for shape, each in times.items()}, groups)
 
     def seconds_now(self, row_counts: Sequence[int], budget_s: float) -> dict[BatchShape, float]:
         """Seconds of a few steps of the table, repeated for about budget_s seconds, at least three times."""
         shapes = [self._short(rows) for rows in row_counts]
         batches = [self.batch_of(shape) for shape in shapes]
-        ends_s = time.perf_counter() + budget_s
+        ends_s = self._clock() + budget_s
         times = [[self._warm_s(batch)] for batch in batches]
-        while len(times[0]) < _LEAST_NOW or time.perf_counter() < ends_s:
+        while len(times[0]) < _LEAST_NOW or self._clock() < ends_s:
             for batch, each in zip(batches, times, strict=True):
                 each.append(self.time_s(batch))
         return {shape: undisturbed_s(each) for shape, each in zip(shapes, times, strict=True)}
@@ -113,17 +118,12 @@ class StepProfiler:
     def _repeat(
         self, batches: dict[BatchShape, RowBatch], times: dict[BatchShape, list[float]], ends_s: float
     ) -> None:
-        """Time every batch again, in rounds: those that are fast more often, all of them until ends_s."""
-        wanted = {
-            shape: min(max(int(_LONG_ENOUGH_S / first_s), _REPEATS), _MOST_REPEATS)
-            for shape, (first_s,) in times.items()
-        }
-        for done in range(1, max(wanted.values())):
-            if done >= _LEAST_REPEATS and time.perf_counter() > ends_s:
-                return
-            for shape, batch in batches.items():
-                if done < wanted[shape]:
-                    times[shape].append(self.time_s(batch))
+        """Time every batch again, in rounds: those that are fast more often. Ends at ends_s."""
+        while again := [shape for shape in batches if len(times[shape]) < _wanted_times(times[shape])]:
+            for shape in again:
+                if self._clock() > ends_s:
+                    return
+                times[shape].append(self.time_s(batches[shape]))
 
     def run_largest(self) -> None:
         self.time_s(self.batch_of(self._short(self._limits.max_rows)))
@@ -165,9 +165,9 @@ class StepProfiler:
         return self.time_s(batch)
 
     def time_s(self, batch: RowBatch) -> float:
-        began_s = time.perf_counter()
+        began_s = self._clock()
         self.enqueue(batch).wait()
-        return time.perf_counter() - began_s
+        return self._clock() - began_s
 
     def enqueue(self, batch: RowBatch) -> PendingResult[None]:
         """A forward, the logits of all its rows and their greedy tokens, as in verification."""
@@ -183,3 +183,29 @@ class StepProfiler:
                 each.tolist()
 
         return PendingResult(wait)
+
+
+def _wanted_times(seconds: list[float]) -> int:
+    """How often a step that took these seconds should be timed, if there is time."""
+    return min(max(int(_LONG_ENOUGH_S / min(seconds)), _FEWEST_TIMES), _MOST_TIMES)
+
+
+def _least_s(step_s: float) -> float:
+    """Seconds until a step is timed as often as it must be."""
+    return step_s if step_s >= _ONCE_S else step_s * _FEWEST_TIMES
+
+
+def _owed_s(times: dict[BatchShape, list[float]]) -> float:
+    """Seconds until every shape is timed as often as it must be, each having been timed once."""
+    return sum(_least_s(each) - each for (each,) in times.values())
+
+
+def _most_s(shape: BatchShape, times: dict[BatchShape, list[float]]) -> float:
+    """The most that a step takes: as long as one of more rows, or as one of fewer for each of its rows."""
+    above = [each for timed, (each,) in times.items() if timed.rows >= shape.rows]
+    below = [each * shape.rows / timed.rows for timed, (each,) in times.items() if timed.rows < shape.rows]
+    return min([*above, *below], default=0.0)
+
+
+def _timed(groups: list[tuple[BatchShape, ...]], times: Container[BatchShape]) -> list[tuple[BatchShape, ...]]:
+    return [group for group in groups if group[0] in times]

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from faser.engine.contract.step_times import CostTable
 
-ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+# In the order in which they are measured: what lies between two of them matters less than where the line bends.
+ROW_COUNTS = (1, 8, 32, 256, 2, 4, 16, 64, 128, 3, 6, 12, 24, 48, 96, 192)
 SHORT_CONTEXT, LONG_CONTEXT = 64, 1024
 # Each slope: the row count of the table that it is measured with, sequences, rows of each. More sequences make it
 # less sensitive to noise; with more rows of each, further rows take more of the time.
@@ -73,7 +74,7 @@ class BatchShape:
 
 
 def table_shapes(limits: DummyBatchLimits, rows_each: int) -> list[tuple[BatchShape, ...]]:
-    """One group for each row count of the table, ascending: the step of that many rows, and steps for slopes.
+    """One group for each row count of the table, in their order: the step of that many rows, and steps for slopes.
 
     rows_each: 1 for passes, which have no further rows, so that only the slope over context is measured.
     """

@@ -20,11 +20,12 @@ void put_codes(const FaserLowBitPart& part, const SpanOfRow* rows, int64_t value
     const bool halves = part.form == kNibbles || part.form == kTable;
     for (int64_t k = 0; k < values; k += halves ? 32 : 4) {
         for (int64_t at = k; at < k + (halves ? 16 : 4); at += 4) {
-            for (int64_t n = 0; n < kPanel; n++) {
-                for (int i = 0; i < 4; i++) {
-                    const uint8_t* codes = rows[n].codes + at + i;
-                    *to++ = char(halves ? codes[0] | codes[16] << 4 : codes[0]);
-                }
+            for (int64_t n = 0; n < kPanel; n++, to += 4) {
+                uint32_t codes, upper = 0;
+                std::memcpy(&codes, rows[n].codes + at, 4);
+                if (halves) std::memcpy(&upper, rows[n].codes + at + 16, 4);
+                codes |= upper << 4;  // bytes of four bits: none reaches the next
+                std::memcpy(to, &codes, 4);
             }
         }
     }

@@ -65,7 +65,7 @@ def silent(stage: str, done: int, total: int) -> None:
 def test_every_row_count_that_a_step_can_have_is_measured(runner: Runner) -> None:
     times = profile(runner, None, LIMITS, progress=silent)
     table = times.tables[Role.STEP]
-    assert table.rows == tuple(each for each in ROW_COUNTS if each <= LIMITS.max_rows)
+    assert table.rows == tuple(sorted(each for each in ROW_COUNTS if each <= LIMITS.max_rows))
     assert all(0 < each < 5 for each in table.seconds)
     assert Role.PASS not in times.tables
     assert times.tables[Role.TEXT].seconds_at(1) > 0

@@ -44,17 +44,17 @@ def test_the_fit_finds_the_slopes_and_the_table_of_a_machine(rows_each: int) -> 
         for shape in group
     }
     table = fit_table(seconds, groups)
-    assert table.rows == ROW_COUNTS
+    assert table.rows == tuple(sorted(ROW_COUNTS))
     assert table.kv_token_s == pytest.approx(TRUE.kv_token_s)
     assert table.kv_row_token_s == pytest.approx(TRUE.kv_row_token_s if rows_each > 1 else 0.0)
-    assert table.seconds == pytest.approx([TRUE.seconds_at(rows) for rows in ROW_COUNTS])
+    assert table.seconds == pytest.approx([TRUE.seconds_at(rows) for rows in table.rows])
 
 
 def test_a_slope_whose_steps_were_not_measured_is_zero() -> None:
     groups = table_shapes(LIMITS, 4)
     first = {shape: 0.01 + 1e-5 * shape.rows for group in groups[:3] for shape in group}
     table = fit_table(first, groups)
-    assert (table.rows, table.kv_token_s, table.kv_row_token_s) == ((1, 2, 3), 0.0, 0.0)
+    assert (table.rows, table.kv_token_s, table.kv_row_token_s) == ((1, 8, 32), 0.0, 0.0)
 
 
 def test_noise_that_makes_long_contexts_faster_gives_slopes_of_zero() -> None:
