@@ -22,12 +22,15 @@ from faser.kernels.cpu.sampling import CpuSamplingKernels
 from faser.kernels.cpu.thread_pools import LanePools, NativePool, full_pool
 from faser.kernels.interface.blocks import Blocks
 from faser.kernels.interface.fp8 import Fp8Rows
+from faser.kernels.interface.fp8_cache import check_cache_dtype
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.low_bit.formats import LowBitRows
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 
 _DTYPES = {torch.float32: native_library.FLOAT32, torch.bfloat16: native_library.BFLOAT16}
+_KV_DTYPES = {**_DTYPES, torch.int8: native_library.INT8}
+_MOST_HEAD_DIM = 1024  # of a cache in int8: sums of products fit into 32 bits
 _MULTIPLE = 16  # the kernels handle tokens of a block and channels of a head in groups of this size
 _HUGE_PAGE_BYTES = 2 << 20
 _SLAB_BYTES = 64 << 20  # small weights share a slab, so that huge pages cover them too
@@ -61,7 +64,7 @@ class _NativeCache:
             shape.block_size,
             shape.num_kv_heads,
             shape.head_dim,
-            _DTYPES[shape.dtype],
+            _KV_DTYPES[shape.dtype],
         )
         self.address = ctypes.addressof(struct)
         self._kept = (struct, data)
@@ -255,12 +258,16 @@ class NativeBackend:
 
     def allocate_kv(self, shape: KvShape) -> _NativeCache:
         """See Backend. Raises ConfigError for a block_size or head_dim that is no multiple of 16, and a dtype."""
-        _checked_dtype("KV cache", shape.dtype)
+        check_cache_dtype(self.name, shape.dtype, tuple(_KV_DTYPES))
         for name, value in (("block_size", shape.block_size), ("head_dim", shape.head_dim)):
             if value < 1 or value % _MULTIPLE:
                 raise ConfigError(
                     f"the native backend needs a {name} that is a multiple of {_MULTIPLE}, not {value}"
                 )
+        if shape.dtype is torch.int8 and shape.head_dim > _MOST_HEAD_DIM:
+            raise ConfigError(
+                f"the native backend keeps heads of up to {_MOST_HEAD_DIM} in int8; head_dim is {shape.head_dim}"
+            )
         return _NativeCache(_allocate(shape.total_bytes), shape)
 
     def plan(self, layout: RowLayout, block_size: int) -> _NativePlan:
@@ -293,7 +300,7 @@ class NativeBackend:
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
-        assert qkv.dtype is cache.shape.dtype, (qkv.dtype, cache.shape.dtype)
+        assert cache.shape.dtype in (qkv.dtype, torch.int8), (qkv.dtype, cache.shape.dtype)
         rows, stride = _rows(qkv, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim)
         assert rows == plan.num_rows, (rows, plan.num_rows)
         self._rope_append_call(
@@ -308,6 +315,7 @@ class NativeBackend:
             None if q_norm is None else q_norm.data_ptr(),
             None if k_norm is None else k_norm.data_ptr(),
             eps,
+            _DTYPES[qkv.dtype],
         )
         return qkv[:, : shape.num_heads * shape.head_dim]
 
@@ -318,7 +326,8 @@ class NativeBackend:
         rows, stride = _rows(q, width)
         out_rows, out_stride = _rows(out, width)
         assert rows == out_rows == plan.num_rows, (rows, out_rows, plan.num_rows)
-        assert q.dtype is out.dtype is cache.shape.dtype, (q.dtype, out.dtype, cache.shape.dtype)
+        assert q.dtype is out.dtype, (q.dtype, out.dtype)
+        assert cache.shape.dtype in (q.dtype, torch.int8), (q.dtype, cache.shape.dtype)
         self._attend_call(
             self._pool,
             cache.address,
@@ -329,6 +338,7 @@ class NativeBackend:
             stride,
             out.data_ptr(),
             out_stride,
+            _DTYPES[q.dtype],
         )
         return out
 

@@ -11,6 +11,7 @@ from faser.errors import ConfigError
 
 FLOAT32 = 0
 BFLOAT16 = 1
+INT8 = 2  # of a cache only
 
 
 class LinearStruct(ctypes.Structure):
@@ -96,7 +97,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_low_bit_embed": ((_P, _P, _P, _L, _P, _I), None),
     "faser_rms_norm": ((_P, _P, _L, _L, _L, _P, _F, _P, _L, _I), None),
     "faser_silu_mul": ((_P, _P, _L, _L, _L, _P, _L, _I), None),
-    "faser_rope_append": ((_P, _P, _P, _L, _L, _P, _L, _P, _P, _P, _F), None),
+    "faser_rope_append": ((_P, _P, _P, _L, _L, _P, _L, _P, _P, _P, _F, _I), None),
     "faser_best": ((_P, _P, _L, _L, _L, _P, _P), None),
     "faser_draw": ((_P, _P, _L, _L, _P, _L, _P, _P), None),
     "faser_nearest": ((_P, _P, _L, _L, _P, _L, _P, _D, _P, _P), None),
@@ -105,7 +106,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_mask": ((_P, _P, _L, _L, _P, _L, _P, _L), None),
     "faser_plan_new": ((_P, _P, _P, _L, _L, _L, _L), _P),
     "faser_plan_free": ((_P,), None),
-    "faser_attend": ((_P, _P, _P, _P, _L, _P, _L, _P, _L), None),
+    "faser_attend": ((_P, _P, _P, _P, _L, _P, _L, _P, _L, _I), None),
     "faser_texts_new": ((_P,), _P),
     "faser_texts_free": ((_P,), None),
     "faser_texts_open": ((_P, _L, _P, _L, _L, _U), _I),

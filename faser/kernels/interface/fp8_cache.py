@@ -38,7 +38,7 @@ def as_bytes(cache: Tensor) -> Tensor:
 def check_cache_dtype(backend: str, dtype: torch.dtype, known: Sequence[torch.dtype]) -> None:
     """Raises ConfigError that names the backend, the dtype, and the dtypes with kernels."""
     if dtype not in known:
-        names = " and ".join(map(str, known))
+        names = f"{', '.join(map(str, known[:-1]))} and {known[-1]}"
         raise ConfigError(
             f"the {backend} backend keeps keys and values in {names}; the KV cache is {dtype}".replace(
                 "torch.", ""

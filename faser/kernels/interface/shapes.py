@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from faser.kernels.interface.int8_cache import SCALE_DTYPE
+
 # Opaque handles: each backend returns objects of its own classes under these names; callers only pass them back.
 PackedLinear = Any
 KvCache = Any
@@ -35,9 +37,10 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvShape:
-    """Size of a paged KV cache. Bytes count the keys and values of all layers.
+    """Size of a paged KV cache. Bytes count the keys and values of all layers, and their scales.
 
-    dtype: of the stored numbers: the type of the activations, or float8_e4m3fn (interface/fp8_cache.py).
+    dtype: of the stored numbers: the type of the activations, float8_e4m3fn (interface/fp8_cache.py), or int8 with a
+    scale for each head and token (interface/int8_cache.py).
     """
 
     num_layers: int
@@ -49,7 +52,9 @@ class KvShape:
 
     @property
     def block_bytes(self) -> int:
-        return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        scale_bytes = SCALE_DTYPE.itemsize if self.dtype is torch.int8 else 0
+        head_bytes = self.head_dim * self.dtype.itemsize + scale_bytes
+        return 2 * self.num_layers * self.block_size * self.num_kv_heads * head_bytes
 
     @property
     def total_bytes(self) -> int:

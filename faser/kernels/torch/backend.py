@@ -14,6 +14,7 @@ from faser.kernels.interface.blocks import Blocks
 from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
 from faser.kernels.interface.fp8_cache import as_bytes, stored
 from faser.kernels.interface.graph_capture import GraphCapture
+from faser.kernels.interface.int8_cache import SCALE_DTYPE, dequantised, quantise_heads
 from faser.kernels.interface.low_bit.formats import LowBitRows
 from faser.kernels.interface.low_bit.product import DecodedLowBit, decode_low_bit
 from faser.kernels.interface.processors import DeviceLane, Processors
@@ -31,7 +32,26 @@ class _TorchLinear:
 class _TorchCache:
     keys: Tensor  # [L, blocks, block_size, Hkv, D]
     values: Tensor
+    scales: tuple[Tensor, Tensor] | None  # of keys and values, [L, blocks, block_size, Hkv], if these are int8
     block_size: int
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """slots: [R], block * block_size + offset. keys, values: [R, Hkv, D]."""
+        for i, (part, heads) in enumerate(((self.keys, keys), (self.values, values))):
+            if self.scales is None:
+                as_bytes(part[layer]).flatten(0, 1)[slots] = as_bytes(stored(heads, part.dtype))
+            else:
+                codes, scales = quantise_heads(heads)
+                part[layer].flatten(0, 1)[slots] = codes
+                self.scales[i][layer].flatten(0, 1)[slots] = scales
+
+    def read(self, layer: int, blocks: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values [length, Hkv, D] of the first positions of these blocks, in dtype; of int8 in float32."""
+        keys, values = (_first(part[layer], blocks, length) for part in (self.keys, self.values))
+        if self.scales is None:
+            return keys.to(dtype), values.to(dtype)
+        key_scales, value_scales = (_first(part[layer], blocks, length) for part in self.scales)
+        return dequantised(keys, key_scales), dequantised(values, value_scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +147,10 @@ class TorchBackend:
     def allocate_kv(self, shape: KvShape) -> _TorchCache:
         size = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         keys, values = (torch.zeros(size, dtype=shape.dtype, device=self.device) for _ in range(2))
-        return _TorchCache(keys, values, shape.block_size)
+        scales = None
+        if shape.dtype is torch.int8:
+            scales = (keys.new_zeros(size[:-1], dtype=SCALE_DTYPE), keys.new_zeros(size[:-1], dtype=SCALE_DTYPE))
+        return _TorchCache(keys, values, scales, shape.block_size)
 
     def plan(self, layout: RowLayout, block_size: int) -> _TorchPlan:
         positions = layout.positions.long()
@@ -170,9 +193,7 @@ class TorchBackend:
                 part.copy_(_rms_norm(part, weight, eps))
             if angles is not None:
                 part.copy_(_rotate(part, angles[plan.positions]))
-        for part, heads in ((cache.keys, k), (cache.values, v)):
-            lines = as_bytes(part[layer]).flatten(0, 1)
-            lines[plan.slots] = as_bytes(stored(heads, part.dtype))
+        cache.write(layer, plan.slots, k, v)
         return qkv[:, : shape.num_heads * shape.head_dim]
 
     def attend(
@@ -181,10 +202,11 @@ class TorchBackend:
         group = shape.num_heads // shape.num_kv_heads
         for (start, end, length), table in zip(plan.spans, plan.block_tables, strict=True):
             keys, values = (
-                _read(part[layer], table, length).to(q.dtype).transpose(0, 1).repeat_interleave(group, 0)
-                for part in (cache.keys, cache.values)
+                part.transpose(0, 1).repeat_interleave(group, 0)
+                for part in cache.read(layer, table, length, q.dtype)
             )  # [Hq, length, D]
             queries = q[start:end].view(end - start, shape.num_heads, shape.head_dim).transpose(0, 1)
+            queries = queries.to(keys.dtype)
             rows = torch.arange(length - (end - start), length, device=self.device)[:, None]
             columns = torch.arange(length, device=self.device)[None, :]
             seen = columns <= rows
@@ -201,8 +223,8 @@ class TorchBackend:
         return torch.mul(functional.silu(gate), up, out=out)
 
 
-def _read(part: Tensor, blocks: Tensor, length: int) -> Tensor:
-    """[length, Hkv, D]: the first `length` positions of these blocks. part: [blocks, block_size, Hkv, D]."""
+def _first(part: Tensor, blocks: Tensor, length: int) -> Tensor:
+    """[length, ...]: the first `length` positions of these blocks. part: [blocks, block_size, ...]."""
     return as_bytes(part)[blocks].flatten(0, 1)[:length].view(part.dtype)
 
 

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cache.h"
-#include "plan.h"
+#include "attention/cache.h"
+#include "attention/int8.h"
+#include "attention/plan.h"
 #include "pool.h"
 
 using namespace faser;
@@ -84,6 +85,44 @@ void add_value(const FaserCache& cache, char* block, int64_t offset, const T* va
     for (int64_t d = 0; d < cache.head_dim; d++) to[d * values] = value[d];
 }
 
+// A head as signed bytes with one scale, of which this returns the bits: the largest magnitude over 127, rounded up to
+// bf16, or NaN where a number is not finite.
+template <class T>
+bf16 round_to_bytes(const T* head, int64_t width, int8_t* codes) {
+    const uint32_t most = largest_bits(head, width);
+    if (most >= 0x7f800000u) {
+        std::memset(codes, 0, width);
+        return {0x7fc0};
+    }
+    const float even = as_float(most) / 127.0f;
+    uint32_t bits;
+    std::memcpy(&bits, &even, 4);
+    bits = std::max((bits + 0xffff) >> 16, 0x0080u);  // at least 2^-126
+    const float scale = as_float(bits << 16);
+    for (int64_t d = 0; d < width; d += kLanes) store_bytes(codes + d, round_to_int(load(head + d) / scale));
+    return {uint16_t(bits)};
+}
+
+template <class T>
+void add_int8_key(const FaserCache& cache, char* block, int64_t offset, const T* key) {
+    alignas(64) int8_t codes[kMostHeadDim];
+    ((bf16*)(block + keys_bytes(cache)))[offset] = round_to_bytes(key, cache.head_dim, codes);
+    uint32_t* to = (uint32_t*)block + offset;
+    for (int64_t d = 0; d < cache.head_dim; d += 4, to += cache.block_size) {
+        uint32_t four;
+        std::memcpy(&four, codes + d, 4);
+        *to = four ^ 0x80808080u;
+    }
+}
+
+template <class T>
+void add_int8_value(const FaserCache& cache, char* block, int64_t offset, const T* value) {
+    alignas(64) int8_t codes[kMostHeadDim];
+    ((bf16*)(block + keys_bytes(cache) + scales_bytes(cache)))[offset] = round_to_bytes(value, cache.head_dim, codes);
+    char* to = block + values_from(cache) + offset / 4 * 4 * cache.head_dim + offset % 4;
+    for (int64_t d = 0; d < cache.head_dim; d++) to[d * 4] = codes[d];
+}
+
 // Normalise (weight not null) and rotate (angles not null) one head in place. Channel i turns with i + half.
 template <class T>
 void turn_head(T* head, int64_t width, const T* weight, float eps, const float* angles) {
@@ -127,8 +166,13 @@ void append_row(const FaserCache& cache, const FaserPlan& plan, const Append& ca
     for (int64_t h = 0; h < cache.num_kv_heads; h++) {
         char* block = block_at(cache, call.layer, plan.row_block[row], h);
         turn_head(keys + h * width, width, (const T*)call.k_norm, call.eps, angles);
-        add_key(cache, block, plan.row_offset[row], keys + h * width);
-        add_value(cache, block, plan.row_offset[row], values + h * width);
+        if (cache.dtype == kInt8) {
+            add_int8_key(cache, block, plan.row_offset[row], keys + h * width);
+            add_int8_value(cache, block, plan.row_offset[row], values + h * width);
+        } else {
+            add_key(cache, block, plan.row_offset[row], keys + h * width);
+            add_value(cache, block, plan.row_offset[row], values + h * width);
+        }
     }
 }
 
@@ -160,11 +204,12 @@ void faser_silu_mul(Pool* pool, const void* gate_up, int64_t stride, int64_t row
     silu_mul(*pool, (const bf16*)gate_up, stride, rows, width, (bf16*)out, out_stride);
 }
 
+// dtype: of qkv, q_norm and k_norm.
 void faser_rope_append(Pool* pool, const FaserCache* cache, const FaserPlan* plan, int64_t layer, int64_t num_heads,
                        void* qkv, int64_t stride, const float* angles, const void* q_norm, const void* k_norm,
-                       float eps) {
+                       float eps, int32_t dtype) {
     Append call{layer, num_heads, stride, angles, q_norm, k_norm, eps};
-    if (cache->dtype == kFloat32) return append(*pool, *cache, *plan, call, (float*)qkv);
+    if (dtype == kFloat32) return append(*pool, *cache, *plan, call, (float*)qkv);
     append(*pool, *cache, *plan, call, (bf16*)qkv);
 }
 }

@@ -44,7 +44,7 @@ struct bf16 {
     uint16_t bits;
 };
 
-enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1 };
+enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };  // kInt8: only of a KV cache
 
 inline vf splat(float x) { return vf{} + x; }
 
@@ -85,6 +85,18 @@ inline void store(bf16* y, vf x) {
     vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     vu quiet = vu{} + 0x7fc0;
     *(vh_any*)y = __builtin_convertvector((x != x) ? quiet : rounded, vh);
+}
+
+typedef int8_t vc __attribute__((vector_size(kLanes)));
+typedef vc vc_any __attribute__((aligned(1), may_alias));
+
+// The lowest byte of each.
+inline void store_bytes(int8_t* to, vi x) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)to, _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)x));
+#else
+    *(vc_any*)to = __builtin_convertvector(x, vc);
+#endif
 }
 
 inline float sum(vf x) {

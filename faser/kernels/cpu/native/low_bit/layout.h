@@ -110,9 +110,6 @@ inline vf load_halves(const char* from) {
 #endif
 }
 
-typedef int8_t vc __attribute__((vector_size(kLanes)));
-typedef vc vc_any __attribute__((aligned(1), may_alias));
-
 inline vf load_bytes(const char* from) {
 #if defined(__AVX512F__)
     const __m512i wide = _mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
@@ -121,14 +118,6 @@ inline vf load_bytes(const char* from) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
 #else
     return __builtin_convertvector(*(const vc_any*)from, vf);
-#endif
-}
-
-inline void store_bytes(int8_t* to, vi x) {
-#if defined(__AVX512F__)
-    _mm_storeu_si128((__m128i*)to, _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)x));
-#else
-    *(vc_any*)to = __builtin_convertvector(x, vc);
 #endif
 }
 
