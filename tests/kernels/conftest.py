@@ -16,6 +16,16 @@ def runnable_isas() -> list[Isa]:
     return [best, Isa.AVX2] if best in wide else [best]
 
 
+# Sets that this CPU may have besides those of the fixture `native`, with the features that decide.
+_OTHERS = {Isa.AVX512: ("avx512f", "avx512bw"), Isa.AVX2_VNNI: ("avx_vnni", "f16c"), Isa.GENERIC: ()}
+
+
+def other_isas() -> list[Isa]:
+    cpuinfo = Path("/proc/cpuinfo")
+    features = cpuinfo.read_text().split() if cpuinfo.exists() else []
+    return [isa for isa, needed in _OTHERS.items() if set(needed) <= set(features)]
+
+
 @pytest.fixture(scope="session", params=runnable_isas())
 def native(request: pytest.FixtureRequest, kernel_cache: Path) -> NativeBackend:
     """A backend of two threads for every instruction set worth testing here."""

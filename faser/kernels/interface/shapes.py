@@ -39,8 +39,8 @@ class RowLayout:
 class KvShape:
     """Size of a paged KV cache. Bytes count the keys and values of all layers, and their scales.
 
-    dtype: of the stored numbers: the type of the activations, float8_e4m3fn (interface/fp8_cache.py), or int8 with a
-    scale for each head and token (interface/int8_cache.py).
+    dtype: of the stored numbers: the type of the activations, float8_e4m3fn (interface/fp8_cache.py), or int8 with
+    a scale for each head and token (interface/int8_cache.py).
     """
 
     num_layers: int

@@ -46,7 +46,7 @@ class _TorchCache:
                 self.scales[i][layer].flatten(0, 1)[slots] = scales
 
     def read(self, layer: int, blocks: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values [length, Hkv, D] of the first positions of these blocks, in dtype; of int8 in float32."""
+        """Keys and values [length, Hkv, D] of these blocks' first positions, in dtype; int8 in float32."""
         keys, values = (_first(part[layer], blocks, length) for part in (self.keys, self.values))
         if self.scales is None:
             return keys.to(dtype), values.to(dtype)

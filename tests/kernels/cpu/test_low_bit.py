@@ -18,17 +18,10 @@ from faser.kernels.cpu.isa import Isa
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.low_bit.formats import FORMATS, LowBitRows, stack_low_bit
 from faser.kernels.torch.backend import TorchBackend
+from tests.kernels.conftest import other_isas
 from tests.kernels.interface.low_bit.blocks import random_blocks
 
 DEFINITION = TorchBackend()
-# Sets that this CPU may have besides those of the fixture `native`, with the features that decide.
-_OTHERS = {Isa.AVX512: ("avx512f", "avx512bw"), Isa.AVX2_VNNI: ("avx_vnni", "f16c"), Isa.GENERIC: ()}
-
-
-def other_isas() -> list[Isa]:
-    cpuinfo = Path("/proc/cpuinfo")
-    features = cpuinfo.read_text().split() if cpuinfo.exists() else []
-    return [isa for isa, needed in _OTHERS.items() if set(needed) <= set(features)]
 
 
 def random(*size: int, seed: int = 0) -> Tensor:

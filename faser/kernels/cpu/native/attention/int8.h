@@ -13,17 +13,23 @@ constexpr int kMostWeight = 32767;     // the low byte is unsigned
 constexpr int64_t kMostHeadDim = 1024;  // so that the sum of a key's products fits into 32 bits
 constexpr uint32_t kLeastBits = 0x0d800000u;  // 2^-100: neither it nor kMostWeight over it overflows
 
-// The largest magnitude's bits, and more than an infinity's if any is no number.
-template <class T>
-uint32_t largest_bits(const T* x, int64_t count) {
-    vu most{};
-    for (int64_t i = 0; i < count; i += kLanes) {
-        vu bits = (vu)load(x + i) & 0x7fffffffu;
-        most = bits > most ? bits : most;
-    }
+// The bits of each lane's largest magnitude so far; more than an infinity's where one is no number.
+inline vu larger_bits(vu most, vf x) {
+    const vu bits = (vu)x & 0x7fffffffu;
+    return bits > most ? bits : most;
+}
+
+inline uint32_t largest_bits(vu most) {
     uint32_t bits = most[0];
     for (int i = 1; i < kLanes; i++) bits = most[i] > bits ? most[i] : bits;
     return bits;
+}
+
+template <class T>
+uint32_t largest_bits(const T* x, int64_t count) {
+    vu most{};
+    for (int64_t i = 0; i < count; i += kLanes) most = larger_bits(most, load(x + i));
+    return largest_bits(most);
 }
 
 inline float as_float(uint32_t bits) {
@@ -181,19 +187,23 @@ struct WideSums {
     typename Wide<Unsigned>::Sum at[Rows][Panels * kParts];
 };
 
-// Adds bytes w[p] times the numbers of each row from step `first` on. Rows lie 2 * count bytes apart. Fetch: as in
-// tile.h.
+// Adds bytes w[p] times the numbers of each row from step `first` on. Rows lie 2 * count bytes apart. Fetch: meanwhile
+// prefetch, a step each, `later` and `ahead`, which lie as w does.
 template <bool Unsigned, int Rows, int Panels, bool Fetch = false>
 inline __attribute__((always_inline)) void multiply_wide(const char* x, int64_t count, int64_t first,
                                                          const char* const* w, ptrdiff_t w_step, int64_t steps,
                                                          WideSums<Unsigned, Rows, Panels>& sums,
-                                                         const char* const* prefetched = nullptr) {
+                                                         const char* const* later = nullptr,
+                                                         const char* const* ahead = nullptr) {
     using W = Wide<Unsigned>;
     for (int64_t step = 0; step < steps; step++) {
         typename W::Bytes bytes[Panels * kParts];
 #pragma GCC unroll 8
         for (int p = 0; p < Panels; p++) {
-            if (Fetch) __builtin_prefetch(prefetched[p] + step * kStepBytes, 0, 2);
+            if (Fetch) {
+                __builtin_prefetch(later[p] + step * kStepBytes, 0, 2);
+                __builtin_prefetch(ahead[p] + step * w_step, 0, 2);
+            }
 #pragma GCC unroll 4
             for (int i = 0; i < kParts; i++) bytes[p * kParts + i] = W::bytes(w[p] + step * w_step + i * sizeof(vi));
         }

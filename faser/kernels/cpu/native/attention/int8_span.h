@@ -10,6 +10,8 @@
 
 namespace faser {
 
+constexpr int kAhead = 4;  // chunks from the keys in use to those that are prefetched
+
 // Rows of the next tile when `left` remain, as even as possible.
 template <int Most>
 int even_rows(int64_t left) {
@@ -44,6 +46,8 @@ template <int Most, int Panels>
 void score_int8_chunks(const FaserCache& cache, const Scratch& scratch, int64_t num_queries, const Chunks& chunks,
                        int c, float* scores) {
     const int64_t width = cache.head_dim;
+    const char* ahead[Panels];
+    for (int p = 0; p < Panels; p++) ahead[p] = chunks.keys[std::min(c + kAhead + p, chunks.count - 1)];
     vf scales[Panels * kParts];
     for (int i = 0; i < Panels * kParts; i++) scales[i] = load(chunks.key_scales[c + i / kParts] + i % kParts * kLanes);
     for (int64_t q = 0; q < num_queries;) {
@@ -57,7 +61,7 @@ void score_int8_chunks(const FaserCache& cache, const Scratch& scratch, int64_t 
             }
             multiply_wide<true, count.value, Panels, true>(scratch.queries.data() + q * 2 * width, width, 0,
                                                            chunks.keys + c, keys_step(cache), width / 4, sums,
-                                                           chunks.values + c);
+                                                           chunks.values + c, ahead);
 #pragma GCC unroll 8
             for (int r = 0; r < count.value; r++) {
 #pragma GCC unroll 16
@@ -90,6 +94,7 @@ inline void soften_int8(const Call& call, int64_t num_queries, const Chunks& chu
         const float c = scratch.units[q] * (call.heads.scale * kLog2e);
         partial.most[q] = most_of(row, keys, c);
         partial.total[q] = 0;
+        vu largest{};
         if (partial.most[q] == kNothing) {
             std::fill(row, row + keys, 0.0f);
         } else {
@@ -99,11 +104,13 @@ inline void soften_int8(const Call& call, int64_t num_queries, const Chunks& chu
                 const vf weight = exp2(fma(load(row + k), splat(c), shift));
                 const vf scale = load(chunks.value_scales[k / kChunk] + k % kChunk);
                 total += weight;
-                store(row + k, weight == 0.0f ? vf{} : weight * scale);
+                const vf scaled = weight == 0.0f ? vf{} : weight * scale;
+                largest = larger_bits(largest, scaled);
+                store(row + k, scaled);
             }
             partial.total[q] = sum(total);
         }
-        const Rounding rounding(largest_bits(row, keys), kMostWeight);
+        const Rounding rounding(largest_bits(largest), kMostWeight);
         char* to = scratch.weights.data() + q * 2 * kSpan;
         for (int64_t k = 0; k < keys; k += kLanes) {
             Wide<false>::put(to, k, kSpan, round_to_int(load(row + k) * rounding.factor));
