@@ -369,6 +369,7 @@ class ModelInfo:
     block_size: int
     num_blocks: int
     kv_cache_bytes: int
+    kv_cache_dtype: str
     weight_bytes: int
     num_parameters: int
 

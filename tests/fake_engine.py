@@ -64,6 +64,7 @@ def model_info() -> ModelInfo:
         block_size=16,
         num_blocks=256,
         kv_cache_bytes=1 << 20,
+        kv_cache_dtype="float32",
         weight_bytes=1 << 20,
         num_parameters=1000,
     )

@@ -19,11 +19,12 @@ _NO_FLOAT32 = "flashinfer computes in 16 bits; use bfloat16, float16 or the torc
 _OTHER_QUANTIZATION = "only fp8 and gguf are implemented; use one of them or an unquantized checkpoint"
 _OF_CHECKPOINT = "the type of a quantized checkpoint is read from its files; leave it out"
 
-_OTHER_FP8 = "of 8-bit types only e4m3 is implemented; use fp8 or auto"
-_OTHER_KV = "keys and values are stored as they are computed, in --dtype, or in 8 bits; use auto or fp8"
+_OTHER_FP8 = "of 8-bit types only e4m3 and int8 are implemented; use fp8, int8 or auto"
+_OTHER_KV = "keys and values are stored as they are computed, in --dtype, or in 8 bits; use auto, fp8 or int8"
 _NO_FP8 = "no kernels for CPUs multiply 8-bit numbers; leave it out, or use the torch backend, which is slow"
 _NO_LOW_BIT = "no kernels for GPUs multiply the blocks of GGUF files; leave it out, or use the torch backend"
-_NO_FP8_KV = "no kernels for CPUs read 8-bit keys and values; use auto, or the torch backend, which is slow"
+_NO_FP8_KV = "no kernels for CPUs read 8-bit floats; use int8, auto, or the torch backend, which is slow"
+_NO_INT8_KV = "no kernels for GPUs read keys and values in int8; use fp8, auto, or the torch backend"
 
 # The device of each backend that computes on one kind only.
 _HOME = {"native": "cpu", "flashinfer": "cuda"}
@@ -165,10 +166,11 @@ class EngineConfig:
     )
     kv_cache_dtype: str = setting(
         "auto",
-        "Type of keys and values in the KV cache. auto: that of activations; fp8: 8-bit floats, half the memory.",
+        "Type of keys and values in the KV cache; 8 bits take half the memory. auto: that of activations; fp8: "
+        "8-bit floats, on a GPU; int8: integers with a scale for each head and token, on a CPU.",
         group=ENGINE,
         kind=Kind.TEXT,
-        choices=("auto", "fp8"),
+        choices=("auto", "fp8", "int8"),
         synonyms=(("fp8_e4m3", "fp8"),),
         refused=(
             *((name, _OTHER_FP8) for name in ("fp8_e5m2", "fp8_inc", "fp8_ds_mla", "nvfp4")),
@@ -443,6 +445,8 @@ def _device_problems(values: Mapping[str, Any], label: Label) -> list[str]:
         found.append(f"{label('quantization')} is gguf; {_NO_LOW_BIT}")
     if kind == "cpu" and values["kv_cache_dtype"] == "fp8" and backend in ("auto", "native"):
         found.append(f"{label('kv_cache_dtype')} is fp8; {_NO_FP8_KV}")
+    if kind == "cuda" and values["kv_cache_dtype"] == "int8" and backend in ("auto", "flashinfer"):
+        found.append(f"{label('kv_cache_dtype')} is int8; {_NO_INT8_KV}")
     home = _DIVIDED.get(values["spec_partition"])
     if home not in (None, kind):
         found.append(

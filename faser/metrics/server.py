@@ -125,9 +125,9 @@ class Metrics:
         self._cache_config = make.info(
             "cache_config_info",
             "Constant 1; the labels describe the KV cache.",
-            ("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"),
+            ("block_size", "num_gpu_blocks", "cache_dtype", "kv_cache_size_tokens", "kv_cache_max_concurrency"),
         )
-        self._cache_config("0", "0", "0", "0")
+        self._cache_config("0", "0", "", "0", "0")
         adapters = make.info(
             "lora_requests_info",
             "Always zero: FASER serves no LoRA adapters. Endpoint pickers look it up.",
@@ -291,14 +291,16 @@ class Metrics:
         if restarts:
             self._restarts.inc()
 
-    def cache_config(self, *, block_size: int, num_gpu_blocks: int, max_model_len: int) -> None:
-        """The size of the KV cache is known. num_gpu_blocks: blocks on any device; the name is vLLM's.
+    def cache_config(self, *, block_size: int, num_gpu_blocks: int, cache_dtype: str, max_model_len: int) -> None:
+        """The KV cache is known. num_gpu_blocks: blocks on any device; the name is vLLM's.
 
         The label kv_cache_max_concurrency: how many sequences of max_model_len tokens fit into it.
         """
         num_tokens = block_size * num_gpu_blocks
         concurrency = num_gpu_blocks / -(-max_model_len // block_size)
-        self._cache_config(str(block_size), str(num_gpu_blocks), str(num_tokens), f"{concurrency:.2f}")
+        self._cache_config(
+            str(block_size), str(num_gpu_blocks), cache_dtype, str(num_tokens), f"{concurrency:.2f}"
+        )
 
     def render(self) -> bytes:
         """All series in Prometheus' text format; see CONTENT_TYPE."""

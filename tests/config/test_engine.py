@@ -66,20 +66,25 @@ def test_an_engine_config_survives_the_pipe() -> None:
             "quantization is gguf; no kernels for GPUs multiply the blocks of GGUF files; leave it out, or use "
             "the torch backend",
         ),
-        ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype is fp4; it must be one of auto, fp8"),
+        ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype is fp4; it must be one of auto, fp8, int8"),
         (
             {"kv_cache_dtype": "fp8_e5m2"},
-            "kv_cache_dtype is fp8_e5m2; of 8-bit types only e4m3 is implemented; use fp8 or auto",
+            "kv_cache_dtype is fp8_e5m2; of 8-bit types only e4m3 and int8 are implemented; use fp8, int8 or auto",
         ),
         (
             {"kv_cache_dtype": "bfloat16"},
             "kv_cache_dtype is bfloat16; keys and values are stored as they are computed, in --dtype, or in 8 bits"
-            "; use auto or fp8",
+            "; use auto, fp8 or int8",
         ),
         (
             {"kv_cache_dtype": "fp8", "device": "cpu", "backend": "native"},
-            "kv_cache_dtype is fp8; no kernels for CPUs read 8-bit keys and values; use auto, or the torch backend"
-            ", which is slow",
+            "kv_cache_dtype is fp8; no kernels for CPUs read 8-bit floats; use int8, auto, or the torch backend, "
+            "which is slow",
+        ),
+        (
+            {"kv_cache_dtype": "int8", "device": "cuda"},
+            "kv_cache_dtype is int8; no kernels for GPUs read keys and values in int8; use fp8, auto, or the "
+            "torch backend",
         ),
         *(
             (

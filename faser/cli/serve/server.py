@@ -88,8 +88,9 @@ def serve_on(
 def ready_line(url: str, model: str, info: ModelInfo, threads: int, began_s: float) -> str:
     """What tells the operator that the server is ready."""
     tokens = info.num_blocks * info.block_size
+    stored = "" if info.kv_cache_dtype == info.dtype else f" in {info.kv_cache_dtype}"
     return (
-        f"ready at {url} · {model} · {info.dtype} · {tokens} KV tokens · "
+        f"ready at {url} · {model} · {info.dtype} · {tokens} KV tokens{stored} · "
         f"{threads} thread{'s' if threads > 1 else ''} ({info.backend}) · {time.monotonic() - began_s:.1f} s"
     )
 

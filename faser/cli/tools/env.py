@@ -128,7 +128,8 @@ def _cpu_kernels() -> str:
     found = _library()
     if found is None:
         return "none"
-    return f"{found.isa}, {found.origin}; low-bit products with {LOW_BIT_INSTRUCTIONS[found.isa]}"
+    products = f"low-bit products with {LOW_BIT_INSTRUCTIONS[found.isa]}"
+    return f"{found.isa}, {found.origin}; {products}; KV cache in --dtype or int8"
 
 
 def _library() -> NativeLibrary | None:

@@ -284,7 +284,10 @@ class AsyncEngine:
         self._info = info
         if self._metrics is not None:
             self._metrics.cache_config(
-                block_size=info.block_size, num_gpu_blocks=info.num_blocks, max_model_len=info.max_model_len
+                block_size=info.block_size,
+                num_gpu_blocks=info.num_blocks,
+                cache_dtype=info.kv_cache_dtype,
+                max_model_len=info.max_model_len,
             )
 
     def _enter(self, state: EngineState, reason: str) -> None:

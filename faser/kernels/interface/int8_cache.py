@@ -14,8 +14,8 @@ the distance between their largest and their least.
 A backend that multiplies integers rounds two things more. A query becomes integers up to ±16256 (15 bits), which
 changes a score by at most scale * |k'|_1 * max |q| / 32512, with k' the stored key: that is added to e. Weights
 times scales of values become integers up to 32767, with one unit for a span of 256 positions: where each of the
-256 is rounded the same way, by half a unit, this moves a component by the largest s / 2 of the values once more. As
-a rule roundings cancel, and it is a hundred times less.
+256 is rounded the same way, by half a unit, this moves a component by the largest s / 2 of the values once more.
+As a rule roundings cancel, and it is a hundred times less.
 """
 
 import torch

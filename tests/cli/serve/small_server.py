@@ -26,6 +26,7 @@ INFO = ModelInfo(
     block_size=16,
     num_blocks=4,
     kv_cache_bytes=1,
+    kv_cache_dtype="float32",
     weight_bytes=1,
     num_parameters=1,
 )

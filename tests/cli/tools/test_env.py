@@ -49,6 +49,7 @@ def test_the_instruction_set_of_the_native_kernels_is_named(
         isa, origin = found["cpu kernels"].split(", ", 1)
         assert isa == "generic"
         assert origin.startswith(("from the package", "compiled here", "to be compiled by /"))
+        assert origin.endswith("; KV cache in --dtype or int8")
     monkeypatch.setenv("FASER_CPU_ISA", "sse9")
     assert main(["env"]) != 0
     assert "the variable FASER_CPU_ISA is sse9" in capsys.readouterr().err

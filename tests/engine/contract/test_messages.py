@@ -51,6 +51,7 @@ INFO = ModelInfo(
     block_size=16,
     num_blocks=64,
     kv_cache_bytes=1 << 40,
+    kv_cache_dtype="float32",
     weight_bytes=1,
     num_parameters=1,
 )

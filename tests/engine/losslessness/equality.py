@@ -125,11 +125,9 @@ def build_with_parts(
     given = {"policy": "off"} if speculation is None else table | speculation
     config = EngineConfig(
         model=str(target),
-        dtype="float32",
-        max_num_seqs=16,
         max_num_batched_tokens=96,
         speculative_config=given,
-        **{"kv_cache_memory": 1 << 20, "max_model_len": 512} | settings,
+        **{"dtype": "float32", "kv_cache_memory": 1 << 20, "max_model_len": 512, "max_num_seqs": 16} | settings,
     )
     times = StepTimes.proportional(
         step_s=0.01, pass_s=1e-5, text_s=1e-7, interference=(LANES,)

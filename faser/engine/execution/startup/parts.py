@@ -78,6 +78,7 @@ class EngineParts:
             block_size=self.kv.block_size,
             num_blocks=self.kv.num_blocks,
             kv_cache_bytes=self.kv_cache_bytes,
+            kv_cache_dtype=str(self.kv.dtype).removeprefix("torch."),
             weight_bytes=decoder.weight_bytes + (0 if self.draft is None else self.draft.decoder.weight_bytes),
             num_parameters=decoder.num_parameters,
         )

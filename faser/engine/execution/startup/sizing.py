@@ -64,7 +64,7 @@ def compute_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
 
 def kv_cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
     """The type of stored keys and values of a model that computes in dtype; the same rule for both models."""
-    return FP8 if config.kv_cache_dtype == "fp8" else dtype
+    return {"fp8": FP8, "int8": torch.int8}.get(config.kv_cache_dtype, dtype)
 
 
 def most_logit_rows(config: EngineConfig) -> int:

@@ -45,9 +45,19 @@ def test_a_draft_model_has_the_same_blocks_and_its_bytes_count() -> None:
     assert alone.num_blocks == 250
 
 
-@pytest.mark.parametrize("given, wanted", [("auto", torch.bfloat16), ("fp8", torch.float8_e4m3fn)])
-def test_keys_and_values_have_the_type_of_activations_or_8_bits(given: str, wanted: torch.dtype) -> None:
-    assert kv_cache_dtype(config(device="cuda", kv_cache_dtype=given), torch.bfloat16) is wanted
+@pytest.mark.parametrize(
+    "device, given, wanted",
+    [
+        ("cuda", "auto", torch.bfloat16),
+        ("cuda", "fp8", torch.float8_e4m3fn),
+        ("cpu", "auto", torch.bfloat16),
+        ("cpu", "int8", torch.int8),
+    ],
+)
+def test_keys_and_values_have_the_type_of_activations_or_8_bits(
+    device: str, given: str, wanted: torch.dtype
+) -> None:
+    assert kv_cache_dtype(config(device=device, kv_cache_dtype=given), torch.bfloat16) is wanted
 
 
 def test_8_bit_keys_and_values_leave_room_for_twice_as_many() -> None:
@@ -58,6 +68,17 @@ def test_8_bit_keys_and_values_leave_room_for_twice_as_many() -> None:
     wide, narrow = (kv_shapes(config(kv_cache_memory=memory), each, 512)[0] for each in (models, small))
     assert narrow.num_blocks // 2 == wide.num_blocks
     assert narrow.block_bytes == wide.block_bytes // 2
+
+
+def test_the_scales_of_int8_count() -> None:
+    """Two bytes beside the 16 of a head."""
+    head_dim = TARGET.spec.head_dim
+    (wide,), (narrow,) = (
+        kv_shapes(config(kv_cache_memory=1 << 20), [replace(TARGET, kv_dtype=dtype)], 512)
+        for dtype in (torch.bfloat16, torch.int8)
+    )
+    assert narrow.block_bytes * 2 * head_dim == wide.block_bytes * (head_dim + 2)
+    assert narrow.num_blocks == (1 << 20) // narrow.block_bytes > wide.num_blocks * 1.7
 
 
 def test_without_a_limit_the_kv_cache_is_no_more_than_all_sequences_can_fill() -> None:
