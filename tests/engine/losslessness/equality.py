@@ -123,12 +123,14 @@ def build_with_parts(
     target, _ = checkpoints
     table = {"num_speculative_tokens": CAP, "num_speculative_tokens_per_batch_size": [[1, 4, CAP], [5, 16, 2]]}
     given = {"policy": "off"} if speculation is None else table | speculation
-    config = EngineConfig(
-        model=str(target),
-        max_num_batched_tokens=96,
-        speculative_config=given,
-        **{"dtype": "float32", "kv_cache_memory": 1 << 20, "max_model_len": 512, "max_num_seqs": 16} | settings,
-    )
+    usual: dict[str, Any] = {
+        "dtype": "float32",
+        "kv_cache_memory": 1 << 20,
+        "max_model_len": 512,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 96,
+    }
+    config = EngineConfig(model=str(target), speculative_config=given, **usual | settings)
     times = StepTimes.proportional(
         step_s=0.01, pass_s=1e-5, text_s=1e-7, interference=(LANES,)
     )  # drafting seems to pay

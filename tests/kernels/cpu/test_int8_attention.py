@@ -13,7 +13,8 @@ from torch.testing import assert_close
 
 from faser.errors import ConfigError
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import Isa, library_path
+from faser.kernels.cpu.build import library_path
+from faser.kernels.cpu.isa import Isa
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.int8_cache import dequantised, quantise_heads
 from faser.kernels.interface.shapes import AttentionShape, KvCache
