@@ -7,7 +7,7 @@ from contextlib import closing
 
 import psutil
 
-from faser.engine.client.engine_host import start_host
+from faser.engine.client.engine_host import launch, start_host
 
 
 def test_a_process_whose_front_end_closes_the_connection_ends() -> None:
@@ -34,4 +34,13 @@ def test_a_process_that_is_stopped_is_killed_and_leaves_no_zombie() -> None:
         (process,) = set(psutil.Process().children()) - before
         os.kill(process.pid, signal.SIGSTOP)
         host.kill()
+    assert not process.is_running()
+
+
+def test_a_launched_engine_that_is_not_needed_leaves_no_process() -> None:
+    before = set(psutil.Process().children())
+    launched = launch("process")
+    (process,) = set(psutil.Process().children()) - before
+    for _ in range(2):
+        launched.discard()
     assert not process.is_running()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from faser.config.engine import EngineConfig
-from faser.engine.client.engine_host import Transport
+from faser.engine.client.engine_host import Transport, launch
 from faser.engine.client.supervisor import EngineSupervisor, Supervision
 from faser.engine.contract.messages import (
     Configure,
@@ -101,19 +101,22 @@ class ScriptedHost:
 class Owner:
     """Plays AsyncEngine: notes what the supervisor tells it. lives: of the engines, in order."""
 
-    def __init__(self, lives: Sequence[Life], supervision: Supervision) -> None:
+    def __init__(self, lives: Sequence[Life], supervision: Supervision, *, launches_first: bool = False) -> None:
+        """launches_first: the first engine is started before there is a supervisor."""
         self.hosts: list[ScriptedHost] = []
         self.messages: list[FromEngine] = []
         self.ends: list[tuple[FaserError, bool]] = []
         self.killed_when_told: list[bool] = []
         self.ready = 0
         self._lives = iter(lives)
+        self.launched = launch("process", self._start) if launches_first else None
         self.supervisor = EngineSupervisor(
             Configure(EngineConfig(), "/nowhere"),
             supervision,
             transport="process",
             on_message=self._take,
             on_end=self._note_end,
+            launched=self.launched,
             start=self._start,
         )
 
@@ -165,6 +168,24 @@ def test_an_engine_that_dies_is_started_again_and_the_log_says_once_how_it_ended
         "the engine died (signal 9); it is started again in 1 s (1 of 3 restarts within 10 minutes used)"
     ]
     assert "ready again" in caplog.records[-1].getMessage()
+
+
+def test_an_engine_that_was_launched_before_is_the_first_and_restarts_follow_it() -> None:
+    async def scenario() -> Owner:
+        owner = Owner([dies, serves], Supervision(max_restarts=1), launches_first=True)
+        assert len(owner.hosts) == 1
+        owner.supervisor.start()
+        async with asyncio.timeout(30):
+            while owner.ready < 2:
+                await asyncio.sleep(0.01)
+        assert len(owner.hosts) == 2
+        await owner.supervisor.stop()
+        assert owner.launched is not None
+        owner.launched.discard()  # has ended long ago
+        return owner
+
+    owner = asyncio.run(scenario())
+    assert [restarts for _, restarts in owner.ends] == [True]
 
 
 def test_an_engine_that_fails_with_a_message_is_started_again_too() -> None:

@@ -19,6 +19,8 @@ from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.stored_blocks import BlockSource
 from faser.errors import ConfigError
+from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.low_bit.product import STRETCH, quantise_activations
 from faser.kernels.torch.backend import TorchBackend
@@ -99,6 +101,17 @@ def test_a_product_with_a_part_in_16_bits_is_dequantised(tmp_path: Path, caplog:
     assert "weights in Q4_1 (4-bit codes), Q8_0 (8-bit codes) are multiplied as they are stored" in caplog.text
     whole = decoder(path, TorchBackend())
     assert found.weight_bytes < whole.weight_bytes / 2
+
+
+def test_weights_are_counted_as_they_lie_in_memory(tmp_path: Path, kernel_cache: Path) -> None:
+    """Codes of five bits take a byte each, like those of eight; in the file a block has 22 and 34 bytes."""
+    backend = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)
+    found = {}
+    for quantization in (Type.Q5_0, Type.Q8_0, Type.Q4_0):
+        path = tmp_path / f"{quantization.name}.gguf"
+        write_gguf(path, quantization=quantization)
+        found[quantization] = decoder(path, backend, quantization="gguf").weight_bytes
+    assert found[Type.Q5_0] == found[Type.Q8_0] > found[Type.Q4_0]
 
 
 def test_what_has_no_blocks_is_refused_with_the_path(tmp_path: Path) -> None:
