@@ -86,7 +86,7 @@ def stop(server: subprocess.Popen[bytes]) -> None:
     server.wait(_TIMEOUT_S)
 
 
-def peak_bytes(server: subprocess.Popen[bytes]) -> dict[str, int]:
+def peak_bytes(server: subprocess.Popen[Any]) -> dict[str, int]:
     """High-water mark of the front-end, and of the engine."""
     front_end = psutil.Process(server.pid)
     (engine,) = front_end.children()
