@@ -118,11 +118,14 @@ class StepProfiler:
     def _repeat(
         self, batches: dict[BatchShape, RowBatch], times: dict[BatchShape, list[float]], ends_s: float
     ) -> None:
-        """Time every batch again, in rounds: those that are fast more often. Ends at ends_s."""
-        while again := [shape for shape in batches if len(times[shape]) < _wanted_times(times[shape])]:
-            for shape in again:
-                if self._clock() > ends_s:
-                    return
+        """Time every batch again, in rounds: those that are fast more often. None ends after ends_s."""
+
+        def wanted(shape: BatchShape) -> bool:
+            fits = self._clock() + min(times[shape]) <= ends_s
+            return fits and len(times[shape]) < _wanted_times(times[shape])
+
+        while again := [shape for shape in batches if wanted(shape)]:
+            for shape in filter(wanted, again):
                 times[shape].append(self.time_s(batches[shape]))
 
     def run_largest(self) -> None:
