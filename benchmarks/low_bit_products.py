@@ -27,7 +27,8 @@ import torch
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.isa import LOW_BIT_INSTRUCTIONS, detect_isa
-from faser.kernels.interface.low_bit.formats import FORMATS, LowBitRows, block_rows
+from faser.kernels.interface.low_bit.formats import FORMATS
+from faser.kernels.interface.low_bit.rows import LowBitRows, block_rows
 
 FORMATS_TIMED = ("Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0")
 TOTAL_BYTES = 256 << 20

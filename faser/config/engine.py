@@ -16,13 +16,16 @@ from faser.types import MAX_LOGPROBS, Slo
 
 _HALF = "it is not computed on a CPU; use bfloat16 or float32"
 _NO_FLOAT32 = "flashinfer computes in 16 bits; use bfloat16, float16 or the torch backend"
-_OTHER_QUANTIZATION = "only fp8 and gguf are implemented; use one of them or an unquantized checkpoint"
+_OTHER_QUANTIZATION = "only fp8, gguf, int8 and int4 are implemented; use one of them or an unquantized checkpoint"
 _OF_CHECKPOINT = "the type of a quantized checkpoint is read from its files; leave it out"
+
+_METHODS_OF_CHECKPOINTS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors")
+_LOW_BIT = ("gguf", "int8", "int4")
 
 _OTHER_FP8 = "of 8-bit types only e4m3 and int8 are implemented; use fp8, int8 or auto"
 _OTHER_KV = "keys and values are stored as they are computed, in --dtype, or in 8 bits; use auto, fp8 or int8"
 _NO_FP8 = "no kernels for CPUs multiply 8-bit numbers; leave it out, or use the torch backend, which is slow"
-_NO_LOW_BIT = "no kernels for GPUs multiply the blocks of GGUF files; leave it out, or use the torch backend"
+_NO_LOW_BIT = "no kernels for GPUs multiply low-bit weights; leave it out, or use the torch backend"
 _NO_FP8_KV = "no kernels for CPUs read 8-bit floats; use int8, auto, or the torch backend, which is slow"
 _NO_INT8_KV = "no kernels for GPUs read keys and values in int8; use fp8, auto, or the torch backend"
 
@@ -69,16 +72,17 @@ class EngineConfig:
     )
     quantization: str | None = setting(
         None,
-        "Weights as they are multiplied. fp8: those of the layers, rounded while loading. gguf: all that a GGUF "
-        "file stores in blocks, as stored. None: dequantise GGUF files, keep the type of other checkpoints.",
+        "Weights as they are multiplied. int8, int4: all of them, rounded while loading (on a CPU). gguf: what a "
+        "GGUF file stores in blocks, as stored (on a CPU). fp8: those of the layers, rounded while loading (on a "
+        "GPU). None: dequantise GGUF files, keep the type of other checkpoints.",
         group=MODEL,
         kind=Kind.TEXT,
         aliases=("-q",),
-        choices=("fp8", "gguf"),
+        choices=("fp8", "gguf", "int8", "int4"),
         synonyms=(("none", None), ("None", None), ("null", None)),
         refused=(
-            *((name, _OTHER_QUANTIZATION) for name in ("awq", "bitsandbytes", "gptq", "modelopt", "nvfp4")),
-            ("compressed-tensors", _OF_CHECKPOINT),
+            *((name, _OTHER_QUANTIZATION) for name in ("bitsandbytes", "modelopt", "nvfp4")),
+            *((name, _OF_CHECKPOINT) for name in _METHODS_OF_CHECKPOINTS),
         ),
     )
     max_model_len: int | None = setting(
@@ -441,8 +445,8 @@ def _device_problems(values: Mapping[str, Any], label: Label) -> list[str]:
         found.append(f"{label('dtype')} is {dtype}; {_NO_FLOAT32}")
     if kind == "cpu" and values["quantization"] == "fp8" and backend in ("auto", "native"):
         found.append(f"{label('quantization')} is fp8; {_NO_FP8}")
-    if kind == "cuda" and values["quantization"] == "gguf" and backend in ("auto", "flashinfer"):
-        found.append(f"{label('quantization')} is gguf; {_NO_LOW_BIT}")
+    if kind == "cuda" and values["quantization"] in _LOW_BIT and backend in ("auto", "flashinfer"):
+        found.append(f"{label('quantization')} is {values['quantization']}; {_NO_LOW_BIT}")
     if kind == "cpu" and values["kv_cache_dtype"] == "fp8" and backend in ("auto", "native"):
         found.append(f"{label('kv_cache_dtype')} is fp8; {_NO_FP8_KV}")
     if kind == "cuda" and values["kv_cache_dtype"] == "int8" and backend in ("auto", "flashinfer"):

@@ -54,7 +54,7 @@ def test_an_engine_config_survives_the_pipe() -> None:
         ),
         (
             {"quantization": "awq"},
-            "quantization is awq; only fp8 and gguf are implemented; use one of them or an unquantized checkpoint",
+            "quantization is awq; the type of a quantized checkpoint is read from its files; leave it out",
         ),
         (
             {"quantization": "compressed-tensors"},
@@ -63,7 +63,7 @@ def test_an_engine_config_survives_the_pipe() -> None:
         ),
         (
             {"quantization": "gguf", "device": "cuda"},
-            "quantization is gguf; no kernels for GPUs multiply the blocks of GGUF files; leave it out, or use "
+            "quantization is gguf; no kernels for GPUs multiply low-bit weights; leave it out, or use "
             "the torch backend",
         ),
         ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype is fp4; it must be one of auto, fp8, int8"),
@@ -94,7 +94,7 @@ def test_an_engine_config_survives_the_pipe() -> None:
             )
             for backend in ("auto", "native")
         ),
-        ({"quantization": "int3"}, "quantization is int3; it must be one of fp8, gguf"),
+        ({"quantization": "int3"}, "quantization is int3; it must be one of fp8, gguf, int8, int4"),
         (
             {"cudagraph_capture_sizes": (8, 0)},
             "cudagraph_capture_sizes is 8 0; it must be at least 1 and at most 8192",

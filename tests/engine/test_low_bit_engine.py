@@ -1,4 +1,4 @@
-"""Engines that compute with the blocks of a GGUF file, on the native kernels: drafts change no answer.
+"""Engines that compute with low-bit weights, on the native kernels: drafts change no answer.
 
 Oracle: the engine without speculation, token for token.
 """
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gguf import GGMLQuantizationType as Type
 
 from faser.config.engine import EngineConfig
@@ -14,16 +15,18 @@ from faser.engine.build import build_engine
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
 from faser.types import Request, SamplingParams
+from tests.checkpoints import write_tiny_checkpoint, write_tokenizer
 from tests.engine.checkpoints.gguf.gguf_files import write_gguf
+from tests.engine.checkpoints.low_bit_checkpoints import KINDS, write_pair
 
 STEP_TIMES = StepTimes.proportional(step_s=1e-2, pass_s=1e-3)
 
 
-def built(path: Path, speculation: dict[str, Any]) -> Engine:
+def built(path: Path, speculation: dict[str, Any], quantization: str | None = "gguf") -> Engine:
     config = EngineConfig(
         backend="native",
         device="cpu",
-        quantization="gguf",
+        quantization=quantization,
         num_threads=2,
         max_model_len=96,
         max_num_seqs=4,
@@ -61,4 +64,26 @@ def test_drafts_change_no_answer(tmp_path: Path, quantization: Type, temperature
     wanted = answers(built(path, {"policy": "off"}), temperature)
     drafting = {"method": "draft_model", "model": str(path), "policy": "fixed", "num_speculative_tokens": 3}
     assert answers(built(path, drafting), temperature) == wanted
+    assert {name: len(token_ids) for name, token_ids in wanted.items()} == dict.fromkeys("0123", 30)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_drafts_change_no_answer_of_weights_rounded_while_loading(
+    tmp_path: Path, quantization: str, temperature: float
+) -> None:
+    write_tiny_checkpoint(tmp_path, dtype=torch.bfloat16)
+    wanted = answers(built(tmp_path, {"policy": "off"}, quantization), temperature)
+    drafting = {"method": "draft_model", "model": str(tmp_path), "policy": "fixed", "num_speculative_tokens": 3}
+    assert answers(built(tmp_path, drafting, quantization), temperature) == wanted
+    assert {name: len(token_ids) for name, token_ids in wanted.items()} == dict.fromkeys("0123", 30)
+
+
+@pytest.mark.parametrize("kind", ["awq", "gptq", "gptq-desc-act", "w4a16-asymmetric", "w8a8"])
+def test_drafts_change_no_answer_of_a_quantised_checkpoint(tmp_path: Path, kind: str) -> None:
+    path, _ = write_pair(tmp_path, KINDS[kind], dtype=torch.bfloat16)
+    write_tokenizer(path)
+    wanted = answers(built(path, {"policy": "off"}, None), 0.0)
+    drafting = {"method": "draft_model", "model": str(path), "policy": "fixed", "num_speculative_tokens": 3}
+    assert answers(built(path, drafting, None), 0.0) == wanted
     assert {name: len(token_ids) for name, token_ids in wanted.items()} == dict.fromkeys("0123", 30)

@@ -11,7 +11,8 @@ from typing import Any
 
 from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.quantization import StoredFp8, stored_quantization
+from faser.engine.checkpoints.quantization.detection import stored_quantization
+from faser.engine.checkpoints.quantization.stored import StoredFp8, StoredLowBit
 from faser.errors import ModelError
 
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -44,7 +45,7 @@ class ModelConfig:
     dtype: str | None
     eos_token_ids: tuple[int, ...]
     generation: GenerationDefaults
-    quantization: StoredFp8 | None = None
+    quantization: StoredFp8 | StoredLowBit | None = None
 
 
 def read_model_config(path: Path) -> ModelConfig:

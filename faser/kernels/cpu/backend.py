@@ -24,7 +24,7 @@ from faser.kernels.interface.blocks import Blocks
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.fp8_cache import check_cache_dtype
 from faser.kernels.interface.graph_capture import GraphCapture
-from faser.kernels.interface.low_bit.formats import LowBitRows
+from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 
@@ -172,6 +172,8 @@ class NativeBackend:
     def linear(
         self, x: Tensor, packed: _NativeLinear | LowBitLinear, out: Tensor, *, residual: Tensor | None = None
     ) -> Tensor:
+        if isinstance(packed, LowBitLinear) and packed.order is not None:
+            x = x[:, packed.order]
         rows, stride = _rows(x, packed.depth)
         out_rows, out_stride = _rows(out, packed.columns)
         assert rows == out_rows, (rows, out_rows)
@@ -220,6 +222,8 @@ class NativeBackend:
             self._library.faser_low_bit_embed(
                 self._pool, packed.address, ids, count, out.data_ptr(), _DTYPES[out.dtype]
             )
+            if packed.order is not None:
+                out[:, packed.order] = out.clone()
             return out
         assert out.dtype is packed.dtype, (out.dtype, packed.dtype)
         self._library.faser_embed(self._pool, packed.address, ids, count, out.data_ptr())

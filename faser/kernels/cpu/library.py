@@ -33,7 +33,7 @@ class LowBitPartStruct(ctypes.Structure):
         ("panels", c_void_p),
         ("first", c_int64),
         ("columns", c_int64),
-        *((name, c_int32) for name in ("form", "zero_point", "has_superblocks", "has_minimums")),
+        *((name, c_int32) for name in ("form", "zero_point", "factors", "has_minimums", "factor_values")),
     )
 
 
@@ -93,6 +93,8 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_embed": ((_P, _P, _P, _L, _P), None),
     "faser_low_bit_bytes": ((_P, _L), _L),
     "faser_low_bit_pack": ((_P, _P, _L, _I, _P), None),
+    "faser_low_bit_pack_codes": ((_P, _P, _L, _P, _P, _P), None),
+    "faser_low_bit_quantise": ((_P, _P, _L, _P, _I), None),
     "faser_low_bit_linear": ((_P, _P, _P, _L, _I, _L, _P, _L, _I, _P, _L), None),
     "faser_low_bit_embed": ((_P, _P, _P, _L, _P, _I), None),
     "faser_rms_norm": ((_P, _P, _L, _L, _L, _P, _F, _P, _L, _I), None),

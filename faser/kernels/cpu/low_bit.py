@@ -5,27 +5,44 @@ The kernels are native/low_bit; their results are those that interface/low_bit/p
 
 import ctypes
 from collections.abc import Callable
+from enum import IntEnum
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from faser.errors import ConfigError
-from faser.kernels.cpu.library import LowBitPartStruct, LowBitStruct
-from faser.kernels.interface.low_bit.formats import BlockRows, LowBitRows
+from faser.kernels.cpu.library import BFLOAT16, FLOAT32, LowBitPartStruct, LowBitStruct
+from faser.kernels.interface.low_bit.formats import MemoryForm
+from faser.kernels.interface.low_bit.group_rows import GroupRows
+from faser.kernels.interface.low_bit.quantise import FloatRows
+from faser.kernels.interface.low_bit.rows import BlockRows, LowBitPart, LowBitRows
 
 _COLUMNS = 16  # of a panel; vectors read a bias in whole panels
 _SMALLEST_DEPTH = 32
 
 
-class LowBitLinear:
-    """A packed low-bit weight. address: of its FaserLowBit. num_bytes: of its panels and its bias."""
+class _Factors(IntEnum):
+    """How scales and minimums are stored. Numbered as in layout.h."""
 
-    __slots__ = ("_kept", "address", "columns", "depth", "num_bytes")
+    HALVES = 0
+    INTEGERS = 1
+    FLOATS = 2
+
+
+class LowBitLinear:
+    """A packed low-bit weight. address: of its FaserLowBit. num_bytes: of its panels and its bias.
+
+    order: see LowBitRows; as indices.
+    """
+
+    __slots__ = ("_kept", "address", "columns", "depth", "num_bytes", "order")
 
     def __init__(
         self, weight: LowBitRows, parts: list[tuple[LowBitPartStruct, Tensor]], bias: Tensor | None
     ) -> None:
         self.columns, self.depth = weight.shape
+        self.order = None if weight.order is None else torch.from_numpy(weight.order.astype(np.int64))
         structs = (LowBitPartStruct * len(parts))(*(struct for struct, _ in parts))
         wide = None
         if bias is not None:
@@ -42,7 +59,7 @@ class LowBitLinear:
 def pack_low_bit(
     library: ctypes.CDLL, pool: int, weight: LowBitRows, bias: Tensor | None, take: Callable[[int], Tensor]
 ) -> LowBitLinear:
-    """Pack the blocks of every part. take: zeroed memory of that many bytes, 64-byte aligned.
+    """Pack every part. take: zeroed memory of that many bytes, 64-byte aligned.
 
     Raises ConfigError for a depth that is no multiple of 32.
     """
@@ -58,16 +75,61 @@ def pack_low_bit(
         struct = _struct(part, first)
         panels = take(library.faser_low_bit_bytes(ctypes.addressof(struct), depth))
         struct.panels = panels.data_ptr()
-        library.faser_low_bit_pack(
-            pool, ctypes.addressof(struct), depth, part.format.number, part.blocks.ctypes.data
-        )
+        _pack(library, pool, struct, depth, part)
         parts.append((struct, panels))
-        first += len(part.blocks)
+        first += part.num_rows
     return LowBitLinear(weight, parts, bias)
 
 
-def _struct(part: BlockRows, first: int) -> LowBitPartStruct:
-    found = part.format
+def _struct(part: LowBitPart, first: int) -> LowBitPartStruct:
+    if isinstance(part, BlockRows):
+        found = part.format
+        factors = _Factors.INTEGERS if found.has_superblocks else _Factors.HALVES
+        group = 16 if found.form is MemoryForm.BYTES_OF_16 else 32
+        return LowBitPartStruct(
+            None, first, part.num_rows, found.form, found.zero_point, factors, found.has_minimums, group
+        )
+    if isinstance(part, FloatRows):
+        scheme = part.scheme
+        return LowBitPartStruct(
+            None,
+            first,
+            part.num_rows,
+            scheme.form,
+            scheme.zero_point,
+            _Factors.HALVES,
+            scheme.has_minimums,
+            scheme.group_size,
+        )
+    factors = _Factors.HALVES if part.has_half_factors else _Factors.FLOATS
+    has_minimums = part.minimums is not None
     return LowBitPartStruct(
-        None, first, len(part.blocks), found.form, found.zero_point, found.has_superblocks, found.has_minimums
+        None, first, part.num_rows, part.form, part.zero_point, factors, has_minimums, part.group_size
+    )
+
+
+def _pack(library: ctypes.CDLL, pool: int, struct: LowBitPartStruct, depth: int, part: LowBitPart) -> None:
+    address = ctypes.addressof(struct)
+    if isinstance(part, BlockRows):
+        library.faser_low_bit_pack(pool, address, depth, part.format.number, part.blocks.ctypes.data)
+    elif isinstance(part, FloatRows):
+        weight = part.weight if part.weight.dtype in (torch.float32, torch.bfloat16) else part.weight.float()
+        weight = weight.contiguous()
+        dtype = FLOAT32 if weight.dtype is torch.float32 else BFLOAT16
+        library.faser_low_bit_quantise(pool, address, depth, weight.data_ptr(), dtype)
+    else:
+        _pack_codes(library, pool, address, depth, part)
+
+
+def _pack_codes(library: ctypes.CDLL, pool: int, address: int, depth: int, part: GroupRows) -> None:
+    dtype = np.float16 if part.has_half_factors else np.float32
+    scales = part.scales.astype(dtype)
+    minimums = None if part.minimums is None else part.minimums.astype(dtype)
+    library.faser_low_bit_pack_codes(
+        pool,
+        address,
+        depth,
+        part.codes.ctypes.data,
+        scales.ctypes.data,
+        None if minimums is None else minimums.ctypes.data,
     )

@@ -15,8 +15,8 @@ from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_f
 from faser.kernels.interface.fp8_cache import as_bytes, stored
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.int8_cache import SCALE_DTYPE, dequantised, quantise_heads
-from faser.kernels.interface.low_bit.formats import LowBitRows
 from faser.kernels.interface.low_bit.product import DecodedLowBit, decode_low_bit
+from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.sampling_kernels import SamplingKernels
 from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout

@@ -6,7 +6,9 @@ that overflow on AVX2.
 """
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,10 +18,13 @@ from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
 from faser.kernels.cpu.isa import Isa
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.low_bit.formats import FORMATS, LowBitRows, stack_low_bit
+from faser.kernels.interface.low_bit.formats import FORMATS
+from faser.kernels.interface.low_bit.quantise import INT4, INT8, FloatRows, Scheme
+from faser.kernels.interface.low_bit.rows import BlockRows, LowBitRows, stack_low_bit
 from faser.kernels.torch.backend import TorchBackend
 from tests.kernels.conftest import other_isas
 from tests.kernels.interface.low_bit.blocks import random_blocks
+from tests.kernels.interface.low_bit.group_weights import random_groups
 
 DEFINITION = TorchBackend()
 
@@ -74,6 +79,77 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(
         assert torch.equal(native.linear(x[row : row + 1], packed, torch.empty(1, 97))[0], together[row])
 
 
+GROUPS: list[tuple[int, dict[str, Any]]] = [
+    (4, {"group_size": 32, "dtype": np.float16}),
+    (4, {"group_size": 64, "dtype": np.float16, "has_minimums": True}),
+    (4, {"group_size": 128, "has_minimums": True}),
+    (4, {"group_size": 96}),
+    (8, {"group_size": 32}),
+    (8, {"group_size": 384, "has_minimums": True, "dtype": np.float16}),
+    (8, {"group_size": 768, "has_minimums": True, "has_order": True}),
+    (4, {"group_size": 768, "has_order": True}),
+]
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("bits, options", GROUPS)
+def test_codes_with_scales_have_the_bits_of_their_definition(
+    native: NativeBackend, bits: int, options: dict[str, Any], rows: int
+) -> None:
+    """Bugs seen to be caught: minimums of the wrong span, scales of 128 values read as if they were of 32."""
+    weight = random_groups(bits, 70, 768, **options)
+    found, wanted = both(native, random(rows, 768), weight, random(70, seed=3))
+    assert torch.equal(found, wanted)
+    ids = torch.tensor([69, 0, 16, 33])
+    rows_of_weight = native.embed(ids, native.pack(weight), torch.empty(4, 768))
+    assert torch.equal(rows_of_weight, torch.from_numpy(weight.dequantised())[ids])
+
+
+@pytest.mark.parametrize("depth", [96, 576])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_one_scale_a_row_reaches_the_end_of_a_short_span(native: NativeBackend, bits: int, depth: int) -> None:
+    weight = random_groups(bits, 33, depth, group_size=depth, has_minimums=True)
+    found, wanted = both(native, random(3, depth), weight)
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("rows", [2, 6, 13])
+def test_a_row_of_codes_with_scales_has_the_same_bits_alone_and_in_a_batch(
+    native: NativeBackend, rows: int
+) -> None:
+    weight = stack_low_bit(
+        [
+            random_groups(4, 40, 512, group_size=128, has_minimums=True),
+            random_groups(8, 33, 512, group_size=512),
+            LowBitRows(parts=(FloatRows(weight=random(24, 512), scheme=INT4),)),
+        ]
+    )
+    x, packed = random(rows, 512), native.pack(weight)
+    together = native.linear(x, packed, torch.empty(rows, 97))
+    for row in range(rows):
+        assert torch.equal(native.linear(x[row : row + 1], packed, torch.empty(1, 97))[0], together[row])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scheme", [INT8, INT4], ids=["int8", "int4"])
+@pytest.mark.parametrize("depth", [32, 96, 576])
+def test_weights_that_are_rounded_while_packed_have_the_bits_of_their_definition(
+    native: NativeBackend, scheme: Scheme, depth: int, dtype: torch.dtype
+) -> None:
+    """Rows of zeros, of one value and of tiny values among them."""
+    weight = 0.05 * random(37, depth, seed=4)
+    weight[3] = 0
+    weight[4] = 0.3
+    weight[5] *= 1e-7
+    weight[6] *= 1e-38
+    rows = LowBitRows(parts=(FloatRows(weight=weight.to(dtype), scheme=scheme),))
+    ids = torch.arange(37)
+    found = native.embed(ids, native.pack(rows), torch.empty(37, depth))
+    assert torch.equal(found, torch.from_numpy(rows.dequantised()))
+    products, wanted = both(native, random(3, depth), rows)
+    assert torch.equal(products, wanted)
+
+
 def test_parts_of_several_formats_are_one_product(native: NativeBackend) -> None:
     weight = stack_low_bit([random_blocks(name, 21 + n, 256, seed=n) for n, name in enumerate(FORMATS)])
     found, wanted = both(native, random(9, 256), weight, random(weight.shape[0], seed=5))
@@ -96,6 +172,7 @@ def test_the_largest_codes_and_activations_overflow_nothing(native: NativeBacken
     for name in FORMATS:
         weight = random_blocks(name, 16, 256)
         part = weight.parts[0]
+        assert isinstance(part, BlockRows)
         halves = {0, 1, 2, 3, 208, 209}
         for at in range(part.format.num_bytes):
             if at not in halves:
@@ -138,3 +215,10 @@ def test_every_instruction_set_gives_the_same_bits(isa: Isa, kernel_cache: Path)
     for seed, name in enumerate(FORMATS):
         found, wanted = both(native, random(7, 512, seed=seed), random_blocks(name, 70, 512, seed=seed))
         assert torch.equal(found, wanted), name
+    for bits, options in GROUPS:
+        found, wanted = both(native, random(7, 768), random_groups(bits, 70, 768, **options))
+        assert torch.equal(found, wanted), options
+    for scheme in (INT8, INT4):
+        rounded = LowBitRows(parts=(FloatRows(weight=random(37, 576), scheme=scheme),))
+        found, wanted = both(native, random(3, 576), rounded)
+        assert torch.equal(found, wanted), scheme

@@ -1,7 +1,7 @@
 """Builds a Decoder from a checkpoint: configuration, weights, rotary table, buffers.
 
-Decides which products are quantised: those that the checkpoint stores in 8-bit floats, all products of the layers
-if fp8 is requested, and those that a GGUF file stores in blocks if gguf is.
+Decides which products are quantised: those that the checkpoint stores quantised, all products of the layers if
+fp8 is requested, all matrices if int8 or int4 is, and those that a GGUF file stores in blocks if gguf is.
 """
 
 import logging
@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
+from faser.engine.checkpoints.quantization.stored import StoredFp8, StoredLowBit
+from faser.engine.execution.models import tensors
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.rope import rotary_angles
+from faser.engine.execution.models.rounded_source import QUANTIZATIONS, RoundedSource
 from faser.engine.execution.models.stored_blocks import BlockSource
+from faser.engine.execution.models.stored_codes import CodeSource
 from faser.engine.execution.models.stored_fp8 import Fp8Source
 from faser.engine.execution.models.weights import ByteProgress, DecoderWeights, WeightSource, pack_weights
 from faser.errors import ConfigError
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
     from faser.engine.checkpoints.gguf.weights import GgufSource
 
 _log = logging.getLogger("faser")
-_QUANTIZATIONS = (None, "fp8", "gguf")
+_LOW_BIT = ("gguf", *QUANTIZATIONS)
 
 
 def load_decoder(
@@ -43,10 +47,10 @@ def load_decoder(
 
     dtype: of weights and activations, except in 8-bit products. max_model_len: positions of the rotary table.
     max_rows: most rows of a step. max_logit_rows: most rows of one logits call; None: max_rows. quantization: fp8
-    quantises the products of the layers; gguf computes with the blocks of a GGUF file as they are; None: weights
-    of a GGUF file are dequantised, others stay as the checkpoint stores them. source: gives the tensors instead of
-    the files in the directory; the directory still gives the configuration. progress: called with (bytes done,
-    bytes in all) after every tensor.
+    quantises the products of the layers, int8 and int4 all matrices; gguf computes with the blocks of a GGUF file
+    as they are; None: weights of a GGUF file are dequantised, others stay as the checkpoint stores them. source:
+    gives the tensors instead of the files in the directory; the directory still gives the configuration.
+    progress: called with (bytes done, bytes in all) after every tensor.
 
     Raises ModelError that names the unusable file, field or tensor; ConfigError for an unknown quantization, or
     one that the backend has no products for.
@@ -68,13 +72,14 @@ def load_decoder(
 
 
 def _check_quantization(quantization: str | None, backend: Backend, path: Path) -> None:
-    if quantization not in _QUANTIZATIONS:
-        raise ConfigError(f"--quantization is {quantization}; only fp8 and gguf are known")
+    if quantization not in (None, "fp8", *_LOW_BIT):
+        raise ConfigError(f"--quantization is {quantization}; only fp8, {', '.join(_LOW_BIT)} are known")
     if quantization == "gguf" and path.suffix != ".gguf":
         raise ConfigError(f"--quantization is gguf; {path} is not a .gguf file")
-    if quantization == "gguf" and not backend.has_low_bit:
+    if quantization in _LOW_BIT and not backend.has_low_bit:
         raise ConfigError(
-            f"--quantization is gguf; the {backend.name} backend has no low-bit products on {backend.device}"
+            f"--quantization is {quantization}; the {backend.name} backend has no low-bit products on "
+            f"{backend.device}"
         )
     if quantization == "fp8" and not backend.has_fp8:
         raise ConfigError(
@@ -101,28 +106,76 @@ def _pack(
             )
         return _pack_blocks(directory, source, config, backend, dtype, progress)
     stored = config.quantization
+    if stored is not None and (quantization in QUANTIZATIONS or (quantization and stored.method != "fp8")):
+        raise ConfigError(f"--quantization is {quantization}; {directory} is quantised already ({stored.method})")
+    if isinstance(stored, StoredLowBit):
+        return _pack_codes(directory, source, stored, config, backend, dtype, progress)
+    if quantization in QUANTIZATIONS:
+        rounded = RoundedSource(source, quantization)
+        return pack_weights(source, config.spec, backend, dtype, progress, blocks=rounded.rows)
     if stored is None:
         quantise = None if quantization is None else quantise_weight
         return pack_weights(source, config.spec, backend, dtype, progress, quantise=quantise)
+    return _pack_fp8(directory, source, stored, config, backend, dtype, progress)
+
+
+def _pack_fp8(
+    directory: Path,
+    source: WeightSource,
+    stored: StoredFp8,
+    config: ModelConfig,
+    backend: Backend,
+    dtype: torch.dtype,
+    progress: ByteProgress,
+) -> DecoderWeights:
     quantised = Fp8Source(source)
     if quantised.has_cache_scales:
         _log.info(
             "%s has scales of keys and values; they are not used, --kv-cache-dtype fp8 stores with one", directory
         )
     if not backend.has_fp8:
-        _log.warning(
-            "%s is quantised (%s) and the %s backend has no fp8 products on %s: weights are dequantised to %s, "
-            "which takes the memory and the time of a checkpoint in that type",
-            directory,
-            stored.method,
-            backend.name,
-            backend.device,
-            str(dtype).removeprefix("torch."),
-        )
+        _warn_of_dequantising(directory, stored.method, "fp8", backend, dtype)
         return pack_weights(quantised, config.spec, backend, dtype, progress)
     if stored.static_inputs:
         _log.info("%s fixes the scales of inputs; they are not used, each row gets its own", directory)
     return pack_weights(quantised, config.spec, backend, dtype, progress, stored=quantised.fp8)
+
+
+def _pack_codes(
+    directory: Path,
+    source: WeightSource,
+    stored: StoredLowBit,
+    config: ModelConfig,
+    backend: Backend,
+    dtype: torch.dtype,
+    progress: ByteProgress,
+) -> DecoderWeights:
+    codes = CodeSource(source, stored, tensors.tensor_shapes(config.spec))
+    if not backend.has_low_bit:
+        _warn_of_dequantising(directory, stored.method, "low-bit", backend, dtype)
+        return pack_weights(codes, config.spec, backend, dtype, progress)
+    _log.info(
+        "%s: weights (%s, %s bits) are multiplied as they are stored, by activations in 8 bits",
+        directory,
+        stored.method,
+        " and ".join(map(str, stored.bits)),
+    )
+    return pack_weights(codes, config.spec, backend, dtype, progress, blocks=codes.rows)
+
+
+def _warn_of_dequantising(
+    directory: Path, method: str, products: str, backend: Backend, dtype: torch.dtype
+) -> None:
+    _log.warning(
+        "%s is quantised (%s) and the %s backend has no %s products on %s: weights are dequantised to %s, "
+        "which takes the memory and the time of a checkpoint in that type",
+        directory,
+        method,
+        backend.name,
+        products,
+        backend.device,
+        str(dtype).removeprefix("torch."),
+    )
 
 
 def _pack_blocks(

@@ -13,7 +13,9 @@ from faser.errors import ModelError
 _LENGTH_BYTES = 8  # the first bytes of a file: the length of its header
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+_INTEGERS = (torch.int32, torch.int8, torch.int64)  # of quantised weights
+_DTYPES = (*_FLOATS, *_INTEGERS)
 
 
 class SafetensorsSource:

@@ -5,7 +5,8 @@ Knows neither how blocks are laid out nor how they are computed with.
 
 from typing import TYPE_CHECKING
 
-from faser.kernels.interface.low_bit.formats import FORMATS, LowBitRows, block_rows
+from faser.kernels.interface.low_bit.formats import FORMATS
+from faser.kernels.interface.low_bit.rows import LowBitRows, block_rows
 
 if TYPE_CHECKING:
     from faser.engine.checkpoints.gguf.weights import GgufSource

@@ -4,6 +4,7 @@ Products of the same input are fused into one. Tensors are read one at a time an
 memory peaks at the packed weights and one fused product. A WeightSource gives the tensors.
 """
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from faser.engine.execution.models import tensors
 from faser.errors import ModelError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.fp8 import FP8, Fp8Rows, stack_rows
-from faser.kernels.interface.low_bit.formats import LowBitRows, stack_low_bit
+from faser.kernels.interface.low_bit.rows import LowBitRows, can_stack, stack_low_bit
 from faser.kernels.interface.shapes import PackedLinear
 
 ByteProgress = Callable[[int, int], None]  # (bytes done, bytes in all), counted in the dtype of the activations
@@ -25,6 +26,7 @@ StoredRows = Callable[[str], Fp8Rows | None]  # a quantised tensor as it is stor
 StoredBlocks = Callable[[str], LowBitRows | None]  # a tensor in its blocks; None: it has none that are multiplied
 Quantise = Callable[[Tensor], Fp8Rows]
 
+_log = logging.getLogger("faser")
 _MOST_NAMED = 3  # names of tensors in one error
 
 
@@ -82,8 +84,8 @@ def pack_weights(
     stored: gives those products of the layers that are packed as they are stored. quantise: quantises the other
     products of the layers, on the backend's device; None: they keep the dtype. Embedding and head are never
     quantised here: their rows are looked up, and an error of the head goes into the tokens directly. blocks: gives
-    low-bit weights, embedding and head included, which are packed as they are stored; a product of which one part
-    has no blocks is dequantised.
+    low-bit weights, embedding and head included, which are packed as they are; a product of which one part is
+    none, or whose parts take their inputs in several orders, is dequantised.
 
     Raises ModelError that names tensors that are missing, unexpected or of another shape; names are checked before
     anything is packed.
@@ -201,6 +203,9 @@ class _Packer:
         parts = [part for part in found if part is not None]
         if len(parts) < len(found):
             return None
+        if not can_stack(parts):
+            _log.warning("%s take their inputs in several orders: dequantised", ", ".join(names))
+            return None
         for name, part in zip(names, parts, strict=True):
             self._read(name, part.shape)
         return stack_low_bit(parts)
@@ -213,10 +218,9 @@ class _Packer:
         first = 0
         for name, shape in zip(names, shapes, strict=True):
             found = self._source.get(name)
-            if found.dtype is FP8:
-                raise ModelError(
-                    f"tensor {name} is float8_e4m3fn; it has no scales, or the config does not say so"
-                )
+            if found.dtype is FP8 or not found.dtype.is_floating_point:
+                stored = str(found.dtype).removeprefix("torch.")
+                raise ModelError(f"tensor {name} is {stored}; it has no scales, or the config does not say so")
             self._read(name, found.shape)
             if stacked is None:
                 stacked = torch.empty(size, dtype=self._dtype, device=found.device)

@@ -105,11 +105,21 @@ def load_draft_model(
         max_model_len=max_positions,
         max_rows=config.max_num_batched_tokens,
         max_logit_rows=config.max_num_seqs,
-        quantization="gguf" if config.quantization == "gguf" and directory.suffix == ".gguf" else None,
+        quantization=_of_draft_model(config.quantization, directory, model),
         source=None if sources is None else sources(directory),
         progress=lambda done, total: progress("loading draft model", done, total),
     )
     return LoadedModel(config=model, decoder=decoder, max_positions=max_positions)
+
+
+def _of_draft_model(quantization: str | None, directory: Path, model: ModelConfig) -> str | None:
+    """The target's, where it applies to the draft model: its drafts need speed more than its last bits."""
+    applies = {
+        "gguf": directory.suffix == ".gguf",
+        "int8": model.quantization is None,
+        "int4": model.quantization is None,
+    }
+    return quantization if quantization is not None and applies.get(quantization) else None
 
 
 def _check_vocabulary(draft: ModelConfig, directory: Path, target: ModelConfig) -> None:

@@ -26,8 +26,6 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from faser.errors import ConfigError
-
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
@@ -95,59 +93,6 @@ class BlockFormat:
             scales=scales.reshape(count, -1),
             minimums=None if minimums is None else minimums.reshape(count, -1),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockRows:
-    """Rows of a weight in one format. blocks: [N, bytes of a row], contiguous; perhaps a part of a mapped file."""
-
-    format: BlockFormat
-    blocks: Bytes
-
-    @property
-    def depth(self) -> int:
-        """K: values of a row."""
-        return int(self.blocks.shape[1]) // self.format.num_bytes * self.format.values
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LowBitRows:
-    """A weight [N, K] in blocks: its parts follow one another, each in a format of its own."""
-
-    parts: tuple[BlockRows, ...]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return sum(len(part.blocks) for part in self.parts), self.parts[0].depth
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(part.blocks.nbytes for part in self.parts)
-
-    def dequantised(self) -> Floats:
-        """[N, K]."""
-        return np.concatenate([part.format.decode(part.blocks).dequantised() for part in self.parts])
-
-
-def block_rows(format_name: str, blocks: Bytes, depth: int) -> LowBitRows:
-    """A weight [N, depth] in one format. blocks: [N, bytes of a row].
-
-    Raises ConfigError that names an unknown format, or a depth and a row that do not belong together.
-    """
-    found = FORMATS.get(format_name)
-    if found is None:
-        raise ConfigError(f"the format is {format_name}; low-bit weights are {', '.join(FORMATS)}")
-    if depth % found.values or blocks.shape[1] != depth // found.values * found.num_bytes:
-        raise ConfigError(
-            f"a row of {depth} values in {format_name} has {blocks.shape[1]} bytes; "
-            f"{found.values} values take {found.num_bytes}"
-        )
-    return LowBitRows(parts=(BlockRows(format=found, blocks=np.ascontiguousarray(blocks)),))
-
-
-def stack_low_bit(weights: Sequence[LowBitRows]) -> LowBitRows:
-    """The rows of all weights, in order; each keeps its format."""
-    return LowBitRows(parts=tuple(part for weight in weights for part in weight.parts))
 
 
 def _halves(blocks: Bytes, at: int) -> Floats:

@@ -28,7 +28,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from faser.kernels.interface.low_bit.formats import BlockRows, DecodedRows, Floats, LowBitRows
+from faser.kernels.interface.low_bit.formats import DecodedRows, Floats
+from faser.kernels.interface.low_bit.rows import LowBitRows
 
 STRETCH = 64  # values of a row that share a scale
 _LEAST_LARGEST = np.float32(2.0**-100)  # so that no scale is zero and no quotient overflows
@@ -44,11 +45,12 @@ class QuantisedActivations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedLowBit:
-    """A product with a low-bit weight [N, K], its parts decoded. bias: [N] in float32."""
+    """A product with a low-bit weight [N, K], its parts decoded. bias: [N] in float32. order: see LowBitRows."""
 
     parts: tuple[DecodedRows, ...]
     bias: Tensor | None
     shape: tuple[int, int]
+    order: Tensor | None
 
     @property
     def num_bytes(self) -> int:
@@ -58,6 +60,8 @@ class DecodedLowBit:
 
     def linear(self, x: Tensor, out: Tensor, residual: Tensor | None) -> Tensor:
         """See Backend.linear. A row of x with an infinity or a NaN gets no finite product."""
+        if self.order is not None:
+            x = x[:, self.order.to(x.device)]
         rows = quantise_activations(x.float().cpu().numpy())
         total = torch.from_numpy(np.concatenate([_product(rows, part) for part in self.parts], 1)).to(out.device)
         for addend in (self.bias, residual):
@@ -80,15 +84,18 @@ class DecodedLowBit:
             )
             out[mine.to(out.device)] = torch.from_numpy(rows.dequantised()).to(out)
             first += len(part.codes)
+        if self.order is not None:
+            out[:, self.order.to(out.device)] = out.clone()
         return out
 
 
 def decode_low_bit(weight: LowBitRows, bias: Tensor | None) -> DecodedLowBit:
     """Copies; codes take a byte each."""
     return DecodedLowBit(
-        parts=tuple(_decoded(part) for part in weight.parts),
+        parts=tuple(part.decode() for part in weight.parts),
         bias=None if bias is None else bias.float().clone(),
         shape=weight.shape,
+        order=None if weight.order is None else torch.from_numpy(weight.order.astype(np.int64)),
     )
 
 
@@ -106,10 +113,6 @@ def quantise_activations(x: Floats) -> QuantisedActivations:
         values=np.rint(scaled).astype(np.int8).reshape(rows, -1)[:, :depth],
         scales=np.where(finite, safe / np.float32(127), np.float32("nan")),
     )
-
-
-def _decoded(part: BlockRows) -> DecodedRows:
-    return part.format.decode(part.blocks)
 
 
 def _product(rows: QuantisedActivations, weight: DecodedRows) -> Floats:

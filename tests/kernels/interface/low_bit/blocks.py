@@ -4,7 +4,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, quants
 
-from faser.kernels.interface.low_bit.formats import FORMATS, LowBitRows, block_rows
+from faser.kernels.interface.low_bit.formats import FORMATS
+from faser.kernels.interface.low_bit.rows import BlockRows, LowBitRows, block_rows
 
 # Bytes of a block at which half floats lie: scales, and minimums.
 _HALVES = {
@@ -39,5 +40,6 @@ def by_gguf(weight: LowBitRows) -> npt.NDArray[np.float32]:
         [
             np.asarray(quants.dequantize(part.blocks, GGMLQuantizationType(part.format.number)), np.float32)
             for part in weight.parts
+            if isinstance(part, BlockRows)
         ]
     )

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.low_bit.formats import FORMATS, LowBitRows, stack_low_bit
+from faser.kernels.interface.low_bit.formats import FORMATS
 from faser.kernels.interface.low_bit.product import STRETCH, quantise_activations
+from faser.kernels.interface.low_bit.rows import LowBitRows, stack_low_bit
 from faser.kernels.torch.backend import TorchBackend
 from tests.kernels.interface.low_bit.blocks import by_gguf, random_blocks
 
@@ -41,7 +42,7 @@ def test_a_product_is_off_by_no_more_than_its_activations_steps_allow(name: str,
     off = (product(x, weight).double() - x.double() @ wide.t()).abs()
     most = bound(x, wide)
     if FORMATS[name].has_minimums:  # a minimum and the codes' part may cancel, their roundings do not
-        decoded = FORMATS[name].decode(weight.parts[0].blocks)
+        decoded = weight.parts[0].decode()
         assert decoded.minimums is not None
         parts = torch.from_numpy(abs(decoded.dequantised()) + 2 * abs(decoded.minimums).repeat(decoded.group, 1))
         most = bound(x, wide) + depth * 2.0**-23 * (x.double().abs() @ parts.double().t())

@@ -1,14 +1,15 @@
 // How low-bit weights lie in memory: panels of 16 columns, cut into spans of 256 values of depth.
 //
-// A weight stands for (code - zero point) * scale + minimum. Codes are unsigned; columns share their scale and
-// minimum over a group of 32 (or 16) consecutive values. A span, the last of a panel perhaps shorter, holds
+// A weight stands for (code - zero point) * scale + minimum. Codes are unsigned; products sum them in groups of 32 (or
+// 16) consecutive values. A scale and a minimum are those of a group, or of 2, 4 or 8 of a span, the last ones perhaps
+// of fewer. A span, the last of a panel perhaps shorter, holds
 //
 //     codes | scales | minimums          padded to 64 bytes
 //
 //     codes       64-byte vectors, each 4 values of 16 columns. Nibbles: 8 values; vector v of a group holds values
 //                 4 v ... 4 v + 3 in the low halves of its bytes and values 16 + 4 v ... in the high halves
-//     scales      a group's 16 half floats; or, of formats with superblocks, a group's 16 small integers, followed
-//                 by 16 half floats of the span, which multiply them. Either is exactly a float.
+//     scales      16 half floats or 16 floats; or, of formats with superblocks, 16 small integers, followed by 16
+//                 half floats of the span, which multiply them. Each is exactly a float.
 //     minimums    as the scales, if the format has them
 #pragma once
 
@@ -25,6 +26,13 @@ enum Form : int32_t {
     kBytes16 = 3,  // groups of 16
 };
 
+// How scales and minimums are stored.
+enum Factors : int32_t {
+    kHalves = 0,
+    kIntegers = 1,  // multiplied by half floats of the span
+    kFloats = 2,
+};
+
 constexpr int64_t kSpan = 256;
 
 // Codes of the nibbles of IQ4_NL and IQ4_XS: its table of signed values, 128 added.
@@ -36,8 +44,9 @@ struct FaserLowBitPart {  // mirrored in library.py
     int64_t columns;
     int32_t form;
     int32_t zero_point;
-    int32_t has_superblocks;
+    int32_t factors;
     int32_t has_minimums;
+    int32_t factor_values;  // values of a row with one scale: a group of the form, or 2, 4 or 8 of them
 };
 
 struct FaserLowBit {  // mirrored in library.py
@@ -54,15 +63,20 @@ struct SpanLayout {
 
 inline int64_t group_of(int32_t form) { return form == kBytes16 ? 16 : 32; }
 
+inline int64_t factor_bytes(const FaserLowBitPart& part) {
+    return part.factors == kIntegers ? 1 : part.factors == kHalves ? 2 : 4;
+}
+
 inline SpanLayout span_layout(const FaserLowBitPart& part, int64_t values) {
     const bool is_nibble = part.form == kNibbles || part.form == kTable;
-    const int64_t groups = values / group_of(part.form), size = part.has_superblocks ? 1 : 2;
+    const int64_t count = (values + part.factor_values - 1) / part.factor_values, size = factor_bytes(part);
+    const bool has_superblocks = part.factors == kIntegers;
     SpanLayout layout;
     layout.scales = values * kPanel / (is_nibble ? 2 : 1);
-    layout.super_scales = layout.scales + groups * kPanel * size;
-    layout.minimums = layout.super_scales + (part.has_superblocks ? kPanel * 2 : 0);
-    layout.super_minimums = layout.minimums + (part.has_minimums ? groups * kPanel * size : 0);
-    const int64_t end = layout.super_minimums + (part.has_minimums && part.has_superblocks ? kPanel * 2 : 0);
+    layout.super_scales = layout.scales + count * kPanel * size;
+    layout.minimums = layout.super_scales + (has_superblocks ? kPanel * 2 : 0);
+    layout.super_minimums = layout.minimums + (part.has_minimums ? count * kPanel * size : 0);
+    const int64_t end = layout.super_minimums + (part.has_minimums && has_superblocks ? kPanel * 2 : 0);
     layout.bytes = (end + 63) / 64 * 64;
     return layout;
 }

@@ -1,62 +1,19 @@
-// Packs rows as files store them into panels, and reads single rows out of panels.
+// Packs rows that are quantised, as files store them or as codes and scales; reads single rows out of panels.
 
-#include "../pool.h"
-#include "stored.h"
+#include "pack.h"
 
 using namespace faser;
 
 namespace {
 
-// Writes a value for every column of a group, in the order of the columns.
-template <class T, class Value>
-void put(char* to, const Value& value) {
-    for (int64_t n = 0; n < kPanel; n++) {
-        const T each = value(n);
-        std::memcpy(to + n * sizeof(T), &each, sizeof(T));
-    }
-}
-
-void put_codes(const FaserLowBitPart& part, const SpanOfRow* rows, int64_t values, char* to) {
-    const bool halves = part.form == kNibbles || part.form == kTable;
-    for (int64_t k = 0; k < values; k += halves ? 32 : 4) {
-        for (int64_t at = k; at < k + (halves ? 16 : 4); at += 4) {
-            for (int64_t n = 0; n < kPanel; n++, to += 4) {
-                uint32_t codes, upper = 0;
-                std::memcpy(&codes, rows[n].codes + at, 4);
-                if (halves) std::memcpy(&upper, rows[n].codes + at + 16, 4);
-                codes |= upper << 4;  // bytes of four bits: none reaches the next
-                std::memcpy(to, &codes, 4);
-            }
-        }
-    }
-}
-
-void put_span(const FaserLowBitPart& part, const SpanOfRow* rows, int64_t values, char* to) {
-    const SpanLayout layout = span_layout(part, values);
-    const int64_t groups = values / group_of(part.form);
-    put_codes(part, rows, values, to);
-    if (!part.has_superblocks) {
-        for (int64_t g = 0; g < groups; g++) {
-            put<uint16_t>(to + layout.scales + g * kPanel * 2, [&](int64_t n) { return rows[n].scales[g]; });
-            if (!part.has_minimums) continue;
-            put<uint16_t>(to + layout.minimums + g * kPanel * 2, [&](int64_t n) { return rows[n].minimums[g]; });
-        }
-        return;
-    }
-    put<uint16_t>(to + layout.super_scales, [&](int64_t n) { return rows[n].super_scale; });
-    for (int64_t g = 0; g < groups; g++) {
-        put<int8_t>(to + layout.scales + g * kPanel, [&](int64_t n) { return rows[n].small_scales[g]; });
-    }
-    if (!part.has_minimums) return;
-    put<uint16_t>(to + layout.super_minimums, [&](int64_t n) { return rows[n].super_minimum; });
-    for (int64_t g = 0; g < groups; g++) {
-        put<int8_t>(to + layout.minimums + g * kPanel, [&](int64_t n) { return rows[n].small_minimums[g]; });
-    }
-}
-
 float factor_of(const FaserLowBitPart& part, const char* at, const char* super_at, int64_t group, int64_t column) {
     uint16_t bits;
-    if (!part.has_superblocks) {
+    if (part.factors == kFloats) {
+        float value;
+        std::memcpy(&value, at + (group * kPanel + column) * 4, 4);
+        return value;
+    }
+    if (part.factors == kHalves) {
         std::memcpy(&bits, at + (group * kPanel + column) * 2, 2);
         return half(bits);
     }
@@ -73,9 +30,10 @@ void read_row(const FaserLowBitPart& part, int64_t depth, int64_t row, Out* out)
         const int64_t values = std::min(kSpan, depth - first);
         const SpanLayout layout = span_layout(part, values);
         for (int64_t group = 0; group < values / group_values; group++) {
-            const float scale = factor_of(part, span + layout.scales, span + layout.super_scales, group, column);
+            const int64_t factor = group * group_values / part.factor_values;
+            const float scale = factor_of(part, span + layout.scales, span + layout.super_scales, factor, column);
             const float minimum = part.has_minimums ? factor_of(part, span + layout.minimums,
-                                                                span + layout.super_minimums, group, column)
+                                                                span + layout.super_minimums, factor, column)
                                                     : 0.0f;
             const uint8_t* codes = (const uint8_t*)span + group * group_values * kPanel / (halves ? 2 : 1);
             for (int64_t k = 0; k < group_values; k++) {
@@ -90,6 +48,32 @@ void read_row(const FaserLowBitPart& part, int64_t depth, int64_t row, Out* out)
         }
         span += layout.bytes;
     }
+}
+
+uint16_t* factors_of(uint16_t* halves, float*, uint16_t) { return halves; }
+float* factors_of(uint16_t*, float* floats, float) { return floats; }
+
+// Packs a part. read(row, first, values, span): codes, scales and minimums of a span of one row.
+template <class Read>
+void pack_rows(Pool& pool, const FaserLowBitPart& part, int64_t depth, const Read& read) {
+    pack_part(pool, part, depth, [&](int64_t row, int64_t columns, int64_t first, int64_t values, SpanOfRow* spans) {
+        for (int64_t n = 0; n < columns; n++) read(row + n, first, values, spans[n]);
+    });
+}
+
+// Packs codes that take a byte each. scales, minimums: [columns, per_row], of the type that panels hold.
+template <class T>
+void pack_codes(Pool& pool, const FaserLowBitPart& part, int64_t depth, const uint8_t* codes, const T* scales,
+                const T* minimums) {
+    const int64_t per_row = (depth + part.factor_values - 1) / part.factor_values;
+    pack_rows(pool, part, depth, [&](int64_t row, int64_t first, int64_t values, SpanOfRow& span) {
+        std::memcpy(span.codes, codes + row * depth + first, values);
+        const int64_t from = row * per_row + first / part.factor_values;
+        const int64_t count = (values + part.factor_values - 1) / part.factor_values;
+        std::memcpy(factors_of(span.scales, span.wide_scales, T()), scales + from, count * sizeof(T));
+        if (!part.has_minimums) return;
+        std::memcpy(factors_of(span.minimums, span.wide_minimums, T()), minimums + from, count * sizeof(T));
+    });
 }
 
 template <class Out>
@@ -116,20 +100,20 @@ int64_t faser_low_bit_bytes(const FaserLowBitPart* part, int64_t depth) {
 void faser_low_bit_pack(Pool* pool, const FaserLowBitPart* part, int64_t depth, int32_t stored,
                         const uint8_t* blocks) {
     const int64_t row_bytes = depth / stored_block_values(stored) * stored_block_bytes(stored);
-    pool->run(low_bit_panels(*part), [&](int64_t panel) {
-        char* to = part->panels + panel * low_bit_panel_bytes(*part, depth);
-        SpanOfRow rows[kPanel];
-        std::memset(rows, 0, sizeof(rows));  // columns past the last one
-        for (int64_t first = 0; first < depth; first += kSpan) {
-            const int64_t values = std::min(kSpan, depth - first);
-            const int64_t columns = std::min<int64_t>(kPanel, part->columns - panel * kPanel);
-            for (int64_t n = 0; n < columns; n++) {
-                read_span(stored, blocks + (panel * kPanel + n) * row_bytes, first, values, rows[n]);
-            }
-            put_span(*part, rows, values, to);
-            to += span_layout(*part, values).bytes;
-        }
+    pack_rows(*pool, *part, depth, [&](int64_t row, int64_t first, int64_t values, SpanOfRow& span) {
+        read_span(stored, blocks + row * row_bytes, first, values, span);
     });
+}
+
+// codes: [columns of the part, depth], a byte each. scales, minimums: [columns, depth / factor_values, rounded up], half
+// floats or floats as the part holds them.
+void faser_low_bit_pack_codes(Pool* pool, const FaserLowBitPart* part, int64_t depth, const uint8_t* codes,
+                              const void* scales, const void* minimums) {
+    if (part->factors == kHalves) {
+        pack_codes(*pool, *part, depth, codes, (const uint16_t*)scales, (const uint16_t*)minimums);
+    } else {
+        pack_codes(*pool, *part, depth, codes, (const float*)scales, (const float*)minimums);
+    }
 }
 
 // out: [rows, K] of out_dtype, contiguous.

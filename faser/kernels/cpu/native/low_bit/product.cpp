@@ -111,17 +111,29 @@ struct Factors {
   private:
     static void read_panel(const FaserLowBitPart& part, const char* span, int64_t at, int64_t super_at, int64_t groups,
                            float* to) {
-        for (int i = 0; i < kParts; i++) {
-            if (part.has_superblocks) {
-                const vf super = load_halves(span + super_at + i * kLanes * 2);
-                for (int64_t group = 0; group < groups; group++) {
-                    store(to + group * kFloats + i * kLanes, load_bytes(span + at + group * kPanel + i * kLanes) * super);
-                }
-            } else {
-                for (int64_t group = 0; group < groups; group++) {
-                    store(to + group * kFloats + i * kLanes, load_halves(span + at + (group * kPanel + i * kLanes) * 2));
-                }
+        const int64_t repeats = part.factor_values / FormOf<F>::kGroup;
+        if (part.factors == kIntegers) {
+            vf super[kParts];
+            for (int i = 0; i < kParts; i++) super[i] = load_halves(span + super_at + i * kLanes * 2);
+            spread(groups, repeats, to, [&](int64_t place, int i) { return load_bytes(span + at + place) * super[i]; });
+        } else if (part.factors == kHalves) {
+            spread(groups, repeats, to, [&](int64_t place, int) { return load_halves(span + at + place * 2); });
+        } else {
+            spread(groups, repeats, to, [&](int64_t place, int) { return load((const float*)(span + at) + place); });
+        }
+    }
+
+    // value(place, i): part i of a factor of the columns, `place` numbers into the span's factors.
+    template <class Value>
+    static inline __attribute__((always_inline)) void spread(int64_t groups, int64_t repeats, float* to,
+                                                             const Value& value) {
+        for (int64_t factor = 0, group = 0; group < groups; factor++) {
+            const int64_t end = std::min(group + repeats, groups);
+            for (int i = 0; i < kParts; i++) {
+                const vf each = value(factor * kPanel + i * kLanes, i);
+                for (int64_t g = group; g < end; g++) store(to + g * kFloats + i * kLanes, each);
             }
+            group = end;
         }
     }
 };

@@ -21,11 +21,12 @@ enum Stored : int32_t {
     kIQ4_XS = 23,
 };
 
-// A span of one row. Without superblocks scales and minimums are half floats a group; with them they are integers,
-// which super_scale and super_minimum multiply.
+// A span of one row. Scales and minimums are half floats or floats; or integers, which super_scale and super_minimum
+// multiply.
 struct SpanOfRow {
     uint8_t codes[kSpan];
     uint16_t scales[kSpan / 16], minimums[kSpan / 16];
+    float wide_scales[kSpan / 16], wide_minimums[kSpan / 16];
     int8_t small_scales[kSpan / 16], small_minimums[kSpan / 16];
     uint16_t super_scale, super_minimum;
 };

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from faser.engine.checkpoints.quantization import StoredFp8, stored_quantization
+from faser.engine.checkpoints.quantization.detection import stored_quantization
+from faser.engine.checkpoints.quantization.stored import StoredFp8, StoredLowBit
 from faser.errors import ModelError
 from tests.engine.checkpoints.fp8_checkpoints import FP8_DYNAMIC, FP8_STATIC, arguments, compressed_tensors
 
@@ -13,7 +14,7 @@ DYNAMIC_INPUTS = arguments(dynamic=True, strategy="token")
 STATIC_INPUTS = arguments(strategy="tensor")
 
 
-def read(quantization: Any) -> StoredFp8 | None:
+def read(quantization: Any) -> StoredFp8 | StoredLowBit | None:
     return stored_quantization({"quantization_config": quantization})
 
 
@@ -59,12 +60,10 @@ def test_the_old_name_of_the_field_is_understood() -> None:
     assert stated == StoredFp8(method="compressed-tensors", static_inputs=False)
 
 
-@pytest.mark.parametrize(
-    "method", ["awq", "gptq", "bitsandbytes", "mxfp4", "modelopt", "fbgemm_fp8", "quark", "torchao"]
-)
+@pytest.mark.parametrize("method", ["bitsandbytes", "mxfp4", "modelopt", "fbgemm_fp8", "quark", "torchao"])
 def test_other_methods_are_refused_by_name_with_what_is_read(method: str) -> None:
     with pytest.raises(
-        ModelError, match=f"quantization_config is '{method}'; supported are fp8 and compressed-tensors"
+        ModelError, match=f"quantization_config is '{method}'; supported are fp8, awq, gptq and compressed-tensors"
     ):
         read({"quant_method": method, "bits": 4})
 
@@ -80,8 +79,9 @@ GROUP = "config_groups.group_0"
         (FP8_DYNAMIC | {"weight_block_size": [128, 128]}, "weight_block_size is [128, 128]"),
         (FP8_DYNAMIC | {"fmt": "e5m2"}, "fmt is 'e5m2'"),
         (FP8_DYNAMIC | {"activation_scheme": None}, "activation_scheme is None"),
-        (compressed_tensors(format="pack-quantized"), f"{GROUP}.format is 'pack-quantized'"),
-        (compressed_tensors(format="int-quantized"), f"{GROUP}.format is 'int-quantized'"),
+        (compressed_tensors(format="pack-quantized"), f"{GROUP}.weights.type is 'float'"),
+        (compressed_tensors(format="int-quantized"), f"{GROUP}.weights.type is 'float'"),
+        (compressed_tensors(format="marlin-24"), f"{GROUP}.format is 'marlin-24'"),
         (compressed_tensors(format="nvfp4-pack-quantized"), f"{GROUP}.format is 'nvfp4-pack-quantized'"),
         (
             compressed_tensors(group={"format": "mxfp4-pack-quantized"}),

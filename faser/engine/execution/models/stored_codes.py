@@ -1,0 +1,192 @@
+"""A checkpoint that stores products as integers with scales: gives them as they are, or dequantised tensors.
+
+Reads the tensors of AWQ, GPTQ and compressed-tensors (code_layouts.py). Knows neither configs nor backends.
+"""
+
+from collections.abc import Container
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from faser.engine.checkpoints.quantization.stored import Layout, StoredLowBit
+from faser.engine.execution.models.code_layouts import awq_codes, codes_of_bytes, codes_of_words
+from faser.engine.execution.models.weights import WeightSource
+from faser.errors import ConfigError, ModelError
+from faser.kernels.interface.low_bit.group_rows import group_rows
+from faser.kernels.interface.low_bit.rows import LowBitRows
+
+_Order = npt.NDArray[np.int32]
+
+# The tensor with a product's integers, and those beside it: zero points, scales, groups of columns, shape.
+_ENDINGS = {
+    Layout.AWQ: ("qweight", "qzeros", "scales", "g_idx", ""),
+    Layout.GPTQ: ("qweight", "qzeros", "scales", "g_idx", ""),
+    Layout.PACKED: ("weight_packed", "weight_zero_point", "weight_scale", "weight_g_idx", "weight_shape"),
+    Layout.INTEGERS: ("weight", "weight_zero_point", "weight_scale", "weight_g_idx", ""),
+}
+# Scales of activations and caches, which FASER does not use.
+_UNUSED = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
+
+
+class CodeSource:
+    """A WeightSource over a quantised checkpoint: `get` dequantises, and `names` are those of plain weights.
+
+    expected: names of the model's tensors. Old GPTQ checkpoints have a bias of zeros for every product; those that
+    the model lacks are left out.
+    """
+
+    def __init__(self, source: WeightSource, stored: StoredLowBit, expected: Container[str]) -> None:
+        self._source = source
+        self._stored = stored
+        self._ending, self._zeros, self._scales, self._groups, self._shape = _ENDINGS[stored.layout]
+        known = set(source.names())
+        self._products = {
+            _product(name)
+            for name in known
+            if name.endswith(f".{self._ending}") and f"{_product(name)}.{self._scales}" in known
+        }
+        own = (self._ending, self._zeros, self._scales, self._groups, self._shape)
+        hidden = {f"{product}.{ending}" for product in self._products for ending in own}
+        self._known = known
+        self._names = [f"{product}.weight" for product in sorted(self._products)]
+        for name in source.names():
+            is_unused = name.endswith(_UNUSED) or self._is_empty_bias(name, expected)
+            if name not in hidden and not is_unused:
+                self._names.append(name)
+
+    def names(self) -> list[str]:
+        return self._names
+
+    def get(self, name: str) -> Tensor:
+        """The tensor: float32 if it is quantised, else in the stored dtype."""
+        quantised = self.rows(name)
+        return self._source.get(name) if quantised is None else torch.from_numpy(quantised.dequantised())
+
+    def rows(self, name: str) -> LowBitRows | None:
+        """A product's integers and scales; None: it is not quantised.
+
+        Raises ModelError that names a tensor whose type, shape or values do not fit.
+        """
+        product = _product(name)
+        if product not in self._products or not name.endswith(".weight"):
+            return None
+        scales = self._scales_of(product)
+        codes, bits = self._codes(product)
+        num_rows, depth = codes.shape
+        if len(scales) == 1 and self._stored.layout is Layout.INTEGERS:  # one scale for the tensor
+            scales = scales.expand(num_rows, 1)
+        num_groups = scales.shape[1]
+        if len(scales) != num_rows or num_groups == 0 or depth % num_groups:
+            raise ModelError(
+                f"{product} has integers of {[num_rows, depth]} and scales of {list(scales.shape)}; each row must "
+                "have one, or one for each of its groups, which are of one size"
+            )
+        zero_point = 1 << bits - 1
+        zeros = self._zero_points(product, bits, num_rows, num_groups)
+        minimums = None
+        if zeros is not None and bool((zeros != zero_point).any()):
+            minimums = ((zero_point - zeros.int()).float() * scales).numpy()
+        order = self._order(product, depth, num_groups)
+        if order is not None:
+            codes = codes[:, torch.from_numpy(order.astype(np.int64))]
+        try:
+            part = group_rows(
+                codes.numpy(), bits=bits, zero_point=zero_point, scales=scales.numpy(), minimums=minimums
+            )
+        except ConfigError as error:
+            raise ModelError(f"{product}: {error}") from None
+        return LowBitRows(parts=(part,), order=order)
+
+    def _codes(self, product: str) -> tuple[Tensor, int]:
+        """[N, K] uint8, and their bits."""
+        name = f"{product}.{self._ending}"
+        if self._stored.layout is Layout.INTEGERS:
+            return codes_of_bytes(self._typed(name, torch.int8)), 8
+        words = self._typed(name, torch.int32)
+        if self._stored.layout is Layout.AWQ:
+            return awq_codes(words), 4
+        if self._stored.layout is Layout.GPTQ:
+            (bits,) = self._stored.bits
+            return codes_of_words(words.t(), bits), bits
+        shape = self._source.get(f"{product}.{self._shape}").tolist()
+        fitting = [bits for bits in (4, 8) if -(-shape[1] * bits // 32) == words.shape[1]]
+        if shape[0] != len(words) or not fitting or fitting[0] not in self._stored.bits:
+            raise ModelError(
+                f"tensor {name} has {list(words.shape)} words for {shape} integers, which are not of "
+                f"{' or '.join(map(str, self._stored.bits))} bits"
+            )
+        return codes_of_words(words, fitting[0])[:, : shape[1]], fitting[0]
+
+    def _scales_of(self, product: str) -> Tensor:
+        """[N, G] float32, finite."""
+        name = f"{product}.{self._scales}"
+        scales = self._source.get(name)
+        if not scales.dtype.is_floating_point or scales.dim() > 2 or scales.numel() == 0:
+            raise ModelError(f"tensor {name} is {_described(scales)}; scales are a matrix of floats")
+        wide = scales.float()
+        if wide.dim() < 2:
+            wide = wide.reshape(-1, 1)
+        if self._stored.layout in (Layout.AWQ, Layout.GPTQ):
+            wide = wide.t()
+        if not bool(wide.isfinite().all()):
+            raise ModelError(f"tensor {name} has scales that are not finite")
+        return wide.contiguous()
+
+    def _zero_points(self, product: str, bits: int, num_rows: int, num_groups: int) -> Tensor | None:
+        """[N, G] uint8; None: they are all half of the range."""
+        name = f"{product}.{self._zeros}"
+        if name not in self._known:
+            return None
+        stored = self._source.get(name)
+        layout = self._stored.layout
+        if layout is Layout.AWQ:
+            zeros = awq_codes(stored)
+        elif layout is Layout.GPTQ:
+            zeros = codes_of_words(stored, bits).t()[:num_rows] + self._stored.zero_offset & (1 << bits) - 1
+        elif stored.dtype is torch.int32:
+            zeros = codes_of_words(stored.t(), bits).t()[:num_rows]
+        else:
+            zeros = (stored.int() + (1 << bits - 1)).to(torch.uint8).reshape(len(stored), -1)
+            zeros = zeros.expand(num_rows, -1)
+        if zeros.shape != (num_rows, num_groups):
+            raise ModelError(
+                f"tensor {name} is {_described(stored)}; {product} has {num_rows} rows of {num_groups} groups"
+            )
+        return zeros
+
+    def _order(self, product: str, depth: int, num_groups: int) -> _Order | None:
+        """The columns by their groups; None: groups are consecutive columns."""
+        name = f"{product}.{self._groups}"
+        if name not in self._known:
+            return None
+        groups = self._source.get(name).long()
+        size = depth // num_groups
+        if len(groups) == depth and bool((groups == -1).all()):
+            return None
+        if len(groups) != depth or not bool((groups.sort().values == torch.arange(depth) // size).all()):
+            raise ModelError(f"tensor {name} must give each of {num_groups} groups {size} of the {depth} columns")
+        if bool((groups == torch.arange(depth) // size).all()):
+            return None
+        return groups.argsort(stable=True).numpy().astype(np.int32)
+
+    def _typed(self, name: str, dtype: torch.dtype) -> Tensor:
+        found = self._source.get(name)
+        if found.dtype is not dtype or found.dim() != 2:
+            wanted = str(dtype).removeprefix("torch.")
+            raise ModelError(f"tensor {name} is {_described(found)}; it must be a matrix of {wanted}")
+        return found
+
+    def _is_empty_bias(self, name: str, expected: Container[str]) -> bool:
+        if self._stored.layout is not Layout.GPTQ or not name.endswith(".bias") or name in expected:
+            return False
+        return name.removesuffix(".bias") in self._products and not bool(self._source.get(name).any())
+
+
+def _product(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

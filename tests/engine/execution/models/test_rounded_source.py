@@ -1,0 +1,106 @@
+"""Checkpoints in floats whose weights are rounded while they are loaded.
+
+Oracle: a checkpoint of the rounded weights, whose products have rounded inputs.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from faser.engine.execution.models.decoder import Decoder
+from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.models.rounded_source import RoundedSource
+from faser.engine.execution.models.tensors import EMBEDDING, HEAD
+from faser.errors import ConfigError, ModelError
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.low_bit.quantise import INT4, INT8
+from faser.kernels.torch.backend import TorchBackend
+from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.engine.checkpoints.gguf.gguf_files import write_gguf
+from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel, prompt
+from tests.engine.execution.models.test_stored_blocks import RoundingInputs, WithoutLowBit
+from tests.engine.execution.models.test_weights import DictSource
+
+PRODUCT = "model.layers.0.mlp.down_proj.weight"
+
+
+def weights(**fields: Any) -> dict[str, Tensor]:
+    return random_weights(llama_shapes(tiny_llama_config() | fields))
+
+
+def decoder(path: Path, backend: Backend, **options: Any) -> Decoder:
+    return load_decoder(
+        path,
+        backend,
+        torch.float32,
+        max_model_len=MAX_POSITIONS,
+        max_rows=64,
+        progress=lambda *_: None,
+        **options,
+    )
+
+
+def logits(path: Path, backend: Backend, **options: Any) -> Tensor:
+    return PagedModel(decoder(path, backend, **options), backend).prefill(prompt(20, VOCAB_SIZE), ())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_every_matrix_is_rounded_and_norms_are_not(tmp_path: Path, quantization: str, tied: bool) -> None:
+    fields = {"tie_word_embeddings": tied}
+    plain = weights(**fields)
+    source = RoundedSource(DictSource(plain), quantization)
+    dense = {}
+    for name, tensor in plain.items():
+        rows = source.rows(name)
+        dense[name] = tensor if rows is None else torch.from_numpy(rows.dequantised())
+        assert (rows is None) == ("norm" in name)
+    write_checkpoint(tmp_path / "plain", tiny_llama_config() | fields, plain)
+    write_checkpoint(tmp_path / "dense", tiny_llama_config() | fields, dense)
+    found = logits(tmp_path / "plain", TorchBackend(), quantization=quantization)
+    wanted = logits(tmp_path / "dense", RoundingInputs())
+    assert not torch.equal(found, logits(tmp_path / "plain", TorchBackend()))
+    assert torch.isclose(found, wanted, rtol=1e-3, atol=1e-3).all(1).float().mean() >= 0.75
+
+
+def test_embedding_and_head_have_8_bits_under_int4() -> None:
+    source = RoundedSource(DictSource({}), "int4")
+    assert source.scheme(EMBEDDING) is source.scheme(HEAD) is INT8
+    assert source.scheme(PRODUCT) is INT4
+    assert RoundedSource(DictSource({}), "int8").scheme(PRODUCT) is INT8
+
+
+@pytest.mark.parametrize("quantization, bits", [("int8", 8.5), ("int4", 5)])
+def test_weights_take_what_the_scheme_says(tmp_path: Path, quantization: str, bits: float) -> None:
+    write_checkpoint(tmp_path, tiny_llama_config(), weights())
+    found = decoder(tmp_path, TorchBackend(), quantization=quantization)
+    shapes = llama_shapes(tiny_llama_config())
+    numbers = {name: shape[0] * shape[1] for name, shape in shapes.items() if len(shape) == 2}
+    norms = sum(shape[0] for shape in shapes.values() if len(shape) == 1)
+    inner = sum(numbers.values()) - numbers[EMBEDDING]
+    assert found.weight_bytes == inner * bits / 8 + numbers[EMBEDDING] * 8.5 / 8 + 4 * norms
+
+
+def test_a_gguf_file_is_rounded_too(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(path)
+    found = decoder(path, TorchBackend(), quantization="int8")
+    assert found.weight_bytes < decoder(path, TorchBackend()).weight_bytes / 3
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -4e4])
+def test_weights_that_no_scale_can_hold_are_refused_with_their_tensor(value: float) -> None:
+    tensors = weights()
+    tensors[PRODUCT][3, 5] = value
+    with pytest.raises(ModelError, match=r"down_proj.weight has values from .* rounds those between -32768 and"):
+        RoundedSource(DictSource(tensors), "int4").rows(PRODUCT)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_backend_without_low_bit_products_is_refused_by_name(tmp_path: Path, quantization: str) -> None:
+    write_checkpoint(tmp_path, tiny_llama_config(), weights())
+    with pytest.raises(ConfigError, match=f"is {quantization}; the torch backend has no low-bit products on cpu"):
+        decoder(tmp_path, WithoutLowBit(), quantization=quantization)
