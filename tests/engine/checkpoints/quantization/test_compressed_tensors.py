@@ -14,7 +14,8 @@ from faser.errors import ModelError
 from tests.engine.checkpoints.fp8_checkpoints import compressed_tensors
 from tests.engine.checkpoints.low_bit_checkpoints import DYNAMIC_BYTES, compressed_integers
 
-GROUP = {"strategy": "group", "group_size": 128, "num_bits": 4}
+GROUP: dict[str, Any] = {"strategy": "group", "group_size": 128, "num_bits": 4}
+BYTES: list[dict[str, Any]] = [{}, {"symmetric": False}, {"strategy": "tensor"}]
 
 
 def read(quantization: dict[str, Any]) -> object:
@@ -40,7 +41,7 @@ def test_packed_integers_are_read(weights: dict[str, Any], bits: int, inputs: di
     assert found == wanted
 
 
-@pytest.mark.parametrize("weights", [{}, {"symmetric": False}, {"strategy": "tensor"}])
+@pytest.mark.parametrize("weights", BYTES)
 @pytest.mark.parametrize("inputs", [DYNAMIC_BYTES, DYNAMIC_BYTES | {"symmetric": False}])
 def test_bytes_are_read(weights: dict[str, Any], inputs: dict[str, Any]) -> None:
     found = read(compressed_integers("int-quantized", inputs=inputs, **weights))

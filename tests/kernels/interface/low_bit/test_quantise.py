@@ -18,7 +18,8 @@ def weights(rows: int, depth: int, seed: int = 0) -> npt.NDArray[np.float32]:
 def misses(weight: npt.NDArray[np.float32], found: npt.NDArray[np.float32], size: int) -> Wide:
     """[N, groups]: sums of squares."""
     squares: Wide = (weight.astype(np.float64) - found) ** 2
-    return squares.reshape(len(weight), -1, size).sum(2)
+    sums: Wide = squares.reshape(len(weight), -1, size).sum(2)
+    return sums
 
 
 def of_a_line(group: Wide, scale: float, minimum: float) -> float:
