@@ -2,16 +2,21 @@
 
     python -m benchmarks.low_bit_quality MODEL.gguf OUT.json [--windows 60]
 
-The base is MODEL.gguf dequantised, in float32. Beside it: the same in bfloat16, which is what is served without
-a flag; the file with --quantization gguf, whose only further error is that of 8-bit activations; and its
-weights quantised once more to each of --formats, computed as stored. Documents are cut into windows of 256
-tokens; of each the first 32 are context and not counted.
+The base is MODEL.gguf dequantised, in float32. Beside it: the same in bfloat16, which is what is served without a
+flag; the file with --quantization gguf, whose only further error is that of 8-bit activations; and its weights
+quantised once more, by --quantization int8 and int4 and to each of --formats.
+
+A file that is low-bit itself would lose nothing when it is rounded to its own blocks. So before weights are
+rounded the channels of the model are shuffled: of the residual stream, between gate and down, and of the values
+of a head. The model computes the same, and a block holds weights of many of the file's blocks.
+
+Documents are cut into windows of 256 tokens; of each the first 32 are context and not counted.
 """
 
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +48,13 @@ def main() -> None:
     arms = {"bfloat16": _model(arguments.model, None, torch.bfloat16)}
     arms["as stored"] = _model(arguments.model, "gguf", torch.bfloat16)
     with tempfile.TemporaryDirectory() as folder:
+        shuffled = Path(folder) / "shuffled.gguf"
+        _shuffle(arguments.model, shuffled)
+        for name in ("int8", "int4"):
+            arms[name] = _model(shuffled, name, torch.bfloat16)
         for name in track(arguments.formats, description="quantising"):
             path = Path(folder) / f"{name}.gguf"
-            _quantise(arguments.model, path, GGMLQuantizationType[name])
+            _quantise(shuffled, path, GGMLQuantizationType[name])
             arms[name] = _model(path, "gguf", torch.bfloat16)
         found = _compare(base, arms, windows)
     report = {
@@ -123,9 +132,73 @@ def _total(log_probabilities: torch.Tensor, tokens: torch.Tensor) -> float:
     return float(log_probabilities.gather(1, tokens[:, None]).double().sum())
 
 
+def _shuffle(source: Path, target: Path) -> None:
+    """The same model with its channels in another order, in float32."""
+    reader = GGUFReader(source)
+    architecture = str(reader.fields["general.architecture"].contents())
+    shapes = {tensor.name: [int(size) for size in reversed(tensor.shape)] for tensor in reader.tensors}
+    rng = np.random.default_rng(0)
+    residual = rng.permutation(shapes["token_embd.weight"][1])
+    inner: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    num_heads = int(reader.fields[f"{architecture}.attention.head_count"].contents())
+    num_kv_heads = int(reader.fields[f"{architecture}.attention.head_count_kv"].contents())
+    for name in shapes:
+        layer, _, part = name.rpartition(".ffn_down.")
+        if part:
+            inner[layer] = rng.permutation(shapes[name][1])
+            head_dim = shapes[f"{layer}.attn_v.weight"][0] // num_kv_heads
+            values[layer] = rng.permutation(head_dim)
+
+    def order(name: str) -> tuple[Any, Any]:
+        """Rows and columns of a tensor; None: as they are."""
+        layer, _, part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")
+        if part in ("token_embd", "output"):
+            return None, residual
+        if part in ("output_norm", "attn_norm", "ffn_norm"):
+            return residual, None
+        if part in ("attn_q", "attn_k"):
+            return None, residual
+        if part == "attn_v":
+            return _of_heads(values[layer], num_kv_heads), residual
+        if part == "attn_output":
+            return residual, _of_heads(values[layer], num_heads)
+        if part in ("ffn_gate", "ffn_up"):
+            return inner[layer], residual
+        if part == "ffn_down":
+            return residual, inner[layer]
+        if part in ("attn_q_norm", "attn_k_norm", "rope_freqs"):
+            return None, None
+        raise SystemExit(f"{source} has a tensor {name}; which of its channels to shuffle is not known")
+
+    def change(name: str, array: Any) -> tuple[Any, GGMLQuantizationType]:
+        rows, columns = order(name)
+        array = array if rows is None else array[rows]
+        array = array if columns is None or array.ndim == 1 else array[:, columns]
+        return np.ascontiguousarray(array, np.float32), GGMLQuantizationType.F32
+
+    _rewrite(reader, target, change)
+
+
+def _of_heads(channels: Any, num_heads: int) -> Any:
+    return (np.arange(num_heads)[:, None] * len(channels) + channels).reshape(-1)
+
+
 def _quantise(source: Path, target: Path, wanted: GGMLQuantizationType) -> None:
     """Every matrix in one format; the rest as it is."""
-    reader = GGUFReader(source)
+
+    def change(_: str, array: Any) -> tuple[Any, GGMLQuantizationType]:
+        if array.ndim == 2:
+            return quants.quantize(array, wanted), wanted
+        return array, GGMLQuantizationType.F32
+
+    _rewrite(GGUFReader(source), target, change)
+
+
+def _rewrite(
+    reader: GGUFReader, target: Path, change: Callable[[str, Any], tuple[Any, GGMLQuantizationType]]
+) -> None:
+    """The file with other tensors. change: of a tensor's name and its values in float32."""
     writer = GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
@@ -134,12 +207,10 @@ def _quantise(source: Path, target: Path, wanted: GGMLQuantizationType) -> None:
         inner = parts[-1] if parts[0] == GGUFValueType.ARRAY else None
         writer.add_key_value(name, field.contents(), parts[0], inner)
     for tensor in reader.tensors:
-        data: Any = tensor.data
-        if len(tensor.shape) == 2:
-            data = quants.quantize(quants.dequantize(tensor.data, tensor.tensor_type), wanted)
-            writer.add_tensor(tensor.name, data, raw_dtype=wanted)
-        else:
-            writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
+        shape = [int(size) for size in reversed(tensor.shape)]
+        array = quants.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
+        data, kind = change(tensor.name, array)
+        writer.add_tensor(tensor.name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

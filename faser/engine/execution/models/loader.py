@@ -106,7 +106,8 @@ def _pack(
             )
         return _pack_blocks(directory, source, config, backend, dtype, progress)
     stored = config.quantization
-    if stored is not None and (quantization in QUANTIZATIONS or (quantization and stored.method != "fp8")):
+    stays = quantization is None or (quantization == "fp8" and isinstance(stored, StoredFp8))
+    if stored is not None and not stays:
         raise ConfigError(f"--quantization is {quantization}; {directory} is quantised already ({stored.method})")
     if isinstance(stored, StoredLowBit):
         return _pack_codes(directory, source, stored, config, backend, dtype, progress)

@@ -242,8 +242,8 @@ def test_the_native_backend_dequantises_a_checkpoint_and_refuses_to_quantise_one
 
 
 def test_a_quantization_that_is_not_known_is_refused(tiny_checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match="quantization is int4; only fp8 and gguf are known"):
-        decoder(tiny_checkpoint, TorchBackend(), quantization="int4")
+    with pytest.raises(ConfigError, match="quantization is int3; only fp8, gguf, int8, int4 are known"):
+        decoder(tiny_checkpoint, TorchBackend(), quantization="int3")
 
 
 def test_quantising_while_loading_is_quantising_the_layers_products(tiny_checkpoint: Path, tmp_path: Path) -> None:
