@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from faser.config.engine import EngineConfig
 from faser.engine.build import Built, build
@@ -33,6 +34,31 @@ def test_the_info_describes_the_loaded_model(tiny_checkpoint: Path) -> None:
     assert info.num_blocks * info.block_size >= 128
     assert info.kv_cache_bytes <= 1 << 20
     assert info.weight_bytes == 4 * info.num_parameters
+
+
+def test_weights_are_read_by_one_thread_of_torch_where_the_native_kernels_have_threads(
+    tiny_checkpoint: Path,
+) -> None:
+    """Two that wait for each other take ten times as long beside another program, such as a second server."""
+    threads: set[int] = set()
+
+    def report(stage: str, _done: int, _total: int) -> None:
+        if stage == "loading weights":
+            threads.add(torch.get_num_threads())
+
+    config = EngineConfig(
+        model=str(tiny_checkpoint),
+        backend="native",
+        kv_cache_memory=1 << 20,
+        speculative_config={"policy": "off"},
+        num_threads=2,
+    )
+    before = torch.get_num_threads()
+    try:
+        build(config, tiny_checkpoint, report)
+    finally:
+        torch.set_num_threads(before)
+    assert threads == {1}
 
 
 def test_an_engine_that_never_drafts_measures_nothing(tiny_checkpoint: Path) -> None:
