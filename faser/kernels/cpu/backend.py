@@ -16,6 +16,7 @@ from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
+from faser.kernels.cpu.blocks import DTYPES, NativeBlocks
 from faser.kernels.cpu.low_bit import LowBitLinear, pack_low_bit
 from faser.kernels.cpu.masks import CpuMaskKernel
 from faser.kernels.cpu.sampling import CpuSamplingKernels
@@ -26,10 +27,10 @@ from faser.kernels.interface.fp8_cache import check_cache_dtype
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.processors import DeviceLane, Processors
+from faser.kernels.interface.separate_blocks import SeparateBlocks
 from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 
-_DTYPES = {torch.float32: native_library.FLOAT32, torch.bfloat16: native_library.BFLOAT16}
-_KV_DTYPES = {**_DTYPES, torch.int8: native_library.INT8}
+_KV_DTYPES = {**DTYPES, torch.int8: native_library.INT8}
 _MOST_HEAD_DIM = 1024  # of a cache in int8: sums of products fit into 32 bits
 _MULTIPLE = 16  # the kernels handle tokens of a block and channels of a head in groups of this size
 _HUGE_PAGE_BYTES = 2 << 20
@@ -44,7 +45,7 @@ class _NativeLinear:
     def __init__(self, panels: Tensor, bias: Tensor | None, columns: int, depth: int, dtype: torch.dtype) -> None:
         self.columns, self.depth, self.dtype = columns, depth, dtype
         struct = native_library.LinearStruct(
-            panels.data_ptr(), None if bias is None else bias.data_ptr(), columns, depth, _DTYPES[dtype]
+            panels.data_ptr(), None if bias is None else bias.data_ptr(), columns, depth, DTYPES[dtype]
         )
         self.address = ctypes.addressof(struct)
         self._kept = (struct, panels, bias)
@@ -105,7 +106,8 @@ class NativeBackend:
         self.logits_processor_kernels = None
         self.mask_kernel = CpuMaskKernel(self._library, self._pools, self._pool)
         self.rejection_kernels = None
-        self.fused_blocks: Blocks | None = None
+        self._blocks = NativeBlocks(self._library, self._pool, SeparateBlocks(self))
+        self.fused_blocks: Blocks | None = self._blocks
         self.graph_capture: GraphCapture | None = None
         self.lane: DeviceLane | None = None
         self._bind()
@@ -129,6 +131,7 @@ class NativeBackend:
         self._pool = self._pools.use(processors)
         self.sampling_kernels.use(self._pool)
         self.mask_kernel.use(self._pool)
+        self._blocks.use(self._pool)
 
     def concurrent_instance(self) -> "NativeBackend":
         """See Backend. Without `use` both run on the same pool, so idle threads of one never disturb the other."""
@@ -188,11 +191,11 @@ class NativeBackend:
                 packed.address,
                 x.data_ptr(),
                 stride,
-                _DTYPES[x.dtype],
+                DTYPES[x.dtype],
                 rows,
                 out.data_ptr(),
                 out_stride,
-                _DTYPES[out.dtype],
+                DTYPES[out.dtype],
                 address,
                 residual_stride,
             )
@@ -206,7 +209,7 @@ class NativeBackend:
             rows,
             out.data_ptr(),
             out_stride,
-            _DTYPES[out.dtype],
+            DTYPES[out.dtype],
             address,
             residual_stride,
         )
@@ -220,7 +223,7 @@ class NativeBackend:
         ids, count = token_ids.data_ptr(), len(token_ids)
         if isinstance(packed, LowBitLinear):
             self._library.faser_low_bit_embed(
-                self._pool, packed.address, ids, count, out.data_ptr(), _DTYPES[out.dtype]
+                self._pool, packed.address, ids, count, out.data_ptr(), DTYPES[out.dtype]
             )
             if packed.order is not None:
                 out[:, packed.order] = out.clone()
@@ -245,7 +248,7 @@ class NativeBackend:
             eps,
             out.data_ptr(),
             out_stride,
-            _DTYPES[x.dtype],
+            DTYPES[x.dtype],
         )
         return out
 
@@ -256,7 +259,7 @@ class NativeBackend:
         out_rows, out_stride = _rows(out, width)
         assert rows == out_rows, (rows, out_rows)
         self._silu_mul_call(
-            self._pool, gate_up.data_ptr(), stride, rows, width, out.data_ptr(), out_stride, _DTYPES[out.dtype]
+            self._pool, gate_up.data_ptr(), stride, rows, width, out.data_ptr(), out_stride, DTYPES[out.dtype]
         )
         return out
 
@@ -319,7 +322,7 @@ class NativeBackend:
             None if q_norm is None else q_norm.data_ptr(),
             None if k_norm is None else k_norm.data_ptr(),
             eps,
-            _DTYPES[qkv.dtype],
+            DTYPES[qkv.dtype],
         )
         return qkv[:, : shape.num_heads * shape.head_dim]
 
@@ -342,7 +345,7 @@ class NativeBackend:
             stride,
             out.data_ptr(),
             out_stride,
-            _DTYPES[q.dtype],
+            DTYPES[q.dtype],
         )
         return out
 
@@ -384,7 +387,7 @@ def _rows(x: Tensor, width: int) -> tuple[int, int]:
 
 
 def _checked_dtype(what: str, dtype: torch.dtype) -> int:
-    code = _DTYPES.get(dtype)
+    code = DTYPES.get(dtype)
     if code is None:
         names = " and ".join(str(each).removeprefix("torch.") for each in (torch.bfloat16, torch.float32))
         raise ConfigError(f"the native backend computes in {names}; the {what} is {dtype}".replace("torch.", ""))

@@ -43,6 +43,34 @@ class LowBitStruct(ctypes.Structure):
     _fields_ = (("parts", c_void_p), ("num_parts", c_int64), ("bias", c_void_p), ("depth", c_int64))
 
 
+class AnyLinearStruct(ctypes.Structure):
+    """FaserAnyLinear. linear or low_bit: address of a FaserLinear or FaserLowBit, the other None."""
+
+    _fields_ = (("linear", c_void_p), ("low_bit", c_void_p), ("columns", c_int64), ("depth", c_int64))
+
+
+class NormedLinearStruct(ctypes.Structure):
+    """FaserNormedLinear. norm: address."""
+
+    _fields_ = (("product", AnyLinearStruct), ("norm", c_void_p), ("eps", c_float))
+
+
+class FeedForwardStruct(ctypes.Structure):
+    """FaserFeedForward."""
+
+    _fields_ = (("attention_out", AnyLinearStruct), ("gate_up", NormedLinearStruct), ("down", AnyLinearStruct))
+
+
+class BlockRowsStruct(ctypes.Structure):
+    """FaserBlockRows. normed, gate_up, inner: addresses."""
+
+    _fields_ = (
+        ("rows", c_int64),
+        ("dtype", c_int32),
+        *((name, c_void_p) for name in ("normed", "gate_up", "inner")),
+    )
+
+
 class CacheStruct(ctypes.Structure):
     """FaserCache. data: address."""
 
@@ -99,6 +127,8 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_low_bit_embed": ((_P, _P, _P, _L, _P, _I), None),
     "faser_rms_norm": ((_P, _P, _L, _L, _L, _P, _F, _P, _L, _I), None),
     "faser_silu_mul": ((_P, _P, _L, _L, _L, _P, _L, _I), None),
+    "faser_normed_linear": ((_P, _P, _P, _P, _L, _P, _I), None),
+    "faser_feed_forward": ((_P, _P, _P, _P, _P, _P, _P), None),
     "faser_rope_append": ((_P, _P, _P, _L, _L, _P, _L, _P, _P, _P, _F, _I), None),
     "faser_best": ((_P, _P, _L, _L, _L, _P, _P), None),
     "faser_draw": ((_P, _P, _L, _L, _P, _L, _P, _P), None),

@@ -15,7 +15,8 @@ from torch import Tensor
 from faser.kernels.interface.shapes import PackedLinear
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Weights are equal where they are the same: backends keep what they derive from them as long as these live.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class NormedLinear:
     """A product of normalised rows. norm: [K], the weight of the RMS norm; eps: see Backend.rms_norm."""
 
@@ -24,7 +25,7 @@ class NormedLinear:
     linear: PackedLinear
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class FeedForward:
     """What follows the attention of a layer: its output product, then the gated feed-forward network."""
 

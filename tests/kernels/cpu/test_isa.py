@@ -29,6 +29,14 @@ def test_the_best_instruction_set_the_cpu_has_is_chosen(tmp_path: Path, flags: s
     assert detect_isa(Path("/nonexistent"), "x86_64") is Isa.GENERIC
 
 
+@pytest.mark.parametrize("features, isa", [("fp asimd asimddp", Isa.DOTPROD), ("fp asimd", Isa.GENERIC)])
+def test_dot_products_of_aarch64_are_chosen_where_there_are_any(tmp_path: Path, features: str, isa: Isa) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nFeatures\t: {features}\n\n")
+    assert detect_isa(cpuinfo, "aarch64") is isa
+    assert detect_isa(cpuinfo, "x86_64") is Isa.GENERIC
+
+
 def test_a_cpu_runs_every_lesser_instruction_set_too(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("flags : fma avx2 f16c avx512f avx512bw avx512dq avx512vl\n")

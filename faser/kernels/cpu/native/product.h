@@ -19,28 +19,38 @@ struct FaserProduct {
 };
 
 // out[r][column : column + columns] = sums + bias + residual, rounded once. bias: of the first column, or null.
-template <class Out>
-void finish_as(const FaserProduct& call, const float* bias, int64_t row, int rows, int64_t column, int columns,
-               float* sums, int sums_stride) {
+template <class Out, bool Bias, bool Residual>
+void finish_rows(const FaserProduct& call, const float* bias, int64_t row, int rows, int64_t column, int columns,
+                 const float* sums, int sums_stride) {
     for (int r = 0; r < rows; r++) {
-        float* sum = sums + r * sums_stride;
+        const float* sum = sums + r * sums_stride;
         Out* out = (Out*)call.out + (row + r) * call.out_stride + column;
-        const Out* residual =
-            call.residual ? (const Out*)call.residual + (row + r) * call.residual_stride + column : nullptr;
+        const Out* residual = Residual ? (const Out*)call.residual + (row + r) * call.residual_stride + column : nullptr;
         int c = 0;
         for (; c + kLanes <= columns; c += kLanes) {
             vf value = load(sum + c);
-            if (bias) value += load(bias + column + c);
-            if (residual) value += load(residual + c);
+            if (Bias) value += load(bias + column + c);
+            if (Residual) value += load(residual + c);
             store(out + c, value);
         }
         for (; c < columns; c++) {
             float value = sum[c];
-            if (bias) value += bias[column + c];
-            if (residual) value += widen(residual[c]);
+            if (Bias) value += bias[column + c];
+            if (Residual) value += widen(residual[c]);
             narrow(value, out + c);
         }
     }
+}
+
+template <class Out>
+void finish_as(const FaserProduct& call, const float* bias, int64_t row, int rows, int64_t column, int columns,
+               const float* sums, int sums_stride) {
+    if (bias && call.residual) {
+        return finish_rows<Out, true, true>(call, bias, row, rows, column, columns, sums, sums_stride);
+    }
+    if (bias) return finish_rows<Out, true, false>(call, bias, row, rows, column, columns, sums, sums_stride);
+    if (call.residual) return finish_rows<Out, false, true>(call, bias, row, rows, column, columns, sums, sums_stride);
+    finish_rows<Out, false, false>(call, bias, row, rows, column, columns, sums, sums_stride);
 }
 
 // The columns from `column` on for which there are sums, but only those before `end`.

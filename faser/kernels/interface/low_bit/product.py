@@ -3,7 +3,7 @@
 A row x of activations is cut into stretches of 64 values. A stretch has one scale, its largest magnitude over
 127, and its values become signed bytes: x * (127 / largest), to the nearest integer, ties to even. Nothing is
 calibrated. With a weight's codes c, zero point z, scales s and minimums m (formats.py), out[r, n] is computed in
-this order, every operation in float32 and rounded on its own:
+this order, in float32; x += y * z is one operation, rounded once (a fused multiply-add):
 
     for each stretch                                                        t: its scale in row r
         partial = 0
@@ -124,10 +124,26 @@ def _product(rows: QuantisedActivations, weight: DecodedRows) -> Floats:
     values = rows.values.astype(np.int32)
     for number, first in enumerate(range(0, depth, group)):
         x, codes = values[:, first : first + group], signed[:, first : first + group]
-        partial += weight.scales[:, number] * (x @ codes.T).astype(np.float32)
+        partial = fused(weight.scales[:, number], (x @ codes.T).astype(np.float32), partial)
         if weight.minimums is not None:
-            partial += weight.minimums[:, number] * x.sum(1, keepdims=True).astype(np.float32)
+            partial = fused(weight.minimums[:, number], x.sum(1, keepdims=True).astype(np.float32), partial)
         if (first + group) % STRETCH == 0 or first + group == depth:
-            out += rows.scales[:, first // STRETCH, None] * partial
-            partial[:] = 0
+            out = fused(rows.scales[:, first // STRETCH, None], partial, out)
+            partial = np.zeros_like(out)
     return out
+
+
+def fused(a: Floats, b: Floats, c: Floats) -> Floats:
+    """a * b + c, rounded once. Arrays that broadcast to the shape of c.
+
+    In float64 the product is exact and the sum is rounded to odd, which makes the second rounding that of the
+    exact sum (Boldo and Melquiond, Emulation of a FMA and correctly rounded sums, 2008).
+    """
+    product, addend = a.astype(np.float64) * b, c.astype(np.float64)
+    total = product + addend
+    back = total - product
+    missing = (product - (total - back)) + (addend - back)  # exactly what the sum left out
+    bits = total.view(np.int64)
+    inexact = np.isfinite(total) & (missing != 0) & (bits % 2 == 0)
+    bits += inexact * np.where((missing > 0) == (total > 0), 1, -1)
+    return total.astype(np.float32)

@@ -1,5 +1,7 @@
 """The definition of low-bit products. Oracle: products in float64 of the values that the package gguf reads."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from torch import Tensor
 
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.low_bit.formats import FORMATS
-from faser.kernels.interface.low_bit.product import STRETCH, quantise_activations
+from faser.kernels.interface.low_bit.product import STRETCH, fused, quantise_activations
 from faser.kernels.interface.low_bit.rows import LowBitRows, stack_low_bit
 from faser.kernels.torch.backend import TorchBackend
 from tests.kernels.interface.low_bit.blocks import by_gguf, random_blocks
@@ -48,6 +50,21 @@ def test_a_product_is_off_by_no_more_than_its_activations_steps_allow(name: str,
         most = bound(x, wide) + depth * 2.0**-23 * (x.double().abs() @ parts.double().t())
     assert (off <= most).all()
     assert (off > most / 1000).any(), "a bound that says nothing"
+
+
+def test_a_multiply_add_is_rounded_once() -> None:
+    """Oracle: fractions. Half of the sums lie next to the middle of two floats, where a second rounding shows."""
+    rng = np.random.default_rng(0)
+    exponents = rng.integers(-40, 40, (3, 4000))
+    a, b, c = (rng.uniform(1, 2, (3, 4000)) * rng.choice([-1, 1], (3, 4000)) * 2.0**exponents).astype(np.float32)
+    c[::2] = (a[::2] * (1 + 2.0**-23)).astype(np.float32)
+    b[::2] = (2.0**-25 * (1 + rng.uniform(-1, 1, 2000) * 2.0**-20)).astype(np.float32)
+    found = fused(a, b, c)
+    for x, y, z, sum_of in zip(a.tolist(), b.tolist(), c.tolist(), found.tolist(), strict=True):
+        exact = Fraction(x) * Fraction(y) + Fraction(z)
+        for end in (-np.inf, np.inf):
+            neighbour = float(np.nextafter(np.float32(sum_of), np.float32(end)))
+            assert abs(exact - Fraction(sum_of)) <= abs(exact - Fraction(neighbour))
 
 
 def test_activations_that_are_steps_of_their_scale_lose_nothing() -> None:

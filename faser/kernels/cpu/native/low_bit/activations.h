@@ -1,6 +1,7 @@
-// Activations of low-bit products: rows of signed bytes, one scale for every kScaled values.
+// Activations of low-bit products: signed bytes, one scale for every kScaled values of a row.
 //
-// Defined in kernels/interface/low_bit/product.py, which gives the same bits.
+// Defined in kernels/interface/low_bit/product.py, which gives the same bits. Everything lies span by span, and within
+// a span row by row, at distances that the compiler knows.
 #pragma once
 
 #include <vector>
@@ -12,75 +13,156 @@
 namespace faser {
 
 constexpr int64_t kScaled = 64;
+constexpr int64_t kStretches = kSpan / kScaled;  // of a span
+constexpr int64_t kGroups32 = kSpan / 32, kGroups16 = kSpan / 16;
 
-struct Activations {
-    int64_t depth;
-    const int8_t* codes;       // [rows, depth]
-    const float* scales;       // [rows, depth / kScaled, rounded up]
-    const int32_t* sums;       // [rows, depth / 32] of codes
-    const int32_t* sums_of_16;  // [rows, depth / 16]
-
-    int64_t scales_stride() const { return (depth + kScaled - 1) / kScaled; }
+// What the integer sums of a part's groups start with: a multiple of the sum of the group's activations.
+struct Starts {
+    int32_t factor;
+    int64_t groups;   // of a span
+    const int32_t* at;  // [spans, rows, groups]
 };
 
+struct Activations {
+    int64_t rows;
+    const int8_t* codes;  // [spans, rows, kSpan]
+    const float* scales;  // [spans, rows, kStretches]
+    const float* sums;    // [spans, rows, kGroups32] of codes
+    std::vector<Starts>& starts;
+
+    const int32_t* starts_of(int32_t factor, int64_t groups) const {
+        for (const Starts& each : starts) {
+            if (each.factor == factor && each.groups == groups) return each.at;
+        }
+        return nullptr;
+    }
+};
+
+inline uint32_t most_of(vu x) {
+#pragma GCC unroll 4
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+        vu other;
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; i++) other[i] = x[i ^ half];
+        x = other > x ? other : x;
+    }
+    return x[0];
+}
+
+// Stores 64 integers of a byte each, and the sums of 16 of them.
+inline void put_codes(const vi (&codes)[kScaled / kLanes], int8_t* to, int32_t* sums_of_16) {
+#if defined(__AVX512VNNI__)
+    // Packing interleaves 128-bit lanes: put them back in order. Then sums of 4, 8 and 16 neighbours.
+    const __m512i low = _mm512_packs_epi32((__m512i)codes[0], (__m512i)codes[1]);
+    const __m512i high = _mm512_packs_epi32((__m512i)codes[2], (__m512i)codes[3]);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i bytes = _mm512_maskz_permutexvar_epi32(0xffff, order, _mm512_packs_epi16(low, high));
+    _mm512_storeu_si512(to, bytes);
+    const __m512i fours = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes);
+    const __m512i eights = _mm512_add_epi32(fours, _mm512_maskz_shuffle_epi32(0xffff, fours, (_MM_PERM_ENUM)0xb1));
+    const __m512i all = _mm512_add_epi32(eights, _mm512_maskz_shuffle_epi32(0xffff, eights, (_MM_PERM_ENUM)0x4e));
+    const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    _mm512_mask_storeu_epi32(sums_of_16, 0x000f, _mm512_maskz_permutexvar_epi32(0xffff, first, all));
+#else
+    constexpr int64_t vectors = 16 / kLanes;
+    for (int64_t group = 0; group < kScaled / 16; group++) {
+        vi total{};
+        for (int64_t i = group * vectors; i < (group + 1) * vectors; i++) {
+            store_bytes(to + i * kLanes, codes[i]);
+            total += codes[i];
+        }
+        sums_of_16[group] = 0;
+        for (int i = 0; i < kLanes; i++) sums_of_16[group] += total[i];
+    }
+#endif
+}
+
+// One stretch, `values` values and zeros after them: its codes, their sums of 16 and its scale.
 template <class T>
-void quantise_row(const T* x, int64_t depth, int8_t* codes, float* scales, int32_t* sums, int32_t* sums_of_16) {
+void quantise_stretch(const T* x, int64_t values, int8_t* to, float* scale, int32_t* sums_of_16) {
+    constexpr int64_t kVectors = kScaled / kLanes;
     const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest integer, ties to even
-    for (int64_t first = 0; first < depth; first += kScaled) {
-        const int64_t end = std::min(first + kScaled, depth);
-        vu most{};
-        for (int64_t k = first; k < end; k += kLanes) {
-            vu bits = (vu)load(x + k) & 0x7fffffffu;
-            most = bits > most ? bits : most;
-        }
-        uint32_t bits = 0x0d800000u;  // 2^-100: neither scale nor inverse of it overflows
-        for (int i = 0; i < kLanes; i++) bits = std::max(bits, uint32_t(most[i]));
-        if (bits >= 0x7f800000u) {  // an infinity or no number: no product of the row is finite
-            std::memset(codes + first, 0, end - first);
-            scales[first / kScaled] = __builtin_nanf("");
-            continue;
-        }
+    vf wide[kVectors];
+    vu most{};
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < kVectors; i++) {
+        wide[i] = i * kLanes < values ? load(x + i * kLanes) : vf{};
+        const vu bits = (vu)wide[i] & 0x7fffffffu;
+        most = bits > most ? bits : most;
+    }
+    const uint32_t bits = std::max(0x0d800000u, most_of(most));  // 2^-100: neither scale nor inverse of it overflows
+    vi codes[kVectors] = {};
+    if (bits >= 0x7f800000u) {  // an infinity or no number: no product of the row is finite
+        *scale = __builtin_nanf("");
+    } else {
         float largest;
         std::memcpy(&largest, &bits, 4);
         const float inverse = 127.0f / largest;
-        scales[first / kScaled] = largest / 127.0f;
-        for (int64_t k = first; k < end; k += kLanes) {
-            store_bytes(codes + k, (vi)(load(x + k) * inverse + magic) - 0x4b400000);
+        *scale = largest / 127.0f;
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kVectors; i++) codes[i] = (vi)(wide[i] * inverse + magic) - 0x4b400000;
+    }
+    put_codes(codes, to, sums_of_16);
+}
+
+// Rows [first, end) of an input [rows, K].
+template <class T>
+void quantise_rows(const T* x, int64_t stride, int64_t depth, const Activations& to, int64_t first, int64_t end) {
+    for (int64_t row = first; row < end; row++) {
+        for (int64_t k = 0, span = 0; k < depth; k += kSpan, span++) {
+            const int64_t place = span * to.rows + row;
+            int32_t sums_of_16[kGroups16] = {};
+            for (int64_t at = 0; at < std::min(kSpan, depth - k); at += kScaled) {
+                quantise_stretch(x + row * stride + k + at, std::min(kScaled, depth - k - at),
+                                 (int8_t*)to.codes + place * kSpan + at,
+                                 (float*)to.scales + place * kStretches + at / kScaled, sums_of_16 + at / 16);
+            }
+            int32_t sums_of_32[kGroups32];
+            for (int64_t g = 0; g < kGroups32; g++) sums_of_32[g] = sums_of_16[2 * g] + sums_of_16[2 * g + 1];
+            float* sums = (float*)to.sums + place * kGroups32;
+            for (int64_t g = 0; g < kGroups32; g++) sums[g] = float(sums_of_32[g]);
+            for (const Starts& each : to.starts) {
+                int32_t* starts = (int32_t*)each.at + place * each.groups;
+                const int32_t* of = each.groups == kGroups16 ? sums_of_16 : sums_of_32;
+                for (int64_t g = 0; g < each.groups; g++) starts[g] = each.factor * of[g];
+            }
         }
-    }
-    for (int64_t group = 0; group < depth / 16; group++) {
-        int32_t total = 0;
-        for (int i = 0; i < 16; i++) total += codes[group * 16 + i];
-        sums_of_16[group] = total;
-    }
-    for (int64_t group = 0; group < depth / 32; group++) {
-        sums[group] = sums_of_16[2 * group] + sums_of_16[2 * group + 1];
     }
 }
 
-// The rows of a call, in memory of the calling thread that its next call overwrites.
-inline Activations quantise(Pool& pool, const FaserProduct& call, int32_t x_dtype, int64_t depth) {
+// The rows of a call, in memory of the calling thread that its next call overwrites. lowered: by how much the codes
+// of a part are less when they are multiplied.
+template <class Lowered>
+Activations quantise(Pool& pool, const FaserProduct& call, int32_t x_dtype, const FaserLowBit& linear,
+                     const Lowered& lowered) {
     static thread_local std::vector<char> memory;
-    const int64_t row_bytes = (depth + 63) / 64 * 64, rows = call.rows;
-    const int64_t scales = (depth + kScaled - 1) / kScaled, groups = depth / 32;
-    const int64_t bytes = rows * (row_bytes + 4 * (scales + 3 * groups)) + 64;
+    static thread_local std::vector<Starts> starts;
+    starts.clear();
+    const int64_t places = (linear.depth + kSpan - 1) / kSpan * call.rows;
+    int64_t bytes = places * (kSpan + 4 * (kStretches + kGroups32)) + 64;
+    for (int64_t i = 0; i < linear.num_parts; i++) {
+        const FaserLowBitPart& part = linear.parts[i];
+        const int32_t factor = lowered(part) - part.zero_point;
+        const int64_t groups = kSpan / group_of(part.form);
+        if (Activations{0, nullptr, nullptr, nullptr, starts}.starts_of(factor, groups) != nullptr) continue;
+        starts.push_back({factor, groups, (const int32_t*)bytes});  // its place, until there is memory
+        bytes += places * groups * 4;
+    }
     if (int64_t(memory.size()) < bytes) memory.resize(bytes);
-    int8_t* codes = (int8_t*)memory.data();
-    float* at = (float*)(codes + (rows * depth + 63) / 64 * 64);
-    int32_t* sums = (int32_t*)(at + rows * scales);
-    int32_t* sums_of_16 = sums + rows * groups;
-    pool.run(rows, [&](int64_t row) {
-        int8_t* to = codes + row * depth;
-        float* row_scales = at + row * scales;
+    char* at = memory.data() + (64 - (uintptr_t)memory.data() % 64) % 64;
+    for (Starts& each : starts) each.at = (const int32_t*)(at + (int64_t)each.at - 64);
+    const float* scales = (const float*)(at + places * kSpan);
+    const Activations found{call.rows, (const int8_t*)at, scales, scales + places * kStretches, starts};
+    const int64_t block = std::max<int64_t>(1, 4096 / linear.depth);
+    pool.run((call.rows + block - 1) / block, [&](int64_t piece) {
+        const int64_t row = piece * block, end = std::min(row + block, call.rows);
         if (x_dtype == kFloat32) {
-            quantise_row((const float*)call.x + row * call.x_stride, depth, to, row_scales, sums + row * groups,
-                         sums_of_16 + row * 2 * groups);
+            quantise_rows((const float*)call.x, call.x_stride, linear.depth, found, row, end);
         } else {
-            quantise_row((const bf16*)call.x + row * call.x_stride, depth, to, row_scales, sums + row * groups,
-                         sums_of_16 + row * 2 * groups);
+            quantise_rows((const bf16*)call.x, call.x_stride, linear.depth, found, row, end);
         }
     });
-    return {depth, codes, at, sums, sums_of_16};
+    return found;
 }
 
 }  // namespace faser

@@ -1,6 +1,8 @@
 // Sums of four products of an unsigned code and a signed byte, added to 32-bit integers: exact on every CPU.
 //
 // Small: no code exceeds 15, so that two products fit into a signed 16-bit integer, which AVX2's instruction fills.
+// kSmallDiffers: whether that makes another instruction. kLowered: by how much codes are less when they are
+// multiplied; sums have to start with as many times the sum of their activations.
 #pragma once
 
 #include "../simd.h"
@@ -11,8 +13,11 @@ inline vi splat_int(int32_t x) { return vi{} + x; }
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
+constexpr bool kSmallDiffers = false;
+
 template <bool Small>
 struct Dot {
+    static constexpr int32_t kLowered = 0;
     typedef vi Codes;
     typedef vi Factor;
     static Codes codes(vi bytes) { return bytes; }
@@ -27,6 +32,8 @@ struct Dot {
 };
 
 #elif defined(__AVX2__)
+
+constexpr bool kSmallDiffers = true;
 
 #if defined(__AVX512BW__)
 inline vi pairs(vi a, vi b) { return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b); }
@@ -44,6 +51,7 @@ struct Dot;
 
 template <>
 struct Dot<true> {
+    static constexpr int32_t kLowered = 0;
     typedef vi Codes;
     typedef vi Factor;
     static Codes codes(vi bytes) { return bytes; }
@@ -54,6 +62,7 @@ struct Dot<true> {
 // Bytes at even and at odd places, widened to 16 bits.
 template <>
 struct Dot<false> {
+    static constexpr int32_t kLowered = 0;
     struct Codes {
         vi even, odd;
     };
@@ -66,10 +75,30 @@ struct Dot<false> {
     static vi add(vi sum, Codes codes, Factor x) { return sum + pairs(codes.even, x.even) + pairs(codes.odd, x.odd); }
 };
 
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+constexpr bool kSmallDiffers = true;
+
+// Signed by signed: codes of eight bits are lowered by 128.
+template <bool Small>
+struct Dot {
+    static constexpr int32_t kLowered = Small ? 0 : 128;
+    typedef vi Codes;
+    typedef vi Factor;
+    static Codes codes(vi bytes) { return Small ? bytes : (vi)((vu)bytes ^ 0x80808080u); }
+    static Factor factor(int32_t four) { return splat_int(four); }
+    static vi add(vi sum, Codes codes, Factor x) {
+        return (vi)vdotq_s32((int32x4_t)sum, (int8x16_t)codes, (int8x16_t)x);
+    }
+};
+
 #else
+
+constexpr bool kSmallDiffers = false;
 
 template <bool Small>
 struct Dot {
+    static constexpr int32_t kLowered = 0;
     typedef vi Codes;
     struct Factor {
         int32_t at[4];

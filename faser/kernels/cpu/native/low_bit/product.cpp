@@ -1,6 +1,6 @@
 // Products with low-bit weights: integer sums in every group, then floats in the order of their groups.
 //
-// No operation is fused and no sum is split, so a row gets the same bits in every batch, on any number of threads and
+// Every multiply-add is rounded once and no sum is split, so a row gets the same bits in every batch, on any number of threads and
 // on every CPU: those of kernels/interface/low_bit/product.py.
 
 #include "activations.h"
@@ -14,19 +14,27 @@ namespace {
 
 // Integer and float sums of a tile share the registers. A single row waits for memory, from more panels at a time.
 constexpr int kMostRows = kLanes == 16 ? 6 : kLanes == 8 ? 3 : 2;
+constexpr int kManyRows = kLanes == 16 ? 5 : kMostRows;  // where tiles follow one another
 constexpr int kFewPanels = kLanes == 16 ? 2 : 1;
 constexpr int kSinglePanels = kLanes == 16 ? 4 : kLanes == 8 ? 2 : 1;
-static_assert(kPanelsTogether % kFewPanels == 0 && kPanelsTogether % kSinglePanels == 0, "no panel is left over");
-constexpr int64_t kBlockRows = 96;
-constexpr int64_t kPieceBytes = 64 * 1024;
+constexpr int64_t kUnitPanels = 2;  // the least that a piece of work holds
+static_assert(kPanelsTogether % kUnitPanels == 0 && kUnitPanels % kFewPanels == 0, "no panel is left over");
+constexpr int64_t kBlockRows = 64;
+constexpr int64_t kWaitingRows = 8;  // up to which memory is the limit
+constexpr int64_t kPieceBytes = 64 * 1024, kWaitingPieceBytes = 256 * 1024;  // of weights, at most or one unit
 constexpr int64_t kFetchBytes = 2048;
 
-template <int F>
-struct FormOf {
-    static constexpr bool kHalves = F == kNibbles || F == kTable;
-    static constexpr bool kSmall = F == kNibbles;
-    static constexpr int kGroup = F == kBytes16 ? 16 : 32;
-    static constexpr int kVectors = F == kBytes ? 8 : 4;  // 64-byte vectors of a group
+// What a tile reads: the forms in memory, and nibbles that have been unpacked to bytes.
+enum Codes { kOfNibbles = kNibbles, kOfTable = kTable, kOfBytes = kBytes, kOfBytes16 = kBytes16, kOfSmallBytes };
+
+template <int C>
+struct CodesOf {
+    static constexpr bool kHalves = C == kOfNibbles || C == kOfTable;
+    static constexpr bool kSmall = kSmallDiffers && (C == kOfNibbles || C == kOfSmallBytes);
+    static constexpr int kGroup = C == kOfBytes16 ? 16 : 32;
+    static constexpr int kVectors = C == kOfBytes || C == kOfSmallBytes ? 8 : 4;  // 64-byte vectors of a group
+    static constexpr int kUnpacked = kSmallDiffers && C == kOfNibbles ? kOfSmallBytes : kOfBytes;
+    using D = Dot<kSmall>;
 };
 
 #if defined(__AVX2__)
@@ -48,51 +56,41 @@ inline vi table_codes(vi nibbles) {
 }
 #endif
 
-// One group of a tile: sums[r][q] += codes * x[r]. codes: of each panel's group; x: the group's values of row 0.
-template <int F, int Rows, int Panels>
-inline __attribute__((always_inline)) void add_group(const char* const* codes, const int8_t* x, int64_t x_stride,
-                                                     vi (&sums)[Rows][Panels * kParts]) {
-    using D = Dot<FormOf<F>::kSmall>;
-    auto four = [&](int row, int k) {
-        int32_t bytes;
-        std::memcpy(&bytes, x + row * x_stride + k, 4);
-        return D::factor(bytes);
-    };
-#pragma GCC unroll 8
-    for (int v = 0; v < FormOf<F>::kVectors; v++) {
-        typename D::Codes low[Panels * kParts], high[Panels * kParts];
+// Codes of nibbles: those in the low halves of bytes and those in the high ones.
+template <int C>
+inline void split(const char* from, vi& low, vi& high) {
+    const vi bytes = (vi) * (const vu_any*)from;
+    low = bytes & 0x0f0f0f0f;
+    high = (vi)((vu)bytes >> 4) & 0x0f0f0f0f;
+    if (C == kOfTable) {
+        low = table_codes(low);
+        high = table_codes(high);
+    }
+}
+
+// Nibbles of one panel's groups to bytes.
+template <int C>
+void unpack(const char* from, int64_t groups, char* to) {
+    for (int64_t group = 0; group < groups; group++, from += 4 * kStepBytes, to += 8 * kStepBytes) {
 #pragma GCC unroll 4
-        for (int p = 0; p < Panels; p++) {
+        for (int v = 0; v < 4; v++) {
+            __builtin_prefetch(from + v * kStepBytes + kFetchBytes, 0, 2);
 #pragma GCC unroll 4
             for (int i = 0; i < kParts; i++) {
-                vi bytes = (vi) * (const vu_any*)(codes[p] + v * kStepBytes + i * sizeof(vf));
-                if constexpr (FormOf<F>::kHalves) {
-                    vi first = bytes & 0x0f0f0f0f, second = (vi)((vu)bytes >> 4) & 0x0f0f0f0f;
-                    low[p * kParts + i] = D::codes(F == kTable ? table_codes(first) : first);
-                    high[p * kParts + i] = D::codes(F == kTable ? table_codes(second) : second);
-                } else {
-                    low[p * kParts + i] = D::codes(bytes);
-                }
-            }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < Rows; r++) {
-            auto x_low = four(r, 4 * v);
-#pragma GCC unroll 8
-            for (int q = 0; q < Panels * kParts; q++) sums[r][q] = D::add(sums[r][q], low[q], x_low);
-            if constexpr (FormOf<F>::kHalves) {
-                auto x_high = four(r, 16 + 4 * v);
-#pragma GCC unroll 8
-                for (int q = 0; q < Panels * kParts; q++) sums[r][q] = D::add(sums[r][q], high[q], x_high);
+                const int64_t at = v * kStepBytes + i * sizeof(vf);
+                vi low, high;
+                split<C>(from + at, low, high);
+                *(vu_any*)(to + at) = (vu)low;
+                *(vu_any*)(to + 4 * kStepBytes + at) = (vu)high;
             }
         }
     }
 }
 
 // Scales and minimums of one span as floats: [group][panel][16], scales before minimums.
-template <int F, int Panels>
+template <int Group, int Panels>
 struct Factors {
-    static constexpr int64_t kGroups = kSpan / FormOf<F>::kGroup, kFloats = Panels * kPanel;
+    static constexpr int64_t kGroups = kSpan / Group, kFloats = Panels * kPanel;
     alignas(64) float scales[kGroups * kFloats];
     alignas(64) float minimums[kGroups * kFloats];
 
@@ -111,7 +109,7 @@ struct Factors {
   private:
     static void read_panel(const FaserLowBitPart& part, const char* span, int64_t at, int64_t super_at, int64_t groups,
                            float* to) {
-        const int64_t repeats = part.factor_values / FormOf<F>::kGroup;
+        const int64_t repeats = part.factor_values / Group;
         if (part.factors == kIntegers) {
             vf super[kParts];
             for (int i = 0; i < kParts; i++) super[i] = load_halves(span + super_at + i * kLanes * 2);
@@ -138,148 +136,279 @@ struct Factors {
     }
 };
 
-// One stretch of a tile, values with one scale a row: totals += x's scales * (its groups, summed in order).
-// span: codes of the first panel, its groups first_group ... last_group - 1; sums_of_x: of the groups of row 0.
-template <int F, bool Minimums, int Rows, int Panels>
-inline __attribute__((always_inline)) void add_stretch(const char* span, int64_t panel_bytes,
-                                                       const Factors<F, Panels>& factors, int64_t first_group,
-                                                       int64_t last_group, const int8_t* x, int64_t depth,
-                                                       const int32_t* sums_of_x, int64_t sums_stride,
-                                                       int32_t minus_zero_point, const float* x_scales,
-                                                       int64_t scales_stride, bool fetch, float* totals) {
-    constexpr int kAll = Panels * kParts, kGroup = FormOf<F>::kGroup;
-    constexpr int kGroupBytes = FormOf<F>::kVectors * kStepBytes;
-    vf partial[Rows][kAll];
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; r++) {
-#pragma GCC unroll 8
-        for (int q = 0; q < kAll; q++) partial[r][q] = vf{};
-    }
-    for (int64_t group = first_group; group < last_group; group++) {
-        const char* codes[Panels];
+// a * b + c, rounded once on every CPU.
+inline vf fused(vf a, vf b, vf c) {
+#if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
+    return fma(a, b, c);
+#else
+    for (int i = 0; i < kLanes; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+
+// A float in every lane. (Adding it to zeros, as splat does, takes time here.)
+inline vf everywhere(const float* x) {
+    int32_t bits;
+    std::memcpy(&bits, x, 4);
+    return (vf)splat_int(bits);
+}
+
+// A tile of rows and panels over one span. Places in x are those of its first row.
+struct TileSpan {
+    const char* codes;       // of the first panel
+    int64_t panel_bytes;     // from the codes of one panel to those of the next
+    const float* scales;     // Factors
+    const float* minimums;
+    const int8_t* x;         // [rows, kSpan]
+    const float* x_scales;   // [rows, kStretches]
+    const float* x_sums;     // [rows, kGroups32]
+    const int32_t* starts;   // [rows, groups of a span]
+    bool fetch;              // whether to prefetch codes
+    float* totals;           // [rows, panels, 16]
+};
+
+// One group of a tile: sums[r][q] += codes * x[r].
+template <int C, int Rows, int Panels>
+inline __attribute__((always_inline)) void add_group(const TileSpan& tile, int64_t group,
+                                                     vi (&sums)[Rows][Panels * kParts]) {
+    using D = typename CodesOf<C>::D;
+    constexpr int kVectors = CodesOf<C>::kVectors;
+    const int8_t* x = tile.x + group * CodesOf<C>::kGroup;
+    const char* codes = tile.codes + group * kVectors * kStepBytes;
+    auto four = [&](int row, int k) {
+        int32_t bytes;
+        std::memcpy(&bytes, x + row * kSpan + k, 4);
+        return D::factor(bytes);
+    };
+    if (tile.fetch) {
         for (int p = 0; p < Panels; p++) {
-            codes[p] = span + p * panel_bytes + group * kGroupBytes;
-            if (fetch) {
 #pragma GCC unroll 8
-                for (int line = 0; line < kGroupBytes; line += 64) {
-                    __builtin_prefetch(codes[p] + line + kFetchBytes, 0, 2);
+            for (int v = 0; v < kVectors; v++) {
+                __builtin_prefetch(codes + p * tile.panel_bytes + v * kStepBytes + kFetchBytes, 0, 2);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; v++) {
+        typename D::Codes low[Panels * kParts], high[Panels * kParts];
+#pragma GCC unroll 4
+        for (int p = 0; p < Panels; p++) {
+            const char* from = codes + p * tile.panel_bytes + v * kStepBytes;
+#pragma GCC unroll 4
+            for (int i = 0; i < kParts; i++) {
+                if constexpr (CodesOf<C>::kHalves) {
+                    vi first, second;
+                    split<C>(from + i * sizeof(vf), first, second);
+                    low[p * kParts + i] = D::codes(first);
+                    high[p * kParts + i] = D::codes(second);
+                } else {
+                    low[p * kParts + i] = D::codes((vi) * (const vu_any*)(from + i * sizeof(vf)));
                 }
             }
         }
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; r++) {
+            auto x_low = four(r, 4 * v);
+#pragma GCC unroll 8
+            for (int q = 0; q < Panels * kParts; q++) sums[r][q] = D::add(sums[r][q], low[q], x_low);
+            if constexpr (CodesOf<C>::kHalves) {
+                auto x_high = four(r, 16 + 4 * v);
+#pragma GCC unroll 8
+                for (int q = 0; q < Panels * kParts; q++) sums[r][q] = D::add(sums[r][q], high[q], x_high);
+            }
+        }
+    }
+}
+
+// One stretch of a tile, values with one scale a row: totals += x's scales * (its groups, summed in order). A sum of
+// one addend is that addend: zeros of either sign are the same in totals.
+template <int C, bool Minimums, int Rows, int Panels, int Groups>
+inline __attribute__((always_inline)) void add_stretch(const TileSpan& tile, int64_t stretch) {
+    constexpr int kAll = Panels * kParts, kSpanGroups = kSpan / CodesOf<C>::kGroup;
+    vf partial[Rows][kAll];
+#pragma GCC unroll 4
+    for (int number = 0; number < Groups; number++) {
+        const int64_t group = stretch * (kScaled / CodesOf<C>::kGroup) + number;
         vi sums[Rows][kAll];
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; r++) {
-            const vi start = splat_int(minus_zero_point * sums_of_x[r * sums_stride + group]);
+            const vi start = splat_int(tile.starts[r * kSpanGroups + group]);
 #pragma GCC unroll 8
             for (int q = 0; q < kAll; q++) sums[r][q] = start;
         }
-        add_group<F, Rows, Panels>(codes, x + group * kGroup, depth, sums);
+        add_group<C, Rows, Panels>(tile, group, sums);
 #pragma GCC unroll 8
         for (int q = 0; q < kAll; q++) {
-            const vf scale = load(factors.scales + group * Panels * kPanel + q * kLanes);
+            const vf scale = load(tile.scales + group * Panels * kPanel + q * kLanes);
 #pragma GCC unroll 8
-            for (int r = 0; r < Rows; r++) partial[r][q] += scale * __builtin_convertvector(sums[r][q], vf);
+            for (int r = 0; r < Rows; r++) {
+                const vf sum = __builtin_convertvector(sums[r][q], vf);
+                partial[r][q] = number == 0 ? scale * sum : fused(scale, sum, partial[r][q]);
+            }
         }
         if constexpr (Minimums) {
 #pragma GCC unroll 8
             for (int q = 0; q < kAll; q++) {
-                const vf minimum = load(factors.minimums + group * Panels * kPanel + q * kLanes);
+                const vf minimum = load(tile.minimums + group * Panels * kPanel + q * kLanes);
 #pragma GCC unroll 8
                 for (int r = 0; r < Rows; r++) {
-                    partial[r][q] += minimum * splat(float(sums_of_x[r * sums_stride + group]));
+                    partial[r][q] = fused(minimum, everywhere(tile.x_sums + r * kGroups32 + group), partial[r][q]);
                 }
             }
         }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; r++) {
-        const vf scale = splat(x_scales[r * scales_stride]);
+        const vf scale = everywhere(tile.x_scales + r * kStretches + stretch);
 #pragma GCC unroll 8
         for (int q = 0; q < kAll; q++) {
-            float* at = totals + r * Panels * kPanel + q * kLanes;
-            store(at, load(at) + scale * partial[r][q]);
+            float* at = tile.totals + r * Panels * kPanel + q * kLanes;
+            store(at, fused(scale, partial[r][q], load(at)));
         }
     }
 }
 
-// One tile over one span: `Rows` rows from `row` on, Panels panels whose span starts at `span`.
-template <int F, int Rows, int Panels>
-void add_span(const FaserLowBit& linear, const FaserLowBitPart& part, const Activations& x, const char* span,
-              int64_t panel_bytes, const Factors<F, Panels>& factors, int64_t first, int64_t values, int64_t row,
-              bool fetch, float* totals) {
-    constexpr int kGroup = FormOf<F>::kGroup;
-    const int64_t sums_stride = linear.depth / kGroup, scales_stride = x.scales_stride();
-    const int32_t* sums = (kGroup == 16 ? x.sums_of_16 : x.sums) + row * sums_stride + first / kGroup;
-    const int8_t* codes = x.codes + row * linear.depth + first;
-    for (int64_t at = 0; at < values; at += kScaled) {
-        const int64_t end = std::min(at + kScaled, values) / kGroup;
-        const float* scales = x.scales + row * scales_stride + (first + at) / kScaled;
-        if (kGroup == 32 && part.has_minimums) {
-            add_stretch<F, true, Rows, Panels>(span, panel_bytes, factors, at / kGroup, end, codes, linear.depth, sums,
-                                               sums_stride, -part.zero_point, scales, scales_stride, fetch, totals);
-        } else {
-            add_stretch<F, false, Rows, Panels>(span, panel_bytes, factors, at / kGroup, end, codes, linear.depth,
-                                                sums, sums_stride, -part.zero_point, scales, scales_stride, fetch,
-                                                totals);
-        }
+// `count` tiles of `Rows` rows each over one span; tile: the first.
+template <int C, bool Minimums, int Rows, int Panels>
+__attribute__((noinline)) void add_tiles(TileSpan tile, int64_t values, int64_t count) {
+    constexpr int kGroups = kScaled / CodesOf<C>::kGroup;
+    for (; count > 0; count--) {
+        int64_t stretch = 0;
+        for (; stretch < values / kScaled; stretch++) add_stretch<C, Minimums, Rows, Panels, kGroups>(tile, stretch);
+        if (values % kScaled) add_stretch<C, Minimums, Rows, Panels, kGroups / 2>(tile, stretch);
+        tile.fetch = false;
+        tile.x += Rows * kSpan;
+        tile.x_scales += Rows * kStretches;
+        tile.x_sums += Rows * kGroups32;
+        tile.starts += Rows * (kSpan / CodesOf<C>::kGroup);
+        tile.totals += Rows * Panels * kPanel;
     }
 }
 
-// Rows [row, end), at most kBlockRows, with Panels panels from `panel` on. A span of weights is read from memory by the
-// first tile of rows; the others find it in the cache.
-template <int F, int Panels>
+// All rows of a block over one span; tile: its first rows. Tiles are as even as possible, the higher ones first.
+template <int C, int Panels>
+void add_block(const TileSpan& tile, const FaserLowBitPart& part, int64_t values, int64_t rows) {
+    const int64_t most = rows > 2 * kMostRows ? kManyRows : kMostRows;
+    const int64_t tiles = (rows + most - 1) / most, height = rows / tiles, higher = rows % tiles;
+    auto add = [&](int64_t first, int64_t tile_rows, int64_t count) {
+        TileSpan at = tile;
+        at.fetch = tile.fetch && first == 0;
+        at.x += first * kSpan;
+        at.x_scales += first * kStretches;
+        at.x_sums += first * kGroups32;
+        at.starts += first * (kSpan / CodesOf<C>::kGroup);
+        at.totals += first * Panels * kPanel;
+        with_count<Panels == kFewPanels ? kMostRows : 1>(int(tile_rows), [&](auto number) {
+            if constexpr (C == kOfNibbles || C == kOfBytes || C == kOfSmallBytes) {
+                if (part.has_minimums) return add_tiles<C, true, number.value, Panels>(at, values, count);
+            }
+            add_tiles<C, false, number.value, Panels>(at, values, count);
+        });
+    };
+    if (higher > 0) add(0, height + 1, higher);
+    add(higher * (height + 1), height, tiles - higher);
+}
+
+// Rows [row, end), at most kBlockRows, with Panels panels from `panel` on. A span of weights is read from memory by
+// the first tile of rows, or unpacked for more than one; the others find it in the cache.
+template <int C, int Panels>
 void multiply_rows(const FaserLowBit& linear, const FaserLowBitPart& part, const FaserProduct& call,
-                   const Activations& x, int64_t panel, int64_t row, int64_t end) {
+                   const Activations& x, const int32_t* starts, int64_t panel, int64_t row, int64_t end) {
     constexpr int64_t kWidth = Panels * kPanel;
+    constexpr int kGroup = CodesOf<C>::kGroup, kSpanGroups = kSpan / kGroup;
     const int64_t panel_bytes = low_bit_panel_bytes(part, linear.depth);
     const char* span = part.panels + panel * panel_bytes;
-    alignas(64) float totals[kBlockRows * kWidth];
-    std::memset(totals, 0, (end - row) * kWidth * sizeof(float));
-    Factors<F, Panels> factors;
-    for (int64_t first = 0; first < linear.depth; first += kSpan) {
+    alignas(64) float totals[(Panels == kFewPanels ? kBlockRows : 1) * kWidth];
+    alignas(64) char unpacked[CodesOf<C>::kHalves && Panels == kFewPanels ? Panels * kPanel * kSpan : 1];
+    for (int64_t i = 0; i < (end - row) * kWidth; i += kLanes) store(totals + i, vf{});
+    Factors<kGroup, Panels> factors;
+    for (int64_t first = 0, place = row; first < linear.depth; first += kSpan, place += x.rows) {
         const int64_t values = std::min(kSpan, linear.depth - first);
         const SpanLayout layout = span_layout(part, values);
-        factors.read(part, layout, span, panel_bytes, values / FormOf<F>::kGroup);
-        for (int64_t at = row; at < end;) {
-            const int64_t tiles = (end - at + kMostRows - 1) / kMostRows;
-            const int rows = int((end - at + tiles - 1) / tiles);
-            with_count<Panels == kFewPanels ? kMostRows : 1>(rows, [&](auto count) {
-                add_span<F, count.value, Panels>(linear, part, x, span, panel_bytes, factors, first, values, at,
-                                                 at == row, totals + (at - row) * kWidth);
-            });
-            at += rows;
+        factors.read(part, layout, span, panel_bytes, values / kGroup);
+        TileSpan tile{span,
+                      panel_bytes,
+                      factors.scales,
+                      factors.minimums,
+                      x.codes + place * kSpan,
+                      x.scales + place * kStretches,
+                      x.sums + place * kGroups32,
+                      starts + place * kSpanGroups,
+                      true,
+                      totals};
+        if constexpr (CodesOf<C>::kHalves && Panels == kFewPanels) {
+            if (end - row > kMostRows) {
+                for (int p = 0; p < Panels; p++) {
+                    unpack<C>(span + p * panel_bytes, values / kGroup, unpacked + p * kPanel * kSpan);
+                }
+                tile.codes = unpacked;
+                tile.panel_bytes = kPanel * kSpan;
+                tile.fetch = false;
+                add_block<CodesOf<C>::kUnpacked, Panels>(tile, part, values, end - row);
+                span += layout.bytes;
+                continue;
+            }
         }
+        add_block<C, Panels>(tile, part, values, end - row);
         span += layout.bytes;
     }
     finish(call, linear.bias, part.first + part.columns, row, int(end - row), part.first + panel * kPanel, totals,
            int(kWidth));
 }
 
-template <int F>
+template <int C>
 void multiply_panels(const FaserLowBit& linear, const FaserLowBitPart& part, const FaserProduct& call,
                      const Activations& x, int64_t panel, int64_t last, int64_t row, int64_t end) {
+    const int32_t* starts = x.starts_of(CodesOf<C>::D::kLowered - part.zero_point, kSpan / CodesOf<C>::kGroup);
     if (end - row == 1) {
-        for (; panel < last; panel += kSinglePanels) {
-            multiply_rows<F, kSinglePanels>(linear, part, call, x, panel, row, end);
+        for (; panel + kSinglePanels <= last; panel += kSinglePanels) {
+            multiply_rows<C, kSinglePanels>(linear, part, call, x, starts, panel, row, end);
         }
-        return;
     }
-    for (; panel < last; panel += kFewPanels) multiply_rows<F, kFewPanels>(linear, part, call, x, panel, row, end);
+    for (; panel < last; panel += kFewPanels) {
+        multiply_rows<C, kFewPanels>(linear, part, call, x, starts, panel, row, end);
+    }
 }
 
-using Multiply = decltype(&multiply_panels<kNibbles>);
+using Multiply = decltype(&multiply_panels<kOfNibbles>);
 
 Multiply multiply_of(int32_t form) {
     switch (form) {
         case kNibbles:
-            return multiply_panels<kNibbles>;
+            return multiply_panels<kOfNibbles>;
         case kTable:
-            return multiply_panels<kTable>;
+            return multiply_panels<kOfTable>;
         case kBytes:
-            return multiply_panels<kBytes>;
+            return multiply_panels<kOfBytes>;
         default:
-            return multiply_panels<kBytes16>;
+            return multiply_panels<kOfBytes16>;
     }
+}
+
+int32_t lowered(const FaserLowBitPart& part) {
+    return part.form == kNibbles ? CodesOf<kOfNibbles>::D::kLowered : CodesOf<kOfBytes>::D::kLowered;
+}
+
+// Where the pieces of a product begin, in units of kUnitPanels panels, the units of all parts counted on; then the
+// end. While memory is the limit pieces become smaller towards the end, so that threads end together.
+const std::vector<int64_t>& cut(const FaserLowBit& linear, int64_t rows, int num_threads) {
+    static thread_local std::vector<int64_t> begins;
+    begins.assign(1, 0);
+    const bool waiting = rows <= kWaitingRows;
+    int64_t left = 0, largest = 0;
+    for (int64_t i = 0; i < linear.num_parts; i++) {
+        left += low_bit_panels(linear.parts[i]) / kUnitPanels;
+        largest = std::max(largest, low_bit_panel_bytes(linear.parts[i], linear.depth) * kUnitPanels);
+    }
+    const int64_t most = std::max<int64_t>(1, (waiting ? kWaitingPieceBytes : kPieceBytes) / largest);
+    while (left > 0) {
+        int64_t size = std::min(most, left);
+        if (waiting) size = std::min(size, std::max<int64_t>(1, left / (2 * num_threads)));
+        if (size > 2) size &= ~int64_t(1);
+        begins.push_back(begins.back() + size);
+        left -= size;
+    }
+    return begins;
 }
 
 }  // namespace
@@ -291,27 +420,23 @@ void faser_low_bit_linear(Pool* pool, const FaserLowBit* linear, const void* x, 
                           int64_t residual_stride) {
     if (rows == 0) return;
     const FaserProduct call{x, x_stride, rows, out, out_stride, residual, residual_stride, out_dtype};
-    const Activations quantised = quantise(*pool, call, x_dtype, linear->depth);
+    const Activations quantised = quantise(*pool, call, x_dtype, *linear, lowered);
+    const std::vector<int64_t>& begins = cut(*linear, rows, pool->num_threads());
     const int64_t row_blocks = (rows + kBlockRows - 1) / kBlockRows;
     const int64_t block = (rows + row_blocks - 1) / row_blocks;
-    int64_t pieces = 0;
-    std::vector<int64_t> group(linear->num_parts), begin(linear->num_parts);
-    for (int64_t i = 0; i < linear->num_parts; i++) {
-        const FaserLowBitPart& part = linear->parts[i];
-        const int64_t bytes = low_bit_panel_bytes(part, linear->depth) * kPanelsTogether;
-        group[i] = std::max<int64_t>(1, kPieceBytes / bytes) * kPanelsTogether;
-        begin[i] = pieces;
-        pieces += (low_bit_panels(part) + group[i] - 1) / group[i];
-    }
-    pool->run(pieces * row_blocks, [&](int64_t piece) {
+    pool->run(int64_t(begins.size() - 1) * row_blocks, [&](int64_t piece) {
         const int64_t row = piece % row_blocks * block, end = std::min(row + block, rows);
-        const int64_t number = piece / row_blocks;
-        int64_t i = linear->num_parts - 1;
-        while (number < begin[i]) i--;
-        const FaserLowBitPart& part = linear->parts[i];
-        const int64_t panel = (number - begin[i]) * group[i];
-        const int64_t last = std::min(panel + group[i], low_bit_panels(part));
-        multiply_of(part.form)(*linear, part, call, quantised, panel, last, row, end);
+        int64_t panel = begins[piece / row_blocks] * kUnitPanels, last = begins[piece / row_blocks + 1] * kUnitPanels;
+        for (int64_t i = 0; last > 0; i++) {  // panels are counted from the part's first
+            const FaserLowBitPart& part = linear->parts[i];
+            const int64_t panels = low_bit_panels(part);
+            if (panel < panels) {
+                multiply_of(part.form)(*linear, part, call, quantised, std::max<int64_t>(panel, 0),
+                                       std::min(last, panels), row, end);
+            }
+            panel -= panels;
+            last -= panels;
+        }
     });
 }
 }

@@ -1,0 +1,139 @@
+"""The units of a layer on the native backend: one call of the C++ kernels each.
+
+The same kernels as the backend's single operations, hence the same bits; native/blocks.cpp strings them together.
+"""
+
+import ctypes
+import weakref
+
+import torch
+from torch import Tensor
+
+from faser.kernels.cpu.library import (
+    BFLOAT16,
+    FLOAT32,
+    AnyLinearStruct,
+    BlockRowsStruct,
+    FeedForwardStruct,
+    NormedLinearStruct,
+)
+from faser.kernels.cpu.low_bit import LowBitLinear
+from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, NormedLinear
+from faser.kernels.interface.shapes import PackedLinear
+
+DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}  # of activations, as the kernels number them
+
+
+class NativeBlocks:
+    """See Blocks. pool: address of the pool to run on. separate: for layers whose inputs have to be reordered."""
+
+    def __init__(self, library: ctypes.CDLL, pool: int, separate: Blocks) -> None:
+        self._pool = pool
+        self._separate = separate
+        self._normed_linear_call = library.faser_normed_linear
+        self._feed_forward_call = library.faser_feed_forward
+        self._structs: dict[
+            int, ctypes.Structure
+        ] = {}  # by the id of a NormedLinear or FeedForward, while it lives
+        self._buffers: BlockBuffers | None = None  # those that _rows describes
+        self._rows = BlockRowsStruct()
+
+    def use(self, pool: int) -> None:
+        self._pool = pool
+
+    def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
+        if _reorders(product.linear):
+            return self._separate.normed_linear(hidden, product, out, buffers)
+        assert hidden.stride(1) == 1
+        assert out.is_contiguous()
+        self._normed_linear_call(
+            self._pool,
+            self._normed(product),
+            self._rows_of(hidden, buffers),
+            hidden.data_ptr(),
+            hidden.stride(0),
+            out.data_ptr(),
+            DTYPES[out.dtype],
+        )
+        return out
+
+    def feed_forward(
+        self,
+        mixed: Tensor,
+        hidden: Tensor,
+        block: FeedForward,
+        following: NormedLinear | None,
+        out: Tensor,
+        buffers: BlockBuffers,
+    ) -> None:
+        following_linear = None if following is None else following.linear
+        if any(map(_reorders, (block.attention_out, block.gate_up.linear, block.down, following_linear))):
+            self._separate.feed_forward(mixed, hidden, block, following, out, buffers)
+            return
+        assert mixed.is_contiguous()
+        assert hidden.is_contiguous()
+        assert out.is_contiguous()
+        self._feed_forward_call(
+            self._pool,
+            self._layer(block),
+            None if following is None else self._normed(following),
+            self._rows_of(hidden, buffers),
+            mixed.data_ptr(),
+            hidden.data_ptr(),
+            out.data_ptr(),
+        )
+
+    def _rows_of(self, hidden: Tensor, buffers: BlockBuffers) -> int:
+        """Address of the FaserBlockRows; a step's calls all bring the same buffers."""
+        if buffers is not self._buffers or len(hidden) != self._rows.rows:
+            for each in (buffers.normed, buffers.gate_up, buffers.inner):
+                assert each.is_contiguous()
+                assert len(each) == len(hidden), (len(each), len(hidden))
+                assert each.dtype is hidden.dtype, (each.dtype, hidden.dtype)
+            self._buffers = buffers
+            self._rows = BlockRowsStruct(
+                len(hidden),
+                DTYPES[hidden.dtype],
+                buffers.normed.data_ptr(),
+                buffers.gate_up.data_ptr(),
+                buffers.inner.data_ptr(),
+            )
+        return ctypes.addressof(self._rows)
+
+    def _normed(self, product: NormedLinear) -> int:
+        """Address of the FaserNormedLinear."""
+        struct = self._structs.get(id(product))
+        if struct is None:
+            struct = self._keep(product, _normed_linear(product))
+        return ctypes.addressof(struct)
+
+    def _layer(self, block: FeedForward) -> int:
+        """Address of the FaserFeedForward."""
+        struct = self._structs.get(id(block))
+        if struct is None:
+            parts = (_any_linear(block.attention_out), _normed_linear(block.gate_up), _any_linear(block.down))
+            struct = self._keep(block, FeedForwardStruct(*parts))
+        return ctypes.addressof(struct)
+
+    def _keep(self, owner: NormedLinear | FeedForward, struct: ctypes.Structure) -> ctypes.Structure:
+        self._structs[id(owner)] = struct
+        weakref.finalize(owner, self._structs.pop, id(owner))
+        return struct
+
+
+def _reorders(packed: PackedLinear | None) -> bool:
+    return isinstance(packed, LowBitLinear) and packed.order is not None
+
+
+def _any_linear(packed: PackedLinear) -> AnyLinearStruct:
+    address, columns, depth = packed.address, packed.columns, packed.depth
+    if isinstance(packed, LowBitLinear):
+        return AnyLinearStruct(None, address, columns, depth)
+    return AnyLinearStruct(address, None, columns, depth)
+
+
+def _normed_linear(product: NormedLinear) -> NormedLinearStruct:
+    norm, linear = product.norm, product.linear
+    assert norm.shape == (linear.depth,), (norm.shape, linear.depth)
+    assert isinstance(linear, LowBitLinear) or linear.dtype is norm.dtype, (linear.dtype, norm.dtype)
+    return NormedLinearStruct(_any_linear(linear), norm.data_ptr(), product.eps)

@@ -1,0 +1,87 @@
+// The parts of a layer around its attention in one call: what lies between two kernels is then nanoseconds, not
+// Python. Every operation is the one that has a call of its own, so results are the same bits.
+
+#include "pool.h"
+#include "simd.h"
+
+using namespace faser;
+
+extern "C" {
+
+// Other files' calls, which these ones string together.
+struct FaserLinear;
+struct FaserLowBit;
+void faser_linear(Pool*, const FaserLinear*, const void* x, int64_t x_stride, int64_t rows, void* out,
+                  int64_t out_stride, int32_t out_dtype, const void* residual, int64_t residual_stride);
+void faser_low_bit_linear(Pool*, const FaserLowBit*, const void* x, int64_t x_stride, int32_t x_dtype, int64_t rows,
+                          void* out, int64_t out_stride, int32_t out_dtype, const void* residual,
+                          int64_t residual_stride);
+void faser_rms_norm(Pool*, const void* x, int64_t stride, int64_t rows, int64_t width, const void* weight, float eps,
+                    void* out, int64_t out_stride, int32_t dtype);
+void faser_silu_mul(Pool*, const void* gate_up, int64_t stride, int64_t rows, int64_t width, void* out,
+                    int64_t out_stride, int32_t dtype);
+
+// A product of either kind. Mirrored in library.py, as the others here.
+struct FaserAnyLinear {
+    const FaserLinear* linear;    // or null
+    const FaserLowBit* low_bit;
+    int64_t columns, depth;
+};
+
+struct FaserNormedLinear {
+    FaserAnyLinear product;
+    const void* norm;  // [depth]
+    float eps;
+};
+
+struct FaserFeedForward {
+    FaserAnyLinear attention_out;
+    FaserNormedLinear gate_up;
+    FaserAnyLinear down;
+};
+
+// The rows of a step, without gaps in any tensor; normed, gate_up and inner are overwritten.
+struct FaserBlockRows {
+    int64_t rows;
+    int32_t dtype;
+    void* normed;
+    void* gate_up;
+    void* inner;
+};
+}
+
+namespace {
+
+void multiply(Pool* pool, const FaserAnyLinear& by, const FaserBlockRows& rows, const void* x, void* out,
+              int32_t out_dtype, const void* residual) {
+    if (by.linear) {
+        return faser_linear(pool, by.linear, x, by.depth, rows.rows, out, by.columns, out_dtype, residual, by.columns);
+    }
+    faser_low_bit_linear(pool, by.low_bit, x, by.depth, rows.dtype, rows.rows, out, by.columns, out_dtype, residual,
+                         by.columns);
+}
+
+}  // namespace
+
+extern "C" {
+
+// out [rows, N] = product(norm(hidden [rows, K])). stride: values from one row of hidden to the next.
+void faser_normed_linear(Pool* pool, const FaserNormedLinear* by, const FaserBlockRows* rows, const void* hidden,
+                         int64_t stride, void* out, int32_t out_dtype) {
+    const int64_t width = by->product.depth;
+    faser_rms_norm(pool, hidden, stride, rows->rows, width, by->norm, by->eps, rows->normed, width, rows->dtype);
+    multiply(pool, by->product, *rows, rows->normed, out, out_dtype, nullptr);
+}
+
+// hidden += attention_out(mixed); hidden += down(silu_mul(gate_up(hidden))); unless following is null,
+// out = following(hidden).
+void faser_feed_forward(Pool* pool, const FaserFeedForward* layer, const FaserNormedLinear* following,
+                        const FaserBlockRows* rows, const void* mixed, void* hidden, void* out) {
+    const int64_t inner = layer->down.depth;
+    multiply(pool, layer->attention_out, *rows, mixed, hidden, rows->dtype, hidden);
+    faser_normed_linear(pool, &layer->gate_up, rows, hidden, layer->down.columns, rows->gate_up, rows->dtype);
+    faser_silu_mul(pool, rows->gate_up, 2 * inner, rows->rows, inner, rows->inner, inner, rows->dtype);
+    multiply(pool, layer->down, *rows, rows->inner, hidden, rows->dtype, hidden);
+    if (following) faser_normed_linear(pool, following, rows, hidden, layer->down.columns, out, rows->dtype);
+}
+}

@@ -1,0 +1,109 @@
+"""Units of a layer on the native backend. Oracle: its single operations, bit for bit.
+
+Bugs these tests have been seen to catch: the residual left out, gate and up in the wrong buffer, the next layer's
+norm for this one's, structures of a layer that is gone used for another at the same address, inputs that are not
+reordered.
+"""
+
+import gc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, NormedLinear
+from faser.kernels.interface.separate_blocks import SeparateBlocks
+from faser.kernels.interface.shapes import PackedLinear
+from tests.kernels.interface.low_bit.blocks import random_blocks
+
+HIDDEN, HEADS, INNER, QKV = 64, 96, 160, 128
+
+
+def random(*size: int, seed: int) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+def layer(
+    backend: NativeBackend, dtype: torch.dtype, low_bit: str, seed: int = 0
+) -> tuple[FeedForward, NormedLinear]:
+    """A layer, and the product before the next attention. low_bit: names of products in blocks."""
+
+    def packed(name: str, outputs: int, inputs: int) -> PackedLinear:
+        bias = random(outputs, seed=seed + 1).to(dtype)
+        if name in low_bit.split():
+            return backend.pack(random_blocks("Q4_1", outputs, inputs, seed=seed), bias)
+        return backend.pack((random(outputs, inputs, seed=seed) / inputs**0.5).to(dtype), bias)
+
+    def normed(name: str, outputs: int, number: int) -> NormedLinear:
+        norm = (1 + random(HIDDEN, seed=seed + number) / 4).to(dtype)
+        return NormedLinear(norm=norm, eps=1e-5, linear=packed(name, outputs, HIDDEN))
+
+    block = FeedForward(
+        attention_out=packed("out", HIDDEN, HEADS),
+        gate_up=normed("gate_up", 2 * INNER, 2),
+        down=packed("down", HIDDEN, INNER),
+    )
+    return block, normed("qkv", QKV, 3)
+
+
+def run(
+    blocks: Blocks, block: FeedForward, following: NormedLinear | None, rows: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The stream afterwards, the next product, and the product before the first attention."""
+    hidden, mixed = random(rows, HIDDEN, seed=4).to(dtype), random(rows, HEADS, seed=5).to(dtype)
+    sizes = {"normed": HIDDEN, "gate_up": 2 * INNER, "inner": INNER}
+    buffers = BlockBuffers(**{name: torch.empty(rows, size, dtype=dtype) for name, size in sizes.items()})
+    out, wide = torch.zeros(rows, QKV, dtype=dtype), torch.zeros(rows, 2 * INNER)
+    blocks.normed_linear(random(rows, 2 * HIDDEN, seed=6).to(dtype)[:, HIDDEN:], block.gate_up, wide, buffers)
+    blocks.feed_forward(mixed, hidden, block, following, out, buffers)
+    return hidden, out, wide
+
+
+@pytest.mark.parametrize("rows", [1, 3, 70])
+@pytest.mark.parametrize("low_bit", ["", "out gate_up down qkv", "down"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_in_one_call_has_the_bits_of_single_operations(
+    native: NativeBackend, dtype: torch.dtype, low_bit: str, rows: int
+) -> None:
+    assert native.fused_blocks is not None
+    block, following = layer(native, dtype, low_bit)
+    for next_product in (following, None):
+        found = run(native.fused_blocks, block, next_product, rows, dtype)
+        wanted = run(SeparateBlocks(native), block, next_product, rows, dtype)
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert torch.equal(ours, theirs)
+        assert found[1].any() == (next_product is not None)
+
+
+@pytest.mark.parametrize("reordered", ["attention_out", "down"])
+def test_products_whose_inputs_have_another_order_are_right_too(
+    native_alone: NativeBackend, reordered: str
+) -> None:
+    assert native_alone.fused_blocks is not None
+    block, following = layer(native_alone, torch.bfloat16, "")
+    depth = {"attention_out": HEADS, "down": INNER}[reordered]
+    order = np.random.default_rng(0).permutation(depth).astype(np.int32)
+    packed = native_alone.pack(replace(random_blocks("Q8_0", HIDDEN, depth), order=order))
+    block = FeedForward(
+        attention_out=packed if reordered == "attention_out" else block.attention_out,
+        gate_up=block.gate_up,
+        down=packed if reordered == "down" else block.down,
+    )
+    found = run(native_alone.fused_blocks, block, following, 3, torch.bfloat16)
+    wanted = run(SeparateBlocks(native_alone), block, following, 3, torch.bfloat16)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
+
+
+def test_a_layer_that_is_gone_leaves_nothing_to_one_in_its_place(native_alone: NativeBackend) -> None:
+    blocks, dtype = native_alone.fused_blocks, torch.float32
+    assert blocks is not None
+    for seed in range(6):
+        block, following = layer(native_alone, dtype, "", seed=seed)
+        found = run(blocks, block, following, 2, dtype)
+        wanted = run(SeparateBlocks(native_alone), block, following, 2, dtype)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True)), seed
+        del block, following
+        gc.collect()
