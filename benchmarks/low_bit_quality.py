@@ -1,6 +1,6 @@
-"""What low-bit weights cost in quality: perplexity, agreement and KL divergence on this project's own documents.
+"""What low-bit weights and keys and values in int8 cost in quality, on this project's own documents.
 
-    python -m benchmarks.low_bit_quality MODEL.gguf OUT.json [--windows 60]
+    python -m benchmarks.low_bit_quality MODEL.gguf OUT.json [--windows 60] [--tokens 256]
 
 The base is MODEL.gguf dequantised, in float32. Beside it: the same in bfloat16, which is what is served without a
 flag; the file with --quantization gguf, whose only further error is that of 8-bit activations; and its weights
@@ -10,7 +10,10 @@ A file that is low-bit itself would lose nothing when it is rounded to its own b
 rounded the channels of the model are shuffled: of the residual stream, between gate and down, and of the values
 of a head. The model computes the same, and a block holds weights of many of the file's blocks.
 
-Documents are cut into windows of 256 tokens; of each the first 32 are context and not counted.
+The arms "KV int8" store keys and values with --kv-cache-dtype int8. `--formats` without a format leaves out all arms
+whose weights are quantised once more.
+
+Documents are cut into windows of --tokens tokens; of each the first 32 are context and not counted.
 """
 
 import argparse
@@ -30,70 +33,86 @@ from faser.engine.execution.models.loader import load_decoder
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel
+from tests.engine.execution.models.paged import PagedModel
 
 _ROOT = Path(__file__).parents[1]
 _CONTEXT = 32
+_CHUNK = 256  # rows a step
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--windows", type=int, default=60, help="of 256 tokens")
-    parser.add_argument("--formats", nargs="+", default=["Q8_0", "Q5_1", "Q4_1", "Q4_0"])
+    parser.add_argument("--windows", type=int, default=60, help="how many")
+    parser.add_argument("--tokens", type=int, default=256, help="of a window")
+    parser.add_argument("--formats", nargs="*", default=["Q8_0", "Q5_1", "Q4_1", "Q4_0"])
     arguments = parser.parse_args()
-    windows = list(_windows(arguments.model, arguments.windows))
-    base = _model(arguments.model, None, torch.float32)
-    arms = {"bfloat16": _model(arguments.model, None, torch.bfloat16)}
-    arms["as stored"] = _model(arguments.model, "gguf", torch.bfloat16)
+    windows = list(_windows(arguments.model, arguments.windows, arguments.tokens))
+    base = _model(arguments, arguments.model, None, torch.float32)
+    arms = {"float32, KV int8": _model(arguments, arguments.model, None, torch.float32, torch.int8)}
+    for name, quantization in (("bfloat16", None), ("as stored", "gguf")):
+        for suffix, kv_dtype in (("", None), (", KV int8", torch.int8)):
+            arms[name + suffix] = _model(arguments, arguments.model, quantization, torch.bfloat16, kv_dtype)
     with tempfile.TemporaryDirectory() as folder:
-        shuffled = Path(folder) / "shuffled.gguf"
-        _shuffle(arguments.model, shuffled)
-        for name in ("int8", "int4"):
-            arms[name] = _model(shuffled, name, torch.bfloat16)
-        for name in track(arguments.formats, description="quantising"):
-            path = Path(folder) / f"{name}.gguf"
-            _quantise(shuffled, path, GGMLQuantizationType[name])
-            arms[name] = _model(path, "gguf", torch.bfloat16)
+        if arguments.formats:
+            arms |= _rounded_once_more(arguments, Path(folder))
         found = _compare(base, arms, windows)
     report = {
         "model": arguments.model.name,
         "stored": sorted({tensor.tensor_type.name for tensor in GGUFReader(arguments.model).tensors}),
-        "tokens": len(windows) * (MAX_POSITIONS - _CONTEXT - 1),
+        "tokens": len(windows) * (arguments.tokens - _CONTEXT - 1),
         "arms": found,
     }
     arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     for name, each in found.items():
-        print(f"{name:10}", *(f"{key} {value:.4f}" for key, value in each.items()), sep="  ")
+        print(f"{name:19}", *(f"{key} {value:.4f}" for key, value in each.items()), sep="  ")
 
 
-def _windows(model: Path, count: int) -> Iterator[list[int]]:
+def _rounded_once_more(arguments: argparse.Namespace, folder: Path) -> dict[str, PagedModel]:
+    """The arms of --quantization and --formats."""
+    shuffled = folder / "shuffled.gguf"
+    _shuffle(arguments.model, shuffled)
+    arms = {name: _model(arguments, shuffled, name, torch.bfloat16) for name in ("int8", "int4")}
+    for name in track(arguments.formats, description="quantising"):
+        path = folder / f"{name}.gguf"
+        _quantise(shuffled, path, GGMLQuantizationType[name])
+        arms[name] = _model(arguments, path, "gguf", torch.bfloat16)
+    return arms
+
+
+def _windows(model: Path, count: int, size: int) -> Iterator[list[int]]:
     """From all over the documents, evenly."""
     tokenizer = load_tokenizer(model)
     whole: list[list[int]] = []
     for path in (_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md"))):
         tokens = tokenizer.encode(path.read_text())
-        whole += [tokens[at : at + MAX_POSITIONS] for at in range(0, len(tokens) - MAX_POSITIONS, MAX_POSITIONS)]
+        whole += [tokens[at : at + size] for at in range(0, len(tokens) - size, size)]
     if len(whole) < count:
         raise SystemExit(f"--windows is {count}; the documents have {len(whole)}")
     for i in range(count):
         yield list(whole[i * len(whole) // count])
 
 
-def _model(path: Path, quantization: str | None, dtype: torch.dtype) -> PagedModel:
+def _model(
+    arguments: argparse.Namespace,
+    path: Path,
+    quantization: str | None,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
+) -> PagedModel:
     library = library_path(cache_dir=cache_dir() / "kernels")
     backend = NativeBackend(library, num_threads=torch.get_num_threads())
     decoder = load_decoder(
         path,
         backend,
         dtype,
-        max_model_len=MAX_POSITIONS,
-        max_rows=MAX_POSITIONS,
+        max_model_len=arguments.tokens,
+        max_rows=_CHUNK,
         quantization=quantization,
         progress=lambda *_: None,
     )
-    return PagedModel(decoder, backend, block_size=16)
+    return PagedModel(decoder, backend, block_size=16, max_positions=arguments.tokens, kv_dtype=kv_dtype)
 
 
 def _compare(
@@ -125,7 +144,7 @@ def _compare(
 
 def _log_probabilities(model: PagedModel, window: Sequence[int]) -> torch.Tensor:
     """[W - context - 1, V], in float32."""
-    return model.prefill(window, ())[_CONTEXT:-1].float().log_softmax(1)
+    return model.prefill(window, [_CHUNK] * (len(window) // _CHUNK))[_CONTEXT:-1].float().log_softmax(1)
 
 
 def _total(log_probabilities: torch.Tensor, tokens: torch.Tensor) -> float:

@@ -175,7 +175,7 @@ class EngineConfig:
         group=ENGINE,
         kind=Kind.TEXT,
         choices=("auto", "fp8", "int8"),
-        synonyms=(("fp8_e4m3", "fp8"),),
+        synonyms=(("fp8_e4m3", "fp8"), ("int8_per_token_head", "int8")),
         refused=(
             *((name, _OTHER_FP8) for name in ("fp8_e5m2", "fp8_inc", "fp8_ds_mla", "nvfp4")),
             *((name, _OTHER_KV) for name in ("bfloat16", "float16", "half", "float32")),

@@ -44,6 +44,7 @@ def test_no_two_settings_share_a_name_or_a_flag() -> None:
         ("kv_cache_dtype", "fp8_e4m3", "fp8"),
         ("kv_cache_dtype", "auto", "auto"),
         ("kv_cache_dtype", "int8", "int8"),
+        ("kv_cache_dtype", "int8_per_token_head", "int8"),
         ("quantization", "fp8", "fp8"),
         ("cudagraph_capture_sizes", "8", (8,)),
         ("async_scheduling", "auto", None),

@@ -30,12 +30,19 @@ class PagedModel:
     """A decoder, its cache, and one shuffled block table per sequence."""
 
     def __init__(
-        self, decoder: Decoder, backend: Backend, *, num_sequences: int = 1, block_size: int = BLOCK_SIZE
+        self,
+        decoder: Decoder,
+        backend: Backend,
+        *,
+        num_sequences: int = 1,
+        block_size: int = BLOCK_SIZE,
+        max_positions: int = MAX_POSITIONS,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
+        """kv_dtype: of keys and values; None: the decoder's."""
         self.decoder = decoder
-        self._backend = backend
-        self._block_size = block_size
-        blocks_each = MAX_POSITIONS // block_size
+        self._backend, self._block_size = backend, block_size
+        blocks_each = -(-max_positions // block_size)
         self._cache = backend.allocate_kv(
             KvShape(
                 num_layers=decoder.spec.num_layers,
@@ -43,7 +50,7 @@ class PagedModel:
                 block_size=block_size,
                 num_kv_heads=decoder.spec.num_kv_heads,
                 head_dim=decoder.spec.head_dim,
-                dtype=decoder.dtype,
+                dtype=kv_dtype or decoder.dtype,
             )
         )
         shuffled = torch.randperm(num_sequences * blocks_each, generator=torch.Generator().manual_seed(7))
