@@ -10,7 +10,7 @@ A file that is low-bit itself would lose nothing when it is rounded to its own b
 rounded the channels of the model are shuffled: of the residual stream, between gate and down, and of the values
 of a head. The model computes the same, and a block holds weights of many of the file's blocks.
 
-The arms "KV int8" store keys and values with --kv-cache-dtype int8. `--formats` without a format leaves out all arms
+The arms "KV int8" store keys and values with --kv-cache-dtype int8. --formats without a format leaves out the arms
 whose weights are quantised once more.
 
 Documents are cut into windows of --tokens tokens; of each the first 32 are context and not counted.
