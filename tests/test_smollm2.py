@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from faser.engine.checkpoints.source import resolve
+from faser.engine.checkpoints.weight_files import GGUF_WEIGHTS
 from faser.offline import LLM, Generation
 from faser.types import SamplingParams
 from tests.prompts import PROMPTS
@@ -38,7 +39,9 @@ def greedy(full: bool) -> SamplingParams:
 
 @pytest.fixture(scope="module")
 def alone(directory: Path, prompts: tuple[str, ...], greedy: SamplingParams) -> list[Generation]:
-    with LLM(str(directory), dtype="float32", max_num_seqs=1, max_num_batched_tokens=CHUNK) as model:
+    with LLM(
+        str(directory), dtype="float32", quantization="none", max_num_seqs=1, max_num_batched_tokens=CHUNK
+    ) as model:
         return [model.generate(prompt, greedy)[0] for prompt in prompts]
 
 
@@ -46,7 +49,7 @@ def alone(directory: Path, prompts: tuple[str, ...], greedy: SamplingParams) -> 
 def oracle(directory: Path) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(directory, gguf_file=GGUF_WEIGHTS, dtype=torch.float32)
     evaluating: torch.nn.Module = model.eval()
     return evaluating
 
@@ -70,7 +73,9 @@ def test_one_at_a_time_every_token_is_the_oracles(
 def test_sixteen_at_once_chunked_and_cached_the_tokens_are_the_same(
     directory: Path, prompts: tuple[str, ...], greedy: SamplingParams, alone: list[Generation]
 ) -> None:
-    with LLM(str(directory), dtype="float32", max_num_seqs=16, max_num_batched_tokens=CHUNK) as model:
+    with LLM(
+        str(directory), dtype="float32", quantization="none", max_num_seqs=16, max_num_batched_tokens=CHUNK
+    ) as model:
         crowd = model.generate(prompts, greedy)
         cached = model.generate(prompts, greedy)
     for prompt, lone, together, again in zip(prompts, alone, crowd, cached, strict=True):
@@ -82,7 +87,7 @@ def test_sixteen_at_once_chunked_and_cached_the_tokens_are_the_same(
 def test_bfloat16_is_the_same_alone_and_in_a_crowd(directory: Path) -> None:
     """The native products give a row the same bits whatever else is in the step, so this holds in bfloat16 too."""
     sampling = SamplingParams(temperature=1.0, seed=11, max_tokens=32, ignore_eos=True)
-    with LLM(str(directory), dtype="bfloat16", max_num_seqs=16, backend="native") as model:
+    with LLM(str(directory), dtype="bfloat16", quantization="none", max_num_seqs=16, backend="native") as model:
         lone = [model.generate(prompt, sampling)[0].samples[0].token_ids for prompt in PROMPTS[:8]]
         crowd = [each.samples[0].token_ids for each in model.generate(PROMPTS, sampling)]
     assert crowd[:8] == lone

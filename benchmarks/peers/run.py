@@ -23,7 +23,7 @@ from benchmarks.peers.llamacpp import PRECISIONS
 from benchmarks.peers.load import Exchange, Target, run_load
 from benchmarks.peers.machine import describe_machine, git_commit, portable
 from benchmarks.peers.servers import Server, busy_s, free_port
-from benchmarks.peers.setup import DEFAULT_DIRECTORY, pulled_model
+from benchmarks.peers.setup import DEFAULT_DIRECTORY, bfloat16_model
 from benchmarks.peers.summary import Measurement, check_same_work, measure
 from benchmarks.peers.systems import SYSTEMS, Conditions, System, build_system, describe_systems
 from benchmarks.prompts import Prompt, load_prompts, take
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cores = tuple(sorted(os.sched_getaffinity(0))[: given.cores])
     os.sched_setaffinity(0, cores)  # clients and servers inherit it
     conditions = Conditions(
-        model=given.model or pulled_model(),
+        model=given.model or bfloat16_model(given.directory),
         cores=cores,
         max_model_len=given.max_model_len,
         max_num_seqs=max(given.concurrency),

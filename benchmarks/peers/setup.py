@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.bfloat16_checkpoint import convert
 from benchmarks.peers import llamacpp
+from faser.engine.checkpoints.weight_files import gguf_file
 
 # Not under build/, which is thrown away more often than gigabytes are fetched.
 DEFAULT_DIRECTORY = Path("benchmarks/peers/.venv")
@@ -99,8 +101,22 @@ def install_llamacpp(python: Path, model: Path | None) -> str:
     directory = python.parent.parent
     _pip(python, _TORCH, *llamacpp.CONVERTER_NEEDS)
     llamacpp.fetch_and_build(directory, lambda folder: _download_source(python, folder), jobs=os.cpu_count() or 1)
-    llamacpp.convert(directory, model or pulled_model())
+    llamacpp.convert(directory, model or bfloat16_model(directory.parent))
     return llamacpp.VERSION
+
+
+def bfloat16_model(directory: Path) -> Path:
+    """FASER's default model with its weights in bfloat16, as every peer reads it; written below `directory` once."""
+    pulled = pulled_model()
+    weights = gguf_file(pulled)
+    if weights is None:
+        return pulled
+    target = directory / pulled.name
+    if not target.is_dir():
+        unfinished = directory / f".{pulled.name}"
+        convert(weights, unfinished)
+        unfinished.rename(target)
+    return target
 
 
 def pulled_model() -> Path:

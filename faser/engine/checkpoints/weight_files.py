@@ -1,0 +1,13 @@
+"""Where the weights of a checkpoint lie: in safetensors files of a directory, or in a GGUF file."""
+
+from pathlib import Path
+
+GGUF_WEIGHTS = "model.gguf"  # in a directory whose other files are those of the hub
+
+
+def gguf_file(checkpoint: Path) -> Path | None:
+    """The GGUF file with the weights of a checkpoint, which may be that file. None: they lie in safetensors files."""
+    if checkpoint.suffix == ".gguf":
+        return checkpoint
+    inside = checkpoint / GGUF_WEIGHTS
+    return inside if inside.is_file() and not any(checkpoint.glob("*.safetensors")) else None
