@@ -5,18 +5,21 @@ before it, then greedy decoding from the prompt is that answer, by induction ove
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from faser.engine.checkpoints.gguf.weights import open_gguf
 from faser.engine.checkpoints.source import resolve
-from faser.engine.checkpoints.weight_files import GGUF_WEIGHTS
+from faser.engine.checkpoints.weight_files import gguf_file
 from faser.offline import LLM, Generation
 from faser.types import SamplingParams
 from tests.prompts import PROMPTS
 
 pytestmark = pytest.mark.slow
 
+EXACT: dict[str, Any] = {"dtype": "float32", "quantization": "none"}
 CHUNK = 16  # rows a step: less than most prompts have, so that they are computed in pieces
 
 
@@ -39,17 +42,21 @@ def greedy(full: bool) -> SamplingParams:
 
 @pytest.fixture(scope="module")
 def alone(directory: Path, prompts: tuple[str, ...], greedy: SamplingParams) -> list[Generation]:
-    with LLM(
-        str(directory), dtype="float32", quantization="none", max_num_seqs=1, max_num_batched_tokens=CHUNK
-    ) as model:
+    with LLM(str(directory), **EXACT, max_num_seqs=1, max_num_batched_tokens=CHUNK) as model:
         return [model.generate(prompt, greedy)[0] for prompt in prompts]
 
 
 @pytest.fixture(scope="module")
 def oracle(directory: Path) -> torch.nn.Module:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(directory, gguf_file=GGUF_WEIGHTS, dtype=torch.float32)
+    weights = gguf_file(directory)
+    assert weights is not None
+    source = open_gguf(weights)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=torch.float32)
+    found = model.load_state_dict({name: source.get(name) for name in source.names()}, strict=False)
+    assert (found.missing_keys, found.unexpected_keys) == (["lm_head.weight"], [])  # it is the embedding
+    model.tie_weights()
     evaluating: torch.nn.Module = model.eval()
     return evaluating
 
@@ -73,9 +80,7 @@ def test_one_at_a_time_every_token_is_the_oracles(
 def test_sixteen_at_once_chunked_and_cached_the_tokens_are_the_same(
     directory: Path, prompts: tuple[str, ...], greedy: SamplingParams, alone: list[Generation]
 ) -> None:
-    with LLM(
-        str(directory), dtype="float32", quantization="none", max_num_seqs=16, max_num_batched_tokens=CHUNK
-    ) as model:
+    with LLM(str(directory), **EXACT, max_num_seqs=16, max_num_batched_tokens=CHUNK) as model:
         crowd = model.generate(prompts, greedy)
         cached = model.generate(prompts, greedy)
     for prompt, lone, together, again in zip(prompts, alone, crowd, cached, strict=True):
@@ -84,10 +89,13 @@ def test_sixteen_at_once_chunked_and_cached_the_tokens_are_the_same(
     assert any(generation.num_cached_tokens for generation in cached)
 
 
-def test_bfloat16_is_the_same_alone_and_in_a_crowd(directory: Path) -> None:
-    """The native products give a row the same bits whatever else is in the step, so this holds in bfloat16 too."""
+@pytest.mark.parametrize("quantization", [None, "none"])
+def test_bfloat16_is_the_same_alone_and_in_a_crowd(directory: Path, quantization: str | None) -> None:
+    """The native products give a row the same bits whatever else is in the step: of stored and of bfloat16 weights."""
     sampling = SamplingParams(temperature=1.0, seed=11, max_tokens=32, ignore_eos=True)
-    with LLM(str(directory), dtype="bfloat16", quantization="none", max_num_seqs=16, backend="native") as model:
+    with LLM(
+        str(directory), dtype="bfloat16", quantization=quantization, max_num_seqs=16, backend="native"
+    ) as model:
         lone = [model.generate(prompt, sampling)[0].samples[0].token_ids for prompt in PROMPTS[:8]]
         crowd = [each.samples[0].token_ids for each in model.generate(PROMPTS, sampling)]
     assert crowd[:8] == lone

@@ -106,7 +106,7 @@ def install_llamacpp(python: Path, model: Path | None) -> str:
 
 
 def bfloat16_model(directory: Path) -> Path:
-    """FASER's default model with its weights in bfloat16, as every peer reads it; written below `directory` once."""
+    """FASER's default model with weights in bfloat16, as every peer reads it; written below `directory` once."""
     pulled = pulled_model()
     weights = gguf_file(pulled)
     if weights is None:

@@ -74,12 +74,12 @@ class EngineConfig:
         None,
         "Weights as they are multiplied. int8, int4: all of them, rounded while loading (on a CPU). gguf: what a "
         "GGUF file stores in blocks, as stored (on a CPU). fp8: those of the layers, rounded while loading (on a "
-        "GPU). None: dequantise GGUF files, keep the type of other checkpoints.",
+        "GPU). none: in --dtype. Not given: as a quantized checkpoint or, on a CPU, a GGUF file stores them.",
         group=MODEL,
         kind=Kind.TEXT,
         aliases=("-q",),
-        choices=("fp8", "gguf", "int8", "int4"),
-        synonyms=(("none", None), ("None", None), ("null", None)),
+        choices=("none", "fp8", "gguf", "int8", "int4"),
+        synonyms=(("None", None), ("null", None)),
         refused=(
             *((name, _OTHER_QUANTIZATION) for name in ("bitsandbytes", "modelopt", "nvfp4")),
             *((name, _OF_CHECKPOINT) for name in _METHODS_OF_CHECKPOINTS),

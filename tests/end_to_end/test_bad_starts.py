@@ -124,7 +124,7 @@ def test_a_disk_too_small_for_the_model_is_told_and_stays_clean(tmp_path: Path) 
         ended = pull(disk)
         assert ended.returncode == 2
         assert ended.stderr == (
-            f"faser pull: {disk}/models has 1MiB free; installing SmolLM2-135M-Instruct needs 400MiB; the "
+            f"faser pull: {disk}/models has 1MiB free; installing SmolLM2-135M-Instruct needs 210MiB; the "
             f"variable FASER_CACHE_DIR names another folder\n"
         )
         assert not [path for path in disk.rglob("*") if path.is_file()]
@@ -135,7 +135,7 @@ def test_a_cache_that_is_read_only_is_one_line(tmp_path: Path) -> None:
         ended = pull(disk)
     assert ended.returncode == 2
     assert ended.stderr == (
-        f"faser pull: {disk}/models cannot be written (Read-only file system); 400MiB are needed there; the "
+        f"faser pull: {disk}/models cannot be written (Read-only file system); 210MiB are needed there; the "
         f"variable FASER_CACHE_DIR names another folder\n"
     )
 

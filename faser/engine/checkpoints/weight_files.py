@@ -6,7 +6,7 @@ GGUF_WEIGHTS = "model.gguf"  # in a directory whose other files are those of the
 
 
 def gguf_file(checkpoint: Path) -> Path | None:
-    """The GGUF file with the weights of a checkpoint, which may be that file. None: they lie in safetensors files."""
+    """The GGUF file with the weights of a checkpoint, which may be that file. None: safetensors have them."""
     if checkpoint.suffix == ".gguf":
         return checkpoint
     inside = checkpoint / GGUF_WEIGHTS

@@ -94,6 +94,7 @@ class NativeBackend:
         self.name = "native"
         self.has_fp8 = False
         self.has_low_bit = True
+        self.prefers_low_bit = True
         self.num_threads = num_threads
         self._path = library
         self._library = native_library.load(library)

@@ -85,6 +85,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def prefers_low_bit(self) -> bool:
+        """Whether low-bit weights are multiplied faster as they are than dequantised."""
+        ...
+
+    @property
     def graph_capture(self) -> GraphCapture | None:
         """Captures CUDA graphs of this instance's work on the whole device; None: the device has no graphs."""
         ...

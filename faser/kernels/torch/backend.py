@@ -77,6 +77,7 @@ class TorchBackend:
         self.lane: DeviceLane | None = None
         self.has_fp8 = True
         self.has_low_bit = True
+        self.prefers_low_bit = False
         self._fp8 = ReferenceFp8()
         self._width = torch.get_num_threads()
 

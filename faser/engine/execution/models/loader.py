@@ -1,7 +1,7 @@
 """Builds a Decoder from a checkpoint: configuration, weights, rotary table, buffers.
 
-Decides which products are quantised: those that the checkpoint stores quantised, all products of the layers if
-fp8 is requested, all matrices if int8 or int4 is, and those that a GGUF file stores in blocks if gguf is.
+Decides which products are quantised: those that the checkpoint stores quantised, a GGUF file included where that
+is faster, all products of the layers if fp8 is requested, all matrices if int8 or int4 is, and none if none is.
 """
 
 import logging
@@ -12,6 +12,7 @@ import torch
 
 from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
 from faser.engine.checkpoints.quantization.stored import StoredFp8, StoredLowBit
+from faser.engine.checkpoints.weight_files import gguf_file
 from faser.engine.execution.models import tensors
 from faser.engine.execution.models.decoder import Buffers, Decoder
 from faser.engine.execution.models.rope import rotary_angles
@@ -48,14 +49,17 @@ def load_decoder(
     dtype: of weights and activations, except in 8-bit products. max_model_len: positions of the rotary table.
     max_rows: most rows of a step. max_logit_rows: most rows of one logits call; None: max_rows. quantization: fp8
     quantises the products of the layers, int8 and int4 all matrices; gguf computes with the blocks of a GGUF file
-    as they are; None: weights of a GGUF file are dequantised, others stay as the checkpoint stores them. source:
-    gives the tensors instead of the files in the directory; the directory still gives the configuration.
-    progress: called with (bytes done, bytes in all) after every tensor.
+    as they are; none dequantises what is stored; None: weights stay as they are stored where the backend has
+    products for them, those of a GGUF file where these are the faster ones. source: gives the tensors instead of
+    the files in the directory, never in blocks; the directory still gives the configuration. progress: called with
+    (bytes done, bytes in all) after every tensor.
 
     Raises ModelError that names the unusable file, field or tensor; ConfigError for an unknown quantization, or
     one that the backend has no products for.
     """
     _check_quantization(quantization, backend, directory)
+    if quantization is None and source is None and backend.prefers_low_bit and gguf_file(directory) is not None:
+        quantization = "gguf"
     config = read_model_config(directory)
     spec = config.spec
     source = source or _open_source(directory)
@@ -72,10 +76,10 @@ def load_decoder(
 
 
 def _check_quantization(quantization: str | None, backend: Backend, path: Path) -> None:
-    if quantization not in (None, "fp8", *_LOW_BIT):
-        raise ConfigError(f"--quantization is {quantization}; only fp8, {', '.join(_LOW_BIT)} are known")
-    if quantization == "gguf" and path.suffix != ".gguf":
-        raise ConfigError(f"--quantization is gguf; {path} is not a .gguf file")
+    if quantization not in (None, "none", "fp8", *_LOW_BIT):
+        raise ConfigError(f"--quantization is {quantization}; only none, fp8, {', '.join(_LOW_BIT)} are known")
+    if quantization == "gguf" and gguf_file(path) is None:
+        raise ConfigError(f"--quantization is gguf; the weights of {path} are in no GGUF file")
     if quantization in _LOW_BIT and not backend.has_low_bit:
         raise ConfigError(
             f"--quantization is {quantization}; the {backend.name} backend has no low-bit products on "
@@ -106,9 +110,15 @@ def _pack(
             )
         return _pack_blocks(directory, source, config, backend, dtype, progress)
     stored = config.quantization
-    stays = quantization is None or (quantization == "fp8" and isinstance(stored, StoredFp8))
-    if stored is not None and not stays:
+    fits = quantization in (None, "none") or (quantization == "fp8" and isinstance(stored, StoredFp8))
+    if stored is not None and not fits:
         raise ConfigError(f"--quantization is {quantization}; {directory} is quantised already ({stored.method})")
+    if quantization == "none" and isinstance(stored, StoredLowBit):
+        source = CodeSource(source, stored, tensors.tensor_shapes(config.spec))
+    elif quantization == "none" and stored is not None:
+        source = Fp8Source(source)
+    if quantization == "none":
+        return pack_weights(source, config.spec, backend, dtype, progress)
     if isinstance(stored, StoredLowBit):
         return _pack_codes(directory, source, stored, config, backend, dtype, progress)
     if quantization in QUANTIZATIONS:
@@ -198,10 +208,11 @@ def _pack_blocks(
 
 
 def _open_source(path: Path) -> WeightSource:
-    if path.suffix == ".gguf":
+    weights = gguf_file(path)
+    if weights is not None:
         from faser.engine.checkpoints.gguf.weights import open_gguf
 
-        return open_gguf(path)
+        return open_gguf(weights)
     from faser.engine.execution.models.safetensors_source import SafetensorsSource
 
     return SafetensorsSource(path)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
+from faser.engine.checkpoints.weight_files import gguf_file
 from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
@@ -115,7 +116,8 @@ def load_draft_model(
 def _of_draft_model(quantization: str | None, directory: Path, model: ModelConfig) -> str | None:
     """The target's, where it applies to the draft model: its drafts need speed more than its last bits."""
     applies = {
-        "gguf": directory.suffix == ".gguf",
+        "none": True,
+        "gguf": gguf_file(directory) is not None,
         "int8": model.quantization is None,
         "int4": model.quantization is None,
     }

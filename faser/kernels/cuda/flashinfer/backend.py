@@ -154,6 +154,7 @@ class FlashInferBackend:
         self.rejection_kernels: RejectionKernels | None = kernels.rejection_kernels(accelerator)
         self.has_fp8 = fp8 is not None
         self.has_low_bit = False
+        self.prefers_low_bit = False
         self.fused_blocks: Blocks | None = _blocks(SeparateBlocks(self), accelerator, kernels, fp8)
         self._accelerator = accelerator
         self._library = library

@@ -125,6 +125,7 @@ class WithoutLowBit(TorchBackend):
     def __init__(self) -> None:
         super().__init__()
         self.has_low_bit = False
+        self.prefers_low_bit = False
 
 
 def test_a_backend_without_low_bit_products_is_refused_by_name(tmp_path: Path) -> None:
