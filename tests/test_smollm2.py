@@ -91,7 +91,7 @@ def test_sixteen_at_once_chunked_and_cached_the_tokens_are_the_same(
 
 @pytest.mark.parametrize("quantization", [None, "none"])
 def test_bfloat16_is_the_same_alone_and_in_a_crowd(directory: Path, quantization: str | None) -> None:
-    """The native products give a row the same bits whatever else is in the step: of stored and of bfloat16 weights."""
+    """The native products give a row the same bits whatever else is in the step, from either form of weights."""
     sampling = SamplingParams(temperature=1.0, seed=11, max_tokens=32, ignore_eos=True)
     with LLM(
         str(directory), dtype="bfloat16", quantization=quantization, max_num_seqs=16, backend="native"
