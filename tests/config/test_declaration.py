@@ -40,7 +40,7 @@ def test_no_two_settings_share_a_name_or_a_flag() -> None:
         ("seed", "-7", -7),
         ("seed", "9223372036854775807", 2**63 - 1),
         ("dtype", "half", "float16"),
-        ("quantization", "none", None),
+        ("quantization", "none", "none"),
         ("kv_cache_dtype", "fp8_e4m3", "fp8"),
         ("kv_cache_dtype", "auto", "auto"),
         ("kv_cache_dtype", "int8", "int8"),

@@ -94,7 +94,7 @@ def test_an_engine_config_survives_the_pipe() -> None:
             )
             for backend in ("auto", "native")
         ),
-        ({"quantization": "int3"}, "quantization is int3; it must be one of fp8, gguf, int8, int4"),
+        ({"quantization": "int3"}, "quantization is int3; it must be one of none, fp8, gguf, int8, int4"),
         (
             {"cudagraph_capture_sizes": (8, 0)},
             "cudagraph_capture_sizes is 8 0; it must be at least 1 and at most 8192",

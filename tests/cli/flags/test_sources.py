@@ -71,7 +71,7 @@ def test_a_flag_a_variable_and_a_key_say_the_same(tmp_path: Path) -> None:
         (["--kv-cache-memory-bytes", "1G"], "kv_cache_memory", 1 << 30),
         (["--no-enable-prefix-caching", "--enable-prefix-caching"], "enable_prefix_caching", True),
         (["-q", "fp8"], "quantization", "fp8"),
-        (["--quantization", "none"], "quantization", None),
+        (["--quantization", "none"], "quantization", "none"),
         (["--enforce-eager"], "enforce_eager", True),
         (["--async-scheduling"], "async_scheduling", True),
         (["--no-async-scheduling"], "async_scheduling", False),

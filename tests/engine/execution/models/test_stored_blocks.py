@@ -3,6 +3,7 @@
 Oracle: the same file dequantised, in float32, with activations rounded to 8 bits.
 """
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from gguf import GGMLQuantizationType as Type
 from gguf import quants
 from torch import Tensor
 
+from faser.engine.checkpoints.gguf.config import gguf_config
 from faser.engine.checkpoints.gguf.weights import open_gguf
+from faser.engine.checkpoints.weight_files import GGUF_WEIGHTS
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.stored_blocks import BlockSource
@@ -114,8 +117,30 @@ def test_weights_are_counted_as_they_lie_in_memory(tmp_path: Path, kernel_cache:
     assert found[Type.Q5_0] == found[Type.Q8_0] > found[Type.Q4_0]
 
 
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_without_a_flag_blocks_are_multiplied_where_that_is_faster(
+    tmp_path: Path, kernel_cache: Path, in_folder: bool
+) -> None:
+    """On the native backend, and not on torch's; `none` dequantises on either."""
+    path = tmp_path / GGUF_WEIGHTS
+    write_gguf(path, quantization=Type.Q8_0)
+    if in_folder:
+        (tmp_path / "config.json").write_text(json.dumps(gguf_config(path)))
+    model = tmp_path if in_folder else path
+    native = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)
+
+    size = {
+        (backend.name, quantization): decoder(model, backend, quantization=quantization).weight_bytes
+        for backend in (native, TorchBackend())
+        for quantization in (None, "gguf", "none")
+    }
+
+    assert size["native", None] == size["native", "gguf"] < size["native", "none"]
+    assert size["torch", "gguf"] < size["torch", None] == size["torch", "none"]
+
+
 def test_what_has_no_blocks_is_refused_with_the_path(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--quantization is gguf; .*folder is not a \.gguf file"):
+    with pytest.raises(ConfigError, match=r"--quantization is gguf; the weights of .*folder are in no GGUF file"):
         decoder(tmp_path / "folder", TorchBackend(), quantization="gguf")
 
 
