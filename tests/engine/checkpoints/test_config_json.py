@@ -66,7 +66,7 @@ def test_end_tokens_come_from_generation_config_before_config(
         ({"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
         ({"eos_token_id": 512}, "512"),
         ({"eos_token_id": "</s>"}, "</s>"),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantization_config is 'awq'"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config is 'bitsandbytes'"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"num_local_experts": 8}, "num_local_experts is 8"),
         ({"is_causal": False}, "is_causal is False"),

