@@ -54,6 +54,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder, "kept")
         _new_cache(kept)
+        if (cache_dir() / "kernels").is_dir():  # spares the start that fills the folder a compilation
+            shutil.copytree(cache_dir() / "kernels", kept / "kernels")
         _start(kept, options.flags)
         for scenario in options.scenarios.split(","):
             runs = [_run(scenario, kept, Path(folder, "cache"), options.flags) for _ in range(options.starts)]
@@ -115,6 +117,7 @@ def _start(cache: Path, flags: Sequence[str]) -> Record:
         finally:
             killer.cancel()
             server.terminate()
+            server.communicate()
     raise SystemExit("".join(said))
 
 

@@ -163,5 +163,5 @@ class _Stop:
         else:
             self.status = _INTERRUPTED if number is signal.SIGINT else 0
             said = "stopped before it was ready"
+        self.requested.set()  # first: standard error may be a pipe that nothing reads any more
         notice(said)
-        self.requested.set()

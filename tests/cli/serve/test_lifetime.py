@@ -61,6 +61,16 @@ def test_a_signal_lets_running_requests_finish_and_ends_with_status_0(number: si
         assert process.wait(5) == 0
 
 
+def test_a_signal_ends_a_server_whose_log_nothing_reads_any_more() -> None:
+    with server("ready") as (process, _):
+        assert line(process) == "ready"
+        assert process.stderr is not None
+        process.stderr.close()
+        process.send_signal(signal.SIGTERM)
+        assert [line(process), line(process)] == ["drained, 0 left", "stopped"]
+        process.wait(5)
+
+
 def test_requests_that_outlast_the_timeout_do_not_hold_the_server_up() -> None:
     answers: list[str] = []
     with server("ready", 0) as (process, url):
