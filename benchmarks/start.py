@@ -1,6 +1,6 @@
 """Measures how long a server takes until it is ready, by part, and writes it as JSON.
 
-    python -m benchmarks.start OUT.json [--starts 3] [--scenarios kept,measured,compiled,pair] [-- MODEL FLAGS …]
+    python -m benchmarks.start OUT.json [--starts 3] [--scenarios kept,measured,compiled,pair] [--flags "MODEL …"]
 
     kept       kernels and step times are kept from a start before
     measured   kernels are kept; step times are measured
@@ -14,6 +14,7 @@ the others: what it reads from the disk is in the system's cache once the start 
 import argparse
 import json
 import os
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -29,10 +30,10 @@ from benchmarks.footprint import peak_bytes
 from faser.config.environment import cache_dir
 
 SCENARIOS = ("kept", "measured", "compiled", "pair")
-# The parts, by the line with which each begins. What is loaded into one process only is not told apart.
+# The parts, by the line with which each begins. The engine imports while the front-end gets ready to configure it.
 _PARTS = {
-    "imports": "",
-    "tokenizer of the front-end": "starting the engine",
+    "front-end": "",
+    "rest of the engine's imports": "starting the engine",
     "kernels": "preparing kernels",
     "compiling": "compiling kernels",
     "weights": "loading weights",
@@ -48,9 +49,13 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--starts", type=int, default=3)
     parser.add_argument("--scenarios", default=",".join(SCENARIOS))
-    parser.add_argument("flags", nargs="*", help="of faser serve")
+    parser.add_argument("--flags", type=shlex.split, default=[], help="of faser serve, in one argument")
     options = parser.parse_args()
-    result: Record = {"flags": options.flags, "load_before": os.getloadavg(), "scenarios": {}}
+    result: Record = {
+        "flags": [each.rpartition("/")[2] for each in options.flags],
+        "load_before": os.getloadavg(),
+        "scenarios": {},
+    }
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder, "kept")
         _new_cache(kept)
@@ -93,7 +98,7 @@ def _start(cache: Path, flags: Sequence[str]) -> Record:
     """Start a server and end it. Returns the seconds of its parts, and the peak memory of both processes."""
     variables = {**os.environ, "FASER_CACHE_DIR": str(cache), "PYTHONUNBUFFERED": "1"}
     began_s = time.monotonic()
-    marks: dict[str, float] = {"imports": 0.0}
+    marks: dict[str, float] = {"front-end": 0.0}
     said: list[str] = []
     with subprocess.Popen(
         [sys.executable, "-m", "faser", "serve", "--port", "0", *flags],
