@@ -472,7 +472,7 @@ def _overlap_problems(speculation: SpeculationConfig, label: Label) -> list[str]
         return []
     method = speculation.method
     drafter = "the default method" if method == AUTO else f"method {method}"
-    source = "with the model itself" if speculation.drafts_with_target else "from text alone"
+    source = "with the model itself" if speculation.needs_passes else "from text alone"
     return [
         f"{label('spec_overlap')} is on, which needs a draft model, and {drafter} drafts {source}; "
         f"""add {label("speculative_config")} '{{"model": "DRAFT"}}' or leave {label("spec_overlap")} away"""

@@ -35,11 +35,11 @@ from faser.types import ProgressCallback
 class DraftModelParts:
     """A loaded draft model. runner: its KV cache has the target's blocks. max_positions: its context length.
 
-    kv: what that cache holds.
+    kv: what that cache holds; None: it is the target's.
     """
 
     runner: Runner
-    kv: DraftKvCache
+    kv: DraftKvCache | None
     max_positions: int
 
 
@@ -72,8 +72,8 @@ def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
         return LookupDrafter(_lookup(config, (config.method,), parts))
     from faser.engine.execution.text_lookup.text_and_model import TextAndModel
 
-    model = None if config.model is None else _draft_model(config, parts)
-    return TextAndModel(_lookup(config, TEXT_METHODS, parts), model)
+    make = None if config.pass_method is None else MODEL_DRAFTERS[config.pass_method]
+    return TextAndModel(_lookup(config, TEXT_METHODS, parts), None if make is None else make(config, parts))
 
 
 def _lookup(config: SpeculationConfig, methods: tuple[str, ...], parts: DrafterParts) -> TextLookup:
@@ -108,6 +108,7 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 
     model = parts.model
     assert model is not None, f"method {config.method} without a loaded draft model"
+    assert model.kv is not None, "a draft model has a KV cache of its own"
     sampler = _draft_sampler(config, parts.sampling, model.runner.sampling_kernels)
     return DraftModel(
         _draft_loop(parts, model.runner, sampler),
@@ -118,16 +119,26 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 
 
 def _layer_skip(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
-    from faser.engine.execution.drafters.layer_skip import LayerSkip, draft_layers
+    from faser.engine.execution.drafters.shared_cache import SharedCacheDrafter, draft_layers
 
     sampler = _draft_sampler(config, parts.sampling, parts.target.sampling_kernels)
     num_layers = draft_layers(config.draft_layers, parts.target.num_layers)
-    return LayerSkip(_draft_loop(parts, parts.target, sampler, num_layers), sampler)
+    return SharedCacheDrafter("layer_skip", _draft_loop(parts, parts.target, sampler, num_layers))
+
+
+def _self_quantized(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
+    from faser.engine.execution.drafters.shared_cache import SharedCacheDrafter
+
+    copy = parts.model
+    assert copy is not None, f"method {config.method} without a copy of the model"
+    sampler = _draft_sampler(config, parts.sampling, copy.runner.sampling_kernels)
+    return SharedCacheDrafter("self_quantized", _draft_loop(parts, copy.runner, sampler))
 
 
 MODEL_DRAFTERS: dict[str, Callable[[SpeculationConfig, DrafterParts], Drafter]] = {
     "draft_model": _draft_model,
     "layer_skip": _layer_skip,
+    "self_quantized": _self_quantized,
 }
 
 

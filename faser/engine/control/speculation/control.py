@@ -122,7 +122,7 @@ class SpeculationControl:
         self._reader = DraftReader(cap)
         self._selection: DrafterSelection | None = None
         if config.method == AUTO:
-            self._selection = DrafterSelection(self._acceptance, has_model=config.model is not None)
+            self._selection = DrafterSelection(self._acceptance, has_model=config.needs_passes)
         self._requested: RequestedDrafts | None = None
         self._drafted: DraftArrays | None = None
         self._committed: DraftArrays | None = None  # the drafts of the step that was learned last

@@ -1,6 +1,5 @@
 """Whether an engine has early pruning, and how its parts are put together."""
 
-from faser.config.drafters import TEXT_METHODS
 from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.step_times import CostTable
 from faser.engine.execution.pruning.early_pruning import EarlyPruning
@@ -42,7 +41,7 @@ def _obstacle(config: SpeculationConfig) -> str | None:
         return "policy off never drafts"
     if config.synthetic:
         return "synthetic rejection accepts drafts without looking at them"
-    if config.method in TEXT_METHODS or (config.method == "auto" and config.model is None):
+    if not config.needs_passes:
         return f"drafts of method {config.method} come from text alone, which names no other likely tokens"
     if config.draft_sample_method == "probabilistic":
         return "drafts that are drawn (draft_sample_method probabilistic) are verified with their probabilities"

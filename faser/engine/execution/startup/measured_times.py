@@ -10,7 +10,7 @@ import torch
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.contract.step_times import Role, StepTimes
-from faser.engine.execution.drafters.layer_skip import draft_layers
+from faser.engine.execution.drafters.shared_cache import draft_layers
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.startup.parts import EngineParts
 from faser.engine.execution.startup.step_times.interference_cells import InterferenceSetup
@@ -34,7 +34,7 @@ def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
     """Measured now, unless the same engine was measured on this machine before and is as fast as it was then."""
     config, draft = parts.config, parts.draft
     num_layers = None
-    if config.speculation.method == "layer_skip":
+    if config.speculation.skips_layers:
         num_layers = draft_layers(config.speculation.draft_layers, parts.runner.num_layers)
     models = [parts.target] if draft is None else [parts.target, draft]
     limits = DummyBatchLimits(

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from faser.config.declaration import show_bytes
 from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
 from faser.engine.checkpoints.weight_files import gguf_file
-from faser.engine.execution.drafters.layer_skip import draft_layers
+from faser.engine.execution.drafters.shared_cache import draft_layers
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.weights import WeightSource
@@ -24,6 +25,9 @@ from faser.engine.execution.startup.sizing import (
 from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
 from faser.types import ProgressCallback
+
+_COPY = "self_quantized"
+_MOST_COPY_SHARE = 0.75  # of the target's bytes
 
 Sources = Callable[[Path], WeightSource]  # the tensors of the model in a directory
 
@@ -47,7 +51,7 @@ def check_models(config: EngineConfig, directory: Path, draft_directory: Path | 
     if draft_directory is not None:
         models.append(read_model_config(draft_directory))
         _check_vocabulary(models[1], draft_directory, target)
-    if config.speculation.drafts_with_target:
+    if config.speculation.skips_layers:
         draft_layers(config.speculation.draft_layers, target.spec.num_layers)
     if config.kv_cache_memory is not None:
         cached = [cached_model(config, each.spec, compute_dtype(config, each)) for each in models]
@@ -113,6 +117,43 @@ def load_draft_model(
     return LoadedModel(config=model, decoder=decoder, max_positions=max_positions)
 
 
+def load_copy(
+    config: EngineConfig,
+    directory: Path,
+    target: LoadedModel,
+    backend: Backend,
+    progress: ProgressCallback,
+    sources: Sources | None = None,
+) -> LoadedModel:
+    """The target once more, with weights of four bits, to draft for it. Arguments as in load_draft_model.
+
+    Raises ConfigError where a copy would not be faster.
+    """
+    if backend.name != "native":
+        raise ConfigError(
+            f"--speculative-config: method is {_COPY}; the {backend.name} backend has no fast products with 4-bit "
+            f"weights on {backend.device}, so a copy would not be faster"
+        )
+    decoder = load_decoder(
+        directory,
+        backend,
+        target.decoder.dtype,
+        max_model_len=target.max_positions,
+        max_rows=config.max_num_batched_tokens,
+        max_logit_rows=config.max_num_seqs,
+        quantization="int4",
+        source=None if sources is None else sources(directory),
+        progress=lambda done, total: progress("making a 4-bit copy", done, total),
+    )
+    copy_bytes, own_bytes = decoder.weight_bytes, target.decoder.weight_bytes
+    if copy_bytes > _MOST_COPY_SHARE * own_bytes:
+        raise ConfigError(
+            f"--speculative-config: method is {_COPY}; a 4-bit copy takes {show_bytes(copy_bytes)} and the model "
+            f"{show_bytes(own_bytes)}: a copy of more than {_MOST_COPY_SHARE:.0%} of the model is hardly faster"
+        )
+    return LoadedModel(config=target.config, decoder=decoder, max_positions=target.max_positions)
+
+
 def _of_draft_model(quantization: str | None, directory: Path, model: ModelConfig) -> str | None:
     """The target's, where it applies to the draft model: its drafts need speed more than its last bits."""
     applies = {
@@ -122,6 +163,8 @@ def _of_draft_model(quantization: str | None, directory: Path, model: ModelConfi
         "int4": model.quantization is None,
     }
     return quantization if quantization is not None and applies.get(quantization) else None
+
+
 
 
 def _check_vocabulary(draft: ModelConfig, directory: Path, target: ModelConfig) -> None:

@@ -36,7 +36,7 @@ def make_policy(config: SpeculationConfig, costs: CostModel, acceptance: Accepta
         case "faser":
             from faser.engine.control.speculation.policies.faser import Faser
 
-            method = "layer_skip" if config.method == "layer_skip" else "draft_model"
+            method = config.pass_method or "draft_model"
             return Faser(costs, acceptance, method=method, has_text=config.drafts_from_text)
         case _:
             raise ConfigError(f"policy is {config.policy}; it must be one of {', '.join(POLICIES)}")
