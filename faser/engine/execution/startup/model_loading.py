@@ -3,6 +3,7 @@
 Knows neither caches nor schedules.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,9 @@ from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
 from faser.types import ProgressCallback
 
-_COPY = "self_quantized"
+_log = logging.getLogger("faser.engine")
+
+_ASKED = "--speculative-config asks for drafts of a 4-bit copy of the model; "
 _MOST_COPY_SHARE = 0.75  # of the target's bytes
 
 Sources = Callable[[Path], WeightSource]  # the tensors of the model in a directory
@@ -117,6 +120,17 @@ def load_draft_model(
     return LoadedModel(config=model, decoder=decoder, max_positions=max_positions)
 
 
+def check_copy(config: EngineConfig, directory: Path, backend: Backend) -> None:
+    """Raises ConfigError where a copy with weights of four bits cannot be made, or would not be faster."""
+    stored = read_model_config(directory).quantization
+    if backend.name != "native":
+        raise ConfigError(f"{_ASKED}the {backend.name} backend has no fast products with 4-bit weights")
+    if config.quantization == "int4":
+        raise ConfigError(f"{_ASKED}--quantization is int4, so the model itself is as fast")
+    if stored is not None:
+        raise ConfigError(f"{_ASKED}{directory} is quantised already ({stored.method})")
+
+
 def load_copy(
     config: EngineConfig,
     directory: Path,
@@ -127,13 +141,8 @@ def load_copy(
 ) -> LoadedModel:
     """The target once more, with weights of four bits, to draft for it. Arguments as in load_draft_model.
 
-    Raises ConfigError where a copy would not be faster.
+    Raises ConfigError where it is not much smaller than the target.
     """
-    if backend.name != "native":
-        raise ConfigError(
-            f"--speculative-config: method is {_COPY}; the {backend.name} backend has no fast products with 4-bit "
-            f"weights on {backend.device}, so a copy would not be faster"
-        )
     decoder = load_decoder(
         directory,
         backend,
@@ -148,9 +157,14 @@ def load_copy(
     copy_bytes, own_bytes = decoder.weight_bytes, target.decoder.weight_bytes
     if copy_bytes > _MOST_COPY_SHARE * own_bytes:
         raise ConfigError(
-            f"--speculative-config: method is {_COPY}; a 4-bit copy takes {show_bytes(copy_bytes)} and the model "
-            f"{show_bytes(own_bytes)}: a copy of more than {_MOST_COPY_SHARE:.0%} of the model is hardly faster"
+            f"{_ASKED}a copy takes {show_bytes(copy_bytes)}, the model {show_bytes(own_bytes)}; one of more than "
+            f"{_MOST_COPY_SHARE:.0%} of the model is hardly faster"
         )
+    _log.info(
+        "a 4-bit copy of the model drafts: %s of weights, the model's are %s",
+        show_bytes(copy_bytes),
+        show_bytes(own_bytes),
+    )
     return LoadedModel(config=target.config, decoder=decoder, max_positions=target.max_positions)
 
 

@@ -25,6 +25,7 @@ from faser.engine.execution.startup.memory_profile import profile_memory
 from faser.engine.execution.startup.model_loading import (
     LoadedModel,
     Sources,
+    check_copy,
     check_models,
     load_copy,
     load_draft_model,
@@ -108,6 +109,8 @@ def load_parts(
         progress=report,
         few_row_kernels=config.few_row_kernels,
     )
+    if config.speculation.needs_copy:
+        check_copy(config, directory, backend)
     if backend.name == "native":
         # The native backend's own threads pack and compute. Torch's would only copy and sample, and wait for each
         # other at barriers while another process holds a core: on two busy cores a greedy step took 18 ms, not
