@@ -32,7 +32,7 @@ def built(path: Path, speculation: dict[str, Any], **settings: Any) -> Built:
             "backend": "native",
             "device": "cpu",
             "num_threads": 2,
-            "max_model_len": 96,
+            "max_model_len": 128,
             "max_num_seqs": 8,
             "max_num_batched_tokens": 32,
             "kv_cache_memory": 1 << 20,
@@ -43,23 +43,26 @@ def built(path: Path, speculation: dict[str, Any], **settings: Any) -> Built:
     return build(config, path, lambda *_: None, step_times=STEP_TIMES)
 
 
-def answers(engine: Engine, temperature: float) -> dict[str, list[int]]:
-    """Every other prompt begins as the one before, so that blocks are shared."""
-    said: dict[str, list[int]] = {}
-    for i in range(8):
-        engine.add(
-            Request(
-                request_id=str(i),
-                prompt_token_ids=(*range(3 + i // 2, 36), 40 + i),
-                sampling=SamplingParams(temperature=temperature, max_tokens=60, ignore_eos=True, seed=i),
-                arrival_s=float(i),
+def answers(engine: Engine, temperature: float) -> list[tuple[int, ...]]:
+    """Two turns of eight conversations. Prompts begin alike, so that blocks are shared."""
+    lines = [(*range(3 + i // 2, 36), 40 + i) for i in range(8)]
+    for turn, most in enumerate((60, 12)):
+        said: dict[str, list[int]] = {}
+        for i, line in enumerate(lines):
+            engine.add(
+                Request(
+                    request_id=f"{turn} {i}",
+                    prompt_token_ids=line,
+                    sampling=SamplingParams(temperature=temperature, max_tokens=most + i, ignore_eos=True, seed=i),
+                    arrival_s=float(i),
+                )
             )
-        )
-    while engine.has_work():
-        for delta in engine.step():
-            assert delta.error is None, delta.error
-            said.setdefault(delta.request_id, []).extend(delta.token_ids)
-    return said
+        while engine.has_work():
+            for delta in engine.step():
+                assert delta.error is None, delta.error
+                said.setdefault(delta.request_id, []).extend(delta.token_ids)
+        lines = [(*line, *said[f"{turn} {i}"], 7) for i, line in enumerate(lines)]
+    return lines
 
 
 def checkpoint(directory: Path, dtype: str) -> Path:
