@@ -47,7 +47,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--source", help="checkpoint directory to start from (default: the embedded model)")
-    parser.add_argument("--hidden", type=int, default=1728, help="width of the grown model (default 1728)")
+    parser.add_argument(
+        "--hidden", type=int, default=1728, help="width of the grown model (default 1728); the source's: rotated"
+    )
     parser.add_argument("--noise", type=float, help="Gaussian noise on the source's matrices, in their own std")
     parser.add_argument("--drafter", action="store_true", help="do not grow: write the noisy source (noise 0.05)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
@@ -82,8 +84,8 @@ def grown_spec(spec: DecoderSpec, hidden: int) -> DecoderSpec:
     """The sizes at another width: heads and units grow with it, their own size and grouping stay."""
     if spec.qk_norm or spec.attention_bias or spec.attention_out_bias or spec.mlp_bias:
         raise ValueError("only models without biases and without norms of queries and keys can be grown")
-    if hidden <= spec.hidden_size:
-        raise ValueError(f"hidden is {hidden}; it must be above the source's, {spec.hidden_size}")
+    if hidden < spec.hidden_size:
+        raise ValueError(f"hidden is {hidden}; it must be at least the source's, {spec.hidden_size}")
     num_kv_heads = max(spec.num_kv_heads, round(spec.num_kv_heads * hidden / spec.hidden_size))
     return replace(
         spec,

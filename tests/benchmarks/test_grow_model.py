@@ -109,8 +109,16 @@ def test_units_are_paired_by_whole_groups_and_the_odd_one_stays_single() -> None
 
 
 def test_a_model_does_not_grow_downwards(tiny_checkpoint: Path) -> None:
-    with pytest.raises(ValueError, match="hidden is 64; it must be above the source's, 64"):
-        grown_spec(read_model_config(tiny_checkpoint).spec, 64)
+    with pytest.raises(ValueError, match="hidden is 48; it must be at least the source's, 64"):
+        grown_spec(read_model_config(tiny_checkpoint).spec, 48)
+
+
+def test_a_model_of_its_sources_width_is_rotated_and_says_the_same(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    grow_model(tiny_checkpoint, SafetensorsSource(tiny_checkpoint), tmp_path, 64, torch.float32)
+    assert relative_error(logits_of(tmp_path), logits_of(tiny_checkpoint)) < NEAR
+    name = tensors.layer_prefix(0) + "mlp.up_proj.weight"
+    own, rotated = (SafetensorsSource(each).get(name) for each in (tiny_checkpoint, tmp_path))
+    assert relative_error(rotated, own) > 1
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.15])
