@@ -179,8 +179,6 @@ def _of_draft_model(quantization: str | None, directory: Path, model: ModelConfi
     return quantization if quantization is not None and applies.get(quantization) else None
 
 
-
-
 def _check_vocabulary(draft: ModelConfig, directory: Path, target: ModelConfig) -> None:
     """Raises ConfigError where the sizes differ."""
     ours, theirs = draft.spec.vocab_size, target.spec.vocab_size
