@@ -44,9 +44,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("questions", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument(
-        "--shares", type=float, nargs="+", default=[0.35, 0.5], help="of a step, that a pass takes"
-    )
+    parser.add_argument("--passes", type=float, nargs="+", default=[0.35, 0.5], help="time of one, in steps")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--count", type=int, default=12, help="of questions")
     parser.add_argument("--tokens", type=int, default=64, help="of an answer, at most")
