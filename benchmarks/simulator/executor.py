@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.simulator.trace import RequestTrace, Trace
+from faser.config.drafters import PASS_METHODS
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import (
     Draft,
@@ -29,7 +30,6 @@ from faser.engine.contract.plan import (
 from faser.engine.control.timing.cost_model import CostModel
 
 WRONG = 0
-PASS_METHODS = ("draft_model", "layer_skip")  # a pass per token; the others look their draft up
 _CATCHES_UP = "draft_model"  # the only one with a KV cache of its own
 
 

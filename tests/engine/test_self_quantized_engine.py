@@ -27,20 +27,17 @@ COPY = {"method": "self_quantized", "bits": 4}
 
 
 def built(path: Path, speculation: dict[str, Any], **settings: Any) -> Built:
-    config = EngineConfig(
-        **{
-            "backend": "native",
-            "device": "cpu",
-            "num_threads": 2,
-            "max_model_len": 128,
-            "max_num_seqs": 8,
-            "max_num_batched_tokens": 32,
-            "kv_cache_memory": 1 << 20,
-            "speculative_config": speculation,
-        }
-        | settings
-    )
-    return build(config, path, lambda *_: None, step_times=STEP_TIMES)
+    chosen: dict[str, Any] = {
+        "backend": "native",
+        "device": "cpu",
+        "num_threads": 2,
+        "max_model_len": 128,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 32,
+        "kv_cache_memory": 1 << 20,
+        "speculative_config": speculation,
+    }
+    return build(EngineConfig(**chosen | settings), path, lambda *_: None, step_times=STEP_TIMES)
 
 
 def answers(engine: Engine, temperature: float) -> list[tuple[int, ...]]:
