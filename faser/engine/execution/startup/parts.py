@@ -50,8 +50,7 @@ class EngineParts:
     """Each model with its runner. draft, draft_runner: a draft model or a copy of the target; None without them.
 
     kv: the shape of the target's cache; the draft model's has as many blocks of the same size, a copy has no cache
-    of its own. lanes: None without
-    overlapped drafting. grammars: compiles what requests ask their answers to match.
+    of its own. lanes: None without overlapped drafting. grammars: compiles what answers are asked to match.
     """
 
     config: EngineConfig
