@@ -29,6 +29,11 @@ def tensor_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     return shapes
 
 
+def is_of_values(name: str) -> bool:
+    """Whether a weight makes the values of attention."""
+    return name.endswith(".self_attn.v_proj.weight")
+
+
 def ignorable(name: str, spec: DecoderSpec) -> bool:
     """Whether a checkpoint may hold this tensor in addition to those of tensor_shapes, because it is redundant.
 

@@ -24,6 +24,7 @@ from tests.engine.execution.models.paged import MAX_POSITIONS, PagedModel, promp
 from tests.engine.execution.models.test_stored_blocks import RoundingInputs, WithoutLowBit
 from tests.engine.execution.models.test_weights import DictSource
 
+VALUES = "model.layers.1.self_attn.v_proj.weight"
 PRODUCT = "model.layers.0.mlp.down_proj.weight"
 
 
@@ -66,9 +67,9 @@ def test_every_matrix_is_rounded_and_norms_are_not(tmp_path: Path, quantization:
     assert torch.isclose(found, wanted, rtol=1e-3, atol=1e-3).all(1).float().mean() >= 0.75
 
 
-def test_embedding_and_head_have_8_bits_under_int4() -> None:
+def test_embedding_head_and_values_have_8_bits_under_int4() -> None:
     source = RoundedSource(DictSource({}), "int4")
-    assert source.scheme(EMBEDDING) is source.scheme(HEAD) is INT8
+    assert {source.scheme(name) for name in (EMBEDDING, HEAD, VALUES)} == {INT8}
     assert source.scheme(PRODUCT) is INT4
     assert RoundedSource(DictSource({}), "int8").scheme(PRODUCT) is INT8
 
@@ -80,8 +81,9 @@ def test_weights_take_what_the_scheme_says(quantization: str, bits: float) -> No
     found = sum(rows.num_bytes for name in plain if (rows := source.rows(name)) is not None)
     shapes = llama_shapes(tiny_llama_config())
     numbers = {name: shape[0] * shape[1] for name, shape in shapes.items() if len(shape) == 2}
-    inner = sum(numbers.values()) - numbers[EMBEDDING]
-    assert found == inner * bits / 8 + numbers[EMBEDDING] * 8.5 / 8
+    eight = sum(number for name, number in numbers.items() if name == EMBEDDING or "v_proj" in name)
+    inner = sum(numbers.values()) - eight
+    assert found == inner * bits / 8 + eight * 8.5 / 8
 
 
 def test_a_gguf_file_is_rounded_too(tmp_path: Path) -> None:
