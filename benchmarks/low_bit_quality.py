@@ -163,8 +163,8 @@ def _shuffle(source: Path, target: Path) -> None:
     num_heads = int(reader.fields[f"{architecture}.attention.head_count"].contents())
     num_kv_heads = int(reader.fields[f"{architecture}.attention.head_count_kv"].contents())
     for name in shapes:
-        layer, _, part = name.rpartition(".ffn_down.")
-        if part:
+        layer, is_down, _ = name.rpartition(".ffn_down.weight")
+        if is_down:
             inner[layer] = rng.permutation(shapes[name][1])
             head_dim = shapes[f"{layer}.attn_v.weight"][0] // num_kv_heads
             values[layer] = rng.permutation(head_dim)

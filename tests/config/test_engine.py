@@ -61,10 +61,13 @@ def test_an_engine_config_survives_the_pipe() -> None:
             "quantization is compressed-tensors; the type of a quantized checkpoint is read from its files; leave "
             "it out",
         ),
-        (
-            {"quantization": "gguf", "device": "cuda"},
-            "quantization is gguf; no kernels for GPUs multiply low-bit weights; leave it out, or use "
-            "the torch backend",
+        *(
+            (
+                {"quantization": name, "device": "cuda"},
+                f"quantization is {name}; no kernels for GPUs multiply low-bit weights; leave it out, or use "
+                "the torch backend",
+            )
+            for name in ("gguf", "int8", "int4")
         ),
         ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype is fp4; it must be one of auto, fp8, int8"),
         (

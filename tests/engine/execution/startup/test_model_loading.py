@@ -1,6 +1,7 @@
 """A target and a draft model: what fits together, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from faser.engine.execution.startup.model_loading import LoadedModel, load_draft
 from faser.errors import ConfigError
 from faser.kernels.torch.backend import TorchBackend
 from tests.checkpoints import llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.engine.checkpoints.low_bit_checkpoints import KINDS, write_pair
 
 
 def checkpoint(directory: Path, **changes: object) -> Path:
@@ -39,6 +41,24 @@ def load_both(target: Path, draft: Path, options: EngineConfig) -> tuple[LoadedM
 
     loaded = load_target(options, target, backend, report)
     return loaded, load_draft_model(options, draft, loaded, backend, report), stages
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_draft_model_is_rounded_as_the_target_is(
+    tiny_checkpoint: Path, tmp_path: Path, quantization: str
+) -> None:
+    small = checkpoint(tmp_path, num_hidden_layers=1)
+    plain = load_both(tiny_checkpoint, small, config())
+    for found, wide in zip(
+        load_both(tiny_checkpoint, small, replace(config(), quantization=quantization))[:2], plain[:2], strict=True
+    ):
+        assert found.decoder.weight_bytes < wide.decoder.weight_bytes / 2
+
+
+def test_a_draft_model_that_is_stored_quantised_stays_as_it_is(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    stored, _ = write_pair(tmp_path, KINDS["awq"])
+    _, draft, _ = load_both(tiny_checkpoint, stored, replace(config(), quantization="int8"))
+    assert draft.decoder.weight_bytes == load_both(tiny_checkpoint, stored, config())[1].decoder.weight_bytes
 
 
 def test_a_draft_model_is_loaded_and_reports_progress(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from faser.kernels.interface.low_bit.product import STRETCH, fused, quantise_act
 from faser.kernels.interface.low_bit.rows import LowBitRows, stack_low_bit
 from faser.kernels.torch.backend import TorchBackend
 from tests.kernels.interface.low_bit.blocks import by_gguf, random_blocks
+from tests.kernels.interface.low_bit.group_weights import random_groups
 
 BACKEND: Backend = TorchBackend()
 
@@ -70,6 +71,26 @@ def test_a_multiply_add_is_rounded_once() -> None:
         for end in (-np.inf, np.inf):
             neighbour = float(np.nextafter(np.float32(sum_of), np.float32(end)))
             assert abs(exact - Fraction(sum_of)) <= abs(exact - Fraction(neighbour))
+
+
+@pytest.mark.parametrize("has_minimums", [False, True])
+@pytest.mark.parametrize("bits, group_size", [(4, 32), (4, 128), (8, 64), (8, 768)])
+def test_a_product_with_codes_and_scales_is_off_by_no_more(bits: int, group_size: int, has_minimums: bool) -> None:
+    """Oracle: float64 products of codes, scales and minimums, each by itself."""
+    weight = random_groups(bits, 24, 768, group_size=group_size, has_minimums=has_minimums, has_order=True)
+    x, part = random(5, 768), weight.parts[0].decode()
+    assert weight.order is not None
+    columns = x[:, torch.from_numpy(weight.order).long()]
+    codes = torch.from_numpy(part.codes).double() - part.zero_point
+    wide = codes * torch.from_numpy(part.scales).double().repeat_interleave(part.group, 1)
+    magnitudes = wide.abs()
+    if part.minimums is not None:
+        minimums = torch.from_numpy(part.minimums).double().repeat_interleave(part.group, 1)
+        wide, magnitudes = wide + minimums, magnitudes + minimums.abs()
+    off = (product(x, weight).double() - columns.double() @ wide.t()).abs()
+    most = bound(columns, wide) + 768 * 2.0**-23 * (columns.double().abs() @ magnitudes.t())
+    assert (off <= most).all()
+    assert (off > most / 1000).any(), "a bound that says nothing"
 
 
 def test_activations_that_are_steps_of_their_scale_lose_nothing() -> None:
