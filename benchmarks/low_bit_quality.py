@@ -49,9 +49,9 @@ def main() -> None:
     parser.add_argument("--formats", nargs="*", default=["Q8_0", "Q5_1", "Q4_1", "Q4_0"])
     arguments = parser.parse_args()
     windows = list(_windows(arguments.model, arguments.windows, arguments.tokens))
-    base = _model(arguments, arguments.model, None, torch.float32)
-    arms = {"float32, KV int8": _model(arguments, arguments.model, None, torch.float32, torch.int8)}
-    for name, quantization in (("bfloat16", None), ("as stored", "gguf")):
+    base = _model(arguments, arguments.model, "none", torch.float32)
+    arms = {"float32, KV int8": _model(arguments, arguments.model, "none", torch.float32, torch.int8)}
+    for name, quantization in (("bfloat16", "none"), ("as stored", "gguf")):
         for suffix, kv_dtype in (("", None), (", KV int8", torch.int8)):
             arms[name + suffix] = _model(arguments, arguments.model, quantization, torch.bfloat16, kv_dtype)
     with tempfile.TemporaryDirectory() as folder:
