@@ -20,6 +20,8 @@ from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.stored_codes import CodeSource
 from faser.engine.execution.models.tensors import tensor_shapes
 from faser.errors import ConfigError, ModelError
+from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
 from faser.kernels.torch.backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config
@@ -101,6 +103,17 @@ class RoundingLayers(RoundingInputs):
         return (TorchBackend if len(packed.weight) == VOCAB_SIZE else RoundingInputs).linear(
             self, x, packed, out, **more
         )
+
+
+@pytest.mark.parametrize("kind", ["gptq-desc-act", "w8a8-asymmetric"])
+def test_the_native_model_is_the_defined_one(tmp_path: Path, kernel_cache: Path, kind: str) -> None:
+    """Oracle: the torch backend. Bug seen to be caught: a unit of a layer that forgets the order of its inputs."""
+    low_bit, _ = write_pair(tmp_path, KINDS[kind])
+    native = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=2)
+    token_ids = prompt(20, VOCAB_SIZE)
+    found = PagedModel(decoder(low_bit, native), native, block_size=16).prefill(token_ids, ())
+    wanted = logits(low_bit, TorchBackend())
+    assert (found - wanted).abs().mean() < 1e-4 * wanted.abs().mean()
 
 
 def test_a_backend_without_low_bit_products_dequantises_and_says_so(
