@@ -88,6 +88,7 @@ VLLM = (
         "cache_config_info",
         block_size=None,
         num_gpu_blocks=None,
+        cache_dtype=None,
         kv_cache_size_tokens=None,
         kv_cache_max_concurrency=None,
     ),
