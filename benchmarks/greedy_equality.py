@@ -21,6 +21,7 @@ from benchmarks.prompts import load_prompts
 from faser import LLM, SamplingParams
 from faser.config.environment import cache_dir
 from faser.engine.checkpoints.source import resolve
+from faser.engine.execution.models.loader import open_source
 from faser.offline import Generation
 
 CONCURRENCY, CHUNK = 16, 32
@@ -74,15 +75,29 @@ def main() -> None:
 def answer(directory: Path, texts: list[str], num_tokens: int) -> list[Generation]:
     """Greedy answers through the chat template, all of the same length."""
     sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    with LLM(str(directory), dtype="float32", max_num_seqs=CONCURRENCY, max_num_batched_tokens=CHUNK) as model:
+    with LLM(
+        str(directory),
+        dtype="float32",
+        quantization="none",
+        max_num_seqs=CONCURRENCY,
+        max_num_batched_tokens=CHUNK,
+    ) as model:
         return model.chat([[{"role": "user", "content": text}] for text in texts], sampling, progress=True)
 
 
 def load_oracle(directory: Path) -> torch.nn.Module:
-    from transformers import AutoModelForCausalLM
+    """The model in transformers' arithmetic, float32; tensors of a GGUF file are dequantised."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    return model.eval()
+    source = open_source(directory)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=torch.float32)
+    found = model.load_state_dict({name: source.get(name) for name in source.names()}, strict=False)
+    if found.unexpected_keys or set(found.missing_keys) - {"lm_head.weight"}:
+        raise ValueError(f"{directory} has other tensors than transformers' model: {found}")
+    if found.missing_keys:
+        model.tie_weights()
+    evaluating: torch.nn.Module = model.eval()
+    return evaluating
 
 
 @torch.inference_mode()

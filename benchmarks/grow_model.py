@@ -34,7 +34,7 @@ from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.source import resolve
 from faser.engine.execution.models import tensors
-from faser.engine.execution.models.safetensors_source import SafetensorsSource
+from faser.engine.execution.models.loader import open_source
 from faser.engine.execution.models.weights import WeightSource
 
 _SEED = 20260423
@@ -56,7 +56,7 @@ def main() -> None:
     options = parser.parse_args()
     directory = resolve(options.source, cache_dir(), progress=lambda _stage, _done, _total: None)
     noise = options.noise if options.noise is not None else (0.05 if options.drafter else 0.0)
-    source = NoisySource(SafetensorsSource(directory), noise)
+    source = NoisySource(open_source(directory), noise)
     dtype = torch.float32 if options.dtype == "float32" else torch.bfloat16
     if options.drafter:
         copy_model(directory, source, options.out, dtype)

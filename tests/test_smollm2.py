@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from faser.engine.checkpoints.gguf.weights import open_gguf
+from benchmarks.greedy_equality import load_oracle
 from faser.engine.checkpoints.source import resolve
-from faser.engine.checkpoints.weight_files import gguf_file
 from faser.offline import LLM, Generation
 from faser.types import SamplingParams
 from tests.prompts import PROMPTS
@@ -48,17 +47,7 @@ def alone(directory: Path, prompts: tuple[str, ...], greedy: SamplingParams) -> 
 
 @pytest.fixture(scope="module")
 def oracle(directory: Path) -> torch.nn.Module:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    weights = gguf_file(directory)
-    assert weights is not None
-    source = open_gguf(weights)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory), dtype=torch.float32)
-    found = model.load_state_dict({name: source.get(name) for name in source.names()}, strict=False)
-    assert (found.missing_keys, found.unexpected_keys) == (["lm_head.weight"], [])  # it is the embedding
-    model.tie_weights()
-    evaluating: torch.nn.Module = model.eval()
-    return evaluating
+    return load_oracle(directory)
 
 
 def oracle_tokens(model: torch.nn.Module, generation: Generation) -> list[int]:

@@ -20,7 +20,7 @@ from faser.engine.build import build_engine
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
-from faser.engine.execution.models.safetensors_source import SafetensorsSource
+from faser.engine.execution.models.loader import open_source
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.types import Request, SamplingParams
 
@@ -40,6 +40,7 @@ DRAFTERS: Mapping[str, Mapping[str, Any]] = {
     "auto, text and model": {"method": "auto", "model": "drafter"},
     "layer_skip, greedy": {"method": "layer_skip", "draft_layers": 20, "draft_sample_method": "greedy"},
     "layer_skip, coupled": {"method": "layer_skip", "draft_layers": 20, "draft_sample_method": "coupled"},
+    "self_quantized": {"method": "self_quantized"},
     "draft_model, greedy": {"method": "draft_model", "model": "drafter", "draft_sample_method": "greedy"},
     "draft_model, coupled": {"method": "draft_model", "model": "drafter", "draft_sample_method": "coupled"},
     "draft_model, probabilistic": {
@@ -101,6 +102,7 @@ class Setup:
         config = EngineConfig(
             model=str(self.directory),
             dtype="float32",
+            quantization="none",
             max_model_len=256,
             max_num_seqs=CONCURRENCY,
             max_num_batched_tokens=CHUNK,
@@ -143,7 +145,7 @@ def block_bytes(directory: Path) -> int:
 
 def write_drafter(directory: Path, out: Path) -> None:
     """The target with noise on its weights."""
-    copy_model(directory, NoisySource(SafetensorsSource(directory), NOISE), out, torch.bfloat16)
+    copy_model(directory, NoisySource(open_source(directory), NOISE), out, torch.bfloat16)
 
 
 def answers(engine: Engine, asked: Sequence[Request]) -> Answers:

@@ -62,7 +62,7 @@ def load_decoder(
         quantization = "gguf"
     config = read_model_config(directory)
     spec = config.spec
-    source = source or _open_source(directory)
+    source = source or open_source(directory)
     weights = _pack(directory, source, config, backend, dtype, quantization, progress)
     angles = rotary_angles(spec.rope, head_dim=spec.head_dim, num_positions=max_model_len)
     buffers = Buffers.allocate(
@@ -207,7 +207,8 @@ def _pack_blocks(
     return packed
 
 
-def _open_source(path: Path) -> WeightSource:
+def open_source(path: Path) -> WeightSource:
+    """The tensors of a checkpoint: from its safetensors files, or dequantised from its GGUF file."""
     weights = gguf_file(path)
     if weights is not None:
         from faser.engine.checkpoints.gguf.weights import open_gguf

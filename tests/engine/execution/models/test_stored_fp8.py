@@ -242,7 +242,7 @@ def test_the_native_backend_dequantises_a_checkpoint_and_refuses_to_quantise_one
 
 
 def test_a_quantization_that_is_not_known_is_refused(tiny_checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match="quantization is int3; only fp8, gguf, int8, int4 are known"):
+    with pytest.raises(ConfigError, match="quantization is int3; only none, fp8, gguf, int8, int4 are known"):
         decoder(tiny_checkpoint, TorchBackend(), quantization="int3")
 
 
