@@ -59,7 +59,7 @@ def main() -> None:
     ours = library_path(cache_dir=cache_dir() / "kernels")
     others = dict(each.split("=", 1) for each in args.library)
     with torch.inference_mode():
-        arms = {"bfloat16": _Arm(args.model, ours, args.threads, None, most)}
+        arms = {"bfloat16": _Arm(args.model, ours, args.threads, "none", most)}
         arms["as stored"] = _Arm(args.model, ours, args.threads, "gguf", most)
         arms |= {name: _Arm(args.model, Path(path), args.threads, "gguf", most) for name, path in others.items()}
         found: Record = {
@@ -83,7 +83,7 @@ def main() -> None:
 class _Arm:
     """A model on the native backend, twice: as it is served, and with every operation timed."""
 
-    def __init__(self, path: Path, library: Path, threads: int, quantization: str | None, most_rows: int) -> None:
+    def __init__(self, path: Path, library: Path, threads: int, quantization: str, most_rows: int) -> None:
         self._backend = NativeBackend(library, num_threads=threads)
         self._timed = _TimedBackend(self._backend)
         self._decoders = [
@@ -150,7 +150,7 @@ class _TimedBackend:
         return run
 
 
-def _load(path: Path, backend: Any, quantization: str | None, most_rows: int) -> Decoder:
+def _load(path: Path, backend: Any, quantization: str, most_rows: int) -> Decoder:
     return load_decoder(
         path,
         backend,
