@@ -107,7 +107,8 @@ class NativeBackend:
         self.logits_processor_kernels = None
         self.mask_kernel = CpuMaskKernel(self._library, self._pools, self._pool)
         self.rejection_kernels = None
-        self._blocks = NativeBlocks(self._library, self._pool, SeparateBlocks(self))
+        # A proxy: threads end with the backend, which a circle of references would keep alive.
+        self._blocks = NativeBlocks(self._library, self._pool, SeparateBlocks(weakref.proxy(self)))
         self.fused_blocks: Blocks | None = self._blocks
         self.graph_capture: GraphCapture | None = None
         self.lane: DeviceLane | None = None
