@@ -57,7 +57,7 @@ def main() -> None:
             "threads": args.threads,
             "size": args.size,
             "load_average": [round(each, 1) for each in os.getloadavg()],
-            "read_gb_s": round(_bandwidth(args.threads), 1),
+            "read_gb_s": round(read_bandwidth(args.threads, TOTAL_BYTES), 1),
             "rows": [_measured(arms, rows, args.rounds, 2.0 * columns * depth) for rows in args.rows],
         }
     args.out.write_text(json.dumps(found, indent=1) + "\n")
@@ -153,16 +153,16 @@ def _measured(arms: dict[str, Any], rows: int, rounds: int, flop: float) -> dict
     return record
 
 
-def _bandwidth(threads: int) -> float:
-    """GB/s at which all threads read memory together, the best of a few tries."""
+def read_bandwidth(threads: int, num_bytes: int) -> float:
+    """GB/s at which all threads together read num_bytes, more than caches hold; the best of a few tries."""
     torch.set_num_threads(threads)
-    words = torch.zeros(TOTAL_BYTES // 4, dtype=torch.float32)
+    words = torch.zeros(num_bytes // 4, dtype=torch.float32)
     best = float("inf")
     for _ in range(8):
         began = time.perf_counter()
         words.sum()
         best = min(best, time.perf_counter() - began)
-    return TOTAL_BYTES / best / 1e9
+    return num_bytes / best / 1e9
 
 
 if __name__ == "__main__":

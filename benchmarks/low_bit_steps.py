@@ -3,8 +3,8 @@
     python -m benchmarks.low_bit_steps MODEL.gguf OUT.json [--rounds 9] [--rows 1 4 16] [--prompts 256 1024]
         [--llama-bench FILE] [--library NAME=FILE]
 
-A step of --rows decodes a row each of so many sequences, with 128 tokens before them; one of --prompts reads that
-many tokens of one prompt at once. Arms take turns, round by round, so that a busy moment of the machine hits them
+A step of --rows decodes a row of each of N sequences, with 128 tokens before them; one of --prompts reads N tokens
+of a prompt at once. Arms take turns, round by round, so that a busy moment of the machine hits them
 alike; medians and minima of the rounds are kept. `parts` are of rounds of their own, in which every operation is
 timed as it is called: products by their outputs x inputs, `else` is what lies between the calls. The floor of a
 step is the time that reading its weights takes at the read bandwidth measured in the same run; `of_peak` compares
@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.low_bit_products import read_bandwidth
 from benchmarks.register_peak import register_peaks
 from faser.config.environment import cache_dir
 from faser.engine.execution.models.decoder import Decoder
@@ -68,7 +69,7 @@ def main() -> None:
             "instructions": LOW_BIT_INSTRUCTIONS[detect_isa()],
             "threads": args.threads,
             "load_average": [round(each, 1) for each in os.getloadavg()],
-            "read_gb_s": round(_bandwidth(args.threads), 1),
+            "read_gb_s": round(read_bandwidth(args.threads, READ_BYTES), 1),
             "peak_gop_s": register_peaks(args.threads),
         }
         llama = [_llama(args.llama_bench, args.model, args)]
@@ -219,18 +220,6 @@ def _summary(
     if (peak := machine["peak_gop_s"].get("int8")) is not None:
         found["of_peak"] = round(flop / seconds / 1e9 / peak, 3)
     return found
-
-
-def _bandwidth(threads: int) -> float:
-    """GB/s at which all threads read memory together, the best of a few tries."""
-    torch.set_num_threads(threads)
-    words = torch.zeros(READ_BYTES // 4, dtype=torch.float32)
-    best = float("inf")
-    for _ in range(8):
-        began = time.perf_counter()
-        words.sum()
-        best = min(best, time.perf_counter() - began)
-    return READ_BYTES / best / 1e9
 
 
 def _llama(program: Path | None, model: Path, args: argparse.Namespace) -> dict[str, float]:

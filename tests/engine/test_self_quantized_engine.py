@@ -63,7 +63,7 @@ def answers(engine: Engine, temperature: float) -> list[tuple[int, ...]]:
 
 
 def checkpoint(directory: Path, dtype: str) -> Path:
-    """A model of so many keys and values that eight sequences of 94 tokens do not fit into 1 MiB."""
+    """A model whose keys and values of eight sequences of 94 tokens do not fit into 1 MiB."""
     more = {"num_hidden_layers": 6, "num_key_value_heads": 4, "torch_dtype": dtype}
     config = tiny_llama_config() | more
     write_checkpoint(directory, config, random_weights(llama_shapes(config)))
