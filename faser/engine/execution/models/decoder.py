@@ -56,6 +56,15 @@ class Buffers:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderEnds:
+    """What a head may share with its target. final_norm: [H]."""
+
+    embedding: PackedLinear
+    final_norm: Tensor
+    head: PackedLinear
+
+
 class Decoder:
     """A loaded model. It runs one step at a time: concurrent lanes need a Decoder each.
 
@@ -104,6 +113,11 @@ class Decoder:
     def weight_bytes(self) -> int:
         """Bytes of all packed weights."""
         return self._weights.num_bytes
+
+    @property
+    def ends(self) -> DecoderEnds:
+        weights = self._weights
+        return DecoderEnds(embedding=weights.embedding, final_norm=weights.final_norm, head=weights.head)
 
     @property
     def hidden(self) -> Tensor:

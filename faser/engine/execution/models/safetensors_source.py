@@ -15,7 +15,7 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 _INTEGERS = (torch.int32, torch.int8, torch.int64)  # of quantised weights
-_DTYPES = (*_FLOATS, *_INTEGERS)
+_DTYPES = (*_FLOATS, *_INTEGERS, torch.bool)  # booleans: the vocabulary of a head
 
 
 class SafetensorsSource:

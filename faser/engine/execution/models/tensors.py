@@ -22,7 +22,7 @@ def tensor_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     """Every tensor that the decoder needs, in loading order; products are [out, in]."""
     shapes: dict[str, Shape] = {EMBEDDING: (spec.vocab_size, spec.hidden_size)}
     for layer in range(spec.num_layers):
-        shapes |= {layer_prefix(layer) + name: shape for name, shape in _layer_shapes(spec).items()}
+        shapes |= {layer_prefix(layer) + name: shape for name, shape in layer_shapes(spec).items()}
     shapes[FINAL_NORM] = (spec.hidden_size,)
     if not spec.tie_word_embeddings:
         shapes[HEAD] = (spec.vocab_size, spec.hidden_size)
@@ -47,7 +47,8 @@ def num_parameters(spec: DecoderSpec) -> int:
     return sum(math.prod(shape) for shape in tensor_shapes(spec).values())
 
 
-def _layer_shapes(spec: DecoderSpec) -> dict[str, Shape]:
+def layer_shapes(spec: DecoderSpec) -> dict[str, Shape]:
+    """Of one layer, without its prefix."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,)}
     for name, width in (("q_proj", spec.q_size), ("k_proj", spec.kv_size), ("v_proj", spec.kv_size)):

@@ -6,7 +6,7 @@ memory peaks at the packed weights and one fused product. A WeightSource gives t
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -90,8 +90,9 @@ def pack_weights(
     Raises ModelError that names tensors that are missing, unexpected or of another shape; names are checked before
     anything is packed.
     """
-    _check_names(source, spec)
-    packer = _Packer(source, spec, backend, dtype, progress, stored, quantise, blocks)
+    shapes = tensors.tensor_shapes(spec)
+    check_names(source, shapes, lambda name: tensors.ignorable(name, spec))
+    packer = Packer(source, shapes, backend, dtype, progress, stored=stored, quantise=quantise, blocks=blocks)
     embedding = packer.product(tensors.EMBEDDING)
     layers = tuple(packer.layer(tensors.layer_prefix(layer)) for layer in range(spec.num_layers))
     final_norm = packer.vector(tensors.FINAL_NORM)
@@ -101,23 +102,27 @@ def pack_weights(
     )
 
 
-class _Packer:
-    """Reads and packs tensors in the order of the calls. packed_bytes: of the weights packed so far."""
+class Packer:
+    """Reads and packs tensors in the order of the calls. packed_bytes: of the weights packed so far.
+
+    shapes: of every tensor that may be asked for. The other arguments: see pack_weights.
+    """
 
     def __init__(
         self,
         source: WeightSource,
-        spec: DecoderSpec,
+        shapes: Mapping[str, tensors.Shape],
         backend: Backend,
         dtype: torch.dtype,
         progress: ByteProgress,
-        stored: StoredRows | None,
-        quantise: Quantise | None,
-        blocks: StoredBlocks | None,
+        *,
+        stored: StoredRows | None = None,
+        quantise: Quantise | None = None,
+        blocks: StoredBlocks | None = None,
     ) -> None:
         self.packed_bytes = 0
         self._source = source
-        self._shapes = tensors.tensor_shapes(spec)
+        self._shapes = shapes
         self._backend = backend
         self._dtype = dtype
         self._progress = progress
@@ -125,7 +130,7 @@ class _Packer:
         self._quantise = quantise
         self._blocks = blocks
         self._done_bytes = 0
-        self._total_bytes = tensors.num_parameters(spec) * dtype.itemsize
+        self._total_bytes = sum(map(math.prod, shapes.values())) * dtype.itemsize
 
     def layer(self, prefix: str) -> LayerWeights:
         def stack(*names: str) -> PackedLinear:
@@ -146,7 +151,7 @@ class _Packer:
         )
 
     def product(self, name: str) -> PackedLinear:
-        """The product of a weight outside the layers: without a bias, never quantised here."""
+        """The product of a weight outside the layers: without a bias, never quantised to fp8 here."""
         return self._pack(self._low_bit((name,)) or self._stacked((name,)), None)
 
     def layer_product(self, *names: str) -> PackedLinear:
@@ -238,12 +243,12 @@ class _Packer:
         self._progress(self._done_bytes, self._total_bytes)
 
 
-def _check_names(source: WeightSource, spec: DecoderSpec) -> None:
-    """Raises ModelError unless the checkpoint has exactly the tensors of the spec, apart from ignorable ones."""
-    expected, found = tensors.tensor_shapes(spec), set(source.names())
+def check_names(source: WeightSource, expected: Collection[str], ignorable: Callable[[str], bool]) -> None:
+    """Raises ModelError unless the checkpoint has exactly the expected tensors, apart from ignorable ones."""
+    found = set(source.names())
     if missing := [name for name in expected if name not in found]:
         raise ModelError(f"the checkpoint lacks {_listed('tensor', missing)}")
-    unexpected = sorted(name for name in found if name not in expected and not tensors.ignorable(name, spec))
+    unexpected = sorted(name for name in found if name not in expected and not ignorable(name))
     if unexpected:
         raise ModelError(f"the checkpoint has {_listed('tensor', unexpected)}, which its config does not describe")
 

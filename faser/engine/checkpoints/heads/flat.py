@@ -1,0 +1,70 @@
+"""Directories whose config.json is that of a one-layer decoder, with the head's fields beside it.
+
+LlamaForCausalLMEagle3, Eagle3LlamaForCausalLM      EAGLE-3: fc, midlayer.* (or layers.0.*), norm, lm_head,
+Eagle3Qwen3ForCausalLM                              d2t, t2d; perhaps embed_tokens
+LlamaForCausalLM with draft_vocab_size              the same, as the authors of EAGLE-3 publish it
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.families.fields import Fields
+from faser.engine.checkpoints.heads import layers
+from faser.engine.checkpoints.heads.head_spec import HeadKind, HeadSpec
+from faser.engine.checkpoints.heads.refused import refuse_architecture, refuse_parallel
+from faser.engine.checkpoints.quantization.detection import stored_quantization
+from faser.errors import ModelError
+
+_EAGLE3_FAMILY = {
+    "LlamaForCausalLMEagle3": "llama",
+    "Eagle3LlamaForCausalLM": "llama",
+    "Eagle3Qwen3ForCausalLM": "qwen3",
+}
+
+
+def head_kind(config: Mapping[str, Any]) -> HeadKind | None:
+    """None: the architecture is that of a target. Raises ModelError for a refused head, with the reason."""
+    architecture = _architecture(config)
+    if architecture in _EAGLE3_FAMILY or config.get("draft_vocab_size") is not None:
+        refuse_parallel(config)
+        return HeadKind.EAGLE3
+    refuse_architecture(architecture)
+    return None
+
+
+def head_spec(config: Mapping[str, Any], kind: HeadKind, target: DecoderSpec) -> HeadSpec:
+    """Fields in `eagle_config` come before those beside it, as in vLLM."""
+    eagle_config = Fields(config).optional_dict("eagle_config") or {}
+    merged = {**config, **{name: value for name, value in eagle_config.items() if value is not None}}
+    fields = Fields(merged)
+    if not fields.flag("use_aux_hidden_state", True):
+        raise ModelError("config.json: use_aux_hidden_state is false; only heads that project states are computed")
+    layers.refuse_logit_scale(fields)
+    family = _EAGLE3_FAMILY.get(_architecture(config)) or str(config.get("model_type", "llama"))
+    decoder = layers.layers_spec(config, target, family=family)
+    state_layers = layers.state_layers(merged.get("eagle_aux_hidden_state_layer_ids") or None, target)
+    stated = fields.positive_int("num_aux_hidden_states", len(state_layers))
+    if stated != len(state_layers):
+        raise ModelError(
+            f"config.json: num_aux_hidden_states is {stated}, but the head reads the states of layers "
+            f"{', '.join(map(str, state_layers))}; eagle_aux_hidden_state_layer_ids must name {stated}"
+        )
+    return HeadSpec(
+        kind=kind,
+        decoder=decoder,
+        draft_vocab_size=layers.draft_vocab_size(fields, target),
+        target_hidden_size=layers.target_hidden_size(fields, decoder, target),
+        state_layers=state_layers,
+        feature_norm=layers.feature_norm(
+            fc_norm=fields.flag("fc_norm", False), norm_before_fc=fields.flag("norm_before_fc", False)
+        ),
+        norm_before_residual=fields.flag("norm_before_residual", False),
+        norm_output=fields.flag("norm_output", False),
+        quantization=stored_quantization(config),
+    )
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    architectures = config.get("architectures") or [""]
+    return str(architectures[0])

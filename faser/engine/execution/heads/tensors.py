@@ -1,0 +1,57 @@
+"""The tensors of a head's checkpoint: names as in the `speculators` format, shapes from the spec.
+
+The one module that spells these names. Opens no file and holds no tensor.
+"""
+
+from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadSpec
+from faser.engine.execution.models.tensors import Shape, layer_shapes
+
+EMBEDDING = "embed_tokens.weight"
+FC = "fc.weight"
+FEATURE_NORM = "input_norm.weight"
+HIDDEN_NORM = "layers.0.hidden_norm.weight"
+NORM = "norm.weight"
+HEAD = "lm_head.weight"
+DRAFT_TO_TARGET = "d2t"
+TARGET_TO_DRAFT = "t2d"
+_FIRST = "layers.0."
+_BY_FIRST_LAYER = tuple(f"self_attn.{name}_proj.weight" for name in "qkv")
+
+
+def layer_prefix(layer: int) -> str:
+    return f"layers.{layer}."
+
+
+def feature_norms(spec: HeadSpec) -> tuple[str, ...]:
+    """The norms of the states before they are projected, in the order of the layers that the head reads."""
+    if spec.feature_norm is FeatureNorm.EACH:
+        return tuple(f"fc_norm.{index}.weight" for index in range(len(spec.state_layers)))
+    return (FEATURE_NORM,) if spec.feature_norm is FeatureNorm.TOGETHER else ()
+
+
+def eagle3_shapes(spec: HeadSpec) -> dict[str, Shape]:
+    """Every tensor of an EAGLE-3 head but the map of its vocabulary; products are [out, in].
+
+    The first layer's queries, keys and values are products of the embedding and the features, side by side.
+    """
+    hidden = spec.hidden_size
+    shapes: dict[str, Shape] = {EMBEDDING: (spec.decoder.vocab_size, hidden)}
+    width = spec.states_size if spec.feature_norm is FeatureNorm.TOGETHER else spec.target_hidden_size
+    shapes |= dict.fromkeys(feature_norms(spec), (width,))
+    shapes[FC] = (hidden, spec.states_size)
+    for layer in range(spec.decoder.num_layers):
+        shapes |= {layer_prefix(layer) + name: shape for name, shape in layer_shapes(spec.decoder).items()}
+    shapes |= {_FIRST + name: (shapes[_FIRST + name][0], 2 * hidden) for name in _BY_FIRST_LAYER}
+    shapes[HIDDEN_NORM] = (hidden,)
+    shapes[NORM] = (hidden,)
+    shapes[HEAD] = (spec.draft_vocab_size, hidden)
+    return shapes
+
+
+def ignorable(name: str) -> bool:
+    """Whether a checkpoint may hold this tensor too: the vocabulary, or what is redundant or for training."""
+    return (
+        name in (DRAFT_TO_TARGET, TARGET_TO_DRAFT)
+        or name.startswith("verifier_")
+        or name.endswith(".rotary_emb.inv_freq")
+    )
