@@ -22,8 +22,7 @@ class DrafterInfo:
     """One drafter.
 
     needs_passes: each drafted token costs a forward pass of a model, and there is a draft whenever one is asked
-    for. Otherwise drafts are copied from text. needs_draft_model: a second model is loaded. needs_copy: a copy of
-    the target with weights of fewer bits is made.
+    for. Otherwise drafts are copied from text. needs_draft_model: a second model is loaded.
     prior_acceptance: share of drafted tokens that are expected to be accepted before any was verified.
     prior_slope, prior_centre: of the logistic curve from confidence to acceptance: its slope before any token was
     verified, and the feature of the confidence at which it predicts prior_acceptance.
@@ -36,7 +35,6 @@ class DrafterInfo:
     prior_centre: float
     needs_passes: bool = False
     needs_draft_model: bool = False
-    needs_copy: bool = False
 
 
 DRAFTERS = {
@@ -58,15 +56,6 @@ DRAFTERS = {
             prior_slope=0.5,
             prior_centre=2.5,
             needs_passes=True,
-        ),
-        DrafterInfo(
-            name="self_quantized",
-            confidence=Confidence.MARGIN,
-            prior_acceptance=0.8,
-            prior_slope=0.5,
-            prior_centre=1.8,
-            needs_passes=True,
-            needs_copy=True,
         ),
         DrafterInfo(
             name="suffix",

@@ -22,12 +22,11 @@ MAX_DRAFT_TOKENS = 32  # the largest gamma; the arrays of the policies are this 
 class SpeculationConfig:
     """How the engine speculates.
 
-    method: one drafter, or auto: those that draft from text, and a model if `model` names one or copy_bits asks
-    for a copy of the target; one of them is chosen per request. num_speculative_tokens: gamma of policy `fixed`,
-    its maximum under every other; None: 16 for drafts from text, 8 for a model's. draft_layers: of layer_skip;
-    None: a quarter of the target's. copy_bits: bits of a weight of the copy; None: 4 with self_quantized, no copy
-    with auto. suffix_max_cached_requests: past answers that suffix lookup drafts from. table: (first, last, gamma)
-    by number of sequences, ascending without gaps. classes: settings of each class of requests, by name.
+    method: one drafter, or auto: those that draft from text, and a model if `model` names one; one of them is
+    chosen per request. num_speculative_tokens: gamma of policy `fixed`, its maximum under every other; None: 16
+    for drafts from text, 8 for a model's. draft_layers: of layer_skip; None: a quarter of the target's.
+    suffix_max_cached_requests: past answers that suffix lookup drafts from. table: (first, last, gamma) by number
+    of sequences, ascending without gaps. classes: settings of each class of requests, by name.
     """
 
     method: str = AUTO
@@ -37,7 +36,6 @@ class SpeculationConfig:
     revision: str | None = None
     draft_max_model_len: int | None = None
     draft_layers: int | None = None
-    copy_bits: int | None = None
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
     suffix_max_cached_requests: int = 10_000
@@ -73,18 +71,12 @@ class SpeculationConfig:
         if self.method != AUTO:
             return (DRAFTERS[self.method],)
         by_model = ("draft_model",) if self.model is not None else ()
-        by_copy = ("self_quantized",) if self.copy_bits is not None else ()
-        return tuple(DRAFTERS[name] for name in (*TEXT_METHODS, *by_model, *by_copy))
+        return tuple(DRAFTERS[name] for name in (*TEXT_METHODS, *by_model))
 
     @property
     def needs_draft_model(self) -> bool:
         """Whether a second model is loaded, to draft with."""
         return any(each.needs_draft_model for each in self.drafters)
-
-    @property
-    def needs_copy(self) -> bool:
-        """Whether a low-bit copy of the target is made, to draft with."""
-        return any(each.needs_copy for each in self.drafters)
 
     @property
     def needs_passes(self) -> bool:
@@ -104,7 +96,7 @@ class SpeculationConfig:
     @property
     def skips_layers(self) -> bool:
         """Whether layers of the target draft."""
-        return any(each.needs_passes and not (each.needs_draft_model or each.needs_copy) for each in self.drafters)
+        return any(each.needs_passes and not each.needs_draft_model for each in self.drafters)
 
     @property
     def cap(self) -> int:

@@ -105,15 +105,6 @@ KEYS: tuple[Key, ...] = (
         high=1024,
     ),
     _key(
-        "bits",
-        "Bits of a weight of the copy of the model that drafts. With auto, given, such a copy drafts too.",
-        Kind.INTEGER,
-        field="copy_bits",
-        methods=(AUTO, "self_quantized"),
-        low=4,
-        high=4,
-    ),
-    _key(
         "prompt_lookup_min",
         "Shortest match of n-gram lookup, in tokens.",
         Kind.INTEGER,

@@ -161,10 +161,6 @@ class _Parser:
         method = fields.get("method", AUTO)
         if method != AUTO and DRAFTERS[method].needs_draft_model and "model" not in self._names:
             self.problems.append(f"method is {method}; it needs 'model'")
-        if method == AUTO and {"model", "bits"} <= self._names:
-            self.problems.append(
-                "'model' and 'bits' are given; either a draft model or a copy of the model drafts"
-            )
         for key in KEYS:
             if key.methods and key.name in self._names and method not in key.methods:
                 self.warnings.append(f"'{key.name}' has no effect with method {method}")

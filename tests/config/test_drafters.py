@@ -7,7 +7,7 @@ from faser.config.speculation import METHODS, SpeculationConfig
 
 
 def test_the_order_of_methods_in_arrays_and_metrics_stays() -> None:
-    assert DRAFT_METHODS == ("draft_model", "layer_skip", "self_quantized", "suffix", "ngram", "grammar")
+    assert DRAFT_METHODS == ("draft_model", "layer_skip", "suffix", "ngram", "grammar")
     assert set(METHODS) == {"auto", *DRAFT_METHODS}
 
 
@@ -20,9 +20,6 @@ def test_the_order_of_methods_in_arrays_and_metrics_stays() -> None:
         (SpeculationConfig(method="draft_model", model="d"), ("draft_model",), True, False),
         (SpeculationConfig(method="layer_skip"), ("layer_skip",), True, True),
         (SpeculationConfig(method="layer_skip", policy="off"), (), False, False),
-        (SpeculationConfig(method="self_quantized"), ("self_quantized",), True, False),
-        (SpeculationConfig(copy_bits=4), (*TEXT_METHODS, "self_quantized"), True, False),
-        (SpeculationConfig(copy_bits=4, policy="off"), (), False, False),
         (SpeculationConfig(model="d", policy="off"), (), False, False),
     ],
 )
@@ -31,6 +28,5 @@ def test_a_config_makes_the_drafters_of_its_method(
 ) -> None:
     assert tuple(each.name for each in config.drafters) == drafters
     assert config.needs_draft_model == ("draft_model" in drafters)
-    assert config.needs_copy == ("self_quantized" in drafters)
     assert config.pass_method == next((name for name in drafters if name in PASS_METHODS), None)
     assert (config.needs_passes, config.skips_layers) == (needs_passes, skips_layers)

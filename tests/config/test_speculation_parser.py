@@ -48,8 +48,6 @@ def test_null_is_the_same_as_absent(key: Key) -> None:
         ({"method": "ngram"}, "method", "ngram"),
         ({"method": "ngram_gpu"}, "method", "ngram"),
         ({"method": "layer_skip", "draft_layers": 3}, "draft_layers", 3),
-        ({"method": "self_quantized", "bits": 4}, "copy_bits", 4),
-        ({"bits": 4}, "copy_bits", 4),
         ({"model": "d"}, "model", "d"),
         ({"method": "draft_model", "model": "d", "revision": "r"}, "revision", "r"),
         ({"model": "d", "max_model_len": 512}, "draft_max_model_len", 512),
@@ -118,9 +116,7 @@ def test_a_value_that_asks_for_nothing_is_accepted_without_a_warning(name: str, 
 def test_a_method_of_vllms_that_is_not_built_is_refused_by_name(method: str) -> None:
     (problem,) = problems(method=method)
     assert problem.startswith(f"'{method}' is known from vLLM but not supported by FASER {__version__}: ")
-    assert problem.endswith(
-        " Remove it or use 'suffix', 'ngram', 'grammar', 'draft_model', 'layer_skip' or 'self_quantized'."
-    )
+    assert problem.endswith(" Remove it or use 'suffix', 'ngram', 'grammar', 'draft_model' or 'layer_skip'.")
 
 
 @pytest.mark.parametrize(

@@ -33,13 +33,13 @@ from faser.types import ProgressCallback
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftModelParts:
-    """A loaded draft model. runner: its KV cache has the target's blocks. max_positions: its context length.
+    """A loaded draft model. runner: its KV cache has the target's blocks. kv: what that cache holds.
 
-    kv: what that cache holds; None: it is the target's.
+    max_positions: its context length.
     """
 
     runner: Runner
-    kv: DraftKvCache | None
+    kv: DraftKvCache
     max_positions: int
 
 
@@ -108,7 +108,6 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 
     model = parts.model
     assert model is not None, f"method {config.method} without a loaded draft model"
-    assert model.kv is not None, "a draft model has a KV cache of its own"
     sampler = _draft_sampler(config, parts.sampling, model.runner.sampling_kernels)
     return DraftModel(
         _draft_loop(parts, model.runner, sampler),
@@ -119,26 +118,16 @@ def _draft_model(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 
 
 def _layer_skip(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
-    from faser.engine.execution.drafters.shared_cache import SharedCacheDrafter, draft_layers
+    from faser.engine.execution.drafters.layer_skip import LayerSkip, draft_layers
 
     sampler = _draft_sampler(config, parts.sampling, parts.target.sampling_kernels)
     num_layers = draft_layers(config.draft_layers, parts.target.num_layers)
-    return SharedCacheDrafter("layer_skip", _draft_loop(parts, parts.target, sampler, num_layers))
-
-
-def _self_quantized(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
-    from faser.engine.execution.drafters.shared_cache import SharedCacheDrafter
-
-    copy = parts.model
-    assert copy is not None, f"method {config.method} without a copy of the model"
-    sampler = _draft_sampler(config, parts.sampling, copy.runner.sampling_kernels)
-    return SharedCacheDrafter("self_quantized", _draft_loop(parts, copy.runner, sampler))
+    return LayerSkip(_draft_loop(parts, parts.target, sampler, num_layers))
 
 
 MODEL_DRAFTERS: dict[str, Callable[[SpeculationConfig, DrafterParts], Drafter]] = {
     "draft_model": _draft_model,
     "layer_skip": _layer_skip,
-    "self_quantized": _self_quantized,
 }
 
 

@@ -22,7 +22,7 @@ from faser.engine.execution.drafter_registry import (
 )
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.draft_model import DraftModel
-from faser.engine.execution.drafters.shared_cache import SharedCacheDrafter
+from faser.engine.execution.drafters.layer_skip import LayerSkip
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
@@ -75,7 +75,7 @@ def test_every_drafter_has_one_constructor() -> None:
     "method, model, kind",
     [
         ("draft_model", "some/model", DraftModel),
-        ("layer_skip", None, SharedCacheDrafter),
+        ("layer_skip", None, LayerSkip),
         ("ngram", None, LookupDrafter),
         ("suffix", None, LookupDrafter),
         ("auto", None, TextAndModel),

@@ -19,8 +19,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram"},
     "suffix": {"method": "suffix"},
     "layer_skip": {"method": "layer_skip"},
-    "self_quantized": {"method": "self_quantized"},
-    "text and copy": {"bits": 4},
     "draft_model": {"method": "draft_model"},
     "chooser": {"method": "auto"},
     "coupled draft_model": {"method": "draft_model", "draft_sample_method": "coupled"},

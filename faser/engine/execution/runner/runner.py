@@ -26,8 +26,7 @@ class Runner:
     """One model on one backend.
 
     kv: size of the KV cache, which the runner allocates. token_sampler: used by this runner alone; None: the
-    runner gives logits only. cache: of that size and another runner's, which must not compute at the same time;
-    None: one of its own.
+    runner gives logits only.
     """
 
     def __init__(
@@ -36,25 +35,18 @@ class Runner:
         backend: Backend,
         kv: KvShape,
         token_sampler: TokenSampler | None = None,
-        *,
-        cache: KvCache | None = None,
     ) -> None:
         self._decoder = decoder
         self._backend = backend
         self._token_sampler = token_sampler
         self._block_size = kv.block_size
-        self._cache: KvCache = backend.allocate_kv(kv) if cache is None else cache
+        self._cache: KvCache = backend.allocate_kv(kv)
         self._hidden: torch.Tensor | None = None  # [R, H] after the layers below _next_layer
         self._batch: RowBatch | None = None
         self._plan: AttentionPlan = None
         self._next_layer = 0
         self._row_numbers = StagedNumbers(backend)
         self._step_inputs = StagedNumbers(backend)
-
-    @property
-    def cache(self) -> KvCache:
-        """Keys and values of all layers."""
-        return self._cache
 
     @property
     def num_layers(self) -> int:

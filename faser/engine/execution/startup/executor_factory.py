@@ -66,12 +66,9 @@ def _speculation(
 ) -> SpeculativeExecution:
     config, model = parts.config, None
     if parts.draft is not None and parts.draft_runner is not None:
-        own_cache = not config.speculation.needs_copy
         model = DraftModelParts(
             runner=parts.draft_runner,
-            kv=DraftKvCache(table, num_blocks=parts.kv.num_blocks, block_size=parts.kv.block_size)
-            if own_cache
-            else None,
+            kv=DraftKvCache(table, num_blocks=parts.kv.num_blocks, block_size=parts.kv.block_size),
             max_positions=parts.draft.max_positions,
         )
     drafter_parts = DrafterParts(

@@ -10,7 +10,7 @@ import torch
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.engine.contract.step_times import Role, StepTimes
-from faser.engine.execution.drafters.shared_cache import draft_layers
+from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.startup.parts import EngineParts
 from faser.engine.execution.startup.step_times.interference_cells import InterferenceSetup

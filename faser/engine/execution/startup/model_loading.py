@@ -3,16 +3,14 @@
 Knows neither caches nor schedules.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from faser.config.declaration import show_bytes
 from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
 from faser.engine.checkpoints.weight_files import gguf_file
-from faser.engine.execution.drafters.shared_cache import draft_layers
+from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.models.weights import WeightSource
@@ -26,11 +24,6 @@ from faser.engine.execution.startup.sizing import (
 from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
 from faser.types import ProgressCallback
-
-_log = logging.getLogger("faser.engine")
-
-_ASKED = "--speculative-config asks for drafts of a 4-bit copy of the model; "
-_MOST_COPY_SHARE = 0.75  # of the target's bytes
 
 Sources = Callable[[Path], WeightSource]  # the tensors of the model in a directory
 
@@ -118,54 +111,6 @@ def load_draft_model(
         progress=lambda done, total: progress("loading draft model", done, total),
     )
     return LoadedModel(config=model, decoder=decoder, max_positions=max_positions)
-
-
-def check_copy(config: EngineConfig, directory: Path, backend: Backend) -> None:
-    """Raises ConfigError where a copy with weights of four bits cannot be made, or would not be faster."""
-    stored = read_model_config(directory).quantization
-    if backend.name != "native":
-        raise ConfigError(f"{_ASKED}the {backend.name} backend has no fast products with 4-bit weights")
-    if config.quantization == "int4":
-        raise ConfigError(f"{_ASKED}--quantization is int4, so the model itself is as fast")
-    if stored is not None:
-        raise ConfigError(f"{_ASKED}{directory} is quantised already ({stored.method})")
-
-
-def load_copy(
-    config: EngineConfig,
-    directory: Path,
-    target: LoadedModel,
-    backend: Backend,
-    progress: ProgressCallback,
-    sources: Sources | None = None,
-) -> LoadedModel:
-    """The target once more, with weights of four bits, to draft for it. Arguments as in load_draft_model.
-
-    Raises ConfigError where it is not much smaller than the target.
-    """
-    decoder = load_decoder(
-        directory,
-        backend,
-        target.decoder.dtype,
-        max_model_len=target.max_positions,
-        max_rows=config.max_num_batched_tokens,
-        max_logit_rows=config.max_num_seqs,
-        quantization="int4",
-        source=None if sources is None else sources(directory),
-        progress=lambda done, total: progress("making a 4-bit copy", done, total),
-    )
-    copy_bytes, own_bytes = decoder.weight_bytes, target.decoder.weight_bytes
-    if copy_bytes > _MOST_COPY_SHARE * own_bytes:
-        raise ConfigError(
-            f"{_ASKED}a copy takes {show_bytes(copy_bytes)}, the model {show_bytes(own_bytes)}; one of more than "
-            f"{_MOST_COPY_SHARE:.0%} of the model is hardly faster"
-        )
-    _log.info(
-        "a 4-bit copy of the model drafts: %s of weights, the model's are %s",
-        show_bytes(copy_bytes),
-        show_bytes(own_bytes),
-    )
-    return LoadedModel(config=target.config, decoder=decoder, max_positions=target.max_positions)
 
 
 def _of_draft_model(quantization: str | None, directory: Path, model: ModelConfig) -> str | None:

@@ -25,9 +25,7 @@ from faser.engine.execution.startup.memory_profile import profile_memory
 from faser.engine.execution.startup.model_loading import (
     LoadedModel,
     Sources,
-    check_copy,
     check_models,
-    load_copy,
     load_draft_model,
     load_target,
 )
@@ -47,10 +45,10 @@ from faser.types import ModelInfo, ProgressCallback
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """Each model with its runner. draft, draft_runner: a draft model or a copy of the target; None without them.
+    """Each model with its runner. draft, draft_runner: None without a draft model.
 
-    kv: the shape of the target's cache; the draft model's has as many blocks of the same size, a copy has no cache
-    of its own. lanes: None without overlapped drafting. grammars: compiles what answers are asked to match.
+    kv: the shape of the target's cache; the draft model's has as many blocks of the same size. lanes:
+    None without overlapped drafting. grammars: compiles what answers are asked to match.
     """
 
     config: EngineConfig
@@ -108,8 +106,6 @@ def load_parts(
         progress=report,
         few_row_kernels=config.few_row_kernels,
     )
-    if config.speculation.needs_copy:
-        check_copy(config, directory, backend)
     if backend.name == "native":
         # The native backend's own threads pack and compute. Torch's would only copy and sample, and wait for each
         # other at barriers while another process holds a core: on two busy cores a greedy step took 18 ms, not
@@ -122,9 +118,6 @@ def load_parts(
     draft_backend = backend.concurrent_instance()  # so that both models may run at the same time
     if draft_directory is not None:
         draft = load_draft_model(config, draft_directory, target, draft_backend, report, sources)
-    copy = None
-    if config.speculation.needs_copy:
-        copy = load_copy(config, directory, target, backend, report, sources)
     models = [target] if draft is None else [target, draft]
     cached = [cached_model(config, each.decoder.spec, each.decoder.dtype) for each in models]
     if backend.name == "flashinfer":
@@ -159,8 +152,6 @@ def load_parts(
 
     if lanes is None or memory is None:
         runner, draft_runner = runners(device_lanes)
-        if copy is not None:
-            draft_runner = Runner(copy.decoder, backend, shapes[0], cache=runner.cache)
     else:
         streams = None if partition is not None else partial(_streams, backend.device)
         lanes, (runner, draft_runner) = make_on_lanes(lanes, runners, streams)
@@ -171,7 +162,7 @@ def load_parts(
         target=target,
         runner=runner,
         kv=shapes[0],
-        draft=draft or copy,
+        draft=draft,
         draft_runner=draft_runner,
         lanes=lanes,
         kv_cache_bytes=sum(shape.total_bytes for shape in shapes),

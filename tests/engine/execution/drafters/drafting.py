@@ -16,7 +16,7 @@ from faser.engine.execution.models.loader import load_decoder
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.state import SamplingState
-from faser.kernels.interface.shapes import KvCache, KvShape
+from faser.kernels.interface.shapes import KvShape
 from faser.kernels.torch.backend import TorchBackend
 from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
@@ -29,13 +29,13 @@ MAX_LEN = 96
 MAX_ROWS = 12  # less than most prompts have, so that they are caught up in pieces
 
 
-def make_runner(directory: Path, cache: KvCache | None = None) -> Runner:
-    """The checkpoint with this cache or one of its own, on the reference backend."""
+def make_runner(directory: Path) -> Runner:
+    """The checkpoint with a cache of its own, on the reference backend."""
     backend = TorchBackend()
     decoder = load_decoder(
         directory, backend, torch.float32, max_model_len=MAX_LEN, max_rows=MAX_ROWS, progress=lambda *_: None
     )
-    return Runner(decoder, backend, kv_shape(decoder), cache=cache)
+    return Runner(decoder, backend, kv_shape(decoder))
 
 
 def kv_shape(decoder: Decoder) -> KvShape:

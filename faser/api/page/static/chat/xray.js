@@ -8,7 +8,6 @@ const DRAFTERS = {
   suffix: ["s", "suffix", "from what was said after the same words before"],
   draft_model: ["m", "draft model", "by a smaller model"],
   layer_skip: ["l", "layer skip", "by some of the model's own layers"],
-  self_quantized: ["q", "4-bit copy", "by the model with weights of four bits"],
   grammar: ["g", "grammar", "all that the answer's format allows"],
 };
 const OWN = {

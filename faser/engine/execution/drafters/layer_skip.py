@@ -1,13 +1,11 @@
-"""Drafts with the target's KV cache: of its own first layers, or of a copy of it with weights of fewer bits.
+"""Drafts of the target's own first layers, its final norm and its head: self-speculation without more weights.
 
-The cache holds what the target computed for committed tokens, so no token is ever computed again to catch up.
-Passes begin with the last committed token, which the target has not computed yet, and write its keys and values,
-then those of draft tokens. The target computes a position before any of its rows attends to it, so it overwrites
-them: with the same values where its first layers draft, with its own where a copy does. Positions of draft tokens
-that are not verified keep what the drafter wrote until the target computes them.
+Reads and writes the target's KV cache. In the layers that draft, the cache holds what the target computed for
+committed tokens, so no token is ever computed again to catch up. Rows of draft tokens write the positions after
+them, and verification writes the same values there again.
 
-Sources: early exit with shared KV, Elhoushi et al., arXiv 2404.16710 section 4.3; layers skipped without training,
-Zhang et al., arXiv 2309.08168; a 4-bit copy, with a cache of its own, ML-SpecQD, arXiv 2503.13565.
+Source: early exit with shared KV, Elhoushi et al., arXiv 2404.16710 section 4.3; layers skipped without
+training, Zhang et al., arXiv 2309.08168.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +14,8 @@ from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
 from faser.engine.execution.drafters.drafter import Continuation, Proposals
 from faser.engine.execution.drafters.passes import DraftInput, DraftLoop
 from faser.errors import ConfigError
+
+METHOD = "layer_skip"
 
 
 def draft_layers(asked: int | None, num_layers: int) -> int:
@@ -34,16 +34,15 @@ def draft_layers(asked: int | None, num_layers: int) -> int:
     return found
 
 
-class SharedCacheDrafter:
-    """See Drafter. method: its name in config/drafters.py. loop: its runner has the target's KV cache.
+class LayerSkip:
+    """See Drafter. loop: runs the layers of the target's runner that draft.
 
-    It drafts between the target's steps only, because both write the same positions.
+    It drafts between the target's steps only, because runner, cache and hidden states are the target's.
     """
 
     drafts_overlapped = False
 
-    def __init__(self, method: str, loop: DraftLoop) -> None:
-        self._method = method
+    def __init__(self, loop: DraftLoop) -> None:
         self._loop = loop
         self._last: dict[int, tuple[int, int]] = {}  # by slot: position and id of the last known token
 
@@ -53,14 +52,14 @@ class SharedCacheDrafter:
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         inputs = []
         for request in plan.requests:
-            assert not request.unverified, f"slot {request.slot}: {self._method} continues no unverified tokens"
+            assert not request.unverified, f"slot {request.slot}: layer_skip continues no unverified tokens"
             position, token_id = self._last[request.slot]
             inputs.append(
                 DraftInput(slot=request.slot, start=position, token_ids=(token_id,), max_tokens=request.max_tokens)
             )
         batch = self._loop.draft(inputs, plan.stop, until, wants_top_ids=plan.wants_top_ids)
         drafts = tuple(
-            Draft(slot=each.slot, method=self._method, token_ids=token_ids, confidences=confidences)
+            Draft(slot=each.slot, method=METHOD, token_ids=token_ids, confidences=confidences)
             for each, token_ids, confidences in zip(inputs, batch.token_ids, batch.confidences, strict=True)
         )
         return Proposals(drafts=drafts, passes=batch.passes, probs=batch.probs, top_ids=batch.top_ids)

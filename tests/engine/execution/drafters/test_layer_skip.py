@@ -1,4 +1,4 @@
-"""Drafts with the target's KV cache: what a model made of its first layers alone, or a copy reading it, would say.
+"""Drafts of the target's own first layers: what a model made of these layers alone would say.
 
 Planted bugs that these tests have caught: the draft rows run all layers; a commit that counts the accepted tokens
 only.
@@ -11,8 +11,8 @@ import pytest
 
 from faser.engine.contract.plan import SequenceRows
 from faser.engine.execution.drafters.draft_samplers import GreedyDraftSampler
+from faser.engine.execution.drafters.layer_skip import METHOD, LayerSkip, draft_layers
 from faser.engine.execution.drafters.passes import PassLoop
-from faser.engine.execution.drafters.shared_cache import SharedCacheDrafter, draft_layers
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.errors import ConfigError
@@ -27,10 +27,7 @@ from tests.engine.execution.drafters.drafting import (
     check_drafts,
     make_runner,
 )
-from tests.engine.execution.models.paged import Rows, load
-from tests.engine.losslessness.equality import write_pair
 
-METHOD, COPY = "layer_skip", "self_quantized"
 NUM_LAYERS, DRAFT_LAYERS = 4, 2
 
 
@@ -61,8 +58,14 @@ def compute(runner: Runner, world: World, slot: int, start: int, token_ids: list
         runner.forward(world.table.gather((rows,)))
 
 
-def drive(world: World, runner: Runner, oracle: Oracle, method: str) -> None:
-    """Sequences come and go; of each draft the target verifies a part, and accepts a part of that."""
+@pytest.mark.parametrize("seed", range(2))
+def test_drafts_are_those_of_the_first_layers_alone(target: Path, oracle: Oracle, seed: int) -> None:
+    """Oracle: greedy decoding from the first token on, with a checkpoint of the first layers."""
+    runner = make_runner(target)
+    table = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE))
+    choice = GreedyDraftSampler()
+    loop = PassLoop(runner, table, choice, max_rows=MAX_ROWS, num_layers=DRAFT_LAYERS)
+    world = World(LayerSkip(loop), table, random.Random(seed))
     rng = world.rng
     for _ in range(25):
         for slot in range(NUM_SLOTS):
@@ -76,7 +79,7 @@ def drive(world: World, runner: Runner, oracle: Oracle, method: str) -> None:
         requests = {slot: rng.randrange(1, 6) for slot in world.lines if rng.random() < 0.7}
         found = world.propose(requests)
         assert [len(draft.token_ids) for draft in found.drafts] == list(requests.values())
-        assert {draft.method for draft in found.drafts} <= {method}
+        assert {draft.method for draft in found.drafts} <= {METHOD}
         assert found.catchup_tokens == 0
         check_drafts(world, found.drafts, oracle)
         for slot, line in list(world.lines.items()):
@@ -85,53 +88,11 @@ def drive(world: World, runner: Runner, oracle: Oracle, method: str) -> None:
             world.commit({slot: world.accept(slot, rng.randint(0, len(kept)))})
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_drafts_are_those_of_the_first_layers_alone(target: Path, oracle: Oracle, seed: int) -> None:
-    """Oracle: greedy decoding from the first token on, with a checkpoint of the first layers."""
-    runner = make_runner(target)
-    table = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE))
-    choice = GreedyDraftSampler()
-    loop = PassLoop(runner, table, choice, max_rows=MAX_ROWS, num_layers=DRAFT_LAYERS)
-    world = World(SharedCacheDrafter(METHOD, loop), table, random.Random(seed))
-    drive(world, runner, oracle, METHOD)
-
-
-class CopyOracle(Oracle):
-    """Greedy decoding with a copy that reads what the target wrote for all known tokens but the last."""
-
-    def __init__(self, target: Path, copy: Path) -> None:
-        super().__init__(copy)
-        self._target = load(target)
-        self._model._cache = self._target._cache  # whose sequence has the same blocks
-
-    def _greedy(self, token_ids: tuple[int, ...], count: int) -> tuple[int, ...]:
-        known, drafted = token_ids[:-1], [token_ids[-1]]
-        if known:
-            self._target.prefill(known, ())
-        for at in range(len(known), len(known) + count):
-            logits = self._model.step([Rows(0, at, drafted[-1:])])
-            drafted.append(int(logits[-1].argmax()))
-        return tuple(drafted[1:])
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_copy_continues_what_the_target_computed(tmp_path: Path, seed: int) -> None:
-    """Oracle: the copy, a row at a time, over keys and values that the target computed from the first token on."""
-    target, copy = write_pair(tmp_path / "target", tmp_path / "copy")
-    runner = make_runner(target)
-    copied = make_runner(copy, cache=runner.cache)
-    table, choice = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE)), GreedyDraftSampler()
-    world = World(
-        SharedCacheDrafter(COPY, PassLoop(copied, table, choice, max_rows=MAX_ROWS)), table, random.Random(seed)
-    )
-    drive(world, runner, CopyOracle(target, copy), COPY)
-
-
 def test_unverified_tokens_are_not_continued_by_the_layers_that_verify_them(target: Path) -> None:
     table = BlockTable(NUM_SLOTS, -(-MAX_LEN // BLOCK_SIZE))
     choice = GreedyDraftSampler()
     loop = PassLoop(make_runner(target), table, choice, max_rows=MAX_ROWS, num_layers=DRAFT_LAYERS)
-    world = World(SharedCacheDrafter(METHOD, loop), table, random.Random(0))
+    world = World(LayerSkip(loop), table, random.Random(0))
     world.start(0, [1, 2, 3])
 
     assert not world.drafter.drafts_overlapped
