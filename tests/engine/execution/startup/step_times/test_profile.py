@@ -143,6 +143,7 @@ def test_lanes_are_measured_for_all_rows_and_contexts_that_fit(
     assert StepTimes.from_json(times.to_json()) == times
 
 
+@pytest.mark.alone  # beside other work the contexts left out are those that there is no time for
 @pytest.mark.parametrize(
     ("num_blocks", "max_len", "wanted"),
     [(80, 200, (16, 100)), (80, 60, (16, 60)), (80, 20, (16,)), (5, 200, (16, 40)), (3, 200, (16,)), (1, 9, (9,))],
