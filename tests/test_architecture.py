@@ -39,6 +39,7 @@ class Layer(Enum):
     )
     CLIENT = ("engine.client",)
     API = ("api",)
+    DISTILL = ("distill",)
     COMMANDS = ("cli", "bench", "offline", "__main__")
 
 
@@ -61,9 +62,11 @@ MAY_IMPORT: dict[Layer, set[Layer]] = {
     Layer.ENGINE: _ALL_OF_THE_ENGINE,
     Layer.CLIENT: _CONTRACT | {Layer.METRICS, Layer.ENGINE, Layer.CLIENT},
     Layer.API: _CONTRACT | {Layer.METRICS, Layer.TRACING, Layer.CLIENT, Layer.API},
-    Layer.COMMANDS: _ALL_OF_THE_ENGINE | {Layer.METRICS, Layer.TRACING, Layer.CLIENT, Layer.API, Layer.COMMANDS},
+    Layer.DISTILL: _ALL_OF_THE_ENGINE | {Layer.CLIENT, Layer.API, Layer.DISTILL},
+    Layer.COMMANDS: _ALL_OF_THE_ENGINE
+    | {Layer.METRICS, Layer.TRACING, Layer.CLIENT, Layer.API, Layer.DISTILL, Layer.COMMANDS},
 }
-WITHOUT_TORCH = set(Layer) - {Layer.KERNELS, Layer.EXECUTION, Layer.ENGINE}
+WITHOUT_TORCH = set(Layer) - {Layer.KERNELS, Layer.EXECUTION, Layer.ENGINE, Layer.DISTILL}
 
 # The package's front door hands out LLM on demand; the layers below never ask it to.
 FRONT_DOOR = ("", "offline")

@@ -18,6 +18,7 @@ COMMANDS = {
     "chat": "talk to a model, served or in this process",
     "pull": "fetch a model into the cache",
     "run-batch": "answer a file of requests without a server",
+    "distill": "make what a drafting head of a model learns from",
     "bench": "measure speculation on this machine",
     "env": "show versions, device and backend, for bug reports",
 }
@@ -68,6 +69,10 @@ def _command(name: str) -> Command:
             from faser.cli.batch.command import run_batch
 
             return run_batch
+        case "distill":
+            from faser.cli.distill.command import distill
+
+            return distill
         case "bench":
             from faser.cli.bench.main import bench
 

@@ -1,0 +1,101 @@
+"""The flags of `faser distill`: its own, and those of `faser serve` about the model and its engine."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from faser.cli.flags.parser import CommandParser, parse
+from faser.cli.flags.sources import add_environment, settle
+from faser.config.declaration import settings_of
+from faser.config.engine import EngineConfig
+from faser.config.environment import flag_environment
+
+PROG = "faser distill"
+
+HELP = """usage: faser distill [MODEL] -o DIR [flags]
+
+Make the text from which a head can learn to draft for a model: questions that the model asks itself, and its
+answers. Text never leaves the machine.
+
+  MODEL                   a directory, .gguf file or hub id [the embedded SmolLM2-135M-Instruct]
+  -o, --output-dir DIR    where everything goes; run again, it goes on from what is there
+  --tokens N              tokens of answers to learn from, such as 500k [1m]
+  --prompts FILE          questions to answer instead: JSON lines, or one question a line
+  --from-traffic FILE     conversations to learn from as they are: JSON lines with messages and answer
+  --seed N                of questions, answers and weights [0]
+
+Flags of faser serve about the model and the engine may follow: faser serve --help=all."""
+
+_DEFAULT_TOKENS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillArguments:
+    """What the command is asked. tokens: of answers; None: not stated. prompts, traffic: one at most."""
+
+    output: Path
+    tokens: int | None
+    prompts: Path | None
+    traffic: Path | None
+    seed: int
+
+    @property
+    def answer_tokens(self) -> int:
+        return self.tokens or _DEFAULT_TOKENS
+
+
+def read_arguments(arguments: Sequence[str]) -> tuple[DistillArguments, EngineConfig] | None:
+    """The flags; None: help was asked for. Raises UsageError that names every problem."""
+    own, rest = _own_parser().parse_known_args(arguments)
+    if own.help:
+        return None
+    problems = []
+    if own.output_dir is None:
+        problems.append("-o is missing; it names the folder where everything goes")
+    if own.prompts is not None and own.from_traffic is not None:
+        problems.append("--prompts and --from-traffic exclude each other: both are given")
+    settings = settings_of(EngineConfig)
+    parsed = parse(PROG, rest, settings)
+    parsed.findings.problems[:0] = problems
+    add_environment(
+        parsed.findings, settings, lambda each: (flag_environment(each)[0], [])
+    )  # variables may be a server's
+    (config,) = settle(parsed.findings, (EngineConfig,))
+    return _own(own), config
+
+
+def _own(own: argparse.Namespace) -> DistillArguments:
+    return DistillArguments(
+        output=Path(own.output_dir),
+        tokens=own.tokens,
+        prompts=None if own.prompts is None else Path(own.prompts),
+        traffic=None if own.from_traffic is None else Path(own.from_traffic),
+        seed=own.seed,
+    )
+
+
+def _own_parser() -> CommandParser:
+    parser = CommandParser(PROG)
+    add: Any = parser.add_argument
+    add("--output-dir", "-o")
+    add("--tokens", type=_count)
+    add("--prompts")
+    add("--from-traffic")
+    add("--seed", type=int, default=0)
+    add("--help", "-h", action="store_true")
+    return parser
+
+
+def _count(text: str) -> int:
+    units = {"k": 1_000, "m": 1_000_000}
+    unit = units.get(text[-1:].lower(), 1)
+    try:
+        number = float(text[:-1] if unit > 1 else text) * unit
+    except ValueError:
+        number = math.nan
+    if not (1 <= number < math.inf and number == int(number)):
+        raise argparse.ArgumentTypeError(f"it is {text}; it must be a whole number of at least 1, like 500k or 2m")
+    return int(number)

@@ -1,0 +1,61 @@
+"""Recorded traffic: texts are rendered as a server renders them, tokens are taken as they are."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faser.distill.conversations.chat_turns import ChatTurns
+from faser.distill.conversations.shard import Conversation
+from faser.distill.conversations.traffic import TrafficFile
+from faser.engine.text.tokenizer import load_tokenizer
+from faser.errors import ConfigError
+from tests.checkpoints import EOS_TOKEN_ID
+
+
+def read(path: Path, directory: Path, *records: Any) -> list[Conversation]:
+    path.write_text("".join(json.dumps(each) + "\n" for each in records))
+    tokenizer = load_tokenizer(directory)
+    return list(TrafficFile(path, tokenizer, ChatTurns(tokenizer, (EOS_TOKEN_ID,)), EOS_TOKEN_ID))
+
+
+def test_texts_become_the_tokens_that_a_server_would_have(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tiny_checkpoint)
+    messages = [{"role": "user", "content": "the fox"}]
+    ended, cut = read(
+        tmp_path / "a.jsonl",
+        tiny_checkpoint,
+        {"messages": messages, "answer": "jumps over", "temperature": 0.5},
+        {"prompt": "the fox", "answer": "jumps", "finish_reason": "length"},
+    )
+    assert tokenizer.decode(ended.prompt, False) == (
+        "<|im_start|>user\nthe fox<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert tokenizer.decode(ended.answer, False) == "jumps over<|im_end|>"
+    assert (ended.ended, ended.temperature) == (True, 0.5)
+    assert (cut.prompt, tokenizer.decode(cut.answer, False), cut.ended) == (ended.prompt, "jumps", False)
+    assert math.isnan(cut.temperature)
+
+
+def test_tokens_are_taken_as_they_are(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    record = {"prompt_token_ids": [5, 6], "answer_token_ids": [7, 2]}
+    (found,) = read(tmp_path / "a.jsonl", tiny_checkpoint, record)
+    assert (found.prompt, found.answer) == ((5, 6), (7, 2))
+
+
+@pytest.mark.parametrize(
+    "record, message",
+    [
+        ({"prompt": "a"}, "its line 2 must be JSON such as"),
+        ([1], "its line 2 must be JSON such as"),
+        ({"prompt_token_ids": [5], "answer_token_ids": [99_999]}, "its line 2 must be JSON such as"),
+        ({"prompt": "a", "answer": ""}, "has 10 tokens of prompt and 0 of answer; each needs one"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(
+    tiny_checkpoint: Path, tmp_path: Path, record: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path / "a.jsonl", tiny_checkpoint, {"prompt": "a", "answer": "b"}, record)
