@@ -1,4 +1,4 @@
-"""FileQuestions: conversations from a file of the operator, which the model answers, each several times."""
+"""FileQuestions: conversations from a file of the operator, which the model answers, each twice."""
 
 import json
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from faser.distill.conversations.questions import Message, QuestionBatch
 from faser.errors import ConfigError
 
 _PER_SHARD = 768
-_PASSES = 4  # over the file: a question is answered at each temperature, then with other seeds
+_PASSES = 2  # over the file: each question is answered at both temperatures
 
 _FORMS = '{"prompt": "Hello"}, {"messages": [{"role": "user", "content": "Hello"}]} or {"turns": ["Hello"]}'
 
 
 class FileQuestions:
-    """The questions of a file, in order, then again with other seeds."""
+    """The questions of a file, in order, then once more for the other temperature."""
 
     def __init__(self, conversations: list[list[Message]]) -> None:
         self._conversations = conversations
@@ -24,8 +24,9 @@ class FileQuestions:
     def next_batch(self, dataset: Dataset, on_question: Callable[[], None]) -> QuestionBatch | None:
         del on_question  # they are there already
         count = len(self._conversations)
-        # A pass begins one place later for each pass before it, so that each question meets each temperature.
-        order = [(place + turn) % count for turn in range(_PASSES) for place in range(count)]
+        # Places take turns with the temperatures: after an even number the second pass begins one place later.
+        later = 1 - count % 2
+        order = [(place + later * turn) % count for turn in range(_PASSES) for place in range(count)]
         chosen = order[dataset.asked : dataset.asked + _PER_SHARD]
         if not chosen:
             return None
@@ -55,12 +56,11 @@ def _conversation(line: str, named: str) -> list[Message]:
     try:
         record: Any = json.loads(line)
         messages = messages_of(record)
+        last_role = messages[-1]["role"]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         raise ConfigError(f"{named} must be JSON such as {_FORMS}") from None
-    if messages[-1]["role"] != "user":
-        raise ConfigError(
-            f"{named} ends with a message of the {messages[-1]['role']}; it must end with the user's"
-        )
+    if last_role != "user":
+        raise ConfigError(f"{named} ends with a message of the {last_role}; it must end with the user's")
     return messages
 
 

@@ -95,7 +95,7 @@ class AskingSettings:
     per_shard: int = 768
     temperature: float = 1.0
     top_p: float = 0.95
-    max_tokens: int = 160
+    max_tokens: int = 256
 
 
 class SelfAskedQuestions:

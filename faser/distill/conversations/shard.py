@@ -89,7 +89,7 @@ class Shard:
     def read(cls, path: Path) -> "Shard":
         """Raises ConfigError that names a file that is missing, damaged or of another form."""
         try:
-            with np.load(path, allow_pickle=False) as found:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
                 shard = cls(**{name: found[name] for name in cls.__slots__})
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise ConfigError(f"{path} is not a file of conversations: {error}") from None

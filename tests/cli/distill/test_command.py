@@ -20,7 +20,7 @@ def test_questions_of_a_file_are_answered_and_kept(
 
     assert main([*command, *FLAGS, "--tokens", "100"]) == 0
 
-    assert "00000.npz: 12 of 12 questions kept" in capsys.readouterr().err
+    assert "00000.npz: 6 of 6 questions kept" in capsys.readouterr().err
     dataset = Dataset(tmp_path / "out" / "conversations")
     assert dataset.answer_tokens >= 100
     assert main([*command, *FLAGS, "--tokens", "100"]) == 0

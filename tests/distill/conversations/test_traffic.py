@@ -51,7 +51,7 @@ def test_tokens_are_taken_as_they_are(tiny_checkpoint: Path, tmp_path: Path) -> 
         ({"prompt": "a"}, "its line 2 must be JSON such as"),
         ([1], "its line 2 must be JSON such as"),
         ({"prompt_token_ids": [5], "answer_token_ids": [99_999]}, "its line 2 must be JSON such as"),
-        ({"prompt": "a", "answer": ""}, "has 10 tokens of prompt and 0 of answer; each needs one"),
+        ({"prompt": "a", "answer": ""}, "has 17 tokens of prompt and 0 of answer; each needs one"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(
