@@ -80,7 +80,7 @@ class TargetStates:
             layer = wanted
             found.append(hidden.to(device="cpu", dtype=torch.bfloat16, copy=True))
         hidden = decoder.run_layers(hidden, layer, decoder.spec.num_layers, self._cache, plan)
-        states = torch.cat(found, dim=1).split(lengths)
+        states = torch.split(torch.cat(found, dim=1), lengths)
         starts = [sum(lengths[:at]) for at in range(len(lengths))]
         counts = [max(0, length - 1 - each.first_row) for length, each in zip(lengths, passages, strict=True)]
         rows = [
@@ -90,13 +90,15 @@ class TargetStates:
         ids, probs = self._likeliest(hidden, torch.cat(rows).to(backend.device))
         return [
             PassageStates(states=each, top_ids=its_ids, top_probs=its_probs)
-            for each, its_ids, its_probs in zip(states, ids.split(counts), probs.split(counts), strict=True)
+            for each, its_ids, its_probs in zip(
+                states, torch.split(ids, counts), torch.split(probs, counts), strict=True
+            )
         ]
 
     def _likeliest(self, hidden: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(ids, probabilities) of the likeliest tokens after some rows of hidden: see PassageStates."""
         ids, probs = [], []
-        for part in rows.split(min(_LOGIT_ROWS, len(self._decoder.logit_rows))):
+        for part in torch.split(rows, min(_LOGIT_ROWS, len(self._decoder.logit_rows))):
             logits = self._decoder.logits(hidden.index_select(0, part))
             top = logits.topk(self._top, dim=-1)
             ids.append(top.indices.to("cpu", torch.int32))
