@@ -23,7 +23,7 @@ from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.engine.execution.verifiers.rejection import Rejection
 from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
-from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata
+from faser.kernels.interface.sampling.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata
 from faser.types import SamplingParams
 
 Floats = NDArray[np.float64]

@@ -35,7 +35,7 @@ from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.token_samplers import PendingTokens
 from faser.errors import ConfigError
-from faser.kernels.interface.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 
 _ROUNDS = 5
 

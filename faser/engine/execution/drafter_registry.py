@@ -27,7 +27,7 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.text_lookup.lookup import CombinedLookup, LookupDrafter, TextLookup
 from faser.engine.structure.sequence_matchers import SequenceMatchers
-from faser.kernels.interface.sampling_kernels import SamplingKernels
+from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
 from faser.types import ProgressCallback
 
 

@@ -5,7 +5,7 @@ import ctypes
 from torch import Tensor
 
 from faser.kernels.cpu.thread_pools import LanePools
-from faser.kernels.interface.logits_processor_kernels import MaskEdit
+from faser.kernels.interface.sampling.logits_processor_kernels import MaskEdit
 
 
 class CpuMaskKernel:

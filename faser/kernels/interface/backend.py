@@ -14,11 +14,11 @@ from torch import Tensor
 from faser.kernels.interface.blocks import Blocks
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
-from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels, MaskKernel
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.processors import DeviceLane, Processors
-from faser.kernels.interface.rejection_kernels import RejectionKernels
-from faser.kernels.interface.sampling_kernels import DeviceSamplingKernels, SamplingKernels
+from faser.kernels.interface.sampling.logits_processor_kernels import LogitsProcessorKernels, MaskKernel
+from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
+from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, KvShape, PackedLinear, RowLayout
 
 

@@ -6,7 +6,7 @@ import torch
 
 from faser.engine.execution.sampling.logits_processors.torch_kernels import TorchLogitsProcessorKernels
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.interface.logits_processor_kernels import MaskEdit
+from faser.kernels.interface.sampling.logits_processor_kernels import MaskEdit
 
 
 @pytest.mark.parametrize("width", [1, 63, 64, 65, 1000, 4099])

@@ -22,9 +22,9 @@ from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.philox import philox
-from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, Reals
-from faser.kernels.interface.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling.philox import philox
+from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints, Reals
+from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 from faser.types import SamplingParams
 
 REFERENCE = TorchSamplingKernels()

@@ -31,10 +31,10 @@ from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.triton.device_kernels import DeviceKernels
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.fp8_cache import as_bytes, stored
-from faser.kernels.interface.logits_processor_kernels import LogitsEdit
-from faser.kernels.interface.rejection_kernels import RejectionInputs
-from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints
-from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata
+from faser.kernels.interface.sampling.logits_processor_kernels import LogitsEdit
+from faser.kernels.interface.sampling.rejection_kernels import RejectionInputs
+from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints
+from faser.kernels.interface.sampling.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata
 from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer

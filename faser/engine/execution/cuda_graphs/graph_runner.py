@@ -25,7 +25,7 @@ from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler, P
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.processors import DeviceLane, LaneError
-from faser.kernels.interface.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 from faser.kernels.interface.shapes import KvShape
 from faser.types import ProgressCallback
 

@@ -22,7 +22,7 @@ from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
 from faser.engine.execution.sampling.token_samplers import DeviceTokenSampler
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture, StagingBuffer
-from faser.kernels.interface.sampling_metadata import TruncationFlags
+from faser.kernels.interface.sampling.sampling_metadata import TruncationFlags
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
 _ALL_FLAGS = (

@@ -20,8 +20,8 @@ from faser.engine.execution.sampling.ranking import leading
 from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.sampling.token_samplers import SampledTokens, draft_on_host
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, Reals, SamplingKernels
-from faser.kernels.interface.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints, Reals, SamplingKernels
+from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 
 WINDOW = 0.05  # about how far the draft model's tokens lie from the target's (benchmarks/draft_agreement.py)
 _CERTAIN = 100.0  # nats; larger margins, and infinite ones, carry no more information

@@ -16,7 +16,7 @@ How to add a sampling parameter, with top_n_sigma as the example:
  4. `logits_processors/registry.py`: its place in the order.
 
 Requests that use it are sampled by the Sampler; all others keep the path on which the runner samples. If it has to
-be faster, give it an edit of its own in kernels/interface/logits_processor_kernels.py with a case in both
+be faster, give it an edit of its own in kernels/interface/sampling/logits_processor_kernels.py with a case in both
 implementations; or, if kernels can apply it while they read the logits, a field of SamplingMetadata and of
 SamplingState, its definition in `distribution.py`, and then the native and Triton kernels.
 """

@@ -10,7 +10,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from faser.kernels.interface.philox import philox
+from faser.kernels.interface.sampling.philox import philox
 
 _LOW_32 = np.uint64(0xFFFFFFFF)
 _LOW_32_SIGNED = np.int64(0xFFFFFFFF)

@@ -25,9 +25,13 @@ from faser.engine.execution.sampling.noise import Purpose, uniforms
 from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.sampling.token_samplers import sample_on_host
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.kernels.interface.logits_processor_kernels import LogitsEdit, LogitsProcessorKernels, MaskKernel
-from faser.kernels.interface.sampling_kernels import NO_TOKEN, SamplingKernels
-from faser.kernels.interface.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling.logits_processor_kernels import (
+    LogitsEdit,
+    LogitsProcessorKernels,
+    MaskKernel,
+)
+from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, SamplingKernels
+from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 from faser.types import PositionLogprobs
 
 __all__ = ["NO_TOKEN", "PreparedRows", "ProcessedLogits", "SampledRow", "Sampler", "not_finite"]

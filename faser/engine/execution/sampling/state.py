@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from faser.engine.contract.plan import SequenceStart
-from faser.kernels.interface.sampling_kernels import Ints
-from faser.kernels.interface.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling.sampling_kernels import Ints
+from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 
 _COLDEST = float(np.finfo(np.float32).tiny)  # a lower temperature gives the same probabilities
 _WORD = 2**64

@@ -14,14 +14,18 @@ from torch import Tensor
 
 from faser.engine.execution.sampling.noise import Purpose, uniforms
 from faser.kernels.interface.graph_capture import GraphCapture, Readback, StagingBuffer
-from faser.kernels.interface.sampling_kernels import (
+from faser.kernels.interface.sampling.sampling_kernels import (
     NO_TOKEN,
     DeviceSamplingKernels,
     Ints,
     Reals,
     SamplingKernels,
 )
-from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata, TruncationFlags
+from faser.kernels.interface.sampling.sampling_metadata import (
+    DeviceSamplingMetadata,
+    SamplingMetadata,
+    TruncationFlags,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

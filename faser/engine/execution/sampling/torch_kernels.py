@@ -14,9 +14,9 @@ from faser.engine.execution.sampling.distribution import (
     scale,
 )
 from faser.engine.execution.sampling.ranking import best, first_and_margin
-from faser.kernels.interface.philox import philox
-from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, Reals, Words, best_then_drawn
-from faser.kernels.interface.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling.philox import philox
+from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints, Reals, Words, best_then_drawn
+from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 
 _ALL = slice(None)
 

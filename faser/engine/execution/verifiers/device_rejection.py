@@ -9,7 +9,7 @@ from torch import Tensor
 from faser.engine.execution.sampling.sampler import ProcessedLogits, Sampler
 from faser.engine.execution.verifiers.judged_rows import JudgedRows, lay_out
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
-from faser.kernels.interface.rejection_kernels import RejectionInputs, RejectionKernels
+from faser.kernels.interface.sampling.rejection_kernels import RejectionInputs, RejectionKernels
 
 
 class DeviceRejection:

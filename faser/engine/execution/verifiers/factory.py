@@ -5,7 +5,7 @@ import logging
 from faser.config.speculation import SpeculationConfig
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.verifiers.verifier import Verifier
-from faser.kernels.interface.rejection_kernels import RejectionKernels
+from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
 
 _log = logging.getLogger("faser")
 

@@ -31,12 +31,12 @@ from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
 from faser.kernels.interface.blocks import Blocks
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.fp8_cache import check_cache_dtype
-from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.paged_layout import PagedLayout, paged_layout
 from faser.kernels.interface.processors import DeviceLane, Processors
-from faser.kernels.interface.rejection_kernels import RejectionKernels
-from faser.kernels.interface.sampling_kernels import DeviceSamplingKernels, SamplingKernels
+from faser.kernels.interface.sampling.logits_processor_kernels import LogitsProcessorKernels
+from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
+from faser.kernels.interface.sampling.sampling_kernels import DeviceSamplingKernels, SamplingKernels
 from faser.kernels.interface.separate_blocks import SeparateBlocks
 from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 

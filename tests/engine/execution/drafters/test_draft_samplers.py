@@ -26,7 +26,7 @@ from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.state import SamplingState
 from faser.kernels.cpu.backend import NativeBackend
 from faser.kernels.cpu.build import library_path
-from faser.kernels.interface.sampling_kernels import SamplingKernels
+from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
 from faser.types import SamplingParams
 
 VOCAB = 12

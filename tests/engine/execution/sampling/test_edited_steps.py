@@ -27,8 +27,8 @@ from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExec
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.verifiers.factory import make_verifier
-from faser.kernels.interface.logits_processor_kernels import LogitsProcessorKernels
-from faser.kernels.interface.rejection_kernels import RejectionKernels
+from faser.kernels.interface.sampling.logits_processor_kernels import LogitsProcessorKernels
+from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
 from faser.types import Request, SamplingParams
 from tests.checkpoints import VOCAB_SIZE
 from tests.engine.execution.cuda_graphs.test_graph_runner import (

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from faser.engine.execution.sampling.noise import Purpose, uniforms
-from faser.kernels.interface.philox import philox
+from faser.kernels.interface.sampling.philox import philox
 
 NUM_DRAWS = 100_000
 

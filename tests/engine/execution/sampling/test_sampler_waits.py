@@ -16,9 +16,9 @@ from torch.overrides import TorchFunctionMode
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.kernels.interface.logits_processor_kernels import LogitsEdit
-from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, Reals, Words
-from faser.kernels.interface.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling.logits_processor_kernels import LogitsEdit
+from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints, Reals, Words
+from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 from faser.types import SamplingParams
 
 WIDTH = 30

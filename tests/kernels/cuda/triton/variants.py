@@ -31,7 +31,7 @@ from faser.engine.execution.verifiers.factory import make_verifier
 from faser.engine.execution.verifiers.verifier import DraftedRows
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
 from faser.kernels.cuda.triton.device_kernels import triton_kernels
-from faser.kernels.interface.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 from faser.types import SamplingParams
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.sampling.logits_processors.processor import ProcessedRows
 from faser.engine.execution.sampling.logits_processors.token_ids import distinct
-from faser.kernels.interface.logits_processor_kernels import BiasEdit, LogitPositions
-from faser.kernels.interface.sampling_kernels import Ints
+from faser.kernels.interface.sampling.logits_processor_kernels import BiasEdit, LogitPositions
+from faser.kernels.interface.sampling.sampling_kernels import Ints
 
 
 class Bias:

@@ -7,7 +7,7 @@ import numpy as np
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.sampling.logits_processors.processor import ProcessedRows
 from faser.engine.execution.sampling.logits_processors.token_counts import TokenCounts
-from faser.kernels.interface.logits_processor_kernels import LogitPositions, PenaltyEdit
+from faser.kernels.interface.sampling.logits_processor_kernels import LogitPositions, PenaltyEdit
 
 
 class Penalties:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from faser.engine.contract.plan import SequenceStart
-from faser.kernels.interface.logits_processor_kernels import LogitsEdit
+from faser.kernels.interface.sampling.logits_processor_kernels import LogitsEdit
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.sampling.logits_processors.processor import ProcessedRows
 from faser.engine.structure.sequence_matchers import SequenceMatchers
-from faser.kernels.interface.logits_processor_kernels import MaskEdit
+from faser.kernels.interface.sampling.logits_processor_kernels import MaskEdit
 
 
 class Structure:

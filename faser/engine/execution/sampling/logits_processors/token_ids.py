@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from faser.kernels.interface.sampling_kernels import Ints
+from faser.kernels.interface.sampling.sampling_kernels import Ints
 
 
 def distinct(token_ids: Iterable[int], vocab_size: int) -> Ints:

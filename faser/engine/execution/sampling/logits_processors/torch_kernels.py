@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.kernels.interface.logits_processor_kernels import (
+from faser.kernels.interface.sampling.logits_processor_kernels import (
     AllowOnlyEdit,
     BiasEdit,
     ForbidEdit,

@@ -22,7 +22,7 @@ from faser.kernels.cuda.triton.logits.logit_rows import (
     mask,
     penalise,
 )
-from faser.kernels.interface.logits_processor_kernels import (
+from faser.kernels.interface.sampling.logits_processor_kernels import (
     AllowOnlyEdit,
     BiasEdit,
     ForbidEdit,

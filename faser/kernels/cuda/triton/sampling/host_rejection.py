@@ -14,9 +14,9 @@ from faser.kernels.cuda.triton.common.tensors import next_power_of_2
 from faser.kernels.cuda.triton.sampling.rejection import SampledDrafts, judge_sampled
 from faser.kernels.cuda.triton.sampling.token_kernels import TokenKernels
 from faser.kernels.cuda.triton.sampling.workspace import BLOCK, SamplingInputs, SamplingWorkspace
-from faser.kernels.interface.rejection_kernels import RejectionInputs
-from faser.kernels.interface.sampling_kernels import Ints
-from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata
+from faser.kernels.interface.sampling.rejection_kernels import RejectionInputs
+from faser.kernels.interface.sampling.sampling_kernels import Ints
+from faser.kernels.interface.sampling.sampling_metadata import DeviceSamplingMetadata
 
 
 class TritonRejectionKernels:

@@ -2,7 +2,7 @@
 
 Leviathan et al., arXiv:2211.17192, algorithm 1, bit for bit as engine/execution/verifiers/rejection.py has it: p
 there is the target's fixed-point probability, q the probability the token was drawn with. Rows lie as in
-kernels/interface/rejection_kernels.py:
+kernels/interface/sampling/rejection_kernels.py:
 
     row             |  0    1    2    |   3   |   4     5    |
     drafted         |  x_1  x_2   -   |   -   |   x_1   -    |
@@ -24,7 +24,7 @@ from faser.kernels.cuda.triton.sampling import noise
 from faser.kernels.cuda.triton.sampling.fixed_point import NO_ID, PROB_ONE, exceeding, row_sum, threshold
 from faser.kernels.cuda.triton.sampling.noise import uniform
 from faser.kernels.cuda.triton.sampling.workspace import SamplingWorkspace
-from faser.kernels.interface.sampling_metadata import DeviceSamplingMetadata
+from faser.kernels.interface.sampling.sampling_metadata import DeviceSamplingMetadata
 
 _ACCEPT = tl.constexpr(noise.ACCEPT)
 _REPLACE = tl.constexpr(noise.REPLACE)

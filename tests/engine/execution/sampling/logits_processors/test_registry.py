@@ -11,7 +11,7 @@ from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.sampling.logits_processors.processor import LogitsProcessor, ProcessedRows
 from faser.engine.execution.sampling.logits_processors.registry import make_logits_processors
 from faser.engine.execution.sampling.sampler import Sampler
-from faser.kernels.interface.logits_processor_kernels import (
+from faser.kernels.interface.sampling.logits_processor_kernels import (
     AllowOnlyEdit,
     BiasEdit,
     ForbidEdit,

@@ -19,7 +19,7 @@ from faser.errors import EngineError
 from faser.kernels.cuda.device import CudaDevice
 from faser.kernels.cuda.triton.logits.logit_edits import TritonLogitsProcessorKernels
 from faser.kernels.cuda.triton.logits.logit_rows import RowEntries, forbid
-from faser.kernels.interface.logits_processor_kernels import (
+from faser.kernels.interface.sampling.logits_processor_kernels import (
     AllowOnlyEdit,
     BiasEdit,
     ForbidEdit,

@@ -17,8 +17,8 @@ from faser.engine.execution.sampling.noise import Purpose, uniforms
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.errors import EngineError
 from faser.kernels.cuda.triton.sampling.device_sampling import TritonDeviceSamplingKernels
-from faser.kernels.interface.sampling_kernels import NO_TOKEN, DeviceSamplingKernels, Ints
-from faser.kernels.interface.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, DeviceSamplingKernels, Ints
+from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 from tests.kernels.cuda.triton.rows import DEVICE, NO_CUT, Case, Cut, make_case, zeros
 
 REFERENCE = TorchSamplingKernels()

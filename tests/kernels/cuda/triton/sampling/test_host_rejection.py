@@ -20,7 +20,7 @@ from faser.engine.execution.verifiers.rejection import Rejection
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows
 from faser.kernels.cuda.device import Accelerator, CudaDevice
 from faser.kernels.cuda.triton.sampling.host_rejection import TritonRejectionKernels
-from faser.kernels.interface.rejection_kernels import RejectionKernels
+from faser.kernels.interface.sampling.rejection_kernels import RejectionKernels
 from faser.types import SamplingParams
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.fake_graph import FakeRejectionKernels

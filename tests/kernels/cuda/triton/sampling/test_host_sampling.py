@@ -17,8 +17,8 @@ from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.kernels.cuda.device import Accelerator, CudaDevice
 from faser.kernels.cuda.triton.sampling.host_sampling import TritonSamplingKernels
-from faser.kernels.interface.sampling_kernels import NO_TOKEN, Ints, Reals, SamplingKernels
-from faser.kernels.interface.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints, Reals, SamplingKernels
+from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 from faser.types import SamplingParams
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.triton.rows import DEVICE, NO_CUT, Cut, make_case

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from faser.kernels.interface.sampling_kernels import Ints
-from faser.kernels.interface.sampling_metadata import SamplingMetadata
+from faser.kernels.interface.sampling.sampling_kernels import Ints
+from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from faser.kernels.interface.sampling_kernels import Ints, Reals
+from faser.kernels.interface.sampling.sampling_kernels import Ints, Reals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ easy as 1, 2, 3", SC 2011, section 4.3.
 
 import numpy as np
 
-from faser.kernels.interface.sampling_kernels import Words
+from faser.kernels.interface.sampling.sampling_kernels import Words
 
 _ROUNDS = 10
 _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
