@@ -1,0 +1,103 @@
+"""What drafts from text could bring: answers are recorded once, and drafters are replayed over them.
+
+    python -m benchmarks.text_replay record QUESTIONS.jsonl ANSWERS.jsonl [--questions 88]
+    python -m benchmarks.text_replay self-made MORE.jsonl [--count 2000]
+    python -m benchmarks.text_replay replay ANSWERS.jsonl COSTS.json OUT.json [--self-made MORE.jsonl]
+    python -m benchmarks.text_replay served QUESTIONS.jsonl OUT.json [--rounds 5] [--requests 1 4]
+
+A recording has ordinary questions, conversations of several turns, and loops of tool calls, each at every
+temperature.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from benchmarks.peers.machine import describe_machine
+from benchmarks.text_replay.recording import Model, read, write
+from benchmarks.text_replay.replay import replay
+from benchmarks.text_replay.served import measure
+from benchmarks.text_replay.traffic import AGENT, QUESTIONS, TURNS, conversations
+
+MAX_TOKENS = {QUESTIONS: 256, TURNS: 160, AGENT: 96}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("record")
+    recording.add_argument("questions_file", type=Path)
+    recording.add_argument("out", type=Path)
+    recording.add_argument("--questions", type=int, default=88)
+    recording.add_argument("--turns", type=int, default=24)
+    recording.add_argument("--agent", type=int, default=16)
+    recording.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
+    making = commands.add_parser("self-made")
+    making.add_argument("out", type=Path)
+    making.add_argument("--count", type=int, default=2000)
+    making.add_argument("--seed", type=int, default=0)
+    serving = commands.add_parser("served")
+    serving.add_argument("questions_file", type=Path)
+    serving.add_argument("out", type=Path)
+    serving.add_argument("--rounds", type=int, default=5)
+    serving.add_argument("--requests", type=int, nargs="+", default=[1, 4])
+    playing = commands.add_parser("replay")
+    playing.add_argument("answers", type=Path)
+    playing.add_argument("costs", type=Path, help="a file of step times, from the cache")
+    playing.add_argument("out", type=Path)
+    playing.add_argument("--self-made", type=Path)
+    for each in (recording, making):
+        each.add_argument("--model")
+    options = parser.parse_args()
+    if options.command == "replay":
+        _replay(options)
+        return
+    if options.command == "served":
+        rows = measure(
+            options.questions_file, rounds=options.rounds, concurrency=options.requests, max_tokens=MAX_TOKENS
+        )
+        result = {
+            "machine": describe_machine(sorted(os.sched_getaffinity(0))),
+            "rounds": options.rounds,
+            "rows": rows,
+        }
+        options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        return
+    model = Model(options.model)
+    try:
+        if options.command == "record":
+            _record(model, options)
+        else:
+            write(options.out, model.self_made(options.count, max_tokens=256, seed=options.seed))
+    finally:
+        model.close()
+
+
+def _record(model: Model, options: argparse.Namespace) -> None:
+    counts = {QUESTIONS: options.questions, TURNS: options.turns, AGENT: options.agent}
+    for temperature in options.temperatures:
+        for kind, count in counts.items():
+            talks = conversations(kind, options.questions_file, count=count)
+            write(
+                options.out,
+                model.converse(kind, talks, temperature=temperature, max_tokens=MAX_TOKENS[kind]),
+            )
+
+
+def _replay(options: argparse.Namespace) -> None:
+    recorded, made = read(options.answers), read(options.self_made) if options.self_made else []
+    step = json.loads(options.costs.read_text("utf-8"))["roles"]["step"]
+    seconds = dict(zip(step["rows"], step["seconds"], strict=True))
+    result = {
+        "answers": len(recorded),
+        "tokens": sum(len(each.tokens) for each in recorded),
+        "self_made_tokens": sum(len(each.tokens) for each in made),
+        "step_ms": {rows: round(1e3 * each, 2) for rows, each in seconds.items()},
+        "rows": replay(recorded, made, seconds),
+    }
+    options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
