@@ -18,7 +18,7 @@ from benchmarks.peers.machine import describe_machine
 from benchmarks.text_replay.recording import Model, read, write
 from benchmarks.text_replay.replay import replay
 from benchmarks.text_replay.served import measure
-from benchmarks.text_replay.traffic import AGENT, QUESTIONS, TURNS, conversations
+from benchmarks.text_replay.traffic import AGENT, KINDS, QUESTIONS, TURNS, conversations
 
 MAX_TOKENS = {QUESTIONS: 256, TURNS: 160, AGENT: 96}
 
@@ -47,6 +47,8 @@ def main() -> None:
     playing.add_argument("costs", type=Path, help="a file of step times, from the cache")
     playing.add_argument("out", type=Path)
     playing.add_argument("--self-made", type=Path)
+    playing.add_argument("--kinds", nargs="+", default=KINDS)
+    playing.add_argument("--most", type=int, default=256, help="tokens of an answer that count")
     for each in (recording, making):
         each.add_argument("--model")
     options = parser.parse_args()
@@ -86,15 +88,17 @@ def _record(model: Model, options: argparse.Namespace) -> None:
 
 
 def _replay(options: argparse.Namespace) -> None:
-    recorded, made = read(options.answers), read(options.self_made) if options.self_made else []
+    recorded = [each for each in read(options.answers) if each.kind in options.kinds]
+    made = read(options.self_made) if options.self_made else []
     step = json.loads(options.costs.read_text("utf-8"))["roles"]["step"]
     seconds = dict(zip(step["rows"], step["seconds"], strict=True))
     result = {
         "answers": len(recorded),
+        "most_tokens": options.most,
         "tokens": sum(len(each.tokens) for each in recorded),
         "self_made_tokens": sum(len(each.tokens) for each in made),
         "step_ms": {rows: round(1e3 * each, 2) for rows, each in seconds.items()},
-        "rows": replay(recorded, made, seconds),
+        "rows": replay(recorded, made, seconds, options.most),
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 

@@ -116,7 +116,8 @@ class Successors:
         self._tail = list(answer.prompt[-8:])
 
     def drafts(self) -> list[Draft]:
-        tail, draft = self._tail[-8:], []
+        tail = self._tail[-8:]
+        draft: Draft = []
         for _ in range(CHAIN):
             for length in self._lengths:
                 entry = self._tables.get(tuple(tail[-length:]))
@@ -157,7 +158,8 @@ class Recycled:
         self._last = answer.prompt[-1]
 
     def drafts(self) -> list[Draft]:
-        draft, last = [], self._last
+        last = self._last
+        draft: Draft = []
         for _ in range(CHAIN):
             row = self._rows.get(last)
             if row is None:
@@ -205,7 +207,8 @@ class Starter:
         self._tail = list(answer.prompt[-8:])
 
     def drafts(self) -> list[Draft]:
-        tail, draft = self._tail[-8:], []
+        tail = self._tail[-8:]
+        draft: Draft = []
         for _ in range(CHAIN):
             best = (0, 0.0, 0, 0)
             for length in range(1, self._longest + 1):

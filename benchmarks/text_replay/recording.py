@@ -5,7 +5,7 @@ Owns the asking and the file: JSON lines, one for each answer.
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import faser
@@ -23,7 +23,7 @@ _AT_ONCE = 64
 class Answer:
     """One answer. conversation: its name. top: for each of its tokens the TOP likeliest ids, likeliest first.
 
-    top_probs: of these ids, before temperature.
+    top_logprobs: of these ids, before temperature.
     """
 
     kind: str
@@ -33,6 +33,11 @@ class Answer:
     tokens: tuple[int, ...]
     top: tuple[tuple[int, ...], ...] = ()
     top_logprobs: tuple[tuple[float, ...], ...] = ()
+
+    def cut(self, most: int) -> "Answer":
+        """The first tokens of the answer."""
+        top, top_logprobs = self.top[:most], self.top_logprobs[:most]
+        return replace(self, tokens=self.tokens[:most], top=top, top_logprobs=top_logprobs)
 
 
 class Model:

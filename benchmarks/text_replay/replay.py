@@ -59,14 +59,17 @@ def makers(self_made: Sequence[Answer]) -> dict[str, Callable[[], Replayed]]:
 
 
 def replay(
-    recorded: Sequence[Answer], self_made: Sequence[Answer], seconds: Mapping[int, float]
+    recorded: Sequence[Answer], self_made: Sequence[Answer], seconds: Mapping[int, float], most: int
 ) -> list[dict[str, object]]:
-    """A row for every arm, kind of traffic and temperature. seconds: of a step, by its rows."""
+    """A row for every arm, kind of traffic and temperature.
+
+    seconds: of a step, by its rows. most: tokens of an answer that count.
+    """
     make = makers(self_made)
     names = [name for name in make if self_made or "starter" not in name]
     groups: dict[tuple[str, float], list[Answer]] = {}
     for answer in recorded:
-        groups.setdefault((answer.kind, answer.temperature), []).append(answer)
+        groups.setdefault((answer.kind, answer.temperature), []).append(answer.cut(most))
     rows = []
     for (kind, temperature), answers in groups.items():
         found: dict[str, list[Offers]] = {}

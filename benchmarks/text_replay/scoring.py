@@ -119,9 +119,8 @@ def gain(tally: Tally, requests: int, seconds: Mapping[int, float]) -> float:
 
 
 def _between(seconds: Mapping[int, float], rows: float) -> float:
+    """Seconds of a step, linear between two row counts and beyond the last."""
     known = sorted(seconds)
-    above = next(each for each in known if each >= rows)
-    below = max(each for each in known if each <= rows)
-    if above == below:
-        return seconds[above]
+    above = next((each for each in known[1:] if each >= rows), known[-1])
+    below = known[known.index(above) - 1]
     return seconds[below] + (rows - below) / (above - below) * (seconds[above] - seconds[below])
