@@ -154,6 +154,23 @@ class Decoder:
             blocks.feed_forward(mixed, hidden, self._feed_forward[layer], following, qkv, scratch)
         return hidden
 
+    def fill_cache(self, num_rows: int, cache: KvCache, plan: AttentionPlan) -> None:
+        """Store random keys and values for the rows of a step in all layers. Computes nothing else."""
+        qkv = self._buffers.qkv[:num_rows]
+        qkv.normal_(generator=torch.Generator(qkv.device).manual_seed(num_rows))
+        for layer, (weights, shape) in enumerate(zip(self._weights.layers, self._shapes, strict=True)):
+            self._backend.rope_append(
+                qkv,
+                self._angles[layer],
+                cache,
+                layer,
+                shape,
+                plan,
+                q_norm=weights.q_norm,
+                k_norm=weights.k_norm,
+                eps=self.spec.rms_norm_eps,
+            )
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, V] float32 for any N rows of hidden, [N, H], unchanged; valid until the next call."""
         rows = len(hidden)

@@ -19,7 +19,7 @@ from faser.engine.execution.sampling.token_samplers import PendingTokens, TokenS
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
-from faser.kernels.interface.shapes import AttentionPlan, KvCache, KvShape
+from faser.kernels.interface.shapes import AttentionPlan, KvCache, KvShape, RowLayout
 
 
 class Runner:
@@ -65,6 +65,11 @@ class Runner:
         """Run the first num_layers layers (None: all) over the rows; their keys and values enter the cache."""
         self.begin(batch)
         self.advance(num_layers)
+
+    @torch.inference_mode()
+    def fill_cache(self, layout: RowLayout) -> None:
+        """Store random keys and values where a forward of these rows would store its own. Runs no layer."""
+        self._decoder.fill_cache(len(layout.positions), self._cache, self._backend.plan(layout, self._block_size))
 
     @torch.inference_mode()
     def begin(self, batch: RowBatch) -> None:

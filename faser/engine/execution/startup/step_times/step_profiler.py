@@ -1,4 +1,4 @@
-"""Times forwards of one runner over dummy sequences, while the KV cache is still empty.
+"""Times forwards of one runner over dummy sequences, while no sequence uses the KV cache.
 
 Steps look like verification: a few sequences with several rows each. Decides only how often each size is timed, so
 that a start does not take long: table_fit.py says which sizes, and makes the table.
@@ -87,6 +87,7 @@ class StepProfiler:
         """
         ends_s = self._clock() + budget_s
         groups = table_shapes(self._limits, self._rows_each)
+        self._fill_cache([shape for group in groups for shape in group])
         self.time_s(self.batch_of(groups[0][0]))  # meets cold memory
         batches: dict[BatchShape, RowBatch] = {}
         times: dict[BatchShape, list[float]] = {}
@@ -161,6 +162,25 @@ class StepProfiler:
         width = -(-context // self._limits.block_size)
         numbers = np.arange(num_sequences * width, dtype=np.int32) % self._limits.num_blocks
         return numbers.reshape(num_sequences, width)
+
+    def _fill_cache(self, shapes: Sequence[BatchShape]) -> None:
+        """Write what the shapes will read: where memory was never written, all reads find one page of zeros.
+
+        The blocks of fewer or shorter sequences are among those of the shape with the most blocks.
+        """
+        limits = self._limits
+        largest = max(shapes, key=lambda shape: len(self._blocks(len(shape.counts), shape.context).ravel()))
+        for blocks in self._blocks(len(largest.counts), largest.context):
+            for first in range(0, largest.context, limits.max_rows):
+                last = min(first + limits.max_rows, largest.context)
+                self._runner.fill_cache(
+                    RowLayout(
+                        query_start=torch.tensor([0, last - first], dtype=torch.int32),
+                        seq_len=torch.tensor([last], dtype=torch.int32),
+                        positions=torch.arange(first, last, dtype=torch.int32),
+                        block_table=torch.from_numpy(blocks[None]),
+                    )
+                )
 
     def _warm_s(self, batch: RowBatch) -> float:
         """Seconds of a second run: the first one meets cold memory."""

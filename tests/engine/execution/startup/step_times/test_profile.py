@@ -16,7 +16,7 @@ from faser.engine.execution.overlap.partition import Serial
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.step_times.interference_cells import InterferenceSetup
 from faser.engine.execution.startup.step_times.profile import LANES_STAGE, cached_profile, fingerprint, profile
-from faser.engine.execution.startup.step_times.step_profiler import STAGE, StepProfiler
+from faser.engine.execution.startup.step_times.step_profiler import STAGE, ProfileProgress, StepProfiler
 from faser.engine.execution.startup.step_times.table_fit import ROW_COUNTS, DummyBatchLimits
 from faser.kernels.interface.shapes import KvShape
 from faser.kernels.torch.backend import TorchBackend
@@ -269,6 +269,17 @@ def test_a_few_steps_of_a_table_can_be_timed_again_quickly(runner: Runner) -> No
     assert time.perf_counter() - began_s < 5
     assert [shape.rows for shape in now] == [1, 8]
     assert all(0 < each < 5 for each in now.values())
+
+
+def test_every_key_and_value_that_a_timed_step_reads_was_written(tiny_checkpoint: Path) -> None:
+    """Memory that was never written is one page of zeros, which is read faster than a cache in use."""
+    runner = loaded(tiny_checkpoint)
+    StepProfiler(runner, LIMITS).table(0.0, ProfileProgress(silent, 1))
+    blocks_each = -(-LIMITS.longest // LIMITS.block_size)
+    for stored in (runner.cache.keys, runner.cache.values):
+        for first in range(0, LIMITS.num_sequences(LIMITS.longest) * blocks_each, blocks_each):
+            tokens = stored[:, first : first + blocks_each].flatten(1, 2)[:, : LIMITS.longest]
+            assert tokens.flatten(2).any(dim=2).all()
 
 
 def test_a_cache_that_cannot_be_written_is_only_warned_about(

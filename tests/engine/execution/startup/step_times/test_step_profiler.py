@@ -17,7 +17,8 @@ class KnownMachine(StepProfiler):
     """A step takes fixed_s and row_s for every row. steps: the rows of each, in order."""
 
     def __init__(self, fixed_s: float, row_s: float, *, disturbed: frozenset[int] = frozenset()) -> None:
-        super().__init__(cast(Runner, SimpleNamespace(vocab_size=100)), LIMITS, clock=lambda: self.now_s)
+        runner = SimpleNamespace(vocab_size=100, fill_cache=lambda _layout: None)
+        super().__init__(cast(Runner, runner), LIMITS, clock=lambda: self.now_s)
         self.now_s = 0.0
         self.steps: list[int] = []
         self._fixed_s, self._row_s = fixed_s, row_s
