@@ -276,7 +276,7 @@ def test_every_key_and_value_that_a_timed_step_reads_was_written(tiny_checkpoint
     runner = loaded(tiny_checkpoint)
     StepProfiler(runner, LIMITS).table(0.0, ProfileProgress(silent, 1))
     blocks_each = -(-LIMITS.longest // LIMITS.block_size)
-    for stored in (runner.cache.keys, runner.cache.values):
+    for stored in (runner._cache.keys, runner._cache.values):
         for first in range(0, LIMITS.num_sequences(LIMITS.longest) * blocks_each, blocks_each):
             tokens = stored[:, first : first + blocks_each].flatten(1, 2)[:, : LIMITS.longest]
             assert tokens.flatten(2).any(dim=2).all()
