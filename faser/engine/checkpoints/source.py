@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from faser.engine.checkpoints.downloads import Downloads, PublicDownloads
-from faser.engine.checkpoints.weight_files import GGUF_WEIGHTS, gguf_file
+from faser.engine.checkpoints.weight_files import GGUF_WEIGHTS, TORCH_WEIGHTS, gguf_file
 from faser.errors import ModelError
 from faser.types import ProgressCallback
 
@@ -94,6 +94,8 @@ def _checked(path: Path, *, named: str | None = None) -> Path:
         raise ModelError(f"{named or path} has no config.json; it is not a checkpoint")
     gguf = gguf_file(path)
     weights = sorted(path.glob("*.safetensors")) if gguf is None else [gguf]
+    if not weights and (path / TORCH_WEIGHTS).is_file():  # a head may have such a file
+        weights = [path / TORCH_WEIGHTS]
     if not weights:
         raise ModelError(
             f"{named or path} has no .safetensors files and no {GGUF_WEIGHTS}; other weights are not supported"

@@ -1,8 +1,13 @@
 """Directories whose config.json is that of a one-layer decoder, with the head's fields beside it.
 
-LlamaForCausalLMEagle3, Eagle3LlamaForCausalLM      EAGLE-3: fc, midlayer.* (or layers.0.*), norm, lm_head,
-Eagle3Qwen3ForCausalLM                              d2t, t2d; perhaps embed_tokens
-LlamaForCausalLM with draft_vocab_size              the same, as the authors of EAGLE-3 publish it
+    LlamaForCausalLMEagle3, Eagle3LlamaForCausalLM   EAGLE-3: fc, midlayer.* (or layers.0.*), norm, lm_head, d2t,
+    Eagle3Qwen3ForCausalLM                           t2d; perhaps embed_tokens
+    LlamaForCausalLM with draft_vocab_size           the same, as the authors of EAGLE-3 publish it
+    EagleLlamaForCausalLM, or model_type eagle       EAGLE: fc, layers.0.*; perhaps embed_tokens and lm_head
+    LlamaForCausalLM                                 the same, as the authors of EAGLE publish it
+
+The last of them is described like a target, so the operator has to name the method. A config of model_type eagle
+may describe the layers within `model`.
 """
 
 from collections.abc import Mapping
@@ -23,9 +28,14 @@ _EAGLE3_FAMILY = {
 }
 
 
+_EAGLE = ("EagleLlamaForCausalLM", "EAGLEModel", "EAGLE")
+
+
 def head_kind(config: Mapping[str, Any]) -> HeadKind | None:
     """None: the architecture is that of a target. Raises ModelError for a refused head, with the reason."""
     architecture = _architecture(config)
+    if architecture in _EAGLE or config.get("model_type") == "eagle":
+        return HeadKind.EAGLE
     if architecture in _EAGLE3_FAMILY or config.get("draft_vocab_size") is not None:
         refuse_parallel(config)
         return HeadKind.EAGLE3
@@ -34,6 +44,34 @@ def head_kind(config: Mapping[str, Any]) -> HeadKind | None:
 
 
 def head_spec(config: Mapping[str, Any], kind: HeadKind, target: DecoderSpec) -> HeadSpec:
+    """Raises ModelError that names an unusable field, or both values where the head does not fit the target."""
+    return _eagle(config, target) if kind is HeadKind.EAGLE else _eagle3(config, target)
+
+
+def _eagle(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
+    """The states are the target's last ones; what the head gives out is of their width."""
+    fields = Fields(config)
+    layers.refuse_logit_scale(fields)
+    layer_config = fields.optional_dict("model") or config
+    decoder = layers.layers_spec(layer_config, target, family="llama")
+    truncated = fields.positive_int("truncated_vocab_size", decoder.vocab_size)
+    if truncated != decoder.vocab_size:
+        raise ModelError(
+            f"config.json: truncated_vocab_size is {truncated}; EAGLE heads are computed with all "
+            f"{decoder.vocab_size} tokens only"
+        )
+    return HeadSpec(
+        kind=HeadKind.EAGLE,
+        decoder=decoder,
+        draft_vocab_size=decoder.vocab_size,
+        target_hidden_size=layers.target_hidden_size(Fields(layer_config), decoder, target),
+        state_layers=(target.num_layers,),
+        states_are_normed=True,
+        quantization=stored_quantization(config),
+    )
+
+
+def _eagle3(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
     """Fields in `eagle_config` come before those beside it, as in vLLM."""
     eagle_config = Fields(config).optional_dict("eagle_config") or {}
     merged = {**config, **{name: value for name, value in eagle_config.items() if value is not None}}
@@ -51,7 +89,7 @@ def head_spec(config: Mapping[str, Any], kind: HeadKind, target: DecoderSpec) ->
             f"{', '.join(map(str, state_layers))}; eagle_aux_hidden_state_layer_ids must name {stated}"
         )
     return HeadSpec(
-        kind=kind,
+        kind=HeadKind.EAGLE3,
         decoder=decoder,
         draft_vocab_size=layers.draft_vocab_size(fields, target),
         target_hidden_size=layers.target_hidden_size(fields, decoder, target),

@@ -59,6 +59,8 @@ class Eagle3Head:
         self._buffers = buffers
         self._eps = spec.decoder.rms_norm_eps
         self._stack = LayerStack(spec, backend, weights.layers, angles, buffers.layers)
+        assert weights.layers[0].input_norm is not None, "embeddings are normalised"
+        self._embedding_norm = weights.layers[0].input_norm
         self._logits = NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head)
 
     @property
@@ -84,7 +86,7 @@ class Eagle3Head:
         assert rows <= len(buffers.features), "more rows than the buffers hold"
         joined, hidden = buffers.joined[:rows], buffers.layers.hidden[:rows]
         embedded = backend.embed(token_ids, weights.embedding, buffers.embedded[:rows])
-        backend.rms_norm(embedded, weights.layers[0].input_norm, eps, joined[:, :width])
+        backend.rms_norm(embedded, self._embedding_norm, eps, joined[:, :width])
         normed = backend.rms_norm(features, weights.hidden_norm, eps, joined[:, width:])
         hidden.copy_(normed if self._spec.norm_before_residual else features)
         qkv = backend.linear(joined, weights.layers[0].qkv, buffers.layers.qkv[:rows])

@@ -67,10 +67,7 @@ class LayerStack:
             )
             for each in weights
         )
-        self._following = (
-            *(NormedLinear(norm=each.input_norm, eps=self._eps, linear=each.qkv) for each in weights[1:]),
-            None,
-        )
+        self._following = (*map(self._normed_qkv, weights[1:]), None)
         self._angles = tuple(angles if rotates else None for rotates in decoder.rotary)
         self._shapes = tuple(
             AttentionShape(
@@ -82,6 +79,10 @@ class LayerStack:
             )
             for window in decoder.windows
         )
+
+    def _normed_qkv(self, weights: LayerWeights) -> NormedLinear:
+        assert weights.input_norm is not None, "only a head's first layer has no input norm"
+        return NormedLinear(norm=weights.input_norm, eps=self._eps, linear=weights.qkv)
 
     def scratch(self, rows: int) -> BlockBuffers:
         """The buffers within a layer, of the first rows; the same object for the same number of rows."""

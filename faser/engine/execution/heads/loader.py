@@ -1,39 +1,23 @@
-"""Builds a head from its directory, for a loaded target: configuration, vocabulary, weights, buffers.
-
-What the checkpoint lacks the target lends: the embedding, and the rows of its head for the draft vocabulary.
-"""
+"""Builds a head from its directory, for a loaded target: configuration, vocabulary, weights, buffers."""
 
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from faser.engine.checkpoints.heads.head_spec import HeadSpec
+from faser.engine.checkpoints.heads.head_spec import HeadKind, HeadSpec
 from faser.engine.checkpoints.heads.reader import read_head_spec
-from faser.engine.checkpoints.quantization.stored import StoredFp8, StoredLowBit
 from faser.engine.execution.heads import tensors
+from faser.engine.execution.heads.eagle import EagleHead, EagleWeights
 from faser.engine.execution.heads.eagle3 import Eagle3Head, Eagle3Weights
 from faser.engine.execution.heads.head import Head
 from faser.engine.execution.heads.layer_stack import HeadBuffers
-from faser.engine.execution.heads.sources import LendingSource, open_head
+from faser.engine.execution.heads.packing import HeadPacker
+from faser.engine.execution.heads.sources import open_head
 from faser.engine.execution.heads.vocabulary import draft_token_ids
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.rope import rotary_angles
-from faser.engine.execution.models.rounded_source import QUANTIZATIONS, RoundedSource
-from faser.engine.execution.models.stored_codes import CodeSource
-from faser.engine.execution.models.stored_fp8 import Fp8Source
-from faser.engine.execution.models.tensors import Shape
-from faser.engine.execution.models.weights import (
-    ByteProgress,
-    Packer,
-    StoredBlocks,
-    StoredRows,
-    WeightSource,
-    check_names,
-)
-from faser.errors import ConfigError, ModelError
+from faser.engine.execution.models.rounded_source import QUANTIZATIONS
+from faser.engine.execution.models.weights import ByteProgress, LayerWeights, WeightSource
+from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.shapes import PackedLinear
 
 
 def load_head(
@@ -64,8 +48,8 @@ def load_head(
     _check_quantization(quantization, spec, backend, directory)
     source = source or open_head(directory)
     draft_ids = draft_token_ids(source, spec)
-    shapes = tensors.eagle3_shapes(spec)
-    weights = _pack(source, spec, shapes, draft_ids, target, backend, quantization, progress)
+    shapes = tensors.tensor_shapes(spec, source.names())
+    packer = HeadPacker(source, spec, shapes, draft_ids, target, backend, quantization, progress)
     angles = rotary_angles(spec.decoder.rope, head_dim=spec.decoder.head_dim, num_positions=max_positions)
     buffers = HeadBuffers.allocate(
         spec,
@@ -74,10 +58,11 @@ def load_head(
         max_rows=max_rows,
         max_logit_rows=max_rows if max_logit_rows is None else max_logit_rows,
     )
-    device = backend.device
-    return Eagle3Head(
-        spec, backend, weights, None if draft_ids is None else draft_ids.to(device), angles.to(device), buffers
-    )
+    angles = angles.to(backend.device)
+    if spec.kind is HeadKind.EAGLE:
+        return EagleHead(spec, backend, _eagle(packer, spec, target), angles, buffers)
+    draft_ids = None if draft_ids is None else draft_ids.to(backend.device)
+    return Eagle3Head(spec, backend, _eagle3(packer, spec), draft_ids, angles, buffers)
 
 
 def _check_quantization(quantization: str | None, spec: HeadSpec, backend: Backend, directory: Path) -> None:
@@ -97,68 +82,30 @@ def _check_quantization(quantization: str | None, spec: HeadSpec, backend: Backe
         )
 
 
-def _pack(
-    source: WeightSource,
-    spec: HeadSpec,
-    shapes: dict[str, Shape],
-    draft_ids: Tensor | None,
-    target: Decoder,
-    backend: Backend,
-    quantization: str | None,
-    progress: ByteProgress,
-) -> Eagle3Weights:
-    """Pack an EAGLE-3 head. A tensor that it shares with the target is not packed again."""
-    stored = spec.quantization
-    blocks: StoredBlocks | None = None
-    fp8: StoredRows | None = None
-    if isinstance(stored, StoredLowBit):
-        source = codes = CodeSource(source, stored, shapes)
-        blocks = codes.rows if backend.has_low_bit else None
-    elif isinstance(stored, StoredFp8):
-        source = floats = Fp8Source(source)
-        fp8 = floats.fp8 if backend.has_fp8 else None
-    own = set(source.names())
-    shared: dict[str, PackedLinear] = {}
-    if tensors.EMBEDDING not in own:
-        _refuse_other_width(tensors.EMBEDDING, spec, target)
-        shared[tensors.EMBEDDING] = target.ends.embedding
-    if tensors.HEAD not in own:
-        _refuse_other_width(tensors.HEAD, spec, target)
-        if draft_ids is None:
-            shared[tensors.HEAD] = target.ends.head
-        else:
-            source = LendingSource(source, {tensors.HEAD: _rows_of_head(target, draft_ids, backend)})
-    shapes = {name: shape for name, shape in shapes.items() if name not in shared}
-    check_names(source, shapes, tensors.ignorable)
-    if quantization is not None:
-        blocks = RoundedSource(source, quantization).rows
-    packer = Packer(source, shapes, backend, target.dtype, progress, stored=fp8, blocks=blocks)
-
-    def product(name: str) -> PackedLinear:
-        return shared[name] if name in shared else packer.product(name)
-
+def _eagle3(packer: HeadPacker, spec: HeadSpec) -> Eagle3Weights:
     return Eagle3Weights(
-        embedding=product(tensors.EMBEDDING),
+        embedding=packer.product(tensors.EMBEDDING),
         feature_norms=tuple(packer.vector(name) for name in tensors.feature_norms(spec)),
         fc=packer.layer_product(tensors.FC),
         hidden_norm=packer.vector(tensors.HIDDEN_NORM),
-        layers=tuple(packer.layer(tensors.layer_prefix(layer)) for layer in range(spec.decoder.num_layers)),
+        layers=_layers(packer, spec),
         norm=packer.vector(tensors.NORM),
-        head=product(tensors.HEAD),
+        head=packer.product(tensors.HEAD),
         num_bytes=packer.packed_bytes,
     )
 
 
-def _refuse_other_width(name: str, spec: HeadSpec, target: Decoder) -> None:
-    """Raises ModelError unless the target's tensor of this name has the width of the head."""
-    if spec.hidden_size != target.spec.hidden_size:
-        raise ModelError(
-            f"the head has no tensor {name} and is {spec.hidden_size} values wide; it cannot take that of the "
-            f"model, which is {target.spec.hidden_size} wide"
-        )
+def _eagle(packer: HeadPacker, spec: HeadSpec, target: Decoder) -> EagleWeights:
+    return EagleWeights(
+        embedding=packer.product(tensors.EMBEDDING),
+        fc=packer.layer_product(tensors.FC),
+        layers=_layers(packer, spec),
+        head=packer.product(tensors.HEAD),
+        target_norm=target.ends.final_norm,
+        target_eps=target.spec.rms_norm_eps,
+        num_bytes=packer.packed_bytes,
+    )
 
 
-def _rows_of_head(target: Decoder, draft_ids: Tensor, backend: Backend) -> Tensor:
-    """[Vd, H]: the rows of the target's head for the draft vocabulary."""
-    rows = torch.empty((len(draft_ids), target.spec.hidden_size), dtype=target.dtype, device=backend.device)
-    return backend.embed(draft_ids.to(backend.device), target.ends.head, rows)
+def _layers(packer: HeadPacker, spec: HeadSpec) -> tuple[LayerWeights, ...]:
+    return tuple(packer.layer(tensors.layer_prefix(layer)) for layer in range(spec.decoder.num_layers))

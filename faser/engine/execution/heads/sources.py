@@ -5,6 +5,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from faser.engine.checkpoints.weight_files import TORCH_WEIGHTS
+from faser.engine.execution.heads.torch_file_source import TorchFileSource
 from faser.engine.execution.models.safetensors_source import SafetensorsSource
 from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ModelError
@@ -50,7 +52,13 @@ class LendingSource:
 
 
 def open_head(directory: Path) -> WeightSource:
-    """The tensors of a head's directory. Raises ModelError that names the missing or damaged file."""
+    """The tensors of a head's directory, from safetensors files or else from `pytorch_model.bin`.
+
+    Raises ModelError that names the missing or damaged file.
+    """
+    pickled = directory / TORCH_WEIGHTS
+    if pickled.is_file() and not any(directory.glob("*.safetensors")):
+        return RenamedSource(TorchFileSource(pickled))
     return RenamedSource(SafetensorsSource(directory))
 
 

@@ -3,11 +3,14 @@
 The one module that spells these names. Opens no file and holds no tensor.
 """
 
-from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadSpec
+from collections.abc import Collection
+
+from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadKind, HeadSpec
 from faser.engine.execution.models.tensors import Shape, layer_shapes
 
 EMBEDDING = "embed_tokens.weight"
 FC = "fc.weight"
+FC_BIAS = "fc.bias"
 FEATURE_NORM = "input_norm.weight"
 HIDDEN_NORM = "layers.0.hidden_norm.weight"
 NORM = "norm.weight"
@@ -29,6 +32,23 @@ def feature_norms(spec: HeadSpec) -> tuple[str, ...]:
     return (FEATURE_NORM,) if spec.feature_norm is FeatureNorm.TOGETHER else ()
 
 
+def tensor_shapes(spec: HeadSpec, names: Collection[str]) -> dict[str, Shape]:
+    """Every tensor of a head, of any kind. names: of the checkpoint, which may have a bias of the projection."""
+    return eagle_shapes(spec, fc_bias=FC_BIAS in names) if spec.kind is HeadKind.EAGLE else eagle3_shapes(spec)
+
+
+def eagle_shapes(spec: HeadSpec, *, fc_bias: bool = False) -> dict[str, Shape]:
+    """Every tensor of an EAGLE head. The first layer has no input norm."""
+    hidden = spec.hidden_size
+    shapes: dict[str, Shape] = {EMBEDDING: (spec.decoder.vocab_size, hidden), FC: (hidden, 2 * hidden)}
+    if fc_bias:
+        shapes[FC_BIAS] = (hidden,)
+    shapes |= _layers(spec)
+    del shapes[f"{_FIRST}input_layernorm.weight"]
+    shapes[HEAD] = (spec.draft_vocab_size, hidden)
+    return shapes
+
+
 def eagle3_shapes(spec: HeadSpec) -> dict[str, Shape]:
     """Every tensor of an EAGLE-3 head but the map of its vocabulary; products are [out, in].
 
@@ -39,8 +59,7 @@ def eagle3_shapes(spec: HeadSpec) -> dict[str, Shape]:
     width = spec.states_size if spec.feature_norm is FeatureNorm.TOGETHER else spec.target_hidden_size
     shapes |= dict.fromkeys(feature_norms(spec), (width,))
     shapes[FC] = (hidden, spec.states_size)
-    for layer in range(spec.decoder.num_layers):
-        shapes |= {layer_prefix(layer) + name: shape for name, shape in layer_shapes(spec.decoder).items()}
+    shapes |= _layers(spec)
     shapes |= {_FIRST + name: (shapes[_FIRST + name][0], 2 * hidden) for name in _BY_FIRST_LAYER}
     shapes[HIDDEN_NORM] = (hidden,)
     shapes[NORM] = (hidden,)
@@ -55,3 +74,13 @@ def ignorable(name: str) -> bool:
         or name.startswith("verifier_")
         or name.endswith(".rotary_emb.inv_freq")
     )
+
+
+def _layers(spec: HeadSpec) -> dict[str, Shape]:
+    """The tensors of plain decoder layers."""
+    each = layer_shapes(spec.decoder)
+    return {
+        layer_prefix(layer) + name: shape
+        for layer in range(spec.decoder.num_layers)
+        for name, shape in each.items()
+    }

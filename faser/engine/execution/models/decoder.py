@@ -102,7 +102,8 @@ class Decoder:
             for window in spec.windows
         )
 
-    def _normed(self, norm: Tensor, linear: PackedLinear) -> NormedLinear:
+    def _normed(self, norm: Tensor | None, linear: PackedLinear) -> NormedLinear:
+        assert norm is not None, "a layer of a decoder has an input norm"
         return NormedLinear(norm=norm, eps=self.spec.rms_norm_eps, linear=linear)
 
     @property

@@ -45,9 +45,12 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """qkv: queries, keys, values stacked; gate_up: gate, then up. Norms: [H], q_norm and k_norm [D] or None."""
+    """qkv: queries, keys, values stacked; gate_up: gate, then up. Norms: [H], q_norm and k_norm [D] or None.
 
-    input_norm: Tensor
+    input_norm: None in the first layer of some heads, never in a decoder.
+    """
+
+    input_norm: Tensor | None
     qkv: PackedLinear
     q_norm: Tensor | None
     k_norm: Tensor | None
@@ -140,7 +143,7 @@ class Packer:
             return self.vector(prefix + name) if prefix + name in self._shapes else None
 
         return LayerWeights(
-            input_norm=self.vector(f"{prefix}input_layernorm.weight"),
+            input_norm=norm("input_layernorm.weight"),
             qkv=stack("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             q_norm=norm("self_attn.q_norm.weight"),
             k_norm=norm("self_attn.k_norm.weight"),

@@ -1,9 +1,15 @@
 """These models are so small that a second thread only waits for the first."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.cpu.build import library_path
+from faser.kernels.interface.backend import Backend
+from faser.kernels.torch.backend import TorchBackend
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -12,3 +18,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=["torch", "native"])
+def backend(request: pytest.FixtureRequest, kernel_cache: Path) -> Backend:
+    if request.param == "torch":
+        return TorchBackend()
+    return NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)

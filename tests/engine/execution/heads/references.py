@@ -120,18 +120,44 @@ class Eagle3:
             outputs = norm(outputs, self.weights["norm.weight"], self.shape.eps)
         return outputs @ self.weights["lm_head.weight"].T
 
-    def draft(
-        self, token_ids: list[int], features: Tensor, draft_ids: list[int], count: int
-    ) -> tuple[list[int], Tensor]:
-        """`count` tokens after the last one, greedily, and the logits that they come from, [count, Vd].
 
-        token_ids, features: of the rows so far. draft_ids: the target's token of each row of the logits.
-        """
-        token_ids, found, logits = list(token_ids), [], []
-        for _ in range(count):
-            outputs = self.outputs(token_ids, features)
-            logits.append(self.logits(outputs[-1]))
-            found.append(draft_ids[int(logits[-1].argmax())])
-            token_ids.append(found[-1])
-            features = torch.cat((features, outputs[-1:]))
-        return found, torch.stack(logits)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle:
+    """arXiv 2401.15077. weights: float64, under the names of the authors, and the target's final norm and head."""
+
+    weights: Mapping[str, Tensor]
+    shape: Shape
+    num_layers: int = 1
+
+    def features(self, states: list[Tensor]) -> Tensor:
+        """states: after the target's last layer, [T, H]."""
+        return norm(states[0], self.weights["target's final norm"], self.shape.eps)
+
+    def outputs(self, token_ids: list[int], features: Tensor) -> Tensor:
+        joined = torch.cat((self.weights["embed_tokens.weight"][token_ids], features), -1)
+        x = joined @ self.weights["fc.weight"].T
+        if "fc.bias" in self.weights:
+            x = x + self.weights["fc.bias"]
+        for index in range(self.num_layers):
+            x = layer(x, self.weights, f"layers.{index}.", self.shape, input_norm=index > 0)
+        return x
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        return outputs @ self.weights["lm_head.weight"].T
+
+
+def draft(
+    head: Eagle3 | Eagle, token_ids: list[int], features: Tensor, draft_ids: list[int], count: int
+) -> tuple[list[int], Tensor]:
+    """`count` tokens after the last one, greedily, and the logits that they come from, [count, Vd].
+
+    token_ids, features: of the rows so far. draft_ids: the target's token of each row of the logits.
+    """
+    token_ids, found, logits = list(token_ids), [], []
+    for _ in range(count):
+        outputs = head.outputs(token_ids, features)
+        logits.append(head.logits(outputs[-1]))
+        found.append(draft_ids[int(logits[-1].argmax())])
+        token_ids.append(found[-1])
+        features = torch.cat((features, outputs[-1:]))
+    return found, torch.stack(logits)

@@ -13,6 +13,7 @@ from faser.engine.checkpoints.families.architecture import DecoderSpec, RopeSpec
 from faser.engine.checkpoints.heads.head_spec import HeadKind, HeadSpec
 from faser.engine.execution.heads import tensors
 from faser.engine.execution.heads.head import Head
+from faser.engine.execution.heads.loader import load_head
 from faser.engine.execution.heads.speculators_writer import write_speculators
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.loader import load_decoder
@@ -24,6 +25,7 @@ BLOCK_SIZE = 16
 MAX_POSITIONS = 96
 TARGET_HIDDEN = 64
 DRAFT_VOCAB = 160
+TOKENS: list[int] = torch.randint(VOCAB_SIZE, (19,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
 def head_layers(**changes: Any) -> DecoderSpec:
@@ -63,8 +65,8 @@ def draft_vocabulary(size: int = DRAFT_VOCAB, *, seed: int = 5) -> Tensor:
 
 
 def seeded_weights(spec: HeadSpec, *, seed: int = 11) -> dict[str, Tensor]:
-    """Every tensor of an EAGLE-3 head, under the names of `speculators`."""
-    return random_weights(tensors.eagle3_shapes(spec), seed=seed)
+    """Every tensor of a head, under the names of tensors.py; an EAGLE head has a bias."""
+    return random_weights(tensors.tensor_shapes(spec, [tensors.FC_BIAS]), seed=seed)
 
 
 def write_seeded(
@@ -192,3 +194,25 @@ class PagedHead:
             if len(found) == count:
                 return found, torch.cat(logits)
             hidden = self.run([(0, found[-1:])], hidden)[-1:]
+
+
+def seeded_states(spec: HeadSpec, rows: int) -> torch.Tensor:
+    """[rows, K * H]: layers of very different scales, as those of a model are."""
+    generator = torch.Generator().manual_seed(9)
+    scales = torch.tensor([0.5, 2.0, 9.0])[: len(spec.state_layers)].repeat_interleave(spec.target_hidden_size)
+    return torch.randn((rows, spec.states_size), generator=generator) * scales
+
+
+def load_paged(
+    directory: Path, tiny_checkpoint: Path, backend: Backend, dtype: torch.dtype, **options: Any
+) -> PagedHead:
+    """The head in directory for the tiny target, on this backend."""
+    head = load_head(
+        directory,
+        target(tiny_checkpoint, backend, dtype),
+        backend,
+        max_positions=MAX_POSITIONS,
+        max_rows=32,
+        **options,
+    )
+    return PagedHead(head, backend, dtype)

@@ -12,26 +12,24 @@ import pytest
 import torch
 
 from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadSpec
-from faser.engine.execution.heads.loader import load_head
-from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
 from faser.kernels.torch.backend import TorchBackend
 from tests.checkpoints import VOCAB_SIZE
-from tests.engine.execution.heads.references import Eagle3, Shape
+from tests.engine.execution.heads.references import Eagle3, Shape, draft
 from tests.engine.execution.heads.seeded import (
-    MAX_POSITIONS,
+    TOKENS,
     PagedHead,
     draft_vocabulary,
     flat_config,
     flattened,
     head_layers,
     head_spec,
+    load_paged,
+    seeded_states,
     target,
     write_seeded,
 )
 
-TOKENS = torch.randint(VOCAB_SIZE, (19,), generator=torch.Generator().manual_seed(1)).tolist()
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "norm before residual": {"norm_before_residual": True},
@@ -44,13 +42,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "narrower than the target": {"decoder": head_layers(hidden_size=32, num_heads=2, num_kv_heads=1)},
     "the target's vocabulary": {"draft_vocab_size": VOCAB_SIZE},
 }
-
-
-@pytest.fixture(scope="module", params=["torch", "native"])
-def backend(request: pytest.FixtureRequest, kernel_cache: Path) -> Backend:
-    if request.param == "torch":
-        return TorchBackend()
-    return NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)
 
 
 def reference(spec: HeadSpec, weights: dict[str, torch.Tensor]) -> Eagle3:
@@ -71,27 +62,6 @@ def reference(spec: HeadSpec, weights: dict[str, torch.Tensor]) -> Eagle3:
     )
 
 
-def seeded_states(spec: HeadSpec, rows: int) -> torch.Tensor:
-    """[rows, K * H]: layers of very different scales, as those of a model are."""
-    generator = torch.Generator().manual_seed(9)
-    scales = torch.tensor([0.5, 2.0, 9.0])[: len(spec.state_layers)].repeat_interleave(spec.target_hidden_size)
-    return torch.randn((rows, spec.states_size), generator=generator) * scales
-
-
-def load(
-    directory: Path, tiny_checkpoint: Path, backend: Backend, dtype: torch.dtype, **options: Any
-) -> PagedHead:
-    head = load_head(
-        directory,
-        target(tiny_checkpoint, backend, dtype),
-        backend,
-        max_positions=MAX_POSITIONS,
-        max_rows=32,
-        **options,
-    )
-    return PagedHead(head, backend, dtype)
-
-
 def expected(spec: HeadSpec, weights: dict[str, torch.Tensor], count: int) -> tuple[list[int], torch.Tensor]:
     """What the reference drafts after TOKENS, and the logits."""
     head = reference(spec, weights)
@@ -100,7 +70,7 @@ def expected(spec: HeadSpec, weights: dict[str, torch.Tensor], count: int) -> tu
     if spec.draft_vocab_size < VOCAB_SIZE:
         draft_ids = draft_vocabulary(spec.draft_vocab_size).tolist()
     features = head.features(list(states.tensor_split(len(spec.state_layers), -1)))
-    return head.draft(TOKENS, features, draft_ids, count)
+    return draft(head, TOKENS, features, draft_ids, count)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -109,7 +79,7 @@ def test_a_head_drafts_what_the_reference_does(
 ) -> None:
     spec = head_spec(**VARIANTS[variant])
     weights = write_seeded(tmp_path, spec)
-    head = load(tmp_path, tiny_checkpoint, backend, torch.float32)
+    head = load_paged(tmp_path, tiny_checkpoint, backend, torch.float32)
     assert head.head.spec.state_layers == spec.state_layers
     found, logits = head.draft(TOKENS, seeded_states(spec, len(TOKENS)), 5, chunk=7)
     tokens, wanted = expected(spec, weights, 5)
@@ -128,7 +98,7 @@ def test_the_flat_layout_gives_the_same_bits(
     flat = flattened(tmp_path / "speculators", tmp_path / "flat", config, prefix=prefix, layer=layer)
     states = seeded_states(spec, len(TOKENS))
     drafts = [
-        load(directory, tiny_checkpoint, backend, torch.float32).draft(TOKENS, states, 4, chunk=19)
+        load_paged(directory, tiny_checkpoint, backend, torch.float32).draft(TOKENS, states, 4, chunk=19)
         for directory in (tmp_path / "speculators", flat)
     ]
     assert drafts[0][0] == drafts[1][0]
@@ -145,7 +115,7 @@ def test_without_tensors_of_its_own_a_head_takes_the_targets(
     embedding = torch.empty((VOCAB_SIZE, 64))
     backend.embed(torch.arange(VOCAB_SIZE), decoder.ends.embedding, embedding)
     weights |= {"embed_tokens.weight": embedding, "lm_head.weight": embedding[draft_vocabulary()]}
-    head = load(tmp_path, tiny_checkpoint, backend, torch.float32)
+    head = load_paged(tmp_path, tiny_checkpoint, backend, torch.float32)
     found, logits = head.draft(TOKENS, seeded_states(spec, len(TOKENS)), 4, chunk=10)
     tokens, wanted = expected(spec, weights, 4)
     assert found == tokens
@@ -161,9 +131,9 @@ def test_sequences_in_one_step_get_what_each_gets_alone(
     first, second = TOKENS[:7], TOKENS[7:12]
     alone = []
     for token_ids, part in ((first, states[:7]), (second, states[7:])):
-        paged = load(tmp_path, tiny_checkpoint, backend, torch.float32)
+        paged = load_paged(tmp_path, tiny_checkpoint, backend, torch.float32)
         alone.append(paged.run([(0, token_ids)], paged.head.features(part)).clone())
-    both = load(tmp_path, tiny_checkpoint, backend, torch.float32)
+    both = load_paged(tmp_path, tiny_checkpoint, backend, torch.float32)
     both = PagedHead(both.head, backend, torch.float32, num_sequences=2)
     together = both.run([(1, first), (0, second)], both.head.features(states))
     torch.testing.assert_close(together, torch.cat(alone), atol=1e-5, rtol=0)
@@ -188,7 +158,7 @@ def test_rounded_weights_stay_near_the_reference(
     """The same tokens are forced, so that a row compares with a row."""
     spec = head_spec()
     weights = write_seeded(tmp_path, spec)
-    head = load(tmp_path, tiny_checkpoint, backend, dtype, **options)
+    head = load_paged(tmp_path, tiny_checkpoint, backend, dtype, **options)
     _, logits = head.draft(TOKENS, seeded_states(spec, len(TOKENS)).to(dtype), 1, chunk=6)
     _, wanted = expected(spec, weights, 1)
     assert (logits - wanted).norm() / wanted.norm() < bound
@@ -201,8 +171,8 @@ def test_a_head_stored_in_8_bits_is_what_rounding_at_the_start_gives(
     write_seeded(tmp_path / "floats", spec)
     write_seeded(tmp_path / "bytes", spec, int8=True)
     states = seeded_states(spec, len(TOKENS))
-    rounded = load(tmp_path / "floats", tiny_checkpoint, backend, torch.float32, quantization="int8")
-    stored = load(tmp_path / "bytes", tiny_checkpoint, backend, torch.float32)
+    rounded = load_paged(tmp_path / "floats", tiny_checkpoint, backend, torch.float32, quantization="int8")
+    stored = load_paged(tmp_path / "bytes", tiny_checkpoint, backend, torch.float32)
     drafts = [each.draft(TOKENS, states, 4, chunk=8) for each in (rounded, stored)]
     assert drafts[0][0] == drafts[1][0]
     assert torch.equal(drafts[0][1], drafts[1][1])
@@ -214,7 +184,7 @@ def test_a_head_stored_in_8_bits_is_what_rounding_at_the_start_gives(
 def test_a_step_reuses_the_memory_of_the_first(backend: Backend, tiny_checkpoint: Path, tmp_path: Path) -> None:
     spec = head_spec()
     write_seeded(tmp_path, spec)
-    head = load(tmp_path, tiny_checkpoint, backend, torch.float32)
+    head = load_paged(tmp_path, tiny_checkpoint, backend, torch.float32)
     places = set()
     for rows in (5, 9, 1):
         hidden = head.run([(0, TOKENS[:rows])], head.head.features(seeded_states(spec, rows)))

@@ -80,10 +80,10 @@ def test_every_tensor_is_read_once_and_a_tied_head_is_the_embedding() -> None:
 def test_packed_weights_do_not_lean_on_the_source() -> None:
     weights = random_weights(SHAPES)
     packed, _ = _pack(weights)
-    before = packed.layers[0].input_norm.clone(), packed.embedding.weight.clone()
+    before = packed.layers[0].post_norm.clone(), packed.embedding.weight.clone()
     for tensor in weights.values():
         tensor.zero_()
-    assert torch.equal(packed.layers[0].input_norm, before[0])
+    assert torch.equal(packed.layers[0].post_norm, before[0])
     assert torch.equal(packed.embedding.weight, before[1])
 
 
