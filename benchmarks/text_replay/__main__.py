@@ -2,7 +2,9 @@
 
     python -m benchmarks.text_replay record QUESTIONS.jsonl ANSWERS.jsonl [--questions 88]
     python -m benchmarks.text_replay self-made MORE.jsonl [--count 2000]
+    python -m benchmarks.text_replay ngrams MORE.jsonl OUT.npz
     python -m benchmarks.text_replay replay ANSWERS.jsonl COSTS.json OUT.json [--self-made MORE.jsonl]
+    python -m benchmarks.text_replay counted ANSWERS.jsonl COSTS.json OUT.json [--kinds questions] [--most 64]
     python -m benchmarks.text_replay served QUESTIONS.jsonl OUT.json [--rounds 5] [--requests 1 4]
 
 A recording has ordinary questions, conversations of several turns, and loops of tool calls, each at every
@@ -13,12 +15,15 @@ import argparse
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from benchmarks.peers.machine import describe_machine
+from benchmarks.text_replay.counted import ARMS, count_arms
 from benchmarks.text_replay.recording import Model, read, write
 from benchmarks.text_replay.replay import replay
 from benchmarks.text_replay.served import measure
 from benchmarks.text_replay.traffic import AGENT, KINDS, QUESTIONS, TURNS, conversations
+from faser.engine.checkpoints.ngram_model import LONGEST, count, save
 
 MAX_TOKENS = {QUESTIONS: 256, TURNS: 160, AGENT: 96}
 
@@ -42,17 +47,31 @@ def main() -> None:
     serving.add_argument("out", type=Path)
     serving.add_argument("--rounds", type=int, default=5)
     serving.add_argument("--requests", type=int, nargs="+", default=[1, 4])
+    counting = commands.add_parser("ngrams")
+    counting.add_argument("made", type=Path)
+    counting.add_argument("out", type=Path)
     playing = commands.add_parser("replay")
-    playing.add_argument("answers", type=Path)
-    playing.add_argument("costs", type=Path, help="a file of step times, from the cache")
-    playing.add_argument("out", type=Path)
     playing.add_argument("--self-made", type=Path)
-    playing.add_argument("--kinds", nargs="+", default=KINDS)
-    playing.add_argument("--most", type=int, default=256, help="tokens of an answer that count")
+    in_engine = commands.add_parser("counted")
+    in_engine.add_argument("--arms", nargs="+", default=list(ARMS)[:-1])
+    in_engine.add_argument("--requests", type=int, nargs="+", default=[1, 4])
+    in_engine.add_argument("--one-salt", action="store_true")
+    in_engine.add_argument("--model")
+    for each in (playing, in_engine):
+        each.add_argument("answers", type=Path)
+        each.add_argument("costs", type=Path, help="a file of step times, from the cache")
+        each.add_argument("out", type=Path)
+        each.add_argument("--kinds", nargs="+", default=KINDS)
+        each.add_argument("--most", type=int, default=256, help="tokens of an answer that count")
     for each in (recording, making):
         each.add_argument("--model")
     options = parser.parse_args()
-    if options.command == "replay":
+    if options.command == "ngrams":
+        made = read(options.made)
+        about = {"answers": len(made), "tokens": sum(len(each.tokens) for each in made)}
+        save(count([(*each.prompt[-LONGEST:], *each.tokens) for each in made], about=about), options.out)
+        return
+    if options.command in ("replay", "counted"):
         _replay(options)
         return
     if options.command == "served":
@@ -79,8 +98,8 @@ def main() -> None:
 def _record(model: Model, options: argparse.Namespace) -> None:
     counts = {QUESTIONS: options.questions, TURNS: options.turns, AGENT: options.agent}
     for temperature in options.temperatures:
-        for kind, count in counts.items():
-            talks = conversations(kind, options.questions_file, count=count)
+        for kind, num_talks in counts.items():
+            talks = conversations(kind, options.questions_file, count=num_talks)
             write(
                 options.out,
                 model.converse(kind, talks, temperature=temperature, max_tokens=MAX_TOKENS[kind]),
@@ -89,17 +108,29 @@ def _record(model: Model, options: argparse.Namespace) -> None:
 
 def _replay(options: argparse.Namespace) -> None:
     recorded = [each for each in read(options.answers) if each.kind in options.kinds]
-    made = read(options.self_made) if options.self_made else []
     step = json.loads(options.costs.read_text("utf-8"))["roles"]["step"]
     seconds = dict(zip(step["rows"], step["seconds"], strict=True))
-    result = {
+    result: dict[str, Any] = {
         "answers": len(recorded),
         "most_tokens": options.most,
         "tokens": sum(len(each.tokens) for each in recorded),
-        "self_made_tokens": sum(len(each.tokens) for each in made),
         "step_ms": {rows: round(1e3 * each, 2) for rows, each in seconds.items()},
-        "rows": replay(recorded, made, seconds, options.most),
     }
+    if options.command == "replay":
+        made = read(options.self_made) if options.self_made else []
+        result["self_made_tokens"] = sum(len(each.tokens) for each in made)
+        result["rows"] = replay(recorded, made, seconds, options.most)
+    else:
+        result["salts"] = "one for all" if options.one_salt else "one for each conversation"
+        result["rows"] = count_arms(
+            options.model,
+            recorded,
+            seconds,
+            arms=options.arms,
+            requests=options.requests,
+            most=options.most,
+            one_salt=options.one_salt,
+        )
     options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 

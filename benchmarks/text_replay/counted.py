@@ -4,6 +4,7 @@ Other work on the machine so does not matter. A step takes what the table of ste
 look-up what the engine expects of it. Reading prompts is not counted.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,49 @@ from faser.engine.engine import Engine
 from faser.types import Request, SamplingParams
 
 TEXT_S = 3e-5
+OFF = "off"
+ARMS: dict[str, dict[str, Any] | None] = {
+    OFF: None,
+    "look-up from 2 tokens": {"ngram_model": "none", "prompt_lookup_min": 2},
+    "look-up": {"ngram_model": "none"},
+    "default": {},
+    "default, no past answers": {"suffix_decoding_max_cached_requests": 0},
+}
+_MOST_DRAFTED = 16
+
+
+def count_arms(
+    model: str | None,
+    asked: Sequence[Answer],
+    seconds: Mapping[int, float],
+    *,
+    arms: Sequence[str],
+    requests: Sequence[int],
+    most: int,
+    one_salt: bool,
+) -> list[dict[str, Any]]:
+    """A row for each number of requests at once, temperature and arm. gain: over the first arm."""
+    rows: list[dict[str, Any]] = []
+    for at_once in requests:
+        first: dict[float, float] = {}
+        for arm in arms:
+            engine = CountedEngine(model, ARMS[arm], seconds, at_once)
+            for temperature in sorted({each.temperature for each in asked}):
+                some = [each for each in asked if each.temperature == temperature]
+                found = engine.answer(some, most, one_salt=one_salt)
+                rate = first.setdefault(temperature, found["tokens_per_s"])
+                rows.append(
+                    {
+                        "requests": at_once,
+                        "temperature": temperature,
+                        "arm": arm,
+                        "gain": round(found["tokens_per_s"] / rate, 3),
+                        "rows_per_step": round(found["rows_per_step"], 2),
+                        "tokens": found["tokens"],
+                    }
+                )
+                print(json.dumps(rows[-1]), flush=True)
+    return rows
 
 
 class CountedEngine:
@@ -55,8 +99,11 @@ class CountedEngine:
 
         executor.run = counted_run
 
-    def answer(self, asked: Sequence[Answer], most: int) -> dict[str, float]:
-        """Answer the prompts of these answers anew. most: tokens of an answer."""
+    def answer(self, asked: Sequence[Answer], most: int, *, one_salt: bool) -> dict[str, float]:
+        """Answer the prompts of these answers anew. most: tokens of an answer.
+
+        one_salt: all have one cache_salt; else each conversation has one.
+        """
         self._seconds, self._tokens, self._rows, self._steps = 0.0, 0, 0, 0
         waiting = iter(enumerate(track(asked, "counted")))
         open_ones = 0
@@ -66,7 +113,12 @@ class CountedEngine:
                 name = f"{number} {answer.temperature}"
                 sampling = SamplingParams(temperature=answer.temperature, max_tokens=most, seed=number)
                 self._engine.add(
-                    Request(request_id=name, prompt_token_ids=answer.prompt, sampling=sampling, cache_salt=name)
+                    Request(
+                        request_id=name,
+                        prompt_token_ids=answer.prompt,
+                        sampling=sampling,
+                        cache_salt="one" if one_salt else answer.conversation,
+                    )
                 )
                 open_ones += 1
             if not self._engine.has_work():
@@ -81,8 +133,8 @@ class CountedEngine:
         }
 
     def _count(self, rows: Sequence[int]) -> None:
-        """A row of a prompt counts like one that decodes: prompts so are nearly free."""
-        decoding = [each for each in rows if each <= 17]
+        """Sequences with more rows than a draft can have are reading their prompts."""
+        decoding = [each for each in rows if each <= 1 + _MOST_DRAFTED]
         if decoding:
             self._seconds += self._step.seconds_at(sum(decoding)) + len(decoding) * TEXT_S
             self._rows += sum(decoding)

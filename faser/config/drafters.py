@@ -72,6 +72,13 @@ DRAFTERS = {
             prior_centre=1.1,
         ),
         DrafterInfo(
+            name="ngram_model",
+            confidence=Confidence.PROBABILITY,
+            prior_acceptance=0.4,
+            prior_slope=0.9,
+            prior_centre=-0.4,
+        ),
+        DrafterInfo(
             name="grammar",
             confidence=Confidence.PROBABILITY,
             prior_acceptance=0.97,

@@ -11,6 +11,7 @@ from faser.config.drafters import DRAFT_METHODS, DRAFTERS, TEXT_METHODS, Drafter
 from faser.types import DEFAULT_CLASS, NO_TARGETS, Slo, SpeculationParams
 
 AUTO = "auto"
+NO_NGRAM_MODEL = "none"
 METHODS = (AUTO, *DRAFT_METHODS)
 POLICIES = ("off", "fixed", "table", "goodput", "survival", "faser")
 REJECTION_METHODS = ("standard", "block", "synthetic")
@@ -25,8 +26,10 @@ class SpeculationConfig:
     method: one drafter, or auto: those that draft from text, and a model if `model` names one; one of them is
     chosen per request. num_speculative_tokens: gamma of policy `fixed`, its maximum under every other; None: 16
     for drafts from text, 8 for a model's. draft_layers: of layer_skip; None: a quarter of the target's.
-    suffix_max_cached_requests: past answers that suffix lookup drafts from. table: (first, last, gamma) by number
-    of sequences, ascending without gaps. classes: settings of each class of requests, by name.
+    suffix_max_cached_requests: past answers that suffix lookup drafts from. ngram_model: file of the
+    n-gram model; NO_NGRAM_MODEL: none; None: the one that comes with the package, for the default model. table:
+    (first, last, gamma) by number of sequences, ascending without gaps. classes: settings of each class of
+    requests, by name.
     """
 
     method: str = AUTO
@@ -36,9 +39,10 @@ class SpeculationConfig:
     revision: str | None = None
     draft_max_model_len: int | None = None
     draft_layers: int | None = None
-    prompt_lookup_min: int = 2
+    prompt_lookup_min: int = 1
     prompt_lookup_max: int = 5
     suffix_max_cached_requests: int = 10_000
+    ngram_model: str | None = None
     table: tuple[tuple[int, int, int], ...] = ()
     rejection_sample_method: str = "standard"
     draft_sample_method: str = "coupled"

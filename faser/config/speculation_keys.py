@@ -58,7 +58,7 @@ MAX_CLASSES = 32  # each is a label value of a dozen metrics
 KEYS: tuple[Key, ...] = (
     _key(
         "method",
-        "The drafter. auto: suffix and n-gram lookup, and the draft model if one is named; chosen per request.",
+        "The drafter. auto: those that draft from text, and the draft model if one is named; chosen per request.",
         Kind.TEXT,
         field="method",
         choices=METHODS,
@@ -130,6 +130,13 @@ KEYS: tuple[Key, ...] = (
         methods=_SUFFIX,
         low=0,
         high=1 << 30,
+    ),
+    _key(
+        "ngram_model",
+        "File of the n-gram model, or 'none'. None: the default model's own, and no n-gram model for others.",
+        Kind.TEXT,
+        field="ngram_model",
+        methods=(AUTO, "ngram_model"),
     ),
     _key(
         "num_speculative_tokens_per_batch_size",

@@ -7,7 +7,7 @@ from faser.config.speculation import METHODS, SpeculationConfig
 
 
 def test_the_order_of_methods_in_arrays_and_metrics_stays() -> None:
-    assert DRAFT_METHODS == ("draft_model", "layer_skip", "suffix", "ngram", "grammar")
+    assert DRAFT_METHODS == ("draft_model", "layer_skip", "suffix", "ngram", "ngram_model", "grammar")
     assert set(METHODS) == {"auto", *DRAFT_METHODS}
 
 

@@ -54,10 +54,11 @@ def test_null_is_the_same_as_absent(key: Key) -> None:
         ({"num_speculative_tokens": 1}, "num_speculative_tokens", 1),
         ({"num_speculative_tokens": 32}, "num_speculative_tokens", 32),
         ({"prompt_lookup_max": 4}, "prompt_lookup_max", 4),
-        ({"prompt_lookup_max": 4}, "prompt_lookup_min", 2),
+        ({"prompt_lookup_max": 4}, "prompt_lookup_min", 1),
         ({"prompt_lookup_max": 1}, "prompt_lookup_min", 1),
         ({"prompt_lookup_min": 7}, "prompt_lookup_max", 7),
         ({"suffix_decoding_max_cached_requests": 0}, "suffix_max_cached_requests", 0),
+        ({"ngram_model": "some.npz"}, "ngram_model", "some.npz"),
         ({"policy": "goodput"}, "policy", "goodput"),
         ({"enable_adaptive_verification": True}, "policy", "survival"),
         ({"enable_adaptive_verification": False}, "policy", "faser"),
@@ -116,7 +117,9 @@ def test_a_value_that_asks_for_nothing_is_accepted_without_a_warning(name: str, 
 def test_a_method_of_vllms_that_is_not_built_is_refused_by_name(method: str) -> None:
     (problem,) = problems(method=method)
     assert problem.startswith(f"'{method}' is known from vLLM but not supported by FASER {__version__}: ")
-    assert problem.endswith(" Remove it or use 'suffix', 'ngram', 'grammar', 'draft_model' or 'layer_skip'.")
+    assert problem.endswith(
+        " Remove it or use 'suffix', 'ngram', 'ngram_model', 'grammar', 'draft_model' or 'layer_skip'."
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from faser.config.drafters import TEXT_METHODS
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO, SpeculationConfig
+from faser.engine.checkpoints.ngram_model import NgramModel
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.draft_samplers import (
     DraftSampler,
@@ -50,7 +51,7 @@ class DrafterParts:
     sampling, matchers: the parameters and grammars of every slot, of the target's sampler. num_top: how many
     likely tokens a model names for each token that it drafts; 0: none. samples_in_runner: the runner samples
     drafts that are point masses, and feeds them to the next pass without a wait. progress: called while the native
-    text look-up is compiled.
+    text look-up is compiled. ngram_model: None where there is none for the target.
     """
 
     target: Runner
@@ -62,6 +63,7 @@ class DrafterParts:
     num_top: int = 0
     samples_in_runner: bool = False
     progress: ProgressCallback | None = None
+    ngram_model: NgramModel | None = None
 
 
 def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
@@ -77,7 +79,7 @@ def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 
 
 def _lookup(config: SpeculationConfig, methods: tuple[str, ...], parts: DrafterParts) -> TextLookup:
-    return make_lookup(config, methods, _text_library(parts.progress), parts.matchers)
+    return make_lookup(config, methods, _text_library(parts.progress), parts.matchers, parts.ngram_model)
 
 
 def make_lookup(
@@ -85,21 +87,26 @@ def make_lookup(
     methods: tuple[str, ...],
     library: ctypes.CDLL | None,
     matchers: SequenceMatchers | None = None,
+    ngram_model: NgramModel | None = None,
 ) -> TextLookup:
     """Looks drafts up in text by each of the methods, of which those of the native index come first.
 
     library: holds the native index; None: every method is done in Python. matchers: None: no answer has a
-    structure, so that grammars draft nothing.
+    structure, so that grammars draft nothing. ngram_model: None leaves out the method of that name.
     """
-    copying = [method for method in methods if method not in GRAMMAR_DRAFTERS]
+    copying = [
+        method
+        for method in methods
+        if method not in GRAMMAR_DRAFTERS and (method != "ngram_model" or ngram_model is not None)
+    ]
     num_native = 0 if library is None else sum(method in NATIVE_METHODS for method in copying)
-    drafters = tuple(TEXT_DRAFTERS[method](config) for method in copying[num_native:])
+    drafters = tuple(TEXT_DRAFTERS[method](config, ngram_model) for method in copying[num_native:])
     occasional: tuple[Drafter, ...] = ()
     if matchers is not None:
         occasional = tuple(make(config, matchers) for name, make in GRAMMAR_DRAFTERS.items() if name in methods)
     if library is None or not num_native:
         return CombinedLookup(drafters, None, occasional)
-    native = _native_lookup(config, tuple(copying[:num_native]), library)
+    native = _native_lookup(config, tuple(copying[:num_native]), library, ngram_model)
     return CombinedLookup(drafters, native, occasional) if drafters or occasional else native
 
 
@@ -131,16 +138,23 @@ MODEL_DRAFTERS: dict[str, Callable[[SpeculationConfig, DrafterParts], Drafter]] 
 }
 
 
-def _suffix(config: SpeculationConfig) -> Drafter:
+def _suffix(config: SpeculationConfig, _model: NgramModel | None) -> Drafter:
     from faser.engine.execution.text_lookup.python.suffix import SuffixDrafter
 
     return SuffixDrafter(cap=config.cap, max_cached_requests=config.suffix_max_cached_requests)
 
 
-def _ngram(config: SpeculationConfig) -> Drafter:
+def _ngram(config: SpeculationConfig, _model: NgramModel | None) -> Drafter:
     from faser.engine.execution.text_lookup.python.ngram import NgramDrafter
 
     return NgramDrafter(min_n=config.prompt_lookup_min, max_n=config.prompt_lookup_max, cap=config.cap)
+
+
+def _ngram_model(config: SpeculationConfig, model: NgramModel | None) -> Drafter:
+    from faser.engine.execution.text_lookup.python.ngram_model import NgramModelDrafter
+
+    assert model is not None, "method ngram_model without an n-gram model"
+    return NgramModelDrafter(model, cap=config.cap)
 
 
 def _grammar(config: SpeculationConfig, matchers: SequenceMatchers) -> Drafter:
@@ -150,14 +164,21 @@ def _grammar(config: SpeculationConfig, matchers: SequenceMatchers) -> Drafter:
 
 
 GRAMMAR_DRAFTERS: dict[str, Callable[[SpeculationConfig, SequenceMatchers], Drafter]] = {"grammar": _grammar}
-TEXT_DRAFTERS: dict[str, Callable[[SpeculationConfig], Drafter]] = {"suffix": _suffix, "ngram": _ngram}
-NATIVE_METHODS = ("suffix", "ngram")  # in the order in which the native index answers
+TEXT_DRAFTERS: dict[str, Callable[[SpeculationConfig, NgramModel | None], Drafter]] = {
+    "suffix": _suffix,
+    "ngram": _ngram,
+    "ngram_model": _ngram_model,
+}
+NATIVE_METHODS = ("suffix", "ngram", "ngram_model")  # in the order in which the native index answers
 
 
-def _native_lookup(config: SpeculationConfig, methods: tuple[str, ...], library: ctypes.CDLL) -> TextLookup:
-    from faser.engine.execution.text_lookup.native_lookup import NativeLookup, text_rules
+def _native_lookup(
+    config: SpeculationConfig, methods: tuple[str, ...], library: ctypes.CDLL, model: NgramModel | None
+) -> TextLookup:
+    from faser.engine.execution.text_lookup.native_lookup import NativeLookup, ngram_table, text_rules
 
-    return NativeLookup(library, text_rules(config, methods))
+    table = None if model is None or "ngram_model" not in methods else ngram_table(library, model)
+    return NativeLookup(library, text_rules(config, methods, table))
 
 
 def _text_library(progress: ProgressCallback | None) -> ctypes.CDLL | None:

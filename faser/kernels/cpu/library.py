@@ -98,13 +98,14 @@ class ChoiceStruct(ctypes.Structure):
 
 
 class TextRulesStruct(ctypes.Structure):
-    """FaserTextRules."""
+    """FaserTextRules. ngrams: address."""
 
     _fields_ = (
         *((name, c_int64) for name in ("cap", "depth", "max_outputs", "max_tokens", "min_n", "max_n")),
         ("factor", c_double),
         ("min_share", c_double),
         ("seed", c_uint64),
+        ("ngrams", c_void_p),
     )
 
 
@@ -139,6 +140,8 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_plan_new": ((_P, _P, _P, _L, _L, _L, _L), _P),
     "faser_plan_free": ((_P,), None),
     "faser_attend": ((_P, _P, _P, _P, _L, _P, _L, _P, _L, _I), None),
+    "faser_ngrams_new": ((_P, _L, _P, _P, _L), _P),
+    "faser_ngrams_free": ((_P,), None),
     "faser_texts_new": ((_P,), _P),
     "faser_texts_free": ((_P,), None),
     "faser_texts_open": ((_P, _L, _P, _L, _L, _U), _I),

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.build import COMPILERS, PREBUILT_DIR, library_path
@@ -47,14 +50,38 @@ def text_library(
         return None
 
 
+class NgramTable:
+    """An n-gram model in native memory. Does not change; any number of indexes may read it.
+
+    contexts: [N, W] int32, each at the end of its row, with -1 before shorter ones; none twice. With a context,
+    all that it ends with are there too. following: [N] int32, the token after each. chances: [N] float64.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        contexts: NDArray[np.int32],
+        following: NDArray[np.int32],
+        chances: NDArray[np.float64],
+    ) -> None:
+        contexts, following = (np.ascontiguousarray(each, dtype=np.int32) for each in (contexts, following))
+        chances = np.ascontiguousarray(chances, dtype=np.float64)
+        assert contexts.shape == (len(following), contexts.shape[1]), contexts.shape
+        assert len(following) == len(chances), (len(following), len(chances))
+        self.address: int = library.faser_ngrams_new(
+            contexts.ctypes.data, contexts.shape[1], following.ctypes.data, chances.ctypes.data, len(following)
+        )
+        weakref.finalize(self, library.faser_ngrams_free, self.address)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRules:
-    """How drafts are looked up: by suffix, by n-gram, or by both.
+    """How drafts are looked up: by suffix, by n-gram, by an n-gram model, or by several of them.
 
     cap: longest draft, in tokens. depth: longest context that suffix look-up compares; 0: no suffix drafts.
     max_spec_factor: longest suffix draft, as a multiple of its context. min_token_prob: a suffix draft ends before
     a token that follows in a smaller share of the occurrences. max_outputs, max_tokens: limits of the corpus.
-    min_n, max_n: lengths of n-grams; 0: no n-gram drafts.
+    min_n, max_n: lengths of n-grams; 0: no n-gram drafts. ngrams: None: no drafts by an n-gram model.
     """
 
     cap: int
@@ -65,11 +92,12 @@ class TextRules:
     max_tokens: int = 0
     min_n: int = 0
     max_n: int = 0
+    ngrams: NgramTable | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Drafts by method, suffix first, and within a method by text. Valid until the next call.
+    """Drafts by method (suffix, n-gram, n-gram model) and within a method by text. Valid until the next call.
 
     Draft d of all has counts[d] tokens, which begin at index d * cap of token_ids and of confidences.
     """
@@ -101,8 +129,9 @@ class TextIndex:
             factor=rules.max_spec_factor,
             min_share=rules.min_token_prob,
             seed=secrets.randbits(64) if seed is None else seed,
+            ngrams=None if rules.ngrams is None else rules.ngrams.address,
         )
-        self._num_methods = (rules.depth > 0) + (rules.max_n > 0)
+        self._num_methods = (rules.depth > 0) + (rules.max_n > 0) + (rules.ngrams is not None)
         self._library = library
         self._extend_call, self._look_up_call = library.faser_texts_extend, library.faser_texts_look
         self._address: int = library.faser_texts_new(ctypes.addressof(struct))

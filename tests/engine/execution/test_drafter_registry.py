@@ -9,6 +9,7 @@ import torch
 
 from faser.config.drafters import DRAFTERS, PASS_METHODS, TEXT_METHODS
 from faser.config.speculation import SpeculationConfig
+from faser.engine.checkpoints.ngram_model import count
 from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafter_registry import (
     GRAMMAR_DRAFTERS,
@@ -48,6 +49,8 @@ from tests.engine.execution.drafters.drafting import (
     make_runner,
 )
 
+NGRAMS = count([(0, 1, 1, 0, 1, 0, 0, 1)])
+
 
 def parts(directory: Path, *, with_model: bool = False) -> DrafterParts:
     table = BlockTable(NUM_SLOTS, 8)
@@ -62,6 +65,7 @@ def parts(directory: Path, *, with_model: bool = False) -> DrafterParts:
         sampling=SamplingState(NUM_SLOTS),
         max_rows=MAX_ROWS,
         model=model if with_model else None,
+        ngram_model=NGRAMS,
     )
 
 
@@ -78,6 +82,7 @@ def test_every_drafter_has_one_constructor() -> None:
         ("layer_skip", None, LayerSkip),
         ("ngram", None, LookupDrafter),
         ("suffix", None, LookupDrafter),
+        ("ngram_model", None, LookupDrafter),
         ("auto", None, TextAndModel),
         ("auto", "some/model", TextAndModel),
     ],
@@ -92,7 +97,15 @@ def test_every_method_has_its_drafter(
     assert isinstance(drafter, kind)
 
 
-@pytest.mark.parametrize("methods", [("suffix",), ("ngram",), ("suffix", "ngram")])
+def test_without_an_n_gram_model_the_others_look_up_alone(kernel_cache: Path) -> None:
+    for library in (None, native_library.load(library_path(cache_dir=kernel_cache))):
+        assert make_lookup(SpeculationConfig(), TEXT_METHODS, library).num_methods == 2
+        assert make_lookup(SpeculationConfig(), TEXT_METHODS, library, None, NGRAMS).num_methods == 3
+
+
+@pytest.mark.parametrize(
+    "methods", [("suffix",), ("ngram",), ("ngram_model",), ("suffix", "ngram"), ("suffix", "ngram", "ngram_model")]
+)
 def test_the_native_look_up_and_the_one_in_python_draft_the_same(
     kernel_cache: Path, methods: tuple[str, ...]
 ) -> None:
@@ -102,8 +115,9 @@ def test_the_native_look_up_and_the_one_in_python_draft_the_same(
         prompt_lookup_min=3,
         prompt_lookup_max=4,
     )
-    native = make_lookup(config, methods, native_library.load(library_path(cache_dir=kernel_cache)))
-    plain = make_lookup(config, methods, None)
+    library = native_library.load(library_path(cache_dir=kernel_cache))
+    native = make_lookup(config, methods, library, None, NGRAMS)
+    plain = make_lookup(config, methods, None, None, NGRAMS)
     assert (type(native), type(plain)) == (NativeLookup, CombinedLookup)
 
     rng = random.Random(8)

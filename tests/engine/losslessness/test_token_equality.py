@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from faser.config.speculation import POLICIES
+from faser.engine.checkpoints.ngram_model import count, save
 from faser.engine.engine import Engine
 from tests.engine.losslessness.equality import CAP, FEATURES, Answer, answers, build, requests, write_pair
 
@@ -18,6 +19,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "auto": {},
     "ngram": {"method": "ngram"},
     "suffix": {"method": "suffix"},
+    "ngram_model": {"method": "ngram_model"},
     "layer_skip": {"method": "layer_skip"},
     "draft_model": {"method": "draft_model"},
     "chooser": {"method": "auto"},
@@ -41,11 +43,20 @@ def greedy_answers(checkpoints: tuple[Path, Path]) -> dict[tuple[str, int], Answ
 
 
 @pytest.fixture(scope="module", params=DRAFTERS)
-def drafting(request: pytest.FixtureRequest, checkpoints: tuple[Path, Path]) -> tuple[str, Engine]:
+def drafting(
+    request: pytest.FixtureRequest,
+    checkpoints: tuple[Path, Path],
+    greedy_answers: dict[tuple[str, int], Answer],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[str, Engine]:
     name = str(request.param)
     given = dict(DRAFTERS[name])
     if name in WITH_MODEL:
         given["model"] = str(checkpoints[1])
+    if name == "ngram_model":
+        file = tmp_path_factory.mktemp("ngrams") / "answers.npz"
+        save(count([token_ids for token_ids, _ in greedy_answers.values()]), file)
+        given["ngram_model"] = str(file)
     return name, build(checkpoints, given)
 
 

@@ -81,6 +81,7 @@ def _speculation(
         num_top=0 if pruning is None else NUM_TOP,
         samples_in_runner=config.schedules_async,
         progress=report,
+        ngram_model=parts.ngram_model,
     )
     drafter = wrap_drafter(make_drafter(config.speculation, drafter_parts))
     verifier = make_verifier(config.speculation, sampler, parts.backend.rejection_kernels)

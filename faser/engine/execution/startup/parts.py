@@ -14,6 +14,7 @@ import torch
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir, flashinfer_workspace, may_compile_kernels
 from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.checkpoints.ngram_model import NgramModel
 from faser.engine.checkpoints.source import resolve
 from faser.engine.execution.overlap.factory import make_lanes
 from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of, make_on_lanes
@@ -29,6 +30,7 @@ from faser.engine.execution.startup.model_loading import (
     load_draft_model,
     load_target,
 )
+from faser.engine.execution.startup.ngram_model import find_ngram_model
 from faser.engine.execution.startup.runner_factory import ModelRole, make_runner
 from faser.engine.execution.startup.sizing import CachedModel, cached_model, kv_shapes
 from faser.engine.execution.startup.warm_up import ResidentModel, prepare_kernels
@@ -48,7 +50,8 @@ class EngineParts:
     """Each model with its runner. draft, draft_runner: None without a draft model.
 
     kv: the shape of the target's cache; the draft model's has as many blocks of the same size. lanes:
-    None without overlapped drafting. grammars: compiles what answers are asked to match.
+    None without overlapped drafting. grammars: compiles what answers are asked to match. ngram_model: None where
+    none drafts.
     """
 
     config: EngineConfig
@@ -60,6 +63,7 @@ class EngineParts:
     draft: LoadedModel | None = None
     draft_runner: Runner | None = None
     lanes: Lanes | None = None
+    ngram_model: NgramModel | None = None
     kv_cache_bytes: int
 
     @property
@@ -96,6 +100,8 @@ def load_parts(
     draft_directory = _draft_directory(config, report)
     check_models(config, directory, draft_directory)
     grammars = _grammars(config, directory)
+    vocab_size = read_model_config(directory).spec.vocab_size
+    ngram_model = find_ngram_model(config.speculation, directory, vocab_size)
     report("preparing kernels", 0, 0)
     kernels = cache_dir() / "kernels"
     backend = make_backend(
@@ -165,6 +171,7 @@ def load_parts(
         draft=draft,
         draft_runner=draft_runner,
         lanes=lanes,
+        ngram_model=ngram_model,
         kv_cache_bytes=sum(shape.total_bytes for shape in shapes),
     )
 

@@ -1,13 +1,14 @@
-"""NativeLookup: suffix and n-gram drafts for all sequences with one native call.
+"""NativeLookup: suffix and n-gram drafts, and those of an n-gram model, for all sequences with one native call.
 
-Owns which slot has which text in the index, and the names of the methods. python/suffix.py and python/ngram.py
-explain the methods and their sources; their drafters propose the same drafts with the same confidences.
+Owns which slot has which text in the index, and the names of the methods. The files of python/ explain the
+methods and their sources; their drafters propose the same drafts with the same confidences.
 """
 
 import ctypes
 from collections.abc import Sequence
 
 from faser.config.speculation import SpeculationConfig
+from faser.engine.checkpoints.ngram_model import NgramModel
 from faser.engine.contract.plan import Draft, DraftPlan, SequenceStart
 from faser.engine.execution.drafters.drafter import Continuation
 from faser.engine.execution.text_lookup.prediction import prediction_prefix
@@ -17,11 +18,15 @@ from faser.engine.execution.text_lookup.rules import (
     MAX_CONTEXT,
     MIN_FOLLOWING_SHARE,
 )
-from faser.kernels.cpu.text_index import Found, TextIndex, TextRules
+from faser.kernels.cpu.text_index import Found, NgramTable, TextIndex, TextRules
 
 
-def text_rules(config: SpeculationConfig, methods: Sequence[str]) -> TextRules:
-    """The rules of the index for suffix, ngram or both."""
+def ngram_table(library: ctypes.CDLL, model: NgramModel) -> NgramTable:
+    return NgramTable(library, model.contexts, model.following, model.chances)
+
+
+def text_rules(config: SpeculationConfig, methods: Sequence[str], ngrams: NgramTable | None = None) -> TextRules:
+    """The rules of the index for suffix, ngram or both, and for the n-gram model if it is given."""
     suffix, ngram = "suffix" in methods, "ngram" in methods
     return TextRules(
         cap=config.cap,
@@ -32,11 +37,12 @@ def text_rules(config: SpeculationConfig, methods: Sequence[str]) -> TextRules:
         min_token_prob=MIN_FOLLOWING_SHARE,
         min_n=config.prompt_lookup_min if ngram else 0,
         max_n=config.prompt_lookup_max if ngram else 0,
+        ngrams=ngrams,
     )
 
 
 class NativeLookup:
-    """A TextLookup of the methods that the rules have: suffix, then ngram."""
+    """A TextLookup of the methods that the rules have: suffix, then ngram, then ngram_model."""
 
     drafts_overlapped = True
 
@@ -44,7 +50,11 @@ class NativeLookup:
         self.index = TextIndex(library, rules)
         self._depth = rules.depth
         self._cap = rules.cap
-        methods = (("suffix", rules.depth > 0), ("ngram", rules.max_n > 0))
+        methods = (
+            ("suffix", rules.depth > 0),
+            ("ngram", rules.max_n > 0),
+            ("ngram_model", rules.ngrams is not None),
+        )
         self._methods = tuple(method for method, is_asked in methods if is_asked)
         self._empty: tuple[dict[int, Draft], ...] = tuple({} for _ in self._methods)  # empty drafts by slot
         self.num_methods = len(self._methods)

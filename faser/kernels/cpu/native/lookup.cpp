@@ -1,7 +1,8 @@
 // Drafts copied from text: what most often followed the longest context, here and in past outputs (suffix), and what
-// followed the last few tokens the last time (n-gram). Many texts at once, all in the caller's thread.
+// followed the last few tokens the last time (n-gram); and chains of an n-gram model (ngrams.h). Many texts at once, all
+// in the caller's thread.
 //
-// Oracles: suffix.py and ngram.py in faser/engine/execution/text_lookup/python, which name the sources. Confidences are
+// Oracles: suffix.py, ngram.py and ngram_model.py in faser/engine/execution/text_lookup/python, which name the sources. Confidences are
 // the same doubles: the same operations in the same order, none of them fused.
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "ngrams.h"
 #include "text.h"
 
 using namespace faser;
@@ -25,10 +27,12 @@ enum Status : int32_t { kFine = 0, kNoText = 1, kNoToken = 2 };
 extern "C" {
 
 // What to draft, and how much to remember. depth 0: no suffix drafts. max_n 0: no n-gram drafts. seed: of the keys.
+// ngrams: a model that outlives the texts; null: no drafts by one.
 struct FaserTextRules {
     int64_t cap, depth, max_outputs, max_tokens, min_n, max_n;
     double factor, min_share;
     uint64_t seed;
+    const FaserNgrams* ngrams;
 };
 }
 
@@ -239,7 +243,7 @@ int32_t faser_texts_close(FaserTexts* texts, int64_t number) {
 
 // A draft for each text numbers[i], of at most most[i] tokens and the cap. The next num_unverified[i] of the unverified
 // tokens stand at the end of the text during this call; they are scanned, never indexed.
-// counts: [methods, num_texts], suffix first; tokens, confidences: [methods, num_texts, cap]. drafted: their sum.
+// counts: [methods, num_texts], suffix first, then n-gram, then the n-gram model; tokens, confidences: [methods, num_texts, cap]. drafted: their sum.
 int32_t faser_texts_look(FaserTexts* texts, const int64_t* numbers, const int64_t* most, const int64_t* num_unverified,
                          int64_t num_texts, const int32_t* unverified, int32_t* counts, int32_t* tokens,
                          double* confidences, int64_t* drafted) {
@@ -260,6 +264,13 @@ int32_t faser_texts_look(FaserTexts* texts, const int64_t* numbers, const int64_
         unverified += num_unverified[i];
         const int64_t limit = std::min(rules.cap, most[i]);
         texts->own_keys(text);
+        if (rules.ngrams != nullptr) {
+            const int64_t line = ((rules.depth > 0) + (rules.max_n > 0)) * num_texts + i;
+            const int64_t size = int64_t(text.tokens.size());
+            counts[line] = rules.ngrams->model.draft(text.tokens.data() + size, size, limit, tokens + line * rules.cap,
+                                                     confidences + line * rules.cap);
+            *drafted += counts[line];
+        }
         if (rules.max_n > 0) {  // before suffix, which overwrites the keys
             const int64_t line = rules.depth > 0 ? num_texts + i : i;
             int32_t* out = tokens + line * rules.cap;

@@ -5,6 +5,7 @@ import { h, s } from "../dom.js";
 // Letters mark a step's drafter for those who do not see colours.
 const DRAFTERS = {
   ngram: ["n", "n-gram", "copied from this conversation"],
+  ngram_model: ["w", "n-gram model", "from the word pairs that this model likes"],
   suffix: ["s", "suffix", "from what was said after the same words before"],
   draft_model: ["m", "draft model", "by a smaller model"],
   layer_skip: ["l", "layer skip", "by some of the model's own layers"],

@@ -1,0 +1,130 @@
+"""NgramModel: which token follows the last one to three, counted in text that the model itself has made up.
+
+A model's own answers to questions of its own making tell which words follow which in its answers to others. The
+table knows no client's text: it is made before the model serves, and nothing is ever added to it. The file is
+numpy's .npz. Source: arXiv 2411.03786, whose bigrams come from the model's weights instead.
+"""
+
+import json
+import zipfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from faser.errors import ConfigError
+
+NO_TOKEN = -1  # before a context that is shorter than the widest
+LONGEST = 3  # tokens of a context; longer ones were found to bring nothing
+FEWEST = 2  # times that a context must have occurred
+_DOUBT = 2.0  # tokens of context that make one occurrence an even bet are 2
+_FORMAT = 1
+_ARRAYS = ("contexts", "following", "shares")
+_SHARES = 255  # chances are stored in steps of 1 / 255
+SHIPPED = Path(__file__).parent / "ngrams"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NgramModel:
+    """contexts: [N, W] int32, each at the end of its row after NO_TOKENs; none twice. following: [N] int32.
+
+    With a context, all that it ends with are there as well. chances: [N] float64, above 0 and below 1, that
+    `following` follows. about: how it was made.
+    """
+
+    contexts: NDArray[np.int32]
+    following: NDArray[np.int32]
+    chances: NDArray[np.float64]
+    about: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def largest_id(self) -> int:
+        return int(max(self.contexts.max(), self.following.max()))
+
+
+def count(
+    texts: Iterable[Sequence[int]],
+    *,
+    longest: int = LONGEST,
+    fewest: int = FEWEST,
+    about: dict[str, Any] | None = None,
+) -> NgramModel:
+    """The model of these texts, each a sequence of token ids. Contexts do not reach from one text into the next.
+
+    A chance is c / (n + 2 / L): of the n times that a context of L tokens occurred, the token followed c times.
+    Raises ConfigError where no context occurs `fewest` times.
+    """
+    counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    for text in texts:
+        for at in range(1, len(text)):
+            for length in range(1, min(longest, at) + 1):
+                counts[tuple(text[at - length : at])][text[at]] += 1
+    rows = []
+    for context, found in counts.items():
+        if (total := found.total()) >= fewest:
+            token, times = min(found.items(), key=lambda item: (-item[1], item[0]))
+            rows.append((context, token, times / (total + _DOUBT / len(context))))
+    if not rows:
+        raise ConfigError(f"no context occurs {fewest} times in these texts; an n-gram model needs more text")
+    rows.sort()
+    padded = [(NO_TOKEN,) * (longest - len(context)) + context for context, _, _ in rows]
+    shares = _stored([chance for _, _, chance in rows])
+    return NgramModel(
+        contexts=np.array(padded, dtype=np.int32),
+        following=np.array([token for _, token, _ in rows], dtype=np.int32),
+        chances=_chances(shares),
+        about=dict(about or {}),
+    )
+
+
+def save(model: NgramModel, path: Path) -> None:
+    about = json.dumps({"format": _FORMAT, **model.about})
+    np.savez_compressed(
+        path,
+        contexts=model.contexts,
+        following=model.following,
+        shares=_stored(model.chances),
+        about=np.array(about),
+    )
+
+
+def load(path: Path, *, vocab_size: int) -> NgramModel:
+    """Raises ConfigError for a file that is none, and for token ids that the model's vocabulary does not have."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            about = json.loads(str(stored["about"]))
+            contexts, following, shares = (stored[name] for name in _ARRAYS)
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{path} is no n-gram model: {error}") from error
+    if about.pop("format", None) != _FORMAT or contexts.ndim != 2 or not len(contexts) == len(following) > 0:
+        raise ConfigError(f"{path} is no n-gram model of format {_FORMAT}")
+    model = NgramModel(
+        contexts=contexts.astype(np.int32),
+        following=following.astype(np.int32),
+        chances=_chances(shares),
+        about=about,
+    )
+    if model.largest_id >= vocab_size:
+        raise ConfigError(
+            f"the n-gram model {path} has token id {model.largest_id}; the model's vocabulary has {vocab_size} "
+            "tokens: it was counted for another model"
+        )
+    return model
+
+
+def shipped(model_name: str, vocab_size: int) -> Path | None:
+    """The file that comes with this package for a model of this name and vocabulary; None: there is none."""
+    path = SHIPPED / f"{model_name.lower()}-{vocab_size}.npz"
+    return path if path.exists() else None
+
+
+def _stored(chances: Sequence[float] | NDArray[np.float64]) -> NDArray[np.uint8]:
+    return np.clip(np.rint(np.asarray(chances) * _SHARES), 1, _SHARES - 1).astype(np.uint8)
+
+
+def _chances(shares: NDArray[np.uint8]) -> NDArray[np.float64]:
+    return shares.astype(np.float64) / _SHARES
