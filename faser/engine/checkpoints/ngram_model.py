@@ -123,7 +123,8 @@ def shipped(model_name: str, vocab_size: int) -> Path | None:
 
 
 def _stored(chances: Sequence[float] | NDArray[np.float64]) -> NDArray[np.uint8]:
-    return np.clip(np.rint(np.asarray(chances) * _SHARES), 1, _SHARES - 1).astype(np.uint8)
+    steps = np.clip(np.rint(np.asarray(chances) * _SHARES), 1, _SHARES - 1)
+    return np.asarray(steps, dtype=np.uint8)
 
 
 def _chances(shares: NDArray[np.uint8]) -> NDArray[np.float64]:
