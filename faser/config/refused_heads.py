@@ -15,5 +15,5 @@ REFUSED_HEADS: dict[str, str] = {
     "peagle": "it drafts the positions of a block at once from mask tokens; FASER's heads draft one after another",
     "mlp_speculator": "each of its positions has layers of its own, which no kernel here computes",
     "eagle3 of another family": "only heads whose layers are Llama's or Qwen3's are computed",
-    "mtp": "no family that is served here has such layers",
+    "mtp": "DeepSeek, GLM, MiMo and Qwen3-Next have such layers, and none of these families is served",
 }

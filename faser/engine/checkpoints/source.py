@@ -94,8 +94,8 @@ def _checked(path: Path, *, named: str | None = None) -> Path:
         raise ModelError(f"{named or path} has no config.json; it is not a checkpoint")
     gguf = gguf_file(path)
     weights = sorted(path.glob("*.safetensors")) if gguf is None else [gguf]
-    if not weights and (path / TORCH_WEIGHTS).is_file():  # a head may have such a file
-        weights = [path / TORCH_WEIGHTS]
+    if not weights:  # a head may have another file
+        weights = [path / name for name in TORCH_WEIGHTS if (path / name).is_file()]
     if not weights:
         raise ModelError(
             f"{named or path} has no .safetensors files and no {GGUF_WEIGHTS}; other weights are not supported"

@@ -54,12 +54,7 @@ def _eagle(config: Mapping[str, Any], target: DecoderSpec) -> HeadSpec:
     layers.refuse_logit_scale(fields)
     layer_config = fields.optional_dict("model") or config
     decoder = layers.layers_spec(layer_config, target, family="llama")
-    truncated = fields.positive_int("truncated_vocab_size", decoder.vocab_size)
-    if truncated != decoder.vocab_size:
-        raise ModelError(
-            f"config.json: truncated_vocab_size is {truncated}; EAGLE heads are computed with all "
-            f"{decoder.vocab_size} tokens only"
-        )
+    layers.refuse_truncated_vocabulary(fields, target)
     return HeadSpec(
         kind=HeadKind.EAGLE,
         decoder=decoder,

@@ -15,10 +15,12 @@ class HeadKind(StrEnum):
     """The arithmetic of a head. Values are vLLM's names of the methods.
 
     EAGLE3: Li et al., arXiv 2503.01840. EAGLE: arXiv 2401.15077; its successor, EAGLE-2, has the same weights.
+    MEDUSA: Cai et al., arXiv 2401.10774.
     """
 
     EAGLE3 = "eagle3"
     EAGLE = "eagle"
+    MEDUSA = "medusa"
 
 
 class FeatureNorm(StrEnum):
@@ -37,7 +39,8 @@ class FeatureNorm(StrEnum):
 class HeadSpec:
     """A head for one target. Checked when built: raises ModelError that names the value and the limit.
 
-    decoder: the layers of the head. Its vocab_size is the target's, which embeddings have; it ties nothing.
+    decoder: the layers of the head. Its vocab_size is the target's, which embeddings have; it ties nothing. Medusa
+        heads have none: this is the smallest that a cache can be of.
     draft_vocab_size: rows of the head's logits. target_hidden_size: width of a state.
     state_layers: the layers whose input the head reads, ascending: i is the residual stream at the input of the
         target's layer i, and the number of layers is the stream after the last one, before the final norm. This is
@@ -47,6 +50,8 @@ class HeadSpec:
     norm_before_residual: the residual stream begins with the normalised features, else with the features.
     norm_output: the next row takes the normalised output, else the output before the norm.
     num_draft_tokens: how many tokens the checkpoint advises to draft; None: it does not say.
+    max_draft_tokens: the longest draft that the head can make; None: of any length.
+    medusa_blocks: blocks of each of the max_draft_tokens heads; 0: of another kind of head.
     target_name: of the model that the head was trained for; None: it does not say.
     quantization: of the stored weights; None: they are stored as floats of at least 16 bits.
     """
@@ -61,6 +66,8 @@ class HeadSpec:
     norm_before_residual: bool = False
     norm_output: bool = False
     num_draft_tokens: int | None = None
+    max_draft_tokens: int | None = None
+    medusa_blocks: int = 0
     target_name: str | None = None
     quantization: StoredFp8 | StoredLowBit | None = None
 

@@ -84,3 +84,12 @@ def feature_norm(*, fc_norm: bool, norm_before_fc: bool) -> FeatureNorm:
 def refuse_logit_scale(fields: Fields) -> None:
     if (scale := fields.positive_float("logit_scale", 1.0)) != 1.0:
         raise ModelError(f"logit_scale of the head is {scale}; only 1 is computed")
+
+
+def refuse_truncated_vocabulary(fields: Fields, target: DecoderSpec) -> None:
+    truncated = fields.positive_int("truncated_vocab_size", target.vocab_size)
+    if truncated != target.vocab_size:
+        raise ModelError(
+            f"config.json: truncated_vocab_size is {truncated}; heads of this kind are computed with all "
+            f"{target.vocab_size} tokens only"
+        )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
-from faser.engine.checkpoints.heads import flat, speculators
+from faser.engine.checkpoints.heads import flat, medusa, speculators
 from faser.engine.checkpoints.heads.head_spec import HeadKind, HeadSpec
 from faser.errors import ModelError
 
@@ -28,6 +28,8 @@ def read_head_spec(directory: Path, target: DecoderSpec, *, method: str | None =
             f"{directory} does not say which kind of head it is; name it: "
             f'"method": {" or ".join(each.value for each in HeadKind)}'
         )
+    if kind is HeadKind.MEDUSA:
+        return medusa.head_spec(config, target)
     to_spec = speculators.head_spec if speculators.is_speculators(config) else flat.head_spec
     return to_spec(config, kind, target)
 
@@ -40,7 +42,7 @@ def head_kind(config: Mapping[str, Any], *, method: str | None = None) -> HeadKi
     if speculators.is_speculators(config):
         found: HeadKind | None = speculators.head_kind(config)
     else:
-        found = flat.head_kind(config)
+        found = HeadKind.MEDUSA if medusa.is_medusa(config) else flat.head_kind(config)
     if method is None:
         return found
     asked = HeadKind(method)

@@ -9,12 +9,14 @@ from faser.engine.execution.heads.eagle import EagleHead, EagleWeights
 from faser.engine.execution.heads.eagle3 import Eagle3Head, Eagle3Weights
 from faser.engine.execution.heads.head import Head
 from faser.engine.execution.heads.layer_stack import HeadBuffers
+from faser.engine.execution.heads.medusa import MedusaBlocks, MedusaHead, MedusaWeights
 from faser.engine.execution.heads.packing import HeadPacker
 from faser.engine.execution.heads.sources import open_head
 from faser.engine.execution.heads.vocabulary import draft_token_ids
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.models.rope import rotary_angles
 from faser.engine.execution.models.rounded_source import QUANTIZATIONS
+from faser.engine.execution.models.tensors import Shape
 from faser.engine.execution.models.weights import ByteProgress, LayerWeights, WeightSource
 from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
@@ -49,19 +51,23 @@ def load_head(
     source = source or open_head(directory)
     draft_ids = draft_token_ids(source, spec)
     shapes = tensors.tensor_shapes(spec, source.names())
+    rows = max_rows if max_logit_rows is None else max_logit_rows
     packer = HeadPacker(source, spec, shapes, draft_ids, target, backend, quantization, progress)
+    draft_ids = None if draft_ids is None else draft_ids.to(backend.device)
+    if spec.kind is HeadKind.MEDUSA:
+        medusa = _medusa(packer, spec, shapes, target)
+        return MedusaHead(spec, backend, medusa, target.dtype, max_rows=max_rows, max_logit_rows=rows)
     angles = rotary_angles(spec.decoder.rope, head_dim=spec.decoder.head_dim, num_positions=max_positions)
     buffers = HeadBuffers.allocate(
         spec,
         target.dtype,
         backend.device,
         max_rows=max_rows,
-        max_logit_rows=max_rows if max_logit_rows is None else max_logit_rows,
+        max_logit_rows=rows,
     )
     angles = angles.to(backend.device)
     if spec.kind is HeadKind.EAGLE:
         return EagleHead(spec, backend, _eagle(packer, spec, target), angles, buffers)
-    draft_ids = None if draft_ids is None else draft_ids.to(backend.device)
     return Eagle3Head(spec, backend, _eagle3(packer, spec), draft_ids, angles, buffers)
 
 
@@ -101,6 +107,26 @@ def _eagle(packer: HeadPacker, spec: HeadSpec, target: Decoder) -> EagleWeights:
         fc=packer.layer_product(tensors.FC),
         layers=_layers(packer, spec),
         head=packer.product(tensors.HEAD),
+        target_norm=target.ends.final_norm,
+        target_eps=target.spec.rms_norm_eps,
+        num_bytes=packer.packed_bytes,
+    )
+
+
+def _medusa(packer: HeadPacker, spec: HeadSpec, shapes: dict[str, Shape], target: Decoder) -> MedusaWeights:
+    assert spec.max_draft_tokens is not None, "as many as there are heads"
+    common = packer.product(tensors.HEAD) if tensors.HEAD in shapes else None
+    heads = tuple(
+        MedusaBlocks(
+            blocks=tuple(
+                packer.layer_product(tensors.medusa_block(head, block)) for block in range(spec.medusa_blocks)
+            ),
+            head=packer.product(tensors.medusa_head(head)) if common is None else common,
+        )
+        for head in range(spec.max_draft_tokens)
+    )
+    return MedusaWeights(
+        heads=heads,
         target_norm=target.ends.final_norm,
         target_eps=target.spec.rms_norm_eps,
         num_bytes=packer.packed_bytes,

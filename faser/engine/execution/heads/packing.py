@@ -63,11 +63,13 @@ class HeadPacker:
         handles = {tensors.EMBEDDING: target.ends.embedding}
         if draft_ids is None:
             handles[tensors.HEAD] = target.ends.head
-        elif tensors.HEAD not in own:
+        elif tensors.HEAD in shapes and tensors.HEAD not in own:
             self._check_width(tensors.HEAD)
             source = LendingSource(source, {tensors.HEAD: self._rows(target.ends.head, draft_ids)})
         self._shared: dict[str, PackedLinear] = {}
         for name, handle in handles.items():
+            if name not in shapes:
+                continue
             if name not in own:
                 self._check_width(name)
             if name not in own or self._same(source.get(name), handle):

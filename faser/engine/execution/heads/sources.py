@@ -1,5 +1,6 @@
 """The tensors of a head's directory under the names of tensors.py, and those that the target lends it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,11 +12,13 @@ from faser.engine.execution.models.safetensors_source import SafetensorsSource
 from faser.engine.execution.models.weights import WeightSource
 from faser.errors import ModelError
 
-_PREFIXES = (("model.", ""), ("midlayer.", "layers.0."))
+_PREFIXES = (("model.", ""), ("midlayer.", "layers.0."), ("medusa_heads.", ""), ("medusa_head.", ""))
+_MEDUSA_BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")  # as the authors of Medusa call it
+_MEDUSA_HEAD = re.compile(r"(\d+)\.\d+\.weight")
 
 
 class RenamedSource:
-    """A WeightSource over another: its names without `model.`, and `midlayer.` as layer 0."""
+    """A WeightSource over another: its names without `model.`, `midlayer.` as layer 0, Medusa's as vLLM's."""
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
@@ -52,13 +55,14 @@ class LendingSource:
 
 
 def open_head(directory: Path) -> WeightSource:
-    """The tensors of a head's directory, from safetensors files or else from `pytorch_model.bin`.
+    """The tensors of a head's directory, from safetensors files or else from a file of torch.save.
 
     Raises ModelError that names the missing or damaged file.
     """
-    pickled = directory / TORCH_WEIGHTS
-    if pickled.is_file() and not any(directory.glob("*.safetensors")):
-        return RenamedSource(TorchFileSource(pickled))
+    if not any(directory.glob("*.safetensors")):
+        for pickled in (directory / name for name in TORCH_WEIGHTS):
+            if pickled.is_file():
+                return RenamedSource(TorchFileSource(pickled))
     return RenamedSource(SafetensorsSource(directory))
 
 
@@ -66,4 +70,8 @@ def _renamed(name: str) -> str:
     for prefix, instead in _PREFIXES:
         if name.startswith(prefix):
             name = instead + name.removeprefix(prefix)
+    if found := _MEDUSA_BLOCK.fullmatch(name):
+        return f"blocks.{found[1]}.layers.{found[2]}.{found[3]}"
+    if found := _MEDUSA_HEAD.fullmatch(name):
+        return f"lm_heads.{found[1]}.weight"
     return name

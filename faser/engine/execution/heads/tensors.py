@@ -33,8 +33,41 @@ def feature_norms(spec: HeadSpec) -> tuple[str, ...]:
 
 
 def tensor_shapes(spec: HeadSpec, names: Collection[str]) -> dict[str, Shape]:
-    """Every tensor of a head, of any kind. names: of the checkpoint, which may have a bias of the projection."""
-    return eagle_shapes(spec, fc_bias=FC_BIAS in names) if spec.kind is HeadKind.EAGLE else eagle3_shapes(spec)
+    """Every tensor of a head, of any kind. names: of the checkpoint, which may have biases."""
+    match spec.kind:
+        case HeadKind.EAGLE3:
+            return eagle3_shapes(spec)
+        case HeadKind.EAGLE:
+            return eagle_shapes(spec, fc_bias=FC_BIAS in names)
+        case HeadKind.MEDUSA:
+            return medusa_shapes(spec, bias=medusa_bias(0, 0) in names, own_heads=medusa_head(0) in names)
+
+
+def medusa_block(head: int, block: int) -> str:
+    return f"blocks.{head}.layers.{block}.weight"
+
+
+def medusa_bias(head: int, block: int) -> str:
+    return f"blocks.{head}.layers.{block}.bias"
+
+
+def medusa_head(head: int) -> str:
+    """The product of one head's logits; lm_head.weight where one product is of all heads."""
+    return f"lm_heads.{head}.weight"
+
+
+def medusa_shapes(spec: HeadSpec, *, bias: bool, own_heads: bool) -> dict[str, Shape]:
+    """Every tensor of Medusa heads, under vLLM's names."""
+    assert spec.max_draft_tokens is not None, "as many as there are heads"
+    hidden, heads = spec.hidden_size, range(spec.max_draft_tokens)
+    shapes: dict[str, Shape] = {}
+    for head in heads:
+        for block in range(spec.medusa_blocks):
+            shapes[medusa_block(head, block)] = (hidden, hidden)
+            if bias:
+                shapes[medusa_bias(head, block)] = (hidden,)
+    names = map(medusa_head, heads) if own_heads else [HEAD]
+    return shapes | dict.fromkeys(names, (spec.draft_vocab_size, hidden))
 
 
 def eagle_shapes(spec: HeadSpec, *, fc_bias: bool = False) -> dict[str, Shape]:

@@ -130,6 +130,8 @@ def test_a_flat_directory_has_its_fields_beside_the_layers_or_in_eagle_config(tm
         (FLAT | {"architectures": ["LlamaForCausalLM"]}, HeadKind.EAGLE3),
         (LAYERS | {"architectures": ["EagleLlamaForCausalLM"]}, HeadKind.EAGLE),
         ({"model_type": "eagle", "architectures": ["EAGLEModel"], "model": LAYERS}, HeadKind.EAGLE),
+        ({"medusa_num_heads": 3, "medusa_num_layers": 1}, HeadKind.MEDUSA),
+        ({"architectures": ["MedusaModel"]}, HeadKind.MEDUSA),
         (LAYERS | {"architectures": ["LlamaForCausalLM"]}, None),
         ({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}, None),
         ({}, None),
@@ -191,6 +193,14 @@ def test_a_kind_that_is_not_computed_is_refused_with_its_reason(kind: str, tmp_p
             {"model_type": "eagle", "model": LAYERS, "truncated_vocab_size": 32000},
             "truncated_vocab_size is 32000; .* all 128256 tokens",
         ),
+        (
+            {"model_type": "medusa", "hidden_size": 2048},
+            "hidden_size of the heads is 2048; that of the model is 4096",
+        ),
+        (
+            FLAT | {"architectures": ["DeepSeekMTPModel"], "draft_vocab_size": None},
+            "none of these families is served",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_value_and_the_limit(
@@ -210,6 +220,14 @@ def test_a_target_of_few_layers_needs_a_head_that_names_its_layers(tmp_path: Pat
 def test_a_head_may_be_narrower_than_its_target(tmp_path: Path) -> None:
     found = read(tmp_path, FLAT | {"hidden_size": 2048, "target_hidden_size": 4096})
     assert (found.hidden_size, found.target_hidden_size, found.states_size) == (2048, 4096, 3 * 4096)
+
+
+def test_medusa_heads_have_the_sizes_of_their_target(tmp_path: Path) -> None:
+    found = read(tmp_path, {"medusa_num_heads": 3, "medusa_num_layers": 2})
+    assert (found.max_draft_tokens, found.num_draft_tokens, found.medusa_blocks) == (3, 3, 2)
+    assert (found.hidden_size, found.draft_vocab_size, found.state_layers) == (4096, 128256, (32,))
+    found = read(tmp_path, {"model_type": "medusa", "num_heads": 4, "num_hidden_layers": 1, "hidden_size": 4096})
+    assert (found.max_draft_tokens, found.medusa_blocks) == (4, 1)
 
 
 def test_a_directory_without_a_config_is_named(tmp_path: Path) -> None:
