@@ -133,6 +133,7 @@ class _TimedBackend:
     def __init__(self, backend: NativeBackend) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.fused_blocks = None
+        self.fused_layers = None
         self._backend = backend
 
     def __getattr__(self, name: str) -> Any:

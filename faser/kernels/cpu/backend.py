@@ -16,18 +16,18 @@ from torch import Tensor
 
 from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
-from faser.kernels.cpu.blocks import DTYPES, NativeBlocks
+from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, heads_struct
 from faser.kernels.cpu.low_bit import LowBitLinear, pack_low_bit
 from faser.kernels.cpu.masks import CpuMaskKernel
 from faser.kernels.cpu.sampling import CpuSamplingKernels
 from faser.kernels.cpu.thread_pools import LanePools, NativePool, full_pool
-from faser.kernels.interface.blocks import Blocks
+from faser.kernels.interface.blocks import Blocks, Layers
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.fp8_cache import check_cache_dtype
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.processors import DeviceLane, Processors
-from faser.kernels.interface.separate_blocks import SeparateBlocks
+from faser.kernels.interface.separate_blocks import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.shapes import AttentionShape, KvShape, RowLayout
 
 _KV_DTYPES = {**DTYPES, torch.int8: native_library.INT8}
@@ -108,8 +108,11 @@ class NativeBackend:
         self.mask_kernel = CpuMaskKernel(self._library, self._pools, self._pool)
         self.rejection_kernels = None
         # A proxy: threads end with the backend, which a circle of references would keep alive.
-        self._blocks = NativeBlocks(self._library, self._pool, SeparateBlocks(weakref.proxy(self)))
+        proxy = weakref.proxy(self)
+        separate = SeparateBlocks(proxy)
+        self._blocks = NativeBlocks(self._library, self._pool, separate, SeparateLayers(proxy, separate))
         self.fused_blocks: Blocks | None = self._blocks
+        self.fused_layers: Layers | None = self._blocks
         self.graph_capture: GraphCapture | None = None
         self.lane: DeviceLane | None = None
         self._bind()
@@ -200,6 +203,7 @@ class NativeBackend:
                 DTYPES[out.dtype],
                 address,
                 residual_stride,
+                None,
             )
             return out
         assert x.dtype is packed.dtype, (x.dtype, packed.dtype)
@@ -355,9 +359,7 @@ class NativeBackend:
         """Address of the FaserHeads of a shape, made once per shape."""
         struct = self._heads.get(shape)
         if struct is None:
-            assert shape.scale > 0, shape.scale
-            struct = native_library.HeadsStruct(shape.num_heads, shape.scale, shape.window or 0)
-            self._heads[shape] = struct
+            struct = self._heads[shape] = heads_struct(shape)
         return ctypes.addressof(struct)
 
     def _take(self, num_bytes: int) -> Tensor:

@@ -1,10 +1,11 @@
-"""The units of a layer on the native backend: one call of the C++ kernels each.
+"""Layers and their units on the native backend: one call of the C++ kernels each.
 
 The same kernels as the backend's single operations, hence the same bits; native/blocks.cpp strings them together.
 """
 
 import ctypes
 import weakref
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -15,26 +16,41 @@ from faser.kernels.cpu.library import (
     AnyLinearStruct,
     BlockRowsStruct,
     FeedForwardStruct,
+    HeadsStruct,
+    LayerStruct,
     NormedLinearStruct,
 )
 from faser.kernels.cpu.low_bit import LowBitLinear
-from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, NormedLinear
-from faser.kernels.interface.shapes import PackedLinear
+from faser.kernels.interface.blocks import (
+    BlockBuffers,
+    Blocks,
+    DecoderLayer,
+    DecoderStack,
+    FeedForward,
+    LayerBuffers,
+    Layers,
+    NormedLinear,
+)
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
 
+_Structs = ctypes.Structure | ctypes.Array[LayerStruct]
 DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}  # of activations, as the kernels number them
 
 
 class NativeBlocks:
-    """See Blocks. pool: address of the pool to run on. separate: for layers whose inputs have to be reordered."""
+    """See Blocks and Layers. pool: address of the pool to run on.
 
-    def __init__(self, library: ctypes.CDLL, pool: int, separate: Blocks) -> None:
+    separate, separate_layers: for layers whose inputs have to be reordered.
+    """
+
+    def __init__(self, library: ctypes.CDLL, pool: int, separate: Blocks, separate_layers: Layers) -> None:
         self._pool = pool
         self._separate = separate
+        self._separate_layers = separate_layers
         self._normed_linear_call = library.faser_normed_linear
         self._feed_forward_call = library.faser_feed_forward
-        self._structs: dict[
-            int, ctypes.Structure
-        ] = {}  # by the id of a NormedLinear or FeedForward, while it lives
+        self._layers_call = library.faser_layers
+        self._structs: dict[int, _Structs] = {}  # by the id of what they describe, while it lives
         self._buffers: BlockBuffers | None = None  # those that _rows describes
         self._rows = BlockRowsStruct()
 
@@ -83,6 +99,41 @@ class NativeBlocks:
             out.data_ptr(),
         )
 
+    def run(
+        self,
+        stack: DecoderStack,
+        first: int,
+        last: int,
+        hidden: Tensor,
+        cache: KvCache,
+        plan: AttentionPlan,
+        buffers: LayerBuffers,
+    ) -> None:
+        address = self._stack(stack)
+        if address is None:
+            self._separate_layers.run(stack, first, last, hidden, cache, plan, buffers)
+            return
+        layers = stack.layers
+        following = layers[last].qkv if last < len(layers) else stack.head
+        for each in (hidden, buffers.qkv, buffers.mixed):
+            assert each.is_contiguous()
+            assert len(each) == plan.num_rows, (len(each), plan.num_rows)
+            assert each.dtype is hidden.dtype, (each.dtype, hidden.dtype)
+        assert cache.shape.dtype in (hidden.dtype, torch.int8), (hidden.dtype, cache.shape.dtype)
+        self._layers_call(
+            self._pool,
+            address,
+            first,
+            last,
+            self._normed(following),
+            self._rows_of(hidden, buffers.block),
+            cache.address,
+            plan.address,
+            hidden.data_ptr(),
+            buffers.qkv.data_ptr(),
+            buffers.mixed.data_ptr(),
+        )
+
     def _rows_of(self, hidden: Tensor, buffers: BlockBuffers) -> int:
         """Address of the FaserBlockRows; a step's calls all bring the same buffers."""
         if buffers is not self._buffers or len(hidden) != self._rows.rows:
@@ -111,18 +162,53 @@ class NativeBlocks:
         """Address of the FaserFeedForward."""
         struct = self._structs.get(id(block))
         if struct is None:
-            parts = (_any_linear(block.attention_out), _normed_linear(block.gate_up), _any_linear(block.down))
-            struct = self._keep(block, FeedForwardStruct(*parts))
+            struct = self._keep(block, _feed_forward(block))
         return ctypes.addressof(struct)
 
-    def _keep(self, owner: NormedLinear | FeedForward, struct: ctypes.Structure) -> ctypes.Structure:
+    def _stack(self, stack: DecoderStack) -> int | None:
+        """Address of the FaserLayers; None where inputs have to be reordered."""
+        structs = self._structs.get(id(stack))
+        if structs is None:
+            layers = () if any(map(_reorders, _products(stack))) else stack.layers
+            structs = self._keep(stack, (LayerStruct * len(layers))(*map(_decoder_layer, layers)))
+        return ctypes.addressof(structs) if ctypes.sizeof(structs) > 0 else None
+
+    def _keep(self, owner: NormedLinear | FeedForward | DecoderStack, struct: _Structs) -> _Structs:
         self._structs[id(owner)] = struct
         weakref.finalize(owner, self._structs.pop, id(owner))
         return struct
 
 
+def heads_struct(shape: AttentionShape) -> HeadsStruct:
+    assert shape.scale > 0, shape.scale
+    return HeadsStruct(shape.num_heads, shape.scale, shape.window or 0)
+
+
+def _products(stack: DecoderStack) -> Iterator[PackedLinear]:
+    for layer in stack.layers:
+        block = layer.feed_forward
+        yield from (layer.qkv.linear, block.attention_out, block.gate_up.linear, block.down)
+
+
 def _reorders(packed: PackedLinear | None) -> bool:
     return isinstance(packed, LowBitLinear) and packed.order is not None
+
+
+def _decoder_layer(layer: DecoderLayer) -> LayerStruct:
+    addresses = (None if each is None else each.data_ptr() for each in (layer.angles, layer.q_norm, layer.k_norm))
+    return LayerStruct(
+        _normed_linear(layer.qkv),
+        _feed_forward(layer.feed_forward),
+        heads_struct(layer.shape),
+        *addresses,
+        layer.eps,
+    )
+
+
+def _feed_forward(block: FeedForward) -> FeedForwardStruct:
+    return FeedForwardStruct(
+        _any_linear(block.attention_out), _normed_linear(block.gate_up), _any_linear(block.down)
+    )
 
 
 def _any_linear(packed: PackedLinear) -> AnyLinearStruct:

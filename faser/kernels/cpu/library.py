@@ -91,6 +91,18 @@ class HeadsStruct(ctypes.Structure):
     _fields_ = (("num_heads", c_int64), ("scale", c_float), ("window", c_int64))
 
 
+class LayerStruct(ctypes.Structure):
+    """FaserLayer. angles, q_norm, k_norm: addresses."""
+
+    _fields_ = (
+        ("qkv", NormedLinearStruct),
+        ("feed_forward", FeedForwardStruct),
+        ("heads", HeadsStruct),
+        *((name, c_void_p) for name in ("angles", "q_norm", "k_norm")),
+        ("eps", c_float),
+    )
+
+
 class ChoiceStruct(ctypes.Structure):
     """FaserChoice: addresses of arrays."""
 
@@ -124,12 +136,13 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_low_bit_pack": ((_P, _P, _L, _I, _P), None),
     "faser_low_bit_pack_codes": ((_P, _P, _L, _P, _P, _P), None),
     "faser_low_bit_quantise": ((_P, _P, _L, _P, _I), None),
-    "faser_low_bit_linear": ((_P, _P, _P, _L, _I, _L, _P, _L, _I, _P, _L), None),
+    "faser_low_bit_linear": ((_P, _P, _P, _L, _I, _L, _P, _L, _I, _P, _L, _P), None),
     "faser_low_bit_embed": ((_P, _P, _P, _L, _P, _I), None),
     "faser_rms_norm": ((_P, _P, _L, _L, _L, _P, _F, _P, _L, _I), None),
     "faser_silu_mul": ((_P, _P, _L, _L, _L, _P, _L, _I), None),
     "faser_normed_linear": ((_P, _P, _P, _P, _L, _P, _I), None),
     "faser_feed_forward": ((_P, _P, _P, _P, _P, _P, _P), None),
+    "faser_layers": ((_P, _P, _L, _L, _P, _P, _P, _P, _P, _P, _P), None),
     "faser_rope_append": ((_P, _P, _P, _L, _L, _P, _L, _P, _P, _P, _F, _I), None),
     "faser_best": ((_P, _P, _L, _L, _L, _P, _P), None),
     "faser_draw": ((_P, _P, _L, _L, _P, _L, _P, _P), None),

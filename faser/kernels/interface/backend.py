@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from faser.kernels.interface.blocks import Blocks
+from faser.kernels.interface.blocks import Blocks, Layers
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
 from faser.kernels.interface.low_bit.rows import LowBitRows
@@ -108,7 +108,12 @@ class Backend(Protocol):
 
     @property
     def fused_blocks(self) -> Blocks | None:
-        """Layers in fewer launches than the operations below; None: there is nothing better than these."""
+        """Units of layers in fewer launches than the operations below; None: nothing is better than these."""
+        ...
+
+    @property
+    def fused_layers(self) -> Layers | None:
+        """Whole layers in fewer calls than their units and attention; None: nothing is better than these."""
         ...
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a decoder layer around its attention, as units that a backend may compute in few launches.
+"""Decoder layers, and their parts around the attention, as units that a backend may compute in few launches.
 
     layer i        feed_forward(i, following: i + 1)                                  layer i + 1
     attention  ->  output product, norm, gate · up, gate, down product, norm, qkv  ->  rotation, attention
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from faser.kernels.interface.shapes import PackedLinear
+from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
 
 
 # Weights are equal where they are the same: backends keep what they derive from them as long as these live.
@@ -41,6 +41,53 @@ class BlockBuffers:
     normed: Tensor
     gate_up: Tensor
     inner: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderLayer:
+    """A layer. angles, q_norm, k_norm, eps: see Backend.rope_append."""
+
+    qkv: NormedLinear
+    shape: AttentionShape
+    angles: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    eps: float
+    feed_forward: FeedForward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class DecoderStack:
+    """All layers of a model, and the head that follows them."""
+
+    layers: tuple[DecoderLayer, ...]
+    head: NormedLinear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerBuffers:
+    """Room for R rows; arbitrary afterwards. qkv: [R, (Hq + 2 Hkv) * D]; mixed: [R, Hq * D]."""
+
+    qkv: Tensor
+    mixed: Tensor
+    block: BlockBuffers
+
+
+class Layers(Protocol):
+    """Whole layers. Their results are those of Blocks and of the backend's attention."""
+
+    def run(
+        self,
+        stack: DecoderStack,
+        first: int,
+        last: int,
+        hidden: Tensor,
+        cache: KvCache,
+        plan: AttentionPlan,
+        buffers: LayerBuffers,
+    ) -> None:
+        """Layers first … last - 1 over hidden [R, H], in place; their keys and values enter the cache."""
+        ...
 
 
 class Blocks(Protocol):

@@ -1,9 +1,56 @@
-"""The units of a layer as a backend's single operations, one after the other: of backends without better ones."""
+"""Layers and their units as smaller operations, one after the other: of backends without better ones."""
 
 from torch import Tensor
 
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.blocks import BlockBuffers, FeedForward, NormedLinear
+from faser.kernels.interface.blocks import (
+    BlockBuffers,
+    Blocks,
+    DecoderStack,
+    FeedForward,
+    LayerBuffers,
+    NormedLinear,
+)
+from faser.kernels.interface.shapes import AttentionPlan, KvCache
+
+
+class SeparateLayers:
+    """See Layers. The backend's attention and units, one after the other."""
+
+    def __init__(self, backend: Backend, blocks: Blocks) -> None:
+        self._backend = backend
+        self._blocks = blocks
+
+    def run(
+        self,
+        stack: DecoderStack,
+        first: int,
+        last: int,
+        hidden: Tensor,
+        cache: KvCache,
+        plan: AttentionPlan,
+        buffers: LayerBuffers,
+    ) -> None:
+        backend, blocks, layers = self._backend, self._blocks, stack.layers
+        qkv, mixed, scratch = buffers.qkv, buffers.mixed, buffers.block
+        if first < last:
+            blocks.normed_linear(hidden, layers[first].qkv, qkv, scratch)
+        for number in range(first, last):
+            layer = layers[number]
+            queries = backend.rope_append(
+                qkv,
+                layer.angles,
+                cache,
+                number,
+                layer.shape,
+                plan,
+                q_norm=layer.q_norm,
+                k_norm=layer.k_norm,
+                eps=layer.eps,
+            )
+            backend.attend(queries, cache, number, layer.shape, plan, mixed)
+            following = layers[number + 1].qkv if number + 1 < last else None
+            blocks.feed_forward(mixed, hidden, layer.feed_forward, following, qkv, scratch)
 
 
 class SeparateBlocks:

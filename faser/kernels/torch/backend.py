@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from faser.kernels.interface.blocks import Blocks
+from faser.kernels.interface.blocks import Blocks, Layers
 from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
 from faser.kernels.interface.fp8_cache import as_bytes, stored
 from faser.kernels.interface.graph_capture import GraphCapture
@@ -73,6 +73,7 @@ class TorchBackend:
         self.mask_kernel = None
         self.rejection_kernels = None
         self.fused_blocks: Blocks | None = None
+        self.fused_layers: Layers | None = None
         self.graph_capture: GraphCapture | None = None
         self.lane: DeviceLane | None = None
         self.has_fp8 = True

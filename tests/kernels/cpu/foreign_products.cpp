@@ -16,7 +16,7 @@ int64_t faser_low_bit_bytes(const FaserLowBitPart* part, int64_t depth);
 void faser_low_bit_pack(Pool* pool, const FaserLowBitPart* part, int64_t depth, int32_t stored, const uint8_t* blocks);
 void faser_low_bit_linear(Pool* pool, const FaserLowBit* linear, const void* x, int64_t x_stride, int32_t x_dtype,
                           int64_t rows, void* out, int64_t out_stride, int32_t out_dtype, const void* residual,
-                          int64_t residual_stride);
+                          int64_t residual_stride, const FaserLowBit* following);
 }
 
 struct Case {
@@ -49,7 +49,7 @@ int main() {
         faser_low_bit_pack(pool, &part, given.depth, int32_t(given.stored), blocks.data());
         const FaserLowBit linear{&part, 1, nullptr, given.depth};
         faser_low_bit_linear(pool, &linear, x.data(), given.depth, kFloat32, given.rows, out.data(), given.columns,
-                             kFloat32, nullptr, 0);
+                             kFloat32, nullptr, 0, nullptr);
         std::fwrite(out.data(), sizeof(float), out.size(), stdout);
     }
 }

@@ -1,8 +1,8 @@
-"""Units of a layer on the native backend. Oracle: its single operations, bit for bit.
+"""Layers and their units on the native backend. Oracle: its single operations, bit for bit.
 
 Bugs these tests have been seen to catch: the residual left out, gate and up in the wrong buffer, the next layer's
 norm for this one's, structures of a layer that is gone used for another at the same address, inputs that are not
-reordered.
+reordered, keys of every layer in the first one's blocks, queries that are not rotated.
 """
 
 import gc
@@ -14,12 +14,24 @@ import torch
 from torch import Tensor
 
 from faser.kernels.cpu.backend import NativeBackend
-from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, NormedLinear
-from faser.kernels.interface.separate_blocks import SeparateBlocks
-from faser.kernels.interface.shapes import PackedLinear
+from faser.kernels.interface.blocks import (
+    BlockBuffers,
+    Blocks,
+    DecoderLayer,
+    DecoderStack,
+    FeedForward,
+    LayerBuffers,
+    Layers,
+    NormedLinear,
+)
+from faser.kernels.interface.separate_blocks import SeparateBlocks, SeparateLayers
+from faser.kernels.interface.shapes import AttentionShape, KvShape, PackedLinear, RowLayout
 from tests.kernels.interface.low_bit.blocks import random_blocks
 
 HIDDEN, HEADS, INNER, QKV = 64, 96, 160, 128
+HEAD_DIM = 16
+KV_HEADS = (QKV - HEADS) // 2 // HEAD_DIM
+BLOCK_SIZE = 16
 
 
 def random(*size: int, seed: int) -> Tensor:
@@ -49,13 +61,70 @@ def layer(
     return block, normed("qkv", QKV, 3)
 
 
+def block_buffers(rows: int, dtype: torch.dtype) -> BlockBuffers:
+    sizes = {"normed": HIDDEN, "gate_up": 2 * INNER, "inner": INNER}
+    return BlockBuffers(**{name: torch.empty(rows, size, dtype=dtype) for name, size in sizes.items()})
+
+
+def layer_stack(backend: NativeBackend, dtype: torch.dtype, low_bit: str, count: int) -> DecoderStack:
+    """Layers that differ in windows, rotation and norms of heads; as the head, the first product once more."""
+    shape = AttentionShape(num_heads=HEADS // HEAD_DIM, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, scale=0.25)
+    layers = []
+    for number in range(count):
+        block, qkv = layer(backend, dtype, low_bit, seed=10 * number)
+        norm = (1 + random(HEAD_DIM, seed=number) / 4).to(dtype)
+        layers.append(
+            DecoderLayer(
+                qkv=qkv,
+                shape=replace(shape, window=5 if number == 1 else None),
+                angles=None if number == 2 else random(40, HEAD_DIM, seed=number),
+                q_norm=norm if number else None,
+                k_norm=norm if number else None,
+                eps=1e-5,
+                feed_forward=block,
+            )
+        )
+    return DecoderStack(layers=tuple(layers), head=layers[0].qkv)
+
+
+def run_layers(
+    backend: NativeBackend, layers: Layers, stack: DecoderStack, lengths: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    """The stream after all layers, of sequences whose last tokens are rows; in two calls."""
+    rows, count = sum(lengths), len(stack.layers)
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    positions = torch.cat([torch.arange(each) for each in lengths]).int()
+    table = torch.arange(2 * len(lengths)).view(-1, 2).int()
+    layout = RowLayout(
+        query_start=starts, seq_len=torch.tensor(lengths).int(), positions=positions, block_table=table
+    )
+    cache = backend.allocate_kv(
+        KvShape(
+            num_layers=count,
+            num_blocks=table.numel(),
+            block_size=BLOCK_SIZE,
+            num_kv_heads=KV_HEADS,
+            head_dim=HEAD_DIM,
+            dtype=dtype,
+        )
+    )
+    hidden, plan = random(rows, HIDDEN, seed=7).to(dtype), backend.plan(layout, BLOCK_SIZE)
+    buffers = LayerBuffers(
+        qkv=torch.empty(rows, QKV, dtype=dtype),
+        mixed=torch.empty(rows, HEADS, dtype=dtype),
+        block=block_buffers(rows, dtype),
+    )
+    for first, last in ((0, 1), (1, count)):
+        layers.run(stack, first, last, hidden, cache, plan, buffers)
+    return hidden
+
+
 def run(
     blocks: Blocks, block: FeedForward, following: NormedLinear | None, rows: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The stream afterwards, the next product, and the product before the first attention."""
     hidden, mixed = random(rows, HIDDEN, seed=4).to(dtype), random(rows, HEADS, seed=5).to(dtype)
-    sizes = {"normed": HIDDEN, "gate_up": 2 * INNER, "inner": INNER}
-    buffers = BlockBuffers(**{name: torch.empty(rows, size, dtype=dtype) for name, size in sizes.items()})
+    buffers = block_buffers(rows, dtype)
     out, wide = torch.zeros(rows, QKV, dtype=dtype), torch.zeros(rows, 2 * INNER)
     blocks.normed_linear(random(rows, 2 * HIDDEN, seed=6).to(dtype)[:, HIDDEN:], block.gate_up, wide, buffers)
     blocks.feed_forward(mixed, hidden, block, following, out, buffers)
@@ -107,3 +176,28 @@ def test_a_layer_that_is_gone_leaves_nothing_to_one_in_its_place(native_alone: N
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True)), seed
         del block, following
         gc.collect()
+
+
+@pytest.mark.parametrize("lengths", [(1,), (3, 1, 20), (1,) * 9])
+@pytest.mark.parametrize("low_bit", ["", "out gate_up down qkv", "down"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_layers_in_one_call_have_the_bits_of_single_operations(
+    native: NativeBackend, dtype: torch.dtype, low_bit: str, lengths: tuple[int, ...]
+) -> None:
+    assert native.fused_layers is not None
+    stack = layer_stack(native, dtype, low_bit, 3)
+    separate = SeparateLayers(native, SeparateBlocks(native))
+    found = run_layers(native, native.fused_layers, stack, lengths, dtype)
+    assert torch.equal(found, run_layers(native, separate, stack, lengths, dtype))
+
+
+def test_layers_of_which_one_reorders_its_inputs_are_right_too(native_alone: NativeBackend) -> None:
+    assert native_alone.fused_layers is not None
+    stack = layer_stack(native_alone, torch.bfloat16, "", 2)
+    order = np.random.default_rng(0).permutation(INNER).astype(np.int32)
+    down = native_alone.pack(replace(random_blocks("Q8_0", HIDDEN, INNER), order=order))
+    reordered = replace(stack.layers[1], feed_forward=replace(stack.layers[1].feed_forward, down=down))
+    stack = replace(stack, layers=(stack.layers[0], reordered))
+    separate = SeparateLayers(native_alone, SeparateBlocks(native_alone))
+    found = run_layers(native_alone, native_alone.fused_layers, stack, (2, 3), torch.bfloat16)
+    assert torch.equal(found, run_layers(native_alone, separate, stack, (2, 3), torch.bfloat16))

@@ -79,6 +79,19 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(
         assert torch.equal(native.linear(x[row : row + 1], packed, torch.empty(1, 97))[0], together[row])
 
 
+@pytest.mark.parametrize("threads", [1, 3, 5])
+def test_any_number_of_threads_gives_the_same_bits(kernel_cache: Path, threads: int) -> None:
+    """Also more threads than there is work for. Bugs seen to be caught: shares that leave a unit out, and shares
+    of late threads that no other takes."""
+    backend = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=threads)
+    for columns in (1, 70, 700):
+        weight = stack_low_bit([random_blocks("Q4_1", columns, 96), random_blocks("Q8_0", 100, 96)])
+        for rows in (1, 4, 17, 70):
+            for _ in range(5):
+                found, wanted = both(backend, random(rows, 96), weight)
+                assert torch.equal(found, wanted), (columns, rows)
+
+
 GROUPS: list[tuple[int, dict[str, Any]]] = [
     (4, {"group_size": 32, "dtype": np.float16}),
     (4, {"group_size": 64, "dtype": np.float16, "has_minimums": True}),

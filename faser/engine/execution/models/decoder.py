@@ -11,10 +11,19 @@ from torch import Tensor
 
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.execution.models import tensors
-from faser.engine.execution.models.weights import DecoderWeights
+from faser.engine.execution.models.weights import DecoderWeights, LayerWeights
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, NormedLinear
-from faser.kernels.interface.separate_blocks import SeparateBlocks
+from faser.kernels.interface.blocks import (
+    BlockBuffers,
+    Blocks,
+    DecoderLayer,
+    DecoderStack,
+    FeedForward,
+    LayerBuffers,
+    Layers,
+    NormedLinear,
+)
+from faser.kernels.interface.separate_blocks import SeparateBlocks, SeparateLayers
 from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache, PackedLinear
 
 
@@ -80,26 +89,35 @@ class Decoder:
         self._weights = weights
         self._buffers = buffers
         self._blocks: Blocks = backend.fused_blocks or SeparateBlocks(backend)
-        self._qkv = tuple(self._normed(each.input_norm, each.qkv) for each in weights.layers)
-        self._feed_forward = tuple(
-            FeedForward(
-                attention_out=each.attention_out,
-                gate_up=self._normed(each.post_norm, each.gate_up),
-                down=each.down,
-            )
-            for each in weights.layers
+        self._layers: Layers = backend.fused_layers or SeparateLayers(backend, self._blocks)
+        self._stack = DecoderStack(
+            layers=tuple(
+                self._layer(each, window, angles if rotates else None)
+                for each, window, rotates in zip(weights.layers, spec.windows, spec.rotary, strict=True)
+            ),
+            head=self._normed(weights.final_norm, weights.head),
         )
-        self._head = self._normed(weights.final_norm, weights.head)
-        self._angles = tuple(angles if rotates else None for rotates in spec.rotary)
-        self._shapes = tuple(
-            AttentionShape(
+
+    def _layer(self, weights: LayerWeights, window: int | None, angles: Tensor | None) -> DecoderLayer:
+        spec = self.spec
+        return DecoderLayer(
+            qkv=self._normed(weights.input_norm, weights.qkv),
+            shape=AttentionShape(
                 num_heads=spec.num_heads,
                 num_kv_heads=spec.num_kv_heads,
                 head_dim=spec.head_dim,
                 scale=spec.head_dim**-0.5,
                 window=window,
-            )
-            for window in spec.windows
+            ),
+            angles=angles,
+            q_norm=weights.q_norm,
+            k_norm=weights.k_norm,
+            eps=spec.rms_norm_eps,
+            feed_forward=FeedForward(
+                attention_out=weights.attention_out,
+                gate_up=self._normed(weights.post_norm, weights.gate_up),
+                down=weights.down,
+            ),
         )
 
     def _normed(self, norm: Tensor | None, linear: PackedLinear) -> NormedLinear:
@@ -140,36 +158,26 @@ class Decoder:
 
         plan: of the layout of these rows. Returns hidden.
         """
-        backend, buffers, eps = self._backend, self._buffers, self.spec.rms_norm_eps
-        rows, blocks = len(hidden), self._blocks
-        qkv, mixed, scratch = buffers.qkv[:rows], buffers.mixed[:rows], buffers.scratch(rows)
-        if first < last:
-            blocks.normed_linear(hidden, self._qkv[first], qkv, scratch)
-        for layer in range(first, last):
-            weights, shape, angles = self._weights.layers[layer], self._shapes[layer], self._angles[layer]
-            queries = backend.rope_append(
-                qkv, angles, cache, layer, shape, plan, q_norm=weights.q_norm, k_norm=weights.k_norm, eps=eps
-            )
-            backend.attend(queries, cache, layer, shape, plan, mixed)
-            following = self._qkv[layer + 1] if layer + 1 < last else None
-            blocks.feed_forward(mixed, hidden, self._feed_forward[layer], following, qkv, scratch)
+        rows, buffers = len(hidden), self._buffers
+        room = LayerBuffers(qkv=buffers.qkv[:rows], mixed=buffers.mixed[:rows], block=buffers.scratch(rows))
+        self._layers.run(self._stack, first, last, hidden, cache, plan, room)
         return hidden
 
     def fill_cache(self, num_rows: int, cache: KvCache, plan: AttentionPlan) -> None:
         """Store random keys and values for the rows of a step in all layers. Computes nothing else."""
         qkv = self._buffers.qkv[:num_rows]
         qkv.normal_(generator=torch.Generator(qkv.device).manual_seed(num_rows))
-        for layer, (weights, shape) in enumerate(zip(self._weights.layers, self._shapes, strict=True)):
+        for number, layer in enumerate(self._stack.layers):
             self._backend.rope_append(
                 qkv,
-                self._angles[layer],
+                layer.angles,
                 cache,
-                layer,
-                shape,
+                number,
+                layer.shape,
                 plan,
-                q_norm=weights.q_norm,
-                k_norm=weights.k_norm,
-                eps=self.spec.rms_norm_eps,
+                q_norm=layer.q_norm,
+                k_norm=layer.k_norm,
+                eps=layer.eps,
             )
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -177,7 +185,7 @@ class Decoder:
         rows = len(hidden)
         assert rows <= len(self._buffers.logits), "more rows than the logits buffer holds"
         scratch = self._buffers.scratch(rows)
-        return self._blocks.normed_linear(hidden, self._head, self._buffers.logits[:rows], scratch)
+        return self._blocks.normed_linear(hidden, self._stack.head, self._buffers.logits[:rows], scratch)
 
     def scores(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         """Logits of a few tokens per row, [N, M] float32, rounded to the dtype of the weights.

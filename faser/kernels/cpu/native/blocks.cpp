@@ -1,6 +1,9 @@
-// The parts of a layer around its attention in one call: what lies between two kernels is then nanoseconds, not
-// Python. Every operation is the one that has a call of its own, so results are the same bits.
+// Layers, and the parts of a layer around its attention, in one call: what lies between two kernels is then
+// nanoseconds, not Python. Every operation is the one that has a call of its own, so results are the same bits.
+//
+// A low-bit product is told which one follows: while a thread waits, it fetches the first weights of its share of it.
 
+#include "attention/span.h"
 #include "pool.h"
 #include "simd.h"
 
@@ -15,11 +18,16 @@ void faser_linear(Pool*, const FaserLinear*, const void* x, int64_t x_stride, in
                   int64_t out_stride, int32_t out_dtype, const void* residual, int64_t residual_stride);
 void faser_low_bit_linear(Pool*, const FaserLowBit*, const void* x, int64_t x_stride, int32_t x_dtype, int64_t rows,
                           void* out, int64_t out_stride, int32_t out_dtype, const void* residual,
-                          int64_t residual_stride);
+                          int64_t residual_stride, const FaserLowBit* following);
 void faser_rms_norm(Pool*, const void* x, int64_t stride, int64_t rows, int64_t width, const void* weight, float eps,
                     void* out, int64_t out_stride, int32_t dtype);
 void faser_silu_mul(Pool*, const void* gate_up, int64_t stride, int64_t rows, int64_t width, void* out,
                     int64_t out_stride, int32_t dtype);
+void faser_rope_append(Pool*, const FaserCache*, const FaserPlan*, int64_t layer, int64_t num_heads, void* qkv,
+                       int64_t stride, const float* angles, const void* q_norm, const void* k_norm, float eps,
+                       int32_t dtype);
+void faser_attend(Pool*, const FaserCache*, FaserPlan*, const FaserHeads*, int64_t layer, const void* q,
+                  int64_t q_stride, void* out, int64_t out_stride, int32_t dtype);
 
 // A product of either kind. Mirrored in library.py, as the others here.
 struct FaserAnyLinear {
@@ -40,6 +48,16 @@ struct FaserFeedForward {
     FaserAnyLinear down;
 };
 
+struct FaserLayer {
+    FaserNormedLinear qkv;
+    FaserFeedForward feed_forward;
+    FaserHeads heads;
+    const float* angles;  // as faser_rope_append takes them
+    const void* q_norm;
+    const void* k_norm;
+    float eps;
+};
+
 // The rows of a step, without gaps in any tensor; normed, gate_up and inner are overwritten.
 struct FaserBlockRows {
     int64_t rows;
@@ -53,12 +71,37 @@ struct FaserBlockRows {
 namespace {
 
 void multiply(Pool* pool, const FaserAnyLinear& by, const FaserBlockRows& rows, const void* x, void* out,
-              int32_t out_dtype, const void* residual) {
+              int32_t out_dtype, const void* residual, const FaserAnyLinear* following) {
     if (by.linear) {
         return faser_linear(pool, by.linear, x, by.depth, rows.rows, out, by.columns, out_dtype, residual, by.columns);
     }
     faser_low_bit_linear(pool, by.low_bit, x, by.depth, rows.dtype, rows.rows, out, by.columns, out_dtype, residual,
-                         by.columns);
+                         by.columns, following ? following->low_bit : nullptr);
+}
+
+void normed_linear(Pool* pool, const FaserNormedLinear& by, const FaserBlockRows& rows, const void* hidden,
+                   int64_t stride, void* out, int32_t out_dtype, const FaserAnyLinear* following) {
+    const int64_t width = by.product.depth;
+    faser_rms_norm(pool, hidden, stride, rows.rows, width, by.norm, by.eps, rows.normed, width, rows.dtype);
+    multiply(pool, by.product, rows, rows.normed, out, out_dtype, nullptr, following);
+}
+
+// following: the product that is multiplied next, or null.
+void feed_forward(Pool* pool, const FaserFeedForward& layer, const FaserBlockRows& rows, const void* mixed,
+                  void* hidden, const FaserAnyLinear* following) {
+    const int64_t inner = layer.down.depth;
+    multiply(pool, layer.attention_out, rows, mixed, hidden, rows.dtype, hidden, &layer.gate_up.product);
+    normed_linear(pool, layer.gate_up, rows, hidden, layer.down.columns, rows.gate_up, rows.dtype, &layer.down);
+    faser_silu_mul(pool, rows.gate_up, 2 * inner, rows.rows, inner, rows.inner, inner, rows.dtype);
+    multiply(pool, layer.down, rows, rows.inner, hidden, rows.dtype, hidden, following);
+}
+
+void attend(Pool* pool, const FaserLayer& layer, int64_t number, const FaserBlockRows& rows, const FaserCache* cache,
+            FaserPlan* plan, void* qkv, void* mixed) {
+    const int64_t stride = layer.qkv.product.columns, width = layer.feed_forward.attention_out.depth;
+    faser_rope_append(pool, cache, plan, number, layer.heads.num_heads, qkv, stride, layer.angles, layer.q_norm,
+                      layer.k_norm, layer.eps, rows.dtype);
+    faser_attend(pool, cache, plan, &layer.heads, number, qkv, stride, mixed, width, rows.dtype);
 }
 
 }  // namespace
@@ -68,20 +111,29 @@ extern "C" {
 // out [rows, N] = product(norm(hidden [rows, K])). stride: values from one row of hidden to the next.
 void faser_normed_linear(Pool* pool, const FaserNormedLinear* by, const FaserBlockRows* rows, const void* hidden,
                          int64_t stride, void* out, int32_t out_dtype) {
-    const int64_t width = by->product.depth;
-    faser_rms_norm(pool, hidden, stride, rows->rows, width, by->norm, by->eps, rows->normed, width, rows->dtype);
-    multiply(pool, by->product, *rows, rows->normed, out, out_dtype, nullptr);
+    normed_linear(pool, *by, *rows, hidden, stride, out, out_dtype, nullptr);
 }
 
 // hidden += attention_out(mixed); hidden += down(silu_mul(gate_up(hidden))); unless following is null,
 // out = following(hidden).
 void faser_feed_forward(Pool* pool, const FaserFeedForward* layer, const FaserNormedLinear* following,
                         const FaserBlockRows* rows, const void* mixed, void* hidden, void* out) {
-    const int64_t inner = layer->down.depth;
-    multiply(pool, layer->attention_out, *rows, mixed, hidden, rows->dtype, hidden);
-    faser_normed_linear(pool, &layer->gate_up, rows, hidden, layer->down.columns, rows->gate_up, rows->dtype);
-    faser_silu_mul(pool, rows->gate_up, 2 * inner, rows->rows, inner, rows->inner, inner, rows->dtype);
-    multiply(pool, layer->down, *rows, rows->inner, hidden, rows->dtype, hidden);
+    feed_forward(pool, *layer, *rows, mixed, hidden, following ? &following->product : nullptr);
     if (following) faser_normed_linear(pool, following, rows, hidden, layer->down.columns, out, rows->dtype);
+}
+
+// Layers [first, last) over hidden [rows, H], in place; their keys and values enter the cache. layers: from number 0
+// on. following: the product after them, which is not computed here, or null. qkv, mixed: room for the rows.
+void faser_layers(Pool* pool, const FaserLayer* layers, int64_t first, int64_t last, const FaserNormedLinear* following,
+                  const FaserBlockRows* rows, const FaserCache* cache, FaserPlan* plan, void* hidden, void* qkv,
+                  void* mixed) {
+    for (int64_t number = first; number < last; number++) {
+        const FaserLayer& layer = layers[number];
+        const FaserNormedLinear* next = number + 1 < last ? &layers[number + 1].qkv : following;
+        normed_linear(pool, layer.qkv, *rows, hidden, layer.qkv.product.depth, qkv, rows->dtype,
+                      &layer.feed_forward.attention_out);
+        attend(pool, layer, number, *rows, cache, plan, qkv, mixed);
+        feed_forward(pool, layer.feed_forward, *rows, mixed, hidden, next ? &next->product : nullptr);
+    }
 }
 }

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #if defined(__linux__)
@@ -32,9 +33,9 @@ inline void relax() {
 class Pool {
   public:
     // cores: one for each thread, the caller's first; the pool does not move the caller. null: threads are unpinned.
-    explicit Pool(int num_threads, const int32_t* cores = nullptr) : num_threads_(num_threads) {
+    explicit Pool(int num_threads, const int32_t* cores = nullptr) : num_threads_(num_threads), waits_(num_threads) {
         for (int i = 1; i < num_threads; i++) {
-            threads_.emplace_back([this] { serve(); });
+            threads_.emplace_back([this, i] { serve(i); });
             if (cores != nullptr && !place(threads_.back(), cores[i])) placed_ = false;
         }
     }
@@ -56,14 +57,17 @@ class Pool {
     // No job follows soon: idle threads sleep now and free their cores. The next job wakes them.
     void rest() { resting_.store(true, std::memory_order_relaxed); }
 
-    // Calls body(i) once for every i below pieces (at most 2^31), from several threads; returns when all are done.
+    // Calls body(i) once for every i below pieces (at most 2^31), from several threads; returns when all are done. A
+    // body may take a second argument: the number of the thread that calls it, 0 for the caller.
     template <class Body>
     void run(int64_t pieces, const Body& body) {
-        if (num_threads_ == 1 || pieces == 1) {
-            for (int64_t i = 0; i < pieces; i++) body(i);
+        if (num_threads_ == 1 || pieces <= 1) {
+            for (int64_t i = 0; i < pieces; i++) invoke(body, i, 0);
             return;
         }
-        call_ = [](const void* context, int64_t i) { (*static_cast<const Body*>(context))(i); };
+        call_ = [](const void* context, int64_t i, int thread) {
+            invoke(*static_cast<const Body*>(context), i, thread);
+        };
         context_ = &body;
         done_.store(0, std::memory_order_relaxed);
         if (resting_.load(std::memory_order_relaxed)) resting_.store(false, std::memory_order_relaxed);
@@ -72,11 +76,14 @@ class Pool {
             { std::lock_guard<std::mutex> lock(mutex_); }
             wake_.notify_all();
         }
-        work();
+        work(0);
         for (int spins = 0; done_.load(std::memory_order_acquire) != pieces; spins++) {
-            spins < kPatience ? relax() : std::this_thread::yield();
+            spins < kPatience ? wait(0) : std::this_thread::yield();
         }
     }
+
+    // The calling thread, of this number, brings [from, to) into its cache while it waits for its next job.
+    void fetch_while_waiting(int thread, const char* from, const char* to) { waits_[thread] = {from, to}; }
 
   private:
     // The ticket holds how many pieces the job has (high half) and how many are claimed (low half): a thread that
@@ -84,25 +91,41 @@ class Pool {
     // only happen once a thread and job, so the low half does not overflow.
     static bool open(uint64_t ticket) { return uint32_t(ticket) < uint32_t(ticket >> 32); }
 
-    void work() {
+    template <class Body>
+    static void invoke(const Body& body, int64_t i, int thread) {
+        if constexpr (std::is_invocable_v<const Body&, int64_t, int>) {
+            body(i, thread);
+        } else {
+            body(i);
+        }
+    }
+
+    // A moment of waiting. Memory is idle then: the thread brings a few lines of what it was told to.
+    void wait(int thread) {
+        Wait& at = waits_[thread];
+        if (at.next >= at.end) return relax();
+        for (int i = 0; i < kFetched && at.next < at.end; i++, at.next += 64) __builtin_prefetch(at.next, 0, 2);
+    }
+
+    void work(int thread) {
         while (open(ticket_.load(std::memory_order_acquire))) {
             uint64_t claimed = ticket_.fetch_add(1, std::memory_order_acq_rel);
             if (!open(claimed)) return;
-            call_(context_, uint32_t(claimed));
+            call_(context_, uint32_t(claimed), thread);
             done_.fetch_add(1, std::memory_order_release);
         }
     }
 
-    void serve() {
+    void serve(int thread) {
         using Clock = std::chrono::steady_clock;
         while (true) {
             auto deadline = Clock::now() + kSpin;
             for (int spins = 1; !open(ticket_.load(std::memory_order_relaxed)); spins++) {
-                relax();
+                wait(thread);
                 if (spins % 64 != 0) continue;
                 if ((resting_.load(std::memory_order_relaxed) || Clock::now() > deadline) && !sleep()) return;
             }
-            work();
+            work(thread);
         }
     }
 
@@ -128,6 +151,13 @@ class Pool {
     }
 
     static constexpr std::chrono::microseconds kSpin{200};  // longer than the Python between two kernels
+    // What a thread is to fetch while it waits. Only that thread uses it.
+    struct alignas(64) Wait {
+        const char* next = nullptr;
+        const char* end = nullptr;
+    };
+
+    static constexpr int kFetched = 4;                      // lines of 64 bytes
     static constexpr int kPatience = 20000;                 // spins, about 0.2 ms, before the caller yields
 
     const int num_threads_;
@@ -135,10 +165,11 @@ class Pool {
     alignas(64) std::atomic<int64_t> done_{0};
     alignas(64) std::atomic<int> sleepers_{0};
     std::atomic<bool> resting_{false};
-    void (*call_)(const void*, int64_t) = nullptr;
+    void (*call_)(const void*, int64_t, int) = nullptr;
     const void* context_ = nullptr;
     bool stopping_ = false;
     bool placed_ = true;
+    std::vector<Wait> waits_;
     std::mutex mutex_;
     std::condition_variable wake_;
     std::vector<std::thread> threads_;

@@ -28,7 +28,7 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
 )
 from faser.kernels.cuda.triton.device_kernels import DeviceKernels
 from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
-from faser.kernels.interface.blocks import Blocks
+from faser.kernels.interface.blocks import Blocks, Layers
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.fp8_cache import check_cache_dtype
 from faser.kernels.interface.low_bit.rows import LowBitRows
@@ -156,6 +156,7 @@ class FlashInferBackend:
         self.has_low_bit = False
         self.prefers_low_bit = False
         self.fused_blocks: Blocks | None = _blocks(SeparateBlocks(self), accelerator, kernels, fp8)
+        self.fused_layers: Layers | None = None
         self._accelerator = accelerator
         self._library = library
         self._kernels = kernels

@@ -1,11 +1,12 @@
 // Products with low-bit weights: integer sums in every group, then floats in the order of their groups.
 //
-// Every multiply-add is rounded once and no sum is split, so a row gets the same bits in every batch, on any number of threads and
-// on every CPU: those of kernels/interface/low_bit/product.py.
+// Every multiply-add is rounded once and no sum is split, so a row gets the same bits in every batch, on any number of
+// threads and on every CPU: those of kernels/interface/low_bit/product.py.
 
 #include "activations.h"
 #include "dot.h"
 #include "layout.h"
+#include "../shares.h"
 #include "../tile.h"
 
 using namespace faser;
@@ -20,9 +21,8 @@ constexpr int kSinglePanels = kLanes == 16 ? 4 : kLanes == 8 ? 2 : 1;
 constexpr int64_t kUnitPanels = 2;  // the least that a piece of work holds
 static_assert(kPanelsTogether % kUnitPanels == 0 && kUnitPanels % kFewPanels == 0, "no panel is left over");
 constexpr int64_t kBlockRows = 64;
-constexpr int64_t kWaitingRows = 8;  // up to which memory is the limit
-constexpr int64_t kPieceBytes = 64 * 1024, kWaitingPieceBytes = 256 * 1024;  // of weights, at most or one unit
-constexpr int64_t kFetchBytes = 2048;
+constexpr int64_t kPieceBytes = 64 * 1024;  // of weights, at most or one unit: with more than a block of rows
+constexpr int64_t kFetchBytes = 256 * 1024;  // of the next product, by each thread that waits for it
 
 // What a tile reads: the forms in memory, and nibbles that have been unpacked to bytes.
 enum Codes { kOfNibbles = kNibbles, kOfTable = kTable, kOfBytes = kBytes, kOfBytes16 = kBytes16, kOfSmallBytes };
@@ -74,7 +74,6 @@ void unpack(const char* from, int64_t groups, char* to) {
     for (int64_t group = 0; group < groups; group++, from += 4 * kStepBytes, to += 8 * kStepBytes) {
 #pragma GCC unroll 4
         for (int v = 0; v < 4; v++) {
-            __builtin_prefetch(from + v * kStepBytes + kFetchBytes, 0, 2);
 #pragma GCC unroll 4
             for (int i = 0; i < kParts; i++) {
                 const int64_t at = v * kStepBytes + i * sizeof(vf);
@@ -157,13 +156,14 @@ inline vf everywhere(const float* x) {
 struct TileSpan {
     const char* codes;       // of the first panel
     int64_t panel_bytes;     // from the codes of one panel to those of the next
-    const float* scales;     // Factors
+    const float* scales;     // Factors; or where the codes' panel stores them as half floats, which are read directly
     const float* minimums;
     const int8_t* x;         // [rows, kSpan]
     const float* x_scales;   // [rows, kStretches]
     const float* x_sums;     // [rows, kGroups32]
     const int32_t* starts;   // [rows, groups of a span]
-    bool fetch;              // whether to prefetch codes
+    const char* ahead;       // weights to fetch meanwhile, or null
+    int64_t ahead_lines;     // of them, for each group
     float* totals;           // [rows, panels, 16]
 };
 
@@ -180,13 +180,9 @@ inline __attribute__((always_inline)) void add_group(const TileSpan& tile, int64
         std::memcpy(&bytes, x + row * kSpan + k, 4);
         return D::factor(bytes);
     };
-    if (tile.fetch) {
-        for (int p = 0; p < Panels; p++) {
-#pragma GCC unroll 8
-            for (int v = 0; v < kVectors; v++) {
-                __builtin_prefetch(codes + p * tile.panel_bytes + v * kStepBytes + kFetchBytes, 0, 2);
-            }
-        }
+    if (tile.ahead) {
+        const char* ahead = tile.ahead + group * tile.ahead_lines * kStepBytes;
+        for (int64_t line = 0; line < tile.ahead_lines; line++) __builtin_prefetch(ahead + line * kStepBytes, 0, 2);
     }
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; v++) {
@@ -222,9 +218,14 @@ inline __attribute__((always_inline)) void add_group(const TileSpan& tile, int64
 
 // One stretch of a tile, values with one scale a row: totals += x's scales * (its groups, summed in order). A sum of
 // one addend is that addend: zeros of either sign are the same in totals.
-template <int C, bool Minimums, int Rows, int Panels, int Groups>
+template <int C, bool Minimums, bool Halves, int Rows, int Panels, int Groups>
 inline __attribute__((always_inline)) void add_stretch(const TileSpan& tile, int64_t stretch) {
     constexpr int kAll = Panels * kParts, kSpanGroups = kSpan / CodesOf<C>::kGroup;
+    auto factor = [&](const float* from, int64_t group, int q) {
+        if constexpr (!Halves) return load(from + group * Panels * kPanel + q * kLanes);
+        const int64_t place = group * kPanel + q % kParts * kLanes;
+        return load_halves((const char*)from + q / kParts * tile.panel_bytes + place * 2);
+    };
     vf partial[Rows][kAll];
 #pragma GCC unroll 4
     for (int number = 0; number < Groups; number++) {
@@ -239,7 +240,7 @@ inline __attribute__((always_inline)) void add_stretch(const TileSpan& tile, int
         add_group<C, Rows, Panels>(tile, group, sums);
 #pragma GCC unroll 8
         for (int q = 0; q < kAll; q++) {
-            const vf scale = load(tile.scales + group * Panels * kPanel + q * kLanes);
+            const vf scale = factor(tile.scales, group, q);
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; r++) {
                 const vf sum = __builtin_convertvector(sums[r][q], vf);
@@ -249,7 +250,7 @@ inline __attribute__((always_inline)) void add_stretch(const TileSpan& tile, int
         if constexpr (Minimums) {
 #pragma GCC unroll 8
             for (int q = 0; q < kAll; q++) {
-                const vf minimum = load(tile.minimums + group * Panels * kPanel + q * kLanes);
+                const vf minimum = factor(tile.minimums, group, q);
 #pragma GCC unroll 8
                 for (int r = 0; r < Rows; r++) {
                     partial[r][q] = fused(minimum, everywhere(tile.x_sums + r * kGroups32 + group), partial[r][q]);
@@ -269,20 +270,28 @@ inline __attribute__((always_inline)) void add_stretch(const TileSpan& tile, int
 }
 
 // `count` tiles of `Rows` rows each over one span; tile: the first.
-template <int C, bool Minimums, int Rows, int Panels>
+template <int C, bool Minimums, bool Halves, int Rows, int Panels>
 __attribute__((noinline)) void add_tiles(TileSpan tile, int64_t values, int64_t count) {
     constexpr int kGroups = kScaled / CodesOf<C>::kGroup;
     for (; count > 0; count--) {
         int64_t stretch = 0;
-        for (; stretch < values / kScaled; stretch++) add_stretch<C, Minimums, Rows, Panels, kGroups>(tile, stretch);
-        if (values % kScaled) add_stretch<C, Minimums, Rows, Panels, kGroups / 2>(tile, stretch);
-        tile.fetch = false;
+        for (; stretch < values / kScaled; stretch++) {
+            add_stretch<C, Minimums, Halves, Rows, Panels, kGroups>(tile, stretch);
+        }
+        if (values % kScaled) add_stretch<C, Minimums, Halves, Rows, Panels, kGroups / 2>(tile, stretch);
+        tile.ahead = nullptr;
         tile.x += Rows * kSpan;
         tile.x_scales += Rows * kStretches;
         tile.x_sums += Rows * kGroups32;
         tile.starts += Rows * (kSpan / CodesOf<C>::kGroup);
         tile.totals += Rows * Panels * kPanel;
     }
+}
+
+// Whether a tile reads scales and minimums directly: a single row uses each only once.
+template <int Group>
+bool reads_halves(const FaserLowBitPart& part, int64_t rows) {
+    return rows == 1 && part.factors == kHalves && part.factor_values == Group;
 }
 
 // All rows of a block over one span; tile: its first rows. Tiles are as even as possible, the higher ones first.
@@ -292,28 +301,35 @@ void add_block(const TileSpan& tile, const FaserLowBitPart& part, int64_t values
     const int64_t tiles = (rows + most - 1) / most, height = rows / tiles, higher = rows % tiles;
     auto add = [&](int64_t first, int64_t tile_rows, int64_t count) {
         TileSpan at = tile;
-        at.fetch = tile.fetch && first == 0;
+        if (first > 0) at.ahead = nullptr;
         at.x += first * kSpan;
         at.x_scales += first * kStretches;
         at.x_sums += first * kGroups32;
         at.starts += first * (kSpan / CodesOf<C>::kGroup);
         at.totals += first * Panels * kPanel;
         with_count<Panels == kFewPanels ? kMostRows : 1>(int(tile_rows), [&](auto number) {
-            if constexpr (C == kOfNibbles || C == kOfBytes || C == kOfSmallBytes) {
-                if (part.has_minimums) return add_tiles<C, true, number.value, Panels>(at, values, count);
+            constexpr bool kMinimums = C == kOfNibbles || C == kOfBytes || C == kOfSmallBytes;
+            const bool minimums = kMinimums && part.has_minimums;
+            if constexpr (number.value == 1) {
+                if (reads_halves<CodesOf<C>::kGroup>(part, rows)) {
+                    if (minimums) return add_tiles<C, kMinimums, true, 1, Panels>(at, values, count);
+                    return add_tiles<C, false, true, 1, Panels>(at, values, count);
+                }
             }
-            add_tiles<C, false, number.value, Panels>(at, values, count);
+            if (minimums) return add_tiles<C, kMinimums, false, number.value, Panels>(at, values, count);
+            add_tiles<C, false, false, number.value, Panels>(at, values, count);
         });
     };
     if (higher > 0) add(0, height + 1, higher);
     add(higher * (height + 1), height, tiles - higher);
 }
 
-// Rows [row, end), at most kBlockRows, with Panels panels from `panel` on. A span of weights is read from memory by
-// the first tile of rows, or unpacked for more than one; the others find it in the cache.
+// Rows [row, end), at most kBlockRows, with Panels panels from `panel` on. Nibbles are unpacked for more than one tile
+// of rows. ahead: weights that this thread needs next, or null; the first tile fetches as many as it reads.
 template <int C, int Panels>
 void multiply_rows(const FaserLowBit& linear, const FaserLowBitPart& part, const FaserProduct& call,
-                   const Activations& x, const int32_t* starts, int64_t panel, int64_t row, int64_t end) {
+                   const Activations& x, const int32_t* starts, int64_t panel, int64_t row, int64_t end,
+                   const char* ahead) {
     constexpr int64_t kWidth = Panels * kPanel;
     constexpr int kGroup = CodesOf<C>::kGroup, kSpanGroups = kSpan / kGroup;
     const int64_t panel_bytes = low_bit_panel_bytes(part, linear.depth);
@@ -325,17 +341,20 @@ void multiply_rows(const FaserLowBit& linear, const FaserLowBitPart& part, const
     for (int64_t first = 0, place = row; first < linear.depth; first += kSpan, place += x.rows) {
         const int64_t values = std::min(kSpan, linear.depth - first);
         const SpanLayout layout = span_layout(part, values);
-        factors.read(part, layout, span, panel_bytes, values / kGroup);
+        const bool halves = reads_halves<kGroup>(part, end - row);
+        if (!halves) factors.read(part, layout, span, panel_bytes, values / kGroup);
         TileSpan tile{span,
                       panel_bytes,
-                      factors.scales,
-                      factors.minimums,
+                      halves ? (const float*)(span + layout.scales) : factors.scales,
+                      halves ? (const float*)(span + layout.minimums) : factors.minimums,
                       x.codes + place * kSpan,
                       x.scales + place * kStretches,
                       x.sums + place * kGroups32,
                       starts + place * kSpanGroups,
-                      true,
+                      ahead,
+                      (Panels * layout.bytes / kStepBytes * kGroup + values - 1) / values,
                       totals};
+        if (ahead) ahead += Panels * layout.bytes;
         if constexpr (CodesOf<C>::kHalves && Panels == kFewPanels) {
             if (end - row > kMostRows) {
                 for (int p = 0; p < Panels; p++) {
@@ -343,7 +362,6 @@ void multiply_rows(const FaserLowBit& linear, const FaserLowBitPart& part, const
                 }
                 tile.codes = unpacked;
                 tile.panel_bytes = kPanel * kSpan;
-                tile.fetch = false;
                 add_block<CodesOf<C>::kUnpacked, Panels>(tile, part, values, end - row);
                 span += layout.bytes;
                 continue;
@@ -356,17 +374,21 @@ void multiply_rows(const FaserLowBit& linear, const FaserLowBitPart& part, const
            int(kWidth));
 }
 
+// Panels [panel, last) of a part. after: weights that this thread needs next, or null.
 template <int C>
 void multiply_panels(const FaserLowBit& linear, const FaserLowBitPart& part, const FaserProduct& call,
-                     const Activations& x, int64_t panel, int64_t last, int64_t row, int64_t end) {
+                     const Activations& x, int64_t panel, int64_t last, int64_t row, int64_t end, const char* after) {
     const int32_t* starts = x.starts_of(CodesOf<C>::D::kLowered - part.zero_point, kSpan / CodesOf<C>::kGroup);
+    const int64_t panel_bytes = low_bit_panel_bytes(part, linear.depth);
+    const auto ahead = [&](int64_t next) { return next < last ? part.panels + next * panel_bytes : after; };
     if (end - row == 1) {
         for (; panel + kSinglePanels <= last; panel += kSinglePanels) {
-            multiply_rows<C, kSinglePanels>(linear, part, call, x, starts, panel, row, end);
+            const char* next = ahead(panel + kSinglePanels);
+            multiply_rows<C, kSinglePanels>(linear, part, call, x, starts, panel, row, end, next);
         }
     }
     for (; panel < last; panel += kFewPanels) {
-        multiply_rows<C, kFewPanels>(linear, part, call, x, starts, panel, row, end);
+        multiply_rows<C, kFewPanels>(linear, part, call, x, starts, panel, row, end, ahead(panel + kFewPanels));
     }
 }
 
@@ -389,54 +411,106 @@ int32_t lowered(const FaserLowBitPart& part) {
     return part.form == kNibbles ? CodesOf<kOfNibbles>::D::kLowered : CodesOf<kOfBytes>::D::kLowered;
 }
 
-// Where the pieces of a product begin, in units of kUnitPanels panels, the units of all parts counted on; then the
-// end. While memory is the limit pieces become smaller towards the end, so that threads end together.
-const std::vector<int64_t>& cut(const FaserLowBit& linear, int64_t rows, int num_threads) {
-    static thread_local std::vector<int64_t> begins;
-    begins.assign(1, 0);
-    const bool waiting = rows <= kWaitingRows;
-    int64_t left = 0, largest = 0;
+// Units of kUnitPanels panels, those of all parts counted on.
+int64_t num_units(const FaserLowBit& linear) {
+    int64_t panels = 0;
+    for (int64_t i = 0; i < linear.num_parts; i++) panels += low_bit_panels(linear.parts[i]);
+    return panels / kUnitPanels;
+}
+
+// The part that holds a unit, and the panel of the part that it begins with.
+const FaserLowBitPart& part_of(const FaserLowBit& linear, int64_t unit, int64_t& panel) {
+    const FaserLowBitPart* part = linear.parts;
+    for (panel = unit * kUnitPanels; panel >= low_bit_panels(*part); part++) panel -= low_bit_panels(*part);
+    return *part;
+}
+
+const char* weights_of(const FaserLowBit& linear, int64_t unit) {
+    int64_t panel;
+    const FaserLowBitPart& part = part_of(linear, unit, panel);
+    return part.panels + panel * low_bit_panel_bytes(part, linear.depth);
+}
+
+// What each thread does of a product with a block of rows. following: the product after this one, or null.
+struct SharedProduct {
+    const FaserLowBit& linear;
+    const FaserProduct& call;
+    const Activations& x;
+    const FaserLowBit* following;
+    Pool& pool;
+    Shares& shares;
+
+    void operator()(int64_t, int thread) const {
+        const int threads = pool.num_threads();
+        const char* next = following ? weights_of(*following, begin_of_following(thread)) : nullptr;
+        for (int64_t first, last; shares.claim(thread, first, last);) {
+            multiply(first, last, last < shares.end(thread) ? weights_of(linear, last) : next);
+        }
+        for (int other = thread + 1; other < thread + threads; other++) {
+            for (int64_t first, last; shares.claim(other % threads, first, last);) multiply(first, last, nullptr);
+        }
+        if (next) pool.fetch_while_waiting(thread, next, next + bytes_of_following(thread));
+    }
+
+  private:
+    int64_t begin_of_following(int thread) const {
+        return Shares::begin(num_units(*following), thread, pool.num_threads());
+    }
+
+    // Of the thread's share of it: those in one part.
+    int64_t bytes_of_following(int thread) const {
+        const int64_t unit = begin_of_following(thread), units = begin_of_following(thread + 1) - unit;
+        int64_t panel;
+        const FaserLowBitPart& part = part_of(*following, unit, panel);
+        const int64_t panels = std::min(units * kUnitPanels, low_bit_panels(part) - panel);
+        return std::min(panels * low_bit_panel_bytes(part, following->depth), kFetchBytes);
+    }
+
+    // Units of one part: those of a claim are, for every part has an even number.
+    void multiply(int64_t first, int64_t last, const char* after) const {
+        int64_t panel;
+        const FaserLowBitPart& part = part_of(linear, first, panel);
+        const int64_t end = panel + (last - first) * kUnitPanels;
+        multiply_of(part.form)(linear, part, call, x, panel, end, 0, call.rows, after);
+    }
+};
+
+// More rows: blocks of them, and pieces of a part's units.
+void multiply_blocks(Pool& pool, const FaserLowBit& linear, const FaserProduct& call, const Activations& x) {
+    const int64_t row_blocks = (call.rows + kBlockRows - 1) / kBlockRows;
+    const int64_t block = (call.rows + row_blocks - 1) / row_blocks;
+    int64_t largest = 1;
     for (int64_t i = 0; i < linear.num_parts; i++) {
-        left += low_bit_panels(linear.parts[i]) / kUnitPanels;
         largest = std::max(largest, low_bit_panel_bytes(linear.parts[i], linear.depth) * kUnitPanels);
     }
-    const int64_t most = std::max<int64_t>(1, (waiting ? kWaitingPieceBytes : kPieceBytes) / largest);
-    while (left > 0) {
-        int64_t size = std::min(most, left);
-        if (waiting) size = std::min(size, std::max<int64_t>(1, left / (2 * num_threads)));
-        if (size > 2) size &= ~int64_t(1);
-        begins.push_back(begins.back() + size);
-        left -= size;
-    }
-    return begins;
+    const int64_t size = kPieceBytes / largest > 1 ? kPieceBytes / largest & ~int64_t(1) : 1, units = num_units(linear);
+    pool.run((units + size - 1) / size * row_blocks, [&](int64_t piece) {
+        const int64_t row = piece % row_blocks * block, end = std::min(row + block, call.rows);
+        int64_t unit = piece / row_blocks * size;
+        for (const int64_t last = std::min(unit + size, units); unit < last;) {
+            int64_t panel;
+            const FaserLowBitPart& part = part_of(linear, unit, panel);
+            const int64_t until = std::min(panel + (last - unit) * kUnitPanels, low_bit_panels(part));
+            multiply_of(part.form)(linear, part, call, x, panel, until, row, end, nullptr);
+            unit += (until - panel) / kUnitPanels;
+        }
+    });
 }
 
 }  // namespace
 
 extern "C" {
 
+// following: the product after this one, or null; its first weights are fetched by threads that wait.
 void faser_low_bit_linear(Pool* pool, const FaserLowBit* linear, const void* x, int64_t x_stride, int32_t x_dtype,
                           int64_t rows, void* out, int64_t out_stride, int32_t out_dtype, const void* residual,
-                          int64_t residual_stride) {
+                          int64_t residual_stride, const FaserLowBit* following) {
     if (rows == 0) return;
     const FaserProduct call{x, x_stride, rows, out, out_stride, residual, residual_stride, out_dtype};
     const Activations quantised = quantise(*pool, call, x_dtype, *linear, lowered);
-    const std::vector<int64_t>& begins = cut(*linear, rows, pool->num_threads());
-    const int64_t row_blocks = (rows + kBlockRows - 1) / kBlockRows;
-    const int64_t block = (rows + row_blocks - 1) / row_blocks;
-    pool->run(int64_t(begins.size() - 1) * row_blocks, [&](int64_t piece) {
-        const int64_t row = piece % row_blocks * block, end = std::min(row + block, rows);
-        int64_t panel = begins[piece / row_blocks] * kUnitPanels, last = begins[piece / row_blocks + 1] * kUnitPanels;
-        for (int64_t i = 0; last > 0; i++) {  // panels are counted from the part's first
-            const FaserLowBitPart& part = linear->parts[i];
-            const int64_t panels = low_bit_panels(part);
-            if (panel < panels) {
-                multiply_of(part.form)(*linear, part, call, quantised, std::max<int64_t>(panel, 0),
-                                       std::min(last, panels), row, end);
-            }
-            panel -= panels;
-            last -= panels;
-        }
-    });
+    if (rows > kBlockRows) return multiply_blocks(*pool, *linear, call, quantised);
+    static thread_local Shares shares;
+    shares.deal(num_units(*linear), pool->num_threads());
+    pool->run(pool->num_threads(), SharedProduct{*linear, call, quantised, following, *pool, shares});
 }
 }
