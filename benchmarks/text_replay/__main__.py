@@ -20,11 +20,12 @@ from typing import Any
 from benchmarks.peers.machine import describe_machine
 from benchmarks.text_replay.counted import ARMS, count_arms
 from benchmarks.text_replay.recording import Model, read, write
-from benchmarks.text_replay.replay import replay
+from benchmarks.text_replay.replay import replay, top_ms
 from benchmarks.text_replay.served import measure
 from benchmarks.text_replay.traffic import AGENT, KINDS, QUESTIONS, TURNS, conversations
 from faser.engine.checkpoints.ngram_model import LONGEST, count, save
 
+_VOCAB_SIZE = 49152
 MAX_TOKENS = {QUESTIONS: 256, TURNS: 160, AGENT: 96}
 
 
@@ -119,6 +120,7 @@ def _replay(options: argparse.Namespace) -> None:
     if options.command == "replay":
         made = read(options.self_made) if options.self_made else []
         result["self_made_tokens"] = sum(len(each.tokens) for each in made)
+        result["top_8_ms"] = {rows: top_ms(rows, _VOCAB_SIZE) for rows in (1, 4, 16)}
         result["rows"] = replay(recorded, made, seconds, options.most)
     else:
         result["salts"] = "one for all" if options.one_salt else "one for each conversation"

@@ -6,11 +6,15 @@ other answers (scoring.py).
 
 import ctypes
 import math
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 from benchmarks.text_replay.recording import Answer
+from faser.engine.checkpoints.ngram_model import NgramModel
+from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
+from faser.engine.execution.drafters.drafter import Continuation
+from faser.engine.execution.text_lookup.python.ngram_model import NgramModelDrafter
 from faser.engine.execution.text_lookup.rules import (
     CORPUS_TOKENS,
     DRAFT_PER_CONTEXT_TOKEN,
@@ -18,9 +22,12 @@ from faser.engine.execution.text_lookup.rules import (
     MIN_FOLLOWING_SHARE,
 )
 from faser.kernels.cpu.text_index import TextIndex, TextRules
+from faser.types import SamplingParams
 
 CAP = 16  # tokens of a draft from a look-up
 CHAIN = 8  # tokens of a chain of successors
+
+_PLAN = DraftPlan(step=0, requests=(DraftRequest(slot=0, max_tokens=CAP, new_blocks=()),))
 
 Draft = list[tuple[int, Hashable]]  # tokens with their confidences
 
@@ -54,13 +61,12 @@ class LookUp:
         corpus: bool,
         shares: bool = False,
         min_n: int = 2,
-        seed: Iterable[Answer] = (),
     ) -> None:
         rules = TextRules(
             cap=CAP,
             depth=MAX_CONTEXT,
             max_outputs=10_000 if corpus else 0,
-            max_tokens=max(CORPUS_TOKENS, 2_000_000),
+            max_tokens=CORPUS_TOKENS,
             max_spec_factor=DRAFT_PER_CONTEXT_TOKEN,
             min_token_prob=MIN_FOLLOWING_SHARE,
             min_n=min_n,
@@ -68,9 +74,6 @@ class LookUp:
         )
         self._index = TextIndex(library, rules)
         self._shares = shares
-        for each in seed:
-            self._index.open(0, each.tokens, unsaid=0, salt=0)
-            self._index.close(0)
 
     def begin(self, answer: Answer) -> None:
         salt = 0 if self._shares else hash((answer.conversation, answer.temperature))
@@ -181,51 +184,28 @@ class Recycled:
         pass
 
 
-class Starter:
-    """Counts of n-grams in text that the model made up before it served: what follows most often, longest first.
+class Counted:
+    """The engine's n-gram model. Learns nothing while answers come."""
 
-    Of all lengths the one whose estimate is highest counts. Learns nothing while answers come.
-    """
-
-    def __init__(self, text: Iterable[Sequence[int]], *, longest: int = 4, fewest: int = 1) -> None:
-        counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
-        for tokens in text:
-            for at in range(1, len(tokens)):
-                for length in range(1, min(longest, at) + 1):
-                    counts[tuple(tokens[at - length : at])][tokens[at]] += 1
-        self._longest = longest
-        self._best: dict[tuple[int, ...], tuple[int, float, int]] = {}
-        for key, found in counts.items():
-            total = found.total()
-            if total >= fewest:
-                token, count = found.most_common(1)[0]
-                self._best[key] = (token, count / (total + 2.0 / len(key)), total)
-        self.num_entries = len(self._best)
-        self._tail: list[int] = []
+    def __init__(self, model: NgramModel) -> None:
+        self._drafter = NgramModelDrafter(model, cap=CAP)
 
     def begin(self, answer: Answer) -> None:
-        self._tail = list(answer.prompt[-8:])
+        length = len(answer.prompt)
+        self._drafter.start(
+            SequenceStart(
+                slot=0, sampling=SamplingParams(), seed=0, prompt_len=length, token_ids=answer.prompt, salt=None
+            )
+        )
 
     def drafts(self) -> list[Draft]:
-        tail = self._tail[-8:]
-        draft: Draft = []
-        for _ in range(CHAIN):
-            best = (0, 0.0, 0, 0)
-            for length in range(1, self._longest + 1):
-                entry = self._best.get(tuple(tail[-length:]))
-                if entry is None:
-                    break
-                if entry[1] >= best[1]:
-                    best = (*entry, length)
-            token, share, total, length = best
-            if not length:
-                break
-            draft.append((token, (length, round(share, 1), min(int(math.log2(total)), 4))))
-            tail.append(token)
-        return [draft]
+        (draft,) = self._drafter.propose(_PLAN).drafts
+        return [
+            [(token, round(chance, 1)) for token, chance in zip(draft.token_ids, draft.confidences, strict=True)]
+        ]
 
     def learn(self, token: int, _top: Sequence[int], _top_logprobs: Sequence[float], /) -> None:
-        self._tail.append(token)
+        self._drafter.commit([Continuation(slot=0, token_ids=(token,))])
 
     def end(self) -> None:
-        pass
+        self._drafter.release(0)

@@ -1,14 +1,17 @@
 """The replay: which drafters, over which recorded answers, at which price of a row."""
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from rich.progress import track
 
-from benchmarks.text_replay.drafters import LookUp, Recycled, Replayed, Starter, Successors
-from benchmarks.text_replay.recording import Answer
+from benchmarks.text_replay.drafters import Counted, LookUp, Recycled, Replayed, Successors
+from benchmarks.text_replay.recording import TOP, Answer
 from benchmarks.text_replay.scoring import Offers, Rates, Tally, gain, offers, played
 from faser.config.environment import cache_dir
+from faser.engine.checkpoints.ngram_model import LONGEST, count
 from faser.kernels.cpu.text_index import text_library
 
 PRICES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -25,24 +28,21 @@ ARMS = (
     "successors 3 2 1",
     "look-up + recycling",
     "look-up + recycling, mean of 8",
-    "look-up + successors 3 2 1",
     "look-up, shared",
     "look-up, shared + recycling, shared",
     "look-up, shared + recycling, mean of 8, shared",
-    "look-up, shared + successors 3 2 1, shared",
-    "starter",
-    "look-up + starter",
-    "look-up, starter corpus",
-    "look-up + starter + recycling",
+    "n-gram model",
+    "look-up from 1 token + n-gram model",
+    "look-up from 1 token + n-gram model + recycling, mean of 8",
 )
 
 
 def makers(self_made: Sequence[Answer]) -> dict[str, Callable[[], Replayed]]:
-    """Makes each drafter anew. self_made: text that the model made up, for those that start with some."""
+    """Makes each drafter anew. self_made: text that the model made up, for its n-gram model."""
     library = text_library(cache_dir() / "kernels")
     assert library is not None, "the native look-up cannot be compiled here"
-    text = [(*each.prompt[-4:], *each.tokens) for each in self_made]
-    return {
+    ngrams = count([(*each.prompt[-LONGEST:], *each.tokens) for each in self_made]) if self_made else None
+    found: dict[str, Callable[[], Replayed]] = {
         "look-up, no past answers": lambda: LookUp(library, corpus=False),
         "look-up": lambda: LookUp(library, corpus=True),
         "look-up from 1 token": lambda: LookUp(library, corpus=True, min_n=1),
@@ -52,10 +52,10 @@ def makers(self_made: Sequence[Answer]) -> dict[str, Callable[[], Replayed]]:
         "look-up, shared": lambda: LookUp(library, corpus=True, shares=True),
         "recycling, shared": lambda: Successors((1,), by_argmax=True, shares=True),
         "recycling, mean of 8, shared": lambda: Recycled(shares=True),
-        "successors 3 2 1, shared": lambda: Successors((3, 2, 1), shares=True),
-        "starter": lambda: Starter(text),
-        "look-up, starter corpus": lambda: LookUp(library, corpus=True, shares=True, seed=self_made),
     }
+    if ngrams is not None:
+        found["n-gram model"] = lambda: Counted(ngrams)
+    return found
 
 
 def replay(
@@ -66,7 +66,7 @@ def replay(
     seconds: of a step, by its rows. most: tokens of an answer that count.
     """
     make = makers(self_made)
-    names = [name for name in make if self_made or "starter" not in name]
+    names = list(make)
     groups: dict[tuple[str, float], list[Answer]] = {}
     for answer in recorded:
         groups.setdefault((answer.kind, answer.temperature), []).append(answer.cut(most))
@@ -133,3 +133,17 @@ def _row(
             "steps_that_draft": round(tally.drafting / tally.steps, 3),
         }
     return row
+
+
+def top_ms(rows: int, vocab_size: int) -> float:
+    """What finding the TOP likeliest tokens of so many rows takes: the least of many times, on one thread."""
+    logits = torch.randn(rows, vocab_size)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    seconds = []
+    for _ in range(50):
+        began_s = time.perf_counter()
+        torch.topk(logits, TOP)
+        seconds.append(time.perf_counter() - began_s)
+    torch.set_num_threads(threads)
+    return round(1e3 * min(seconds), 3)

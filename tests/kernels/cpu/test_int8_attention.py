@@ -203,12 +203,18 @@ def test_slots_that_no_row_sees_may_hold_anything(native: NativeBackend, window:
     assert torch.equal(*outs)
 
 
-@pytest.mark.parametrize("part", ["query", "key", "value"])
-def test_a_row_that_sees_no_number_is_none(native: NativeBackend, part: str) -> None:
-    """Row 20 has the NaN: for itself only if it is a query, else for all from there on."""
+@pytest.mark.parametrize(
+    "part, poison",
+    [
+        *((part, math.nan) for part in ("query", "key", "value")),
+        *((part, poison) for part in ("key", "value") for poison in (math.inf, -math.inf)),
+    ],
+)
+def test_a_row_that_sees_no_number_is_none(native: NativeBackend, part: str, poison: float) -> None:
+    """Row 20 has it: for itself only if it is a query, else for all from there on. An infinity is no number."""
     shape = attention_shape(1, 1, 16)
     qkv = random(300, qkv_width(shape))
-    qkv[20, {"query": 0, "key": 16, "value": 32}[part] + 5] = math.nan
+    qkv[20, {"query": 0, "key": 16, "value": 32}[part] + 5] = poison
     found = whole(native, shape, qkv).isnan()
     wanted = torch.zeros(300, 16, dtype=torch.bool)
     wanted[20 : 21 if part == "query" else 300] = True
