@@ -117,7 +117,7 @@ class CountedEngine:
                         request_id=name,
                         prompt_token_ids=answer.prompt,
                         sampling=sampling,
-                        cache_salt="one" if one_salt else answer.conversation,
+                        cache_salt="one" if one_salt else f"{answer.conversation} {answer.temperature}",
                     )
                 )
                 open_ones += 1
