@@ -22,7 +22,8 @@ class DrafterInfo:
     """One drafter.
 
     needs_passes: each drafted token costs a forward pass of a model, and there is a draft whenever one is asked
-    for. Otherwise drafts are copied from text. needs_draft_model: a second model is loaded.
+    for. Otherwise drafts are copied from text. needs_draft_model: a second model is loaded. needs_head: a head is
+    loaded, a small model that reads the target's hidden states.
     prior_acceptance: share of drafted tokens that are expected to be accepted before any was verified.
     prior_slope, prior_centre: of the logistic curve from confidence to acceptance: its slope before any token was
     verified, and the feature of the confidence at which it predicts prior_acceptance.
@@ -35,6 +36,7 @@ class DrafterInfo:
     prior_centre: float
     needs_passes: bool = False
     needs_draft_model: bool = False
+    needs_head: bool = False
 
 
 DRAFTERS = {
@@ -56,6 +58,15 @@ DRAFTERS = {
             prior_slope=0.5,
             prior_centre=2.5,
             needs_passes=True,
+        ),
+        DrafterInfo(
+            name="eagle3",
+            confidence=Confidence.MARGIN,
+            prior_acceptance=0.6,
+            prior_slope=0.5,
+            prior_centre=2.5,
+            needs_passes=True,
+            needs_head=True,
         ),
         DrafterInfo(
             name="suffix",
@@ -89,5 +100,7 @@ DRAFTERS = {
 }
 DRAFT_METHODS = tuple(DRAFTERS)
 PASS_METHODS = tuple(each.name for each in DRAFTERS.values() if each.needs_passes)
+HEAD_METHODS = tuple(each.name for each in DRAFTERS.values() if each.needs_head)
+MOST_STATES_READ = 1024  # positions: a head that has paused reads the states of the latest ones, and no others
 TEXT_METHODS = tuple(each.name for each in DRAFTERS.values() if not each.needs_passes)
 assert DRAFT_METHODS == PASS_METHODS + TEXT_METHODS, "drafters that run a model come first"

@@ -473,6 +473,8 @@ def _overlap_problems(speculation: SpeculationConfig, label: Label) -> list[str]
     method = speculation.method
     drafter = "the default method" if method == AUTO else f"method {method}"
     source = "with the model itself" if speculation.needs_passes else "from text alone"
+    if speculation.needs_head:
+        source = "from the model's hidden states, which there are after its steps only"
     return [
         f"{label('spec_overlap')} is on, which needs a draft model, and {drafter} drafts {source}; "
         f"""add {label("speculative_config")} '{{"model": "DRAFT"}}' or leave {label("spec_overlap")} away"""

@@ -25,9 +25,10 @@ class SpeculationConfig:
 
     method: one drafter, or auto: those that draft from text, and a model if `model` names one; one of them is
     chosen per request. num_speculative_tokens: gamma of policy `fixed`, its maximum under every other; None: 16
-    for drafts from text, 8 for a model's. draft_layers: of layer_skip; None: a quarter of the target's.
-    suffix_max_cached_requests: past answers that suffix lookup drafts from. ngram_model: file of the
-    n-gram model; NO_NGRAM_MODEL: none; None: the one that comes with the package, for the default model. table:
+    for drafts from text, 8 for a model's. model_method: with auto, what `model` is, draft_model or a kind of head;
+    None: its files say it, and until they are read it is a draft model. draft_layers: of layer_skip; None: a
+    quarter of the target's. suffix_max_cached_requests: past answers that suffix lookup drafts from. ngram_model:
+    file of the n-gram model; NO_NGRAM_MODEL: none; None: the one of the package, for the default model. table:
     (first, last, gamma) by number of sequences, ascending without gaps. classes: settings of each class of
     requests, by name.
     """
@@ -36,6 +37,7 @@ class SpeculationConfig:
     policy: str = "faser"
     num_speculative_tokens: int | None = None
     model: str | None = None
+    model_method: str | None = None
     revision: str | None = None
     draft_max_model_len: int | None = None
     draft_layers: int | None = None
@@ -74,13 +76,18 @@ class SpeculationConfig:
             return ()
         if self.method != AUTO:
             return (DRAFTERS[self.method],)
-        by_model = ("draft_model",) if self.model is not None else ()
+        by_model = (self.model_method or "draft_model",) if self.model is not None else ()
         return tuple(DRAFTERS[name] for name in (*TEXT_METHODS, *by_model))
 
     @property
     def needs_draft_model(self) -> bool:
         """Whether a second model is loaded, to draft with."""
         return any(each.needs_draft_model for each in self.drafters)
+
+    @property
+    def needs_head(self) -> bool:
+        """Whether a head is loaded, which drafts from the target's hidden states."""
+        return any(each.needs_head for each in self.drafters)
 
     @property
     def needs_passes(self) -> bool:
@@ -100,7 +107,7 @@ class SpeculationConfig:
     @property
     def skips_layers(self) -> bool:
         """Whether layers of the target draft."""
-        return any(each.needs_passes and not each.needs_draft_model for each in self.drafters)
+        return any(each.name == "layer_skip" for each in self.drafters)
 
     @property
     def cap(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from faser.config.declaration import Kind, Setting
-from faser.config.drafters import DRAFTERS, PASS_METHODS
+from faser.config.drafters import DRAFTERS, HEAD_METHODS, PASS_METHODS
 from faser.config.speculation import (
     AUTO,
     DRAFT_SAMPLE_METHODS,
@@ -49,7 +49,7 @@ def _key(
     return Key(setting=described, field=field, methods=methods, structured=structured)
 
 
-_OWN_MODEL = (AUTO, *(each.name for each in DRAFTERS.values() if each.needs_draft_model))
+_OWN_MODEL = (AUTO, *(each.name for each in DRAFTERS.values() if each.needs_draft_model or each.needs_head))
 _NGRAM = (AUTO, "ngram")
 _SUFFIX = (AUTO, "suffix")
 
@@ -58,7 +58,8 @@ MAX_CLASSES = 32  # each is a label value of a dozen metrics
 KEYS: tuple[Key, ...] = (
     _key(
         "method",
-        "The drafter. auto: those that draft from text, and the draft model if one is named; chosen per request.",
+        "The drafter. auto: those that draft from text, and the draft model or the head if one is named; chosen "
+        "per request.",
         Kind.TEXT,
         field="method",
         choices=METHODS,
@@ -80,12 +81,27 @@ KEYS: tuple[Key, ...] = (
     ),
     _key(
         "model",
-        "Draft model: directory, .gguf file or hub id. It needs the vocabulary of the model it drafts for.",
+        "Draft model: directory, .gguf file or hub id. It needs the vocabulary of the model it drafts for. Or a "
+        "head (EAGLE-3): directory or hub id.",
         Kind.TEXT,
         field="model",
         methods=_OWN_MODEL,
     ),
-    _key("revision", "Branch, tag or commit of a draft model.", Kind.TEXT, field="revision", methods=_OWN_MODEL),
+    _key(
+        "model_method",
+        "With auto, what `model` is: draft_model, or a kind of head. None: its files say it.",
+        Kind.TEXT,
+        field="model_method",
+        methods=(AUTO,),
+        choices=("draft_model", *HEAD_METHODS),
+    ),
+    _key(
+        "revision",
+        "Branch, tag or commit of a draft model or head.",
+        Kind.TEXT,
+        field="revision",
+        methods=_OWN_MODEL,
+    ),
     _key(
         "max_model_len",
         "Context up to which the draft model drafts, in tokens.",

@@ -159,7 +159,8 @@ class _Parser:
     def check_method(self, fields: dict[str, Any]) -> None:
         """The method has what it needs, and uses every key that is given."""
         method = fields.get("method", AUTO)
-        if method != AUTO and DRAFTERS[method].needs_draft_model and "model" not in self._names:
+        loads = method != AUTO and (DRAFTERS[method].needs_draft_model or DRAFTERS[method].needs_head)
+        if loads and "model" not in self._names:
             self.problems.append(f"method is {method}; it needs 'model'")
         for key in KEYS:
             if key.methods and key.name in self._names and method not in key.methods:

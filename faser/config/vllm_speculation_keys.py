@@ -6,6 +6,7 @@ FASER knows them by name, so that an operator who comes from vLLM gets an answer
 from dataclasses import dataclass
 from typing import Any
 
+from faser.config.refused_heads import REFUSED_HEADS
 from faser.config.speculation import AUTO
 
 
@@ -71,16 +72,10 @@ FOREIGN_KEYS: dict[str, ForeignKey] = {
     ),
 }
 
-_HIDDEN_STATES = "no drafter reads the model's hidden states"
-
 FOREIGN_METHODS: dict[str, str] = {
-    "eagle": _HIDDEN_STATES,
-    "eagle3": _HIDDEN_STATES,
-    "mtp": _HIDDEN_STATES,
-    "medusa": _HIDDEN_STATES,
-    "mlp_speculator": _HIDDEN_STATES,
-    "dflash": _HIDDEN_STATES,
-    "dspark": _HIDDEN_STATES,
+    **{method: REFUSED_HEADS[method] for method in ("mtp", "mlp_speculator", "dflash", "dspark")},
+    "eagle": "heads of this kind are not read yet; those of EAGLE-3 are",
+    "medusa": "its heads draft all positions at once; FASER's heads draft one token after another",
     "custom_class": "no code of the operator's runs in the engine",
     "extract_hidden_states": "hidden states are not handed out",
 }

@@ -22,7 +22,7 @@ async def fetch_model(
 
     report: called with (stage, done, total) in bytes, several times a second. When the caller is cancelled, the
     thread ends with the next report, and leaves no files.
-    Raises ModelError as resolve does; for the name of a draft model, too, before anything is fetched.
+    Raises ModelError as resolve does; for the name of a draft model or head, too, before anything is fetched.
     """
     cancelled = threading.Event()
 
@@ -32,7 +32,7 @@ async def fetch_model(
         report(stage, done, total)
 
     speculation = config.speculation
-    if speculation.needs_draft_model:
+    if speculation.needs_draft_model or speculation.needs_head:
         check_source(speculation.model, speculation.revision)
     try:
         return await asyncio.to_thread(

@@ -117,7 +117,7 @@ class DraftPlan:
 class Draft:
     """A proposed continuation of one sequence; empty where the drafter has nothing to propose.
 
-    method: the drafter: draft_model, layer_skip, suffix or ngram. confidences: one per token, on the method's own
+    method: the drafter, by its name in config/drafters.py. confidences: one per token, on the method's own
     scale: the margin in nats between the two largest logits (models), an estimated probability (suffix), the
     length of the match (ngram).
     """
@@ -206,7 +206,8 @@ class StepResult:
     prepared_s: the part of run_s in which the host prepared inputs and the device had no work yet; 0 where the
     host computes. saved_s: seconds that the step is predicted to have taken less because it cut drafts. pruning:
     statistics of early pruning since the start; None without it. draft_kv: leading tokens of each sequence of
-    plan.started that the draft model's cache holds already; empty without a draft model.
+    plan.started that a draft model's cache holds already, or whose states a head will never get; empty without
+    either.
     """
 
     step: int

@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from faser.config.drafters import TEXT_METHODS
+from faser.config.drafters import HEAD_METHODS, TEXT_METHODS
 from faser.config.environment import cache_dir
 from faser.config.speculation import AUTO, SpeculationConfig
 from faser.engine.checkpoints.ngram_model import NgramModel
@@ -22,7 +22,10 @@ from faser.engine.execution.drafters.draft_samplers import (
     WithTopIds,
 )
 from faser.engine.execution.drafters.drafter import Drafter
+from faser.engine.execution.drafters.head_cache import HeadCache
+from faser.engine.execution.drafters.head_runner import HeadRunner
 from faser.engine.execution.drafters.passes import DraftLoop, PassLoop
+from faser.engine.execution.drafters.states import HiddenStates
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.state import SamplingState
@@ -45,8 +48,17 @@ class DraftModelParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadParts:
+    """A loaded head. states: where the target's steps leave theirs. cache: what the head's KV cache holds."""
+
+    runner: HeadRunner
+    states: HiddenStates
+    cache: HeadCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterParts:
-    """What drafters work on. max_rows: the most rows of a pass. model: None where no draft model is loaded.
+    """What drafters work on. max_rows: the most rows of a pass. model, head: None where none is loaded.
 
     sampling, matchers: the parameters and grammars of every slot, of the target's sampler. num_top: how many
     likely tokens a model names for each token that it drafts; 0: none. samples_in_runner: the runner samples
@@ -60,6 +72,7 @@ class DrafterParts:
     max_rows: int
     matchers: SequenceMatchers | None = None
     model: DraftModelParts | None = None
+    head: HeadParts | None = None
     num_top: int = 0
     samples_in_runner: bool = False
     progress: ProgressCallback | None = None
@@ -132,9 +145,27 @@ def _layer_skip(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     return LayerSkip(_draft_loop(parts, parts.target, sampler, num_layers))
 
 
+def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
+    from faser.engine.execution.drafters.draft_vocabulary import DraftVocabularySampler
+    from faser.engine.execution.drafters.head_drafter import HeadDrafter
+    from faser.engine.execution.drafters.head_passes import HeadPassLoop
+
+    head, method = parts.head, config.pass_method
+    assert head is not None, f"method {config.method} without a loaded head"
+    assert method is not None, "a head takes passes"
+    sampler = _draft_sampler(config, parts.sampling, head.runner.sampling_kernels)
+    if parts.num_top:
+        sampler = WithTopIds(sampler, parts.num_top)
+    if (draft_ids := head.runner.head.draft_ids) is not None:
+        sampler = DraftVocabularySampler(sampler, draft_ids, head.runner.vocab_size)
+    loop = HeadPassLoop(head.runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows)
+    return HeadDrafter(method, loop, head.states, head.cache)
+
+
 MODEL_DRAFTERS: dict[str, Callable[[SpeculationConfig, DrafterParts], Drafter]] = {
     "draft_model": _draft_model,
     "layer_skip": _layer_skip,
+    **dict.fromkeys(HEAD_METHODS, _head),
 }
 
 

@@ -13,6 +13,7 @@ from faser.engine.contract.plan import DraftPlan, Drafts, SequenceResult, Sequen
 from faser.engine.execution.async_steps import AsyncSteps
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafters.states import HiddenStates
 from faser.engine.execution.forbidden_drafts import without_forbidden
 from faser.engine.execution.next_tokens import NextTokens
 from faser.engine.execution.overlap.lanes import Lanes, enqueue_on_lane, run_on_lane
@@ -37,7 +38,8 @@ class SpeculativeExecution:
 
     matches_samples: the verifier accepts drafted tokens that equal the token sampled at their row, and no others.
     forward: how the rows of a step go through the layers. lanes: None where drafting never overlaps with a step.
-    draft_kv: what the draft model's cache holds; None without a draft model.
+    draft_kv: what the draft model's cache holds; None without a draft model. states: where steps leave the hidden
+    states that the drafter reads; None: it reads none.
     """
 
     drafter: Drafter
@@ -46,6 +48,7 @@ class SpeculativeExecution:
     forward: VerificationForward = field(default_factory=PlainForward)
     lanes: Lanes | None = None
     draft_kv: DraftKvCache | None = None
+    states: HiddenStates | None = None
 
 
 class ModelExecutor:
@@ -74,6 +77,7 @@ class ModelExecutor:
         self._matchers = matchers
         self._speculation = speculation
         self._forward = PlainForward() if speculation is None else speculation.forward
+        self._states = None if speculation is None else speculation.states
         self._drafts = ProposedDrafts()
         self._undrafted: set[int] = set()  # slots that the drafter knows nothing of
         self._applied: StepPlan | None = None  # the plan that looking up overlapped drafts has applied already
@@ -112,7 +116,7 @@ class ModelExecutor:
         began_s = time.perf_counter()
         self._apply(plan)
         self._drafts.add_from_text(plan.rows)
-        verified = self._verify(plan.rows, self._table.gather(plan.rows)).wait()
+        verified = self._verify(plan.rows, self._gather(plan)).wait()
         self._drafts.drop()
         sequences = self._finish(plan, verified, overlapped=False)
         prepared_s = self._forwarded_s - began_s if self._device_computes else 0.0
@@ -128,7 +132,7 @@ class ModelExecutor:
         self._applied = None
         self._drafts.add_from_text(plan.rows)
         self._append_blocks(draft_plan)
-        batch, wanted = self._table.gather(plan.rows), self._with_top_ids(draft_plan)
+        batch, wanted = self._gather(plan), self._with_top_ids(draft_plan)
         lanes.partition.resize(draft_plan.share)
         joined = lanes.partition.run_both(
             lambda lane, until: run_on_lane(lanes.draft, lane, lambda: drafter.propose(wanted, until)),
@@ -144,7 +148,10 @@ class ModelExecutor:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         began_s = time.perf_counter()
         self._apply(plan)
-        return self._async_steps.launch(plan, self._table.gather(plan.rows), began_s)
+        batch = self._gather(plan)
+        launched = self._async_steps.launch(plan, batch, began_s)
+        self._keep_states(plan.rows, batch, {})
+        return launched
 
     def collect(self, launched: LaunchedStep) -> StepResult:
         collected = self._async_steps.collect(launched)
@@ -154,6 +161,12 @@ class ModelExecutor:
         return self._result(
             plan, sequences, collected.began_s, collected.ended_s, prepared_s=collected.prepared_s, cuts=False
         )
+
+    def _gather(self, plan: StepPlan) -> RowBatch:
+        batch = self._table.gather(plan.rows)
+        if self._states is not None and self._states.wants(plan.rows):
+            return replace(batch, captures=True)
+        return batch
 
     def _verify(self, rows: tuple[SequenceRows, ...], batch: RowBatch) -> PendingResult[_VerifiedRows]:
         """Run the forward and find the next tokens. Writes to the KV cache and to no sequence's state."""
@@ -166,9 +179,19 @@ class ModelExecutor:
         """Take in what a step brought, and read the prompt log probabilities off its forward."""
         rows, batch, acceptance = verified
         self._forward.learn(rows, acceptance, overlapped=overlapped)
+        self._keep_states(rows, batch, acceptance)
         self._commit(acceptance)
         prompt_logprobs = self._prompt_logprobs.of_step(rows, batch.last_rows)
         return sequence_results(plan.rows, rows, acceptance, prompt_logprobs)
+
+    def _keep_states(
+        self, rows: tuple[SequenceRows, ...], batch: RowBatch, acceptance: Mapping[int, AcceptanceResult]
+    ) -> None:
+        """Before the next forward overwrites them."""
+        if self._states is not None and batch.captures:
+            num_tokens = {slot: len(accepted.token_ids) for slot, accepted in acceptance.items()}
+            states = self._runner.states(batch.num_rows)
+            self._states.take_in(rows, batch.layout.query_start.tolist(), states, num_tokens)
 
     def _result(
         self,
@@ -189,14 +212,18 @@ class ModelExecutor:
             prepared_s=prepared_s,
             saved_s=self._forward.saved_s if cuts else 0.0,
             pruning=self._forward.stats,
-            draft_kv=self._held_by_draft_model(plan),
+            draft_kv=self._held_by_drafter(plan),
         )
 
-    def _held_by_draft_model(self, plan: StepPlan) -> tuple[int, ...]:
+    def _held_by_drafter(self, plan: StepPlan) -> tuple[int, ...]:
         """As StepResult says."""
+        if self._states is not None and plan.started:
+            first = {rows.slot: rows.start for rows in plan.rows}
+            return tuple([first.get(start.slot, 0) for start in plan.started])
         if self._speculation is None or self._speculation.draft_kv is None:
             return ()
-        return tuple([self._speculation.draft_kv.num_held(start.slot) for start in plan.started if start.drafts])
+        held = self._speculation.draft_kv.num_held
+        return tuple([held(start.slot) if start.drafts else 0 for start in plan.started])
 
     def _with_top_ids(self, plan: DraftPlan) -> DraftPlan:
         """The plan, with likely tokens named where the next forward may use them."""

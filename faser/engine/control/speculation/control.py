@@ -21,7 +21,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from faser.config.drafters import DRAFT_METHODS
+from faser.config.drafters import DRAFT_METHODS, MOST_STATES_READ
 from faser.config.speculation import AUTO, SpeculationConfig
 from faser.engine.contract.plan import (
     DraftPlan,
@@ -98,7 +98,12 @@ class SpeculationControl:
         self._is_point_mass = config.draft_sample_method != "probabilistic"
         self._acceptance = Acceptance(num_slots, cap)
         self._state = SpeculationState(
-            num_slots, cap, clock, looks_up=not costs.has_passes, catches_up=config.needs_draft_model
+            num_slots,
+            cap,
+            clock,
+            looks_up=not costs.has_passes,
+            catches_up=config.needs_draft_model or config.needs_head,
+            most_missing=MOST_STATES_READ if config.needs_head else None,
         )
         self._statistics = SpeculationStatistics(
             num_slots, cap, (*config.classes,), partition=overlap.name if overlap else SERIAL, details=details

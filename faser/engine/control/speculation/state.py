@@ -76,11 +76,19 @@ class SpeculationState:
     """Arrays of num_slots lines. cap: most tokens of a draft.
 
     looks_up: drafts come from text alone; then a decision serves several steps in small batches too. catches_up: a
-    draft model has to compute all tokens that its KV cache lacks before it drafts.
+    draft model has to compute all tokens that its KV cache lacks before it drafts. most_missing: it computes the
+    latest ones only, at most this many; None: all.
     """
 
     def __init__(
-        self, num_slots: int, cap: int, clock: Clock, *, looks_up: bool = False, catches_up: bool = True
+        self,
+        num_slots: int,
+        cap: int,
+        clock: Clock,
+        *,
+        looks_up: bool = False,
+        catches_up: bool = True,
+        most_missing: int | None = None,
     ) -> None:
         self.frontiers = Frontiers(num_slots)
         self.num_changes = 0  # sequences that have started or left
@@ -90,6 +98,7 @@ class SpeculationState:
         self._caps: Ints = np.zeros(num_slots, dtype=np.int64)
         self._ends: Ints = np.zeros(num_slots, dtype=np.int64)
         self._catches_up = catches_up
+        self._most_missing = most_missing
         self._draft_kv: Ints = np.zeros(num_slots, dtype=np.int64)  # tokens in the draft KV cache
         self._target_s: Floats = np.zeros(num_slots)  # per token; 0: no target
         self._since_s: Floats = np.zeros(num_slots)  # when decoding began
@@ -156,7 +165,11 @@ class SpeculationState:
         if not self._catches_up:
             return np.zeros_like(batch.known)
         missing: Ints = batch.known - self._draft_kv.take(batch.slots)
-        return missing
+        if self._most_missing is None or not np.count_nonzero(missing > self._most_missing):
+            return missing
+        fewer: Ints = np.minimum(missing, self._most_missing)
+        self.extend_draft_kv(batch.slots, missing - fewer)
+        return fewer
 
     def expected_tokens(self, batch: Batch) -> Ints:
         """[S] tokens that each sequence is expected to generate yet: the mean answer length, at most up to its

@@ -183,7 +183,8 @@ class StepGraphs:
 
         def run() -> None:
             hidden = parts.decoder.embed(parts.inputs.read(batch_size.rows, parts.token_sampler))
-            parts.decoder.run_layers(hidden, 0, depth, parts.cache, plan)
+            # The same graphs serve steps with and without rows for a head: what no head reads is not read.
+            parts.decoder.run_layers(hidden, 0, depth, parts.cache, plan, captures=True)
 
         return BackboneGraph(batch_size=batch_size, plan=plan, max_blocks=max_blocks, graph=self._captured(run))
 

@@ -32,7 +32,8 @@ class Buffers:
     """Activations of a step, on the backend's device; every step overwrites them. R: the most rows of a step.
 
     hidden, normed: [R, H]; qkv: [R, (Hq + 2 Hkv) * D]; mixed: [R, Hq * D]; gate_up: [R, 2 F]; inner: [R, F];
-    logits: [max_logit_rows, V] float32.
+    logits: [max_logit_rows, V] float32. states: [R, K * H], of the K state_layers, ascending, side by side;
+    state layer i is the residual stream before layer i, num_layers that after the last one.
     """
 
     hidden: Tensor
@@ -42,6 +43,8 @@ class Buffers:
     gate_up: Tensor
     inner: Tensor
     logits: Tensor
+    states: Tensor
+    state_layers: tuple[int, ...] = ()
 
     def scratch(self, rows: int) -> BlockBuffers:
         """The parts that hold numbers within a layer."""
@@ -49,7 +52,14 @@ class Buffers:
 
     @classmethod
     def allocate(
-        cls, spec: DecoderSpec, dtype: torch.dtype, device: torch.device, *, max_rows: int, max_logit_rows: int
+        cls,
+        spec: DecoderSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        max_rows: int,
+        max_logit_rows: int,
+        state_layers: tuple[int, ...] = (),
     ) -> "Buffers":
         def rows(width: int) -> Tensor:
             return torch.empty((max_rows, width), dtype=dtype, device=device)
@@ -62,6 +72,8 @@ class Buffers:
             gate_up=rows(2 * spec.intermediate_size),
             inner=rows(spec.intermediate_size),
             logits=torch.empty((max_logit_rows, spec.vocab_size), dtype=torch.float32, device=device),
+            states=rows(len(state_layers) * spec.hidden_size),
+            state_layers=state_layers,
         )
 
 
@@ -88,6 +100,10 @@ class Decoder:
         self._backend = backend
         self._weights = weights
         self._buffers = buffers
+        width = spec.hidden_size
+        self._captured = [
+            (layer, buffers.states[:, i * width : (i + 1) * width]) for i, layer in enumerate(buffers.state_layers)
+        ]
         self._blocks: Blocks = backend.fused_blocks or SeparateBlocks(backend)
         self._layers: Layers = backend.fused_layers or SeparateLayers(backend, self._blocks)
         self._stack = DecoderStack(
@@ -144,6 +160,11 @@ class Decoder:
         return self._buffers.hidden
 
     @property
+    def states(self) -> Tensor:
+        """[max_rows, K * H]: the buffer that run_layers captures states in; K is 0 where no head reads any."""
+        return self._buffers.states
+
+    @property
     def logit_rows(self) -> Tensor:
         """[max_logit_rows, V] float32: the buffer whose first rows logits returns."""
         return self._buffers.logits
@@ -153,14 +174,31 @@ class Decoder:
         assert len(token_ids) <= len(self._buffers.hidden), "more rows than the buffers hold"
         return self._backend.embed(token_ids, self._weights.embedding, self._buffers.hidden[: len(token_ids)])
 
-    def run_layers(self, hidden: Tensor, first: int, last: int, cache: KvCache, plan: AttentionPlan) -> Tensor:
+    def run_layers(
+        self,
+        hidden: Tensor,
+        first: int,
+        last: int,
+        cache: KvCache,
+        plan: AttentionPlan,
+        *,
+        captures: bool = False,
+    ) -> Tensor:
         """Run layers first … last - 1 over hidden [R, H], in place; their keys and values enter the cache.
 
-        plan: of the layout of these rows. Returns hidden.
+        plan: of the layout of these rows. captures: copy the rows of those state layers that are reached to the
+        first rows of states. Returns hidden.
         """
         rows, buffers = len(hidden), self._buffers
         room = LayerBuffers(qkv=buffers.qkv[:rows], mixed=buffers.mixed[:rows], block=buffers.scratch(rows))
-        self._layers.run(self._stack, first, last, hidden, cache, plan, room)
+        for layer, states in self._captured if captures else ():
+            if first < layer <= last:
+                self._layers.run(self._stack, first, layer, hidden, cache, plan, room)
+                first = layer
+            if layer == first:  # where this run begins it was captured before, with the same numbers
+                states[:rows].copy_(hidden)
+        if first < last:
+            self._layers.run(self._stack, first, last, hidden, cache, plan, room)
         return hidden
 
     def fill_cache(self, num_rows: int, cache: KvCache, plan: AttentionPlan) -> None:

@@ -42,6 +42,7 @@ def load_decoder(
     max_logit_rows: int | None = None,
     quantization: str | None = None,
     source: WeightSource | None = None,
+    state_layers: tuple[int, ...] = (),
     progress: ByteProgress,
 ) -> Decoder:
     """Load a checkpoint directory, or a GGUF file.
@@ -51,8 +52,8 @@ def load_decoder(
     quantises the products of the layers, int8 and int4 all matrices; gguf computes with the blocks of a GGUF file
     as they are; none dequantises what is stored; None: weights stay as they are stored where the backend has
     products for them, those of a GGUF file where these are the faster ones. source: gives the tensors instead of
-    the files in the directory, never in blocks; the directory still gives the configuration. progress: called with
-    (bytes done, bytes in all) after every tensor.
+    the files in the directory, never in blocks; the directory still gives the configuration. state_layers: whose
+    states the decoder can capture. progress: called with (bytes done, bytes in all) after every tensor.
 
     Raises ModelError that names the unusable file, field or tensor; ConfigError for an unknown quantization, or
     one that the backend has no products for.
@@ -71,6 +72,7 @@ def load_decoder(
         backend.device,
         max_rows=max_rows,
         max_logit_rows=max_rows if max_logit_rows is None else max_logit_rows,
+        state_layers=state_layers,
     )
     return Decoder(spec, backend, weights, angles.to(backend.device), buffers)
 

@@ -33,13 +33,15 @@ class RowBatch:
     """The rows of one step.
 
     token_ids: [R] int64, arbitrary at rows that get their token by feedback. last_rows: [S], the number of each
-    sequence's last row, in plan order. feedback: None: all tokens are known.
+    sequence's last row, in plan order. feedback: None: all tokens are known. captures: a head wants the states of
+    these rows.
     """
 
     token_ids: torch.Tensor
     layout: RowLayout
     last_rows: NDArray[np.int64]
     feedback: TokenFeedback | None = None
+    captures: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -65,6 +67,7 @@ class RowBatch:
                 block_table=self.layout.block_table,
             ),
             last_rows=query_start[1:].astype(np.int64) - 1,
+            captures=self.captures,
         )
         return batch, kept
 

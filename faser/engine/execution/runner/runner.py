@@ -85,7 +85,10 @@ class Runner:
         assert self._hidden is not None, "advance before begin"
         last = self.num_layers if num_layers is None else num_layers
         assert self._next_layer <= last <= self.num_layers, f"no way from layer {self._next_layer} to {last}"
-        self._hidden = self._decoder.run_layers(self._hidden, self._next_layer, last, self._cache, self._plan)
+        assert self._batch is not None, "advance before begin"
+        self._hidden = self._decoder.run_layers(
+            self._hidden, self._next_layer, last, self._cache, self._plan, captures=self._batch.captures
+        )
         self._next_layer = last
 
     @torch.inference_mode()
@@ -101,8 +104,11 @@ class Runner:
         if len(kept) < len(self._hidden):
             self._batch = batch
             self._plan = self._backend.plan(batch.layout, self._block_size)
-            kept_hidden = self._hidden.index_select(0, self._on_device(kept))
-            self._hidden = self._hidden[: len(kept)].copy_(kept_hidden)
+            rows = self._on_device(kept)
+            self._hidden = self._hidden[: len(kept)].copy_(self._hidden.index_select(0, rows))
+            if batch.captures:
+                states = self._decoder.states
+                states[: len(kept)].copy_(states.index_select(0, rows))
         return self._batch
 
     def _on_device(self, rows: NDArray[np.int64]) -> torch.Tensor:
@@ -127,6 +133,10 @@ class Runner:
         """
         assert self._hidden is not None, "preview before begin"
         return self._decoder.scores(self._hidden.index_select(0, self._on_device(rows)), token_ids)
+
+    def states(self, num_rows: int) -> torch.Tensor:
+        """[num_rows, K * H] of the last forward, whose batch captures; the next forward overwrites them."""
+        return self._decoder.states[:num_rows]
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> torch.Tensor:

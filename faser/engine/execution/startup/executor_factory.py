@@ -78,6 +78,7 @@ def _speculation(
         matchers=matchers,
         max_rows=config.max_num_batched_tokens,
         model=model,
+        head=parts.head,
         num_top=0 if pruning is None else NUM_TOP,
         samples_in_runner=config.schedules_async,
         progress=report,
@@ -92,4 +93,5 @@ def _speculation(
         forward=pruning or PlainForward(),
         lanes=parts.lanes if drafter.drafts_overlapped else None,
         draft_kv=None if model is None else model.kv,
+        states=None if parts.head is None else parts.head.states,
     )

@@ -32,7 +32,7 @@ _CPU_STEPS_S, _GPU_STEPS_S = 3.5, 30.0
 
 def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
     """Measured now, unless the same engine was measured on this machine before and is as fast as it was then."""
-    config, draft = parts.config, parts.draft
+    config, draft, head = parts.config, parts.draft, parts.head
     num_layers = None
     if config.speculation.skips_layers:
         num_layers = draft_layers(config.speculation.draft_layers, parts.runner.num_layers)
@@ -56,13 +56,14 @@ def measured_times(parts: EngineParts, report: ProgressCallback) -> StepTimes:
             "recorded": (config.records_steps, config.cudagraph_capture_sizes),
             "threads": config.threads,
             "draft_layers": num_layers,
+            "head": None if head is None else (asdict(head.runner.head.spec), head.runner.head.weight_bytes),
             "lanes": None
             if setup is None
             else (setup.partition.name, setup.partition.shares(), setup.rows, setup.contexts),
             "rows": (limits.max_rows, limits.max_logit_rows, limits.max_len),
         }
     )
-    draft_runner = parts.runner if num_layers is not None else parts.draft_runner
+    draft_runner = parts.runner if num_layers is not None else parts.pass_runner
     timers = {Role.STEP: StepProfiler(parts.runner, limits).seconds_now}
     if draft_runner is not None:
         passes = StepProfiler(draft_runner, limits, num_layers=num_layers, rows_each=1)

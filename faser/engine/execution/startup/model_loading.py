@@ -9,6 +9,7 @@ from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.config_json import ModelConfig, read_model_config
+from faser.engine.checkpoints.heads.head_spec import HeadSpec
 from faser.engine.checkpoints.weight_files import gguf_file
 from faser.engine.execution.drafters.layer_skip import draft_layers
 from faser.engine.execution.models.decoder import Decoder
@@ -37,7 +38,9 @@ class LoadedModel:
     max_positions: int
 
 
-def check_models(config: EngineConfig, directory: Path, draft_directory: Path | None) -> None:
+def check_models(
+    config: EngineConfig, directory: Path, draft_directory: Path | None, head: HeadSpec | None = None
+) -> None:
     """Refuse what the files of configuration already show, before kernels are compiled and weights are read.
 
     Raises ConfigError or ModelError naming what does not fit; loading would raise the same.
@@ -51,6 +54,8 @@ def check_models(config: EngineConfig, directory: Path, draft_directory: Path | 
         draft_layers(config.speculation.draft_layers, target.spec.num_layers)
     if config.kv_cache_memory is not None:
         cached = [cached_model(config, each.spec, compute_dtype(config, each)) for each in models]
+        if head is not None:
+            cached.append(cached_model(config, head.decoder, compute_dtype(config, target)))
         kv_shapes(config, cached, max_positions)
 
 
@@ -60,8 +65,11 @@ def load_target(
     backend: Backend,
     progress: ProgressCallback,
     sources: Sources | None = None,
+    state_layers: tuple[int, ...] = (),
 ) -> LoadedModel:
     """The model that is served. sources: where its tensors come from; None: its directory.
+
+    state_layers: whose states a head reads.
 
     Raises ConfigError or ModelError naming what does not fit.
     """
@@ -76,6 +84,7 @@ def load_target(
         max_logit_rows=most_logit_rows(config),
         quantization=config.quantization,
         source=None if sources is None else sources(directory),
+        state_layers=state_layers,
         progress=lambda done, total: progress("loading weights", done, total),
     )
     return LoadedModel(config=model, decoder=decoder, max_positions=max_positions)

@@ -16,11 +16,18 @@ from faser.config.environment import cache_dir, flashinfer_workspace, may_compil
 from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.ngram_model import NgramModel
 from faser.engine.checkpoints.source import resolve
+from faser.engine.execution.drafter_registry import HeadParts
 from faser.engine.execution.overlap.factory import make_lanes
 from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of, make_on_lanes
 from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.overlap.streams import Streams
 from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.startup.head_loading import (
+    find_head,
+    load_drafting_head,
+    make_head_parts,
+    with_kind_of_model,
+)
 from faser.engine.execution.startup.kernel_check import check_kernels
 from faser.engine.execution.startup.memory_profile import profile_memory
 from faser.engine.execution.startup.model_loading import (
@@ -33,6 +40,7 @@ from faser.engine.execution.startup.model_loading import (
 from faser.engine.execution.startup.ngram_model import find_ngram_model
 from faser.engine.execution.startup.runner_factory import ModelRole, make_runner
 from faser.engine.execution.startup.sizing import CachedModel, cached_model, kv_shapes
+from faser.engine.execution.startup.step_times.step_profiler import TimedRunner
 from faser.engine.execution.startup.warm_up import ResidentModel, prepare_kernels
 from faser.engine.structure.compiler import GrammarCompiler
 from faser.engine.text.tokenizer import load_tokenizer
@@ -49,9 +57,9 @@ from faser.types import ModelInfo, ProgressCallback
 class EngineParts:
     """Each model with its runner. draft, draft_runner: None without a draft model.
 
-    kv: the shape of the target's cache; the draft model's has as many blocks of the same size. lanes:
-    None without overlapped drafting. grammars: compiles what answers are asked to match. ngram_model: None where
-    none drafts.
+    kv: the shape of the target's cache; the draft model's and the head's have as many blocks of the same size.
+    head: None where no head drafts. lanes: None without overlapped drafting. grammars: compiles what answers are
+    asked to match. ngram_model: None where none drafts.
     """
 
     config: EngineConfig
@@ -62,9 +70,15 @@ class EngineParts:
     kv: KvShape
     draft: LoadedModel | None = None
     draft_runner: Runner | None = None
+    head: HeadParts | None = None
     lanes: Lanes | None = None
     ngram_model: NgramModel | None = None
     kv_cache_bytes: int
+
+    @property
+    def pass_runner(self) -> TimedRunner | None:
+        """What a drafter runs for each token; None: drafts come from text, or from layers of the target."""
+        return self.draft_runner if self.head is None else self.head.runner
 
     @property
     def speculates(self) -> bool:
@@ -83,7 +97,9 @@ class EngineParts:
             num_blocks=self.kv.num_blocks,
             kv_cache_bytes=self.kv_cache_bytes,
             kv_cache_dtype=str(self.kv.dtype).removeprefix("torch."),
-            weight_bytes=decoder.weight_bytes + (0 if self.draft is None else self.draft.decoder.weight_bytes),
+            weight_bytes=decoder.weight_bytes
+            + (0 if self.draft is None else self.draft.decoder.weight_bytes)
+            + (0 if self.head is None else self.head.runner.head.weight_bytes),
             num_parameters=decoder.num_parameters,
         )
 
@@ -98,7 +114,12 @@ def load_parts(
     """Load the model in directory and the draft model that config names. Arguments as in build."""
     torch.set_num_threads(config.threads)
     draft_directory = _draft_directory(config, report)
-    check_models(config, directory, draft_directory)
+    config = with_kind_of_model(config, draft_directory)
+    head_spec = find_head(config, draft_directory, read_model_config(directory).spec)
+    head_directory = None if head_spec is None else draft_directory
+    if head_spec is not None:
+        draft_directory = None
+    check_models(config, directory, draft_directory, head_spec)
     grammars = _grammars(config, directory)
     vocab_size = read_model_config(directory).spec.vocab_size
     ngram_model = find_ngram_model(config.speculation, directory, vocab_size)
@@ -119,13 +140,19 @@ def load_parts(
         torch.set_num_threads(1)
     memory = CudaMemory(backend.device) if backend.device.type == "cuda" else None
     free_bytes = 0 if memory is None else memory.free_bytes()
-    target = load_target(config, directory, backend, report, sources)
+    state_layers = () if head_spec is None else head_spec.state_layers
+    target = load_target(config, directory, backend, report, sources, state_layers)
     draft = None
+    head = None
+    if head_directory is not None:
+        head = load_drafting_head(config, head_directory, target, backend, report)
     draft_backend = backend.concurrent_instance()  # so that both models may run at the same time
     if draft_directory is not None:
         draft = load_draft_model(config, draft_directory, target, draft_backend, report, sources)
     models = [target] if draft is None else [target, draft]
     cached = [cached_model(config, each.decoder.spec, each.decoder.dtype) for each in models]
+    if head is not None:
+        cached.append(cached_model(config, head.head.spec.decoder, target.decoder.dtype))
     if backend.name == "flashinfer":
         _check_kernels(cached, backend, report)
     lanes = make_lanes(config, backend, None if draft is None else draft_backend, partition)
@@ -170,6 +197,7 @@ def load_parts(
         kv=shapes[0],
         draft=draft,
         draft_runner=draft_runner,
+        head=None if head is None else make_head_parts(config, head, target, backend, shapes[-1]),
         lanes=lanes,
         ngram_model=ngram_model,
         kv_cache_bytes=sum(shape.total_bytes for shape in shapes),
@@ -204,8 +232,8 @@ def _grammars(config: EngineConfig, directory: Path) -> GrammarCompiler:
 
 
 def _draft_directory(config: EngineConfig, report: ProgressCallback) -> Path | None:
-    """The folder of the draft model, which is fetched first if need be; None where the config names none."""
+    """The folder of the draft model or head, fetched first if need be; None where the config names none."""
     speculation = config.speculation
-    if not speculation.needs_draft_model:
+    if not (speculation.needs_draft_model or speculation.needs_head):
         return None
     return resolve(speculation.model, cache_dir(), revision=speculation.revision, progress=report)

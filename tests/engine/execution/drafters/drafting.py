@@ -31,11 +31,20 @@ MAX_ROWS = 12  # less than most prompts have, so that they are caught up in piec
 
 def make_runner(directory: Path) -> Runner:
     """The checkpoint with a cache of its own, on the reference backend."""
-    backend = TorchBackend()
-    decoder = load_decoder(
-        directory, backend, torch.float32, max_model_len=MAX_LEN, max_rows=MAX_ROWS, progress=lambda *_: None
-    )
+    backend, decoder = TorchBackend(), make_decoder(directory)
     return Runner(decoder, backend, kv_shape(decoder))
+
+
+def make_decoder(directory: Path, state_layers: tuple[int, ...] = ()) -> Decoder:
+    return load_decoder(
+        directory,
+        TorchBackend(),
+        torch.float32,
+        max_model_len=MAX_LEN,
+        max_rows=MAX_ROWS,
+        state_layers=state_layers,
+        progress=lambda *_: None,
+    )
 
 
 def kv_shape(decoder: Decoder) -> KvShape:
@@ -82,8 +91,11 @@ class World:
     num_adopted: int = 0
     sampling: SamplingState = field(default_factory=lambda: SamplingState(NUM_SLOTS))  # that the drafter reads
 
-    def start(self, slot: int, token_ids: Sequence[int], **sampling: float) -> None:
-        """Admit a sequence, adopting what the prefix cache has, and grow it to hold its tokens."""
+    def start(self, slot: int, token_ids: Sequence[int], **sampling: float) -> int:
+        """Admit a sequence, adopting what the prefix cache has, and grow it to hold its tokens.
+
+        Returns how many tokens were adopted.
+        """
         blocks = self.kv.new_table()
         prefix = self.kv.cached_prefix(blocks, list(token_ids))
         self.kv.adopt(blocks, prefix)
@@ -101,6 +113,7 @@ class World:
         self.sampling.start(start)
         self.drafter.start(start)
         self._grow(slot, len(token_ids))
+        return len(prefix) * BLOCK_SIZE
 
     def release(self, slot: int) -> None:
         self.kv.release(self.lines.pop(slot).blocks)

@@ -18,7 +18,7 @@ from faser.engine.contract.step_times import CostTable, Role, StepTimes
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.step_times.interference_cells import InterferenceSetup, make_cells
 from faser.engine.execution.startup.step_times.interference_profile import measure_interference
-from faser.engine.execution.startup.step_times.step_profiler import ProfileProgress, StepProfiler
+from faser.engine.execution.startup.step_times.step_profiler import ProfileProgress, StepProfiler, TimedRunner
 from faser.engine.execution.startup.step_times.table_fit import ROW_COUNTS, DummyBatchLimits
 from faser.errors import ConfigError
 from faser.machine import BusyMeter
@@ -77,7 +77,7 @@ def _busy_then(times: StepTimes) -> str | None:
 
 def profile(
     runner: Runner,
-    draft_runner: Runner | None,
+    draft_runner: TimedRunner | None,
     limits: DummyBatchLimits,
     *,
     progress: ProgressCallback,
@@ -88,9 +88,9 @@ def profile(
 ) -> StepTimes:
     """Time the target's steps and the drafter's passes, within about budget_s seconds.
 
-    draft_runner: the draft model's, or the target's own where its first draft_layers layers draft; None: no
-    passes. lanes: measure their interference too, within its own time budget. meter: None: this machine's. The KV
-    cache keeps keys and values of dummy sequences, in blocks that no sequence holds.
+    draft_runner: the draft model's or the head's, or the target's own where its first draft_layers layers draft;
+    None: no passes. lanes: measure their interference too, within its own time budget. meter: None: this
+    machine's. The KV cache keeps keys and values of dummy sequences, in blocks that no sequence holds.
     """
     meter = meter or BusyMeter()
     share = 0.0 if draft_runner is None else _DRAFT_SHARE
@@ -105,7 +105,7 @@ def profile(
             tables[Role.PASS] = passes.table(budget_s * share, counter)
     counter.finish()
     times = StepTimes(tables=tables, measured_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", busy_share=meter.share)
-    if lanes is None or draft_runner is None:
+    if lanes is None or not isinstance(draft_runner, Runner):
         return times
     progress(LANES_STAGE, 0, 0)
     with meter.watch():

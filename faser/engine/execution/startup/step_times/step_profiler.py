@@ -8,14 +8,15 @@ import logging
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from faser.engine.contract.step_times import CostTable
 from faser.engine.execution.overlap.partition import PendingResult
 from faser.engine.execution.runner.batch import RowBatch
-from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.step_times.table_fit import (
     SHORT_CONTEXT,
     BatchShape,
@@ -58,6 +59,19 @@ def undisturbed_s(seconds: list[float]) -> float:
     return min(seconds) if len(seconds) < 1 / _UNDISTURBED else float(np.quantile(seconds, _UNDISTURBED))
 
 
+class TimedRunner(Protocol):
+    """What is timed: the runner of a model or of a head. See Runner."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def fill_cache(self, layout: RowLayout, /) -> None: ...
+
+    def forward(self, batch: RowBatch, num_layers: int | None = None, /) -> None: ...
+
+    def logits(self, rows: NDArray[np.int64], /) -> torch.Tensor: ...
+
+
 class StepProfiler:
     """Times forwards of one runner. rows_each: rows per sequence: several in verification, one in a pass.
 
@@ -66,7 +80,7 @@ class StepProfiler:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: TimedRunner,
         limits: DummyBatchLimits,
         *,
         num_layers: int | None = None,

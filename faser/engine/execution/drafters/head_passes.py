@@ -1,0 +1,107 @@
+"""The drafting loop of a head: a first pass over committed tokens, with the target's states, then one per token.
+
+Remembers nothing from one proposal to the next. Positions and places differ: a token has a position in its
+sequence, which its random numbers depend on, and its row has a place in the head's cache.
+
+    position      p ................. n - 1 | n         n + 1     ...
+    states        p - 1 ............. n - 2 | -         -                the target's, which predicted the token
+    rows          |  HeadInput: committed   | x_1       x_2       ...
+    hidden        |  of the pass            | of p - 1's row, in place of states, and so on
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from faser.engine.contract.plan import StopRule
+from faser.engine.execution.drafters.draft_samplers import DraftRows, DraftSampler
+from faser.engine.execution.drafters.head_runner import HeadRunner
+from faser.engine.execution.drafters.passes import DraftBatch, DraftInput, DraftProgress, chunks, rows_of
+from faser.engine.execution.drafters.states import HiddenStates, StatePiece
+from faser.engine.execution.runner.batch import BlockTable
+
+
+@dataclass(slots=True, kw_only=True)
+class HeadInput:
+    """Where one sequence's draft begins. rows: start is the place of the first one in the head's cache.
+
+    position: of the first row's token. pieces: the states of the positions before those of the rows.
+    """
+
+    rows: DraftInput
+    position: int
+    pieces: list[StatePiece]
+
+
+class HeadPassLoop:
+    """table: of the head's cache. max_rows: most rows of a pass. sampler: of the head's vocabulary."""
+
+    def __init__(
+        self,
+        runner: HeadRunner,
+        table: BlockTable,
+        states: HiddenStates,
+        sampler: DraftSampler,
+        *,
+        max_rows: int,
+    ) -> None:
+        self._runner = runner
+        self._table = table
+        self._states = states
+        self._sampler = sampler
+        self._max_rows = max_rows
+
+    @torch.inference_mode()
+    def draft(
+        self,
+        inputs: Sequence[HeadInput],
+        stop: StopRule | None,
+        until: Callable[[], bool] | None = None,
+        *,
+        wants_top_ids: bool = False,
+    ) -> DraftBatch:
+        """As DraftLoop.draft."""
+        if not inputs:
+            return DraftBatch()
+        progress = DraftProgress([each.rows for each in inputs], wants_top_ids)
+        shifts = np.array([each.position - each.rows.start for each in inputs])  # from places to positions
+        progress.draft_starts += shifts
+        hidden, passes = self._read(inputs)
+        active = np.arange(len(inputs))
+        rows = DraftRows(
+            slots=progress.slots,
+            positions=progress.draft_starts,
+            draft_starts=progress.draft_starts,
+            wants_top_ids=wants_top_ids,
+        )
+        while True:
+            tokens = self._sampler.choose(self._runner.logits_of(hidden), rows)
+            staying = progress.take(active, tokens, stop)
+            if not len(staying) or (until is not None and until()):
+                return progress.batch(passes)
+            if len(staying) < len(active):
+                kept = torch.from_numpy(np.searchsorted(active, staying)).to(hidden.device)
+                hidden = hidden.index_select(0, kept)
+            active = staying
+            token_ids, rows = progress.feed(active)
+            places = (rows.positions - 1 - shifts[active]).astype(np.int32)
+            ones = np.ones(len(active), dtype=np.int32)
+            batch = self._table.lay_out(rows.slots.tolist(), places, ones, token_ids)
+            hidden = self._runner.draft(batch, hidden)
+            passes += 1
+
+    def _read(self, inputs: Sequence[HeadInput]) -> tuple[Tensor, int]:
+        """Hidden states of the last row of every input, [S, Hh], and how many passes that took."""
+        states = self._states.gather([piece for each in inputs for piece in each.pieces])
+        ends, first, passes = [], 0, 0
+        for pieces in chunks([each.rows for each in inputs], self._max_rows):
+            batch = rows_of(pieces, self._table)
+            hidden = self._runner.read(batch, states[first : first + batch.num_rows])
+            first += batch.num_rows
+            passes += 1
+            last_rows = batch.last_rows[[piece.ends for piece in pieces]]
+            ends.append(hidden.index_select(0, torch.from_numpy(last_rows).to(hidden.device)))
+        return ends[0] if len(ends) == 1 else torch.cat(ends), passes

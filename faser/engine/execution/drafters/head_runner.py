@@ -1,0 +1,80 @@
+"""HeadRunner: runs a head over rows. Owns the head's KV cache and the hidden states of its last pass.
+
+A pass over rows of committed tokens takes the target's states; a pass over draft tokens takes, in their place, the
+head's own hidden states of the rows that drafted them (arXiv 2503.01840, section 3.1).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from faser.engine.execution.heads.head import Head
+from faser.engine.execution.runner.batch import RowBatch
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
+from faser.kernels.interface.shapes import KvShape, RowLayout
+
+
+class HeadRunner:
+    """kv: size of the head's cache, which the runner allocates. states: the target's buffer, [max_rows, K * H].
+
+    vocab_size: the target's: token ids of inputs are below it.
+    """
+
+    def __init__(self, head: Head, backend: Backend, kv: KvShape, *, states: Tensor, vocab_size: int) -> None:
+        self.head = head
+        self.vocab_size = vocab_size
+        self._backend = backend
+        self._block_size = kv.block_size
+        self._cache = backend.allocate_kv(kv)
+        self._hidden: Tensor | None = None  # [R, Hh]
+        self._dummy_states = states.zero_()  # for passes that are only timed
+
+    @property
+    def sampling_kernels(self) -> SamplingKernels | None:
+        return self._backend.sampling_kernels
+
+    @torch.inference_mode()
+    def read(self, batch: RowBatch, states: Tensor) -> Tensor:
+        """A pass over committed tokens. states: [R, K * H] of the positions before them.
+
+        Returns hidden [R, Hh], valid until the next pass.
+        """
+        return self._run(batch, self.head.features(states))
+
+    @torch.inference_mode()
+    def draft(self, batch: RowBatch, hidden: Tensor) -> Tensor:
+        """A pass over draft tokens. hidden: [R, Hh] of the rows that drafted them, also as `draft` returned it."""
+        return self._run(batch, hidden)
+
+    @torch.inference_mode()
+    def logits_of(self, hidden: Tensor) -> Tensor:
+        """[N, Vd] float32 of the head's vocabulary; valid until the next call. hidden: [N, Hh]."""
+        return self.head.logits(hidden)
+
+    def forward(self, batch: RowBatch, _num_layers: int | None = None) -> None:
+        """A pass as `read` runs it, to be timed."""
+        self._hidden = self.read(batch, self._dummy_states[: batch.num_rows])
+
+    @torch.inference_mode()
+    def fill_cache(self, layout: RowLayout) -> None:
+        """Store some keys and values where a pass over these rows would store its own."""
+        num_rows = len(layout.positions)
+        token_ids = torch.arange(num_rows, device=self._backend.device) % self.vocab_size
+        features = self.head.features(self._dummy_states[:num_rows])
+        self.head.run(token_ids, features, self._cache, self._backend.plan(layout, self._block_size))
+
+    @torch.inference_mode()
+    def logits(self, rows: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        """Of rows of the last `forward`."""
+        assert self._hidden is not None, "logits before forward"
+        numbers = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(self._hidden.device)
+        return self.logits_of(self._hidden.index_select(0, numbers))
+
+    def _run(self, batch: RowBatch, features: Tensor) -> Tensor:
+        plan = self._backend.plan(batch.layout, self._block_size)
+        token_ids = batch.token_ids.to(self._backend.device)
+        return self.head.run(token_ids, features, self._cache, plan)

@@ -1,0 +1,100 @@
+"""Loads the head of an engine, for a loaded target, and what belongs to it: its runner, the states, its cache.
+
+A head is one of the ways to draft that `model` of the speculative config may name: with `auto` its files say so.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from faser.config.engine import EngineConfig
+from faser.config.speculation import AUTO
+from faser.engine.checkpoints.families.architecture import DecoderSpec
+from faser.engine.checkpoints.heads.head_spec import HeadSpec
+from faser.engine.checkpoints.heads.reader import head_kind, read_head_spec
+from faser.engine.execution.drafter_registry import HeadParts
+from faser.engine.execution.drafters.head_cache import HeadCache
+from faser.engine.execution.drafters.head_runner import HeadRunner
+from faser.engine.execution.drafters.states import HiddenStates, ring_rows
+from faser.engine.execution.heads.head import Head
+from faser.engine.execution.heads.loader import load_head
+from faser.engine.execution.models.rounded_source import QUANTIZATIONS
+from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.startup.model_loading import LoadedModel
+from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.shapes import KvShape
+from faser.types import ProgressCallback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedHead:
+    """states: where the target's steps leave theirs. max_places: of one sequence in the head's cache."""
+
+    head: Head
+    states: HiddenStates
+    max_places: int
+
+
+def with_kind_of_model(config: EngineConfig, directory: Path | None) -> EngineConfig:
+    """The config, which says of the model in directory whether it is a draft model or a head, and of which kind.
+
+    directory: of what `model` names; None: it names nothing. Raises ModelError for a head that is not supported.
+    """
+    speculation = config.speculation
+    if directory is None or speculation.method != AUTO or speculation.model_method is not None:
+        return config
+    path = directory / "config.json"
+    kind = head_kind(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+    if kind is None:
+        return config
+    return replace(config, speculative_config={**(config.speculative_config or {}), "model_method": kind.value})
+
+
+def find_head(config: EngineConfig, directory: Path | None, target: DecoderSpec) -> HeadSpec | None:
+    """The head in directory; None where the config drafts without one. Raises ModelError: see read_head_spec."""
+    if not config.speculation.needs_head:
+        return None
+    assert directory is not None, "a head has a directory"
+    return read_head_spec(directory, target, method=config.speculation.pass_method)
+
+
+def load_drafting_head(
+    config: EngineConfig, directory: Path, target: LoadedModel, backend: Backend, progress: ProgressCallback
+) -> LoadedHead:
+    """The head in directory, which drafts for the target, on the target's backend: they compute in turn."""
+    max_places = target.max_positions + config.speculation.cap
+    head = load_head(
+        directory,
+        target.decoder,
+        backend,
+        method=config.speculation.pass_method,
+        max_positions=max_places,
+        max_rows=config.max_num_batched_tokens,
+        max_logit_rows=config.max_num_seqs,
+        quantization=config.quantization if config.quantization in QUANTIZATIONS else None,
+        progress=lambda done, total: progress("loading head", done, total),
+    )
+    states, dtype = target.decoder.states, target.decoder.dtype
+    ring = HiddenStates(
+        num_slots=config.max_num_seqs,
+        num_rows=ring_rows(states.shape[1], dtype, max_rows=len(states), on_gpu=config.on_gpu),
+        width=states.shape[1],
+        dtype=dtype,
+        device=backend.device,
+    )
+    return LoadedHead(head=head, states=ring, max_places=max_places)
+
+
+def make_head_parts(
+    config: EngineConfig, loaded: LoadedHead, target: LoadedModel, backend: Backend, kv: KvShape
+) -> HeadParts:
+    """kv: of the head's cache."""
+    slots = config.max_num_seqs
+    table = BlockTable(slots, -(-loaded.max_places // kv.block_size))
+    return HeadParts(
+        states=loaded.states,
+        runner=HeadRunner(
+            loaded.head, backend, kv, states=target.decoder.states, vocab_size=target.decoder.spec.vocab_size
+        ),
+        cache=HeadCache(table, num_slots=slots, num_blocks=kv.num_blocks, block_size=kv.block_size),
+    )
