@@ -5,13 +5,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from faser.config.refused_heads import REFUSED_HEADS
 from faser.engine.checkpoints.families import decoder_spec
 from faser.engine.checkpoints.families.architecture import DecoderSpec, Llama3Scaling
 from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadKind, HeadSpec
-from faser.engine.checkpoints.heads.reader import head_kind, read_head_spec
+from faser.engine.checkpoints.heads.reader import head_kind, kind_of_directory, read_head_spec
 from faser.errors import ModelError
 
 LAYERS = {
@@ -139,6 +141,30 @@ def test_a_flat_directory_has_its_fields_beside_the_layers_or_in_eagle_config(tm
 )
 def test_the_kind_is_found_without_being_named(config: dict[str, Any], kind: HeadKind | None) -> None:
     assert head_kind(config) is kind
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["fc.weight", "layers.0.self_attn.q_proj.weight"], HeadKind.EAGLE),
+        (["model.fc.weight", "model.layers.0.hidden_norm.weight"], HeadKind.EAGLE3),
+        (["model.embed_tokens.weight", "model.layers.0.mlp.fc.weight"], None),
+        ([], None),
+    ],
+)
+def test_a_head_that_is_described_like_a_model_is_known_by_its_tensors(
+    names: list[str], kind: HeadKind | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LAYERS | {"architectures": ["LlamaForCausalLM"]}))
+    save_file({name: np.zeros(2, np.float32) for name in names}, tmp_path / "model.safetensors")
+    (tmp_path / "model-2.safetensors").write_bytes(b"cut")
+    assert kind_of_directory(tmp_path) is kind
+    if kind is not None:
+        assert read_head_spec(tmp_path, TARGET).kind is kind
+
+
+def test_a_directory_without_a_config_has_no_head(tmp_path: Path) -> None:
+    assert kind_of_directory(tmp_path) is None
 
 
 def test_the_operator_names_a_kind_that_the_files_do_not(tmp_path: Path) -> None:
