@@ -78,16 +78,16 @@ DRAFTERS = {
         DrafterInfo(
             name="ngram",
             confidence=Confidence.MATCH_LENGTH,
-            prior_acceptance=0.5,
-            prior_slope=0.7,
+            prior_acceptance=0.55,
+            prior_slope=1.4,
             prior_centre=1.1,
         ),
         DrafterInfo(
             name="ngram_model",
             confidence=Confidence.PROBABILITY,
-            prior_acceptance=0.4,
-            prior_slope=0.9,
-            prior_centre=-0.4,
+            prior_acceptance=0.23,
+            prior_slope=0.75,
+            prior_centre=0.0,
         ),
         DrafterInfo(
             name="grammar",
