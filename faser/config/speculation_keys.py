@@ -82,7 +82,7 @@ KEYS: tuple[Key, ...] = (
     _key(
         "model",
         "Draft model: directory, .gguf file or hub id. It needs the vocabulary of the model it drafts for. Or a "
-        "head (EAGLE-3): directory or hub id.",
+        "head (EAGLE, Medusa): directory or hub id.",
         Kind.TEXT,
         field="model",
         methods=_OWN_MODEL,

@@ -74,8 +74,6 @@ FOREIGN_KEYS: dict[str, ForeignKey] = {
 
 FOREIGN_METHODS: dict[str, str] = {
     **{method: REFUSED_HEADS[method] for method in ("mtp", "mlp_speculator", "dflash", "dspark")},
-    "eagle": "heads of this kind are not read yet; those of EAGLE-3 are",
-    "medusa": "its heads draft all positions at once; FASER's heads draft one token after another",
     "custom_class": "no code of the operator's runs in the engine",
     "extract_hidden_states": "hidden states are not handed out",
 }

@@ -118,7 +118,8 @@ def test_a_method_of_vllms_that_is_not_built_is_refused_by_name(method: str) -> 
     (problem,) = problems(method=method)
     assert problem.startswith(f"'{method}' is known from vLLM but not supported by FASER {__version__}: ")
     assert problem.endswith(
-        " Remove it or use 'suffix', 'ngram', 'ngram_model', 'grammar', 'draft_model', 'layer_skip' or 'eagle3'."
+        " Remove it or use 'suffix', 'ngram', 'ngram_model', 'grammar', 'draft_model', 'layer_skip', 'eagle3', "
+        "'eagle' or 'medusa'."
     )
 
 

@@ -159,7 +159,8 @@ def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     if (draft_ids := head.runner.head.draft_ids) is not None:
         sampler = DraftVocabularySampler(sampler, draft_ids, head.runner.vocab_size)
     loop = HeadPassLoop(head.runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows)
-    return HeadDrafter(method, loop, head.states, head.cache)
+    most = head.runner.head.spec.max_draft_tokens
+    return HeadDrafter(method, loop, head.states, head.cache, max_tokens=most)
 
 
 MODEL_DRAFTERS: dict[str, Callable[[SpeculationConfig, DrafterParts], Drafter]] = {

@@ -1,4 +1,4 @@
-"""Drafts of a head: a small model that reads the target's hidden states (EAGLE-3, arXiv 2503.01840, and its kin).
+"""Drafts of a head: a small model that reads the target's hidden states (execution/heads).
 
 The target's steps leave the states of committed tokens in states.py; the head reads those that it has not read yet
 when its next draft is asked for, and draws its keys and values in a cache of its own (head_cache.py). What states
@@ -32,15 +32,24 @@ class _Line:
 
 
 class HeadDrafter:
-    """See Drafter. method: its name in config/drafters.py.
+    """See Drafter. method: its name in config/drafters.py. max_tokens: of the longest draft; None: of any length.
 
     A slot that no block is left for gives back its own and begins anew; if that is too little it has no draft.
     """
 
     drafts_overlapped = False  # it needs the states of the tokens that it continues
 
-    def __init__(self, method: str, loop: HeadPassLoop, states: HiddenStates, cache: HeadCache) -> None:
+    def __init__(
+        self,
+        method: str,
+        loop: HeadPassLoop,
+        states: HiddenStates,
+        cache: HeadCache,
+        *,
+        max_tokens: int | None = None,
+    ) -> None:
         self._method = method
+        self._max_tokens = max_tokens
         self._loop = loop
         self._states = states
         self._cache = cache
@@ -104,7 +113,8 @@ class HeadDrafter:
         if first < line.next_state:  # the last row once more: nothing has come since
             place -= 1
         count = sum([piece.count for piece in pieces])
-        more = count + request.max_tokens - 1  # the last draft token is no row
+        max_tokens = min(request.max_tokens, self._max_tokens or request.max_tokens)
+        more = count + max_tokens - 1  # the last draft token is no row
         if not self._cache.reserve(slot, place + more):
             self._cache.begin_anew(slot)
             place = 0
@@ -113,5 +123,5 @@ class HeadDrafter:
         token_ids = array("i")
         for piece in pieces:
             token_ids.extend(line.token_ids[piece.position + 1 : piece.end + 1])
-        rows = DraftInput(slot=slot, start=place, token_ids=token_ids, max_tokens=request.max_tokens)
+        rows = DraftInput(slot=slot, start=place, token_ids=token_ids, max_tokens=max_tokens)
         return HeadInput(rows=rows, position=num_known - count, pieces=pieces)

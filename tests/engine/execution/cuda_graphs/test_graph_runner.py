@@ -65,7 +65,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Side:
     """A backend (None: a new one) and the parts of a runner on it."""
 
-    def __init__(self, checkpoint: Path, backend: FlashInferBackend | None = None) -> None:
+    def __init__(
+        self, checkpoint: Path, backend: FlashInferBackend | None = None, state_layers: tuple[int, ...] = ()
+    ) -> None:
         self.backend: FlashInferBackend = backend or fake_backend()
         self.decoder: Decoder = load_decoder(
             checkpoint,
@@ -74,6 +76,7 @@ class Side:
             max_model_len=BLOCK_SIZE * WIDTH,
             max_rows=MAX_ROWS,
             max_logit_rows=MAX_LOGIT_ROWS,
+            state_layers=state_layers,
             progress=lambda *_: None,
         )
         self.kv = KvShape(
@@ -179,6 +182,23 @@ def test_random_steps_give_what_eager_ones_give(
         wanted = np.sort(np.random.default_rng(number).permutation(sum(counts))[: rng.randint(1, 16)])
         ours, theirs = replayed.logits(wanted).clone(), eager.logits(wanted).clone()
         assert_close(ours, theirs, rtol=NEAR, atol=NEAR)
+
+
+def test_a_replay_leaves_the_states_that_an_eager_step_leaves(checkpoint: Path, table: BlockTable) -> None:
+    """Of steps of several sizes, padded and not, in any order; the last ones are too large for any graph."""
+    layers = (0, 1, NUM_LAYERS)
+    eager = Side(checkpoint, state_layers=layers).eager()
+    replayed = Side(checkpoint, state_layers=layers).graph_runner(SIZES)
+    address = replayed.states(1).data_ptr()
+    for number, counts in enumerate(([1], [1, 1, 1], [4, 2], [1, 1], [7, 6], [1] * 4, [3, 1], [9, 9])):
+        slots, starts = [*range(len(counts))], [number] * len(counts)
+        batch = replace(rows_of(table, slots, starts, counts, seed=number), captures=True)
+        for runner in (eager, replayed):
+            runner.forward(batch)
+        states = replayed.states(sum(counts))
+        assert_close(states, eager.states(sum(counts)), rtol=NEAR, atol=NEAR)
+        assert states.data_ptr() == address, "graphs write to the same buffer"
+        assert states[:, : states.shape[1] // 3].float().abs().max() > 0
 
 
 def test_steps_of_more_blocks_than_the_graphs_have_room_for_are_not_replayed(checkpoint: Path) -> None:
