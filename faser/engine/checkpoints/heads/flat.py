@@ -36,11 +36,12 @@ def head_kind(config: Mapping[str, Any]) -> HeadKind | None:
     architecture = _architecture(config)
     if architecture in _EAGLE or config.get("model_type") == "eagle":
         return HeadKind.EAGLE
-    if architecture in _EAGLE3_FAMILY or config.get("draft_vocab_size") is not None:
-        refuse_parallel(config)
-        return HeadKind.EAGLE3
-    refuse_architecture(architecture)
-    return None
+    if architecture not in _EAGLE3_FAMILY:
+        refuse_architecture(architecture)
+        if config.get("draft_vocab_size") is None:
+            return None
+    refuse_parallel(config)
+    return HeadKind.EAGLE3
 
 
 def head_spec(config: Mapping[str, Any], kind: HeadKind, target: DecoderSpec) -> HeadSpec:

@@ -3,7 +3,6 @@
 A head is one of the ways to draft that `model` of the speculative config may name: with `auto` its files say so.
 """
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from faser.config.engine import EngineConfig
 from faser.config.speculation import AUTO
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.heads.head_spec import HeadSpec
-from faser.engine.checkpoints.heads.reader import head_kind, read_head_spec
+from faser.engine.checkpoints.heads.reader import kind_of_directory, read_head_spec
 from faser.engine.execution.drafter_registry import HeadParts
 from faser.engine.execution.drafters.head_cache import HeadCache
 from faser.engine.execution.drafters.head_runner import HeadRunner
@@ -21,6 +20,7 @@ from faser.engine.execution.heads.loader import load_head
 from faser.engine.execution.models.rounded_source import QUANTIZATIONS
 from faser.engine.execution.runner.batch import BlockTable
 from faser.engine.execution.startup.model_loading import LoadedModel
+from faser.errors import ConfigError
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.shapes import KvShape
 from faser.types import ProgressCallback
@@ -43,19 +43,28 @@ def with_kind_of_model(config: EngineConfig, directory: Path | None) -> EngineCo
     speculation = config.speculation
     if directory is None or speculation.method != AUTO or speculation.model_method is not None:
         return config
-    path = directory / "config.json"
-    kind = head_kind(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+    kind = kind_of_directory(directory)
     if kind is None:
         return config
     return replace(config, speculative_config={**(config.speculative_config or {}), "model_method": kind.value})
 
 
 def find_head(config: EngineConfig, directory: Path | None, target: DecoderSpec) -> HeadSpec | None:
-    """The head in directory; None where the config drafts without one. Raises ModelError: see read_head_spec."""
+    """The head in directory; None where the config drafts without one.
+
+    Raises ModelError: see read_head_spec; ConfigError for longer drafts than a head that drafts alone can make.
+    """
     if not config.speculation.needs_head:
         return None
     assert directory is not None, "a head has a directory"
-    return read_head_spec(directory, target, method=config.speculation.pass_method)
+    speculation = config.speculation
+    spec = read_head_spec(directory, target, method=speculation.pass_method)
+    asked, most = speculation.num_speculative_tokens, spec.max_draft_tokens
+    if speculation.method != AUTO and asked is not None and most is not None and asked > most:
+        raise ConfigError(
+            f"num_speculative_tokens is {asked}; the heads in {directory} draft at most {most} tokens"
+        )
+    return spec
 
 
 def load_drafting_head(

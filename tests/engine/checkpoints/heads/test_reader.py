@@ -191,7 +191,7 @@ def test_a_kind_that_is_not_computed_is_refused_with_its_reason(kind: str, tmp_p
             SPECULATORS | {"speculators_model_type": "hydra"},
             "speculators_model_type is 'hydra'; only eagle3 is read",
         ),
-        (FLAT | {"architectures": ["DFlashDraftModel"], "draft_vocab_size": None}, "DFlashDraftModel .*at once"),
+        (FLAT | {"architectures": ["DFlashDraftModel"]}, "DFlashDraftModel .*at once"),
         (
             FLAT | {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "draft_vocab_size": None},
             "Llama's or Qwen3's",
