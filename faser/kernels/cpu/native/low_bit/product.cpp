@@ -164,7 +164,11 @@ struct TileSpan {
     const int32_t* starts;   // [rows, groups of a span]
     const char* ahead;       // weights to fetch meanwhile, or null
     int64_t ahead_lines;     // of them, for each group
+    int64_t ahead_tiles;     // how many tiles share them out
     float* totals;           // [rows, panels, 16]
+
+    // What follows those of so many groups.
+    const char* ahead_from(int64_t groups) const { return ahead + groups * ahead_lines * kStepBytes; }
 };
 
 // One group of a tile: sums[r][q] += codes * x[r].
@@ -279,7 +283,7 @@ __attribute__((noinline)) void add_tiles(TileSpan tile, int64_t values, int64_t 
             add_stretch<C, Minimums, Halves, Rows, Panels, kGroups>(tile, stretch);
         }
         if (values % kScaled) add_stretch<C, Minimums, Halves, Rows, Panels, kGroups / 2>(tile, stretch);
-        tile.ahead = nullptr;
+        tile.ahead = --tile.ahead_tiles > 0 ? tile.ahead_from(values / CodesOf<C>::kGroup) : nullptr;
         tile.x += Rows * kSpan;
         tile.x_scales += Rows * kStretches;
         tile.x_sums += Rows * kGroups32;
@@ -296,12 +300,17 @@ bool reads_halves(const FaserLowBitPart& part, int64_t rows) {
 
 // All rows of a block over one span; tile: its first rows. Tiles are as even as possible, the higher ones first.
 template <int C, int Panels>
-void add_block(const TileSpan& tile, const FaserLowBitPart& part, int64_t values, int64_t rows) {
+void add_block(TileSpan tile, const FaserLowBitPart& part, int64_t values, int64_t rows) {
     const int64_t most = rows > 2 * kMostRows ? kManyRows : kMostRows;
     const int64_t tiles = (rows + most - 1) / most, height = rows / tiles, higher = rows % tiles;
+    tile.ahead_tiles = std::min(tile.ahead_tiles, tiles);
+    tile.ahead_lines = (tile.ahead_lines + tile.ahead_tiles - 1) / tile.ahead_tiles;
     auto add = [&](int64_t first, int64_t tile_rows, int64_t count) {
         TileSpan at = tile;
-        if (first > 0) at.ahead = nullptr;
+        if (tile.ahead && first > 0) {
+            at.ahead_tiles -= higher;
+            at.ahead = at.ahead_tiles > 0 ? tile.ahead_from(values / CodesOf<C>::kGroup * higher) : nullptr;
+        }
         at.x += first * kSpan;
         at.x_scales += first * kStretches;
         at.x_sums += first * kGroups32;
@@ -325,7 +334,7 @@ void add_block(const TileSpan& tile, const FaserLowBitPart& part, int64_t values
 }
 
 // Rows [row, end), at most kBlockRows, with Panels panels from `panel` on. Nibbles are unpacked for more than one tile
-// of rows. ahead: weights that this thread needs next, or null; the first tile fetches as many as it reads.
+// of rows. ahead: weights that this thread needs next, or null; as many are fetched as are read.
 template <int C, int Panels>
 void multiply_rows(const FaserLowBit& linear, const FaserLowBitPart& part, const FaserProduct& call,
                    const Activations& x, const int32_t* starts, int64_t panel, int64_t row, int64_t end,
@@ -353,6 +362,7 @@ void multiply_rows(const FaserLowBit& linear, const FaserLowBitPart& part, const
                       starts + place * kSpanGroups,
                       ahead,
                       (Panels * layout.bytes / kStepBytes * kGroup + values - 1) / values,
+                      kBlockRows,
                       totals};
         if (ahead) ahead += Panels * layout.bytes;
         if constexpr (CodesOf<C>::kHalves && Panels == kFewPanels) {
@@ -361,6 +371,7 @@ void multiply_rows(const FaserLowBit& linear, const FaserLowBitPart& part, const
                     unpack<C>(span + p * panel_bytes, values / kGroup, unpacked + p * kPanel * kSpan);
                 }
                 tile.codes = unpacked;
+                tile.ahead_tiles = 1;  // measured: sharing them out is slower here
                 tile.panel_bytes = kPanel * kSpan;
                 add_block<CodesOf<C>::kUnpacked, Panels>(tile, part, values, end - row);
                 span += layout.bytes;
