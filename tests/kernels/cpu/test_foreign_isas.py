@@ -32,13 +32,20 @@ SMALL_DEPTHS = (32, 96, 352)  # of formats in blocks of 32
 
 
 def compiled(isa: Isa, folder: Path) -> Path:
-    """A static program, so that the emulator needs no libraries of that CPU."""
-    names = ("low_bit/product.cpp", "low_bit/pack.cpp", "linear.cpp")
+    """A static program, so that the emulator needs no libraries of that CPU.
+
+    It is linked without the flags of the instruction set: zig compiles its C++ library once for every set of flags
+    (a minute, kept in its cache), so all programs share one.
+    """
+    zig = (sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-musl")
+    sources = [SOURCE_DIR / name for name in ("low_bit/product.cpp", "low_bit/pack.cpp", "linear.cpp")]
+    objects: list[str] = []
+    for source in (Path(__file__).with_name("foreign_products.cpp"), *sources):
+        objects.append(str(folder / f"{source.stem}.o"))
+        flags = (*FLAGS, *compiler_flags(isa), f"-I{SOURCE_DIR}")
+        subprocess.run([*zig, *flags, "-c", str(source), "-o", objects[-1]], check=True)
     program = folder / "products"
-    command = [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-musl", "-static", *FLAGS]
-    command += [*compiler_flags(isa), f"-I{SOURCE_DIR}", str(Path(__file__).with_name("foreign_products.cpp"))]
-    command += [*(str(SOURCE_DIR / name) for name in names), "-o", str(program)]
-    subprocess.run(command, check=True)
+    subprocess.run([*zig, "-static", *objects, "-o", str(program)], check=True)
     return program
 
 
