@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.contract.plan import StopRule
@@ -22,6 +23,7 @@ from faser.engine.execution.drafters.head_runner import HeadRunner
 from faser.engine.execution.drafters.passes import DraftBatch, DraftInput, DraftProgress, chunks, rows_of
 from faser.engine.execution.drafters.states import HiddenStates, StatePiece
 from faser.engine.execution.runner.batch import BlockTable
+from faser.kernels.interface.shapes import RowLayout
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +73,7 @@ class HeadPassLoop:
         progress.draft_starts += shifts
         hidden, passes = self._read(inputs)
         active = np.arange(len(inputs))
+        drafting = _Drafting.of(self._table, progress.slots, progress.draft_starts - shifts)
         rows = DraftRows(
             slots=progress.slots,
             positions=progress.draft_starts,
@@ -83,14 +86,11 @@ class HeadPassLoop:
             if not len(staying) or (until is not None and until()):
                 return progress.batch(passes)
             if len(staying) < len(active):
-                kept = torch.from_numpy(np.searchsorted(active, staying)).to(hidden.device)
-                hidden = hidden.index_select(0, kept)
+                kept = torch.from_numpy(np.searchsorted(active, staying))
+                hidden, drafting = hidden.index_select(0, kept.to(hidden.device)), drafting.among(kept)
             active = staying
             token_ids, rows = progress.feed(active)
-            places = (rows.positions - 1 - shifts[active]).astype(np.int32)
-            ones = np.ones(len(active), dtype=np.int32)
-            batch = self._table.lay_out(rows.slots.tolist(), places, ones, token_ids)
-            hidden = self._runner.draft(batch, hidden)
+            hidden = self._runner.draft(torch.from_numpy(token_ids), drafting.next_layout(), hidden)
             passes += 1
 
     def _read(self, inputs: Sequence[HeadInput]) -> tuple[Tensor, int]:
@@ -105,3 +105,45 @@ class HeadPassLoop:
             last_rows = batch.last_rows[[piece.ends for piece in pieces]]
             ends.append(hidden.index_select(0, torch.from_numpy(last_rows).to(hidden.device)))
         return ends[0] if len(ends) == 1 else torch.cat(ends), passes
+
+
+@dataclass(slots=True, kw_only=True)
+class _Drafting:
+    """S sequences with one row each in every pass: what is the same in all passes is looked up once.
+
+    block_table: [S, B], query_start: [S + 1], as in RowLayout. places: [S] int32, of the rows of the next pass.
+    """
+
+    block_table: Tensor
+    query_start: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(cls, table: BlockTable, slots: NDArray[np.int64], places: NDArray[np.int64]) -> "_Drafting":
+        """places: [S] of the first draft tokens. The slots hold the blocks of the whole drafts."""
+        held = [table.blocks(slot) for slot in slots.tolist()]
+        width = max(map(len, held))
+        return cls(
+            block_table=torch.tensor([blocks + [0] * (width - len(blocks)) for blocks in held], dtype=torch.int32),
+            query_start=torch.arange(len(slots) + 1, dtype=torch.int32),
+            places=torch.from_numpy(places.astype(np.int32)),
+        )
+
+    def among(self, kept: Tensor) -> "_Drafting":
+        """Those at these positions, [N] int64."""
+        return _Drafting(
+            block_table=self.block_table[kept],
+            query_start=self.query_start[: len(kept) + 1],
+            places=self.places[kept],
+        )
+
+    def next_layout(self) -> RowLayout:
+        """Of the rows of the next pass."""
+        places = self.places
+        self.places = places + 1
+        return RowLayout(
+            query_start=self.query_start,
+            seq_len=self.places,
+            positions=places,
+            block_table=self.block_table,
+        )

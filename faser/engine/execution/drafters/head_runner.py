@@ -19,9 +19,9 @@ from faser.kernels.interface.shapes import KvShape, RowLayout
 
 
 class HeadRunner:
-    """kv: size of the head's cache, which the runner allocates. states: the target's buffer, [max_rows, K * H].
+    """To be called in inference mode. vocab_size: the target's: token ids of inputs are below it.
 
-    vocab_size: the target's: token ids of inputs are below it.
+    kv: size of the head's cache, which the runner allocates. states: the target's buffer, [max_rows, K * H].
     """
 
     def __init__(self, head: Head, backend: Backend, kv: KvShape, *, states: Tensor, vocab_size: int) -> None:
@@ -37,24 +37,25 @@ class HeadRunner:
     def sampling_kernels(self) -> SamplingKernels | None:
         return self._backend.sampling_kernels
 
-    @torch.inference_mode()
     def read(self, batch: RowBatch, states: Tensor) -> Tensor:
         """A pass over committed tokens. states: [R, K * H] of the positions before them.
 
         Returns hidden [R, Hh], valid until the next pass.
         """
-        return self._run(batch, self.head.features(states))
+        return self._run(batch.token_ids, batch.layout, self.head.features(states))
 
-    @torch.inference_mode()
-    def draft(self, batch: RowBatch, hidden: Tensor) -> Tensor:
-        """A pass over draft tokens. hidden: [R, Hh] of the rows that drafted them, also as `draft` returned it."""
-        return self._run(batch, hidden)
+    def draft(self, token_ids: Tensor, layout: RowLayout, hidden: Tensor) -> Tensor:
+        """A pass over draft tokens, [R] int64 on the CPU.
 
-    @torch.inference_mode()
+        hidden: [R, Hh] of the rows that drafted them; may be what `draft` returned.
+        """
+        return self._run(token_ids, layout, hidden)
+
     def logits_of(self, hidden: Tensor) -> Tensor:
         """[N, Vd] float32 of the head's vocabulary; valid until the next call. hidden: [N, Hh]."""
         return self.head.logits(hidden)
 
+    @torch.inference_mode()
     def forward(self, batch: RowBatch, _num_layers: int | None = None) -> None:
         """A pass as `read` runs it, to be timed."""
         self._hidden = self.read(batch, self._dummy_states[: batch.num_rows])
@@ -74,7 +75,6 @@ class HeadRunner:
         numbers = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(self._hidden.device)
         return self.logits_of(self._hidden.index_select(0, numbers))
 
-    def _run(self, batch: RowBatch, features: Tensor) -> Tensor:
-        plan = self._backend.plan(batch.layout, self._block_size)
-        token_ids = batch.token_ids.to(self._backend.device)
-        return self.head.run(token_ids, features, self._cache, plan)
+    def _run(self, token_ids: Tensor, layout: RowLayout, features: Tensor) -> Tensor:
+        plan = self._backend.plan(layout, self._block_size)
+        return self.head.run(token_ids.to(self._backend.device), features, self._cache, plan)
