@@ -1,4 +1,4 @@
-"""`faser distill MODEL -o DIR`: reads the flags, loads the model, makes the conversations."""
+"""`faser distill MODEL -o DIR`: reads the flags, makes the conversations, then the head."""
 
 import json
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from faser.cli.console.progress import ProgressReporter
 from faser.cli.distill.arguments import HELP, DistillArguments, read_arguments
 from faser.cli.distill.display import TokenBar
 from faser.cli.distill.engine_source import EngineSource
+from faser.cli.distill.training import train_head
 from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir
 from faser.distill.conversations.chat_turns import ChatTurns
@@ -22,6 +23,7 @@ from faser.distill.conversations.traffic import TrafficFile
 from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.source import resolve
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
+from faser.errors import ConfigError
 from faser.processes import exit_on_sigterm
 
 _TERMINATED = 143  # 128 + SIGTERM, as shells say it
@@ -38,8 +40,12 @@ def distill(arguments: Sequence[str]) -> int:
         with ProgressReporter() as report:
             directory = resolve(config.model, cache_dir(), revision=config.revision, progress=report)
         tokenizer = load_tokenizer(Path(config.tokenizer or directory))
-        make_conversations(own, config, directory, tokenizer)
-    return 0
+        dataset = make_conversations(own, config, directory, tokenizer)
+        if not dataset.records:
+            raise ConfigError(f"{own.output} has no conversations to learn from")
+        if own.only_conversations:
+            return 0
+        return train_head(own, config, directory, dataset)
 
 
 def make_conversations(

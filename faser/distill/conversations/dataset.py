@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from faser.distill.conversations.shard import Conversation, Shard, unwritable
+from faser.distill.conversations.shard import Shard, unwritable
 from faser.errors import ConfigError
 from faser.files import write_atomically
 
 _INDEX = "dataset.json"
-_HELD_OUT_EVERY = 32  # conversations; one of them is for measuring, and never learned from
+_HELD_OUT_EVERY = 33  # conversations; one is for measuring, and never learned from. Odd: temperatures alternate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +84,17 @@ class Dataset:
         self.records.append(record)
         return record
 
-    def shards(self) -> Iterator[Shard]:
-        for each in self.records:
-            yield Shard.read(self.folder / each.file)
+    def shard(self, index: int) -> Shard:
+        return Shard.read(self.folder / self.records[index].file)
 
-    def split(self) -> tuple[list[Conversation], list[Conversation]]:
-        """(to learn from, held out). Which is held out depends on the place alone, so more shards move none."""
-        found = [each for shard in self.shards() for each in shard]
-        held_out = [each for at, each in enumerate(found) if at % _HELD_OUT_EVERY == 0]
-        return [each for at, each in enumerate(found) if at % _HELD_OUT_EVERY], held_out
+    def shards(self) -> Iterator[Shard]:
+        for index in range(len(self.records)):
+            yield self.shard(index)
+
+
+def held_out(place: int) -> bool:
+    """Whether the conversation at this place of a dataset is held out. More shards change that of none."""
+    return place % _HELD_OUT_EVERY == 0
 
 
 def _read(index: Path) -> dict[str, Any]:

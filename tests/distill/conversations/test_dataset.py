@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from faser.distill.conversations.dataset import Dataset
+from faser.distill.conversations.dataset import Dataset, held_out
 from faser.distill.conversations.shard import Conversation, Shard
 from faser.errors import ConfigError
 
@@ -44,13 +44,5 @@ def test_a_folder_without_conversations_is_named(tmp_path: Path) -> None:
         Dataset(tmp_path)
 
 
-def test_what_is_held_out_stays_so_when_the_dataset_grows(tmp_path: Path) -> None:
-    dataset = Dataset(tmp_path, {})
-    dataset.add(shard(0, 70))
-    learned, held_out = dataset.split()
-    assert [each.answer[0] for each in held_out] == [0, 32, 64]
-    assert len(learned) == 67
-    dataset.add(shard(70, 60))
-    more_learned, more_held_out = dataset.split()
-    assert more_held_out[:3] == held_out
-    assert more_learned[:67] == learned
+def test_few_places_are_held_out() -> None:
+    assert [place for place in range(70) if held_out(place)] == [0, 33, 66]

@@ -1,0 +1,63 @@
+"""The second half of `faser distill`: the states of the target, the training, the measurement, the files."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from faser.cli.console.progress import ProgressReporter
+from faser.cli.distill.arguments import DistillArguments
+from faser.cli.distill.display import TokenBar, TrainingBar, acceptance_table
+from faser.config.engine import EngineConfig
+from faser.distill.conversations.dataset import Dataset
+
+_TERMINATED = 143  # 128 + SIGTERM, as shells say it
+
+
+def train_head(own: DistillArguments, config: EngineConfig, directory: Path, dataset: Dataset) -> int:
+    """Returns the exit status: 0 when the head is written, 143 when SIGTERM stopped the training."""
+    import torch
+
+    from faser.distill.distillation import Distillation, HeadSettings
+    from faser.distill.target import load_target
+    from faser.distill.training.trainer import TrainingSettings
+
+    settings = TrainingSettings(seed=own.seed, epochs=own.epochs, hours=own.hours, steps=own.steps, rows=own.rows)
+    head = HeadSettings(draft_vocab_size=own.draft_vocab_size, int8=own.int8)
+    torch.set_num_threads(config.threads)
+    with ProgressReporter() as report:
+        target = load_target(config, directory, report)
+    made = Distillation(own.output, target, directory.name, config, settings, head)
+    with TokenBar() as bar:
+        made.record(dataset, bar)
+    with _stop_on_signal() as stops, TrainingBar() as shown:
+        finished = made.train(dataset, shown, stops)
+    if not finished:
+        print(f"faser distill: stopped; run it again to go on from {own.output}", file=sys.stderr)
+        return _TERMINATED
+    with TokenBar(unit="batches") as bar:
+        found = made.measure(
+            temperature=own.measured_temperature, on_batch=lambda done, total: bar("measuring", done, total)
+        )
+    made.write({"acceptance": {"greedy": found.greedy, "sampled": found.sampled}})
+    print(acceptance_table(found.greedy, found.sampled, own.measured_temperature))
+    print(f'head: {own.output}\nserve it: faser serve MODEL --speculative-config \'{{"model": "{own.output}"}}\'')
+    return 0
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Whether SIGTERM or Ctrl-C has come: training stops after the batch that runs, and keeps what it has."""
+    asked = []
+
+    def note(number: int, frame: object) -> None:
+        del frame
+        asked.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,205 @@
+"""Trainer: learns a head batch by batch, and can stop after any of them.
+
+    epoch → batches of conversations → unrolled loss → AdamW, whose rate warms up and falls along a cosine
+
+What is learned follows from the settings, the states and the number of threads: a training that was stopped or
+killed, and goes on from its last state, ends with the same weights. With `hours` the rate follows the clock.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from faser.distill.training.batch import make_batch
+from faser.distill.training.checkpoint import TrainingState
+from faser.distill.training.sample_store import SampleStore, batches_of_epoch
+from faser.distill.training.trainable_head import TrainableHead
+from faser.distill.training.unrolled_loss import unrolled_loss
+from faser.engine.execution.heads import tensors
+
+_WARM_UP = 0.02  # share of the training
+_LAST_RATE = 0.05  # of the highest rate, at the end
+_HEAD_RATE = 0.5  # of the rate, for the rows that begin as the target's
+_BETAS = (0.9, 0.95)
+_MOST_NORM = 1.0
+_SMOOTHING = 0.98  # of what is shown
+_SAVE_EVERY_S = 180.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """seed: of weights and order. epochs: over all conversations. hours: instead; None: epochs. steps: drafted
+    tokens that are unrolled. rows: of a batch that draft.
+    """
+
+    seed: int = 0
+    epochs: int = 8
+    hours: float | None = None
+    steps: int = 4
+    rows: int = 2048
+    rate: float = 1e-3
+    weight_decay: float = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingProgress:
+    """share: of the training, 0 … 1. rows: learned in all. rows_per_s: since this process began.
+
+    loss, expected_length: smoothed. The latter counts the tokens of drafts that the conversations have, too.
+    """
+
+    share: float
+    epoch: int
+    loss: float
+    expected_length: float
+    rows: int
+    rows_per_s: float
+    seconds: float
+
+
+class Trainer:
+    """state: is changed as training goes on, and written to path every few minutes and at the end."""
+
+    def __init__(
+        self,
+        head: TrainableHead,
+        state: TrainingState,
+        settings: TrainingSettings,
+        store: Callable[[], SampleStore],
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """store: the conversations that there are now; asked for at the start of every epoch."""
+        self._head = head
+        self._state = state
+        self._settings = settings
+        self._store = store
+        self._path = path
+        self._clock = clock
+        self._draft_ids = state.draft_ids.to(head.device)
+        names = list(head.weights)
+        self._optimizer = torch.optim.AdamW(
+            [
+                {
+                    "params": [head.weights[name]],
+                    "weight_decay": _decay(name, settings.weight_decay),
+                    "share": _share(name),
+                }
+                for name in names
+            ],
+            lr=settings.rate,
+            betas=_BETAS,
+            fused=True,
+        )
+        if state.optimizer:
+            self._optimizer.load_state_dict(state.optimizer)
+
+    @property
+    def done(self) -> bool:
+        settings, state = self._settings, self._state
+        if settings.hours is not None:
+            return state.seconds >= settings.hours * 3600
+        return state.epoch >= settings.epochs
+
+    def run(self, report: Callable[[TrainingProgress], None], stops: Callable[[], bool]) -> bool:
+        """Learn until the end, or until `stops` says so. Returns whether the end is reached."""
+        state, saved_s = self._state, self._clock()
+        shown = _Shown(self._clock)
+        while not self.done:
+            store = self._store()
+            if state.batch == 0:
+                state.conversations = len(store)
+            rows = store.drafting_rows[: state.conversations]
+            batches = batches_of_epoch(rows, rows=self._settings.rows, seed=self._settings.seed, epoch=state.epoch)
+            while state.batch < len(batches) and not self.done:
+                began_s = self._clock()
+                share = self._progress(state.batch / len(batches))
+                found = self._learn(store, batches[state.batch], share)
+                state.batch += 1
+                state.steps += 1
+                state.seconds += self._clock() - began_s
+                report(shown.after(found, share, state))
+                if stops():
+                    self.save()
+                    return False
+                if self._clock() - saved_s > _SAVE_EVERY_S:
+                    self.save()
+                    saved_s = self._clock()
+            if state.batch >= len(batches):
+                state.epoch += 1
+                state.batch = 0
+        self.save()
+        return True
+
+    def save(self) -> None:
+        self._state.optimizer = self._optimizer.state_dict()
+        self._state.write(self._path)
+
+    def _progress(self, of_epoch: float) -> float:
+        settings, state = self._settings, self._state
+        if settings.hours is not None:
+            return min(1.0, state.seconds / (settings.hours * 3600))
+        return (state.epoch + of_epoch) / settings.epochs
+
+    def _learn(self, store: SampleStore, indices: list[int], share: float) -> tuple[float, float, int]:
+        """One step of the optimiser. Returns the loss, the mean accepted length, and the rows."""
+        batch = make_batch([store.sample(index) for index in indices], self._settings.steps).to(self._head.device)
+        found = unrolled_loss(self._head, batch, self._settings.steps)
+        self._optimizer.zero_grad(set_to_none=True)
+        found.loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(list(self._head.weights.values()), _MOST_NORM)
+        rate = self._settings.rate * rate_at(share)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate * group["share"]
+        self._optimizer.step()
+        hits = (self._draft_ids[found.drafts] == batch.said).double().cumprod(0).sum(0)
+        rows = len(batch.drafting)
+        self._state.rows += rows
+        return float(found.loss.detach()), float(hits.mean()), rows
+
+
+def rate_at(share: float) -> float:
+    """Of the highest rate, at this share of the training."""
+    if share < _WARM_UP:
+        return max(share / _WARM_UP, 0.02)
+    fallen = (share - _WARM_UP) / (1 - _WARM_UP)
+    return _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * min(fallen, 1.0)))
+
+
+def _decay(name: str, weight_decay: float) -> float:
+    return weight_decay if name.endswith("_proj.weight") or name == tensors.FC else 0.0
+
+
+def _share(name: str) -> float:
+    return _HEAD_RATE if name == tensors.HEAD else 1.0
+
+
+class _Shown:
+    """Smooths what is shown; not a part of the training's state."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began_s = clock()
+        self._rows = 0
+        self._loss = self._length = self._weight = 0.0
+
+    def after(self, found: tuple[float, float, int], share: float, state: TrainingState) -> TrainingProgress:
+        loss, length, rows = found
+        self._rows += rows
+        self._loss = _SMOOTHING * self._loss + (1 - _SMOOTHING) * loss
+        self._length = _SMOOTHING * self._length + (1 - _SMOOTHING) * length
+        self._weight = _SMOOTHING * self._weight + (1 - _SMOOTHING)
+        return TrainingProgress(
+            share=share,
+            epoch=state.epoch,
+            loss=self._loss / self._weight,
+            expected_length=self._length / self._weight,
+            rows=state.rows,
+            rows_per_s=self._rows / max(self._clock() - self._began_s, 1e-9),
+            seconds=state.seconds,
+        )
