@@ -18,7 +18,7 @@ COMMANDS = {
     "chat": "talk to a model, served or in this process",
     "pull": "fetch a model into the cache",
     "run-batch": "answer a file of requests without a server",
-    "distill": "make what a drafting head of a model learns from",
+    "distill": "make a head that drafts for a model",
     "bench": "measure speculation on this machine",
     "env": "show versions, device and backend, for bug reports",
 }

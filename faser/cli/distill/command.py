@@ -1,6 +1,7 @@
 """`faser distill MODEL -o DIR`: reads the flags, makes the conversations, then the head."""
 
 import json
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -52,10 +53,12 @@ def make_conversations(
     own: DistillArguments, config: EngineConfig, directory: Path, tokenizer: Tokenizer
 ) -> Dataset:
     """The conversations in the output folder, as many as asked for."""
-    eos_token_ids = read_model_config(directory).eos_token_ids
+    model = read_model_config(directory)
+    eos_token_ids = model.eos_token_ids
+    context = min(config.max_model_len or math.inf, model.spec.max_position_embeddings)
     folder = own.output / "conversations"
     asking, answering = AskingSettings(seed=own.seed), AnswerSettings(seed=own.seed)
-    about: dict[str, Any] = {"model": directory.name, "answers": asdict(answering)}
+    about: dict[str, Any] = {"model": directory.name, "answers": _described(answering)}
     if own.traffic is not None:
         dataset = Dataset(folder, {"model": directory.name, "traffic": str(own.traffic)})
         turns = ChatTurns(tokenizer, eos_token_ids) if tokenizer.chat_template is not None else None
@@ -66,6 +69,8 @@ def make_conversations(
     prompts = None if own.prompts is None else read_conversations(own.prompts)
     about |= {"questions": asdict(asking)} if prompts is None else {"prompts": str(own.prompts)}
     dataset = Dataset(folder, json.loads(json.dumps(about)))
+    asking = replace(asking, max_tokens=min(asking.max_tokens, int(context) // 2))
+    answering = replace(answering, context=int(context))
     if dataset.answer_tokens >= own.answer_tokens:
         return dataset
     engine = replace(config, speculative_policy="off") if config.speculative_config is None else config
@@ -77,3 +82,10 @@ def make_conversations(
         maker = ConversationMaker(dataset, source, turns, answering, report=bar, say=bar.say)
         maker.fill(questions, own.answer_tokens)
     return dataset
+
+
+def _described(answering: AnswerSettings) -> dict[str, Any]:
+    """The settings that answers follow from wherever there is room for them."""
+    found = asdict(answering)
+    del found["context"]
+    return found

@@ -26,9 +26,18 @@ _SHARES = 1000  # of a bar
 
 
 class TokenBar:
-    """A bar over tokens, with the remaining time. Use it in a `with`; call it with (stage, done, total)."""
+    """A bar over tokens, with the remaining time. Use it in a `with`; call it with (stage, done, total).
 
-    def __init__(self, console: Console | None = None, *, unit: str = "tokens") -> None:
+    In a log it is a line a minute.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        unit: str = "tokens",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._console = console or Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -40,11 +49,17 @@ class TokenBar:
             console=self._console,
             disable=not self._console.is_terminal,
         )
+        self._unit = unit
+        self._clock = clock
+        self._printed_s = clock()
         self._task = None if self._bar.disable else self._bar.add_task("", total=0)
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         if self._task is not None:
             self._bar.update(self._task, description=stage, completed=done, total=total)
+        elif self._clock() - self._printed_s >= _LINE_EVERY_S:
+            self._printed_s = self._clock()
+            self.say(f"{stage}: {done} of {total} {self._unit}")
 
     def say(self, line: str) -> None:
         """Print a line above the bar, or into the log."""

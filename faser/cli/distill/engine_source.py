@@ -25,6 +25,7 @@ class EngineSource:
         self._engine = AsyncEngine(config, directory, tokenizer, transport="thread", on_progress=report)
         self._at_once = config.max_num_seqs + min(config.max_num_queued_reqs, config.max_num_seqs)
         self._runner = asyncio.Runner()
+        self._answering: asyncio.Task[list[Answer]] | None = None
 
     def answer(
         self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], on_answer: OnAnswer
@@ -47,8 +48,14 @@ class EngineSource:
         self._close()
 
     def _close(self) -> None:
-        self._runner.run(self._engine.stop())
+        self._runner.run(self._stop())
         self._runner.close()
+
+    async def _stop(self) -> None:
+        if self._answering is not None and not self._answering.done():  # SIGTERM has left it behind
+            self._answering.cancel()
+            await asyncio.gather(self._answering, return_exceptions=True)
+        await self._engine.stop()
 
     async def _load(self) -> None:
         await self._engine.start()
@@ -57,6 +64,7 @@ class EngineSource:
     async def _answer_all(
         self, prompts: Sequence[Sequence[int]], sampling: Sequence[SamplingParams], on_answer: OnAnswer
     ) -> list[Answer]:
+        self._answering = asyncio.current_task()
         free = asyncio.Semaphore(self._at_once)
 
         async def answer(prompt: Sequence[int], params: SamplingParams) -> Answer:

@@ -26,6 +26,7 @@ def train_head(own: DistillArguments, config: EngineConfig, directory: Path, dat
     settings = TrainingSettings(seed=own.seed, epochs=own.epochs, hours=own.hours, steps=own.steps, rows=own.rows)
     head = HeadSettings(draft_vocab_size=own.draft_vocab_size, int8=own.int8)
     torch.set_num_threads(config.threads)
+    torch.set_flush_denormal(True)  # what is almost impossible would take ten times as long as the rest
     with ProgressReporter() as report:
         target = load_target(config, directory, report)
     made = Distillation(own.output, target, directory.name, config, settings, head)

@@ -5,7 +5,7 @@ A shard follows from the seed, its place and the shards before it: an interrupte
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -23,11 +23,19 @@ Report = Callable[[str, int, int], None]  # (what is being made, tokens of finis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSettings:
-    """How answers are sampled: in turn with each of the temperatures, max_tokens long at most."""
+    """How answers are sampled: in turn with each of the temperatures, max_tokens long at most.
+
+    context: most tokens of a prompt and its answer; None: any.
+    """
 
     seed: int = 0
     temperatures: tuple[float, ...] = (0.0, 0.8)
     max_tokens: int = 256
+    context: int | None = None
+
+    def longest(self, prompt: Sequence[int]) -> int:
+        """Most tokens of the answer to a prompt; 0: it leaves no room."""
+        return self.max_tokens if self.context is None else min(self.max_tokens, self.context - len(prompt))
 
 
 class ConversationMaker:
@@ -72,16 +80,17 @@ class ConversationMaker:
 
     def _answers(self, batch: QuestionBatch, wanted: int) -> list[Conversation]:
         settings, first, done = self._settings, self._dataset.conversations, self._dataset.answer_tokens
-        prompts = [self._turns.answer_prompt(each) for each in batch.conversations]
+        rendered = [self._turns.answer_prompt(each) for each in batch.conversations]
+        prompts = [each for each in rendered if settings.longest(each) > 0]
         places = range(first, first + len(prompts))
         temperatures = [settings.temperatures[place % len(settings.temperatures)] for place in places]
         sampling = [
             SamplingParams(
                 temperature=temperature,
-                max_tokens=settings.max_tokens,
+                max_tokens=settings.longest(prompt),
                 seed=derived_seed(settings.seed, "answer", place),
             )
-            for place, temperature in zip(places, temperatures, strict=True)
+            for prompt, place, temperature in zip(prompts, places, temperatures, strict=True)
         ]
 
         def count(tokens: int) -> None:

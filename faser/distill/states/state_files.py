@@ -118,7 +118,7 @@ class StateFolder:
             rows = int(arrays["starts"][-1])
             if states.stat().st_size != rows * self.width * torch.bfloat16.itemsize:
                 raise ConfigError(
-                    f"{states} has {states.stat().st_size} bytes; {rows} rows of {self.width} have not"
+                    f"{states} has {states.stat().st_size} bytes; {rows} rows of {self.width} need others"
                 )
             mapped = torch.from_file(str(states), shared=False, size=rows * self.width, dtype=torch.bfloat16)
             return ShardStates(mapped.view(rows, self.width), arrays)

@@ -48,4 +48,5 @@ class TrainingState:
             found = torch.load(path, map_location="cpu", weights_only=True)
             return cls(**found)
         except Exception as error:  # of the archive, of the pickle, or of the fields: it is damaged in any case
-            raise ConfigError(f"{path} cannot be read: {error}; remove it to train anew") from None
+            said = str(error).partition("\n")[0]
+            raise ConfigError(f"{path} cannot be read: {said}; remove it to train anew") from None

@@ -21,7 +21,6 @@ from faser.distill.training.trainable_head import TrainableHead
 from faser.distill.training.unrolled_loss import unrolled_loss
 from faser.engine.execution.heads import tensors
 
-_WARM_UP = 0.02  # share of the training
 _LAST_RATE = 0.05  # of the highest rate, at the end
 _HEAD_RATE = 0.5  # of the rate, for the rows that begin as the target's
 _BETAS = (0.9, 0.95)
@@ -33,15 +32,16 @@ _SAVE_EVERY_S = 180.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
     """seed: of weights and order. epochs: over all conversations. hours: instead; None: epochs. steps: drafted
-    tokens that are unrolled. rows: of a batch that draft.
+    tokens that are unrolled. rows: of a batch that draft. rate: the highest. warm_up: steps until then.
     """
 
     seed: int = 0
     epochs: int = 8
     hours: float | None = None
-    steps: int = 4
+    steps: int = 3
     rows: int = 2048
-    rate: float = 1e-3
+    rate: float = 5e-4
+    warm_up: int = 100
     weight_decay: float = 0.01
 
 
@@ -153,7 +153,7 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         found.loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(list(self._head.weights.values()), _MOST_NORM)
-        rate = self._settings.rate * rate_at(share)
+        rate = self._settings.rate * rate_at(share, self._state.steps, self._settings.warm_up)
         for group in self._optimizer.param_groups:
             group["lr"] = rate * group["share"]
         self._optimizer.step()
@@ -163,12 +163,10 @@ class Trainer:
         return float(found.loss.detach()), float(hits.mean()), rows
 
 
-def rate_at(share: float) -> float:
-    """Of the highest rate, at this share of the training."""
-    if share < _WARM_UP:
-        return max(share / _WARM_UP, 0.02)
-    fallen = (share - _WARM_UP) / (1 - _WARM_UP)
-    return _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * min(fallen, 1.0)))
+def rate_at(share: float, steps: int, warm_up: int) -> float:
+    """Of the highest rate, at this share of the training and after so many steps."""
+    fallen = _LAST_RATE + (1 - _LAST_RATE) * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
+    return fallen * min(1.0, (steps + 1) / warm_up)
 
 
 def _decay(name: str, weight_decay: float) -> float:

@@ -27,6 +27,13 @@ def test_its_own_flags_and_those_of_the_engine_are_read() -> None:
         (["-o", "out", "--tokens", "0"], "--tokens is 0; it must be a whole number of at least 1"),
         (["-o", "out", "--tokens", "many"], "--tokens is many; it must be a whole number of at least 1"),
         (["-o", "out", "--tokens", "1.5"], "--tokens is 1.5; it must be a whole number of at least 1"),
+        (["-o", "out", "--hours", "0"], "--hours is 0; it must be a number of hours above 0"),
+        (["-o", "out", "--epochs", "x"], "--epochs is x; it must be a whole number of at least 1"),
+        (
+            ["-o", "out", "--draft-steps", "17"],
+            "--draft-steps is 17; it must be a whole number of at least 1 and at",
+        ),
+        (["-o", "out", "--head-dtype", "int4"], "--head-dtype: invalid choice: 'int4'"),
         (["-o", "out", "--port", "8000"], "faser distill: --port: unknown flag."),
         (["-o", "out", "--max-num-seqs", "0"], "faser distill: --max-num-seqs is 0; it must be"),
     ],

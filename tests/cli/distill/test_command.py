@@ -1,5 +1,6 @@
 """`faser distill` with a tiny model, as a user runs it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from faser.cli.main import main
 from faser.distill.conversations.dataset import Dataset
 
-FLAGS = ("--backend", "torch", "--num-threads", "1", "--max-num-seqs", "4")
+FLAGS = ("--backend", "torch", "--num-threads", "1", "--max-num-seqs", "32", "--max-model-len", "64")
 
 
 @pytest.mark.slow
@@ -18,19 +19,71 @@ def test_questions_of_a_file_are_answered_and_kept(
     prompts.write_text("the fox\nthe dog\nthe wizards\n")
     command = ["distill", str(tiny_checkpoint), "-o", str(tmp_path / "out"), "--prompts", str(prompts)]
 
-    assert main([*command, *FLAGS, "--tokens", "100"]) == 0
+    command += ["--only-conversations", *FLAGS, "--tokens", "100"]
+
+    assert main(command) == 0
 
     assert "00000.npz: 6 of 6 questions kept" in capsys.readouterr().err
     dataset = Dataset(tmp_path / "out" / "conversations")
     assert dataset.answer_tokens >= 100
-    assert main([*command, *FLAGS, "--tokens", "100"]) == 0
+    assert main(command) == 0
     assert "questions kept" not in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_model_that_never_ends_a_question_is_refused(
+def test_a_head_is_made_measured_and_written(
     tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its weights are random."""
-    assert main(["distill", str(tiny_checkpoint), "-o", str(tmp_path / "out"), *FLAGS, "--tokens", "10"]) == 2
-    assert "it was not trained on what users say: give questions with --prompts" in capsys.readouterr().err
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "out"
+    prompts.write_text("".join(f"the fox {at}\n" for at in range(18)))
+    command = [
+        "distill",
+        str(tiny_checkpoint),
+        "-o",
+        str(out),
+        "--prompts",
+        str(prompts),
+        "--tokens",
+        "1k",
+        *FLAGS,
+    ]
+    command += ["--epochs", "1", "--draft-vocab-size", "96", "--batch-tokens", "1024", "--draft-steps", "2"]
+
+    assert main(command) == 0
+
+    found = capsys.readouterr()
+    assert "0.0 % of the training (epoch 1): loss" in found.err
+    assert "| accepted on held-out answers | token 1 | token 2 | tokens of a draft |" in found.out
+    assert "| temperature 0 |" in found.out
+    assert "| temperature 0.8, at most |" in found.out
+    config = json.loads((out / "config.json").read_text())
+    assert (config["speculators_model_type"], config["draft_vocab_size"]) == ("eagle3", 96)
+    made = json.loads((out / "distillation.json").read_text())
+    assert (made["target"], made["training"]["epochs"]) == (tiny_checkpoint.name, 1)
+    before = (out / "model.safetensors").read_bytes()
+    assert main(command) == 0
+    assert (out / "model.safetensors").read_bytes() == before
+
+
+def test_another_vocabulary_than_that_of_the_training_is_refused(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traffic, out = tmp_path / "traffic.jsonl", tmp_path / "out"
+    line = json.dumps({"prompt": "the fox", "answer": "jumps over the lazy dog while seven wizards judge"})
+    traffic.write_text(f"{line}\n" * 40)
+    command = [
+        "distill",
+        str(tiny_checkpoint),
+        "-o",
+        str(out),
+        "--from-traffic",
+        str(traffic),
+        *FLAGS,
+        "--epochs",
+        "1",
+    ]
+
+    assert main([*command, "--draft-vocab-size", "32"]) == 0
+    assert main([*command, "--draft-vocab-size", "64"]) == 2
+
+    assert "was begun with draft_vocab_size 32, not 64" in capsys.readouterr().err

@@ -86,6 +86,23 @@ def test_questions_of_a_file_are_answered_at_each_temperature(
         assert temperatures == pytest.approx([0.0, 0.8])
 
 
+def test_an_answer_ends_where_the_context_does(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    turns = ChatTurns(load_tokenizer(tiny_checkpoint), (EOS_TOKEN_ID,))
+    texts = ["the fox", "the fox jumps over the lazy dog " * 9]
+    source = FakeSource()
+    maker = ConversationMaker(
+        Dataset(tmp_path, {}),
+        source,
+        turns,
+        AnswerSettings(context=30),
+        report=lambda *_: None,
+        say=lambda _: None,
+    )
+    maker.fill(FileQuestions([[{"role": "user", "content": each}] for each in texts]), 10_000)
+    assert {len(prompt) + (params.max_tokens or 0) for prompt, params in source.asked} == {30}
+    assert len(source.asked) == 2  # the other question leaves no room
+
+
 def test_recorded_traffic_goes_on_where_it_ended(tmp_path: Path) -> None:
     recorded = [Conversation(prompt=(1,), answer=(at, 2), ended=True, temperature=0.0) for at in range(2500)]
     fill_from_traffic(Dataset(tmp_path, {}), recorded, 1000)

@@ -6,78 +6,17 @@ import torch
 from torch import Tensor
 
 from faser.distill.training.batch import Sample, make_batch
-from faser.distill.training.initial_weights import initial_weights
 from faser.distill.training.trainable_head import TrainableHead
-from faser.engine.checkpoints.families.architecture import DecoderSpec, RopeSpec
-from faser.engine.checkpoints.heads.head_spec import FeatureNorm, HeadKind, HeadSpec
 from faser.engine.execution.heads import tensors
+from tests.distill.training.small import HIDDEN, SAMPLES, STEPS, VOCAB, embedding, small_head
 from tests.engine.execution.heads.references import Eagle3, Shape
-
-VOCAB, HIDDEN, DRAFTS, STEPS = 40, 16, 12, 3
-
-
-def small_spec() -> HeadSpec:
-    decoder = DecoderSpec(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=24,
-        num_layers=1,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=4,
-        rms_norm_eps=1e-5,
-        max_position_embeddings=64,
-        rope=RopeSpec(theta=10_000.0),
-        windows=(None,),
-        rotary=(True,),
-        tie_word_embeddings=False,
-    )
-    return HeadSpec(
-        kind=HeadKind.EAGLE3,
-        decoder=decoder,
-        draft_vocab_size=DRAFTS,
-        target_hidden_size=HIDDEN,
-        state_layers=(1, 2, 4),
-        feature_norm=FeatureNorm.EACH,
-        norm_before_residual=True,
-    )
-
-
-def seeded(shape: tuple[int, ...], seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def small_head() -> TrainableHead:
-    spec = small_spec()
-    weights = initial_weights(spec, head_rows=seeded((DRAFTS, HIDDEN), 1), final_norm=torch.ones(HIDDEN), seed=2)
-    with torch.no_grad():
-        for at, weight in enumerate(weights.values()):
-            weight += 0.3 * seeded(tuple(weight.shape), 10 + at)  # no norm is one, no product is small
-    return TrainableHead(spec, weights, seeded((VOCAB, HIDDEN), 3), positions=64, dtype=torch.float32)
-
-
-def sample(tokens: int, prompt: int, seed: int) -> Sample:
-    generator = torch.Generator().manual_seed(seed)
-    rows = tokens - 1 - prompt
-    return Sample(
-        token_ids=torch.randint(VOCAB, (tokens,), generator=generator),
-        prompt_tokens=prompt,
-        states=seeded((tokens - 1, 3 * HIDDEN), seed + 1).bfloat16(),
-        top_ids=torch.stack([torch.randperm(DRAFTS, generator=generator)[:4] for _ in range(rows)]),
-        top_probs=torch.rand((rows, 4), generator=generator) / 4,
-        greedy=True,
-    )
-
-
-SAMPLES = [sample(9, 4, 20), sample(12, 2, 30), sample(4, 2, 40)]
 
 
 def reference_outputs(head: TrainableHead, one: Sample, row: int, steps: int) -> list[Tensor]:
     """What the head gives when it drafts from this row: one sequence of true rows, then of its own outputs."""
     weights = {name: weight.detach().double() for name, weight in head.weights.items()}
-    embedding = seeded((VOCAB, HIDDEN), 3).double()
     model = Eagle3(
-        weights=weights | {tensors.EMBEDDING: embedding},
+        weights=weights | {tensors.EMBEDDING: embedding().double()},
         shape=Shape(num_heads=4, num_kv_heads=2, head_dim=4, eps=1e-5),
         norm_before_residual=True,
     )
