@@ -97,12 +97,10 @@ class StateFolder:
                 for each in found:
                     file.write(each.states.contiguous().view(torch.int16).numpy().tobytes())
             with replacing(rest) as path, path.open("wb") as file:
-                np.savez(
-                    file,
-                    **arrays,
-                    top_ids=torch.cat([each.top_ids for each in found]).numpy(),
-                    top_probs=torch.cat([each.top_probs for each in found]).numpy(),
-                )
+                tops = {
+                    name: torch.cat([getattr(each, name) for each in found]) for name in ("top_ids", "top_probs")
+                }
+                np.savez(file, **(dict(arrays) | {name: each.numpy() for name, each in tops.items()}))  # type: ignore[arg-type]
             stored = {"settings": self._settings, "shards": self.num_shards + 1}
             write_atomically(self.folder / _INDEX, json.dumps(stored, indent=1) + "\n")
         except OSError as error:

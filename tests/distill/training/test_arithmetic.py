@@ -14,7 +14,7 @@ def seeded(*shape: int, seed: int) -> Tensor:
 def test_the_norm_and_its_gradients() -> None:
     x, weight, grad = seeded(7, 12, seed=1), seeded(12, seed=2), seeded(7, 12, seed=3)
     own = [each.clone().requires_grad_() for each in (x, weight)]
-    arithmetic.rms_norm(*own, 1e-5).backward(grad)  # type: ignore[no-untyped-call]
+    arithmetic.rms_norm(own[0], own[1], 1e-5).backward(grad)  # type: ignore[no-untyped-call]
     oracle = [each.double().requires_grad_() for each in (x, weight)]
     expected = torch.nn.functional.rms_norm(oracle[0], (12,), oracle[1], 1e-5)
     expected.backward(grad.double())  # type: ignore[no-untyped-call]

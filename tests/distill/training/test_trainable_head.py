@@ -20,7 +20,7 @@ def reference_outputs(head: TrainableHead, one: Sample, row: int, steps: int) ->
         shape=Shape(num_heads=4, num_kv_heads=2, head_dim=4, eps=1e-5),
         norm_before_residual=True,
     )
-    states = list(one.states[:row].double().split(HIDDEN, dim=1))
+    states = list(torch.split(one.states[:row].double(), HIDDEN, dim=1))
     features = model.features(states)
     found: list[Tensor] = []
     for step in range(steps):
