@@ -128,9 +128,17 @@ def flat_config(**changes: Any) -> dict[str, Any]:
     }
 
 
-def target(directory: Path, backend: Backend, dtype: torch.dtype = torch.float32) -> Decoder:
+def target(
+    directory: Path, backend: Backend, dtype: torch.dtype = torch.float32, *, quantization: str | None = None
+) -> Decoder:
     return load_decoder(
-        directory, backend, dtype, max_model_len=MAX_POSITIONS, max_rows=64, progress=lambda *_: None
+        directory,
+        backend,
+        dtype,
+        max_model_len=MAX_POSITIONS,
+        max_rows=64,
+        quantization=quantization,
+        progress=lambda *_: None,
     )
 
 
@@ -204,12 +212,18 @@ def seeded_states(spec: HeadSpec, rows: int) -> torch.Tensor:
 
 
 def load_paged(
-    directory: Path, tiny_checkpoint: Path, backend: Backend, dtype: torch.dtype, **options: Any
+    directory: Path,
+    tiny_checkpoint: Path,
+    backend: Backend,
+    dtype: torch.dtype,
+    *,
+    of_target: str | None = None,
+    **options: Any,
 ) -> PagedHead:
-    """The head in directory for the tiny target, on this backend."""
+    """The head in directory for the tiny target, on this backend. of_target: the target's quantization."""
     head = load_head(
         directory,
-        target(tiny_checkpoint, backend, dtype),
+        target(tiny_checkpoint, backend, dtype, quantization=of_target),
         backend,
         max_positions=MAX_POSITIONS,
         max_rows=32,

@@ -105,17 +105,18 @@ def test_the_flat_layout_gives_the_same_bits(
     assert torch.equal(drafts[0][1], drafts[1][1])
 
 
+@pytest.mark.parametrize("of_target", [None, "int8"])
 def test_without_tensors_of_its_own_a_head_takes_the_targets(
-    backend: Backend, tiny_checkpoint: Path, tmp_path: Path
+    of_target: str | None, backend: Backend, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """The tiny target ties its head to its embedding, so the reference takes both from there."""
+    """The tiny target ties its head to its embedding, so the reference takes both from there, rounded or not."""
     spec = head_spec()
     weights = write_seeded(tmp_path, spec, without=("embed_tokens.weight", "lm_head.weight"))
-    decoder = target(tiny_checkpoint, backend)
+    decoder = target(tiny_checkpoint, backend, quantization=of_target)
     embedding = torch.empty((VOCAB_SIZE, 64))
     backend.embed(torch.arange(VOCAB_SIZE), decoder.ends.embedding, embedding)
     weights |= {"embed_tokens.weight": embedding, "lm_head.weight": embedding[draft_vocabulary()]}
-    head = load_paged(tmp_path, tiny_checkpoint, backend, torch.float32)
+    head = load_paged(tmp_path, tiny_checkpoint, backend, torch.float32, of_target=of_target)
     found, logits = head.draft(TOKENS, seeded_states(spec, len(TOKENS)), 4, chunk=10)
     tokens, wanted = expected(spec, weights, 4)
     assert found == tokens
