@@ -7,7 +7,8 @@ Two pairs. Of the first, model and head are random, so that nearly all drafts ar
 model's next token is a function of the last one, which the head knows: if it gets the states that it should get,
 all its drafts are accepted.
 
-Planted bugs that these tests have caught: states of refused draft tokens are kept; states of the step before.
+Planted bugs that these tests have caught: states of refused draft tokens are kept; states of other rows; steps
+after the first one capture nothing.
 """
 
 from pathlib import Path

@@ -220,6 +220,16 @@ def test_a_drafter_without_a_kv_cache_of_its_own_misses_nothing() -> None:
     assert state.missing_kv(state.batch([sequence])).tolist() == [0]
 
 
+def test_a_head_reads_the_latest_tokens_only() -> None:
+    """What it will never read is not counted as missing again."""
+    state = SpeculationState(NUM_SLOTS, CAP, SimulatedClock(), most_missing=20)
+    sequence = sequence_in(1, prompt=50)
+    state.start(sequence)
+    assert state.missing_kv(state.batch([sequence])).tolist() == [20]
+    state.extend_draft_kv(np.array([1]), np.array([20]))
+    assert state.missing_kv(state.batch([sequence])).tolist() == [0]
+
+
 def test_a_preempted_sequence_keeps_the_debt_to_its_target() -> None:
     """Two tokens took 0.08 s where 0.04 s was the target; then it waits for a second, in another slot."""
     clock = SimulatedClock()
