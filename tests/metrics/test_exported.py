@@ -43,7 +43,17 @@ _TENTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
 _ERROR = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1)
 
 _REFUSED = ("queue_full", "key_limit", "loading", "warming", "restarting", "draining", "dead")
-_METHODS = ("draft_model", "layer_skip", "suffix", "ngram", "ngram_model", "grammar")
+_METHODS = (
+    "draft_model",
+    "layer_skip",
+    "eagle3",
+    "eagle",
+    "medusa",
+    "suffix",
+    "ngram",
+    "ngram_model",
+    "grammar",
+)
 _MODES = ("plain", "serial", "streams", "sm", "cores")
 _CLASSES = ("default", "gold")
 _ROLES = ("draft", "verify", "step")
