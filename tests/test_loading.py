@@ -25,11 +25,17 @@ def dangers(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _MODULES:
             yield f"from {node.module}"
         elif isinstance(node, ast.Call):
-            if (called := ast.unparse(node.func)) in _CALLS:
+            if (called := ast.unparse(node.func)) in _CALLS and not _reads_weights_only(node):
                 yield called
             for keyword in node.keywords:
                 if keyword.arg in _KEYWORDS and ast.unparse(keyword.value) != "False":
                     yield keyword.arg
+
+
+def _reads_weights_only(call: ast.Call) -> bool:
+    """torch.load with weights_only builds tensors and plain containers alone, and refuses everything else."""
+    stated = {each.arg: ast.unparse(each.value) for each in call.keywords}
+    return ast.unparse(call.func) == "torch.load" and stated.get("weights_only") == "True"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +44,8 @@ def dangers(tree: ast.AST) -> Iterator[str]:
         ("import pickle", ["pickle"]),
         ("from joblib import load", ["from joblib"]),
         ("def f():\n import torch\n return torch.load('x')", ["torch.load"]),
+        ("torch.load('x', weights_only=False)", ["torch.load"]),
+        ("torch.load('x', weights_only=True)", []),
         ("np.load('x', allow_pickle=True)", ["allow_pickle"]),
         ("AutoModel.from_pretrained('x', trust_remote_code=flag)", ["trust_remote_code"]),
         ("np.load('x', allow_pickle=False); yaml.safe_load('x'); model.eval()", []),

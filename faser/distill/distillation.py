@@ -2,7 +2,7 @@
 
 OUT/conversations/     what is learned from (dataset.py)
 OUT/states/            what the target computes for it (state_files.py); may be removed afterwards
-OUT/training.pt        where training stands (checkpoint.py)
+OUT/training.safetensors where training stands (checkpoint.py)
 OUT/config.json, model.safetensors, distillation.json      the head, and how it was made
 """
 
@@ -89,7 +89,7 @@ class Distillation:
 
     @property
     def _training_path(self) -> Path:
-        return self._folder / "training.pt"
+        return self._folder / "training.safetensors"
 
     def record(self, dataset: Dataset, report: Report) -> None:
         """Compute and keep the states that are missing."""

@@ -19,6 +19,7 @@ from benchmarks.losslessness.law import (
 )
 from benchmarks.losslessness.scenarios import PATTERNS, SAMPLINGS
 from benchmarks.losslessness.tokens import DRAFTERS, plan
+from faser.config.drafters import HEAD_METHODS
 from faser.config.speculation import DRAFT_SAMPLE_METHODS, METHODS, POLICIES
 from faser.types import SamplingParams
 from tests.engine.execution.sampling.test_sampler import PROMPT, exact_distribution, plain_logits
@@ -110,8 +111,11 @@ def test_every_case_has_a_seed_of_its_own() -> None:
 
 
 def test_tokens_are_compared_for_every_method_way_of_drafting_and_policy() -> None:
-    """The grammar drafts for structured answers alone: benchmarks/structured/validity.py compares those."""
-    assert {options["method"] for options in DRAFTERS.values()} == set(METHODS) - {"grammar"}
+    """The grammar drafts for structured answers alone: benchmarks/structured/validity.py compares those.
+
+    Answers with a head are compared by tests/engine/test_head_engine.py.
+    """
+    assert {options["method"] for options in DRAFTERS.values()} == set(METHODS) - {"grammar", *HEAD_METHODS}
     assert {options.get("draft_sample_method", "greedy") for options in DRAFTERS.values()} == {
         *DRAFT_SAMPLE_METHODS
     }

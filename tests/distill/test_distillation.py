@@ -177,7 +177,7 @@ def test_a_head_of_eight_bits_is_half_as_large_and_drafts_nearly_the_same(
 
 
 def test_other_settings_are_refused_by_name(head_folder: Path, target: FrozenTarget) -> None:
-    with pytest.raises(ConfigError, match=r"training\.pt was begun with draft_vocab_size 96, not 64"):
+    with pytest.raises(ConfigError, match=r"training\.safetensors was begun with draft_vocab_size 96, not 64"):
         distillation(head_folder, target, head=replace(HEAD, draft_vocab_size=64))
     with pytest.raises(ConfigError, match="was begun with steps 3, not 2"):
         distillation(head_folder, target, settings=replace(SETTINGS, steps=2))
@@ -185,7 +185,7 @@ def test_other_settings_are_refused_by_name(head_folder: Path, target: FrozenTar
 
 
 def test_a_folder_without_a_head_has_none_to_measure(target: FrozenTarget, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"training\.pt is missing; there is no head yet"):
+    with pytest.raises(ConfigError, match=r"training\.safetensors is missing; there is no head yet"):
         distillation(tmp_path, target).measure(temperature=0.8, on_batch=lambda *_: None)
 
 

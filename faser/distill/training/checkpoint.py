@@ -1,20 +1,28 @@
-"""TrainingState: everything that training goes on from, in one file that is replaced as a whole."""
+"""TrainingState: everything that training goes on from, in one safetensors file that is replaced as a whole.
 
+Numbers and settings are JSON in the header. A file of torch.save would be a pickle, which FASER never reads here.
+"""
+
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from faser.distill.conversations.shard import unwritable
 from faser.errors import ConfigError
 from faser.files import replacing
 
+_WEIGHT, _OPTIMIZER, _DRAFT_IDS = "weights/", "optimizer/", "draft_ids"
+_NUMBERS = ("epoch", "batch", "steps", "rows", "seconds", "conversations")
+
 
 @dataclass(slots=True, kw_only=True)
 class TrainingState:
-    """settings: of the training, as JSON. draft_ids: [Vd] int64. optimizer: AdamW's state.
+    """settings: of the training, as JSON. draft_ids: [Vd] int64. optimizer: state_dict() of one; {}: none yet.
 
     epoch: the one that is learned; batch: how many of its batches are done; conversations: how many it has, so
     that others that are made meanwhile wait for the next one. rows: drafting rows learned. seconds: spent.
@@ -33,11 +41,17 @@ class TrainingState:
 
     def write(self, path: Path) -> None:
         """Raises ConfigError where the disk is full; the state that was written before is kept."""
+        tensors = {_WEIGHT + name: weight.detach() for name, weight in self.weights.items()}
+        for index, moments in self.optimizer.get("state", {}).items():
+            tensors |= {f"{_OPTIMIZER}{index}/{name}": each for name, each in moments.items()}
+        tensors[_DRAFT_IDS] = self.draft_ids
+        about = {name: getattr(self, name) for name in _NUMBERS} | {"settings": self.settings}
+        about |= {"groups": self.optimizer.get("param_groups", []), "weights": list(self.weights)}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as new:
-                torch.save({name: getattr(self, name) for name in self.__slots__}, new)
-        except (OSError, RuntimeError) as error:  # torch raises RuntimeError where a disk is full
+                save_file({name: each.cpu().contiguous() for name, each in tensors.items()}, new, _header(about))
+        except (OSError, SafetensorError) as error:  # the latter where a disk is full
             cause = error if isinstance(error, OSError) else OSError(28, str(error))
             raise unwritable(path, cause) from None
 
@@ -45,8 +59,31 @@ class TrainingState:
     def read(cls, path: Path) -> "TrainingState":
         """Raises ConfigError that names a damaged file."""
         try:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-            return cls(**found)
-        except Exception as error:  # of the archive, of the pickle, or of the fields: it is damaged in any case
+            with safe_open(path, framework="pt") as file:
+                about = json.loads(file.metadata()["training"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return cls(
+                settings=dict(about["settings"]),
+                draft_ids=tensors.pop(_DRAFT_IDS),
+                weights={name: tensors[_WEIGHT + name] for name in about["weights"]},  # groups name them by place
+                optimizer=_optimizer(about["groups"], tensors),
+                **{name: about[name] for name in _NUMBERS},
+            )
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             said = str(error).partition("\n")[0]
             raise ConfigError(f"{path} cannot be read: {said}; remove it to train anew") from None
+
+
+def _header(about: dict[str, Any]) -> dict[str, str]:
+    return {"training": json.dumps(about)}
+
+
+def _optimizer(groups: list[dict[str, Any]], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    if not groups:
+        return {}
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, each in tensors.items():
+        if name.startswith(_OPTIMIZER):
+            index, _, moment = name.removeprefix(_OPTIMIZER).partition("/")
+            state.setdefault(int(index), {})[moment] = each
+    return {"state": state, "param_groups": groups}

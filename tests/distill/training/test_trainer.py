@@ -155,6 +155,6 @@ def test_each_epoch_has_every_conversation_once_in_an_order_of_its_own() -> None
 
 
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:
-    (tmp_path / "training.pt").write_bytes(b"cut")
-    with pytest.raises(ConfigError, match=r"training\.pt cannot be read: .*; remove it to train anew"):
-        TrainingState.read(tmp_path / "training.pt")
+    (tmp_path / "training.safetensors").write_bytes(b"cut")
+    with pytest.raises(ConfigError, match=r"training\.safetensors cannot be read: .*; remove it to train anew"):
+        TrainingState.read(tmp_path / "training.safetensors")

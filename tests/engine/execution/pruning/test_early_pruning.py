@@ -537,7 +537,7 @@ class TextDrafter:
                     slot=each.slot,
                     method="ngram",
                     token_ids=(7, 8)[: each.max_tokens],
-                    confidences=(20.0, 20.0)[: each.max_tokens],
+                    confidences=(5.0, 5.0)[: each.max_tokens],
                 )
                 for each in plan.requests
             )
@@ -611,7 +611,7 @@ def test_likely_tokens_are_named_only_when_asked_for(pair: tuple[Path, Path]) ->
 
 
 def test_among_drafts_of_a_model_those_from_text_name_nothing(pair: tuple[Path, Path]) -> None:
-    """Two tokens of a long match are worth more than one of the model, and less than three."""
+    """Two tokens of a match of five are worth more than one of the model, and less than three."""
     both = TextAndModel(CombinedLookup([TextDrafter()]), model_drafter(pair, 9))
     selected = SelectedDrafter(both, num_slots=NUM_SLOTS, cap=CAP, model_cap=CAP)
     found = selected.propose(drafting_plan((0, 2, 3, 1)))
