@@ -31,7 +31,7 @@ head of one layer learns to say what it says. Text never leaves the machine. The
   --hours H               learn for so long instead; the answers are made before
   --draft-vocab-size N    most frequent tokens, which the head can draft [8192]
   --draft-steps N         tokens of a draft that are learned together [3]
-  --batch-tokens N        tokens of answers in a step of the training [2048]
+  --batch-tokens N        tokens of answers in a step of the training [1024]
   --head-dtype TYPE       of the stored head: int8 or bfloat16 [int8]
   --seed N                of questions, answers and weights [0]
 
@@ -116,7 +116,7 @@ def _own_parser() -> CommandParser:
     add("--hours", type=_hours)
     add("--draft-vocab-size", type=_count, default=8192)
     add("--draft-steps", type=_steps, default=3)
-    add("--batch-tokens", type=_count, default=2048)
+    add("--batch-tokens", type=_count, default=1024)
     add("--head-dtype", choices=("int8", "bfloat16"), default="int8")
     add("--seed", type=int, default=0)
     add("--help", "-h", action="store_true")

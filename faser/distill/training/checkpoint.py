@@ -16,13 +16,13 @@ from faser.distill.conversations.shard import unwritable
 from faser.errors import ConfigError
 from faser.files import replacing
 
-_WEIGHT, _OPTIMIZER, _DRAFT_IDS = "weights/", "optimizer/", "draft_ids"
+_WEIGHT, _DRAFT_IDS = "weights/", "draft_ids"
 _NUMBERS = ("epoch", "batch", "steps", "rows", "seconds", "conversations")
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainingState:
-    """settings: of the training, as JSON. draft_ids: [Vd] int64. optimizer: state_dict() of one; {}: none yet.
+    """settings: of the training, as JSON. draft_ids: [Vd] int64. optimizers: their state_dict(); {}: none yet.
 
     epoch: the one that is learned; batch: how many of its batches are done; conversations: how many it has, so
     that others that are made meanwhile wait for the next one. rows: drafting rows learned. seconds: spent.
@@ -31,7 +31,7 @@ class TrainingState:
     settings: dict[str, Any]
     draft_ids: Tensor
     weights: dict[str, Tensor]
-    optimizer: dict[str, Any] = field(default_factory=dict)
+    optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
     epoch: int = 0
     batch: int = 0
     steps: int = 0
@@ -42,11 +42,13 @@ class TrainingState:
     def write(self, path: Path) -> None:
         """Raises ConfigError where the disk is full; the state that was written before is kept."""
         tensors = {_WEIGHT + name: weight.detach() for name, weight in self.weights.items()}
-        for index, moments in self.optimizer.get("state", {}).items():
-            tensors |= {f"{_OPTIMIZER}{index}/{name}": each for name, each in moments.items()}
+        for optimizer, state in self.optimizers.items():
+            for index, moments in state["state"].items():
+                tensors |= {f"{optimizer}/{index}/{name}": each for name, each in moments.items()}
         tensors[_DRAFT_IDS] = self.draft_ids
         about = {name: getattr(self, name) for name in _NUMBERS} | {"settings": self.settings}
-        about |= {"groups": self.optimizer.get("param_groups", []), "weights": list(self.weights)}
+        about["groups"] = {name: state["param_groups"] for name, state in self.optimizers.items()}
+        about["weights"] = list(self.weights)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as new:
@@ -66,7 +68,7 @@ class TrainingState:
                 settings=dict(about["settings"]),
                 draft_ids=tensors.pop(_DRAFT_IDS),
                 weights={name: tensors[_WEIGHT + name] for name in about["weights"]},  # groups name them by place
-                optimizer=_optimizer(about["groups"], tensors),
+                optimizers={name: _optimizer(name, groups, tensors) for name, groups in about["groups"].items()},
                 **{name: about[name] for name in _NUMBERS},
             )
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -78,12 +80,10 @@ def _header(about: dict[str, Any]) -> dict[str, str]:
     return {"training": json.dumps(about)}
 
 
-def _optimizer(groups: list[dict[str, Any]], tensors: dict[str, Tensor]) -> dict[str, Any]:
-    if not groups:
-        return {}
+def _optimizer(optimizer: str, groups: list[dict[str, Any]], tensors: dict[str, Tensor]) -> dict[str, Any]:
     state: dict[int, dict[str, Tensor]] = {}
     for name, each in tensors.items():
-        if name.startswith(_OPTIMIZER):
-            index, _, moment = name.removeprefix(_OPTIMIZER).partition("/")
+        if name.startswith(f"{optimizer}/"):
+            _, index, moment = name.split("/")
             state.setdefault(int(index), {})[moment] = each
     return {"state": state, "param_groups": groups}

@@ -1,6 +1,6 @@
 """Trainer: learns a head batch by batch, and can stop after any of them.
 
-    epoch → batches of conversations → unrolled loss → AdamW, whose rate warms up and falls along a cosine
+    epoch → batches of conversations → unrolled loss → Muon and AdamW, whose rate warms up and falls along a cosine
 
 What is learned follows from the settings, the states and the number of threads: a training that was stopped or
 killed, and goes on from its last state, ends with the same weights. With `hours` the rate follows the clock.
@@ -16,6 +16,7 @@ import torch
 
 from faser.distill.training.batch import make_batch
 from faser.distill.training.checkpoint import TrainingState
+from faser.distill.training.muon import Muon
 from faser.distill.training.sample_store import SampleStore, batches_of_epoch
 from faser.distill.training.trainable_head import TrainableHead
 from faser.distill.training.unrolled_loss import unrolled_loss
@@ -39,8 +40,8 @@ class TrainingSettings:
     epochs: int = 8
     hours: float | None = None
     steps: int = 3
-    rows: int = 2048
-    rate: float = 5e-4
+    rows: int = 1024
+    rate: float = 2e-3
     warm_up: int = 100
     weight_decay: float = 0.01
 
@@ -82,22 +83,9 @@ class Trainer:
         self._path = path
         self._clock = clock
         self._draft_ids = state.draft_ids.to(head.device)
-        names = list(head.weights)
-        self._optimizer = torch.optim.AdamW(
-            [
-                {
-                    "params": [head.weights[name]],
-                    "weight_decay": _decay(name, settings.weight_decay),
-                    "share": _share(name),
-                }
-                for name in names
-            ],
-            lr=settings.rate,
-            betas=_BETAS,
-            fused=True,
-        )
-        if state.optimizer:
-            self._optimizer.load_state_dict(state.optimizer)
+        self._optimizers = _optimizers(head, settings)
+        for name, stored in state.optimizers.items():
+            self._optimizers[name].load_state_dict(stored)
 
     @property
     def done(self) -> bool:
@@ -137,7 +125,7 @@ class Trainer:
         return True
 
     def save(self) -> None:
-        self._state.optimizer = self._optimizer.state_dict()
+        self._state.optimizers = {name: each.state_dict() for name, each in self._optimizers.items()}
         self._state.write(self._path)
 
     def _progress(self, of_epoch: float) -> float:
@@ -150,13 +138,15 @@ class Trainer:
         """One step of the optimiser. Returns the loss, the mean accepted length, and the rows."""
         batch = make_batch([store.sample(index) for index in indices], self._settings.steps).to(self._head.device)
         found = unrolled_loss(self._head, batch, self._settings.steps)
-        self._optimizer.zero_grad(set_to_none=True)
+        for weight in self._head.weights.values():
+            weight.grad = None
         found.loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(list(self._head.weights.values()), _MOST_NORM)
         rate = self._settings.rate * rate_at(share, self._state.steps, self._settings.warm_up)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate * group["share"]
-        self._optimizer.step()
+        for optimizer in self._optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group["share"]
+            optimizer.step()
         hits = (self._draft_ids[found.drafts] == batch.said).double().cumprod(0).sum(0)
         rows = len(batch.drafting)
         self._state.rows += rows
@@ -169,12 +159,28 @@ def rate_at(share: float, steps: int, warm_up: int) -> float:
     return fallen * min(1.0, (steps + 1) / warm_up)
 
 
-def _decay(name: str, weight_decay: float) -> float:
-    return weight_decay if name.endswith("_proj.weight") or name == tensors.FC else 0.0
-
-
-def _share(name: str) -> float:
-    return _HEAD_RATE if name == tensors.HEAD else 1.0
+def _optimizers(head: TrainableHead, settings: TrainingSettings) -> dict[str, torch.optim.Optimizer]:
+    """Muon for matrices that multiply states; AdamW for norms, and for rows of the logits, which are tokens."""
+    matrices = [name for name in head.weights if name.endswith("_proj.weight") or name == tensors.FC]
+    others = [name for name in head.weights if name not in matrices]
+    return {
+        "muon": Muon(
+            [{"params": [head.weights[name] for name in matrices], "share": 1.0}],
+            lr=settings.rate,
+            weight_decay=settings.weight_decay,
+            dtype=head.dtype,
+        ),
+        "adamw": torch.optim.AdamW(
+            [
+                {"params": [head.weights[name]], "share": _HEAD_RATE if name == tensors.HEAD else 1.0}
+                for name in others
+            ],
+            lr=settings.rate,
+            betas=_BETAS,
+            weight_decay=0.0,
+            fused=True,
+        ),
+    }
 
 
 class _Shown:
