@@ -17,7 +17,8 @@ from benchmarks.grow_model import NoisySource, copy_model
 from faser.config.engine import EngineConfig
 from faser.config.speculation import POLICIES
 from faser.engine.build import build_engine
-from faser.engine.checkpoints.ngram_model import SHIPPED
+from faser.engine.checkpoints.embedded import SMOLLM2
+from faser.engine.checkpoints.shipped import shipped_ngram_model
 from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.engine import Engine
@@ -37,7 +38,10 @@ LANES = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alon
 DRAFTERS: Mapping[str, Mapping[str, Any]] = {
     "suffix": {"method": "suffix"},
     "ngram": {"method": "ngram"},
-    "ngram_model": {"method": "ngram_model", "ngram_model": str(SHIPPED / "smollm2-135m-instruct-49152.npz")},
+    "ngram_model": {
+        "method": "ngram_model",
+        "ngram_model": str(shipped_ngram_model(SMOLLM2.name, 49152)),
+    },
     "auto, text": {"method": "auto"},
     "auto, text and model": {"method": "auto", "model": "drafter"},
     "layer_skip, greedy": {"method": "layer_skip", "draft_layers": 20, "draft_sample_method": "greedy"},

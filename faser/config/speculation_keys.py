@@ -58,7 +58,7 @@ MAX_CLASSES = 32  # each is a label value of a dozen metrics
 KEYS: tuple[Key, ...] = (
     _key(
         "method",
-        "The drafter. auto: those that draft from text, and the draft model or the head if one is named; chosen "
+        "The drafter. auto: those that draft from text, and the draft model or the head if there is one; chosen "
         "per request.",
         Kind.TEXT,
         field="method",
@@ -82,7 +82,8 @@ KEYS: tuple[Key, ...] = (
     _key(
         "model",
         "Draft model: directory, .gguf file or hub id. It needs the vocabulary of the model it drafts for. Or a "
-        "head (EAGLE, Medusa): directory or hub id.",
+        "head (EAGLE, Medusa): directory or hub id. 'none': no model. None: with auto, on a CPU, the default "
+        "model's own head, and no model for others.",
         Kind.TEXT,
         field="model",
         methods=_OWN_MODEL,

@@ -11,7 +11,7 @@ from typing import Any
 from faser import __version__
 from faser.config.declaration import complaint, did_you_mean
 from faser.config.drafters import DRAFTERS, PASS_METHODS, TEXT_METHODS
-from faser.config.speculation import AUTO, MAX_DRAFT_TOKENS, SpeculationConfig
+from faser.config.speculation import AUTO, MAX_DRAFT_TOKENS, NONE, SpeculationConfig
 from faser.config.speculation_keys import KEYS, Key
 from faser.config.speculation_values import (
     RATES,
@@ -160,7 +160,7 @@ class _Parser:
         """The method has what it needs, and uses every key that is given."""
         method = fields.get("method", AUTO)
         loads = method != AUTO and (DRAFTERS[method].needs_draft_model or DRAFTERS[method].needs_head)
-        if loads and "model" not in self._names:
+        if loads and ("model" not in self._names or fields.get("model") == NONE):
             self.problems.append(f"method is {method}; it needs 'model'")
         for key in KEYS:
             if key.methods and key.name in self._names and method not in key.methods:

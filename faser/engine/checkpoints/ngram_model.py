@@ -25,7 +25,6 @@ _DOUBT = 2.0  # tokens of context that make one occurrence an even bet are 2
 _FORMAT = 1
 _ARRAYS = ("contexts", "following", "shares")
 _SHARES = 255  # chances are stored in steps of 1 / 255
-SHIPPED = Path(__file__).parent / "ngrams"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +113,6 @@ def load(path: Path, *, vocab_size: int) -> NgramModel:
             "tokens: it was counted for another model"
         )
     return model
-
-
-def shipped(model_name: str, vocab_size: int) -> Path | None:
-    """The file that comes with this package for a model of this name and vocabulary; None: there is none."""
-    path = SHIPPED / f"{model_name.lower()}-{vocab_size}.npz"
-    return path if path.exists() else None
 
 
 def _stored(chances: Sequence[float] | NDArray[np.float64]) -> NDArray[np.uint8]:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from faser.engine.checkpoints.embedded import SMOLLM2
-from faser.engine.checkpoints.ngram_model import NO_TOKEN, NgramModel, count, load, save, shipped
+from faser.engine.checkpoints.ngram_model import NO_TOKEN, NgramModel, count, load, save
+from faser.engine.checkpoints.shipped import shipped_ngram_model
 from faser.errors import ConfigError
 
 TEXTS = ((1, 2, 3, 1, 2, 3, 1, 2, 4), (3, 1, 2, 3), (7,), ())
@@ -90,8 +91,8 @@ def test_what_is_no_n_gram_model_is_refused_by_name(tmp_path: Path, kind: str) -
 
 
 def test_the_default_model_has_one_that_its_vocabulary_holds() -> None:
-    path = shipped(SMOLLM2.name, 49152)
+    path = shipped_ngram_model(SMOLLM2.name, 49152)
     assert path is not None
     assert len(load(path, vocab_size=49152).following) > 10_000
-    assert shipped("another model", 49152) is None
-    assert shipped(SMOLLM2.name, 512) is None
+    assert shipped_ngram_model("another model", 49152) is None
+    assert shipped_ngram_model(SMOLLM2.name, 512) is None

@@ -11,6 +11,7 @@ from faser.config.speculation import AUTO
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.heads.head_spec import HeadSpec
 from faser.engine.checkpoints.heads.reader import kind_of_directory, read_head_spec
+from faser.engine.checkpoints.shipped import shipped_head
 from faser.engine.execution.drafter_registry import HeadParts
 from faser.engine.execution.drafters.head_cache import HeadCache
 from faser.engine.execution.drafters.head_runner import HeadRunner
@@ -33,6 +34,19 @@ class LoadedHead:
     head: Head
     states: HiddenStates
     max_places: int
+
+
+def with_shipped_head(config: EngineConfig, target: Path, vocab_size: int) -> EngineConfig:
+    """The config, which names the head that comes with this package for the target, unless it says what drafts.
+
+    target: its directory, of which the name is the model's. GPUs are left out: no head was measured on one yet.
+    """
+    speculation = config.speculation
+    asks = speculation.method == AUTO and speculation.policy != "off" and speculation.model is None
+    head = shipped_head(target.name, vocab_size) if asks and not config.on_gpu else None
+    if head is None:
+        return config
+    return replace(config, speculative_config={**(config.speculative_config or {}), "model": str(head)})
 
 
 def with_kind_of_model(config: EngineConfig, directory: Path | None) -> EngineConfig:

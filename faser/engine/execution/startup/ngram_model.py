@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from faser.config.speculation import NO_NGRAM_MODEL, SpeculationConfig
-from faser.engine.checkpoints.ngram_model import NgramModel, load, shipped
+from faser.config.speculation import NONE, SpeculationConfig
+from faser.engine.checkpoints.ngram_model import NgramModel, load
+from faser.engine.checkpoints.shipped import shipped_ngram_model
 from faser.errors import ConfigError
 
 
@@ -17,9 +18,9 @@ def find_ngram_model(speculation: SpeculationConfig, directory: Path, vocab_size
     if not any(each.name == "ngram_model" for each in speculation.drafters):
         return None
     if named is None:
-        path = shipped(directory.name, vocab_size)
+        path = shipped_ngram_model(directory.name, vocab_size)
     else:
-        path = None if named == NO_NGRAM_MODEL else Path(named)
+        path = None if named == NONE else Path(named)
     if path is None and speculation.method == "ngram_model":
         raise ConfigError(
             "method is ngram_model; it needs 'ngram_model', a file: "

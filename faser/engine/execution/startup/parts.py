@@ -27,6 +27,7 @@ from faser.engine.execution.startup.head_loading import (
     load_drafting_head,
     make_head_parts,
     with_kind_of_model,
+    with_shipped_head,
 )
 from faser.engine.execution.startup.kernel_check import check_kernels
 from faser.engine.execution.startup.memory_profile import profile_memory
@@ -113,16 +114,17 @@ def load_parts(
 ) -> EngineParts:
     """Load the model in directory and the draft model that config names. Arguments as in build."""
     torch.set_num_threads(config.threads)
+    target_spec = read_model_config(directory).spec
+    config = with_shipped_head(config, directory, target_spec.vocab_size)
     draft_directory = _draft_directory(config, report)
     config = with_kind_of_model(config, draft_directory)
-    head_spec = find_head(config, draft_directory, read_model_config(directory).spec)
+    head_spec = find_head(config, draft_directory, target_spec)
     head_directory = None if head_spec is None else draft_directory
     if head_spec is not None:
         draft_directory = None
     check_models(config, directory, draft_directory, head_spec)
     grammars = _grammars(config, directory)
-    vocab_size = read_model_config(directory).spec.vocab_size
-    ngram_model = find_ngram_model(config.speculation, directory, vocab_size)
+    ngram_model = find_ngram_model(config.speculation, directory, target_spec.vocab_size)
     report("preparing kernels", 0, 0)
     kernels = cache_dir() / "kernels"
     backend = make_backend(

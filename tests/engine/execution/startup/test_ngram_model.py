@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from faser.config.speculation import NO_NGRAM_MODEL, SpeculationConfig
+from faser.config.speculation import NONE, SpeculationConfig
 from faser.engine.checkpoints.embedded import SMOLLM2
 from faser.engine.checkpoints.ngram_model import count, save
 from faser.engine.execution.startup.ngram_model import find_ngram_model
@@ -24,7 +24,7 @@ def test_the_default_model_has_its_own_and_others_have_none() -> None:
     [
         SpeculationConfig(policy="off"),
         SpeculationConfig(method="suffix"),
-        SpeculationConfig(ngram_model=NO_NGRAM_MODEL),
+        SpeculationConfig(ngram_model=NONE),
     ],
 )
 def test_none_is_loaded_where_none_drafts(config: SpeculationConfig) -> None:
