@@ -33,6 +33,7 @@ from faser.engine.execution.heads.speculators_writer import write_speculators
 from faser.errors import ConfigError
 from faser.files import write_atomically
 
+_MEASURED_TOKENS = 5  # of a draft, at least
 _TOP = 64  # tokens of a distribution that are kept
 _MEASURED_ROWS = 2048  # of a batch that is measured
 _DRAFT_TOKENS = 3  # that the config advises
@@ -91,6 +92,10 @@ class Distillation:
     def _training_path(self) -> Path:
         return self._folder / "training.safetensors"
 
+    @property
+    def _measured_steps(self) -> int:
+        return max(self._settings.steps, _MEASURED_TOKENS)
+
     def record(self, dataset: Dataset, report: Report) -> None:
         """Compute and keep the states that are missing."""
         missing = self._states.num_shards < len(dataset.records)
@@ -131,7 +136,7 @@ class Distillation:
             store,
             state.draft_ids.to(head.device),
             batches,
-            steps=self._settings.steps,
+            steps=self._measured_steps,
             temperature=temperature,
             on_batch=count,
         )
@@ -193,7 +198,7 @@ class Distillation:
             self._spec,
             state.weights,
             self._target.embedding(),
-            positions=self._target.max_rows + self._settings.steps,
+            positions=self._target.max_rows + self._measured_steps,
             dtype=getattr(torch, state.settings["dtype"]),
         )
 

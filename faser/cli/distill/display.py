@@ -19,6 +19,7 @@ from rich.progress import (
 from faser.cli.distill.arguments import PROG
 
 if TYPE_CHECKING:
+    from faser.distill.expected_speedup import Expected
     from faser.distill.training.trainer import TrainingProgress
 
 _LINE_EVERY_S = 60.0
@@ -141,6 +142,19 @@ def acceptance_table(greedy: Sequence[float], sampled: Sequence[float], temperat
         if shares:
             cells = " | ".join(f"{share:.2f}" for share in shares)
             lines.append(f"| {name} | {cells} | {sum(shares):.2f} |")
+    return "\n".join(lines)
+
+
+def speedup_table(greedy: "Sequence[Expected]", sampled: "Sequence[Expected]", temperature: float) -> str:
+    """What the drafts are expected to bring, by load, as Markdown."""
+    lines = [
+        "| requests at once | " + " | ".join(str(each.requests) for each in greedy or sampled) + " |",
+        "| --- |" + " ---: |" * len(greedy or sampled),
+    ]
+    for name, found in (("temperature 0", greedy), (f"temperature {temperature:g}, at most", sampled)):
+        if found:
+            cells = " | ".join(f"{each.speedup:.2f}x ({each.draft_tokens})" for each in found)
+            lines.append(f"| expected speed-up, {name} (drafted tokens) | {cells} |")
     return "\n".join(lines)
 
 

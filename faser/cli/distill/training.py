@@ -4,13 +4,16 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from faser.cli.console.progress import ProgressReporter
 from faser.cli.distill.arguments import DistillArguments
-from faser.cli.distill.display import TokenBar, TrainingBar, acceptance_table
+from faser.cli.distill.display import TokenBar, TrainingBar, acceptance_table, speedup_table
 from faser.config.engine import EngineConfig
 from faser.distill.conversations.dataset import Dataset
+from faser.distill.expected_speedup import LOADS, expected_speedup, verdict
+from faser.engine.control.timing.cost_model import CostModel
 
 _TERMINATED = 143  # 128 + SIGTERM, as shells say it
 
@@ -41,10 +44,29 @@ def train_head(own: DistillArguments, config: EngineConfig, directory: Path, dat
         found = made.measure(
             temperature=own.measured_temperature, on_batch=lambda done, total: bar("measuring", done, total)
         )
-    made.write({"acceptance": {"greedy": found.greedy, "sampled": found.sampled}})
-    print(acceptance_table(found.greedy, found.sampled, own.measured_temperature))
+    about = {"acceptance": {"greedy": found.greedy, "sampled": found.sampled}}
+    made.write(about)
+    print(acceptance_table(found.greedy, found.sampled, own.measured_temperature), end="\n\n")
+    del made, target  # the engine needs their memory
+    costs = head_costs(config, directory, own.output)
+    loads = [load for load in LOADS if load <= config.max_num_seqs]
+    greedy = [expected_speedup(costs, found.greedy, load) for load in loads if found.greedy]
+    sampled = [expected_speedup(costs, found.sampled, load) for load in loads if found.sampled]
+    print(speedup_table(greedy, sampled, own.measured_temperature), end="\n\n")
+    print(f"The head is {verdict(greedy or sampled)}.")
     print(f'head: {own.output}\nserve it: faser serve MODEL --speculative-config \'{{"model": "{own.output}"}}\'')
     return 0
+
+
+def head_costs(config: EngineConfig, directory: Path, head: Path) -> CostModel:
+    """What steps and the head's passes take in an engine on this machine."""
+    from faser.engine.build import build
+
+    serving = replace(config, speculative_policy=None, speculative_config={"model": str(head)})
+    with ProgressReporter() as report:
+        costs = build(serving, directory, report).costs
+    assert costs is not None, "an engine that speculates has costs"
+    return costs
 
 
 @contextmanager

@@ -53,9 +53,14 @@ def test_a_head_is_made_measured_and_written(
 
     found = capsys.readouterr()
     assert "0.0 % of the training (epoch 1): loss" in found.err
-    assert "| accepted on held-out answers | token 1 | token 2 | tokens of a draft |" in found.out
+    assert (
+        "| accepted on held-out answers | token 1 | token 2 | token 3 | token 4 | token 5 | tokens of a draft |"
+        in found.out
+    )
     assert "| temperature 0 |" in found.out
     assert "| temperature 0.8, at most |" in found.out
+    assert "| expected speed-up, temperature 0 (drafted tokens) |" in found.out
+    assert "The head is worth using" in found.out or "The head is not worth using" in found.out
     config = json.loads((out / "config.json").read_text())
     assert (config["speculators_model_type"], config["draft_vocab_size"]) == ("eagle3", 96)
     made = json.loads((out / "distillation.json").read_text())
