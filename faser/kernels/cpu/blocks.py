@@ -108,10 +108,12 @@ class NativeBlocks:
         cache: KvCache,
         plan: AttentionPlan,
         buffers: LayerBuffers,
+        *,
+        captures: bool = False,
     ) -> None:
         address = self._stack(stack)
         if address is None:
-            self._separate_layers.run(stack, first, last, hidden, cache, plan, buffers)
+            self._separate_layers.run(stack, first, last, hidden, cache, plan, buffers, captures=captures)
             return
         layers = stack.layers
         following = layers[last].qkv if last < len(layers) else stack.head
@@ -132,6 +134,7 @@ class NativeBlocks:
             hidden.data_ptr(),
             buffers.qkv.data_ptr(),
             buffers.mixed.data_ptr(),
+            captures,
         )
 
     def _rows_of(self, hidden: Tensor, buffers: BlockBuffers) -> int:
@@ -196,12 +199,16 @@ def _reorders(packed: PackedLinear | None) -> bool:
 
 def _decoder_layer(layer: DecoderLayer) -> LayerStruct:
     addresses = (None if each is None else each.data_ptr() for each in (layer.angles, layer.q_norm, layer.k_norm))
+    states = layer.states
+    assert states is None or states.stride(1) == 1, states.stride()
     return LayerStruct(
         _normed_linear(layer.qkv),
         _feed_forward(layer.feed_forward),
         heads_struct(layer.shape),
         *addresses,
         layer.eps,
+        None if states is None else states.data_ptr(),
+        0 if states is None else states.stride(0),
     )
 
 

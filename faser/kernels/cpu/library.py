@@ -92,7 +92,7 @@ class HeadsStruct(ctypes.Structure):
 
 
 class LayerStruct(ctypes.Structure):
-    """FaserLayer. angles, q_norm, k_norm: addresses."""
+    """FaserLayer. angles, q_norm, k_norm, states: addresses."""
 
     _fields_ = (
         ("qkv", NormedLinearStruct),
@@ -100,6 +100,8 @@ class LayerStruct(ctypes.Structure):
         ("heads", HeadsStruct),
         *((name, c_void_p) for name in ("angles", "q_norm", "k_norm")),
         ("eps", c_float),
+        ("states", c_void_p),
+        ("states_stride", c_int64),
     )
 
 
@@ -142,7 +144,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_silu_mul": ((_P, _P, _L, _L, _L, _P, _L, _I), None),
     "faser_normed_linear": ((_P, _P, _P, _P, _L, _P, _I), None),
     "faser_feed_forward": ((_P, _P, _P, _P, _P, _P, _P), None),
-    "faser_layers": ((_P, _P, _L, _L, _P, _P, _P, _P, _P, _P, _P), None),
+    "faser_layers": ((_P, _P, _L, _L, _P, _P, _P, _P, _P, _P, _P, _I), None),
     "faser_rope_append": ((_P, _P, _P, _L, _L, _P, _L, _P, _P, _P, _F, _I), None),
     "faser_best": ((_P, _P, _L, _L, _L, _P, _P), None),
     "faser_draw": ((_P, _P, _L, _L, _P, _L, _P, _P), None),

@@ -45,7 +45,10 @@ class BlockBuffers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
-    """A layer. angles, q_norm, k_norm, eps: see Backend.rope_append."""
+    """A layer. angles, q_norm, k_norm, eps: see Backend.rope_append.
+
+    states: [max_rows, H], rows at any distance: room for the inputs of the layer, in a step that captures.
+    """
 
     qkv: NormedLinear
     shape: AttentionShape
@@ -54,6 +57,7 @@ class DecoderLayer:
     k_norm: Tensor | None
     eps: float
     feed_forward: FeedForward
+    states: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -85,8 +89,13 @@ class Layers(Protocol):
         cache: KvCache,
         plan: AttentionPlan,
         buffers: LayerBuffers,
+        *,
+        captures: bool = False,
     ) -> None:
-        """Layers first … last - 1 over hidden [R, H], in place; their keys and values enter the cache."""
+        """Layers first … last - 1 over hidden [R, H], in place; their keys and values enter the cache.
+
+        captures: those layers that have room for states copy their inputs there first.
+        """
         ...
 
 

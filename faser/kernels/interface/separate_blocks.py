@@ -30,6 +30,8 @@ class SeparateLayers:
         cache: KvCache,
         plan: AttentionPlan,
         buffers: LayerBuffers,
+        *,
+        captures: bool = False,
     ) -> None:
         backend, blocks, layers = self._backend, self._blocks, stack.layers
         qkv, mixed, scratch = buffers.qkv, buffers.mixed, buffers.block
@@ -37,6 +39,8 @@ class SeparateLayers:
             blocks.normed_linear(hidden, layers[first].qkv, qkv, scratch)
         for number in range(first, last):
             layer = layers[number]
+            if captures and layer.states is not None:
+                layer.states[: len(hidden)].copy_(hidden)
             queries = backend.rope_append(
                 qkv,
                 layer.angles,

@@ -88,7 +88,13 @@ def layer_stack(backend: NativeBackend, dtype: torch.dtype, low_bit: str, count:
 
 
 def run_layers(
-    backend: NativeBackend, layers: Layers, stack: DecoderStack, lengths: tuple[int, ...], dtype: torch.dtype
+    backend: NativeBackend,
+    layers: Layers,
+    stack: DecoderStack,
+    lengths: tuple[int, ...],
+    dtype: torch.dtype,
+    *,
+    captures: bool = False,
 ) -> Tensor:
     """The stream after all layers, of sequences whose last tokens are rows; in two calls."""
     rows, count = sum(lengths), len(stack.layers)
@@ -115,7 +121,7 @@ def run_layers(
         block=block_buffers(rows, dtype),
     )
     for first, last in ((0, 1), (1, count)):
-        layers.run(stack, first, last, hidden, cache, plan, buffers)
+        layers.run(stack, first, last, hidden, cache, plan, buffers, captures=captures)
     return hidden
 
 
@@ -189,6 +195,28 @@ def test_all_layers_in_one_call_have_the_bits_of_single_operations(
     separate = SeparateLayers(native, SeparateBlocks(native))
     found = run_layers(native, native.fused_layers, stack, lengths, dtype)
     assert torch.equal(found, run_layers(native, separate, stack, lengths, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_with_room_for_states_keep_their_inputs_where_a_step_captures(
+    native: NativeBackend, dtype: torch.dtype
+) -> None:
+    """Oracle: the stream after a stack of the layers before. The states of two layers lie side by side."""
+    assert native.fused_layers is not None
+    room = torch.zeros(9, 2 * HIDDEN, dtype=dtype)
+    stack = layer_stack(native, dtype, "", 3)
+    first, second, third = stack.layers
+    second, third = replace(second, states=room[:, :HIDDEN]), replace(third, states=room[:, HIDDEN:])
+    stack = replace(stack, layers=(first, second, third))
+    for layers in (native.fused_layers, SeparateLayers(native, SeparateBlocks(native))):
+        run_layers(native, layers, stack, (3, 4), dtype)
+        assert not room.any(), "this step does not capture"
+        run_layers(native, layers, stack, (3, 4), dtype, captures=True)
+        for count, states in ((1, room[:7, :HIDDEN]), (2, room[:7, HIDDEN:])):
+            before = replace(stack, layers=stack.layers[:count])
+            assert torch.equal(states, run_layers(native, layers, before, (3, 4), dtype))
+        assert not room[7:].any()
+        room.zero_()
 
 
 def test_layers_of_which_one_reorders_its_inputs_are_right_too(native_alone: NativeBackend) -> None:

@@ -101,20 +101,25 @@ class Decoder:
         self._weights = weights
         self._buffers = buffers
         width = spec.hidden_size
-        self._captured = [
-            (layer, buffers.states[:, i * width : (i + 1) * width]) for i, layer in enumerate(buffers.state_layers)
-        ]
+        captured = {
+            layer: buffers.states[:, i * width : (i + 1) * width] for i, layer in enumerate(buffers.state_layers)
+        }
+        self._last_states = captured.get(spec.num_layers)
         self._blocks: Blocks = backend.fused_blocks or SeparateBlocks(backend)
         self._layers: Layers = backend.fused_layers or SeparateLayers(backend, self._blocks)
         self._stack = DecoderStack(
             layers=tuple(
-                self._layer(each, window, angles if rotates else None)
-                for each, window, rotates in zip(weights.layers, spec.windows, spec.rotary, strict=True)
+                self._layer(each, window, angles if rotates else None, captured.get(number))
+                for number, (each, window, rotates) in enumerate(
+                    zip(weights.layers, spec.windows, spec.rotary, strict=True)
+                )
             ),
             head=self._normed(weights.final_norm, weights.head),
         )
 
-    def _layer(self, weights: LayerWeights, window: int | None, angles: Tensor | None) -> DecoderLayer:
+    def _layer(
+        self, weights: LayerWeights, window: int | None, angles: Tensor | None, states: Tensor | None
+    ) -> DecoderLayer:
         spec = self.spec
         return DecoderLayer(
             qkv=self._normed(weights.input_norm, weights.qkv),
@@ -134,6 +139,7 @@ class Decoder:
                 gate_up=self._normed(weights.post_norm, weights.gate_up),
                 down=weights.down,
             ),
+            states=states,
         )
 
     def _normed(self, norm: Tensor | None, linear: PackedLinear) -> NormedLinear:
@@ -191,14 +197,10 @@ class Decoder:
         """
         rows, buffers = len(hidden), self._buffers
         room = LayerBuffers(qkv=buffers.qkv[:rows], mixed=buffers.mixed[:rows], block=buffers.scratch(rows))
-        for layer, states in self._captured if captures else ():
-            if first < layer <= last:
-                self._layers.run(self._stack, first, layer, hidden, cache, plan, room)
-                first = layer
-            if layer == first:  # where this run begins it was captured before, with the same numbers
-                states[:rows].copy_(hidden)
         if first < last:
-            self._layers.run(self._stack, first, last, hidden, cache, plan, room)
+            self._layers.run(self._stack, first, last, hidden, cache, plan, room, captures=captures)
+        if captures and last == self.spec.num_layers and self._last_states is not None:
+            self._last_states[:rows].copy_(hidden)
         return hidden
 
     def fill_cache(self, num_rows: int, cache: KvCache, plan: AttentionPlan) -> None:

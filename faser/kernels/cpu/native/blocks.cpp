@@ -3,6 +3,8 @@
 //
 // A low-bit product is told which one follows: while a thread waits, it fetches the first weights of its share of it.
 
+#include <cstring>
+
 #include "attention/span.h"
 #include "pool.h"
 #include "simd.h"
@@ -56,6 +58,8 @@ struct FaserLayer {
     const void* q_norm;
     const void* k_norm;
     float eps;
+    void* states;  // room for the inputs of the layer, or null
+    int64_t states_stride;
 };
 
 // The rows of a step, without gaps in any tensor; normed, gate_up and inner are overwritten.
@@ -104,6 +108,13 @@ void attend(Pool* pool, const FaserLayer& layer, int64_t number, const FaserBloc
     faser_attend(pool, cache, plan, &layer.heads, number, qkv, stride, mixed, width, rows.dtype);
 }
 
+void capture(const FaserLayer& layer, const FaserBlockRows& rows, const void* hidden) {
+    const int64_t value = rows.dtype == kFloat32 ? 4 : 2, width = layer.qkv.product.depth * value;
+    for (int64_t row = 0; row < rows.rows; row++) {
+        memcpy((char*)layer.states + row * layer.states_stride * value, (const char*)hidden + row * width, width);
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -123,12 +134,14 @@ void faser_feed_forward(Pool* pool, const FaserFeedForward* layer, const FaserNo
 }
 
 // Layers [first, last) over hidden [rows, H], in place; their keys and values enter the cache. layers: from number 0
-// on. following: the product after them, which is not computed here, or null. qkv, mixed: room for the rows.
+// on. following: the product after them, which is not computed here, or null. qkv, mixed: room for the rows. captures:
+// layers that have room for their inputs copy them there.
 void faser_layers(Pool* pool, const FaserLayer* layers, int64_t first, int64_t last, const FaserNormedLinear* following,
                   const FaserBlockRows* rows, const FaserCache* cache, FaserPlan* plan, void* hidden, void* qkv,
-                  void* mixed) {
+                  void* mixed, int32_t captures) {
     for (int64_t number = first; number < last; number++) {
         const FaserLayer& layer = layers[number];
+        if (captures && layer.states) capture(layer, *rows, hidden);
         const FaserNormedLinear* next = number + 1 < last ? &layers[number + 1].qkv : following;
         normed_linear(pool, layer.qkv, *rows, hidden, layer.qkv.product.depth, qkv, rows->dtype,
                       &layer.feed_forward.attention_out);
