@@ -127,7 +127,7 @@ class NativeBlocks:
             address,
             first,
             last,
-            self._normed(following),
+            None if following is None else self._normed(following),
             self._rows_of(hidden, buffers.block),
             cache.address,
             plan.address,
@@ -190,7 +190,9 @@ def heads_struct(shape: AttentionShape) -> HeadsStruct:
 def _products(stack: DecoderStack) -> Iterator[PackedLinear]:
     for layer in stack.layers:
         block = layer.feed_forward
-        yield from (layer.qkv.linear, block.attention_out, block.gate_up.linear, block.down)
+        yield from (block.attention_out, block.gate_up.linear, block.down)
+        if layer.qkv is not None:
+            yield layer.qkv.linear
 
 
 def _reorders(packed: PackedLinear | None) -> bool:
@@ -199,10 +201,12 @@ def _reorders(packed: PackedLinear | None) -> bool:
 
 def _decoder_layer(layer: DecoderLayer) -> LayerStruct:
     addresses = (None if each is None else each.data_ptr() for each in (layer.angles, layer.q_norm, layer.k_norm))
-    states = layer.states
+    states, shape = layer.states, layer.shape
+    columns = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    given = NormedLinearStruct(AnyLinearStruct(None, None, columns, layer.feed_forward.down.columns), None, 0.0)
     assert states is None or states.stride(1) == 1, states.stride()
     return LayerStruct(
-        _normed_linear(layer.qkv),
+        given if layer.qkv is None else _normed_linear(layer.qkv),
         _feed_forward(layer.feed_forward),
         heads_struct(layer.shape),
         *addresses,

@@ -47,10 +47,11 @@ class BlockBuffers:
 class DecoderLayer:
     """A layer. angles, q_norm, k_norm, eps: see Backend.rope_append.
 
+    qkv: None: its caller computes it, of something else than the layer's inputs.
     states: [max_rows, H], rows at any distance: room for the inputs of the layer, in a step that captures.
     """
 
-    qkv: NormedLinear
+    qkv: NormedLinear | None
     shape: AttentionShape
     angles: Tensor | None
     q_norm: Tensor | None
@@ -62,10 +63,10 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class DecoderStack:
-    """All layers of a model, and the head that follows them."""
+    """All layers of a model, and the head that follows them. Only the first one's qkv may be None."""
 
     layers: tuple[DecoderLayer, ...]
-    head: NormedLinear
+    head: NormedLinear | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,7 @@ class Layers(Protocol):
     ) -> None:
         """Layers first … last - 1 over hidden [R, H], in place; their keys and values enter the cache.
 
+        buffers: qkv holds that of the first layer where this has no product of its own.
         captures: those layers that have room for states copy their inputs there first.
         """
         ...

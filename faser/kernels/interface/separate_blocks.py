@@ -35,8 +35,8 @@ class SeparateLayers:
     ) -> None:
         backend, blocks, layers = self._backend, self._blocks, stack.layers
         qkv, mixed, scratch = buffers.qkv, buffers.mixed, buffers.block
-        if first < last:
-            blocks.normed_linear(hidden, layers[first].qkv, qkv, scratch)
+        if first < last and (product := layers[first].qkv) is not None:
+            blocks.normed_linear(hidden, product, qkv, scratch)
         for number in range(first, last):
             layer = layers[number]
             if captures and layer.states is not None:

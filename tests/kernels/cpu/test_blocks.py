@@ -95,8 +95,9 @@ def run_layers(
     dtype: torch.dtype,
     *,
     captures: bool = False,
+    qkv: Tensor | None = None,
 ) -> Tensor:
-    """The stream after all layers, of sequences whose last tokens are rows; in two calls."""
+    """The stream after all layers, of sequences whose last tokens are rows; in two calls. qkv: of the first."""
     rows, count = sum(lengths), len(stack.layers)
     starts = torch.tensor([0, *lengths]).cumsum(0).int()
     positions = torch.cat([torch.arange(each) for each in lengths]).int()
@@ -116,7 +117,7 @@ def run_layers(
     )
     hidden, plan = random(rows, HIDDEN, seed=7).to(dtype), backend.plan(layout, BLOCK_SIZE)
     buffers = LayerBuffers(
-        qkv=torch.empty(rows, QKV, dtype=dtype),
+        qkv=torch.empty(rows, QKV, dtype=dtype) if qkv is None else qkv.clone(),
         mixed=torch.empty(rows, HEADS, dtype=dtype),
         block=block_buffers(rows, dtype),
     )
@@ -217,6 +218,23 @@ def test_layers_with_room_for_states_keep_their_inputs_where_a_step_captures(
             assert torch.equal(states, run_layers(native, layers, before, (3, 4), dtype))
         assert not room[7:].any()
         room.zero_()
+
+
+def test_a_first_layer_without_a_product_takes_the_one_that_is_given(native: NativeBackend) -> None:
+    """Oracle: single operations, and the layers themselves where what is given is their own product."""
+    assert native.fused_layers is not None
+    stack = layer_stack(native, torch.bfloat16, "down qkv", 2)
+    product = stack.layers[0].qkv
+    assert product is not None
+    hidden = random(7, HIDDEN, seed=7).to(torch.bfloat16)
+    given = SeparateBlocks(native).normed_linear(
+        hidden, product, torch.empty(7, QKV, dtype=torch.bfloat16), block_buffers(7, torch.bfloat16)
+    )
+    bare = replace(stack, layers=(replace(stack.layers[0], qkv=None), stack.layers[1]))
+    separate = SeparateLayers(native, SeparateBlocks(native))
+    wanted = run_layers(native, native.fused_layers, stack, (3, 4), torch.bfloat16)
+    for layers in (native.fused_layers, separate):
+        assert torch.equal(run_layers(native, layers, bare, (3, 4), torch.bfloat16, qkv=given), wanted)
 
 
 def test_layers_of_which_one_reorders_its_inputs_are_right_too(native_alone: NativeBackend) -> None:

@@ -58,10 +58,12 @@ class Eagle3Head:
         self._weights = weights
         self._buffers = buffers
         self._eps = spec.decoder.rms_norm_eps
-        self._stack = LayerStack(spec, backend, weights.layers, angles, buffers.layers)
         assert weights.layers[0].input_norm is not None, "embeddings are normalised"
         self._embedding_norm = weights.layers[0].input_norm
-        self._logits = NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head)
+        logits = None
+        if not spec.norm_output:
+            logits = NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head)
+        self._stack = LayerStack(spec, backend, weights.layers, angles, buffers.layers, logits)
 
     @property
     def spec(self) -> HeadSpec:
@@ -96,10 +98,9 @@ class Eagle3Head:
     def logits(self, hidden: Tensor) -> Tensor:
         rows = len(hidden)
         assert rows <= len(self._buffers.layers.logits), "more rows than the logits buffer holds"
-        logits = self._buffers.layers.logits[:rows]
         if self._spec.norm_output:
-            return self._backend.linear(hidden, self._weights.head, logits)
-        return self._stack.blocks.normed_linear(hidden, self._logits, logits, self._stack.scratch(rows))
+            return self._backend.linear(hidden, self._weights.head, self._buffers.layers.logits[:rows])
+        return self._stack.logits(hidden)
 
     def _normed(self, states: Tensor) -> Tensor:
         """The states after the norms that stand before the projection, if there are any."""

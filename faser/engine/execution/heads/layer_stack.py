@@ -7,12 +7,19 @@ import torch
 from torch import Tensor
 
 from faser.engine.checkpoints.heads.head_spec import HeadSpec
-from faser.engine.execution.models.decoder import Buffers
+from faser.engine.execution.models.decoder import Buffers, decoder_layer
 from faser.engine.execution.models.weights import LayerWeights
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.blocks import BlockBuffers, Blocks, FeedForward, NormedLinear
-from faser.kernels.interface.separate_blocks import SeparateBlocks
-from faser.kernels.interface.shapes import AttentionPlan, AttentionShape, KvCache
+from faser.kernels.interface.blocks import (
+    BlockBuffers,
+    Blocks,
+    DecoderStack,
+    LayerBuffers,
+    Layers,
+    NormedLinear,
+)
+from faser.kernels.interface.separate_blocks import SeparateBlocks, SeparateLayers
+from faser.kernels.interface.shapes import AttentionPlan, KvCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,69 +54,51 @@ class HeadBuffers:
 
 
 class LayerStack:
-    """Runs a head's layers, whose first product is the caller's. angles: see Decoder."""
+    """Runs a head's layers, whose first product is the caller's.
+
+    angles: see Decoder. logits: the product after the layers, which is fetched ahead; None: another one follows.
+    """
 
     def __init__(
-        self, spec: HeadSpec, backend: Backend, weights: tuple[LayerWeights, ...], angles: Tensor, buffers: Buffers
+        self,
+        spec: HeadSpec,
+        backend: Backend,
+        weights: tuple[LayerWeights, ...],
+        angles: Tensor,
+        buffers: Buffers,
+        logits: NormedLinear | None = None,
     ) -> None:
-        decoder = spec.decoder
-        self.blocks: Blocks = backend.fused_blocks or SeparateBlocks(backend)
-        self._backend = backend
-        self._eps = decoder.rms_norm_eps
-        self._weights = weights
+        self._spec = spec.decoder
         self._buffers = buffers
-        self._scratch: dict[int, BlockBuffers] = {}  # by the number of rows
-        self._feed_forward = tuple(
-            FeedForward(
-                attention_out=each.attention_out,
-                gate_up=NormedLinear(norm=each.post_norm, eps=self._eps, linear=each.gate_up),
-                down=each.down,
-            )
-            for each in weights
+        self._rooms: dict[int, BlockBuffers] = {}  # by the number of rows
+        self._blocks: Blocks = backend.fused_blocks or SeparateBlocks(backend)
+        self._layers: Layers = backend.fused_layers or SeparateLayers(backend, self._blocks)
+        self._logits = logits
+        layers = zip(weights, self._spec.windows, self._spec.rotary, strict=True)
+        self._stack = DecoderStack(
+            layers=tuple(
+                decoder_layer(self._spec, each, window, angles if rotates else None, projects=number > 0)
+                for number, (each, window, rotates) in enumerate(layers)
+            ),
+            head=logits,
         )
-        self._following = (*map(self._normed_qkv, weights[1:]), None)
-        self._angles = tuple(angles if rotates else None for rotates in decoder.rotary)
-        self._shapes = tuple(
-            AttentionShape(
-                num_heads=decoder.num_heads,
-                num_kv_heads=decoder.num_kv_heads,
-                head_dim=decoder.head_dim,
-                scale=decoder.head_dim**-0.5,
-                window=window,
-            )
-            for window in decoder.windows
-        )
-
-    def _normed_qkv(self, weights: LayerWeights) -> NormedLinear:
-        assert weights.input_norm is not None, "only a head's first layer has no input norm"
-        return NormedLinear(norm=weights.input_norm, eps=self._eps, linear=weights.qkv)
-
-    def scratch(self, rows: int) -> BlockBuffers:
-        """The buffers within a layer, of the first rows; the same object for the same number of rows."""
-        found = self._scratch.get(rows)
-        if found is None:
-            found = self._scratch[rows] = self._buffers.scratch(rows)
-        return found
 
     def run(self, qkv: Tensor, hidden: Tensor, cache: KvCache, plan: AttentionPlan) -> Tensor:
         """Run all layers. qkv: of the first layer, [R, (Hq + 2 Hkv) * D], overwritten. hidden: in place."""
-        backend, rows = self._backend, len(hidden)
-        mixed, scratch = self._buffers.mixed[:rows], self.scratch(rows)
-        for layer, weights in enumerate(self._weights):
-            shape = self._shapes[layer]
-            queries = backend.rope_append(
-                qkv,
-                self._angles[layer],
-                cache,
-                layer,
-                shape,
-                plan,
-                q_norm=weights.q_norm,
-                k_norm=weights.k_norm,
-                eps=self._eps,
-            )
-            backend.attend(queries, cache, layer, shape, plan, mixed)
-            self.blocks.feed_forward(
-                mixed, hidden, self._feed_forward[layer], self._following[layer], qkv, scratch
-            )
+        rows = len(hidden)
+        room = LayerBuffers(qkv=qkv, mixed=self._buffers.mixed[:rows], block=self._room(rows))
+        self._layers.run(self._stack, 0, len(self._stack.layers), hidden, cache, plan, room)
         return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, Vd] float32 of N rows, unchanged."""
+        assert self._logits is not None, "these layers have no logits after them"
+        rows = len(hidden)
+        return self._blocks.normed_linear(hidden, self._logits, self._buffers.logits[:rows], self._room(rows))
+
+    def _room(self, rows: int) -> BlockBuffers:
+        """The buffers within a layer, of the first rows; the same object for the same number of rows."""
+        found = self._rooms.get(rows)
+        if found is None:
+            found = self._rooms[rows] = self._buffers.scratch(rows)
+        return found

@@ -107,44 +107,16 @@ class Decoder:
         self._last_states = captured.get(spec.num_layers)
         self._blocks: Blocks = backend.fused_blocks or SeparateBlocks(backend)
         self._layers: Layers = backend.fused_layers or SeparateLayers(backend, self._blocks)
+        self._head = NormedLinear(norm=weights.final_norm, eps=spec.rms_norm_eps, linear=weights.head)
         self._stack = DecoderStack(
             layers=tuple(
-                self._layer(each, window, angles if rotates else None, captured.get(number))
+                decoder_layer(spec, each, window, angles if rotates else None, states=captured.get(number))
                 for number, (each, window, rotates) in enumerate(
                     zip(weights.layers, spec.windows, spec.rotary, strict=True)
                 )
             ),
-            head=self._normed(weights.final_norm, weights.head),
+            head=self._head,
         )
-
-    def _layer(
-        self, weights: LayerWeights, window: int | None, angles: Tensor | None, states: Tensor | None
-    ) -> DecoderLayer:
-        spec = self.spec
-        return DecoderLayer(
-            qkv=self._normed(weights.input_norm, weights.qkv),
-            shape=AttentionShape(
-                num_heads=spec.num_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_dim=spec.head_dim,
-                scale=spec.head_dim**-0.5,
-                window=window,
-            ),
-            angles=angles,
-            q_norm=weights.q_norm,
-            k_norm=weights.k_norm,
-            eps=spec.rms_norm_eps,
-            feed_forward=FeedForward(
-                attention_out=weights.attention_out,
-                gate_up=self._normed(weights.post_norm, weights.gate_up),
-                down=weights.down,
-            ),
-            states=states,
-        )
-
-    def _normed(self, norm: Tensor | None, linear: PackedLinear) -> NormedLinear:
-        assert norm is not None, "a layer of a decoder has an input norm"
-        return NormedLinear(norm=norm, eps=self.spec.rms_norm_eps, linear=linear)
 
     @property
     def num_parameters(self) -> int:
@@ -225,7 +197,7 @@ class Decoder:
         rows = len(hidden)
         assert rows <= len(self._buffers.logits), "more rows than the logits buffer holds"
         scratch = self._buffers.scratch(rows)
-        return self._blocks.normed_linear(hidden, self._stack.head, self._buffers.logits[:rows], scratch)
+        return self._blocks.normed_linear(hidden, self._head, self._buffers.logits[:rows], scratch)
 
     def scores(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
         """Logits of a few tokens per row, [N, M] float32, rounded to the dtype of the weights.
@@ -241,3 +213,40 @@ class Decoder:
         wanted = torch.empty((rows * tokens, width), dtype=hidden.dtype, device=hidden.device)
         self._backend.embed(token_ids.reshape(-1), self._weights.head, wanted)
         return (wanted.view(rows, tokens, width) @ normed[:, :, None])[:, :, 0].float()
+
+
+def decoder_layer(
+    spec: DecoderSpec,
+    weights: LayerWeights,
+    window: int | None,
+    angles: Tensor | None,
+    *,
+    states: Tensor | None = None,
+    projects: bool = True,
+) -> DecoderLayer:
+    """A layer with its weights; the arguments as in DecoderLayer. projects: it computes its own qkv."""
+
+    def normed(norm: Tensor | None, linear: PackedLinear) -> NormedLinear:
+        assert norm is not None, "a layer of a decoder has an input norm"
+        return NormedLinear(norm=norm, eps=spec.rms_norm_eps, linear=linear)
+
+    return DecoderLayer(
+        qkv=normed(weights.input_norm, weights.qkv) if projects else None,
+        shape=AttentionShape(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            scale=spec.head_dim**-0.5,
+            window=window,
+        ),
+        angles=angles,
+        q_norm=weights.q_norm,
+        k_norm=weights.k_norm,
+        eps=spec.rms_norm_eps,
+        feed_forward=FeedForward(
+            attention_out=weights.attention_out,
+            gate_up=normed(weights.post_norm, weights.gate_up),
+            down=weights.down,
+        ),
+        states=states,
+    )

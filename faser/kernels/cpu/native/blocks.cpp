@@ -51,7 +51,7 @@ struct FaserFeedForward {
 };
 
 struct FaserLayer {
-    FaserNormedLinear qkv;
+    FaserNormedLinear qkv;  // without a norm: the caller computes it
     FaserFeedForward feed_forward;
     FaserHeads heads;
     const float* angles;  // as faser_rope_append takes them
@@ -143,8 +143,10 @@ void faser_layers(Pool* pool, const FaserLayer* layers, int64_t first, int64_t l
         const FaserLayer& layer = layers[number];
         if (captures && layer.states) capture(layer, *rows, hidden);
         const FaserNormedLinear* next = number + 1 < last ? &layers[number + 1].qkv : following;
-        normed_linear(pool, layer.qkv, *rows, hidden, layer.qkv.product.depth, qkv, rows->dtype,
-                      &layer.feed_forward.attention_out);
+        if (layer.qkv.norm) {
+            normed_linear(pool, layer.qkv, *rows, hidden, layer.qkv.product.depth, qkv, rows->dtype,
+                          &layer.feed_forward.attention_out);
+        }
         attend(pool, layer, number, *rows, cache, plan, qkv, mixed);
         feed_forward(pool, layer.feed_forward, *rows, mixed, hidden, next ? &next->product : nullptr);
     }
