@@ -248,6 +248,7 @@ class Request:
     predicted_token_ids: a text that the answer may repeat; only drafts are copied from it.
     tenant: who shares the engine fairly with others: an API key, or a connection; opaque to the engine.
     deadline_s: by time.monotonic(); an unfinished request is aborted then. None: never.
+    may_record: its tokens may be kept after its end, in a record of the traffic.
 
     Raises RequestError for a priority that does not fit 64 bits.
     """
@@ -263,6 +264,7 @@ class Request:
     predicted_token_ids: tuple[int, ...] = ()
     tenant: str = ""
     deadline_s: float | None = None
+    may_record: bool = True
 
     def __post_init__(self) -> None:
         _within("priority", self.priority, _MOST_NEGATIVE, _MOST_POSITIVE)

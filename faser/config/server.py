@@ -246,6 +246,14 @@ class ServerConfig:
     disable_uvicorn_access_log: bool = setting(
         False, "Do not log a line for each request.", group=SERVER, kind=Kind.SWITCH
     )
+    record_traffic: str | None = setting(
+        None,
+        "File to which finished answers are appended, as JSON lines for faser distill --from-traffic. Requests "
+        "with a cache_salt, or with store false, are left out.",
+        group=SERVER,
+        kind=Kind.OUTPUT_FILE,
+        metavar="file",
+    )
     chat_template: str | None = setting(
         None, "Jinja file that turns messages into a prompt. None: the model's.", group=OUTPUT, kind=Kind.FILE
     )
@@ -320,10 +328,22 @@ class ServerConfig:
                 for limit in ("key_max_parallel_requests", "key_rpm_limit", "key_tpm_limit")
                 if values[limit] is not None
             ]
+        if values["record_traffic"] is not None and keeps_keys_apart(values):
+            found.append(
+                f"{label('record_traffic')} is {values['record_traffic']}; with API keys it needs "
+                f"{label('share_cache_across_keys')}: requests of one key are kept from other clients, and "
+                "nothing would be recorded"
+            )
         found += _cors_problems(values, label)
         found += _traces_problems(values["otlp_traces_endpoint"], label("otlp_traces_endpoint"))
         found += sampling_problems(values["override_generation_config"] or {}, label("override_generation_config"))
         return found
+
+
+def keeps_keys_apart(values: Mapping[str, Any]) -> bool:
+    """Whether there are API keys, each with a namespace of its own."""
+    has_keys = bool(values["api_key"]) or values["api_key_file"] is not None
+    return has_keys and not values["share_cache_across_keys"]
 
 
 def key_problems(keys: Iterable[str]) -> list[str]:

@@ -93,6 +93,11 @@ class Metrics:
             "engine_state", "1 for the current state of the engine.", state=[each.value for each in EngineState]
         )
         self._states[EngineState.LOADING].set(1)
+        self._traffic = own.counters(
+            "traffic_answers",
+            "Finished answers of a server that records its traffic, by what became of their record.",
+            outcome=("recorded", "withheld", "dropped", "failed"),
+        )
         self._restarts = own.counter("engine_restarts", "Restarts of the engine after it died or hung.")
         self._make_gauges(make)
         self._make_counters(make)
@@ -201,6 +206,10 @@ class Metrics:
         """A request was rejected because of load or engine state. reason: one of REJECTION_REASONS."""
         self._rejections[reason].inc()
         self.live.rejected()
+
+    def traffic(self, outcome: str) -> None:
+        """A finished answer was recorded, or not. May be called from any thread."""
+        self._traffic[outcome].inc()
 
     def first_token(self, ttft_s: float) -> None:
         """A request received its first token. ttft_s: since its arrival. Only `live` takes note before its end."""

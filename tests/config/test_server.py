@@ -49,6 +49,11 @@ def test_every_default_is_sound() -> None:
         ),
         ({"key_rpm_limit": 60}, "key_rpm_limit is 60; it needs API keys, and there are none"),
         ({"key_tpm_limit": 0, "api_key": ("k",)}, "key_tpm_limit is 0; it must be at least 1"),
+        (
+            {"record_traffic": "traffic.jsonl", "api_key": ("k",)},
+            "record_traffic is traffic.jsonl; with API keys it needs share_cache_across_keys: requests of one key "
+            "are kept from other clients, and nothing would be recorded",
+        ),
         ({"request_timeout": 0}, "request_timeout is 0; it must be above 0"),
         (
             {"allowed_origins": ("https://a.example/",)},

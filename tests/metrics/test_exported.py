@@ -172,6 +172,7 @@ FASER = (
     ),
     counter("spec_catchup_tokens"),
     counter("engine_restarts"),
+    counter("traffic_answers", outcome=("recorded", "withheld", "dropped", "failed")),
     gauge("engine_state", state=("loading", "warming", "ready", "restarting", "draining", "dead")),
 )
 FAMILIES = [

@@ -99,7 +99,10 @@ class Prediction(BaseModel):
 
 
 class EngineFields(BaseModel):
-    """Fields that every dialect has under the same name: what vLLM and FASER add to OpenAI's and Anthropic's."""
+    """Fields that every dialect has under the same name: what vLLM and FASER add to OpenAI's and Anthropic's.
+
+    store: OpenAI's; false: the answer must not be recorded.
+    """
 
     model_config = OPEN
 
@@ -122,6 +125,7 @@ class EngineFields(BaseModel):
     request_id: str | None = None
     priority: Integer | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    store: Flag | None = None
     timeout: Number | None = None
     speculative: Speculative | None = None
     structured_outputs: StructuredOutputsBody | None = None

@@ -73,7 +73,6 @@ HINTS = frozenset(
     {
         "user",
         "metadata",
-        "store",
         "service_tier",
         "prompt_cache_key",
         "prompt_cache_retention",

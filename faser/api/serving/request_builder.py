@@ -124,6 +124,7 @@ def build_handler(
             predicted_token_ids=predicted or (),
             tenant=tenant,
             deadline_s=deadline_s,
+            may_record=body.store is not False,
         )
         for index, prompt in enumerate(prompts)
     )

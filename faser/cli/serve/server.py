@@ -14,6 +14,7 @@ from faser.cli.serve.application import build_application, make_metrics, served_
 from faser.cli.serve.fetch import fetch_model
 from faser.cli.serve.lifetime import http_server, run_until_stopped
 from faser.cli.serve.notices import notice, progress_line
+from faser.cli.serve.recording import open_recorder
 from faser.cli.serve.reload import has_files, reload_files
 from faser.config.checks import Label
 from faser.config.engine import EngineConfig
@@ -45,8 +46,11 @@ def serve_on(
     """
     name = served_names(engine_config, server_config)[0]
     accepted = ApiKeys(keys)
-    with ProgressReporter(live=None if log_format() == "text" else False, write=progress_line) as report:
-        metrics = make_metrics(engine_config, server_config)
+    metrics = make_metrics(engine_config, server_config)
+    with (
+        open_recorder(server_config, label, metrics.traffic) as recorder,
+        ProgressReporter(live=None if log_format() == "text" else False, write=progress_line) as report,
+    ):
         http = LoadingApp(
             "the model is being fetched",
             metrics,
@@ -61,7 +65,16 @@ def serve_on(
         async def prepare() -> AsyncEngine:
             directory = await fetch_model(engine_config, report_fetch)
             engine, http.application = await build_application(
-                directory, engine_config, server_config, accepted, chat_template, metrics, report, launched, tracer
+                directory,
+                engine_config,
+                server_config,
+                accepted,
+                chat_template,
+                metrics,
+                report,
+                launched,
+                tracer,
+                recorder,
             )
             report("starting the engine", 0, 0)
             return engine

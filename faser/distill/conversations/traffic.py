@@ -1,8 +1,9 @@
 """Recorded traffic: conversations with the answers that a server gave, one a line, as JSON.
 
 {"messages": [...], "answer": "..."} or {"prompt": "...", "answer": "..."}; a line may have "temperature" and
-"finish_reason": "stop" (which is taken for granted) or "length". {"prompt_token_ids": [...], "answer_token_ids":
-[...]} gives the tokens themselves, which are the exact ones: a text can be divided otherwise than it was made.
+"finish_reason": "stop" (which is taken for granted) or "length". An answer with a "stop_reason" was cut off, too.
+{"prompt_token_ids": [...], "answer_token_ids": [...]} gives the tokens themselves, which are the exact ones: a
+text can be divided otherwise than it was made. `faser serve --record-traffic` writes such lines.
 """
 
 import json
@@ -46,7 +47,7 @@ class TrafficFile:
     def _conversation(self, line: str, named: str) -> Conversation:
         try:
             record = json.loads(line)
-            ended = record.get("finish_reason", "stop") == "stop"
+            ended = record.get("finish_reason", "stop") == "stop" and record.get("stop_reason") is None
             temperature = float(record.get("temperature", math.nan))
             prompt, answer = self._tokens(record)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):

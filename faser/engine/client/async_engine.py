@@ -20,6 +20,7 @@ from faser.engine.client.preemption_log import PreemptionLog
 from faser.engine.client.queue_room import QueueRoom
 from faser.engine.client.queue_speed import QueueSpeed
 from faser.engine.client.supervisor import EngineSupervisor, Supervision
+from faser.engine.client.traffic_recorder import TrafficRecorder
 from faser.engine.contract.messages import (
     Abort,
     Configure,
@@ -64,7 +65,7 @@ class AsyncEngine:
 
     directory: of the model. supervision: whether an engine that died or hangs is started again.
     metrics: counts requests. on_progress: called with (stage, done, total) during the first load. launched: the
-    first engine, of the same transport, if it has been started already.
+    first engine, of the same transport, if it has been started already. recorder: takes finished answers.
     """
 
     def __init__(
@@ -78,11 +79,13 @@ class AsyncEngine:
         metrics: Metrics | None = None,
         on_progress: ProgressCallback | None = None,
         launched: LaunchedEngine | None = None,
+        recorder: TrafficRecorder | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._config = config
         self._metrics = metrics
         self._on_progress = on_progress
+        self._recorder = recorder
         self._supervisor = EngineSupervisor(
             Configure(config, str(directory)),
             supervision or Supervision(),
@@ -159,6 +162,8 @@ class AsyncEngine:
         request = self._with_token_limit(request)
         self._check_queue(request, num_following)
         stream = OutputStream(request, self.tokenizer, lambda index: self._abort(request.request_id, index))
+        if self._recorder is not None:
+            stream.traffic = self._recorder.begin(request)
         self._supervisor.send(Submit(request))
         self._streams[request.request_id] = stream
         if request.deadline_s is not None:
@@ -328,6 +333,8 @@ class AsyncEngine:
         num_tokens: Counter[int] = Counter()  # of this step, by sample
         for delta in output.deltas:
             num_tokens[delta.index] += len(delta.token_ids)
+            if stream.traffic is not None:
+                stream.traffic.add(delta)
         for index, count in num_tokens.items():
             if not count:
                 continue

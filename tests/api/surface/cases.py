@@ -128,6 +128,11 @@ ENGINE: dict[str, Case] = {
     "bad_words": _asks(["no"], lambda seen: bool(seen.sampling.bad_words)),
     "stop_token_ids": _samples("stop_token_ids", [5], (5,)),
     "include_stop_str_in_output": _samples("include_stop_str_in_output", True),
+    "store": _asks(
+        False,
+        lambda seen: seen.request is not None and not seen.request.may_record,
+        note="with `false` the answer is not recorded, whatever `--record-traffic` says",
+    ),
     "ignore_eos": _samples("ignore_eos", True),
     "skip_special_tokens": _samples("skip_special_tokens", False),
     "truncate_prompt_tokens": _asks(1, lambda seen: len(seen.prompt) == 1, note="-1: the context length"),
@@ -250,7 +255,12 @@ CASES: dict[str, dict[str, Case]] = {
         "tool_choice": _asks("required", _demands_calls, tools=[FLAT_TOOL]),
         "parallel_tool_calls": _hint(True),
         "max_tool_calls": _hint(3),
-        "store": _asks(True, lambda seen: seen.json["store"] is False, note="nothing is stored all the same"),
+        "store": _asks(
+            False,
+            lambda seen: seen.request is not None and not seen.request.may_record,
+            note="with `false` the answer is not recorded, whatever `--record-traffic` says; no response can be fetched "
+            "later",
+        ),
         "stream": _asks(True, _streams),
         "stream_options": _hint({"include_obfuscation": False}, "with `stream`"),
         "truncation": _hint("disabled", "only `disabled`"),

@@ -45,6 +45,18 @@ def test_tokens_are_taken_as_they_are(tiny_checkpoint: Path, tmp_path: Path) -> 
     assert (found.prompt, found.answer) == ((5, 6), (7, 2))
 
 
+def test_an_answer_that_a_stop_string_ended_gets_no_end_token(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    record = {
+        "prompt_token_ids": [5],
+        "answer_token_ids": [7],
+        "finish_reason": "stop",
+        "stop_reason": "x",
+        "time": 1.5,
+    }
+    (found,) = read(tmp_path / "a.jsonl", tiny_checkpoint, record)
+    assert (found.answer, found.ended) == ((7,), False)
+
+
 @pytest.mark.parametrize(
     "record, message",
     [

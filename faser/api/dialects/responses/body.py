@@ -51,7 +51,7 @@ class StreamOptions(BaseModel):
 
 
 class ResponsesBody(EngineFields):
-    """A request for one response. store: may be true, and nothing is stored all the same."""
+    """A request for one response. Even with store true, no response can be fetched later."""
 
     model: str | None = None
     input: str | list[dict[str, Any]]
@@ -68,7 +68,6 @@ class ResponsesBody(EngineFields):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: Flag | None = None
     max_tool_calls: Integer | None = None
-    store: Flag | None = None
     stream: Flag | None = None
     stream_options: StreamOptions | None = None
     truncation: str | None = None

@@ -1,0 +1,181 @@
+"""TrafficRecorder: appends finished answers to a file, as JSON lines that `faser distill --from-traffic` reads.
+
+A line has the tokens of one sample and of its prompt:
+
+    {"prompt_token_ids": [...], "answer_token_ids": [...], "temperature": 0.8, "finish_reason": "stop", "time": 5}
+
+time: of the end, in Unix seconds. "stop_reason" is there where a stop string or a token of stop_token_ids ended
+the sample; an answer without it that has finish_reason "stop" ends with the model's own end token.
+
+A thread writes. What it cannot take in time is dropped and counted: neither the event loop nor a step ever waits
+for the disk. A disk that is full ends the recording, not the server.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Literal
+
+from faser.types import FinishReason, OutputDelta, Request
+
+_log = logging.getLogger("faser.traffic")
+
+_MOST_WAITING = 1 << 21  # tokens, 20 MiB at most; a disk takes as many in a second
+_ENDED = (FinishReason.STOP, FinishReason.LENGTH)
+
+Outcome = Literal["recorded", "withheld", "dropped", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedAnswer:
+    """One sample. ended_s: in Unix seconds."""
+
+    request: Request
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    ended_s: float
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt_token_ids) + len(self.token_ids)
+
+    def line(self) -> bytes:
+        record = {
+            "prompt_token_ids": self.request.prompt_token_ids,
+            "answer_token_ids": self.token_ids,
+            "temperature": self.request.sampling.temperature,
+            "finish_reason": self.finish_reason.value,
+            "time": round(self.ended_s, 3),
+        }
+        if self.stop_reason is not None:
+            record["stop_reason"] = self.stop_reason
+        return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+class TrafficRecorder:
+    """One file, which no other process records to. Use it from one thread.
+
+    count: told what became of each finished sample; also called by the writing thread.
+    Raises OSError if the file cannot be opened, and BlockingIOError if another process records to it.
+    """
+
+    def __init__(self, path: Path, count: Callable[[Outcome], None]) -> None:
+        self._path = path
+        self._count = count
+        self._file = _open_private(path)
+        self._queue: SimpleQueue[FinishedAnswer | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting = 0  # tokens
+        self._failed = False
+        self._thread = threading.Thread(target=self._write_all, name="faser-traffic", daemon=True)
+        self._thread.start()
+
+    def begin(self, request: Request) -> "RequestTraffic":
+        """A request has been accepted."""
+        return RequestTraffic(request, self)
+
+    def put(self, answer: FinishedAnswer) -> None:
+        """Record an answer, or drop it if too many wait."""
+        with self._lock:
+            fits = self._waiting + answer.num_tokens <= _MOST_WAITING
+            if fits:
+                self._waiting += answer.num_tokens
+        if fits:
+            self._queue.put(answer)
+        else:
+            self._count("dropped")
+
+    def withhold(self) -> None:
+        """A sample has ended that must not be recorded."""
+        self._count("withheld")
+
+    def close(self, timeout_s: float) -> None:
+        """Write what waits, for timeout_s at most. No answer may follow."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            _log.warning("answers are not recorded: %s did not take them within %g s", self._path, timeout_s)
+
+    def _write_all(self) -> None:
+        while (answer := self._queue.get()) is not None:
+            outcome: Outcome = "recorded" if not self._failed and self._write(answer.line()) else "failed"
+            with self._lock:
+                self._waiting -= answer.num_tokens
+            self._count(outcome)
+        os.close(self._file)
+
+    def _write(self, line: bytes) -> bool:
+        """False: the disk does not take the line, and nothing of it is left in the file."""
+        end = os.fstat(self._file).st_size
+        remaining = memoryview(line)
+        try:
+            while remaining:
+                remaining = remaining[os.write(self._file, remaining) :]
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._file, end)
+            self._failed = True
+            _log.warning("answers are no longer recorded: %s: %s", self._path, error.strerror)
+            return False
+        return True
+
+
+class RequestTraffic:
+    """The answers to one request, while they grow.
+
+    Clients that keep their requests apart, by a cache_salt or a key, are not recorded, nor are requests that say
+    `store: false`.
+    """
+
+    def __init__(self, request: Request, recorder: TrafficRecorder) -> None:
+        self._request = request
+        self._recorder = recorder
+        self._recordable = request.may_record and request.cache_salt is None
+        self._token_ids: list[list[int]] = [[] for _ in range(request.sampling.n)]
+
+    def add(self, delta: OutputDelta) -> None:
+        """One step of one sample."""
+        token_ids, reason = self._token_ids[delta.index], delta.finish_reason
+        if self._recordable:
+            token_ids += delta.token_ids
+        if reason not in _ENDED:
+            return
+        if not self._recordable:
+            self._recorder.withhold()
+        elif token_ids:
+            self._recorder.put(
+                FinishedAnswer(
+                    request=self._request,
+                    token_ids=tuple(token_ids),
+                    finish_reason=reason,
+                    stop_reason=delta.stop_reason,
+                    ended_s=time.time(),
+                )
+            )
+
+
+def _open_private(path: Path) -> int:
+    """A regular file to append to, which only its owner can read, and whose last line is complete."""
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(0, "it is not a regular file")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.fchmod(file, 0o600)
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            os.write(file, b"\n")
+    except BaseException:
+        os.close(file)
+        raise
+    return file
