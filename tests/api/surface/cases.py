@@ -258,8 +258,8 @@ CASES: dict[str, dict[str, Case]] = {
         "store": _asks(
             False,
             lambda seen: seen.request is not None and not seen.request.may_record,
-            note="with `false` the answer is not recorded, whatever `--record-traffic` says; no response can be fetched "
-            "later",
+            note="with `false` the answer is not recorded, whatever `--record-traffic` says; no response can be "
+            "fetched later",
         ),
         "stream": _asks(True, _streams),
         "stream_options": _hint({"include_obfuscation": False}, "with `stream`"),
