@@ -37,13 +37,13 @@ Outcome = Literal["recorded", "withheld", "dropped", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedAnswer:
-    """One sample. ended_s: in Unix seconds."""
+    """One sample. ended_at: in Unix seconds."""
 
     request: Request
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stop_reason: int | str | None
-    ended_s: float
+    ended_at: int
 
     @property
     def num_tokens(self) -> int:
@@ -55,7 +55,7 @@ class FinishedAnswer:
             "answer_token_ids": self.token_ids,
             "temperature": self.request.sampling.temperature,
             "finish_reason": self.finish_reason.value,
-            "time": round(self.ended_s, 3),
+            "time": self.ended_at,
         }
         if self.stop_reason is not None:
             record["stop_reason"] = self.stop_reason
@@ -159,7 +159,7 @@ class RequestTraffic:
                     token_ids=tuple(token_ids),
                     finish_reason=reason,
                     stop_reason=delta.stop_reason,
-                    ended_s=time.time(),
+                    ended_at=int(time.time()),
                 )
             )
 

@@ -59,7 +59,7 @@ def test_a_line_has_the_tokens_of_one_finished_sample(tmp_path: Path) -> None:
     recorder.begin(request()).add(delta(reason=FinishReason.LENGTH))
     recorder.close(10)
     found = lines(path)
-    assert all(before_s - 0.001 <= each.pop("time") <= time.time() for each in found)
+    assert all(abs(each.pop("time") - before_s) < 60 for each in found)  # a date, which may jump
     common = {"prompt_token_ids": [1, 2], "temperature": 0.5}
     assert found == [
         common | {"answer_token_ids": [5], "finish_reason": "length"},
