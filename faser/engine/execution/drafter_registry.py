@@ -154,11 +154,15 @@ def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
     assert head is not None, f"method {config.method} without a loaded head"
     assert method is not None, "a head takes passes"
     sampler = _draft_sampler(config, parts.sampling, head.runner.sampling_kernels)
+    predicts = sampler if isinstance(sampler, GreedyDraftSampler | SampleAndMatchDraftSampler) else None
     if parts.num_top:
         sampler = WithTopIds(sampler, parts.num_top)
     if (draft_ids := head.runner.head.draft_ids) is not None:
         sampler = DraftVocabularySampler(sampler, draft_ids, head.runner.vocab_size)
-    loop = HeadPassLoop(head.runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows)
+        predicts = predicts if sampler.in_order else None
+    loop = HeadPassLoop(
+        head.runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts
+    )
     most = head.runner.head.spec.max_draft_tokens
     return HeadDrafter(method, loop, head.states, head.cache, max_tokens=most)
 

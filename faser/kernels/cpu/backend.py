@@ -17,6 +17,7 @@ from torch import Tensor
 from faser.errors import ConfigError
 from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, heads_struct
+from faser.kernels.cpu.head_drafting import NativeHeadDrafting
 from faser.kernels.cpu.low_bit import LowBitLinear, pack_low_bit
 from faser.kernels.cpu.masks import CpuMaskKernel
 from faser.kernels.cpu.sampling import CpuSamplingKernels
@@ -25,6 +26,7 @@ from faser.kernels.interface.blocks import Blocks, Layers
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.fp8_cache import check_cache_dtype
 from faser.kernels.interface.graph_capture import GraphCapture
+from faser.kernels.interface.head_drafting import HeadDrafting
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.separate_blocks import SeparateBlocks, SeparateLayers
@@ -113,6 +115,8 @@ class NativeBackend:
         self._blocks = NativeBlocks(self._library, self._pool, separate, SeparateLayers(proxy, separate))
         self.fused_blocks: Blocks | None = self._blocks
         self.fused_layers: Layers | None = self._blocks
+        self._head_drafting = NativeHeadDrafting(self._library, self._pool, self._blocks)
+        self.head_drafting: HeadDrafting | None = self._head_drafting
         self.graph_capture: GraphCapture | None = None
         self.lane: DeviceLane | None = None
         self._bind()
@@ -137,6 +141,7 @@ class NativeBackend:
         self.sampling_kernels.use(self._pool)
         self.mask_kernel.use(self._pool)
         self._blocks.use(self._pool)
+        self._head_drafting.use(self._pool)
 
     def concurrent_instance(self) -> "NativeBackend":
         """See Backend. Without `use` both run on the same pool, so idle threads of one never disturb the other."""

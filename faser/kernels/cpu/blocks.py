@@ -58,7 +58,7 @@ class NativeBlocks:
         self._pool = pool
 
     def normed_linear(self, hidden: Tensor, product: NormedLinear, out: Tensor, buffers: BlockBuffers) -> Tensor:
-        if _reorders(product.linear):
+        if reorders(product.linear):
             return self._separate.normed_linear(hidden, product, out, buffers)
         assert hidden.stride(1) == 1
         assert out.is_contiguous()
@@ -83,7 +83,7 @@ class NativeBlocks:
         buffers: BlockBuffers,
     ) -> None:
         following_linear = None if following is None else following.linear
-        if any(map(_reorders, (block.attention_out, block.gate_up.linear, block.down, following_linear))):
+        if any(map(reorders, (block.attention_out, block.gate_up.linear, block.down, following_linear))):
             self._separate.feed_forward(mixed, hidden, block, following, out, buffers)
             return
         assert mixed.is_contiguous()
@@ -111,7 +111,7 @@ class NativeBlocks:
         *,
         captures: bool = False,
     ) -> None:
-        address = self._stack(stack)
+        address = self.stack_address(stack)
         if address is None:
             self._separate_layers.run(stack, first, last, hidden, cache, plan, buffers, captures=captures)
             return
@@ -158,7 +158,7 @@ class NativeBlocks:
         """Address of the FaserNormedLinear."""
         struct = self._structs.get(id(product))
         if struct is None:
-            struct = self._keep(product, _normed_linear(product))
+            struct = self._keep(product, normed_linear(product))
         return ctypes.addressof(struct)
 
     def _layer(self, block: FeedForward) -> int:
@@ -168,11 +168,11 @@ class NativeBlocks:
             struct = self._keep(block, _feed_forward(block))
         return ctypes.addressof(struct)
 
-    def _stack(self, stack: DecoderStack) -> int | None:
+    def stack_address(self, stack: DecoderStack) -> int | None:
         """Address of the FaserLayers; None where inputs have to be reordered."""
         structs = self._structs.get(id(stack))
         if structs is None:
-            layers = () if any(map(_reorders, _products(stack))) else stack.layers
+            layers = () if any(map(reorders, _products(stack))) else stack.layers
             structs = self._keep(stack, (LayerStruct * len(layers))(*map(_decoder_layer, layers)))
         return ctypes.addressof(structs) if ctypes.sizeof(structs) > 0 else None
 
@@ -195,7 +195,7 @@ def _products(stack: DecoderStack) -> Iterator[PackedLinear]:
             yield layer.qkv.linear
 
 
-def _reorders(packed: PackedLinear | None) -> bool:
+def reorders(packed: PackedLinear | None) -> bool:
     return isinstance(packed, LowBitLinear) and packed.order is not None
 
 
@@ -206,7 +206,7 @@ def _decoder_layer(layer: DecoderLayer) -> LayerStruct:
     given = NormedLinearStruct(AnyLinearStruct(None, None, columns, layer.feed_forward.down.columns), None, 0.0)
     assert states is None or states.stride(1) == 1, states.stride()
     return LayerStruct(
-        given if layer.qkv is None else _normed_linear(layer.qkv),
+        given if layer.qkv is None else normed_linear(layer.qkv),
         _feed_forward(layer.feed_forward),
         heads_struct(layer.shape),
         *addresses,
@@ -217,20 +217,18 @@ def _decoder_layer(layer: DecoderLayer) -> LayerStruct:
 
 
 def _feed_forward(block: FeedForward) -> FeedForwardStruct:
-    return FeedForwardStruct(
-        _any_linear(block.attention_out), _normed_linear(block.gate_up), _any_linear(block.down)
-    )
+    return FeedForwardStruct(any_linear(block.attention_out), normed_linear(block.gate_up), any_linear(block.down))
 
 
-def _any_linear(packed: PackedLinear) -> AnyLinearStruct:
+def any_linear(packed: PackedLinear) -> AnyLinearStruct:
     address, columns, depth = packed.address, packed.columns, packed.depth
     if isinstance(packed, LowBitLinear):
         return AnyLinearStruct(None, address, columns, depth)
     return AnyLinearStruct(address, None, columns, depth)
 
 
-def _normed_linear(product: NormedLinear) -> NormedLinearStruct:
+def normed_linear(product: NormedLinear) -> NormedLinearStruct:
     norm, linear = product.norm, product.linear
     assert norm.shape == (linear.depth,), (norm.shape, linear.depth)
     assert isinstance(linear, LowBitLinear) or linear.dtype is norm.dtype, (linear.dtype, norm.dtype)
-    return NormedLinearStruct(_any_linear(linear), norm.data_ptr(), product.eps)
+    return NormedLinearStruct(any_linear(linear), norm.data_ptr(), product.eps)

@@ -105,6 +105,62 @@ class LayerStruct(ctypes.Structure):
     )
 
 
+class Eagle3Struct(ctypes.Structure):
+    """FaserEagle3. Norms, layers and draft_ids: addresses."""
+
+    _fields_ = (
+        ("embedding", AnyLinearStruct),
+        ("embedding_norm", c_void_p),
+        ("feature_norm", c_void_p),
+        ("eps", c_float),
+        ("residual_is_normed", c_int32),
+        ("qkv", AnyLinearStruct),
+        ("layers", c_void_p),
+        ("num_layers", c_int64),
+        ("logits", NormedLinearStruct),
+        ("draft_ids", c_void_p),
+    )
+
+
+class DraftRoomStruct(ctypes.Structure):
+    """FaserDraftRoom: addresses after the block's."""
+
+    _fields_ = (
+        ("block", BlockRowsStruct),
+        *((name, c_void_p) for name in ("embedded", "joined", "hidden", "qkv", "mixed", "logits")),
+    )
+
+
+class DraftRulesStruct(ctypes.Structure):
+    """FaserDraftRules: addresses of arrays, and numbers."""
+
+    _fields_ = (
+        ("num_sequences", c_int64),
+        ("width", c_int64),
+        *((name, c_void_p) for name in ("max_tokens", "temperature", "log_min_p", "top_k", "top_p", "uniforms")),
+        ("window", c_double),
+        ("pass_prices", c_void_p),
+        *((name, c_double) for name in ("row_price", "intercept", "slope")),
+    )
+
+
+class DraftPlacesStruct(ctypes.Structure):
+    """FaserDraftPlaces."""
+
+    _fields_ = (
+        ("block_table", c_void_p),
+        ("table_width", c_int64),
+        ("block_size", c_int64),
+        ("places", c_void_p),
+    )
+
+
+class DraftsStruct(ctypes.Structure):
+    """FaserDrafts: addresses."""
+
+    _fields_ = tuple((name, c_void_p) for name in ("token_ids", "margins", "counts", "num_fed"))
+
+
 class ChoiceStruct(ctypes.Structure):
     """FaserChoice: addresses of arrays."""
 
@@ -145,6 +201,7 @@ _FUNCTIONS: dict[str, tuple[tuple[type, ...], type | None]] = {
     "faser_normed_linear": ((_P, _P, _P, _P, _L, _P, _I), None),
     "faser_feed_forward": ((_P, _P, _P, _P, _P, _P, _P), None),
     "faser_layers": ((_P, _P, _L, _L, _P, _P, _P, _P, _P, _P, _P, _I), None),
+    "faser_eagle3_draft": ((_P, _P, _P, _P, _P, _P, _P), _L),
     "faser_rope_append": ((_P, _P, _P, _L, _L, _P, _L, _P, _P, _P, _F, _I), None),
     "faser_best": ((_P, _P, _L, _L, _L, _P, _P), None),
     "faser_draw": ((_P, _P, _L, _L, _P, _L, _P, _P), None),

@@ -14,6 +14,7 @@ from torch import Tensor
 from faser.kernels.interface.blocks import Blocks, Layers
 from faser.kernels.interface.fp8 import Fp8Rows
 from faser.kernels.interface.graph_capture import GraphCapture
+from faser.kernels.interface.head_drafting import HeadDrafting
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.processors import DeviceLane, Processors
 from faser.kernels.interface.sampling.logits_processor_kernels import LogitsProcessorKernels, MaskKernel
@@ -114,6 +115,11 @@ class Backend(Protocol):
     @property
     def fused_layers(self) -> Layers | None:
         """Whole layers in fewer calls than their units and attention; None: nothing is better than these."""
+        ...
+
+    @property
+    def head_drafting(self) -> HeadDrafting | None:
+        """Drafts of EAGLE-3 heads in one call; None: nothing is better than a pass after another."""
         ...
 
     def wait(self) -> None:

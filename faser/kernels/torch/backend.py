@@ -14,6 +14,7 @@ from faser.kernels.interface.blocks import Blocks, Layers
 from faser.kernels.interface.fp8 import Fp8Linear, Fp8Rows, ReferenceFp8, pack_fp8
 from faser.kernels.interface.fp8_cache import as_bytes, stored
 from faser.kernels.interface.graph_capture import GraphCapture
+from faser.kernels.interface.head_drafting import HeadDrafting
 from faser.kernels.interface.int8_cache import SCALE_DTYPE, dequantised, quantise_heads
 from faser.kernels.interface.low_bit.product import DecodedLowBit, decode_low_bit
 from faser.kernels.interface.low_bit.rows import LowBitRows
@@ -74,6 +75,7 @@ class TorchBackend:
         self.rejection_kernels = None
         self.fused_blocks: Blocks | None = None
         self.fused_layers: Layers | None = None
+        self.head_drafting: HeadDrafting | None = None
         self.graph_capture: GraphCapture | None = None
         self.lane: DeviceLane | None = None
         self.has_fp8 = True

@@ -96,6 +96,22 @@ def drafted_by_runner(sampled: SampledTokens) -> DraftTokens:
     return draft_tokens(sampled.token_ids, sampled.margins)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensAhead:
+    """How the tokens of S drafts are predicted: each sequence's metadata, and [S, width] numbers, float64."""
+
+    metadata: SamplingMetadata
+    uniforms: Reals
+
+
+class PredictingSampler(RunnerDraftSampler, Protocol):
+    """A sampler of point masses, of which all that it needs is known before the first token is drafted."""
+
+    def ahead(self, slots: Ints, draft_starts: Ints, width: int) -> TokensAhead | None:
+        """For drafts of up to `width` tokens. None: every token is the most likely one."""
+        ...
+
+
 class GreedyDraftSampler:
     """The most likely token, whatever the request's temperature: a draft is a function of the tokens before it."""
 
@@ -110,6 +126,9 @@ class GreedyDraftSampler:
 
     def metadata(self, _slots: Ints, positions: Ints) -> SamplingMetadata:
         return SamplingMetadata.greedy(positions)
+
+    def ahead(self, _slots: Ints, _draft_starts: Ints, _width: int) -> None:
+        return
 
 
 class SampleAndMatchDraftSampler:
@@ -142,6 +161,16 @@ class SampleAndMatchDraftSampler:
 
     def metadata(self, slots: Ints, positions: Ints) -> SamplingMetadata:
         return self._state.metadata(slots, positions)
+
+    def ahead(self, slots: Ints, draft_starts: Ints, width: int) -> TokensAhead | None:
+        if not self._state.any_random(slots):
+            return None
+        positions = (draft_starts[:, None] + np.arange(width)).ravel()
+        seeds = np.repeat(self._state.seed[slots], width)
+        noise = uniforms(seeds, positions, Purpose.TOKEN, generate=self._kernels.philox)
+        return TokensAhead(
+            metadata=self._state.metadata(slots, draft_starts), uniforms=noise.reshape(len(slots), width)
+        )
 
 
 class ProbabilisticDraftSampler:

@@ -28,6 +28,11 @@ class DraftVocabularySampler:
         self._ids = ordered.numpy()
 
     @property
+    def in_order(self) -> bool:
+        """The small vocabulary is in the order of the target's ids as it is."""
+        return self._order is None
+
+    @property
     def draws(self) -> bool:
         return self._sampler.draws
 

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from faser.engine.contract.plan import StopRule
-from faser.engine.execution.drafters.draft_samplers import DraftRows, DraftSampler
+from faser.engine.execution.drafters.draft_samplers import DraftRows, DraftSampler, PredictingSampler
 from faser.engine.execution.drafters.head_runner import HeadRunner
-from faser.engine.execution.drafters.passes import DraftBatch, DraftInput, DraftProgress, chunks, rows_of
+from faser.engine.execution.drafters.passes import DraftBatch, DraftInput, DraftProgress, chunks, cut, rows_of
 from faser.engine.execution.drafters.states import HiddenStates, StatePiece
 from faser.engine.execution.runner.batch import BlockTable
+from faser.kernels.interface.head_drafting import DraftPlaces, DraftRules, StopNumbers
 from faser.kernels.interface.shapes import RowLayout
 
 
@@ -39,7 +40,10 @@ class HeadInput:
 
 
 class HeadPassLoop:
-    """table: of the head's cache. max_rows: most rows of a pass. sampler: of the head's vocabulary."""
+    """table: of the head's cache. max_rows: most rows of a pass. sampler: of the head's vocabulary.
+
+    predicts: how it chooses, where the runner can draft in one call with it; None: a pass after another.
+    """
 
     def __init__(
         self,
@@ -49,7 +53,9 @@ class HeadPassLoop:
         sampler: DraftSampler,
         *,
         max_rows: int,
+        predicts: PredictingSampler | None = None,
     ) -> None:
+        self._predicts = predicts if runner.drafts_in_one_call else None
         self._runner = runner
         self._table = table
         self._states = states
@@ -72,6 +78,10 @@ class HeadPassLoop:
         shifts = np.array([each.position - each.rows.start for each in inputs])  # from places to positions
         progress.draft_starts += shifts
         hidden, passes = self._read(inputs)
+        if self._predicts is not None and until is None and not wants_top_ids:
+            return self._in_one_call(
+                self._predicts, progress, progress.draft_starts - shifts, stop, hidden, passes
+            )
         active = np.arange(len(inputs))
         drafting = _Drafting.of(self._table, progress.slots, progress.draft_starts - shifts)
         rows = DraftRows(
@@ -92,6 +102,44 @@ class HeadPassLoop:
             token_ids, rows = progress.feed(active)
             hidden = self._runner.draft(torch.from_numpy(token_ids), drafting.next_layout(), hidden)
             passes += 1
+
+    def _in_one_call(
+        self,
+        predicts: PredictingSampler,
+        progress: DraftProgress,
+        places: NDArray[np.int64],
+        stop: StopRule | None,
+        hidden: Tensor,
+        passes: int,
+    ) -> DraftBatch:
+        width = int(progress.max_tokens.max())
+        ahead = predicts.ahead(progress.slots, progress.draft_starts, width)
+        drafting = _Drafting.of(self._table, progress.slots, places)
+        found = self._runner.draft_all(
+            hidden,
+            DraftPlaces(block_table=drafting.block_table.numpy(), places=drafting.places.numpy()),
+            DraftRules(
+                max_tokens=progress.max_tokens,
+                window=predicts.window,
+                stop=None
+                if stop is None
+                else StopNumbers(
+                    row_price=stop.row_price,
+                    pass_prices=stop.pass_prices,
+                    intercept=stop.intercept,
+                    slope=stop.slope,
+                ),
+                metadata=None if ahead is None else ahead.metadata,
+                uniforms=None if ahead is None else ahead.uniforms,
+            ),
+        )
+        counts = found.counts.tolist()
+        return DraftBatch(
+            token_ids=cut(found.token_ids, counts),
+            confidences=cut(found.margins, counts),
+            num_fed=tuple(found.num_fed.tolist()),
+            passes=passes + found.passes,
+        )
 
     def _read(self, inputs: Sequence[HeadInput]) -> tuple[Tensor, int]:
         """Hidden states of the last row of every input, [S, Hh], and how many passes that took."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from faser.engine.execution.heads.head import Head
 from faser.engine.execution.runner.batch import RowBatch
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.head_drafting import DraftedTokens, DraftPlaces, DraftRules
 from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
 from faser.kernels.interface.shapes import KvShape, RowLayout
 
@@ -31,6 +32,9 @@ class HeadRunner:
         self._block_size = kv.block_size
         self._cache = backend.allocate_kv(kv)
         self._hidden: Tensor | None = None  # [R, Hh]
+        drafting, stack = backend.head_drafting, head.drafting_stack
+        takes = drafting is not None and stack is not None and drafting.takes(stack)
+        self._drafting = drafting if takes else None
         self._dummy_states = states.zero_()  # for passes that are only timed
 
     @property
@@ -54,6 +58,22 @@ class HeadRunner:
     def logits_of(self, hidden: Tensor) -> Tensor:
         """[N, Vd] float32 of the head's vocabulary; valid until the next call. hidden: [N, Hh]."""
         return self.head.logits(hidden)
+
+    @property
+    def drafts_in_one_call(self) -> bool:
+        return self._drafting is not None
+
+    def draft_all(self, hidden: Tensor, places: DraftPlaces, rules: DraftRules) -> DraftedTokens:
+        """All tokens of some drafts, as `logits_of` and `draft` in turn give them.
+
+        hidden: [S, Hh] of the rows that the drafts follow.
+        """
+        stack = self.head.drafting_stack
+        assert self._drafting is not None, "see drafts_in_one_call"
+        assert stack is not None
+        room = self.head.draft_room(len(hidden))
+        room.hidden.copy_(hidden)
+        return self._drafting.draft(stack, self._cache, places, rules, room)
 
     @torch.inference_mode()
     def forward(self, batch: RowBatch, _num_layers: int | None = None) -> None:

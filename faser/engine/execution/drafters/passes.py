@@ -281,8 +281,8 @@ class DraftProgress:
         """The drafts as they are now. passes: how many there were."""
         counts = self._counts.tolist()
         return DraftBatch(
-            token_ids=_cut(self._token_ids, counts),
-            confidences=_cut(self._margins, counts),
+            token_ids=cut(self._token_ids, counts),
+            confidences=cut(self._margins, counts),
             num_fed=tuple(np.minimum(self._num_fed, self._counts).tolist()),
             passes=passes,
             probs=self._probs.joined(),
@@ -290,7 +290,7 @@ class DraftProgress:
         )
 
 
-def _cut(rows: NDArray[Any], counts: list[int]) -> tuple[tuple[Any, ...], ...]:
+def cut(rows: NDArray[Any], counts: list[int]) -> tuple[tuple[Any, ...], ...]:
     """The first counts[i] values of row i."""
     return tuple([tuple(row[:count]) for row, count in zip(rows.tolist(), counts, strict=True)])
 

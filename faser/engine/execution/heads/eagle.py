@@ -16,6 +16,7 @@ from faser.engine.checkpoints.heads.head_spec import HeadSpec
 from faser.engine.execution.heads.layer_stack import HeadBuffers, LayerStack
 from faser.engine.execution.models.weights import LayerWeights
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.head_drafting import DraftRoom
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, PackedLinear
 
 
@@ -59,6 +60,13 @@ class EagleHead:
     def weight_bytes(self) -> int:
         return self._weights.num_bytes
 
+    @property
+    def drafting_stack(self) -> None:
+        return None
+
+    def draft_room(self, rows: int) -> DraftRoom:
+        raise AssertionError(f"this head has no drafting_stack, and no room for {rows} rows")
+
     def features(self, states: Tensor) -> Tensor:
         rows, weights = len(states), self._weights
         assert rows <= len(self._buffers.features), "more rows than the buffers hold"
@@ -74,8 +82,8 @@ class EagleHead:
         joined[:, :width].copy_(backend.embed(token_ids, weights.embedding, buffers.embedded[:rows]))
         joined[:, width:].copy_(features)
         hidden = backend.linear(joined, weights.fc, buffers.layers.hidden[:rows])
-        qkv = backend.linear(hidden, weights.layers[0].qkv, buffers.layers.qkv[:rows])
-        return self._stack.run(qkv, hidden, cache, plan)
+        backend.linear(hidden, weights.layers[0].qkv, self._stack.room(rows).qkv)
+        return self._stack.run(hidden, cache, plan)
 
     def logits(self, hidden: Tensor) -> Tensor:
         rows = len(hidden)

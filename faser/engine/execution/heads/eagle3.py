@@ -18,6 +18,7 @@ from faser.engine.execution.heads.layer_stack import HeadBuffers, LayerStack
 from faser.engine.execution.models.weights import LayerWeights
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import NormedLinear
+from faser.kernels.interface.head_drafting import DraftRoom, Eagle3Stack
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, PackedLinear
 
 
@@ -64,6 +65,18 @@ class Eagle3Head:
         if not spec.norm_output:
             logits = NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head)
         self._stack = LayerStack(spec, backend, weights.layers, angles, buffers.layers, logits)
+        self._drafting_stack = None
+        if logits is not None:
+            self._drafting_stack = Eagle3Stack(
+                embedding=weights.embedding,
+                embedding_norm=self._embedding_norm,
+                feature_norm=weights.hidden_norm,
+                eps=self._eps,
+                residual_is_normed=spec.norm_before_residual,
+                qkv=weights.layers[0].qkv,
+                layers=self._stack.stack,
+                draft_ids=None if draft_ids is None else draft_ids.numpy(force=True),
+            )
 
     @property
     def spec(self) -> HeadSpec:
@@ -76,6 +89,20 @@ class Eagle3Head:
     @property
     def weight_bytes(self) -> int:
         return self._weights.num_bytes
+
+    @property
+    def drafting_stack(self) -> Eagle3Stack | None:
+        return self._drafting_stack
+
+    def draft_room(self, rows: int) -> DraftRoom:
+        buffers = self._buffers
+        return DraftRoom(
+            embedded=buffers.embedded[:rows],
+            joined=buffers.joined[:rows],
+            hidden=buffers.layers.hidden[:rows],
+            layers=self._stack.room(rows),
+            logits=buffers.layers.logits[:rows],
+        )
 
     def features(self, states: Tensor) -> Tensor:
         rows = len(states)
@@ -91,8 +118,8 @@ class Eagle3Head:
         backend.rms_norm(embedded, self._embedding_norm, eps, joined[:, :width])
         normed = backend.rms_norm(features, weights.hidden_norm, eps, joined[:, width:])
         hidden.copy_(normed if self._spec.norm_before_residual else features)
-        qkv = backend.linear(joined, weights.layers[0].qkv, buffers.layers.qkv[:rows])
-        self._stack.run(qkv, hidden, cache, plan)
+        backend.linear(joined, weights.layers[0].qkv, self._stack.room(rows).qkv)
+        self._stack.run(hidden, cache, plan)
         return backend.rms_norm(hidden, weights.norm, eps, hidden) if self._spec.norm_output else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from typing import Protocol
 from torch import Tensor
 
 from faser.engine.checkpoints.heads.head_spec import HeadSpec
+from faser.kernels.interface.head_drafting import DraftRoom, Eagle3Stack
 from faser.kernels.interface.shapes import AttentionPlan, KvCache
 
 
@@ -40,6 +41,15 @@ class Head(Protocol):
     @property
     def weight_bytes(self) -> int:
         """Bytes of the packed weights; those shared with the target are not counted."""
+        ...
+
+    @property
+    def drafting_stack(self) -> Eagle3Stack | None:
+        """What HeadDrafting takes; None: it drafts no such heads."""
+        ...
+
+    def draft_room(self, rows: int) -> DraftRoom:
+        """The buffers of that many rows, for heads with a drafting_stack."""
         ...
 
     def features(self, states: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """The decoder layers of a head: from the queries, keys and values of the first one to the output of the last."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +10,6 @@ from faser.engine.execution.models.decoder import Buffers, decoder_layer
 from faser.engine.execution.models.weights import LayerWeights
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.blocks import (
-    BlockBuffers,
     Blocks,
     DecoderStack,
     LayerBuffers,
@@ -43,7 +41,7 @@ class HeadBuffers:
         def rows(width: int) -> Tensor:
             return torch.empty((max_rows, width), dtype=dtype, device=device)
 
-        logits_spec = dataclasses.replace(spec.decoder, vocab_size=spec.draft_vocab_size)
+        logits_spec = replace(spec.decoder, vocab_size=spec.draft_vocab_size)
         return cls(
             layers=Buffers.allocate(logits_spec, dtype, device, max_rows=max_rows, max_logit_rows=max_logit_rows),
             states=rows(spec.states_size),
@@ -70,12 +68,12 @@ class LayerStack:
     ) -> None:
         self._spec = spec.decoder
         self._buffers = buffers
-        self._rooms: dict[int, BlockBuffers] = {}  # by the number of rows
+        self._rooms: dict[int, LayerBuffers] = {}  # by the number of rows
         self._blocks: Blocks = backend.fused_blocks or SeparateBlocks(backend)
         self._layers: Layers = backend.fused_layers or SeparateLayers(backend, self._blocks)
         self._logits = logits
         layers = zip(weights, self._spec.windows, self._spec.rotary, strict=True)
-        self._stack = DecoderStack(
+        self.stack = DecoderStack(
             layers=tuple(
                 decoder_layer(self._spec, each, window, angles if rotates else None, projects=number > 0)
                 for number, (each, window, rotates) in enumerate(layers)
@@ -83,22 +81,23 @@ class LayerStack:
             head=logits,
         )
 
-    def run(self, qkv: Tensor, hidden: Tensor, cache: KvCache, plan: AttentionPlan) -> Tensor:
-        """Run all layers. qkv: of the first layer, [R, (Hq + 2 Hkv) * D], overwritten. hidden: in place."""
-        rows = len(hidden)
-        room = LayerBuffers(qkv=qkv, mixed=self._buffers.mixed[:rows], block=self._room(rows))
-        self._layers.run(self._stack, 0, len(self._stack.layers), hidden, cache, plan, room)
+    def run(self, hidden: Tensor, cache: KvCache, plan: AttentionPlan) -> Tensor:
+        """Run all layers over hidden [R, H], in place. The room for R rows holds the first layer's qkv."""
+        self._layers.run(self.stack, 0, len(self.stack.layers), hidden, cache, plan, self.room(len(hidden)))
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, Vd] float32 of N rows, unchanged."""
         assert self._logits is not None, "these layers have no logits after them"
         rows = len(hidden)
-        return self._blocks.normed_linear(hidden, self._logits, self._buffers.logits[:rows], self._room(rows))
+        return self._blocks.normed_linear(hidden, self._logits, self._buffers.logits[:rows], self.room(rows).block)
 
-    def _room(self, rows: int) -> BlockBuffers:
-        """The buffers within a layer, of the first rows; the same object for the same number of rows."""
+    def room(self, rows: int) -> LayerBuffers:
+        """The buffers of the first rows; the same object for the same number of rows."""
         found = self._rooms.get(rows)
         if found is None:
-            found = self._rooms[rows] = self._buffers.scratch(rows)
+            buffers = self._buffers
+            found = self._rooms[rows] = LayerBuffers(
+                qkv=buffers.qkv[:rows], mixed=buffers.mixed[:rows], block=buffers.scratch(rows)
+            )
         return found

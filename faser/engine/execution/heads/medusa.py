@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from faser.engine.checkpoints.heads.head_spec import HeadSpec
 from faser.kernels.interface.backend import Backend
+from faser.kernels.interface.head_drafting import DraftRoom
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, PackedLinear
 
 
@@ -80,6 +81,13 @@ class MedusaHead:
     @property
     def weight_bytes(self) -> int:
         return self._weights.num_bytes
+
+    @property
+    def drafting_stack(self) -> None:
+        return None
+
+    def draft_room(self, rows: int) -> DraftRoom:
+        raise AssertionError(f"this head has no drafting_stack, and no room for {rows} rows")
 
     def features(self, states: Tensor) -> Tensor:
         rows, weights = len(states), self._weights

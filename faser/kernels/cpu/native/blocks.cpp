@@ -5,8 +5,7 @@
 
 #include <cstring>
 
-#include "attention/span.h"
-#include "pool.h"
+#include "blocks.h"
 #include "simd.h"
 
 using namespace faser;
@@ -14,8 +13,6 @@ using namespace faser;
 extern "C" {
 
 // Other files' calls, which these ones string together.
-struct FaserLinear;
-struct FaserLowBit;
 void faser_linear(Pool*, const FaserLinear*, const void* x, int64_t x_stride, int64_t rows, void* out,
                   int64_t out_stride, int32_t out_dtype, const void* residual, int64_t residual_stride);
 void faser_low_bit_linear(Pool*, const FaserLowBit*, const void* x, int64_t x_stride, int32_t x_dtype, int64_t rows,
@@ -30,46 +27,6 @@ void faser_rope_append(Pool*, const FaserCache*, const FaserPlan*, int64_t layer
                        int32_t dtype);
 void faser_attend(Pool*, const FaserCache*, FaserPlan*, const FaserHeads*, int64_t layer, const void* q,
                   int64_t q_stride, void* out, int64_t out_stride, int32_t dtype);
-
-// A product of either kind. Mirrored in library.py, as the others here.
-struct FaserAnyLinear {
-    const FaserLinear* linear;    // or null
-    const FaserLowBit* low_bit;
-    int64_t columns, depth;
-};
-
-struct FaserNormedLinear {
-    FaserAnyLinear product;
-    const void* norm;  // [depth]
-    float eps;
-};
-
-struct FaserFeedForward {
-    FaserAnyLinear attention_out;
-    FaserNormedLinear gate_up;
-    FaserAnyLinear down;
-};
-
-struct FaserLayer {
-    FaserNormedLinear qkv;  // without a norm: the caller computes it
-    FaserFeedForward feed_forward;
-    FaserHeads heads;
-    const float* angles;  // as faser_rope_append takes them
-    const void* q_norm;
-    const void* k_norm;
-    float eps;
-    void* states;  // room for the inputs of the layer, or null
-    int64_t states_stride;
-};
-
-// The rows of a step, without gaps in any tensor; normed, gate_up and inner are overwritten.
-struct FaserBlockRows {
-    int64_t rows;
-    int32_t dtype;
-    void* normed;
-    void* gate_up;
-    void* inner;
-};
 }
 
 namespace {
@@ -119,7 +76,6 @@ void capture(const FaserLayer& layer, const FaserBlockRows& rows, const void* hi
 
 extern "C" {
 
-// out [rows, N] = product(norm(hidden [rows, K])). stride: values from one row of hidden to the next.
 void faser_normed_linear(Pool* pool, const FaserNormedLinear* by, const FaserBlockRows* rows, const void* hidden,
                          int64_t stride, void* out, int32_t out_dtype) {
     normed_linear(pool, *by, *rows, hidden, stride, out, out_dtype, nullptr);
@@ -133,9 +89,6 @@ void faser_feed_forward(Pool* pool, const FaserFeedForward* layer, const FaserNo
     if (following) faser_normed_linear(pool, following, rows, hidden, layer->down.columns, out, rows->dtype);
 }
 
-// Layers [first, last) over hidden [rows, H], in place; their keys and values enter the cache. layers: from number 0
-// on. following: the product after them, which is not computed here, or null. qkv, mixed: room for the rows. captures:
-// layers that have room for their inputs copy them there.
 void faser_layers(Pool* pool, const FaserLayer* layers, int64_t first, int64_t last, const FaserNormedLinear* following,
                   const FaserBlockRows* rows, const FaserCache* cache, FaserPlan* plan, void* hidden, void* qkv,
                   void* mixed, int32_t captures) {

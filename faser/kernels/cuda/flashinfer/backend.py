@@ -31,6 +31,7 @@ from faser.kernels.cuda.triton.scaled_fp8 import LOWEST_CAPABILITY
 from faser.kernels.interface.blocks import Blocks, Layers
 from faser.kernels.interface.fp8 import FP8, Fp8Linear, Fp8Products, Fp8Rows, pack_fp8
 from faser.kernels.interface.fp8_cache import check_cache_dtype
+from faser.kernels.interface.head_drafting import HeadDrafting
 from faser.kernels.interface.low_bit.rows import LowBitRows
 from faser.kernels.interface.paged_layout import PagedLayout, paged_layout
 from faser.kernels.interface.processors import DeviceLane, Processors
@@ -157,6 +158,7 @@ class FlashInferBackend:
         self.prefers_low_bit = False
         self.fused_blocks: Blocks | None = _blocks(SeparateBlocks(self), accelerator, kernels, fp8)
         self.fused_layers: Layers | None = None
+        self.head_drafting: HeadDrafting | None = None
         self._accelerator = accelerator
         self._library = library
         self._kernels = kernels

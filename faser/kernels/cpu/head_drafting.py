@@ -1,0 +1,158 @@
+"""Drafts of EAGLE-3 heads by the native kernels: tensors become addresses. native/drafting.cpp has the loop."""
+
+import ctypes
+import weakref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from faser.kernels.cpu import library as native_library
+from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, any_linear, normed_linear, reorders
+from faser.kernels.interface.head_drafting import (
+    DraftedTokens,
+    DraftPlaces,
+    DraftRoom,
+    DraftRules,
+    Eagle3Stack,
+    HeadDrafting,
+)
+from faser.kernels.interface.shapes import KvCache
+
+
+class NativeHeadDrafting(HeadDrafting):
+    """See HeadDrafting. pool: address of the thread pool. blocks: of the same backend; describes the layers."""
+
+    def __init__(self, library: ctypes.CDLL, pool: int, blocks: NativeBlocks) -> None:
+        self._call = library.faser_eagle3_draft
+        self._pool = pool
+        self._blocks = blocks
+        self._structs: dict[int, native_library.Eagle3Struct] = {}  # by the id of the stack, while it lives
+
+    def use(self, pool: int) -> None:
+        self._pool = pool
+
+    def takes(self, stack: Eagle3Stack) -> bool:
+        layers = stack.layers
+        if layers.head is None or layers.layers[0].qkv is not None:
+            return False
+        if any(map(reorders, (stack.embedding, stack.qkv, layers.head.linear))):
+            return False
+        return self._blocks.stack_address(layers) is not None
+
+    def draft(
+        self, stack: Eagle3Stack, cache: KvCache, places: DraftPlaces, rules: DraftRules, room: DraftRoom
+    ) -> DraftedTokens:
+        count, width = len(rules.max_tokens), int(rules.max_tokens.max())
+        assert len(room.hidden) == len(places.places) == len(places.block_table) == count
+        kept, rules_struct = _rules(rules, count, width)
+        found = DraftedTokens(
+            token_ids=np.zeros((count, width), dtype=np.int64),
+            margins=np.zeros((count, width)),
+            counts=np.empty(count, dtype=np.int64),
+            num_fed=np.empty(count, dtype=np.int64),
+            passes=0,
+        )
+        table, starts = np.ascontiguousarray(places.block_table), np.ascontiguousarray(places.places)
+        assert table.dtype == starts.dtype == np.int32
+        passes = self._call(
+            self._pool,
+            ctypes.addressof(self._stack(stack)),
+            cache.address,
+            ctypes.byref(_room(room)),
+            ctypes.byref(rules_struct),
+            ctypes.byref(
+                native_library.DraftPlacesStruct(
+                    table.ctypes.data, table.shape[1], cache.shape.block_size, starts.ctypes.data
+                )
+            ),
+            ctypes.byref(
+                native_library.DraftsStruct(
+                    *(each.ctypes.data for each in (found.token_ids, found.margins, found.counts, found.num_fed))
+                )
+            ),
+        )
+        del kept
+        return DraftedTokens(
+            token_ids=found.token_ids,
+            margins=found.margins,
+            counts=found.counts,
+            num_fed=np.minimum(found.num_fed, found.counts),
+            passes=passes,
+        )
+
+    def _stack(self, stack: Eagle3Stack) -> native_library.Eagle3Struct:
+        struct = self._structs.get(id(stack))
+        if struct is None:
+            logits = stack.layers.head
+            assert logits is not None, "see takes"
+            ids = stack.draft_ids
+            assert ids is None or (ids.dtype == np.int64 and ids.flags.c_contiguous)
+            struct = native_library.Eagle3Struct(
+                any_linear(stack.embedding),
+                stack.embedding_norm.data_ptr(),
+                stack.feature_norm.data_ptr(),
+                stack.eps,
+                stack.residual_is_normed,
+                any_linear(stack.qkv),
+                self._blocks.stack_address(stack.layers),
+                len(stack.layers.layers),
+                normed_linear(logits),
+                None if ids is None else ids.ctypes.data,
+            )
+            self._structs[id(stack)] = struct
+            weakref.finalize(stack, self._structs.pop, id(stack))
+        return struct
+
+
+def _room(room: DraftRoom) -> native_library.DraftRoomStruct:
+    layers, hidden = room.layers, room.hidden
+    block = layers.block
+    tensors = (room.embedded, room.joined, hidden, layers.qkv, layers.mixed)
+    for each in (*tensors, block.normed, block.gate_up, block.inner):
+        _check(each, len(hidden), hidden.dtype)
+    _check(room.logits, len(hidden), torch.float32)
+    rows = native_library.BlockRowsStruct(
+        len(hidden),
+        DTYPES[hidden.dtype],
+        block.normed.data_ptr(),
+        block.gate_up.data_ptr(),
+        block.inner.data_ptr(),
+    )
+    return native_library.DraftRoomStruct(rows, *(each.data_ptr() for each in tensors), room.logits.data_ptr())
+
+
+def _check(tensor: Tensor, rows: int, dtype: torch.dtype) -> None:
+    assert tensor.is_contiguous()
+    assert len(tensor) == rows, (len(tensor), rows)
+    assert tensor.dtype is dtype, (tensor.dtype, dtype)
+
+
+def _rules(rules: DraftRules, count: int, width: int) -> tuple[object, native_library.DraftRulesStruct]:
+    """What the struct points to, and the struct."""
+    max_tokens = np.ascontiguousarray(rules.max_tokens)
+    arrays: list[np.ndarray | None] = [max_tokens, None, None, None, None, None]
+    metadata = rules.metadata
+    if metadata is not None:
+        assert rules.uniforms is not None
+        assert rules.uniforms.shape == (count, width), rules.uniforms.shape
+        arrays[1:] = [
+            np.ascontiguousarray(metadata.temperature),
+            # Rounded as engine/execution/sampling/distribution.py does.
+            torch.from_numpy(metadata.min_p).log().float().numpy(),
+            np.ascontiguousarray(metadata.top_k),
+            np.ascontiguousarray(metadata.top_p),
+            np.ascontiguousarray(rules.uniforms),
+        ]
+    stop = rules.stop
+    prices = None if stop is None else np.array(stop.pass_prices, dtype=np.float64)
+    assert prices is None or len(prices) >= count, "a price for each number of sequences"
+    struct = native_library.DraftRulesStruct(
+        count,
+        width,
+        *(None if each is None else each.ctypes.data for each in arrays),
+        rules.window,
+        None if prices is None else prices.ctypes.data,
+        *((0.0, 0.0, 0.0) if stop is None else (stop.row_price, stop.intercept, stop.slope)),
+    )
+    return (arrays, prices), struct

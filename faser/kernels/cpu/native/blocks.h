@@ -1,0 +1,62 @@
+// What layers and their parts are made of, as Python lays it out: mirrored in library.py.
+#pragma once
+
+#include "attention/span.h"
+#include "pool.h"
+
+extern "C" {
+
+struct FaserLinear;
+struct FaserLowBit;
+
+// A product of either kind. Mirrored in library.py, as the others here.
+struct FaserAnyLinear {
+    const FaserLinear* linear;    // or null
+    const FaserLowBit* low_bit;
+    int64_t columns, depth;
+};
+
+struct FaserNormedLinear {
+    FaserAnyLinear product;
+    const void* norm;  // [depth]
+    float eps;
+};
+
+struct FaserFeedForward {
+    FaserAnyLinear attention_out;
+    FaserNormedLinear gate_up;
+    FaserAnyLinear down;
+};
+
+struct FaserLayer {
+    FaserNormedLinear qkv;  // without a norm: the caller computes it
+    FaserFeedForward feed_forward;
+    FaserHeads heads;
+    const float* angles;  // as faser_rope_append takes them
+    const void* q_norm;
+    const void* k_norm;
+    float eps;
+    void* states;  // room for the inputs of the layer, or null
+    int64_t states_stride;
+};
+
+// The rows of a step, without gaps in any tensor; normed, gate_up and inner are overwritten.
+struct FaserBlockRows {
+    int64_t rows;
+    int32_t dtype;
+    void* normed;
+    void* gate_up;
+    void* inner;
+};
+
+// Layers [first, last) over hidden [rows, H], in place; their keys and values enter the cache. layers: from number 0
+// on. following: the product after them, which is not computed here, or null. qkv, mixed: room for the rows. captures:
+// layers that have room for their inputs copy them there.
+void faser_layers(faser::Pool* pool, const FaserLayer* layers, int64_t first, int64_t last,
+                  const FaserNormedLinear* following, const FaserBlockRows* rows, const FaserCache* cache,
+                  FaserPlan* plan, void* hidden, void* qkv, void* mixed, int32_t captures);
+
+// out [rows, N] = product(norm(hidden [rows, K])). stride: values from one row of hidden to the next.
+void faser_normed_linear(faser::Pool* pool, const FaserNormedLinear* by, const FaserBlockRows* rows,
+                         const void* hidden, int64_t stride, void* out, int32_t out_dtype);
+}

@@ -1,0 +1,137 @@
+"""Drafts of a head in one native call. Oracle: the loop in Python over the same kernels, pass after pass.
+
+Planted bugs that these tests have caught: rows of sequences that go on stay where they were; every pass writes to
+the first place; a token is fed as the row of the logits that it is; a price counts sequences that have ended; the
+numbers of the first token choose all of them.
+"""
+
+import random
+from array import array
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from faser.engine.contract.plan import SequenceRows, SequenceStart, StopRule
+from faser.engine.execution.drafters.draft_samplers import GreedyDraftSampler, SampleAndMatchDraftSampler
+from faser.engine.execution.drafters.draft_vocabulary import DraftVocabularySampler
+from faser.engine.execution.drafters.head_passes import HeadInput, HeadPassLoop
+from faser.engine.execution.drafters.head_runner import HeadRunner
+from faser.engine.execution.drafters.passes import DraftBatch, DraftInput
+from faser.engine.execution.drafters.states import HiddenStates
+from faser.engine.execution.heads.loader import load_head
+from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.runner.batch import BlockTable
+from faser.engine.execution.sampling.state import SamplingState
+from faser.kernels.cpu.backend import NativeBackend
+from faser.kernels.interface.shapes import KvShape
+from faser.types import SamplingParams
+from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
+from tests.engine.execution.heads.seeded import head_spec, write_seeded
+
+NUM_SLOTS, BLOCK_SIZE, MAX_PLACES, MAX_ROWS = 5, 16, 64, 80
+
+
+class Loops:
+    """Two loops over heads of the same weights, one in one call, and the states of sequences of random lengths."""
+
+    def __init__(
+        self, folder: Path, backend: NativeBackend, dtype: torch.dtype, *, samples: bool, int8: bool = False
+    ) -> None:
+        config = tiny_llama_config() | {"num_hidden_layers": 4}
+        write_checkpoint(folder / "target", config, random_weights(llama_shapes(config)))
+        spec = head_spec(state_layers=(0, 2, 4), norm_before_residual=int8)
+        write_seeded(folder / "head", spec, dtype=dtype, int8=int8)
+        decoder = load_decoder(
+            folder / "target",
+            backend,
+            dtype,
+            max_model_len=64,
+            max_rows=MAX_ROWS,
+            state_layers=spec.state_layers,
+            progress=lambda *_: None,
+        )
+        self.rng = random.Random(3)
+        state = SamplingState(NUM_SLOTS)
+        ring = HiddenStates(
+            num_slots=NUM_SLOTS, num_rows=400, width=spec.states_size, dtype=dtype, device=torch.device("cpu")
+        )
+        self.inputs = []
+        for slot in range(NUM_SLOTS):
+            sampling = SamplingParams(temperature=1.5 * (slot % 2), top_p=0.9)
+            state.start(SequenceStart(slot=slot, sampling=sampling, seed=slot, prompt_len=1, token_ids=(1,)))
+            ring.start(slot)
+            count = self.rng.randint(1, 20)
+            tokens = array("i", [self.rng.randrange(VOCAB_SIZE) for _ in range(count)])
+            rows = SequenceRows(slot=slot, start=0, token_ids=tuple(tokens), new_blocks=(), samples=True)
+            noise = torch.randn(count, spec.states_size, generator=torch.Generator().manual_seed(slot))
+            ring.take_in([rows], [0], noise.to(dtype), {slot: 1})
+            drafts = DraftInput(slot=slot, start=0, token_ids=tokens, max_tokens=self.rng.randint(1, 6))
+            self.inputs.append(HeadInput(rows=drafts, position=1, pieces=ring.pieces(slot, 0)))
+        self.loops = []
+        for in_one_call in (False, True):
+            head = load_head(folder / "head", decoder, backend, max_positions=MAX_PLACES, max_rows=MAX_ROWS)
+            assert head.draft_ids is not None
+            shape = KvShape(
+                num_layers=1,
+                num_blocks=4 * NUM_SLOTS,
+                block_size=BLOCK_SIZE,
+                num_kv_heads=spec.decoder.num_kv_heads,
+                head_dim=spec.decoder.head_dim,
+                dtype=dtype,
+            )
+            runner = HeadRunner(head, backend, shape, states=decoder.states, vocab_size=VOCAB_SIZE)
+            assert runner.drafts_in_one_call
+            table = BlockTable(NUM_SLOTS, 4)
+            for slot in range(NUM_SLOTS):
+                table.append(slot, tuple(range(4 * slot, 4 * slot + 4)))
+            kernels = backend.sampling_kernels
+            own = SampleAndMatchDraftSampler(state, kernels=kernels) if samples else GreedyDraftSampler(kernels)
+            sampler = DraftVocabularySampler(own, head.draft_ids, VOCAB_SIZE)
+            predicts = own if in_one_call else None
+            self.loops.append(HeadPassLoop(runner, table, ring, sampler, max_rows=MAX_ROWS, predicts=predicts))
+
+    def draft(self, slots: list[int], stop: StopRule | None) -> tuple[DraftBatch, DraftBatch]:
+        inputs = [self.inputs[slot] for slot in slots]
+        one, other = (loop.draft(inputs, stop) for loop in self.loops)
+        return one, other
+
+
+STOPS = {
+    "as asked": None,
+    "by row": StopRule(row_price=0.3, pass_prices=(0.0,) * NUM_SLOTS, intercept=0.5, slope=0.3),
+    "by pass": StopRule(row_price=0.01, pass_prices=(0.2, 0.9, 1.2, 1.6, 2.0), intercept=0.5, slope=0.3),
+}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("samples", [False, True])
+@pytest.mark.parametrize("dtype, int8", [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
+def test_drafts_are_those_of_the_loop(
+    tmp_path: Path, native_alone: NativeBackend, dtype: torch.dtype, int8: bool, samples: bool, stop: str
+) -> None:
+    loops = Loops(tmp_path, native_alone, dtype, samples=samples, int8=int8)
+    lengths = set()
+    for slots in ([0], [1], [2, 0], [0, 1, 2, 3, 4], [4, 3, 1]):
+        one, other = loops.draft(slots, STOPS[stop])
+        assert other.token_ids == one.token_ids
+        assert (other.num_fed, other.passes) == (one.num_fed, one.passes)
+        np.testing.assert_array_equal(np.concatenate(other.confidences), np.concatenate(one.confidences))
+        lengths |= {*map(len, one.token_ids)}
+    assert len(lengths) > 1, "drafts end at different passes"
+
+
+def test_after_a_draft_of_one_call_the_head_goes_on_alike(tmp_path: Path, native_alone: NativeBackend) -> None:
+    """What the first drafts left in the cache is written over by the next ones in the same way."""
+    loops = Loops(tmp_path, native_alone, torch.float32, samples=False)
+    for _ in range(3):
+        one, other = loops.draft([0, 1, 2, 3, 4], None)
+        assert other.token_ids == one.token_ids
+
+
+def test_a_loop_that_may_be_cut_short_goes_pass_by_pass(tmp_path: Path, native_alone: NativeBackend) -> None:
+    loops = Loops(tmp_path, native_alone, torch.float32, samples=False)
+    cut = loops.loops[1].draft(loops.inputs, None, lambda: True)
+    assert {*map(len, cut.token_ids)} == {1}
+    assert cut.passes == 1
