@@ -11,11 +11,11 @@ from faser.kernels.cpu import library as native_library
 from faser.kernels.cpu.blocks import DTYPES, NativeBlocks, any_linear, normed_linear, reorders
 from faser.kernels.interface.head_drafting import (
     DraftedTokens,
-    DraftPlaces,
     DraftRoom,
     DraftRules,
     Eagle3Stack,
     HeadDrafting,
+    HeadRows,
 )
 from faser.kernels.interface.shapes import KvCache
 
@@ -27,7 +27,8 @@ class NativeHeadDrafting(HeadDrafting):
         self._call = library.faser_eagle3_draft
         self._pool = pool
         self._blocks = blocks
-        self._structs: dict[int, native_library.Eagle3Struct] = {}  # by the id of the stack, while it lives
+        self._stacks: dict[int, native_library.Eagle3Struct] = {}  # by the id of the stack, while it lives
+        self._rooms: dict[int, native_library.DraftRoomStruct] = {}  # by the id of the room, while it lives
 
     def use(self, pool: int) -> None:
         self._pool = pool
@@ -36,15 +37,16 @@ class NativeHeadDrafting(HeadDrafting):
         layers = stack.layers
         if layers.head is None or layers.layers[0].qkv is not None:
             return False
-        if any(map(reorders, (stack.embedding, stack.qkv, layers.head.linear))):
+        if any(map(reorders, (stack.embedding, stack.fc, stack.qkv, layers.head.linear))):
             return False
         return self._blocks.stack_address(layers) is not None
 
     def draft(
-        self, stack: Eagle3Stack, cache: KvCache, places: DraftPlaces, rules: DraftRules, room: DraftRoom
+        self, stack: Eagle3Stack, cache: KvCache, rows: HeadRows, rules: DraftRules, room: DraftRoom
     ) -> DraftedTokens:
         count, width = len(rules.max_tokens), int(rules.max_tokens.max())
-        assert len(room.hidden) == len(places.places) == len(places.block_table) == count
+        assert len(room.hidden) == len(rows.token_ids) == len(rows.states) == len(rows.layout.positions)
+        assert len(rows.layout.block_table) == count <= len(room.logits)
         kept, rules_struct = _rules(rules, count, width)
         found = DraftedTokens(
             token_ids=np.zeros((count, width), dtype=np.int64),
@@ -53,19 +55,13 @@ class NativeHeadDrafting(HeadDrafting):
             num_fed=np.empty(count, dtype=np.int64),
             passes=0,
         )
-        table, starts = np.ascontiguousarray(places.block_table), np.ascontiguousarray(places.places)
-        assert table.dtype == starts.dtype == np.int32
         passes = self._call(
             self._pool,
             ctypes.addressof(self._stack(stack)),
             cache.address,
-            ctypes.byref(_room(room)),
+            ctypes.addressof(self._room(room)),
             ctypes.byref(rules_struct),
-            ctypes.byref(
-                native_library.DraftPlacesStruct(
-                    table.ctypes.data, table.shape[1], cache.shape.block_size, starts.ctypes.data
-                )
-            ),
+            ctypes.byref(_head_rows(rows, cache.shape.block_size)),
             ctypes.byref(
                 native_library.DraftsStruct(
                     *(each.ctypes.data for each in (found.token_ids, found.margins, found.counts, found.num_fed))
@@ -82,15 +78,19 @@ class NativeHeadDrafting(HeadDrafting):
         )
 
     def _stack(self, stack: Eagle3Stack) -> native_library.Eagle3Struct:
-        struct = self._structs.get(id(stack))
+        struct = self._stacks.get(id(stack))
         if struct is None:
             logits = stack.layers.head
             assert logits is not None, "see takes"
             ids = stack.draft_ids
             assert ids is None or (ids.dtype == np.int64 and ids.flags.c_contiguous)
+            norms = (ctypes.c_void_p * len(stack.state_norms))(*(each.data_ptr() for each in stack.state_norms))
             struct = native_library.Eagle3Struct(
                 any_linear(stack.embedding),
                 stack.embedding_norm.data_ptr(),
+                ctypes.addressof(norms),
+                len(norms),
+                any_linear(stack.fc),
                 stack.feature_norm.data_ptr(),
                 stack.eps,
                 stack.residual_is_normed,
@@ -100,18 +100,26 @@ class NativeHeadDrafting(HeadDrafting):
                 normed_linear(logits),
                 None if ids is None else ids.ctypes.data,
             )
-            self._structs[id(stack)] = struct
-            weakref.finalize(stack, self._structs.pop, id(stack))
+            struct.norms = norms  # what it points to
+            self._stacks[id(stack)] = struct
+            weakref.finalize(stack, self._stacks.pop, id(stack))
+        return struct
+
+    def _room(self, room: DraftRoom) -> native_library.DraftRoomStruct:
+        struct = self._rooms.get(id(room))
+        if struct is None:
+            struct = self._rooms[id(room)] = _room(room)
+            weakref.finalize(room, self._rooms.pop, id(room))
         return struct
 
 
 def _room(room: DraftRoom) -> native_library.DraftRoomStruct:
     layers, hidden = room.layers, room.hidden
     block = layers.block
-    tensors = (room.embedded, room.joined, hidden, layers.qkv, layers.mixed)
+    tensors = (room.states, room.features, room.embedded, room.joined, hidden, layers.qkv, layers.mixed)
     for each in (*tensors, block.normed, block.gate_up, block.inner):
         _check(each, len(hidden), hidden.dtype)
-    _check(room.logits, len(hidden), torch.float32)
+    _check(room.logits, len(room.logits), torch.float32)
     rows = native_library.BlockRowsStruct(
         len(hidden),
         DTYPES[hidden.dtype],
@@ -120,6 +128,27 @@ def _room(room: DraftRoom) -> native_library.DraftRoomStruct:
         block.inner.data_ptr(),
     )
     return native_library.DraftRoomStruct(rows, *(each.data_ptr() for each in tensors), room.logits.data_ptr())
+
+
+def _head_rows(rows: HeadRows, block_size: int) -> native_library.HeadRowsStruct:
+    layout, states = rows.layout, rows.states
+    table = layout.block_table
+    for each in (layout.query_start, layout.positions, table):
+        assert each.is_contiguous()
+        assert each.dtype is torch.int32, each.dtype
+    assert rows.token_ids.dtype is torch.int64, rows.token_ids.dtype
+    assert states.stride(1) == 1
+    return native_library.HeadRowsStruct(
+        len(states),
+        rows.token_ids.data_ptr(),
+        states.data_ptr(),
+        states.stride(0),
+        layout.query_start.data_ptr(),
+        layout.positions.data_ptr(),
+        table.data_ptr(),
+        table.shape[1],
+        block_size,
+    )
 
 
 def _check(tensor: Tensor, rows: int, dtype: torch.dtype) -> None:

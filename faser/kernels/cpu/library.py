@@ -111,6 +111,9 @@ class Eagle3Struct(ctypes.Structure):
     _fields_ = (
         ("embedding", AnyLinearStruct),
         ("embedding_norm", c_void_p),
+        ("state_norms", c_void_p),
+        ("num_state_norms", c_int64),
+        ("fc", AnyLinearStruct),
         ("feature_norm", c_void_p),
         ("eps", c_float),
         ("residual_is_normed", c_int32),
@@ -122,12 +125,15 @@ class Eagle3Struct(ctypes.Structure):
     )
 
 
+_ROOM = ("states", "features", "embedded", "joined", "hidden", "qkv", "mixed", "logits")
+
+
 class DraftRoomStruct(ctypes.Structure):
     """FaserDraftRoom: addresses after the block's."""
 
     _fields_ = (
         ("block", BlockRowsStruct),
-        *((name, c_void_p) for name in ("embedded", "joined", "hidden", "qkv", "mixed", "logits")),
+        *((name, c_void_p) for name in _ROOM),
     )
 
 
@@ -144,14 +150,17 @@ class DraftRulesStruct(ctypes.Structure):
     )
 
 
-class DraftPlacesStruct(ctypes.Structure):
-    """FaserDraftPlaces."""
+class HeadRowsStruct(ctypes.Structure):
+    """FaserHeadRows: addresses of arrays, and numbers."""
 
     _fields_ = (
-        ("block_table", c_void_p),
+        ("num_rows", c_int64),
+        ("token_ids", c_void_p),
+        ("states", c_void_p),
+        ("states_stride", c_int64),
+        *((name, c_void_p) for name in ("query_start", "places", "block_table")),
         ("table_width", c_int64),
         ("block_size", c_int64),
-        ("places", c_void_p),
     )
 
 

@@ -9,14 +9,15 @@ from torch import Tensor
 
 from faser.kernels.interface.blocks import DecoderStack, LayerBuffers
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
-from faser.kernels.interface.shapes import KvCache, PackedLinear
+from faser.kernels.interface.shapes import KvCache, PackedLinear, RowLayout
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Eagle3Stack:
-    """A head's weights. embedding_norm, feature_norm: [H]. qkv: of an embedding and features side by side.
+    """A head's weights. state_norms: of equal parts of the states, side by side; none: they stay as they are. fc: from
+    states to features. embedding_norm, feature_norm: [H]. qkv: of an embedding and features side by side.
 
     residual_is_normed: the residual stream begins with the normalised features. layers: the first one's qkv is
     None; its head, the product of the logits, is there. draft_ids: [Vd] int64, the target's token of each row of
@@ -25,6 +26,8 @@ class Eagle3Stack:
 
     embedding: PackedLinear
     embedding_norm: Tensor
+    state_norms: tuple[Tensor, ...]
+    fc: PackedLinear
     feature_norm: Tensor
     eps: float
     residual_is_normed: bool
@@ -33,13 +36,15 @@ class Eagle3Stack:
     draft_ids: Ints | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class DraftRoom:
-    """Room for a row of each of S sequences. embedded, hidden: [S, H]. joined: [S, 2 H]. logits: [S, Vd].
+    """Room for the R rows of the first pass. states: [R, K * H]. features, embedded, hidden: [R, H]. joined: [R, 2 H].
 
-    hidden holds the head's output for the last committed token of each sequence, where the drafts begin.
+    logits: [N, Vd]: at most N sequences draft at once.
     """
 
+    states: Tensor
+    features: Tensor
     embedded: Tensor
     joined: Tensor
     hidden: Tensor
@@ -73,18 +78,23 @@ class DraftRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftPlaces:
-    """block_table: [S, B] int32. places: [S] int32, of the first drafted token of each in the head's cache."""
+class HeadRows:
+    """Committed tokens that the head has not read, of S sequences. token_ids: [R] int64.
 
-    block_table: NDArray[np.int32]
-    places: NDArray[np.int32]
+    states: [R, K * H], the target's, of the positions before the tokens. layout: their positions are places in the
+    head's cache; its blocks have room for the drafts, which follow.
+    """
+
+    token_ids: Tensor
+    states: Tensor
+    layout: RowLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftedTokens:
     """token_ids: [S, width] int64, and margins, float64, in nats, -100 to 100; of row s the first counts[s] count.
 
-    num_fed: [S] how many leading tokens of each draft are in the head's cache. passes: after the first tokens.
+    num_fed: [S] how many leading tokens of each draft are in the head's cache. passes: over the committed tokens too.
     """
 
     token_ids: Ints
@@ -95,12 +105,12 @@ class DraftedTokens:
 
 
 class HeadDrafting(Protocol):
-    """Drafts as HeadPassLoop does after its first pass, which is the oracle."""
+    """Drafts as HeadPassLoop does pass by pass, which is the oracle."""
 
     def takes(self, stack: Eagle3Stack) -> bool:
         """Whether it can draft with this head."""
         ...
 
     def draft(
-        self, stack: Eagle3Stack, cache: KvCache, places: DraftPlaces, rules: DraftRules, room: DraftRoom
+        self, stack: Eagle3Stack, cache: KvCache, rows: HeadRows, rules: DraftRules, room: DraftRoom
     ) -> DraftedTokens: ...

@@ -2,7 +2,8 @@
 
 Planted bugs that these tests have caught: rows of sequences that go on stay where they were; every pass writes to
 the first place; a token is fed as the row of the logits that it is; a price counts sequences that have ended; the
-numbers of the first token choose all of them.
+numbers of the first token choose all of them; drafts follow the first row of each sequence instead of the last; every
+part of the states has the first one's norm; what the residual stream begins with is left as it was.
 """
 
 import random
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from faser.engine.checkpoints.heads.head_spec import FeatureNorm
 from faser.engine.contract.plan import SequenceRows, SequenceStart, StopRule
 from faser.engine.execution.drafters.draft_samplers import GreedyDraftSampler, SampleAndMatchDraftSampler
 from faser.engine.execution.drafters.draft_vocabulary import DraftVocabularySampler
@@ -30,18 +32,26 @@ from faser.types import SamplingParams
 from tests.checkpoints import VOCAB_SIZE, llama_shapes, random_weights, tiny_llama_config, write_checkpoint
 from tests.engine.execution.heads.seeded import head_spec, write_seeded
 
-NUM_SLOTS, BLOCK_SIZE, MAX_PLACES, MAX_ROWS = 5, 16, 64, 80
+NUM_SLOTS, BLOCK_SIZE, MAX_PLACES, MAX_ROWS = 5, 16, 64, 100
 
 
 class Loops:
     """Two loops over heads of the same weights, one in one call, and the states of sequences of random lengths."""
 
     def __init__(
-        self, folder: Path, backend: NativeBackend, dtype: torch.dtype, *, samples: bool, int8: bool = False
+        self,
+        folder: Path,
+        backend: NativeBackend,
+        dtype: torch.dtype,
+        *,
+        samples: bool,
+        int8: bool = False,
+        norms: FeatureNorm = FeatureNorm.EACH,
+        max_rows: int = MAX_ROWS,
     ) -> None:
         config = tiny_llama_config() | {"num_hidden_layers": 4}
         write_checkpoint(folder / "target", config, random_weights(llama_shapes(config)))
-        spec = head_spec(state_layers=(0, 2, 4), norm_before_residual=int8)
+        spec = head_spec(state_layers=(0, 2, 4), norm_before_residual=int8, feature_norm=norms)
         write_seeded(folder / "head", spec, dtype=dtype, int8=int8)
         decoder = load_decoder(
             folder / "target",
@@ -90,7 +100,7 @@ class Loops:
             own = SampleAndMatchDraftSampler(state, kernels=kernels) if samples else GreedyDraftSampler(kernels)
             sampler = DraftVocabularySampler(own, head.draft_ids, VOCAB_SIZE)
             predicts = own if in_one_call else None
-            self.loops.append(HeadPassLoop(runner, table, ring, sampler, max_rows=MAX_ROWS, predicts=predicts))
+            self.loops.append(HeadPassLoop(runner, table, ring, sampler, max_rows=max_rows, predicts=predicts))
 
     def draft(self, slots: list[int], stop: StopRule | None) -> tuple[DraftBatch, DraftBatch]:
         inputs = [self.inputs[slot] for slot in slots]
@@ -120,6 +130,25 @@ def test_drafts_are_those_of_the_loop(
         np.testing.assert_array_equal(np.concatenate(other.confidences), np.concatenate(one.confidences))
         lengths |= {*map(len, one.token_ids)}
     assert len(lengths) > 1, "drafts end at different passes"
+
+
+@pytest.mark.parametrize("norms", FeatureNorm)
+def test_states_are_normalised_as_the_head_says(
+    tmp_path: Path, native_alone: NativeBackend, norms: FeatureNorm
+) -> None:
+    loops = Loops(tmp_path, native_alone, torch.float32, samples=False, norms=norms)
+    one, other = loops.draft([0, 1, 2], None)
+    assert other.token_ids == one.token_ids
+    np.testing.assert_array_equal(np.concatenate(other.confidences), np.concatenate(one.confidences))
+
+
+def test_more_committed_tokens_than_a_pass_takes_are_read_pass_by_pass(
+    tmp_path: Path, native_alone: NativeBackend
+) -> None:
+    loops = Loops(tmp_path, native_alone, torch.float32, samples=False, max_rows=7)
+    one, other = loops.draft([0, 1, 2, 3, 4], None)
+    assert other.token_ids == one.token_ids
+    assert other.passes == one.passes > max(map(len, one.token_ids))
 
 
 def test_after_a_draft_of_one_call_the_head_goes_on_alike(tmp_path: Path, native_alone: NativeBackend) -> None:

@@ -132,6 +132,7 @@ class SpeculationControl:
         self._drafted: DraftArrays | None = None
         self._committed: DraftArrays | None = None  # the drafts of the step that was learned last
         self._not_chosen: ReadDrafts | None = None  # drafts from text in whose place another draft was taken
+        self._all_text: TextRound | None = None  # the round whose drafts from text are all drafts of the step
         self._in_flight: deque[_PredictedStep] = deque()
         self._pruning: PruneStats | None = None  # the data plane's latest
 
@@ -345,7 +346,7 @@ class SpeculationControl:
             self._learner.learn_not_chosen(self._not_chosen, result, sequences, unverified)
         kind = self._gap_kind(plan, overlapped, has_prompts=step.verified is None)
         self._committed = self._drafted
-        self._requested = self._drafted = self._not_chosen = None
+        self._requested = self._drafted = self._not_chosen = self._all_text = None
         self._statistics.time_deciding(time.perf_counter() - began)
         deciding_s = self._statistics.end_step()
         if self._times_itself and kind is not None and gap_s is not None:
@@ -365,16 +366,17 @@ class SpeculationControl:
         return GapKind.ASKED if asked else GapKind.UNASKED
 
     def _second_round(self, selection: DrafterSelection, drafts: Drafts) -> Drafts | DraftPlan:
+        self._all_text = None
         if selection.waits_for_model:
             return selection.complete(drafts)
         found = selection.choose_text(drafts)
-        if not selection.has_model:
-            self._not_chosen = found.not_taken(np.zeros_like(found.lengths))
-            return replace(drafts, drafts=found.drafts)
-        lengths, stop = self._left_to_model(found)
+        lengths, stop = self._left_to_model(found) if selection.has_model else (np.zeros_like(found.lengths), None)
         self._not_chosen = found.not_taken(lengths)
-        model_plan = selection.leave_to_model(found, lengths, stop)
-        return model_plan or replace(drafts, drafts=found.drafts)
+        model_plan = selection.leave_to_model(found, lengths, stop) if selection.has_model else None
+        if model_plan is not None:
+            return model_plan
+        self._all_text = found
+        return replace(drafts, drafts=found.drafts)
 
     def _left_to_model(self, found: TextRound) -> tuple[Ints, StopRule | None]:
         """[S] tokens that the model drafts in place of a request's draft from text, and when it stops."""
@@ -409,9 +411,8 @@ class SpeculationControl:
             if self._is_point_mass:
                 policy.keep(candidates, lengths)  # so that it learns of the empty drafts
             return [()] * len(lengths)
-        read = self._reader.read(drafts.drafts, candidates.slots)
+        read, survival = self._read(drafts, candidates.slots)
         self._learner.learn_drafting(drafts, candidates, read.methods, read.lengths)
-        survival = self._acceptance.drafted_survival(read.slots, read.methods, read.lengths, read.confidences)
         if self._requested.is_new:
             self._note(read, survival, drafts.passes)
         kept = read.lengths
@@ -419,6 +420,14 @@ class SpeculationControl:
             kept = policy.keep(candidates.drafted(kept, survival), kept)
         self._drafted = DraftArrays(drafts=read, kept=kept, survival=survival, drawn=not self._is_point_mass)
         return [each.token_ids[:length] for each, length in zip(drafts.drafts, kept.tolist(), strict=True)]
+
+    def _read(self, drafts: Drafts, slots: Ints) -> tuple[ReadDrafts, Floats]:
+        """The drafts as arrays, and their survival; both are there already where all drafts are from text."""
+        found = self._all_text
+        if found is not None and found.read is not None:
+            return found.read.among(found.chosen), found.survival
+        read = self._reader.read(drafts.drafts, slots)
+        return read, self._acceptance.drafted_survival(read.slots, read.methods, read.lengths, read.confidences)
 
     def _note(self, read: ReadDrafts, survival: Floats, passes: int) -> None:
         """Take down how likely the drafts are; those from text were noted before, where a model drafts too."""

@@ -23,7 +23,7 @@ from faser.engine.execution.drafters.head_runner import HeadRunner
 from faser.engine.execution.drafters.passes import DraftBatch, DraftInput, DraftProgress, chunks, cut, rows_of
 from faser.engine.execution.drafters.states import HiddenStates, StatePiece
 from faser.engine.execution.runner.batch import BlockTable
-from faser.kernels.interface.head_drafting import DraftPlaces, DraftRules, StopNumbers
+from faser.kernels.interface.head_drafting import DraftRules, StopNumbers
 from faser.kernels.interface.shapes import RowLayout
 
 
@@ -74,14 +74,13 @@ class HeadPassLoop:
         """As DraftLoop.draft."""
         if not inputs:
             return DraftBatch()
+        if self._predicts is not None and until is None and not wants_top_ids:
+            if sum([len(each.rows.token_ids) for each in inputs]) <= self._max_rows:
+                return self._in_one_call(self._predicts, inputs, stop)
         progress = DraftProgress([each.rows for each in inputs], wants_top_ids)
         shifts = np.array([each.position - each.rows.start for each in inputs])  # from places to positions
         progress.draft_starts += shifts
         hidden, passes = self._read(inputs)
-        if self._predicts is not None and until is None and not wants_top_ids:
-            return self._in_one_call(
-                self._predicts, progress, progress.draft_starts - shifts, stop, hidden, passes
-            )
         active = np.arange(len(inputs))
         drafting = _Drafting.of(self._table, progress.slots, progress.draft_starts - shifts)
         rows = DraftRows(
@@ -104,22 +103,17 @@ class HeadPassLoop:
             passes += 1
 
     def _in_one_call(
-        self,
-        predicts: PredictingSampler,
-        progress: DraftProgress,
-        places: NDArray[np.int64],
-        stop: StopRule | None,
-        hidden: Tensor,
-        passes: int,
+        self, predicts: PredictingSampler, inputs: Sequence[HeadInput], stop: StopRule | None
     ) -> DraftBatch:
-        width = int(progress.max_tokens.max())
-        ahead = predicts.ahead(progress.slots, progress.draft_starts, width)
-        drafting = _Drafting.of(self._table, progress.slots, places)
+        slots = np.array([each.rows.slot for each in inputs])
+        draft_starts = np.array([each.position + len(each.rows.token_ids) for each in inputs])
+        max_tokens = np.array([each.rows.max_tokens for each in inputs])
+        ahead = predicts.ahead(slots, draft_starts, int(max_tokens.max()))
         found = self._runner.draft_all(
-            hidden,
-            DraftPlaces(block_table=drafting.block_table.numpy(), places=drafting.places.numpy()),
+            rows_of([each.rows for each in inputs], self._table),
+            self._states_of(inputs),
             DraftRules(
-                max_tokens=progress.max_tokens,
+                max_tokens=max_tokens,
                 window=predicts.window,
                 stop=None
                 if stop is None
@@ -138,12 +132,15 @@ class HeadPassLoop:
             token_ids=cut(found.token_ids, counts),
             confidences=cut(found.margins, counts),
             num_fed=tuple(found.num_fed.tolist()),
-            passes=passes + found.passes,
+            passes=found.passes,
         )
+
+    def _states_of(self, inputs: Sequence[HeadInput]) -> Tensor:
+        return self._states.gather([piece for each in inputs for piece in each.pieces])
 
     def _read(self, inputs: Sequence[HeadInput]) -> tuple[Tensor, int]:
         """Hidden states of the last row of every input, [S, Hh], and how many passes that took."""
-        states = self._states.gather([piece for each in inputs for piece in each.pieces])
+        states = self._states_of(inputs)
         ends, first, passes = [], 0, 0
         for pieces in chunks([each.rows for each in inputs], self._max_rows):
             batch = rows_of(pieces, self._table)

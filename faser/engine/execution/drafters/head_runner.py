@@ -14,7 +14,7 @@ from torch import Tensor
 from faser.engine.execution.heads.head import Head
 from faser.engine.execution.runner.batch import RowBatch
 from faser.kernels.interface.backend import Backend
-from faser.kernels.interface.head_drafting import DraftedTokens, DraftPlaces, DraftRules
+from faser.kernels.interface.head_drafting import DraftedTokens, DraftRules, HeadRows
 from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
 from faser.kernels.interface.shapes import KvShape, RowLayout
 
@@ -63,17 +63,16 @@ class HeadRunner:
     def drafts_in_one_call(self) -> bool:
         return self._drafting is not None
 
-    def draft_all(self, hidden: Tensor, places: DraftPlaces, rules: DraftRules) -> DraftedTokens:
-        """All tokens of some drafts, as `logits_of` and `draft` in turn give them.
+    def draft_all(self, batch: RowBatch, states: Tensor, rules: DraftRules) -> DraftedTokens:
+        """All tokens of the drafts that follow some committed tokens, as `read`, `logits_of` and `draft` give them.
 
-        hidden: [S, Hh] of the rows that the drafts follow.
+        batch, states: as for `read`; every sequence is there with its last token.
         """
         stack = self.head.drafting_stack
         assert self._drafting is not None, "see drafts_in_one_call"
         assert stack is not None
-        room = self.head.draft_room(len(hidden))
-        room.hidden.copy_(hidden)
-        return self._drafting.draft(stack, self._cache, places, rules, room)
+        rows = HeadRows(token_ids=batch.token_ids, states=states, layout=batch.layout)
+        return self._drafting.draft(stack, self._cache, rows, rules, self.head.draft_room(batch.num_rows))
 
     @torch.inference_mode()
     def forward(self, batch: RowBatch, _num_layers: int | None = None) -> None:

@@ -65,11 +65,14 @@ class Eagle3Head:
         if not spec.norm_output:
             logits = NormedLinear(norm=weights.norm, eps=self._eps, linear=weights.head)
         self._stack = LayerStack(spec, backend, weights.layers, angles, buffers.layers, logits)
+        self._rooms: dict[int, DraftRoom] = {}  # by the number of rows
         self._drafting_stack = None
         if logits is not None:
             self._drafting_stack = Eagle3Stack(
                 embedding=weights.embedding,
                 embedding_norm=self._embedding_norm,
+                state_norms=weights.feature_norms,
+                fc=weights.fc,
                 feature_norm=weights.hidden_norm,
                 eps=self._eps,
                 residual_is_normed=spec.norm_before_residual,
@@ -95,14 +98,20 @@ class Eagle3Head:
         return self._drafting_stack
 
     def draft_room(self, rows: int) -> DraftRoom:
-        buffers = self._buffers
-        return DraftRoom(
-            embedded=buffers.embedded[:rows],
-            joined=buffers.joined[:rows],
-            hidden=buffers.layers.hidden[:rows],
-            layers=self._stack.room(rows),
-            logits=buffers.layers.logits[:rows],
-        )
+        assert rows <= len(self._buffers.features), "more rows than the buffers hold"
+        found = self._rooms.get(rows)
+        if found is None:
+            buffers = self._buffers
+            found = self._rooms[rows] = DraftRoom(
+                states=buffers.states[:rows],
+                features=buffers.features[:rows],
+                embedded=buffers.embedded[:rows],
+                joined=buffers.joined[:rows],
+                hidden=buffers.layers.hidden[:rows],
+                layers=self._stack.room(rows),
+                logits=buffers.layers.logits,
+            )
+        return found
 
     def features(self, states: Tensor) -> Tensor:
         rows = len(states)

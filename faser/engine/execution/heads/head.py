@@ -49,7 +49,7 @@ class Head(Protocol):
         ...
 
     def draft_room(self, rows: int) -> DraftRoom:
-        """The buffers of that many rows, for heads with a drafting_stack."""
+        """The buffers of that many rows, the same object each time, for heads with a drafting_stack."""
         ...
 
     def features(self, states: Tensor) -> Tensor:

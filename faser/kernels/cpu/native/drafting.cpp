@@ -36,6 +36,9 @@ void faser_nearest(Pool*, const float* logits, int64_t stride, int64_t width, co
 struct FaserEagle3 {
     FaserAnyLinear embedding;
     const void* embedding_norm;
+    const void* const* state_norms;  // of equal parts of the states, side by side
+    int64_t num_state_norms;
+    FaserAnyLinear fc;  // from the states to features
     const void* feature_norm;
     float eps;
     int32_t residual_is_normed;  // the residual stream begins with the normalised features
@@ -46,12 +49,14 @@ struct FaserEagle3 {
     const int64_t* draft_ids;    // the target's token of each row of the logits, or null: the same
 };
 
-// Room for as many rows as there are sequences.
+// Room for the rows of the first pass, and for as many as there are sequences.
 struct FaserDraftRoom {
     FaserBlockRows block;  // its number of rows is not read
+    void* states;
+    void* features;
     void* embedded;
     void* joined;
-    void* hidden;  // where the drafts begin: the head's output for the last committed token of each sequence
+    void* hidden;
     void* qkv;
     void* mixed;
     float* logits;
@@ -71,10 +76,17 @@ struct FaserDraftRules {
     double row_price, intercept, slope;
 };
 
-struct FaserDraftPlaces {
+// Committed tokens of S sequences, each with the target's states of the position before it, and where they and the
+// drafts that follow them go in the cache.
+struct FaserHeadRows {
+    int64_t num_rows;
+    const int64_t* token_ids;
+    const void* states;
+    int64_t states_stride;       // values from one row to the next
+    const int32_t* query_start;  // [S + 1]
+    const int32_t* places;       // one for each row
     const int32_t* block_table;  // [S, table_width]
     int64_t table_width, block_size;
-    const int32_t* places;  // [S] of the first drafted token in the cache
 };
 
 // token_ids, margins: [S, width], of which the first counts[s] are written. num_fed: tokens that were rows of a pass.
@@ -108,8 +120,8 @@ double acceptance(const FaserDraftRules& rules, double margin) {
 class Drafting {
   public:
     Drafting(Pool* pool, const FaserEagle3& head, const FaserCache* cache, const FaserDraftRoom& room,
-             const FaserDraftRules& rules, const FaserDraftPlaces& places, const FaserDrafts& drafts)
-        : pool_(pool), head_(head), cache_(cache), room_(room), rules_(rules), places_(places), drafts_(drafts),
+             const FaserDraftRules& rules, const FaserHeadRows& input, const FaserDrafts& drafts)
+        : pool_(pool), head_(head), cache_(cache), room_(room), rules_(rules), input_(input), drafts_(drafts),
           rows_(room.block), survival_(rules.num_sequences, 1.0) {
         for (int64_t s = 0; s < rules.num_sequences; s++) {
             active_.push_back(s);
@@ -119,7 +131,8 @@ class Drafting {
 
     // Returns the number of passes.
     int64_t run() {
-        for (int64_t passes = 0;; passes++) {
+        read();
+        for (int64_t passes = 1;; passes++) {
             choose();
             if (!take()) return passes;
             pass();
@@ -202,45 +215,82 @@ class Drafting {
         return true;
     }
 
+    // The first pass, over the committed tokens. Leaves the head's output for the last one of each sequence.
+    void read() {
+        const int64_t rows = input_.num_rows, row = width() * bytes();
+        const void* states = input_.states;
+        int64_t stride = input_.states_stride;
+        if (head_.num_state_norms) {
+            const int64_t part = head_.fc.depth / head_.num_state_norms;
+            for (int64_t i = 0; i < head_.num_state_norms; i++) {
+                faser_rms_norm(pool_, (const char*)states + i * part * bytes(), stride, rows, part,
+                               head_.state_norms[i], head_.eps, (char*)room_.states + i * part * bytes(),
+                               head_.fc.depth, rows_.dtype);
+            }
+            states = room_.states;
+            stride = head_.fc.depth;
+        }
+        multiply(head_.fc, states, stride, rows, room_.features, nullptr);
+        compute(rows, input_.token_ids, room_.features, input_.query_start, input_.places, input_.block_table,
+                rules_.num_sequences);
+        for (int64_t s = 0; s < rules_.num_sequences; s++) {
+            const int64_t last = input_.query_start[s + 1] - 1;
+            if (last != s) memcpy((char*)room_.hidden + s * row, (char*)room_.hidden + last * row, row);
+        }
+    }
+
     // One row for each active sequence: its last drafted token, and the head's output that drafted it.
     void pass() {
-        const int64_t count = active_.size(), row = width() * bytes();
         std::vector<int64_t> ids;
-        std::vector<int32_t> starts{0}, positions, table;
+        std::vector<int32_t> starts{0}, places, table;
         for (const int64_t s : active_) {
             ids.push_back(drafts_.token_ids[s * rules_.width + drafts_.counts[s] - 1]);
-            positions.push_back(places_.places[s] + int32_t(drafts_.num_fed[s]++));
+            places.push_back(input_.places[input_.query_start[s + 1] - 1] + 1 + int32_t(drafts_.num_fed[s]++));
             starts.push_back(int32_t(starts.size()));
-            const int32_t* blocks = places_.block_table + s * places_.table_width;
-            table.insert(table.end(), blocks, blocks + places_.table_width);
+            const int32_t* blocks = input_.block_table + s * input_.table_width;
+            table.insert(table.end(), blocks, blocks + input_.table_width);
         }
-        FaserPlan* plan = faser_plan_new(starts.data(), positions.data(), table.data(), count, count,
-                                         places_.table_width, places_.block_size);
-        rows_.rows = count;
+        compute(active_.size(), ids.data(), room_.hidden, starts.data(), places.data(), table.data(), active_.size());
+    }
+
+    // The layers over rows of these tokens and features, which may be the hidden states themselves.
+    void compute(int64_t rows, const int64_t* ids, const void* features, const int32_t* query_start,
+                 const int32_t* places, const int32_t* table, int64_t num_sequences) {
+        const int64_t row = width() * bytes();
+        FaserPlan* plan =
+            faser_plan_new(query_start, places, table, num_sequences, rows, input_.table_width, input_.block_size);
+        rows_.rows = rows;
         if (head_.embedding.linear) {
-            faser_embed(pool_, head_.embedding.linear, ids.data(), count, room_.embedded);
+            faser_embed(pool_, head_.embedding.linear, ids, rows, room_.embedded);
         } else {
-            faser_low_bit_embed(pool_, head_.embedding.low_bit, ids.data(), count, room_.embedded, rows_.dtype);
+            faser_low_bit_embed(pool_, head_.embedding.low_bit, ids, rows, room_.embedded, rows_.dtype);
         }
-        faser_rms_norm(pool_, room_.embedded, width(), count, width(), head_.embedding_norm, head_.eps, room_.joined,
+        faser_rms_norm(pool_, room_.embedded, width(), rows, width(), head_.embedding_norm, head_.eps, room_.joined,
                        2 * width(), rows_.dtype);
-        char* features = (char*)room_.joined + row;
-        faser_rms_norm(pool_, room_.hidden, width(), count, width(), head_.feature_norm, head_.eps, features,
-                       2 * width(), rows_.dtype);
-        for (int64_t i = 0; head_.residual_is_normed && i < count; i++) {
-            memcpy((char*)room_.hidden + i * row, features + 2 * i * row, row);
+        char* normed = (char*)room_.joined + row;
+        faser_rms_norm(pool_, features, width(), rows, width(), head_.feature_norm, head_.eps, normed, 2 * width(),
+                       rows_.dtype);
+        if (head_.residual_is_normed) {
+            for (int64_t i = 0; i < rows; i++) memcpy((char*)room_.hidden + i * row, normed + 2 * i * row, row);
+        } else if (features != room_.hidden) {
+            memcpy(room_.hidden, features, rows * row);
         }
-        const FaserAnyLinear& qkv = head_.qkv;
-        if (qkv.linear) {
-            faser_linear(pool_, qkv.linear, room_.joined, qkv.depth, count, room_.qkv, qkv.columns, rows_.dtype, nullptr,
-                         0);
-        } else {
-            faser_low_bit_linear(pool_, qkv.low_bit, room_.joined, qkv.depth, rows_.dtype, count, room_.qkv, qkv.columns,
-                                 rows_.dtype, nullptr, 0, head_.layers->feed_forward.attention_out.low_bit);
-        }
+        multiply(head_.qkv, room_.joined, head_.qkv.depth, rows, room_.qkv,
+                 head_.layers->feed_forward.attention_out.low_bit);
         faser_layers(pool_, head_.layers, 0, head_.num_layers, &head_.logits, &rows_, cache_, plan, room_.hidden,
                      room_.qkv, room_.mixed, 0);
         faser_plan_free(plan);
+    }
+
+    // following: the weights that are multiplied next, or null.
+    void multiply(const FaserAnyLinear& by, const void* x, int64_t stride, int64_t rows, void* out,
+                  const FaserLowBit* following) {
+        if (by.linear) {
+            faser_linear(pool_, by.linear, x, stride, rows, out, by.columns, rows_.dtype, nullptr, 0);
+        } else {
+            faser_low_bit_linear(pool_, by.low_bit, x, stride, rows_.dtype, rows, out, by.columns, rows_.dtype, nullptr,
+                                 0, following);
+        }
     }
 
     Pool* pool_;
@@ -248,7 +298,7 @@ class Drafting {
     const FaserCache* cache_;
     const FaserDraftRoom& room_;
     const FaserDraftRules& rules_;
-    const FaserDraftPlaces& places_;
+    const FaserHeadRows& input_;
     const FaserDrafts& drafts_;
     FaserBlockRows rows_;
     std::vector<double> survival_, margins_;
@@ -260,7 +310,7 @@ class Drafting {
 extern "C" {
 
 int64_t faser_eagle3_draft(Pool* pool, const FaserEagle3* head, const FaserCache* cache, const FaserDraftRoom* room,
-                           const FaserDraftRules* rules, const FaserDraftPlaces* places, const FaserDrafts* drafts) {
-    return Drafting(pool, *head, cache, *room, *rules, *places, *drafts).run();
+                           const FaserDraftRules* rules, const FaserHeadRows* input, const FaserDrafts* drafts) {
+    return Drafting(pool, *head, cache, *room, *rules, *input, *drafts).run();
 }
 }

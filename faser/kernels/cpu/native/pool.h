@@ -2,8 +2,8 @@
 //
 // Threads claim pieces one by one, so a descheduled thread delays no other: the others take its share, and the
 // caller waits only for pieces already begun. (An OpenMP region waits for every thread at its end; with a web server
-// on the same cores that costs whole time slices.) Idle threads spin briefly, because the next job of a step follows
-// within microseconds, then sleep; after rest() they sleep at once.
+// on the same cores that costs whole time slices.) Idle threads spin through the Python between two steps, since the
+// first kernels after a sleep are slow, then sleep; after rest() they sleep at once.
 #pragma once
 
 #include <atomic>
@@ -150,7 +150,7 @@ class Pool {
 #endif
     }
 
-    static constexpr std::chrono::microseconds kSpin{200};  // longer than the Python between two kernels
+    static constexpr std::chrono::microseconds kSpin{2000};  // longer than the Python between two steps
     // What a thread is to fetch while it waits. Only that thread uses it.
     struct alignas(64) Wait {
         const char* next = nullptr;

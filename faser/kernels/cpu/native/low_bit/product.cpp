@@ -292,10 +292,10 @@ __attribute__((noinline)) void add_tiles(TileSpan tile, int64_t values, int64_t 
     }
 }
 
-// Whether a tile reads scales and minimums directly: a single row uses each only once.
+// Whether a tile reads scales and minimums directly: where it has all rows, each is read only once.
 template <int Group>
 bool reads_halves(const FaserLowBitPart& part, int64_t rows) {
-    return rows == 1 && part.factors == kHalves && part.factor_values == Group;
+    return rows <= kMostRows && part.factors == kHalves && part.factor_values == Group;
 }
 
 // All rows of a block over one span; tile: its first rows. Tiles are as even as possible, the higher ones first.
@@ -319,11 +319,9 @@ void add_block(TileSpan tile, const FaserLowBitPart& part, int64_t values, int64
         with_count<Panels == kFewPanels ? kMostRows : 1>(int(tile_rows), [&](auto number) {
             constexpr bool kMinimums = C == kOfNibbles || C == kOfBytes || C == kOfSmallBytes;
             const bool minimums = kMinimums && part.has_minimums;
-            if constexpr (number.value == 1) {
-                if (reads_halves<CodesOf<C>::kGroup>(part, rows)) {
-                    if (minimums) return add_tiles<C, kMinimums, true, 1, Panels>(at, values, count);
-                    return add_tiles<C, false, true, 1, Panels>(at, values, count);
-                }
+            if (reads_halves<CodesOf<C>::kGroup>(part, rows)) {
+                if (minimums) return add_tiles<C, kMinimums, true, number.value, Panels>(at, values, count);
+                return add_tiles<C, false, true, number.value, Panels>(at, values, count);
             }
             if (minimums) return add_tiles<C, kMinimums, false, number.value, Panels>(at, values, count);
             add_tiles<C, false, false, number.value, Panels>(at, values, count);
