@@ -9,7 +9,9 @@ prompts and newcomers included, before it reads the tokens of the one in flight.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from faser.engine.contract.executor import Executor, LaunchedStep
 from faser.engine.contract.plan import DraftPlan, Drafts, SequenceDelta, StepPlan, StepResult
@@ -27,6 +29,7 @@ class Engine:
 
     trace: records every step. schedules_async: a step without drafts is launched before the one in flight has
     ended. auditor: None replays no answer. grammars: None in an engine whose answers have no structure.
+    adopt_head: as HeadVersions.adopt; None in an engine whose head stays as it is.
     """
 
     def __init__(
@@ -38,7 +41,9 @@ class Engine:
         schedules_async: bool = False,
         auditor: Auditor | None = None,
         grammars: GrammarCompiler | None = None,
+        adopt_head: Callable[[Path], bool] | None = None,
     ) -> None:
+        self._adopt_head = adopt_head
         self._grammars = grammars
         self._scheduler = scheduler
         self._executor = executor
@@ -182,6 +187,14 @@ class Engine:
         Raises ConfigError for what this engine cannot do.
         """
         self._scheduler.use_policy(name, gamma, forget=forget, overlap=overlap)
+
+    def adopt_head(self, directory: Path) -> bool:
+        """Let the head in directory draft for sequences that start from now on, unless they have a salt.
+
+        False: too many heads draft for running sequences. Raises ModelError for a head that does not fit.
+        """
+        assert self._adopt_head is not None, "this engine's head stays as it is"
+        return self._adopt_head(directory)
 
     def has_work(self) -> bool:
         return self._launched is not None or self._scheduler.has_work()

@@ -19,6 +19,8 @@ from queue import Empty, SimpleQueue
 
 from faser.engine.contract.messages import (
     Abort,
+    AdoptedHead,
+    AdoptHead,
     Configure,
     Deltas,
     Failed,
@@ -35,7 +37,7 @@ from faser.engine.contract.messages import (
 )
 from faser.engine.engine import Engine
 from faser.engine.preparation import Preparation, Prepared
-from faser.errors import ConfigError, RequestError
+from faser.errors import ConfigError, FaserError, RequestError
 from faser.logs.setup import ENGINE, start_logging
 from faser.types import EngineState, Request
 
@@ -111,7 +113,9 @@ def _load(connection: socket.socket, configure: Configure, told_to_end: threadin
         except ConnectionError:
             raise _LoadingStopped from None
 
-    engine, info = build_engine(configure.config, Path(configure.directory), report)
+    engine, info = build_engine(
+        configure.config, Path(configure.directory), report, refreshes_head=configure.refreshes_head
+    )
     _send(connection, Loaded(info))
     return engine
 
@@ -152,6 +156,8 @@ def _take_messages(
                 engine.abort(request_id, index)
             case Abort():
                 pass  # until it is prepared
+            case AdoptHead(directory):
+                _adopt_head(engine, directory, connection)
             case Shutdown() | None:
                 return False
             case Configure():
@@ -164,6 +170,17 @@ def _add(engine: Engine, request: Request, connection: socket.socket) -> None:
         engine.add(request)
     except RequestError as error:
         _send(connection, Rejected(request.request_id, str(error), error.param))
+
+
+def _adopt_head(engine: Engine, directory: str, connection: socket.socket) -> None:
+    """A head that cannot be read leaves the engine as it is."""
+    refusal = None
+    try:
+        if not engine.adopt_head(Path(directory)):
+            refusal = "too many refreshed heads draft for running requests"
+    except FaserError as error:
+        refusal = str(error)
+    _send(connection, AdoptedHead(directory, refusal))
 
 
 def _end_loading(told_to_end: threading.Event, loaded: threading.Event) -> None:

@@ -18,10 +18,14 @@ _LENGTH = struct.Struct("<I")
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):
-    """First message to an engine: what to load. directory: of the resolved model."""
+    """First message to an engine: what to load. directory: of the resolved model.
+
+    refreshes_head: refreshed heads may follow. An engine that could not take them fails with the reason.
+    """
 
     config: EngineConfig
     directory: str
+    refreshes_head: bool = False
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -33,6 +37,12 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
     request_id: str
     index: int | None = None
+
+
+class AdoptHead(msgspec.Struct, frozen=True, tag=True):
+    """A refreshed head, which drafts for sequences that start from now on; AdoptedHead answers."""
+
+    directory: str
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -70,6 +80,13 @@ class Rejected(msgspec.Struct, frozen=True, tag=True):
     param: str | None
 
 
+class AdoptedHead(msgspec.Struct, frozen=True, tag=True):
+    """refusal: why the head is not used; None: it is."""
+
+    directory: str
+    refusal: str | None
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """Last message of an engine that fails. operator_error: the configuration or the checkpoint is the cause."""
 
@@ -77,25 +94,22 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     operator_error: bool
 
 
-ToEngine = Configure | Submit | Abort | Shutdown
-FromEngine = Progress | StateChange | Loaded | Deltas | Rejected | Failed
+ToEngine = Configure | Submit | Abort | AdoptHead | Shutdown
+FromEngine = Progress | StateChange | Loaded | Deltas | Rejected | AdoptedHead | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
 _from_engine = msgspec.msgpack.Decoder(FromEngine)
 
 
-def frame(message: ToEngine | FromEngine) -> bytes:
+def frame(message: msgspec.Struct) -> bytes:
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 def receive(connection: socket.socket) -> ToEngine | None:
     """The front-end's next message; None when it has closed the connection. Blocks."""
-    head = _read(connection, _LENGTH.size)
-    if head is None:
-        return None
-    body = _read(connection, _LENGTH.unpack(head)[0])
+    body = read_body(connection)
     if body is None:
         return None
     message: ToEngine = _to_engine.decode(body)
@@ -104,13 +118,26 @@ def receive(connection: socket.socket) -> ToEngine | None:
 
 async def receive_async(reader: StreamReader) -> FromEngine | None:
     """The engine's next message; None when it has closed the connection."""
-    try:
-        head = await reader.readexactly(_LENGTH.size)
-        body = await reader.readexactly(_LENGTH.unpack(head)[0])
-    except (IncompleteReadError, ConnectionError):
+    body = await read_body_async(reader)
+    if body is None:
         return None
     message: FromEngine = _from_engine.decode(body)
     return message
+
+
+def read_body(connection: socket.socket) -> bytes | None:
+    """What the next frame holds; None when the peer has closed the connection. Blocks."""
+    head = _read(connection, _LENGTH.size)
+    return None if head is None else _read(connection, _LENGTH.unpack(head)[0])
+
+
+async def read_body_async(reader: StreamReader) -> bytes | None:
+    """What the next frame holds; None when the peer has closed the connection."""
+    try:
+        head = await reader.readexactly(_LENGTH.size)
+        return await reader.readexactly(_LENGTH.unpack(head)[0])
+    except (IncompleteReadError, ConnectionError):
+        return None
 
 
 def _read(connection: socket.socket, size: int) -> bytes | None:

@@ -8,6 +8,7 @@ several text methods with one call; make_lookup prefers it and puts every other 
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from faser.config.drafters import HEAD_METHODS, TEXT_METHODS
 from faser.config.environment import cache_dir
@@ -24,6 +25,7 @@ from faser.engine.execution.drafters.draft_samplers import (
 from faser.engine.execution.drafters.drafter import Drafter
 from faser.engine.execution.drafters.head_cache import HeadCache
 from faser.engine.execution.drafters.head_runner import HeadRunner
+from faser.engine.execution.drafters.head_versions import HeadVersions
 from faser.engine.execution.drafters.passes import DraftLoop, PassLoop
 from faser.engine.execution.drafters.states import HiddenStates
 from faser.engine.execution.runner.batch import BlockTable
@@ -49,11 +51,15 @@ class DraftModelParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadParts:
-    """A loaded head. states: where the target's steps leave theirs. cache: what the head's KV cache holds."""
+    """A loaded head. states: where the target's steps leave theirs. cache: what the head's KV cache holds.
+
+    load_version: a runner of the head in a directory, on the same cache; None: the head stays as it is.
+    """
 
     runner: HeadRunner
     states: HiddenStates
     cache: HeadCache
+    load_version: Callable[[Path], HeadRunner] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,14 @@ def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 
     make = None if config.pass_method is None else MODEL_DRAFTERS[config.pass_method]
     return TextAndModel(_lookup(config, TEXT_METHODS, parts), None if make is None else make(config, parts))
+
+
+def head_versions(drafter: Drafter) -> HeadVersions | None:
+    """The part of a drafter of make_drafter that takes refreshed heads; None: it has none."""
+    from faser.engine.execution.text_lookup.text_and_model import TextAndModel
+
+    own = drafter.model if isinstance(drafter, TextAndModel) else drafter
+    return own if isinstance(own, HeadVersions) else None
 
 
 def _lookup(config: SpeculationConfig, methods: tuple[str, ...], parts: DrafterParts) -> TextLookup:
@@ -146,24 +160,31 @@ def _layer_skip(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
 
 
 def _head(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
+    head = parts.head
+    assert head is not None, f"method {config.method} without a loaded head"
+    first, load_version = _head_drafter(config, parts, head, head.runner), head.load_version
+    if load_version is None:
+        return first
+    return HeadVersions(first, lambda path: _head_drafter(config, parts, head, load_version(path)))
+
+
+def _head_drafter(config: SpeculationConfig, parts: DrafterParts, head: HeadParts, runner: HeadRunner) -> Drafter:
+    """runner: of this version of the head."""
     from faser.engine.execution.drafters.draft_vocabulary import DraftVocabularySampler
     from faser.engine.execution.drafters.head_drafter import HeadDrafter
     from faser.engine.execution.drafters.head_passes import HeadPassLoop
 
-    head, method = parts.head, config.pass_method
-    assert head is not None, f"method {config.method} without a loaded head"
+    method = config.pass_method
     assert method is not None, "a head takes passes"
-    sampler = _draft_sampler(config, parts.sampling, head.runner.sampling_kernels)
+    sampler = _draft_sampler(config, parts.sampling, runner.sampling_kernels)
     predicts = sampler if isinstance(sampler, GreedyDraftSampler | SampleAndMatchDraftSampler) else None
     if parts.num_top:
         sampler = WithTopIds(sampler, parts.num_top)
-    if (draft_ids := head.runner.head.draft_ids) is not None:
-        sampler = DraftVocabularySampler(sampler, draft_ids, head.runner.vocab_size)
+    if (draft_ids := runner.head.draft_ids) is not None:
+        sampler = DraftVocabularySampler(sampler, draft_ids, runner.vocab_size)
         predicts = predicts if sampler.in_order else None
-    loop = HeadPassLoop(
-        head.runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts
-    )
-    most = head.runner.head.spec.max_draft_tokens
+    loop = HeadPassLoop(runner, head.cache.table, head.states, sampler, max_rows=parts.max_rows, predicts=predicts)
+    most = runner.head.spec.max_draft_tokens
     return HeadDrafter(method, loop, head.states, head.cache, max_tokens=most)
 
 

@@ -13,6 +13,7 @@ from faser.engine.contract.plan import DraftPlan, Drafts, SequenceResult, Sequen
 from faser.engine.execution.async_steps import AsyncSteps
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.drafter import Continuation, Drafter, Proposals
+from faser.engine.execution.drafters.head_versions import HeadVersions
 from faser.engine.execution.drafters.states import HiddenStates
 from faser.engine.execution.forbidden_drafts import without_forbidden
 from faser.engine.execution.next_tokens import NextTokens
@@ -39,7 +40,7 @@ class SpeculativeExecution:
     matches_samples: the verifier accepts drafted tokens that equal the token sampled at their row, and no others.
     forward: how the rows of a step go through the layers. lanes: None where drafting never overlaps with a step.
     draft_kv: what the draft model's cache holds; None without a draft model. states: where steps leave the hidden
-    states that the drafter reads; None: it reads none.
+    states that the drafter reads; None: it reads none. heads: where refreshed heads are adopted; None: nowhere.
     """
 
     drafter: Drafter
@@ -49,6 +50,7 @@ class SpeculativeExecution:
     lanes: Lanes | None = None
     draft_kv: DraftKvCache | None = None
     states: HiddenStates | None = None
+    heads: HeadVersions | None = None
 
 
 class ModelExecutor:
@@ -93,6 +95,11 @@ class ModelExecutor:
         self._device_computes = samples_in_runner
         self._forwarded_s = 0.0  # when the forward of the last step was done, or on its way to the device
         self._prompt_logprobs = PromptLogprobs(runner, max_logit_rows=max_logit_rows)
+
+    @property
+    def heads(self) -> HeadVersions | None:
+        """Where refreshed heads are adopted; None where the drafter has no head that may be refreshed."""
+        return None if self._speculation is None else self._speculation.heads
 
     @property
     def lanes(self) -> Lanes | None:

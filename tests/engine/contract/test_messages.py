@@ -9,6 +9,8 @@ import pytest
 from faser.config.engine import EngineConfig
 from faser.engine.contract.messages import (
     Abort,
+    AdoptedHead,
+    AdoptHead,
     Configure,
     Deltas,
     Failed,
@@ -76,10 +78,11 @@ DELTA = SequenceDelta(
     first_scheduled_s=2.0,
 )
 TO_ENGINE: tuple[ToEngine, ...] = (
-    Configure(EngineConfig(model="m", max_model_len=512), "/models/m"),
+    Configure(EngineConfig(model="m", max_model_len=512), "/models/m", refreshes_head=True),
     Submit(REQUEST),
     Abort("a"),
     Abort("a", 3),
+    AdoptHead("/heads/1"),
     Shutdown(),
 )
 FROM_ENGINE: tuple[FromEngine, ...] = (
@@ -88,6 +91,7 @@ FROM_ENGINE: tuple[FromEngine, ...] = (
     Loaded(INFO),
     Deltas((DELTA,), STATS),
     Rejected("a", "too long", "max_tokens"),
+    AdoptedHead("/heads/1", "too many"),
     Failed("no such file", operator_error=True),
 )
 

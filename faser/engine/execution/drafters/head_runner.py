@@ -16,21 +16,31 @@ from faser.engine.execution.runner.batch import RowBatch
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.head_drafting import DraftedTokens, DraftRules, HeadRows
 from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
-from faser.kernels.interface.shapes import KvShape, RowLayout
+from faser.kernels.interface.shapes import KvCache, KvShape, RowLayout
 
 
 class HeadRunner:
     """To be called in inference mode. vocab_size: the target's: token ids of inputs are below it.
 
     kv: size of the head's cache, which the runner allocates. states: the target's buffer, [max_rows, K * H].
+    shares_cache_of: a runner of another version of the head; None: the cache is this one's own.
     """
 
-    def __init__(self, head: Head, backend: Backend, kv: KvShape, *, states: Tensor, vocab_size: int) -> None:
+    def __init__(
+        self,
+        head: Head,
+        backend: Backend,
+        kv: KvShape,
+        *,
+        states: Tensor,
+        vocab_size: int,
+        shares_cache_of: "HeadRunner | None" = None,
+    ) -> None:
         self.head = head
         self.vocab_size = vocab_size
         self._backend = backend
         self._block_size = kv.block_size
-        self._cache = backend.allocate_kv(kv)
+        self._cache: KvCache = backend.allocate_kv(kv) if shares_cache_of is None else shares_cache_of._cache
         self._hidden: Tensor | None = None  # [R, Hh]
         drafting, stack = backend.head_drafting, head.drafting_stack
         takes = drafting is not None and stack is not None and drafting.takes(stack)

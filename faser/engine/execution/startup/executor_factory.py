@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
+from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, head_versions, make_drafter
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
 from faser.engine.execution.drafters.drafter import Drafter
 from faser.engine.execution.model_executor import ModelExecutor, SpeculativeExecution
@@ -84,7 +84,8 @@ def _speculation(
         progress=report,
         ngram_model=parts.ngram_model,
     )
-    drafter = wrap_drafter(make_drafter(config.speculation, drafter_parts))
+    own = make_drafter(config.speculation, drafter_parts)
+    drafter = wrap_drafter(own)
     verifier = make_verifier(config.speculation, sampler, parts.backend.rejection_kernels)
     return SpeculativeExecution(
         drafter=drafter,
@@ -94,4 +95,5 @@ def _speculation(
         lanes=parts.lanes if drafter.drafts_overlapped else None,
         draft_kv=None if model is None else model.kv,
         states=None if parts.head is None else parts.head.states,
+        heads=head_versions(own),
     )

@@ -15,7 +15,6 @@ from faser.config.engine import EngineConfig
 from faser.config.environment import cache_dir, flashinfer_workspace, may_compile_kernels
 from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.ngram_model import NgramModel
-from faser.engine.checkpoints.source import resolve
 from faser.engine.execution.drafter_registry import HeadParts
 from faser.engine.execution.overlap.factory import make_lanes
 from faser.engine.execution.overlap.lanes import DeviceLanes, Lanes, device_lanes_of, make_on_lanes
@@ -23,11 +22,10 @@ from faser.engine.execution.overlap.partition import Partition
 from faser.engine.execution.overlap.streams import Streams
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.head_loading import (
-    find_head,
+    check_refreshable,
+    find_draft_files,
     load_drafting_head,
     make_head_parts,
-    with_kind_of_model,
-    with_shipped_head,
 )
 from faser.engine.execution.startup.kernel_check import check_kernels
 from faser.engine.execution.startup.memory_profile import profile_memory
@@ -111,17 +109,16 @@ def load_parts(
     report: ProgressCallback,
     partition: Partition | None,
     sources: Sources | None,
+    *,
+    refreshes_head: bool = False,
 ) -> EngineParts:
     """Load the model in directory and the draft model that config names. Arguments as in build."""
     torch.set_num_threads(config.threads)
     target_spec = read_model_config(directory).spec
-    config = with_shipped_head(config, directory, target_spec.vocab_size)
-    draft_directory = _draft_directory(config, report)
-    config = with_kind_of_model(config, draft_directory)
-    head_spec = find_head(config, draft_directory, target_spec)
-    head_directory = None if head_spec is None else draft_directory
-    if head_spec is not None:
-        draft_directory = None
+    files = find_draft_files(config, directory, target_spec, report)
+    config, draft_directory, head_directory, head_spec = files.config, files.model, files.head, files.head_spec
+    if refreshes_head:
+        check_refreshable(files)
     check_models(config, directory, draft_directory, head_spec)
     grammars = _grammars(config, directory)
     ngram_model = find_ngram_model(config.speculation, directory, target_spec.vocab_size)
@@ -199,7 +196,9 @@ def load_parts(
         kv=shapes[0],
         draft=draft,
         draft_runner=draft_runner,
-        head=None if head is None else make_head_parts(config, head, target, backend, shapes[-1]),
+        head=None
+        if head is None
+        else make_head_parts(config, head, target, backend, shapes[-1], refreshes=refreshes_head),
         lanes=lanes,
         ngram_model=ngram_model,
         kv_cache_bytes=sum(shape.total_bytes for shape in shapes),
@@ -231,11 +230,3 @@ def _grammars(config: EngineConfig, directory: Path) -> GrammarCompiler:
     )
     found.prepare()
     return found
-
-
-def _draft_directory(config: EngineConfig, report: ProgressCallback) -> Path | None:
-    """The folder of the draft model or head, fetched first if need be; None where the config names none."""
-    speculation = config.speculation
-    if not (speculation.needs_draft_model or speculation.needs_head):
-        return None
-    return resolve(speculation.model, cache_dir(), revision=speculation.revision, progress=report)

@@ -20,34 +20,34 @@ class TextAndModel:
 
     def __init__(self, text: TextLookup, model: Drafter | None = None) -> None:
         self._text = text
-        self._model = model
+        self.model = model
 
     @property
     def drafts_overlapped(self) -> bool:
-        return self._text.drafts_overlapped and (self._model is None or self._model.drafts_overlapped)
+        return self._text.drafts_overlapped and (self.model is None or self.model.drafts_overlapped)
 
     def start(self, start: SequenceStart) -> None:
         self._text.start(start)
-        if self._model is not None:
-            self._model.start(start)
+        if self.model is not None:
+            self.model.start(start)
 
     def propose(self, plan: DraftPlan, until: Callable[[], bool] | None = None, /) -> Proposals:
         if plan.from_text:
             return Proposals(drafts=tuple(chain.from_iterable(self._text.look_up(plan))))
         if not plan.requests:
             return Proposals(drafts=())
-        assert self._model is not None, "requests are left to a draft model, and there is none"
-        return self._model.propose(plan, until)
+        assert self.model is not None, "requests are left to a draft model, and there is none"
+        return self.model.propose(plan, until)
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         self._text.commit(continuations)
-        if self._model is not None:
-            self._model.commit(continuations)
+        if self.model is not None:
+            self.model.commit(continuations)
 
     def release(self, slot: int) -> None:
         self._text.release(slot)
-        if self._model is not None:
-            self._model.release(slot)
+        if self.model is not None:
+            self.model.release(slot)
 
 
 def with_text_drafts(proposals: Proposals, rows: Sequence[SequenceRows], *, num_decided: int) -> Proposals:
