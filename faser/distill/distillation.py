@@ -204,7 +204,8 @@ class Distillation:
 
     def _store(self, keeps: Callable[[int], bool]) -> SampleStore:
         state = self._trained()
-        return SampleStore(self._states, state.draft_ids, self._target.config.spec.vocab_size, keeps)
+        shards = [self._states.shard(index) for index in range(self._states.num_shards)]
+        return SampleStore(shards, state.draft_ids, self._target.config.spec.vocab_size, keeps)
 
 
 def state_layers(num_layers: int) -> tuple[int, ...]:

@@ -1,8 +1,10 @@
 """record: runs a target over the conversations of a dataset and keeps its states, shard by shard."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from faser.distill.conversations.dataset import Dataset
@@ -24,26 +26,30 @@ def record(dataset: Dataset, target: TargetStates, folder: StateFolder, report: 
     place = sum(each.conversations for each in dataset.records[: folder.num_shards])
     for index in range(folder.num_shards, len(dataset.records)):
         conversations = list(dataset.shard(index))
-        fitted = [_fitted(each, target.max_rows) for each in conversations]
+        fitted = [fitted_passage(each, target.max_rows) for each in conversations]
         found: list[PassageStates] = []
         for part in batches([len(each.token_ids) for each in fitted], target.max_rows):
             found += target.compute([fitted[at] for at in part])
             done += sum(len(fitted[at].token_ids) for at in part)
             report("states", min(done, total), total)
-        folder.add(
-            found,
-            {
-                "token_ids": torch.cat([each.token_ids for each in fitted]).numpy().astype(np.int32),
-                "starts": np.concatenate(([0], np.cumsum([len(each.token_ids) for each in fitted]))),
-                "prompts": np.array([each.first_row for each in fitted], dtype=np.int64),
-                "greedy": np.array([each.temperature == 0 for each in conversations]),
-                "places": np.arange(place, place + len(conversations)),
-            },
-        )
+        folder.add(found, shard_arrays(conversations, fitted, place))
         place += len(conversations)
 
 
-def _fitted(conversation: Conversation, most: int) -> Passage:
+def shard_arrays(
+    conversations: Sequence[Conversation], fitted: Sequence[Passage], place: int
+) -> dict[str, npt.NDArray[Any]]:
+    """What a shard says of its conversations beside states and distributions. place: of the first one."""
+    return {
+        "token_ids": torch.cat([each.token_ids for each in fitted]).numpy().astype(np.int32),
+        "starts": np.concatenate(([0], np.cumsum([len(each.token_ids) for each in fitted]))),
+        "prompts": np.array([each.first_row for each in fitted], dtype=np.int64),
+        "greedy": np.array([each.temperature == 0 for each in conversations]),
+        "places": np.arange(place, place + len(conversations)),
+    }
+
+
+def fitted_passage(conversation: Conversation, most: int) -> Passage:
     """At most `most` tokens: of more the prompt loses its start, then the answer its end."""
     answer: Sequence[int] = conversation.answer[: most - 1]
     prompt: Sequence[int] = conversation.prompt[max(0, len(conversation.prompt) + len(answer) - most) :]

@@ -6,28 +6,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from faser.distill.states.state_files import ShardStates, StateFolder
+from faser.distill.states.state_files import ShardStates
 from faser.distill.training.batch import Sample
 
 _POOL = 256  # conversations that are sorted by length together, so that batches have little padding
 
 
 class SampleStore:
-    """The conversations of a folder that have rows to learn, in order.
+    """The conversations of some shards that have rows to learn, in order.
 
     draft_ids: [Vd] int64, the target's token of each row of the head. keeps: chooses conversations by their place
     in the dataset.
     """
 
     def __init__(
-        self, folder: StateFolder, draft_ids: Tensor, vocab_size: int, keeps: Callable[[int], bool]
+        self, shards: Sequence[ShardStates], draft_ids: Tensor, vocab_size: int, keeps: Callable[[int], bool]
     ) -> None:
-        self._shards = [folder.shard(index) for index in range(folder.num_shards)]
         self._rows = torch.full((vocab_size,), -1, dtype=torch.int64)
         self._rows[draft_ids] = torch.arange(len(draft_ids))
         self._found = [
             (shard, at)
-            for shard in self._shards
+            for shard in shards
             for at in range(len(shard))
             if keeps(int(shard.places[at])) and shard.tops[at + 1] > shard.tops[at]
         ]

@@ -63,7 +63,7 @@ class TrainingProgress:
 
 
 class Trainer:
-    """state: is changed as training goes on, and written to path every few minutes and at the end."""
+    """state: is changed as training goes on, and written to path every few minutes and at the end; None: never."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Trainer:
         state: TrainingState,
         settings: TrainingSettings,
         store: Callable[[], SampleStore],
-        path: Path,
+        path: Path | None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -125,8 +125,9 @@ class Trainer:
         return True
 
     def save(self) -> None:
-        self._state.optimizers = {name: each.state_dict() for name, each in self._optimizers.items()}
-        self._state.write(self._path)
+        if self._path is not None:
+            self._state.optimizers = {name: each.state_dict() for name, each in self._optimizers.items()}
+            self._state.write(self._path)
 
     def _progress(self, of_epoch: float) -> float:
         settings, state = self._settings, self._state
