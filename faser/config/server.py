@@ -254,6 +254,14 @@ class ServerConfig:
         kind=Kind.OUTPUT_FILE,
         metavar="file",
     )
+    distill_online: bool = setting(
+        False,
+        "Train the head that drafts on the answers of the last hour while no request is there, and draft with it "
+        "once it is better. On a CPU, with a head of faser distill. Takes memory for a second copy of the model. "
+        "Requests with a cache_salt, or with store false, are not learned from.",
+        group=SERVER,
+        kind=Kind.SWITCH,
+    )
     chat_template: str | None = setting(
         None, "Jinja file that turns messages into a prompt. None: the model's.", group=OUTPUT, kind=Kind.FILE
     )
@@ -333,6 +341,11 @@ class ServerConfig:
                 f"{label('record_traffic')} is {values['record_traffic']}; with API keys it needs "
                 f"{label('share_cache_across_keys')}: requests of one key are kept from other clients, and "
                 "nothing would be recorded"
+            )
+        if values["distill_online"] and keeps_keys_apart(values):
+            found.append(
+                f"{label('distill_online')} is true; with API keys it needs {label('share_cache_across_keys')}: "
+                "requests of one key are kept from other clients, and nothing would be learned from"
             )
         found += _cors_problems(values, label)
         found += _traces_problems(values["otlp_traces_endpoint"], label("otlp_traces_endpoint"))

@@ -17,6 +17,7 @@ from prometheus_client import (
 
 from faser.config.speculation import SpeculationConfig
 from faser.metrics.audit import AuditMetrics
+from faser.metrics.head_refresh import RefreshMetrics
 from faser.metrics.live.recorder import LiveRecorder
 from faser.metrics.speculation import SpeculationMetrics
 from faser.types import EngineState, EngineStats, FinishReason
@@ -71,8 +72,8 @@ class Metrics:
     """The series of one model. Use it from one thread; render may be called from any thread.
 
     max_model_len: the last bucket of token counts; 0: not known yet. speculation: the configuration with the
-    classes, positions and policy of the labels. The attribute `speculation` has the series of speculation, and
-    `live` what the live view shows.
+    classes, positions and policy of the labels. The attribute `speculation` has the series of speculation,
+    `head_refresh` those of heads that are refreshed, and `live` what the live view shows.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Metrics:
             on_judged=self.live.judged,
         )
         self._audit = AuditMetrics(self._registry, _LABELS, (model_name, engine))
+        self.head_refresh = RefreshMetrics(self._registry, _LABELS, (model_name, engine))
 
     def _make_gauges(self, make: "_SeriesFactory") -> None:
         self._running = make.gauge("num_requests_running", "Samples in the running batch.")

@@ -173,6 +173,11 @@ FASER = (
     counter("spec_catchup_tokens"),
     counter("engine_restarts"),
     counter("traffic_answers", outcome=("recorded", "withheld", "dropped", "failed")),
+    counter("head_refreshes", outcome=("accepted", "refused", "failed")),
+    counter("learner_answers", outcome=("kept", "withheld")),
+    counter("learner_tokens"),
+    counter("learner_deaths"),
+    gauge("learner_state", state=("off", "waiting", "learning", "paused", "dead")),
     gauge("engine_state", state=("loading", "warming", "ready", "restarting", "draining", "dead")),
 )
 FAMILIES = [
@@ -181,7 +186,7 @@ FAMILIES = [
 ]
 _NEVER_ZERO = {
     *("vllm:engine_sleep_state", "vllm:cache_config_info", "faser_engine_state"),
-    *("faser_spec_policy_info", "faser_spec_mode", "faser_sm_share"),
+    *("faser_spec_policy_info", "faser_spec_mode", "faser_sm_share", "faser_learner_state"),
 }
 
 Sample = tuple[str, dict[str, str], float]

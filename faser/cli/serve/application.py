@@ -16,8 +16,9 @@ from faser.config.engine import EngineConfig
 from faser.config.server import ServerConfig
 from faser.engine.client.async_engine import AsyncEngine
 from faser.engine.client.engine_host import LaunchedEngine
+from faser.engine.client.head_refresh.refresher import HeadRefresher
 from faser.engine.client.supervisor import Supervision
-from faser.engine.client.traffic_recorder import TrafficRecorder
+from faser.engine.client.traffic.request_traffic import AnswerTaker
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.metrics.server import Metrics
 from faser.tracing.span import Tracer
@@ -52,12 +53,13 @@ async def build_application(
     report: ProgressCallback,
     launched: LaunchedEngine | None = None,
     tracer: Tracer | None = None,
-    recorder: TrafficRecorder | None = None,
+    recorder: AnswerTaker | None = None,
+    refresher: HeadRefresher | None = None,
 ) -> tuple[AsyncEngine, FastAPI]:
     """The engine has not been configured.
 
     directory: of the model. chat_template: replaces the model's. metrics: of make_metrics. report: of the engine's
-    start. launched, recorder: as of AsyncEngine. tracer: as of create_app. Raises ModelError.
+    start. launched, recorder, refresher: as of AsyncEngine. tracer: as of create_app. Raises ModelError.
     """
     names = served_names(engine_config, server_config)
     tokenizer = await asyncio.to_thread(load_tokenizer, Path(engine_config.tokenizer or directory))
@@ -71,6 +73,7 @@ async def build_application(
         on_progress=report,
         launched=launched,
         recorder=recorder,
+        refresher=refresher,
     )
     settings = ApiSettings(
         served_model_names=names,

@@ -15,6 +15,7 @@ from faser.cli.serve.fetch import fetch_model
 from faser.cli.serve.lifetime import http_server, run_until_stopped
 from faser.cli.serve.notices import notice, progress_line
 from faser.cli.serve.recording import open_recorder
+from faser.cli.serve.refreshing import head_folder, make_refresher
 from faser.cli.serve.reload import has_files, reload_files
 from faser.config.checks import Label
 from faser.config.engine import EngineConfig
@@ -49,6 +50,7 @@ def serve_on(
     metrics = make_metrics(engine_config, server_config)
     with (
         open_recorder(server_config, label, metrics.traffic) as recorder,
+        head_folder(server_config) as folder,
         ProgressReporter(live=None if log_format() == "text" else False, write=progress_line) as report,
     ):
         http = LoadingApp(
@@ -75,6 +77,7 @@ def serve_on(
                 launched,
                 tracer,
                 recorder,
+                None if folder is None else make_refresher(engine_config, directory, folder, metrics.head_refresh),
             )
             report("starting the engine", 0, 0)
             return engine

@@ -15,14 +15,17 @@ from pathlib import Path
 
 from faser.config.engine import EngineConfig
 from faser.engine.client.engine_host import LaunchedEngine, Transport
+from faser.engine.client.head_refresh.refresher import HeadRefresher
 from faser.engine.client.output_stream import OutputStream
 from faser.engine.client.preemption_log import PreemptionLog
 from faser.engine.client.queue_room import QueueRoom
 from faser.engine.client.queue_speed import QueueSpeed
 from faser.engine.client.supervisor import EngineSupervisor, Supervision
-from faser.engine.client.traffic_recorder import TrafficRecorder
+from faser.engine.client.traffic.request_traffic import AnswerTaker, RequestTraffic
 from faser.engine.contract.messages import (
     Abort,
+    AdoptedHead,
+    AdoptHead,
     Configure,
     Deltas,
     FromEngine,
@@ -66,6 +69,7 @@ class AsyncEngine:
     directory: of the model. supervision: whether an engine that died or hangs is started again.
     metrics: counts requests. on_progress: called with (stage, done, total) during the first load. launched: the
     first engine, of the same transport, if it has been started already. recorder: takes finished answers.
+    refresher: refreshes the head that drafts; None: the head stays as it is.
     """
 
     def __init__(
@@ -79,15 +83,17 @@ class AsyncEngine:
         metrics: Metrics | None = None,
         on_progress: ProgressCallback | None = None,
         launched: LaunchedEngine | None = None,
-        recorder: TrafficRecorder | None = None,
+        recorder: AnswerTaker | None = None,
+        refresher: HeadRefresher | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._config = config
         self._metrics = metrics
         self._on_progress = on_progress
-        self._recorder = recorder
+        self._answer_takers = [each for each in (recorder, refresher) if each is not None]
+        self._refresher = refresher
         self._supervisor = EngineSupervisor(
-            Configure(config, str(directory)),
+            Configure(config, str(directory), refreshes_head=refresher is not None),
             supervision or Supervision(),
             transport=transport,
             on_message=self._handle,
@@ -137,6 +143,8 @@ class AsyncEngine:
     async def start(self) -> None:
         """Start the engine's process or thread. Returns before the model is loaded."""
         self._supervisor.start()
+        if self._refresher is not None:
+            self._refresher.begin(lambda directory: self._supervisor.send(AdoptHead(directory)))
 
     async def wait_ready(self) -> ModelInfo:
         """Wait until the engine is ready. Raises ConfigError or EngineError if it cannot load the model."""
@@ -162,8 +170,10 @@ class AsyncEngine:
         request = self._with_token_limit(request)
         self._check_queue(request, num_following)
         stream = OutputStream(request, self.tokenizer, lambda index: self._abort(request.request_id, index))
-        if self._recorder is not None:
-            stream.traffic = self._recorder.begin(request)
+        if self._answer_takers:
+            stream.traffic = RequestTraffic(request, self._answer_takers)
+        if self._refresher is not None:
+            self._refresher.work_begins()
         self._supervisor.send(Submit(request))
         self._streams[request.request_id] = stream
         if request.deadline_s is not None:
@@ -186,6 +196,8 @@ class AsyncEngine:
         An engine that dies meanwhile, or that is being restarted, is not needed any more.
         """
         self._supervisor.end_restarts()
+        if self._refresher is not None:
+            self._refresher.close()
         if self._state is EngineState.DEAD:
             return
         self._enter(EngineState.DRAINING, "the server is shutting down")
@@ -198,6 +210,8 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """End the engine now. Unfinished requests fail. Idempotent."""
+        if self._refresher is not None:
+            self._refresher.close()
         self._lose(EngineError("the engine was stopped"), restarts=False)
         await self._supervisor.stop()
 
@@ -277,6 +291,8 @@ class AsyncEngine:
                 self._enter(state, "")
             case Rejected(request_id, text, param):
                 self._fail_one(request_id, RequestError(text, param=param))
+            case AdoptedHead(directory, refusal) if self._refresher is not None:
+                self._refresher.adopted(directory, refusal)
 
     def _take_info(self, info: ModelInfo) -> None:
         """The model is loaded. Raises ConfigError if the tokenizer's base vocabulary is larger than the model's.
@@ -302,6 +318,8 @@ class AsyncEngine:
         self._state, self._reason = state, reason
         if self._metrics is not None:
             self._metrics.engine_state(state)
+        if self._refresher is not None and state is EngineState.READY:
+            self._refresher.engine_ready()
         if state in (EngineState.READY, EngineState.DEAD):
             self._loading_ended.set()
         if state is EngineState.DEAD:
@@ -362,6 +380,8 @@ class AsyncEngine:
         self._room.give_back(stream.request.tenant, stream.request.sampling.n)
         if not self._streams:
             self._idle.set()
+            if self._refresher is not None:
+                self._refresher.work_ends()
         if self._metrics is None:
             return
         timing = stream.timing
@@ -406,6 +426,8 @@ class AsyncEngine:
         for stream in list(self._streams.values()):
             self._end(stream, FinishReason.ERROR)
             stream.fail(EngineDiedError(f"request {stream.request.request_id}: {error}"))
+        if self._refresher is not None:
+            self._refresher.engine_ended()
         self._stats = EngineStats()
         if self._metrics is not None:
             self._metrics.engine_ended(restarts=restarts)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Self
 
 from faser.engine.client.timing import Timing
-from faser.engine.client.traffic_recorder import RequestTraffic
+from faser.engine.client.traffic.request_traffic import RequestTraffic
 from faser.engine.contract.plan import SequenceDelta
 from faser.engine.text.detokenizer import DetokenizedText, Detokenizer
 from faser.engine.text.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ class OutputStream:
             for index in range(sampling.n)
         }
         self.timing = Timing(arrival_s=request.arrival_s)
-        self.traffic: RequestTraffic | None = None  # takes its tokens; None: the traffic is not recorded
+        self.traffic: RequestTraffic | None = None  # takes its tokens; None: no answer is kept
         self.speculation: list[SpeculationSummary] = []  # of the samples that have ended
 
     def __aiter__(self) -> Self:

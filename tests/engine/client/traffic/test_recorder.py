@@ -19,7 +19,8 @@ import pytest
 
 from faser.distill.conversations.traffic import TrafficFile
 from faser.engine.client.async_engine import AsyncEngine
-from faser.engine.client.traffic_recorder import Outcome, RequestTraffic, TrafficRecorder
+from faser.engine.client.traffic.recorder import Outcome, TrafficRecorder
+from faser.engine.client.traffic.request_traffic import RequestTraffic
 from faser.engine.text.tokenizer import Tokenizer, load_tokenizer
 from faser.types import FinishReason, OutputDelta, Request, SamplingParams
 from tests.disks import filling_up
@@ -51,12 +52,12 @@ def test_a_line_has_the_tokens_of_one_finished_sample(tmp_path: Path) -> None:
     path, counts = tmp_path / "traffic.jsonl", Counter[Outcome]()
     recorder = TrafficRecorder(path, lambda outcome: counts.update([outcome]))
     before_s = time.time()
-    traffic = recorder.begin(request(sampling=SamplingParams(temperature=0.5, n=2)))
+    traffic = RequestTraffic(request(sampling=SamplingParams(temperature=0.5, n=2)), [recorder])
     traffic.add(delta(3, 4))
     traffic.add(delta(5, index=1, reason=FinishReason.LENGTH))
     traffic.add(delta(6, reason=FinishReason.STOP, stop="x"))
-    recorder.begin(request()).add(delta(8, reason=FinishReason.ABORT))
-    recorder.begin(request()).add(delta(reason=FinishReason.LENGTH))
+    RequestTraffic(request(), [recorder]).add(delta(8, reason=FinishReason.ABORT))
+    RequestTraffic(request(), [recorder]).add(delta(reason=FinishReason.LENGTH))
     recorder.close(10)
     found = lines(path)
     assert all(abs(each.pop("time") - before_s) < 60 for each in found)  # a date, which may jump
@@ -72,7 +73,7 @@ def test_requests_that_are_kept_apart_or_say_so_are_not_recorded(tmp_path: Path)
     path, counts = tmp_path / "traffic.jsonl", Counter[Outcome]()
     recorder = TrafficRecorder(path, lambda outcome: counts.update([outcome]))
     for fields in ({"cache_salt": "s"}, {"may_record": False}):
-        finish(recorder.begin(request(**fields)))
+        finish(RequestTraffic(request(**fields), [recorder]))
     recorder.close(10)
     assert path.read_bytes() == b""
     assert counts == {"withheld": 2}
@@ -84,7 +85,7 @@ def test_the_file_is_its_owners_alone_and_is_continued(tmp_path: Path) -> None:
     path.chmod(0o644)
     recorder = TrafficRecorder(path, lambda _: None)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    finish(recorder.begin(request()))
+    finish(RequestTraffic(request(), [recorder]))
     recorder.close(10)
     assert [each.get("answer_token_ids") for each in lines(path)] == [None, [7]]
     new = tmp_path / "new.jsonl"
@@ -111,7 +112,7 @@ def test_a_full_disk_is_said_once_and_leaves_whole_lines(tmp_path: Path, caplog:
         recorder = TrafficRecorder(path, lambda outcome: counts.update([outcome]))
         with caplog.at_level(logging.WARNING, "faser.traffic"):
             for _ in range(20):
-                finish(recorder.begin(request(prompt=(12345,) * 1500)))
+                finish(RequestTraffic(request(prompt=(12345,) * 1500), [recorder]))
             recorder.close(10)
         assert [len(each["prompt_token_ids"]) for each in lines(path)] == [1500] * counts["recorded"]
         assert 0 < counts["recorded"] < 20
@@ -132,9 +133,9 @@ def test_what_the_disk_does_not_take_in_time_is_dropped(tmp_path: Path) -> None:
         counts[outcome] += 1
 
     recorder = TrafficRecorder(path, count)
-    finish(recorder.begin(request()))
+    finish(RequestTraffic(request(), [recorder]))
     for _ in range(4):
-        finish(recorder.begin(long))
+        finish(RequestTraffic(long, [recorder]))
     assert counts == {"dropped": 2}
     held = False
     recorder.close(30)

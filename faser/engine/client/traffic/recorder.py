@@ -17,49 +17,19 @@ import logging
 import os
 import stat
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal
 
-from faser.types import FinishReason, OutputDelta, Request
+from faser.engine.client.traffic.request_traffic import FinishedAnswer
 
 _log = logging.getLogger("faser.traffic")
 
 _MOST_WAITING = 1 << 21  # tokens, 20 MiB at most; a disk takes as many in a second
-_ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 Outcome = Literal["recorded", "withheld", "dropped", "failed"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedAnswer:
-    """One sample. ended_at: in Unix seconds."""
-
-    request: Request
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    stop_reason: int | str | None
-    ended_at: int
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.request.prompt_token_ids) + len(self.token_ids)
-
-    def line(self) -> bytes:
-        record = {
-            "prompt_token_ids": self.request.prompt_token_ids,
-            "answer_token_ids": self.token_ids,
-            "temperature": self.request.sampling.temperature,
-            "finish_reason": self.finish_reason.value,
-            "time": self.ended_at,
-        }
-        if self.stop_reason is not None:
-            record["stop_reason"] = self.stop_reason
-        return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
 class TrafficRecorder:
@@ -79,10 +49,6 @@ class TrafficRecorder:
         self._failed = False
         self._thread = threading.Thread(target=self._write_all, name="faser-traffic", daemon=True)
         self._thread.start()
-
-    def begin(self, request: Request) -> "RequestTraffic":
-        """A request has been accepted."""
-        return RequestTraffic(request, self)
 
     def put(self, answer: FinishedAnswer) -> None:
         """Record an answer, or drop it if too many wait."""
@@ -108,7 +74,7 @@ class TrafficRecorder:
 
     def _write_all(self) -> None:
         while (answer := self._queue.get()) is not None:
-            outcome: Outcome = "recorded" if not self._failed and self._write(answer.line()) else "failed"
+            outcome: Outcome = "recorded" if not self._failed and self._write(_line(answer)) else "failed"
             with self._lock:
                 self._waiting -= answer.num_tokens
             self._count(outcome)
@@ -130,38 +96,17 @@ class TrafficRecorder:
         return True
 
 
-class RequestTraffic:
-    """The answers to one request, while they grow.
-
-    Clients that keep their requests apart, by a cache_salt or a key, are not recorded, nor are requests that say
-    `store: false`.
-    """
-
-    def __init__(self, request: Request, recorder: TrafficRecorder) -> None:
-        self._request = request
-        self._recorder = recorder
-        self._recordable = request.may_record and request.cache_salt is None
-        self._token_ids: list[list[int]] = [[] for _ in range(request.sampling.n)]
-
-    def add(self, delta: OutputDelta) -> None:
-        """One step of one sample."""
-        token_ids, reason = self._token_ids[delta.index], delta.finish_reason
-        if self._recordable:
-            token_ids += delta.token_ids
-        if reason not in _ENDED:
-            return
-        if not self._recordable:
-            self._recorder.withhold()
-        elif token_ids:
-            self._recorder.put(
-                FinishedAnswer(
-                    request=self._request,
-                    token_ids=tuple(token_ids),
-                    finish_reason=reason,
-                    stop_reason=delta.stop_reason,
-                    ended_at=int(time.time()),
-                )
-            )
+def _line(answer: FinishedAnswer) -> bytes:
+    record = {
+        "prompt_token_ids": answer.request.prompt_token_ids,
+        "answer_token_ids": answer.token_ids,
+        "temperature": answer.request.sampling.temperature,
+        "finish_reason": answer.finish_reason.value,
+        "time": answer.ended_at,
+    }
+    if answer.stop_reason is not None:
+        record["stop_reason"] = answer.stop_reason
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
 def _open_private(path: Path) -> int:
