@@ -45,7 +45,7 @@ class OnlineLearner:
         self._first = first
         self._int8 = int8
         self._dtype = dtype
-        self._embedding = target.embedding().clone()
+        self._embedding = target.embedding().to(dtype).clone()
         self._layers: TargetStates | None = None
         self._states: dict[int, ShardStates] = {}  # by number of the answer
 

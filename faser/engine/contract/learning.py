@@ -20,10 +20,10 @@ class LearningRules(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: of the target's states that are kept; of more answers only the newest are learned from.
     """
 
-    epochs: int = 2
-    rows: int = 512
+    epochs: int = 3
+    rows: int = 256
     rate: float = 1e-3
-    warm_up: int = 20
+    warm_up: int = 10
     state_bytes: int = 256 << 20
 
 
