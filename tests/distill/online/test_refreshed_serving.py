@@ -2,13 +2,14 @@
 
 Oracle: the answers before the swap, and those of an engine without drafts.
 
-Planted bug that this test has caught: the learner is not stopped when a request comes.
+Planted bug that these tests have caught: the learner is not stopped when a request comes.
 """
 
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from faser.engine.text.tokenizer import load_tokenizer
 from faser.metrics.server import Metrics
 from faser.types import Request, SamplingParams
 from tests.distill.online.beginner import markov_target, write_beginner
-from tests.engine.client.head_refresh.test_learner_process import becomes, state_of
+from tests.engine.client.head_refresh.test_refresher import FakeLearner
 from tests.engine.test_head_engine import WIDTH
 
 RULES = LearningRules(epochs=6, rows=128, rate=5e-3, warm_up=2)
@@ -122,14 +123,8 @@ def test_a_head_learns_from_traffic_and_drafts_better_for_those_who_share_it(tmp
     async def scenario() -> None:
         metrics = Metrics(model_name="tiny", max_model_len=128)
         settings = config(model, speculative_config=drafting)
-        learners: list[LearnerProcess] = []
-
-        def start(take: Callable[[FromLearner], None], lose: Callable[[str], None]) -> LearnerProcess:
-            learners.append(LearnerProcess(Configure(settings, str(model)), take, lose))
-            return learners[-1]
-
         refresher = HeadRefresher(
-            start,
+            partial(LearnerProcess, Configure(settings, str(model))),
             tmp_path / "heads",
             metrics.head_refresh,
             RefreshSettings(least_tokens=400, moment_s=0.05, rules=RULES),
@@ -142,15 +137,43 @@ def test_a_head_learns_from_traffic_and_drafts_better_for_those_who_share_it(tmp
             second = accepted_tokens(engine) - first
             salted = await answers(engine, salt="mine", count=20)
             third = accepted_tokens(engine) - first - second
-            await until(lambda: state_of(learners[0].pid) in ("R", "S"))
-            async with engine.submit(asked(0)):
-                assert becomes(lambda: state_of(learners[0].pid) == "T"), "the learner goes on beside a request"
-            await until(lambda: state_of(learners[0].pid) in ("R", "S"))
         async with serving(model, metrics, None, speculative_config={"policy": "off"}) as engine:
             plain = await answers(engine)
         assert before == after == plain
         assert salted == plain[:20]
         assert second > 2 * first
         assert third < 0.5 * second * 20 / len(PROMPTS), "a salted request is drafted for by the first head"
+
+    asyncio.run(scenario())
+
+
+def test_the_engine_and_a_learner_never_compute_at_the_same_time(tmp_path: Path) -> None:
+    model, target = markov_target(tmp_path)
+    write_alphabet(model)
+    drafting = {"method": "eagle3", "model": str(write_beginner(tmp_path / "first", target))}
+    learners: list[FakeLearner] = []
+
+    def start(take: Callable[[FromLearner], None], lose: Callable[[str], None]) -> FakeLearner:
+        learners.append(FakeLearner(take, lose))
+        return learners[-1]
+
+    async def scenario() -> None:
+        metrics = Metrics(model_name="tiny", max_model_len=128)
+        settings = RefreshSettings(least_tokens=1, moment_s=0.05)
+        refresher = HeadRefresher(start, tmp_path, metrics.head_refresh, settings)
+        async with serving(model, metrics, refresher, speculative_config=drafting) as engine:
+            await answers(engine, count=4)
+            await until(lambda: bool(learners))
+            (learner,) = learners
+            assert learner.runs
+            async with engine.submit(asked(5)) as stream:
+                assert not learner.runs
+                async for _ in stream:
+                    assert not learner.runs
+            await until(lambda: learner.runs)
+            engine.submit(asked(6)).close()
+            assert not learner.runs, "an aborted request leaves the engine work for a step"
+            await until(lambda: learner.runs)
+        assert learner.killed
 
     asyncio.run(scenario())
