@@ -1,6 +1,7 @@
 """What --distill-online brings on traffic of one kind, and what it costs the requests that come meanwhile.
 
     python -m benchmarks.distill_online OUT.json [--head DIR] [--requests 40] [--rounds 6] [--idle 900]
+        [--policy fixed]
 
 Two servers with the same head, one of them with the flag. Without --head the head has learned nothing. In each
 round both answer the same questions, one after the other with a pause before each, in an order that turns around;
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=40, help="of a round")
     parser.add_argument("--rounds", type=int, default=6, help="before, and as many after")
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--policy", default="fixed", help="fixed: three tokens in every step")
     parser.add_argument("--pause", type=float, default=1.5, help="seconds before each request")
     parser.add_argument("--idle", type=float, default=900.0, help="most seconds until the head is refreshed")
     given = parser.parse_args()
@@ -84,7 +86,7 @@ def main() -> None:
 def measure(given: argparse.Namespace, head: Path, folder: Path) -> dict[str, Any]:
     phases: dict[str, dict[str, list[Run]]] = {phase: {arm: [] for arm in _ARMS} for phase in ("before", "after")}
     with contextlib.ExitStack() as stack:
-        servers = {arm: stack.enter_context(started(arm, head, folder)) for arm in _ARMS}
+        servers = {arm: stack.enter_context(started(arm, head, given.policy, folder)) for arm in _ARMS}
         for server in servers.values():
             server.freeze()
         number = 0
@@ -119,9 +121,9 @@ def measure(given: argparse.Namespace, head: Path, folder: Path) -> dict[str, An
 
 
 @contextlib.contextmanager
-def started(arm: str, head: Path, folder: Path) -> Iterator[Server]:
+def started(arm: str, head: Path, policy: str, folder: Path) -> Iterator[Server]:
     port = free_port()
-    drafting = json.dumps({"method": "eagle3", "model": str(head)})
+    drafting = json.dumps({"method": "eagle3", "model": str(head), "policy": policy, "num_speculative_tokens": 3})
     flags = ["--speculative-config", drafting, "--port", str(port)]
     flags += ["--distill-online"] if arm == "with" else []
     recipe = Recipe(
