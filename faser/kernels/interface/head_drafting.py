@@ -16,9 +16,9 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Eagle3Stack:
-    """A head's weights. state_norms: of equal parts of the states, side by side; none: they stay as they are. fc: from
-    states to features. embedding_norm, feature_norm: [H]. qkv: of an embedding and features side by side.
+    """A head's weights. state_norms: of equal parts of the states, side by side; none: they stay as they are.
 
+    fc: from states to features. embedding_norm, feature_norm: [H]. qkv: of an embedding and features side by side.
     residual_is_normed: the residual stream begins with the normalised features. layers: the first one's qkv is
     None; its head, the product of the logits, is there. draft_ids: [Vd] int64, the target's token of each row of
     the logits; None: the same.
@@ -38,9 +38,9 @@ class Eagle3Stack:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class DraftRoom:
-    """Room for the R rows of the first pass. states: [R, K * H]. features, embedded, hidden: [R, H]. joined: [R, 2 H].
+    """Room for the R rows of the first pass. states: [R, K * H]. features, embedded, hidden: [R, H].
 
-    logits: [N, Vd]: at most N sequences draft at once.
+    joined: [R, 2 H]. logits: [N, Vd]: at most N sequences draft at once.
     """
 
     states: Tensor
@@ -94,7 +94,7 @@ class HeadRows:
 class DraftedTokens:
     """token_ids: [S, width] int64, and margins, float64, in nats, -100 to 100; of row s the first counts[s] count.
 
-    num_fed: [S] how many leading tokens of each draft are in the head's cache. passes: over the committed tokens too.
+    num_fed: [S] how many leading tokens of each draft are in the head's cache. passes: with that over the rows.
     """
 
     token_ids: Ints

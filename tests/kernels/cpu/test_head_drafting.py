@@ -2,8 +2,8 @@
 
 Planted bugs that these tests have caught: rows of sequences that go on stay where they were; every pass writes to
 the first place; a token is fed as the row of the logits that it is; a price counts sequences that have ended; the
-numbers of the first token choose all of them; drafts follow the first row of each sequence instead of the last; every
-part of the states has the first one's norm; what the residual stream begins with is left as it was.
+numbers of the first token choose all of them; drafts follow the first row of each sequence instead of the last;
+every part of the states has the first one's norm; what the residual stream begins with is left as it was.
 """
 
 import random

@@ -74,9 +74,9 @@ class HeadPassLoop:
         """As DraftLoop.draft."""
         if not inputs:
             return DraftBatch()
-        if self._predicts is not None and until is None and not wants_top_ids:
-            if sum([len(each.rows.token_ids) for each in inputs]) <= self._max_rows:
-                return self._in_one_call(self._predicts, inputs, stop)
+        num_rows = sum([len(each.rows.token_ids) for each in inputs])
+        if self._predicts is not None and until is None and not wants_top_ids and num_rows <= self._max_rows:
+            return self._in_one_call(self._predicts, inputs, stop)
         progress = DraftProgress([each.rows for each in inputs], wants_top_ids)
         shifts = np.array([each.position - each.rows.start for each in inputs])  # from places to positions
         progress.draft_starts += shifts

@@ -74,7 +74,7 @@ class HeadRunner:
         return self._drafting is not None
 
     def draft_all(self, batch: RowBatch, states: Tensor, rules: DraftRules) -> DraftedTokens:
-        """All tokens of the drafts that follow some committed tokens, as `read`, `logits_of` and `draft` give them.
+        """All tokens of the drafts that follow committed tokens, as `read`, `logits_of` and `draft` give them.
 
         batch, states: as for `read`; every sequence is there with its last token.
         """
