@@ -47,7 +47,7 @@ class RefreshMetrics:
         self._answers[outcome].inc()
 
     def learned(self, num_tokens: int) -> None:
-        """A round has learned from answers of so many tokens."""
+        """A round has learned from answers that have num_tokens tokens."""
         self._tokens.inc(num_tokens)
 
     def died(self) -> None:

@@ -9,7 +9,7 @@ from faser.errors import ConfigError
 
 
 def test_every_default_is_sound() -> None:
-    ServerConfig()
+    assert ServerConfig().port == 8000
 
 
 @pytest.mark.parametrize(
@@ -104,5 +104,6 @@ def test_a_certificate_needs_its_key(tmp_path: Path) -> None:
 def test_limits_of_keys_are_taken_with_a_key_or_a_file_of_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
     file.write_text("k\n")
-    ServerConfig(api_key=("k",), key_rpm_limit=60, key_tpm_limit=1000, key_max_parallel_requests=2)
-    ServerConfig(api_key_file=str(file), key_rpm_limit=60)
+    by_key = ServerConfig(api_key=("k",), key_rpm_limit=60, key_tpm_limit=1000, key_max_parallel_requests=2)
+    assert (by_key.key_rpm_limit, by_key.key_tpm_limit, by_key.key_max_parallel_requests) == (60, 1000, 2)
+    assert ServerConfig(api_key_file=str(file), key_rpm_limit=60).key_rpm_limit == 60

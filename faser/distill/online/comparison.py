@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 LEAST_ANSWERS = 8
-_ERRORS = 2.0  # by so many standard errors it must be better: of heads that are no better one in 40 passes
+_ERRORS = 2.0  # standard errors by which it must be better; one in 40 heads that are no better passes
 _LEAST_GAIN = 0.01  # and by this share: less is not worth a swap
 
 

@@ -45,7 +45,7 @@ class Timer(Protocol):
     def cancel(self) -> None: ...
 
 
-# Calls after so many seconds, unless the timer is cancelled before.
+# call_later(delay_s, call): makes the call after the delay, unless the timer is cancelled before.
 CallLater = Callable[[float, Callable[[], None]], Timer]
 
 
