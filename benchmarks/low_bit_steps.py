@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 3, 4, 6, 7, 8, 12, 13, 16, 32, 64])
     parser.add_argument("--prompts", type=int, nargs="*", default=[256, 1024, 4096])
     parser.add_argument("--llama-bench", type=Path)
     parser.add_argument("--library", action="append", default=[], metavar="NAME=FILE")

@@ -85,7 +85,7 @@ def _struct(part: LowBitPart, first: int) -> LowBitPartStruct:
     if isinstance(part, BlockRows):
         found = part.format
         factors = _Factors.INTEGERS if found.has_superblocks else _Factors.HALVES
-        group = 16 if found.form is MemoryForm.BYTES_OF_16 else 32
+        group = 16 if found.form is MemoryForm.SIXES_OF_16 else 32
         return LowBitPartStruct(
             None, first, part.num_rows, found.form, found.zero_point, factors, found.has_minimums, group
         )

@@ -7,12 +7,12 @@ numbers without rounding: half floats, or half floats of a block of 256 times in
     format    values  bytes  code     zero point  group  scale        minimum        memory form
     Q4_0          32     18  0 … 15            8     32  half         -              nibbles
     Q4_1          32     20  0 … 15            0     32  half         half           nibbles
-    Q5_0          32     22  0 … 31           16     32  half         -              bytes
-    Q5_1          32     24  0 … 31            0     32  half         half           bytes
+    Q5_0          32     22  0 … 31           16     32  half         -              six bits
+    Q5_1          32     24  0 … 31            0     32  half         half           six bits
     Q8_0          32     34  0 … 255         128     32  half         -              bytes
     Q4_K         256    144  0 … 15            0     32  half * int6  half * int6    nibbles
-    Q5_K         256    176  0 … 31            0     32  half * int6  half * int6    bytes
-    Q6_K         256    210  0 … 63           32     16  half * int8  -              bytes
+    Q5_K         256    176  0 … 31            0     32  half * int6  half * int6    six bits
+    Q6_K         256    210  0 … 63           32     16  half * int8  -              six bits
     IQ4_NL        32     18  16 codes        128     32  half         -              nibbles that name codes
     IQ4_XS       256    136  16 codes        128     32  half * int6  -              nibbles that name codes
 
@@ -40,11 +40,13 @@ class MemoryForm(IntEnum):
     NIBBLES = 0
     NAMED_NIBBLES = 1
     BYTES = 2
-    BYTES_OF_16 = 3  # groups of 16
+    SIXES = 3
+    SIXES_OF_16 = 4  # groups of 16
 
     @property
     def description(self) -> str:
-        return "4-bit codes" if self in (MemoryForm.NIBBLES, MemoryForm.NAMED_NIBBLES) else "8-bit codes"
+        bits = 8 if self is MemoryForm.BYTES else 4 if self < MemoryForm.BYTES else 6
+        return f"{bits}-bit codes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,12 +212,12 @@ FORMATS = {
     for each in (
         _format("Q4_0", 2, (32, 18), MemoryForm.NIBBLES, 8, _q4_0),
         _format("Q4_1", 3, (32, 20), MemoryForm.NIBBLES, 0, _q4_1, has_minimums=True),
-        _format("Q5_0", 6, (32, 22), MemoryForm.BYTES, 16, _q5_0),
-        _format("Q5_1", 7, (32, 24), MemoryForm.BYTES, 0, _q5_1, has_minimums=True),
+        _format("Q5_0", 6, (32, 22), MemoryForm.SIXES, 16, _q5_0),
+        _format("Q5_1", 7, (32, 24), MemoryForm.SIXES, 0, _q5_1, has_minimums=True),
         _format("Q8_0", 8, (32, 34), MemoryForm.BYTES, _SIGNED, _q8_0),
         _format("Q4_K", 12, (256, 144), MemoryForm.NIBBLES, 0, _q4_k, has_minimums=True),
-        _format("Q5_K", 13, (256, 176), MemoryForm.BYTES, 0, _q5_k, has_minimums=True),
-        _format("Q6_K", 14, (256, 210), MemoryForm.BYTES_OF_16, 32, _q6_k),
+        _format("Q5_K", 13, (256, 176), MemoryForm.SIXES, 0, _q5_k, has_minimums=True),
+        _format("Q6_K", 14, (256, 210), MemoryForm.SIXES_OF_16, 32, _q6_k),
         _format("IQ4_NL", 20, (32, 18), MemoryForm.NAMED_NIBBLES, _SIGNED, _iq4_nl),
         _format("IQ4_XS", 23, (256, 136), MemoryForm.NAMED_NIBBLES, _SIGNED, _iq4_xs),
     )

@@ -107,14 +107,14 @@ def test_a_product_with_a_part_in_16_bits_is_dequantised(tmp_path: Path, caplog:
 
 
 def test_weights_are_counted_as_they_lie_in_memory(tmp_path: Path, kernel_cache: Path) -> None:
-    """Codes of five bits take a byte each, like those of eight; in the file a block has 22 and 34 bytes."""
+    """Codes of five bits take six: 32 values have 26 bytes, in the file 22; in Q4_0 and Q8_0 they have 18 and 34."""
     backend = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)
     found = {}
     for quantization in (Type.Q5_0, Type.Q8_0, Type.Q4_0):
         path = tmp_path / f"{quantization.name}.gguf"
         write_gguf(path, quantization=quantization)
         found[quantization] = decoder(path, backend, quantization="gguf").weight_bytes
-    assert found[Type.Q5_0] == found[Type.Q8_0] > found[Type.Q4_0]
+    assert found[Type.Q4_0] < found[Type.Q5_0] < 0.8 * found[Type.Q8_0]
 
 
 @pytest.mark.parametrize("in_folder", [False, True])

@@ -1,6 +1,6 @@
 // Sums of four products of an unsigned code and a signed byte, added to 32-bit integers: exact on every CPU.
 //
-// Small: no code exceeds 15, so that two products fit into a signed 16-bit integer, which AVX2's instruction fills.
+// Small: no code exceeds 63, so that two products fit into a signed 16-bit integer, which AVX2's instruction fills.
 // kSmallDiffers: whether that makes another instruction. kLowered: by how much codes are less when they are
 // multiplied; sums have to start with as many times the sum of their activations.
 #pragma once

@@ -7,7 +7,10 @@
 //     codes | scales | minimums          padded to 64 bytes
 //
 //     codes       64-byte vectors, each 4 values of 16 columns. Nibbles: 8 values; vector v of a group holds values
-//                 4 v ... 4 v + 3 in the low halves of its bytes and values 16 + 4 v ... in the high halves
+//                 4 v ... 4 v + 3 in the low halves of its bytes and values 16 + 4 v ... in the high halves. Six bits: three
+//                 vectors for 16 values. Two hold the low halves of codes, of values 8 v ... 8 v + 3 in the low halves of
+//                 their bytes and of 8 v + 4 ... in the high ones; the third has the upper two bits of values 4 v ... at
+//                 bit 2 v of its bytes
 //     scales      16 half floats or 16 floats; or, of formats with superblocks, 16 small integers, followed by 16
 //                 half floats of the span, which multiply them. Each is exactly a float.
 //     minimums    as the scales, if the format has them
@@ -23,7 +26,8 @@ enum Form : int32_t {
     kNibbles = 0,  // groups of 32; codes 0 ... 15
     kTable = 1,    // nibbles that name one of 16 codes (IQ4)
     kBytes = 2,    // groups of 32; codes 0 ... 255
-    kBytes16 = 3,  // groups of 16
+    kSixes = 3,    // groups of 32; codes 0 ... 63
+    kSixes16 = 4,  // groups of 16
 };
 
 // How scales and minimums are stored.
@@ -61,18 +65,19 @@ struct SpanLayout {
     int64_t scales, super_scales, minimums, super_minimums, bytes;
 };
 
-inline int64_t group_of(int32_t form) { return form == kBytes16 ? 16 : 32; }
+inline int64_t group_of(int32_t form) { return form == kSixes16 ? 16 : 32; }
+
+inline int64_t bits_of(int32_t form) { return form == kBytes ? 8 : form == kSixes || form == kSixes16 ? 6 : 4; }
 
 inline int64_t factor_bytes(const FaserLowBitPart& part) {
     return part.factors == kIntegers ? 1 : part.factors == kHalves ? 2 : 4;
 }
 
 inline SpanLayout span_layout(const FaserLowBitPart& part, int64_t values) {
-    const bool is_nibble = part.form == kNibbles || part.form == kTable;
     const int64_t count = (values + part.factor_values - 1) / part.factor_values, size = factor_bytes(part);
     const bool has_superblocks = part.factors == kIntegers;
     SpanLayout layout;
-    layout.scales = values * kPanel / (is_nibble ? 2 : 1);
+    layout.scales = values * kPanel * bits_of(part.form) / 8;
     layout.super_scales = layout.scales + count * kPanel * size;
     layout.minimums = layout.super_scales + (has_superblocks ? kPanel * 2 : 0);
     layout.super_minimums = layout.minimums + (part.has_minimums ? count * kPanel * size : 0);

@@ -21,10 +21,22 @@ float factor_of(const FaserLowBitPart& part, const char* at, const char* super_a
     return float(int8_t(at[group * kPanel + column])) * half(bits);
 }
 
+// The code of value k of a group, of a column of its panel.
+int32_t code_of(int32_t form, const uint8_t* group, int64_t k, int64_t column) {
+    const auto byte = [&](int64_t vector, int64_t value) { return group[vector * 64 + column * 4 + value % 4]; };
+    if (form == kBytes) return byte(k / 4, k);
+    if (form == kSixes || form == kSixes16) {
+        const int64_t vectors = k / 16 * 3, place = k % 16;
+        const int low = byte(vectors + place / 8, k), upper = byte(vectors + 2, k) >> place / 4 * 2 & 3;
+        return (place % 8 < 4 ? low & 15 : low >> 4) | upper << 4;
+    }
+    const int both = byte(k % 16 / 4, k), code = k < 16 ? both & 15 : both >> 4;
+    return form == kTable ? kCodesOfNibbles[code] : code;
+}
+
 template <class Out>
 void read_row(const FaserLowBitPart& part, int64_t depth, int64_t row, Out* out) {
     const char* span = part.panels + row / kPanel * low_bit_panel_bytes(part, depth);
-    const bool halves = part.form == kNibbles || part.form == kTable;
     const int64_t column = row % kPanel, group_values = group_of(part.form);
     for (int64_t first = 0; first < depth; first += kSpan) {
         const int64_t values = std::min(kSpan, depth - first);
@@ -35,13 +47,9 @@ void read_row(const FaserLowBitPart& part, int64_t depth, int64_t row, Out* out)
             const float minimum = part.has_minimums ? factor_of(part, span + layout.minimums,
                                                                 span + layout.super_minimums, factor, column)
                                                     : 0.0f;
-            const uint8_t* codes = (const uint8_t*)span + group * group_values * kPanel / (halves ? 2 : 1);
+            const uint8_t* codes = (const uint8_t*)span + group * group_values * kPanel * bits_of(part.form) / 8;
             for (int64_t k = 0; k < group_values; k++) {
-                const int64_t place = halves ? k % 16 : k;
-                int32_t code = codes[place / 4 * 64 + column * 4 + place % 4];
-                if (halves) code = k < 16 ? code & 15 : code >> 4;
-                if (part.form == kTable) code = kCodesOfNibbles[code];
-                float value = scale * float(code - part.zero_point);
+                float value = scale * float(code_of(part.form, codes, k, column) - part.zero_point);
                 if (part.has_minimums) value += minimum;
                 narrow(value, out++);
             }

@@ -15,18 +15,32 @@ void put(char* to, const Value& value) {
     }
 }
 
+// Bits that a byte has of two codes or of four never reach the next byte.
 inline void put_codes(const FaserLowBitPart& part, const SpanOfRow* rows, int64_t values, char* to) {
-    const bool halves = part.form == kNibbles || part.form == kTable;
-    for (int64_t k = 0; k < values; k += halves ? 32 : 4) {
-        for (int64_t at = k; at < k + (halves ? 16 : 4); at += 4) {
-            for (int64_t n = 0; n < kPanel; n++, to += 4) {
-                uint32_t codes, upper = 0;
-                std::memcpy(&codes, rows[n].codes + at, 4);
-                if (halves) std::memcpy(&upper, rows[n].codes + at + 16, 4);
-                codes |= upper << 4;  // bytes of four bits: none reaches the next
-                std::memcpy(to, &codes, 4);
-            }
+    const auto four = [&](int64_t n, int64_t k) {
+        uint32_t codes;
+        std::memcpy(&codes, rows[n].codes + k, 4);
+        return codes;
+    };
+    const auto put_vector = [&](const auto& of) {
+        put<uint32_t>(to, of);
+        to += kStepBytes;
+    };
+    const int64_t bits = bits_of(part.form);
+    for (int64_t k = 0; k < values; k += bits == 4 ? 32 : 16) {
+        for (int64_t v = k; v < k + 16; v += bits == 6 ? 8 : 4) {
+            put_vector([&](int64_t n) {
+                if (bits == 8) return four(n, v);
+                if (bits == 4) return four(n, v) | four(n, v + 16) << 4;
+                return (four(n, v) & 0x0f0f0f0f) | (four(n, v + 4) & 0x0f0f0f0f) << 4;
+            });
         }
+        if (bits != 6) continue;
+        put_vector([&](int64_t n) {
+            uint32_t upper = 0;
+            for (int v = 0; v < 4; v++) upper |= (four(n, k + 4 * v) >> 4 & 0x03030303) << 2 * v;
+            return upper;
+        });
     }
 }
 

@@ -13,27 +13,28 @@ using namespace faser;
 
 namespace {
 
-// Integer and float sums of a tile share the registers. A single row waits for memory, from more panels at a time.
+// Integer and float sums of a tile share the registers.
 constexpr int kMostRows = kLanes == 16 ? 6 : kLanes == 8 ? 3 : 2;
-constexpr int kManyRows = kLanes == 16 ? 5 : kMostRows;  // where tiles follow one another
-constexpr int kFewPanels = kLanes == 16 ? 2 : 1;
-constexpr int kSinglePanels = kLanes == 16 ? 4 : kLanes == 8 ? 2 : 1;
-constexpr int64_t kUnitPanels = 2;  // the least that a piece of work holds
-static_assert(kPanelsTogether % kUnitPanels == 0 && kUnitPanels % kFewPanels == 0, "no panel is left over");
+constexpr int kPanels = kLanes == 16 ? 2 : 1;  // of a tile
+constexpr int64_t kUnitPanels = 2;             // the least that a piece of work holds
+static_assert(kPanelsTogether % kUnitPanels == 0 && kUnitPanels % kPanels == 0, "no panel is left over");
+constexpr int64_t kWidth = kPanels * kPanel;
+constexpr int kAll = kPanels * kParts;  // vectors of a tile's row
 constexpr int64_t kBlockRows = 64;
 constexpr int64_t kPieceBytes = 64 * 1024;  // of weights, at most or one unit: with more than a block of rows
 constexpr int64_t kFetchBytes = 256 * 1024;  // of the next product, by each thread that waits for it
 
-// What a tile reads: the forms in memory, and nibbles that have been unpacked to bytes.
-enum Codes { kOfNibbles = kNibbles, kOfTable = kTable, kOfBytes = kBytes, kOfBytes16 = kBytes16, kOfSmallBytes };
-
-template <int C>
+// Of a form's groups.
+template <int Form>
 struct CodesOf {
-    static constexpr bool kHalves = C == kOfNibbles || C == kOfTable;
-    static constexpr bool kSmall = kSmallDiffers && (C == kOfNibbles || C == kOfSmallBytes);
-    static constexpr int kGroup = C == kOfBytes16 ? 16 : 32;
-    static constexpr int kVectors = C == kOfBytes || C == kOfSmallBytes ? 8 : 4;  // 64-byte vectors of a group
-    static constexpr int kUnpacked = kSmallDiffers && C == kOfNibbles ? kOfSmallBytes : kOfBytes;
+    static constexpr bool kHalves = Form == kNibbles || Form == kTable, kSixBits = Form == kSixes || Form == kSixes16;
+    static constexpr bool kSmall = kSmallDiffers && (Form == kNibbles || kSixBits);
+    static constexpr int kGroup = Form == kSixes16 ? 16 : 32;
+    static constexpr int kPairs = kGroup / 8;  // of vectors with a code a byte
+    static constexpr int kBytes = kPairs * kStepBytes * (kHalves ? 4 : kSixBits ? 6 : 8) / 4;
+    // Where the values of a pair's vectors begin in a group.
+    static constexpr int first(int pair) { return kHalves ? 4 * pair : 8 * pair; }
+    static constexpr int second(int pair) { return kHalves ? 16 + 4 * pair : 8 * pair + 4; }
     using D = Dot<kSmall>;
 };
 
@@ -56,47 +57,40 @@ inline vi table_codes(vi nibbles) {
 }
 #endif
 
-// Codes of nibbles: those in the low halves of bytes and those in the high ones.
+// Part i of a pair of a group's vectors, a code a byte.
 template <int C>
-inline void split(const char* from, vi& low, vi& high) {
-    const vi bytes = (vi) * (const vu_any*)from;
-    low = bytes & 0x0f0f0f0f;
-    high = (vi)((vu)bytes >> 4) & 0x0f0f0f0f;
-    if (C == kOfTable) {
-        low = table_codes(low);
-        high = table_codes(high);
+inline __attribute__((always_inline)) void read_pair(const char* group, int pair, int i, vi& first, vi& second) {
+    const auto vector = [&](int at) { return (vi) * (const vu_any*)(group + at * kStepBytes + i * sizeof(vf)); };
+    if constexpr (C == kBytes) {
+        first = vector(2 * pair);
+        second = vector(2 * pair + 1);
+        return;
     }
-}
-
-// Nibbles of one panel's groups to bytes.
-template <int C>
-void unpack(const char* from, int64_t groups, char* to) {
-    for (int64_t group = 0; group < groups; group++, from += 4 * kStepBytes, to += 8 * kStepBytes) {
-#pragma GCC unroll 4
-        for (int v = 0; v < 4; v++) {
-#pragma GCC unroll 4
-            for (int i = 0; i < kParts; i++) {
-                const int64_t at = v * kStepBytes + i * sizeof(vf);
-                vi low, high;
-                split<C>(from + at, low, high);
-                *(vu_any*)(to + at) = (vu)low;
-                *(vu_any*)(to + 4 * kStepBytes + at) = (vu)high;
-            }
-        }
+    const vi halves = vector(CodesOf<C>::kHalves ? pair : pair / 2 * 3 + pair % 2);
+    first = halves & 0x0f0f0f0f;
+    second = (vi)((vu)halves >> 4) & 0x0f0f0f0f;
+    if constexpr (C == kTable) {
+        first = table_codes(first);
+        second = table_codes(second);
+    }
+    if constexpr (CodesOf<C>::kSixBits) {
+        const vu upper = (vu)vector(pair / 2 * 3 + 2);
+        first |= (vi)(pair % 2 == 0 ? upper << 4 : upper) & 0x30303030;
+        second |= (vi)(pair % 2 == 0 ? upper << 2 : upper >> 2) & 0x30303030;
     }
 }
 
 // Scales and minimums of one span as floats: [group][panel][16], scales before minimums.
-template <int Group, int Panels>
+template <int Group>
 struct Factors {
-    static constexpr int64_t kGroups = kSpan / Group, kFloats = Panels * kPanel;
-    alignas(64) float scales[kGroups * kFloats];
-    alignas(64) float minimums[kGroups * kFloats];
+    static constexpr int64_t kGroups = kSpan / Group;
+    alignas(64) float scales[kGroups * kWidth];
+    alignas(64) float minimums[kGroups * kWidth];
 
     // span: that of the first panel; the others follow at panel_bytes.
     void read(const FaserLowBitPart& part, const SpanLayout& layout, const char* span, int64_t panel_bytes,
               int64_t groups) {
-        for (int p = 0; p < Panels; p++) {
+        for (int p = 0; p < kPanels; p++) {
             read_panel(part, span + p * panel_bytes, layout.scales, layout.super_scales, groups, scales + p * kPanel);
             if (part.has_minimums) {
                 read_panel(part, span + p * panel_bytes, layout.minimums, layout.super_minimums, groups,
@@ -128,7 +122,7 @@ struct Factors {
             const int64_t end = std::min(group + repeats, groups);
             for (int i = 0; i < kParts; i++) {
                 const vf each = value(factor * kPanel + i * kLanes, i);
-                for (int64_t g = group; g < end; g++) store(to + g * kFloats + i * kLanes, each);
+                for (int64_t g = group; g < end; g++) store(to + g * kWidth + i * kLanes, each);
             }
             group = end;
         }
@@ -164,69 +158,63 @@ struct TileSpan {
     const int32_t* starts;   // [rows, groups of a span]
     const char* ahead;       // weights to fetch meanwhile, or null
     int64_t ahead_lines;     // of them, for each group
-    int64_t ahead_tiles;     // how many tiles share them out
     float* totals;           // [rows, panels, 16]
 
-    // What follows those of so many groups.
-    const char* ahead_from(int64_t groups) const { return ahead + groups * ahead_lines * kStepBytes; }
+    // What follows those of `groups` groups, or null.
+    const char* ahead_from(int64_t groups) const {
+        return ahead ? ahead + groups * ahead_lines * kStepBytes : nullptr;
+    }
 };
 
 // One group of a tile: sums[r][q] += codes * x[r].
-template <int C, int Rows, int Panels>
-inline __attribute__((always_inline)) void add_group(const TileSpan& tile, int64_t group,
-                                                     vi (&sums)[Rows][Panels * kParts]) {
+template <int C, int Rows>
+inline __attribute__((always_inline)) void add_group(const TileSpan& tile, int64_t group, vi (&sums)[Rows][kAll]) {
     using D = typename CodesOf<C>::D;
-    constexpr int kVectors = CodesOf<C>::kVectors;
+    constexpr int kPairs = CodesOf<C>::kPairs;
     const int8_t* x = tile.x + group * CodesOf<C>::kGroup;
-    const char* codes = tile.codes + group * kVectors * kStepBytes;
+    const char* codes = tile.codes + group * CodesOf<C>::kBytes;
+    const char* ahead = tile.ahead + group * tile.ahead_lines * kStepBytes;
+    const int64_t ahead_lines = tile.ahead ? tile.ahead_lines : 0;
     auto four = [&](int row, int k) {
         int32_t bytes;
         std::memcpy(&bytes, x + row * kSpan + k, 4);
         return D::factor(bytes);
     };
-    if (tile.ahead) {
-        const char* ahead = tile.ahead + group * tile.ahead_lines * kStepBytes;
-        for (int64_t line = 0; line < tile.ahead_lines; line++) __builtin_prefetch(ahead + line * kStepBytes, 0, 2);
-    }
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; v++) {
-        typename D::Codes low[Panels * kParts], high[Panels * kParts];
 #pragma GCC unroll 4
-        for (int p = 0; p < Panels; p++) {
-            const char* from = codes + p * tile.panel_bytes + v * kStepBytes;
+    for (int pair = 0; pair < kPairs; pair++) {
+        for (int64_t line = pair; line < ahead_lines; line += kPairs) {
+            __builtin_prefetch(ahead + line * kStepBytes, 0, 2);
+        }
+        typename D::Codes first[kAll], second[kAll];
+#pragma GCC unroll 4
+        for (int p = 0; p < kPanels; p++) {
 #pragma GCC unroll 4
             for (int i = 0; i < kParts; i++) {
-                if constexpr (CodesOf<C>::kHalves) {
-                    vi first, second;
-                    split<C>(from + i * sizeof(vf), first, second);
-                    low[p * kParts + i] = D::codes(first);
-                    high[p * kParts + i] = D::codes(second);
-                } else {
-                    low[p * kParts + i] = D::codes((vi) * (const vu_any*)(from + i * sizeof(vf)));
-                }
+                vi one, other;
+                read_pair<C>(codes + p * tile.panel_bytes, pair, i, one, other);
+                first[p * kParts + i] = D::codes(one);
+                second[p * kParts + i] = D::codes(other);
             }
         }
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; r++) {
-            auto x_low = four(r, 4 * v);
+            auto x_first = four(r, CodesOf<C>::first(pair));
 #pragma GCC unroll 8
-            for (int q = 0; q < Panels * kParts; q++) sums[r][q] = D::add(sums[r][q], low[q], x_low);
-            if constexpr (CodesOf<C>::kHalves) {
-                auto x_high = four(r, 16 + 4 * v);
+            for (int q = 0; q < kAll; q++) sums[r][q] = D::add(sums[r][q], first[q], x_first);
+            auto x_second = four(r, CodesOf<C>::second(pair));
 #pragma GCC unroll 8
-                for (int q = 0; q < Panels * kParts; q++) sums[r][q] = D::add(sums[r][q], high[q], x_high);
-            }
+            for (int q = 0; q < kAll; q++) sums[r][q] = D::add(sums[r][q], second[q], x_second);
         }
     }
 }
 
 // One stretch of a tile, values with one scale a row: totals += x's scales * (its groups, summed in order). A sum of
 // one addend is that addend: zeros of either sign are the same in totals.
-template <int C, bool Minimums, bool Halves, int Rows, int Panels, int Groups>
+template <int C, bool Minimums, bool Halves, int Rows, int Groups>
 inline __attribute__((always_inline)) void add_stretch(const TileSpan& tile, int64_t stretch) {
-    constexpr int kAll = Panels * kParts, kSpanGroups = kSpan / CodesOf<C>::kGroup;
+    constexpr int kSpanGroups = kSpan / CodesOf<C>::kGroup;
     auto factor = [&](const float* from, int64_t group, int q) {
-        if constexpr (!Halves) return load(from + group * Panels * kPanel + q * kLanes);
+        if constexpr (!Halves) return load(from + group * kWidth + q * kLanes);
         const int64_t place = group * kPanel + q % kParts * kLanes;
         return load_halves((const char*)from + q / kParts * tile.panel_bytes + place * 2);
     };
@@ -241,7 +229,7 @@ inline __attribute__((always_inline)) void add_stretch(const TileSpan& tile, int
 #pragma GCC unroll 8
             for (int q = 0; q < kAll; q++) sums[r][q] = start;
         }
-        add_group<C, Rows, Panels>(tile, group, sums);
+        add_group<C, Rows>(tile, group, sums);
 #pragma GCC unroll 8
         for (int q = 0; q < kAll; q++) {
             const vf scale = factor(tile.scales, group, q);
@@ -267,116 +255,95 @@ inline __attribute__((always_inline)) void add_stretch(const TileSpan& tile, int
         const vf scale = everywhere(tile.x_scales + r * kStretches + stretch);
 #pragma GCC unroll 8
         for (int q = 0; q < kAll; q++) {
-            float* at = tile.totals + r * Panels * kPanel + q * kLanes;
+            float* at = tile.totals + r * kWidth + q * kLanes;
             store(at, fused(scale, partial[r][q], load(at)));
         }
     }
 }
 
 // `count` tiles of `Rows` rows each over one span; tile: the first.
-template <int C, bool Minimums, bool Halves, int Rows, int Panels>
+template <int C, bool Minimums, bool Halves, int Rows>
 __attribute__((noinline)) void add_tiles(TileSpan tile, int64_t values, int64_t count) {
     constexpr int kGroups = kScaled / CodesOf<C>::kGroup;
     for (; count > 0; count--) {
         int64_t stretch = 0;
         for (; stretch < values / kScaled; stretch++) {
-            add_stretch<C, Minimums, Halves, Rows, Panels, kGroups>(tile, stretch);
+            add_stretch<C, Minimums, Halves, Rows, kGroups>(tile, stretch);
         }
-        if (values % kScaled) add_stretch<C, Minimums, Halves, Rows, Panels, kGroups / 2>(tile, stretch);
-        tile.ahead = --tile.ahead_tiles > 0 ? tile.ahead_from(values / CodesOf<C>::kGroup) : nullptr;
+        if (values % kScaled) add_stretch<C, Minimums, Halves, Rows, kGroups / 2>(tile, stretch);
+        tile.ahead = tile.ahead_from(values / CodesOf<C>::kGroup);
         tile.x += Rows * kSpan;
         tile.x_scales += Rows * kStretches;
         tile.x_sums += Rows * kGroups32;
         tile.starts += Rows * (kSpan / CodesOf<C>::kGroup);
-        tile.totals += Rows * Panels * kPanel;
+        tile.totals += Rows * kWidth;
     }
 }
 
-// Whether a tile reads scales and minimums directly: where it has all rows, each is read only once.
+// Whether tiles read scales and minimums where they lie.
 template <int Group>
-bool reads_halves(const FaserLowBitPart& part, int64_t rows) {
-    return rows <= kMostRows && part.factors == kHalves && part.factor_values == Group;
+bool reads_halves(const FaserLowBitPart& part) {
+    return part.factors == kHalves && part.factor_values == Group;
 }
 
 // All rows of a block over one span; tile: its first rows. Tiles are as even as possible, the higher ones first.
-template <int C, int Panels>
+template <int C>
 void add_block(TileSpan tile, const FaserLowBitPart& part, int64_t values, int64_t rows) {
-    const int64_t most = rows > 2 * kMostRows ? kManyRows : kMostRows;
-    const int64_t tiles = (rows + most - 1) / most, height = rows / tiles, higher = rows % tiles;
-    tile.ahead_tiles = std::min(tile.ahead_tiles, tiles);
-    tile.ahead_lines = (tile.ahead_lines + tile.ahead_tiles - 1) / tile.ahead_tiles;
+    const int64_t tiles = (rows + kMostRows - 1) / kMostRows, height = rows / tiles, higher = rows % tiles;
+    tile.ahead_lines = (tile.ahead_lines + tiles - 1) / tiles;  // tiles share them out
     auto add = [&](int64_t first, int64_t tile_rows, int64_t count) {
         TileSpan at = tile;
-        if (tile.ahead && first > 0) {
-            at.ahead_tiles -= higher;
-            at.ahead = at.ahead_tiles > 0 ? tile.ahead_from(values / CodesOf<C>::kGroup * higher) : nullptr;
-        }
+        if (first > 0) at.ahead = tile.ahead_from(values / CodesOf<C>::kGroup * higher);
         at.x += first * kSpan;
         at.x_scales += first * kStretches;
         at.x_sums += first * kGroups32;
         at.starts += first * (kSpan / CodesOf<C>::kGroup);
-        at.totals += first * Panels * kPanel;
-        with_count<Panels == kFewPanels ? kMostRows : 1>(int(tile_rows), [&](auto number) {
-            constexpr bool kMinimums = C == kOfNibbles || C == kOfBytes || C == kOfSmallBytes;
+        at.totals += first * kWidth;
+        with_count<kMostRows>(int(tile_rows), [&](auto number) {
+            constexpr bool kMinimums = C != kTable && C != kSixes16;
             const bool minimums = kMinimums && part.has_minimums;
-            if (reads_halves<CodesOf<C>::kGroup>(part, rows)) {
-                if (minimums) return add_tiles<C, kMinimums, true, number.value, Panels>(at, values, count);
-                return add_tiles<C, false, true, number.value, Panels>(at, values, count);
+            if (reads_halves<CodesOf<C>::kGroup>(part)) {
+                if (minimums) return add_tiles<C, kMinimums, true, number.value>(at, values, count);
+                return add_tiles<C, false, true, number.value>(at, values, count);
             }
-            if (minimums) return add_tiles<C, kMinimums, false, number.value, Panels>(at, values, count);
-            add_tiles<C, false, false, number.value, Panels>(at, values, count);
+            if (minimums) return add_tiles<C, kMinimums, false, number.value>(at, values, count);
+            add_tiles<C, false, false, number.value>(at, values, count);
         });
     };
     if (higher > 0) add(0, height + 1, higher);
     add(higher * (height + 1), height, tiles - higher);
 }
 
-// Rows [row, end), at most kBlockRows, with Panels panels from `panel` on. Nibbles are unpacked for more than one tile
-// of rows. ahead: weights that this thread needs next, or null; as many are fetched as are read.
-template <int C, int Panels>
+// Rows [row, end), at most kBlockRows, with kPanels panels from `panel` on. ahead: weights that this thread needs next,
+// or null; as many are fetched as are read.
+template <int C>
 void multiply_rows(const FaserLowBit& linear, const FaserLowBitPart& part, const FaserProduct& call,
                    const Activations& x, const int32_t* starts, int64_t panel, int64_t row, int64_t end,
                    const char* ahead) {
-    constexpr int64_t kWidth = Panels * kPanel;
     constexpr int kGroup = CodesOf<C>::kGroup, kSpanGroups = kSpan / kGroup;
+    const bool halves = reads_halves<kGroup>(part);
     const int64_t panel_bytes = low_bit_panel_bytes(part, linear.depth);
     const char* span = part.panels + panel * panel_bytes;
-    alignas(64) float totals[(Panels == kFewPanels ? kBlockRows : 1) * kWidth];
-    alignas(64) char unpacked[CodesOf<C>::kHalves && Panels == kFewPanels ? Panels * kPanel * kSpan : 1];
+    alignas(64) float totals[kBlockRows * kWidth];
     for (int64_t i = 0; i < (end - row) * kWidth; i += kLanes) store(totals + i, vf{});
-    Factors<kGroup, Panels> factors;
+    Factors<kGroup> factors;
     for (int64_t first = 0, place = row; first < linear.depth; first += kSpan, place += x.rows) {
         const int64_t values = std::min(kSpan, linear.depth - first);
         const SpanLayout layout = span_layout(part, values);
-        const bool halves = reads_halves<kGroup>(part, end - row);
         if (!halves) factors.read(part, layout, span, panel_bytes, values / kGroup);
-        TileSpan tile{span,
-                      panel_bytes,
-                      halves ? (const float*)(span + layout.scales) : factors.scales,
-                      halves ? (const float*)(span + layout.minimums) : factors.minimums,
-                      x.codes + place * kSpan,
-                      x.scales + place * kStretches,
-                      x.sums + place * kGroups32,
-                      starts + place * kSpanGroups,
-                      ahead,
-                      (Panels * layout.bytes / kStepBytes * kGroup + values - 1) / values,
-                      kBlockRows,
-                      totals};
-        if (ahead) ahead += Panels * layout.bytes;
-        if constexpr (CodesOf<C>::kHalves && Panels == kFewPanels) {
-            if (end - row > kMostRows) {
-                for (int p = 0; p < Panels; p++) {
-                    unpack<C>(span + p * panel_bytes, values / kGroup, unpacked + p * kPanel * kSpan);
-                }
-                tile.codes = unpacked;
-                tile.ahead_tiles = 1;  // measured: sharing them out is slower here
-                tile.panel_bytes = kPanel * kSpan;
-                add_block<CodesOf<C>::kUnpacked, Panels>(tile, part, values, end - row);
-                span += layout.bytes;
-                continue;
-            }
-        }
-        add_block<C, Panels>(tile, part, values, end - row);
+        const TileSpan tile{span,
+                            panel_bytes,
+                            halves ? (const float*)(span + layout.scales) : factors.scales,
+                            halves ? (const float*)(span + layout.minimums) : factors.minimums,
+                            x.codes + place * kSpan,
+                            x.scales + place * kStretches,
+                            x.sums + place * kGroups32,
+                            starts + place * kSpanGroups,
+                            ahead,
+                            (kPanels * layout.bytes / kStepBytes * kGroup + values - 1) / values,
+                            totals};
+        add_block<C>(tile, part, values, end - row);
+        if (ahead) ahead += kPanels * layout.bytes;
         span += layout.bytes;
     }
     finish(call, linear.bias, part.first + part.columns, row, int(end - row), part.first + panel * kPanel, totals,
@@ -389,35 +356,33 @@ void multiply_panels(const FaserLowBit& linear, const FaserLowBitPart& part, con
                      const Activations& x, int64_t panel, int64_t last, int64_t row, int64_t end, const char* after) {
     const int32_t* starts = x.starts_of(CodesOf<C>::D::kLowered - part.zero_point, kSpan / CodesOf<C>::kGroup);
     const int64_t panel_bytes = low_bit_panel_bytes(part, linear.depth);
-    const auto ahead = [&](int64_t next) { return next < last ? part.panels + next * panel_bytes : after; };
-    if (end - row == 1) {
-        for (; panel + kSinglePanels <= last; panel += kSinglePanels) {
-            const char* next = ahead(panel + kSinglePanels);
-            multiply_rows<C, kSinglePanels>(linear, part, call, x, starts, panel, row, end, next);
-        }
-    }
-    for (; panel < last; panel += kFewPanels) {
-        multiply_rows<C, kFewPanels>(linear, part, call, x, starts, panel, row, end, ahead(panel + kFewPanels));
+    for (; panel < last; panel += kPanels) {
+        const int64_t next = panel + kPanels;
+        const char* ahead = next < last ? part.panels + next * panel_bytes : after;
+        multiply_rows<C>(linear, part, call, x, starts, panel, row, end, ahead);
     }
 }
 
-using Multiply = decltype(&multiply_panels<kOfNibbles>);
+using Multiply = decltype(&multiply_panels<kNibbles>);
 
 Multiply multiply_of(int32_t form) {
     switch (form) {
         case kNibbles:
-            return multiply_panels<kOfNibbles>;
+            return multiply_panels<kNibbles>;
         case kTable:
-            return multiply_panels<kOfTable>;
+            return multiply_panels<kTable>;
         case kBytes:
-            return multiply_panels<kOfBytes>;
+            return multiply_panels<kBytes>;
+        case kSixes:
+            return multiply_panels<kSixes>;
         default:
-            return multiply_panels<kOfBytes16>;
+            return multiply_panels<kSixes16>;
     }
 }
 
 int32_t lowered(const FaserLowBitPart& part) {
-    return part.form == kNibbles ? CodesOf<kOfNibbles>::D::kLowered : CodesOf<kOfBytes>::D::kLowered;
+    const bool has_eight_bits = part.form == kTable || part.form == kBytes;
+    return has_eight_bits ? CodesOf<kBytes>::D::kLowered : CodesOf<kNibbles>::D::kLowered;
 }
 
 // Units of kUnitPanels panels, those of all parts counted on.
