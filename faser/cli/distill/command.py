@@ -62,7 +62,9 @@ def make_conversations(
     if own.traffic is not None:
         dataset = Dataset(folder, {"model": directory.name, "traffic": str(own.traffic)})
         turns = ChatTurns(tokenizer, eos_token_ids) if tokenizer.chat_template is not None else None
-        found = TrafficFile(own.traffic, tokenizer, turns, next(iter(eos_token_ids), None))
+        found = TrafficFile(
+            own.traffic, tokenizer, turns, next(iter(eos_token_ids), None), vocab_size=model.spec.vocab_size
+        )
         fill_from_traffic(dataset, found, own.tokens)
         return dataset
     turns = ChatTurns(tokenizer, eos_token_ids)

@@ -25,10 +25,20 @@ class TrafficFile:
     """A file of recorded conversations. Reading it raises ConfigError that names a line of another form."""
 
     def __init__(
-        self, path: Path, tokenizer: Tokenizer, turns: ChatTurns | None, eos_token_id: int | None
+        self,
+        path: Path,
+        tokenizer: Tokenizer,
+        turns: ChatTurns | None,
+        eos_token_id: int | None,
+        *,
+        vocab_size: int,
     ) -> None:
-        """turns: None for a model without chat template: then every line must have tokens, or a prompt as text."""
+        """turns: None for a model without chat template: then every line must have tokens, or a prompt as text.
+
+        vocab_size: of the model, which may have fewer tokens than its tokenizer.
+        """
         self._path = path
+        self._vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._turns = turns
         self._eos_token_id = eos_token_id
@@ -58,6 +68,9 @@ class TrafficFile:
             raise ConfigError(
                 f"{named} has {len(prompt)} tokens of prompt and {len(answer)} of answer; each needs one"
             )
+        for token_id in (min(*prompt, *answer), max(*prompt, *answer)):
+            if not 0 <= token_id < self._vocab_size:
+                raise ConfigError(f"{named} has token id {token_id}; the model has {self._vocab_size} tokens")
         last = self._eos_token_id
         if ended and last is not None and answer[-1] != last:
             answer = (*answer, last)
@@ -73,6 +86,6 @@ class TrafficFile:
 
     def _checked(self, ids: Sequence[Any]) -> tuple[int, ...]:
         for each in ids:
-            if not isinstance(each, int) or not 0 <= each < self._tokenizer.vocab_size:
+            if not isinstance(each, int):
                 raise ValueError(f"{each} is not a token")
         return tuple(ids)

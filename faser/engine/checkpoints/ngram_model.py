@@ -40,10 +40,6 @@ class NgramModel:
     chances: NDArray[np.float64]
     about: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def largest_id(self) -> int:
-        return int(max(self.contexts.max(), self.following.max()))
-
 
 def count(
     texts: Iterable[Sequence[int]],
@@ -92,27 +88,42 @@ def save(model: NgramModel, path: Path) -> None:
 
 
 def load(path: Path, *, vocab_size: int) -> NgramModel:
-    """Raises ConfigError for a file that is none, and for token ids that the model's vocabulary does not have."""
+    """Raises ConfigError for a file that is none, and that names a token id which the model's vocabulary lacks."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             about = json.loads(str(stored["about"]))
             contexts, following, shares = (stored[name] for name in _ARRAYS)
     except (OSError, KeyError, TypeError, AttributeError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{path} is no n-gram model: {error}") from error
-    if about.pop("format", None) != _FORMAT or contexts.ndim != 2 or not len(contexts) == len(following) > 0:
+    if about.pop("format", None) != _FORMAT or not _fit(contexts, following, shares):
         raise ConfigError(f"{path} is no n-gram model of format {_FORMAT}")
-    model = NgramModel(
+    present = contexts != NO_TOKEN
+    if not present[:, -1].all() or (present[:, :-1] > present[:, 1:]).any():
+        raise ConfigError(f"the n-gram model {path} has a context that is empty, or that has a gap")
+    for token_id in (
+        int(following.min()),
+        int(contexts[present].min()),
+        int(following.max()),
+        int(contexts.max()),
+    ):
+        if not 0 <= token_id < vocab_size:
+            raise ConfigError(
+                f"the n-gram model {path} has token id {token_id}; the model's vocabulary has {vocab_size} "
+                "tokens: it was counted for another model"
+            )
+    return NgramModel(
         contexts=contexts.astype(np.int32),
         following=following.astype(np.int32),
         chances=_chances(shares),
         about=about,
     )
-    if model.largest_id >= vocab_size:
-        raise ConfigError(
-            f"the n-gram model {path} has token id {model.largest_id}; the model's vocabulary has {vocab_size} "
-            "tokens: it was counted for another model"
-        )
-    return model
+
+
+def _fit(contexts: NDArray[Any], following: NDArray[Any], shares: NDArray[Any]) -> bool:
+    """Whether these are the arrays of a model, by their types and sizes."""
+    ids = contexts.dtype.kind == following.dtype.kind == "i" and shares.dtype == np.uint8
+    sizes = contexts.ndim == 2 and contexts.size > 0 and following.shape == shares.shape == (len(contexts),)
+    return ids and sizes
 
 
 def _stored(chances: Sequence[float] | NDArray[np.float64]) -> NDArray[np.uint8]:

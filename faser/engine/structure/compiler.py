@@ -57,7 +57,7 @@ class GrammarCompiler:
         any_whitespace: bool = False,
     ) -> None:
         self._load_tokenizer = load_tokenizer
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._any_whitespace = any_whitespace
         self.eos_token_ids = eos_token_ids
         self._lock = threading.Lock()
@@ -116,7 +116,7 @@ class GrammarCompiler:
     def _read_tokenizer(self) -> tuple[LLTokenizer, dict[str, int]]:
         try:
             tokenizer = self._load_tokenizer()
-            size = max(tokenizer.vocab_size, self._vocab_size)
+            size = max(tokenizer.vocab_size, self.vocab_size)
             found = LLTokenizer(
                 tokenizer.to_json(),
                 n_vocab=-(-size // _WORD) * _WORD,

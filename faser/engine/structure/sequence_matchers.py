@@ -13,6 +13,7 @@ The masks are llguidance's, computed for all rows of a step in one call, by thre
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
@@ -105,13 +106,15 @@ class SequenceMatchers:
         """Tokens that have to follow: at most limit of the text that the grammar leaves no choice about.
 
         It is divided as the tokenizer divides it, without tokens at its end that further text may change; the
-        model may divide it otherwise. after: draft tokens that come first. Changes nothing.
+        model may divide it otherwise. The first token that the tokenizer has and the model has not ends them.
+        after: draft tokens that come first. Changes nothing.
         """
         matcher = self._places[slot].matcher
         num_taken = int(matcher.try_consume_tokens([*after])) if after else 0
         found: list[int] = []
         if num_taken == len(after):
-            found = [*matcher.compute_ff_tokens()][:limit]
+            wanted = matcher.compute_ff_tokens()[:limit]
+            found = [*takewhile(lambda token_id: token_id < self._compiler.vocab_size, wanted)]
             num_taken += int(matcher.try_consume_tokens(found)) if found else 0
             if len(found) < limit and matcher.is_stopped() and not matcher.is_error():
                 found.append(self._compiler.eos_token_ids[0])

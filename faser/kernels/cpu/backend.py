@@ -233,14 +233,16 @@ class NativeBackend:
         assert out.shape == (len(token_ids), packed.depth), out.shape
         ids, count = token_ids.data_ptr(), len(token_ids)
         if isinstance(packed, LowBitLinear):
-            self._library.faser_low_bit_embed(
+            outside = self._library.faser_low_bit_embed(
                 self._pool, packed.address, ids, count, out.data_ptr(), DTYPES[out.dtype]
             )
-            if packed.order is not None:
-                out[:, packed.order] = out.clone()
-            return out
-        assert out.dtype is packed.dtype, (out.dtype, packed.dtype)
-        self._library.faser_embed(self._pool, packed.address, ids, count, out.data_ptr())
+        else:
+            assert out.dtype is packed.dtype, (out.dtype, packed.dtype)
+            outside = self._library.faser_embed(self._pool, packed.address, ids, count, out.data_ptr())
+        if outside >= 0:
+            raise IndexError(f"token id {int(token_ids[outside])}; the embedding has {packed.columns} rows")
+        if isinstance(packed, LowBitLinear) and packed.order is not None:
+            out[:, packed.order] = out.clone()
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:

@@ -151,7 +151,8 @@ class Backend(Protocol):
     def embed(self, token_ids: Tensor, packed: PackedLinear, out: Tensor) -> Tensor:
         """out[r] = weight[token_ids[r]]. token_ids: [R] int64.
 
-        out: [R, K] in the weight's dtype; of a low-bit weight in any.
+        out: [R, K] in the weight's dtype; of a low-bit weight in any. Raises IndexError on a CPU for an id that
+        the weight has no row for.
         """
         ...
 

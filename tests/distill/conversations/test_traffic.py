@@ -12,13 +12,14 @@ from faser.distill.conversations.shard import Conversation
 from faser.distill.conversations.traffic import TrafficFile
 from faser.engine.text.tokenizer import load_tokenizer
 from faser.errors import ConfigError
-from tests.checkpoints import EOS_TOKEN_ID
+from tests.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
 
 
 def read(path: Path, directory: Path, *records: Any) -> list[Conversation]:
     path.write_text("".join(json.dumps(each) + "\n" for each in records))
     tokenizer = load_tokenizer(directory)
-    return list(TrafficFile(path, tokenizer, ChatTurns(tokenizer, (EOS_TOKEN_ID,)), EOS_TOKEN_ID))
+    turns = ChatTurns(tokenizer, (EOS_TOKEN_ID,))
+    return list(TrafficFile(path, tokenizer, turns, EOS_TOKEN_ID, vocab_size=VOCAB_SIZE))
 
 
 def test_texts_become_the_tokens_that_a_server_would_have(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -37,6 +38,17 @@ def test_texts_become_the_tokens_that_a_server_would_have(tiny_checkpoint: Path,
     assert (ended.ended, ended.temperature) == (True, 0.5)
     assert (cut.prompt, tokenizer.decode(cut.answer, False), cut.ended) == (ended.prompt, "jumps", False)
     assert math.isnan(cut.temperature)
+
+
+@pytest.mark.parametrize("token_id", [-1, VOCAB_SIZE])
+def test_a_token_that_the_model_lacks_is_refused_with_both_numbers(
+    tiny_checkpoint: Path, tmp_path: Path, token_id: int
+) -> None:
+    record = {"prompt_token_ids": [5, 6], "answer_token_ids": [7, token_id]}
+    with pytest.raises(
+        ConfigError, match=f"its line 1 has token id {token_id}; the model has {VOCAB_SIZE} tokens"
+    ):
+        read(tmp_path / "a.jsonl", tiny_checkpoint, record)
 
 
 def test_tokens_are_taken_as_they_are(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -62,7 +74,7 @@ def test_an_answer_that_a_stop_string_ended_gets_no_end_token(tiny_checkpoint: P
     [
         ({"prompt": "a"}, "its line 2 must be JSON such as"),
         ([1], "its line 2 must be JSON such as"),
-        ({"prompt_token_ids": [5], "answer_token_ids": [99_999]}, "its line 2 must be JSON such as"),
+        ({"prompt_token_ids": [5], "answer_token_ids": ["7"]}, "its line 2 must be JSON such as"),
         ({"prompt": "a", "answer": ""}, "has 17 tokens of prompt and 0 of answer; each needs one"),
     ],
 )

@@ -7,6 +7,7 @@ that are too rare stay; a file of another model is loaded.
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,6 +73,31 @@ def test_a_model_of_another_vocabulary_is_refused_with_both_numbers(tmp_path: Pa
     save(count(TEXTS), tmp_path / "some.npz")
     with pytest.raises(ConfigError, match="has token id 3; the model's vocabulary has 3 tokens"):
         load(tmp_path / "some.npz", vocab_size=3)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"following": np.array([1, -123456], np.int32)}, "has token id -123456; the model's vocabulary has 9"),
+        ({"contexts": np.array([[-1, 1], [-7, 2]], np.int32)}, "has token id -7; the model's vocabulary has 9"),
+        ({"contexts": np.array([[-1, 1], [-1, -1]], np.int32)}, "has a context that is empty, or that has a gap"),
+        ({"contexts": np.array([[-1, 1], [2, -1]], np.int32)}, "has a context that is empty, or that has a gap"),
+        ({"shares": np.array([200], np.uint8)}, "is no n-gram model of format 1"),
+        ({"following": np.array([1.5, 2.5])}, "is no n-gram model of format 1"),
+    ],
+)
+def test_a_table_that_drafts_would_read_past_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    arrays: dict[str, Any] = {
+        "contexts": np.array([[-1, 1], [1, 2]], np.int32),
+        "following": np.array([2, 3], np.int32),
+        "shares": np.array([200, 100], np.uint8),
+    }
+    path = tmp_path / "some.npz"
+    np.savez(path, about=np.array('{"format": 1}'), **arrays)
+    assert len(load(path, vocab_size=9).following) == 2
+    np.savez(path, about=np.array('{"format": 1}'), **(arrays | change))
+    with pytest.raises(ConfigError, match=said):
+        load(path, vocab_size=9)
 
 
 @pytest.mark.parametrize("kind", ["absent", "text", "cut off", "other arrays", "other format"])

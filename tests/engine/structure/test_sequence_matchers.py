@@ -141,6 +141,15 @@ def test_forced_tokens_are_the_only_text_that_can_follow(name: str, tokenizer: T
     assert num_forced > 0
 
 
+def test_forced_tokens_end_before_one_that_the_model_lacks() -> None:
+    """A tokenizer may have tokens beyond the model's embedding."""
+    asked = StructuredOutput(kind=StructureKind.REGEX, text="some words")
+    whole = the_matchers(asked).forced(0, (), 99)
+    largest = max(whole)
+    assert whole.index(largest) > 0
+    assert the_matchers(asked, vocab_size=largest).forced(0, (), 99) == whole[: whole.index(largest)]
+
+
 def test_a_key_is_forced_with_the_text_around_it(tokenizer: Tokenizer) -> None:
     matchers = the_matchers(LANGUAGES["schema"].asked)
     assert tokenizer.decode(matchers.forced(0, (), 32)).startswith('{"kind')

@@ -24,6 +24,7 @@ from faser.kernels.cpu.build import library_path
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.shapes import AttentionShape, KvCache
 from faser.kernels.torch.backend import TorchBackend
+from tests.kernels.interface.low_bit.blocks import random_blocks
 from tests.kernels.layouts import (
     BLOCK_SIZE,
     Span,
@@ -101,6 +102,19 @@ def test_a_row_of_a_product_has_the_same_bits_in_every_batch(native: NativeBacke
     together = product(slice(0, most))
     for first, end in [(r, r + 1) for r in range(40)] + [(0, n) for n in range(2, 41)] + [(100, 197), (3, 105)]:
         assert torch.equal(product(slice(first, end)), together[first:end]), (first, end)
+
+
+@pytest.mark.parametrize("token_id", [-1, 17, 2**40])
+@pytest.mark.parametrize("low_bit", [False, True])
+def test_an_id_without_a_row_is_an_error_and_nothing_is_read(
+    native: NativeBackend, low_bit: bool, token_id: int
+) -> None:
+    """Bugs seen to be caught: an id that is taken as it is, which crashes; an id below 0 that passes."""
+    weight = random_blocks("Q4_0", 17, 64) if low_bit else random(17, 64)
+    backends: list[Backend] = [native, REFERENCE]
+    for backend in backends:
+        with pytest.raises(IndexError):
+            backend.embed(torch.tensor([3, token_id, 4]), backend.pack(weight), torch.empty(3, 64))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,8 +14,9 @@ using namespace faser;
 
 extern "C" {
 
-void faser_embed(Pool*, const FaserLinear*, const int64_t* ids, int64_t rows, void* out);
-void faser_low_bit_embed(Pool*, const FaserLowBit*, const int64_t* ids, int64_t rows, void* out, int32_t out_dtype);
+int64_t faser_embed(Pool*, const FaserLinear*, const int64_t* ids, int64_t rows, void* out);
+int64_t faser_low_bit_embed(Pool*, const FaserLowBit*, const int64_t* ids, int64_t rows, void* out,
+                            int32_t out_dtype);
 void faser_linear(Pool*, const FaserLinear*, const void* x, int64_t x_stride, int64_t rows, void* out,
                   int64_t out_stride, int32_t out_dtype, const void* residual, int64_t residual_stride);
 void faser_low_bit_linear(Pool*, const FaserLowBit*, const void* x, int64_t x_stride, int32_t x_dtype, int64_t rows,

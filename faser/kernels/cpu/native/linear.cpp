@@ -143,13 +143,17 @@ void faser_linear(Pool* pool, const FaserLinear* linear, const void* x, int64_t 
     product<bf16>(*pool, *linear, call);
 }
 
-// out: [rows, K], contiguous. A unit of 4 bytes is one float or two bf16: the same gather serves both.
-void faser_embed(Pool* pool, const FaserLinear* linear, const int64_t* ids, int64_t rows, void* out) {
+// out: [rows, K], contiguous. A unit of 4 bytes is one float or two bf16: the same gather serves both. Returns -1; or
+// the place of the first id that the weight has no row for, and then reads nothing.
+int64_t faser_embed(Pool* pool, const FaserLinear* linear, const int64_t* ids, int64_t rows, void* out) {
+    const int64_t outside = first_outside(ids, rows, linear->columns);
+    if (outside >= 0) return outside;
     const int64_t steps = linear->depth * (linear->dtype == kFloat32 ? 4 : 2) / 4;
     const int64_t block = 8;
     pool->run((rows + block - 1) / block, [&](int64_t i) {
         embed(*linear, ids, i * block, std::min(rows, (i + 1) * block), (uint32_t*)out, steps);
     });
+    return -1;
 }
 
 Pool* faser_pool_new(int32_t num_threads) { return new Pool(num_threads); }

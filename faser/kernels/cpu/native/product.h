@@ -18,6 +18,14 @@ struct FaserProduct {
     int32_t out_dtype;
 };
 
+// The place of the first id that is below 0 or not below `columns`, or -1.
+inline int64_t first_outside(const int64_t* ids, int64_t count, int64_t columns) {
+    for (int64_t i = 0; i < count; i++) {
+        if (uint64_t(ids[i]) >= uint64_t(columns)) return i;
+    }
+    return -1;
+}
+
 // out[r][column : column + columns] = sums + bias + residual, rounded once. bias: of the first column, or null.
 template <class Out, bool Bias, bool Residual>
 void finish_rows(const FaserProduct& call, const float* bias, int64_t row, int rows, int64_t column, int columns,

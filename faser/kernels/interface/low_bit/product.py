@@ -72,6 +72,9 @@ class DecodedLowBit:
     def embed(self, token_ids: Tensor, out: Tensor) -> Tensor:
         """See Backend.embed: rows of the dequantised weight, rounded once."""
         ids = token_ids.cpu()
+        outside = ids[(ids < 0) | (ids >= self.shape[0])]
+        if len(outside):
+            raise IndexError(f"token id {int(outside[0])}; the embedding has {self.shape[0]} rows")
         first = 0
         for part in self.parts:
             mine = (ids >= first) & (ids < first + len(part.codes))

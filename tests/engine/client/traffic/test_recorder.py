@@ -176,6 +176,6 @@ def test_distilling_reads_what_an_engine_recorded(
         return answers
 
     answers = asyncio.run(scenario())
-    found = list(TrafficFile(path, tokenizer, None, None))
+    found = list(TrafficFile(path, tokenizer, None, None, vocab_size=tokenizer.vocab_size))
     assert {each.answer for each in found} == set(answers)
     assert [(each.prompt, each.temperature, each.ended) for each in found] == [(prompt, 1.0, False)] * 2

@@ -107,7 +107,7 @@ def test_a_product_with_a_part_in_16_bits_is_dequantised(tmp_path: Path, caplog:
 
 
 def test_weights_are_counted_as_they_lie_in_memory(tmp_path: Path, kernel_cache: Path) -> None:
-    """Codes of five bits take six: 32 values have 26 bytes, in the file 22; in Q4_0 and Q8_0 they have 18 and 34."""
+    """Codes of five bits take six: 32 values have 26 bytes, in Q4_0 and Q8_0 18 and 34."""
     backend = NativeBackend(library_path(cache_dir=kernel_cache), num_threads=1)
     found = {}
     for quantization in (Type.Q5_0, Type.Q8_0, Type.Q4_0):

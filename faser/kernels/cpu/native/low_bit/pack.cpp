@@ -1,5 +1,6 @@
 // Packs rows that are quantised, as files store them or as codes and scales; reads single rows out of panels.
 
+#include "../product.h"
 #include "pack.h"
 
 using namespace faser;
@@ -124,10 +125,17 @@ void faser_low_bit_pack_codes(Pool* pool, const FaserLowBitPart* part, int64_t d
     }
 }
 
-// out: [rows, K] of out_dtype, contiguous.
-void faser_low_bit_embed(Pool* pool, const FaserLowBit* linear, const int64_t* ids, int64_t rows, void* out,
-                         int32_t out_dtype) {
-    if (out_dtype == kFloat32) return embed_rows(*pool, *linear, ids, rows, (float*)out);
-    embed_rows(*pool, *linear, ids, rows, (bf16*)out);
+// out: [rows, K] of out_dtype, contiguous. Returns as faser_embed does.
+int64_t faser_low_bit_embed(Pool* pool, const FaserLowBit* linear, const int64_t* ids, int64_t rows, void* out,
+                            int32_t out_dtype) {
+    const FaserLowBitPart& last = linear->parts[linear->num_parts - 1];
+    const int64_t outside = first_outside(ids, rows, last.first + last.columns);
+    if (outside >= 0) return outside;
+    if (out_dtype == kFloat32) {
+        embed_rows(*pool, *linear, ids, rows, (float*)out);
+    } else {
+        embed_rows(*pool, *linear, ids, rows, (bf16*)out);
+    }
+    return -1;
 }
 }
