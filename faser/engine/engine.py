@@ -59,12 +59,13 @@ class Engine:
     def step(self) -> tuple[SequenceDelta, ...]:
         """Run one step and return what it changed; without work, nothing."""
         began_s = time.perf_counter()
+        self._gaps.begin_step()
         if self._launched is not None:
             return self._finish(self._launched, began_s)
         drafts: DraftPlan | Drafts | None = self._scheduler.propose()
         while isinstance(drafts, DraftPlan):
             found = self._executor.draft(drafts)
-            self._gaps.add_drafting(found)
+            self._gaps.drafted(found)
             drafts = self._scheduler.drafted(found)
         plan = self._scheduler.plan(drafts)
         if plan is None:
@@ -114,8 +115,8 @@ class Engine:
         self, plan: StepPlan, result: StepResult, overlapped_drafts: Drafts | None
     ) -> tuple[SequenceDelta, ...]:
         """Commit a step whose work has just ended."""
-        gap_s = self._gaps.end_step(result, overlapped_drafts)
-        deltas = tuple(self._scheduler.commit(plan, result, overlapped_drafts, gap_s=gap_s))
+        self._gaps.ran(result, overlapped_drafts)
+        deltas = tuple(self._scheduler.commit(plan, result, overlapped_drafts, last_gap_s=self._gaps.last_gap_s))
         if not self.has_work():
             self._gaps.restart()
         return deltas

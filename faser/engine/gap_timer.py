@@ -1,9 +1,10 @@
-"""GapTimer: how long the device had no work between two steps, from what the engine sees of them.
+"""GapTimer: for how long the device had no work in a step, from what the engine sees of it.
 
-    end of step 1 | commit, propose | drafts' run_s | keep, plan | step 2's run_s | end of step 2
-                  '------ gap ------'               '---- gap ---'
+    begin | propose | drafts' run_s | keep, plan | the step's run_s | commit, statistics, messages | next begin
+          '-- gap --'               '--- gap ----'                  '------------ gap -------------'
 
-A gap before which the engine had nothing to do is none: the next step is a first step again.
+So what a step leaves to do is part of its own gap: what its drafts teach is learned after it. A step after which
+the engine has nothing to do has no gap.
 """
 
 import time
@@ -13,30 +14,31 @@ from faser.engine.contract.plan import Drafts, StepResult
 
 
 class GapTimer:
-    """now: the clock, in seconds."""
+    """now: the clock, in seconds. last_gap_s: of the step before the one that began last; None: not known."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.last_gap_s: float | None = None
         self._now = now
-        self._ended_s: float | None = None  # when the step before ended; None: the next step is a first one
-        self._drafting_s = 0.0  # since then
+        self._began_s: float | None = None  # None: the step before left nothing to do
+        self._worked_s = 0.0  # since then
 
-    def add_drafting(self, drafts: Drafts) -> None:
+    def begin_step(self) -> None:
+        """The step before has ended, and so has all that it left to do."""
+        now_s, before_s = self._now(), self._began_s
+        self.last_gap_s = None if before_s is None else now_s - before_s - self._worked_s
+        self._began_s, self._worked_s = now_s, 0.0
+
+    def drafted(self, drafts: Drafts) -> None:
         """Drafts came before the step."""
-        self._drafting_s += drafts.run_s
+        self._worked_s += drafts.run_s
 
-    def end_step(self, result: StepResult, overlapped: Drafts | None = None) -> float | None:
-        """The step's work has just ended. Returns the seconds of its gap; None for a first step.
-
-        overlapped: the drafts that a drafter made at the same time.
-        """
-        now_s, before_s = self._now(), self._ended_s
-        worked_s = self._drafting_s + _together_s(result, overlapped) - result.prepared_s
-        self._ended_s, self._drafting_s = now_s, 0.0
-        return None if before_s is None else now_s - before_s - worked_s
+    def ran(self, result: StepResult, overlapped: Drafts | None = None) -> None:
+        """The step has run. overlapped: the drafts that a drafter made at the same time."""
+        self._worked_s += _together_s(result, overlapped) - result.prepared_s
 
     def restart(self) -> None:
         """The engine has nothing to do."""
-        self._ended_s, self._drafting_s = None, 0.0
+        self._began_s = None
 
 
 def _together_s(result: StepResult, overlapped: Drafts | None) -> float:

@@ -13,6 +13,8 @@ import signal
 import socket
 import sys
 import threading
+import time
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -39,12 +41,15 @@ from faser.engine.engine import Engine
 from faser.engine.preparation import Preparation, Prepared
 from faser.errors import ConfigError, FaserError, RequestError
 from faser.logs.setup import ENGINE, start_logging
-from faser.types import EngineState, Request
+from faser.types import EngineState, EngineStats, Request
 
 _log = logging.getLogger("faser.engine")
 
 # An idle engine sends its statistics this often, so a longer silence means that it hangs.
 HEARTBEAT_S = 2.0
+
+# A busy one this often: counting takes as long as deciding about drafts for a step.
+STATS_PERIOD_S = 0.1
 
 # How long an engine that is told to end while it loads may clean up; importing torch reports nothing for seconds.
 # A compiler that does not end by itself takes one of them.
@@ -53,6 +58,26 @@ _LOADING_END_S = 2.0
 
 class _LoadingStopped(Exception):
     """The front-end wants the engine no more, which is still loading."""
+
+
+class StatsReport:
+    """When an engine's statistics leave it: STATS_PERIOD_S after the last time, and when its work is done.
+
+    now: the clock, in seconds.
+    """
+
+    def __init__(self, engine: Engine, now: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._now = now
+        self._due_s = now()
+
+    def due(self) -> EngineStats | None:
+        """After a step: what is to be sent; None: nothing yet."""
+        now_s = self._now()
+        if now_s < self._due_s and self._engine.has_work():
+            return None
+        self._due_s = now_s + STATS_PERIOD_S
+        return self._engine.stats()
 
 
 def serve(connection: socket.socket, *, own_process: bool) -> None:
@@ -92,10 +117,11 @@ def _serve(connection: socket.socket, own_process: bool) -> None:
     if own_process:
         _freeze_garbage()
     preparation = Preparation(engine.prepare, inbox.put)
+    stats = StatsReport(engine)
     try:
         while _take_messages(engine, inbox, preparation, connection):
             deltas = engine.step()
-            _send(connection, Deltas(deltas, engine.stats()))
+            _send(connection, Deltas(deltas, stats.due()))
     finally:
         preparation.close()
         engine.close()

@@ -77,10 +77,10 @@ class ScriptedScheduler:
         result: StepResult,
         overlapped_drafts: Drafts | None = None,
         *,
-        gap_s: float | None = None,
+        last_gap_s: float | None = None,
     ) -> list[SequenceDelta]:
         self._calls.append(("commit", plan, result, overlapped_drafts))
-        self.gaps.append(gap_s)
+        self.gaps.append(last_gap_s)
         return []
 
 

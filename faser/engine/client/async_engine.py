@@ -325,12 +325,13 @@ class AsyncEngine:
         if state is EngineState.DEAD:
             self._dead.set()
 
-    def _dispatch(self, deltas: tuple[SequenceDelta, ...], stats: EngineStats) -> None:
+    def _dispatch(self, deltas: tuple[SequenceDelta, ...], stats: EngineStats | None) -> None:
         now = time.monotonic()
-        self._stats = stats
-        self._preemptions.note(stats.num_preemptions, now, self.info.kv_cache_bytes)
-        if self._metrics is not None:
-            self._metrics.engine(stats)
+        if stats is not None:
+            self._stats = stats
+            self._preemptions.note(stats.num_preemptions, now, self.info.kv_cache_bytes)
+            if self._metrics is not None:
+                self._metrics.engine(stats)
         for request_id, own in _by_request(deltas).items():
             stream = self._streams.get(request_id)
             if stream is None:

@@ -66,10 +66,10 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Deltas(msgspec.Struct, frozen=True, tag=True):
-    """The deltas of one step."""
+    """The deltas of one step. stats: the newest; None: those of a later step follow."""
 
     deltas: tuple[SequenceDelta, ...]
-    stats: EngineStats
+    stats: EngineStats | None
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):

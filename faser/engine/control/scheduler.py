@@ -332,18 +332,18 @@ class Scheduler:
         result: StepResult,
         overlapped_drafts: Drafts | None = None,
         *,
-        gap_s: float | None = None,
+        last_gap_s: float | None = None,
     ) -> list[SequenceDelta]:
         """Take the result of a step; deltas in the order of plan.rows, for sequences with something to report.
 
-        overlapped_drafts: of all requests of the plan from propose_overlapped. gap_s: seconds before the step in
-        which the device had no work; None: not known.
+        overlapped_drafts: of all requests of the plan from propose_overlapped. last_gap_s: seconds in which the
+        device had no work in the step before this one; None: not known.
         """
         assert self._in_flight, f"no step is in flight; step {plan.step} cannot be committed"
         first = self._in_flight[0]
         assert plan.step == first.step == result.step, f"step {result.step} is not step {first.step}"
         if self._speculation is not None:
-            self._speculation.learn(plan, result, first.sequences, overlapped_drafts, gap_s=gap_s)
+            self._speculation.learn(plan, result, first.sequences, overlapped_drafts, last_gap_s=last_gap_s)
         deltas = []
         for sequence, rows, outcome in zip(first.sequences, plan.rows, result.sequences, strict=True):
             assert outcome.slot == rows.slot, f"slot {outcome.slot} answers for slot {rows.slot}"

@@ -131,6 +131,7 @@ class SpeculationControl:
         self._requested: RequestedDrafts | None = None
         self._drafted: DraftArrays | None = None
         self._committed: DraftArrays | None = None  # the drafts of the step that was learned last
+        self._timed: tuple[GapKind, int, float] | None = None  # that step, while its gap is not over
         self._not_chosen: ReadDrafts | None = None  # drafts from text in whose place another draft was taken
         self._all_text: TextRound | None = None  # the round whose drafts from text are all drafts of the step
         self._in_flight: deque[_PredictedStep] = deque()
@@ -311,12 +312,12 @@ class SpeculationControl:
         sequences: Many[Sequence],
         overlapped: Drafts | None = None,
         *,
-        gap_s: float | None = None,
+        last_gap_s: float | None = None,
     ) -> None:
         """Take in what the step brought, before its tokens are committed.
 
         sequences: of plan.rows, in their order; those that have ended meanwhile teach nothing. overlapped: the
-        drafts made during the step. gap_s: as in Scheduler.commit.
+        drafts made during the step. last_gap_s: as in Scheduler.commit.
         """
         began = time.perf_counter()
         step = self._in_flight.popleft()
@@ -349,8 +350,10 @@ class SpeculationControl:
         self._requested = self._drafted = self._not_chosen = self._all_text = None
         self._statistics.time_deciding(time.perf_counter() - began)
         deciding_s = self._statistics.end_step()
-        if self._times_itself and kind is not None and gap_s is not None:
-            self._costs.host_gaps.observe(kind, gap_s, len(plan.rows), deciding_s=deciding_s)
+        if self._timed is not None and last_gap_s is not None and not plan.started:
+            last_kind, num_sequences, last_deciding_s = self._timed
+            self._costs.host_gaps.observe(last_kind, last_gap_s, num_sequences, deciding_s=last_deciding_s)
+        self._timed = (kind, len(plan.rows), deciding_s) if self._times_itself and kind is not None else None
 
     def _gap_kind(self, plan: StepPlan, overlapped: Drafts | None, *, has_prompts: bool) -> GapKind | None:
         """What the step's gap is an example of; None: of nothing, as the step has prompts or new sequences."""

@@ -1,11 +1,11 @@
 """HostGaps: for how long a step leaves the device without work, because the host has to work first.
 
-    device   | step 1 |            | drafts | step 2 |            the host's work between the steps is exposed
-    host              | 1 commit, decide, plan, prepare 2 |
+    device                | drafts |               | step |
+    host   decide, look up         | plan, prepare |      | commit, learn, hand over
 
-A step that is launched before the one in flight has ended leaves no gap. A step that waits for the tokens of the
-one before has one: committing that step, the hand-over to the front-end, deciding, planning and preparing inputs.
-A step with drafts always waits, so its gap is a cost of drafting. Asking the policy is a reason to wait as well.
+A step that is launched before the one in flight has ended has no gap. Another one has: deciding, planning and
+preparing inputs before it; committing it, learning from it and the hand-over to the front-end after it. A step
+with drafts always waits, so its gap is a cost of drafting. Asking the policy is a reason to wait as well.
 
 Owns an estimate for each kind of step, which follows the measured gaps. Control plane, no torch.
 """
@@ -14,8 +14,8 @@ from enum import IntEnum
 
 
 class GapKind(IntEnum):
-    """What a gap comes before: a step that was launched ahead; one for which the policy was not asked; one for
-    which it was, and no sequence drafts; one with drafts that were made before it; one with drafts made during it.
+    """What a gap belongs to: a step that was launched ahead; one for which the policy was not asked; one for which
+    it was, and no sequence drafts; one with drafts that were made before it; one with drafts made during it.
     """
 
     AHEAD = 0
@@ -49,7 +49,7 @@ class HostGaps:
         self._measured_unasked = False
 
     def observe(self, kind: GapKind, gap_s: float, num_sequences: int, *, deciding_s: float = 0.0) -> None:
-        """A step of this kind began after a gap, deciding_s of which went into deciding and learning.
+        """A step of this kind had a gap, deciding_s of which went into deciding and learning.
 
         Until a step has been measured that waited without asking the policy, the others stand for it, less the
         time of deciding.

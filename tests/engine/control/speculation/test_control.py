@@ -352,21 +352,24 @@ def gap_driver(policy: Greedy) -> tuple[Driver, CostModel]:
     return Driver(num_blocks=200, max_model_len=400, control=control), costs
 
 
-def step_after(driver: Driver, gap_s: float | None) -> None:
+def step_after(driver: Driver, last_gap_s: float | None) -> None:
+    """A step. last_gap_s: of the one before it."""
     plan = driver.plan()
     assert plan is not None
-    driver.scheduler.commit(plan, driver.executor.run(plan), gap_s=gap_s)
+    driver.scheduler.commit(plan, driver.executor.run(plan), last_gap_s=last_gap_s)
 
 
 def test_the_gap_of_a_step_with_drafts_counts_for_drafts_and_that_of_a_plain_one_for_asking() -> None:
     policy = Greedy()
     driver, costs = gap_driver(policy)
     driver.add(asking("a", max_tokens=350))
-    step_after(driver, 9.0)  # its prompt
+    step_after(driver, None)  # its prompt
+    step_after(driver, 9.0)
     for _ in range(40):
         step_after(driver, 0.002)
     assert costs.host_gaps.drafting_s(1, hidden=True) == pytest.approx(0.002, rel=0.1)
     policy.drafts = False
+    step_after(driver, 0.002)
     before_s = costs.host_gaps.drafting_s(1, hidden=True)
     for _ in range(60):
         step_after(driver, 0.001)

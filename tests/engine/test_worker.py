@@ -1,0 +1,34 @@
+"""The engine's statistics leave it ten times a second while it works, and at once when its work is done."""
+
+from faser.engine.control.timing.clock import SimulatedClock
+from faser.engine.worker import StatsReport
+from faser.types import EngineStats
+
+
+class CountingEngine:
+    """Its statistics say how often they were asked for."""
+
+    def __init__(self) -> None:
+        self.works = True
+        self.asked = 0
+
+    def has_work(self) -> bool:
+        return self.works
+
+    def stats(self) -> EngineStats:
+        self.asked += 1
+        return EngineStats(num_steps=self.asked)
+
+
+def test_a_second_of_steps_has_ten_statistics_and_the_last_step_has_them_too() -> None:
+    clock, engine = SimulatedClock(), CountingEngine()
+    report = StatsReport(engine, clock.now)  # type: ignore[arg-type]
+    found = []
+    for _ in range(500):
+        found.append(report.due())
+        clock.advance(1 / 500)
+    assert engine.asked == len([each for each in found if each is not None]) == 10
+    assert found[0] is not None
+    engine.works = False
+    assert report.due() == EngineStats(num_steps=11)
+    assert report.due() == EngineStats(num_steps=12)
