@@ -35,6 +35,13 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class SequenceError(StrEnum):
+    """Why a sequence cannot go on although the others of its step can: there is no token to choose next."""
+
+    NOT_FINITE = "the model's logits are not finite numbers"
+    NONE_ALLOWED = "no token is allowed"
+
+
 class EngineState(StrEnum):
     """The states of an engine, in order. RESTARTING: after READY, an engine died or hung and is started again."""
 

@@ -19,7 +19,7 @@ from faser.engine.contract.plan import (
     StepResult,
 )
 from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
-from faser.types import PositionLogprobs
+from faser.types import PositionLogprobs, SequenceError
 
 VOCAB_SIZE = 50
 
@@ -212,7 +212,7 @@ class ScriptedExecutor:
             self.fail_slots.remove(rows.slot)
             line.last = 0  # what a step that is in flight already is fed
             line.histories.append(extend(line.histories[-1], line.last))
-            return SequenceResult(slot=rows.slot, error="logits are not numbers")
+            return SequenceResult(slot=rows.slot, error=SequenceError.NOT_FINITE)
         chosen: list[int] = []
         logprobs: list[PositionLogprobs] = []
         if rows.samples:

@@ -34,6 +34,7 @@ from faser.engine.contract.messages import (
     StateChange,
     Submit,
     ToEngine,
+    WatchSteps,
     frame,
     receive,
 )
@@ -61,22 +62,23 @@ class _LoadingStopped(Exception):
 
 
 class StatsReport:
-    """When an engine's statistics leave it: STATS_PERIOD_S after the last time, and when its work is done.
+    """When an engine's statistics leave it: with the first step and with the last, and every STATS_PERIOD_S.
 
-    now: the clock, in seconds.
+    now: the clock, in seconds. watched: they leave after every step.
     """
 
     def __init__(self, engine: Engine, now: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._now = now
         self._due_s = now()
+        self.watched = False
 
     def due(self) -> EngineStats | None:
         """After a step: what is to be sent; None: nothing yet."""
-        now_s = self._now()
-        if now_s < self._due_s and self._engine.has_work():
+        now_s, works = self._now(), self._engine.has_work()
+        if works and now_s < self._due_s and not self.watched:
             return None
-        self._due_s = now_s + STATS_PERIOD_S
+        self._due_s = now_s + STATS_PERIOD_S if works else now_s
         return self._engine.stats()
 
 
@@ -119,7 +121,7 @@ def _serve(connection: socket.socket, own_process: bool) -> None:
     preparation = Preparation(engine.prepare, inbox.put)
     stats = StatsReport(engine)
     try:
-        while _take_messages(engine, inbox, preparation, connection):
+        while _take_messages(engine, inbox, preparation, stats, connection):
             deltas = engine.step()
             _send(connection, Deltas(deltas, stats.due()))
     finally:
@@ -150,6 +152,7 @@ def _take_messages(
     engine: Engine,
     inbox: SimpleQueue[ToEngine | Prepared | None],
     preparation: Preparation,
+    stats: StatsReport,
     connection: socket.socket,
 ) -> bool:
     """Apply all messages that have arrived; without work, wait for one. False: the engine is to end.
@@ -182,6 +185,8 @@ def _take_messages(
                 engine.abort(request_id, index)
             case Abort():
                 pass  # until it is prepared
+            case WatchSteps(watched):
+                stats.watched = watched
             case AdoptHead(directory):
                 _adopt_head(engine, directory, connection)
             case Shutdown() | None:

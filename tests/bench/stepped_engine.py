@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from faser.engine.contract.plan import SequenceDelta
-from faser.types import EngineStats, FinishReason, MethodStats, Request, RoleStats, SpeculationStats
+from faser.types import EngineStats, FinishReason, MethodStats, Request, RoleStats, SequenceError, SpeculationStats
 
 CAP = 8
 STEP_S, ROW_S = 0.010, 0.001
@@ -111,7 +111,11 @@ class SteppedEngine:
         if reason is not None:
             del self._running[name]
         return SequenceDelta(
-            request_id=name, index=0, token_ids=tokens, finish_reason=reason, error="no" if self.fails else None
+            request_id=name,
+            index=0,
+            token_ids=tokens,
+            finish_reason=reason,
+            error=SequenceError.NOT_FINITE if self.fails else None,
         )
 
     def _token(self, request: Request, position: int) -> int:

@@ -91,7 +91,7 @@ def test_answers_have_equal_lengths_and_different_seeds() -> None:
 
 
 def test_an_answer_that_fails_ends_the_run() -> None:
-    with pytest.raises(EngineError, match="a/0 ended with error: no"):
+    with pytest.raises(EngineError, match="a/0 ended with error: the model"):
         run_requests(SteppedEngine(fails=True))
 
 

@@ -56,7 +56,7 @@ def test_a_closed_stream_frees_everything_at_once(small: Server) -> None:
         )
         for _ in zip(range(5), stream, strict=False):
             pass
-        assert small.metric("num_requests_running") == 4
+        until(lambda: small.metric("num_requests_running") == 4, 10)
         assert small.metric("kv_cache_usage_perc") > 0
         stream.close()
         until(small.is_idle, SOON_S)

@@ -31,4 +31,8 @@ def test_a_second_of_steps_has_ten_statistics_and_the_last_step_has_them_too() -
     assert found[0] is not None
     engine.works = False
     assert report.due() == EngineStats(num_steps=11)
-    assert report.due() == EngineStats(num_steps=12)
+    engine.works = True
+    assert report.due() == EngineStats(num_steps=12), "the first step after a rest"
+    assert report.due() is None
+    report.watched = True
+    assert [report.due(), report.due()] == [EngineStats(num_steps=13), EngineStats(num_steps=14)]

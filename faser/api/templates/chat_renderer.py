@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from faser.api.protocol.body import shown
 from faser.api.protocol.chat import read_messages
 from faser.api.templates.chat_template import ChatTemplate, choose_template
 from faser.api.templates.tool_prompt import describe_tools, write_out_calls
 from faser.engine.text.tokenizer import Tokenizer
 from faser.errors import RequestError
 
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _NEUTRAL: tuple[Any, ...] = ("none", [])
 _HINTS = ("reasoning_effort",)  # without effect on a model whose template does not use it
 
@@ -54,7 +56,7 @@ class ChatRenderer:
                     f"`{name}` is not supported: this model's chat template does not use it", param=name
                 )
         continues = bool(continue_final_message)
-        read = [_known_role(message, chosen.source) for message in read_messages(messages)]
+        read = [_known_role(message, at, chosen.source) for at, message in enumerate(read_messages(messages))]
         if "tool_calls" not in chosen.source:
             read = write_out_calls(read)
         takes_tools = "tools" in chosen.source
@@ -83,8 +85,19 @@ class _NamedTemplate:
         self.template = ChatTemplate(self.source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
 
 
-def _known_role(message: dict[str, Any], source: str) -> dict[str, Any]:
-    """OpenAI renamed the role system to developer; older templates know only system."""
-    if message["role"] != "developer" or "developer" in source:
-        return message
-    return {**message, "role": "system"}
+def _known_role(message: dict[str, Any], at: int, source: str) -> dict[str, Any]:
+    """The message, with a role that its template knows.
+
+    OpenAI renamed the role system to developer; older templates know only system. Raises RequestError for a role
+    that neither OpenAI nor the template names: most templates would write it into the prompt as it is.
+    """
+    role = message["role"]
+    if role == "developer" and role not in source:
+        return {**message, "role": "system"}
+    if role not in _ROLES and not any(f"{quote}{role}{quote}" in source for quote in "'\""):
+        raise RequestError(
+            f"messages.{at}.role is {shown(role)}; it must be {', '.join(_ROLES[:-1])} or {_ROLES[-1]}, as this "
+            "model's chat template does not name it",
+            param=f"messages.{at}.role",
+        )
+    return message

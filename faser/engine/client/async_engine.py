@@ -34,6 +34,7 @@ from faser.engine.contract.messages import (
     Rejected,
     StateChange,
     Submit,
+    WatchSteps,
 )
 from faser.engine.contract.plan import SequenceDelta
 from faser.engine.text.tokenizer import Tokenizer
@@ -57,6 +58,7 @@ from faser.types import (
     Request,
     RequestOutput,
     SamplingParams,
+    SequenceError,
 )
 
 _MAX_NAMED = 20  # of the wrong token ids in one message
@@ -304,6 +306,9 @@ class AsyncEngine:
             raise ConfigError(f"the tokenizer has {size} tokens, but the model's vocabulary has {info.vocab_size}")
         self._info = info
         if self._metrics is not None:
+            live = self._metrics.live
+            live.on_watch = lambda watched: self._supervisor.send(WatchSteps(watched))
+            live.on_watch(live.watched)  # to an engine that was started again too
             self._metrics.cache_config(
                 block_size=info.block_size,
                 num_gpu_blocks=info.num_blocks,
@@ -336,10 +341,10 @@ class AsyncEngine:
             stream = self._streams.get(request_id)
             if stream is None:
                 continue  # aborted; the engine had not yet received the abort
-            failed = next((delta for delta in own if delta.error is not None), None)
+            failed = next((delta for delta in own if delta.finish_reason is FinishReason.ERROR), None)
             if failed is not None:
                 self._supervisor.send(Abort(request_id))
-                self._fail_one(request_id, EngineError(f"request {request_id} failed: {failed.error}"))
+                self._fail_one(request_id, _failure(stream.request, failed.error))
                 continue
             stream.timing.scheduled_s = stream.timing.scheduled_s or own[0].first_scheduled_s
             output = stream.take(own)
@@ -467,6 +472,20 @@ def _check_min_tokens(sampling: SamplingParams, info: ModelInfo) -> None:
             f"at least one other must be allowed",
             param="min_tokens",
         )
+
+
+def _failure(request: Request, why: SequenceError | None) -> FaserError:
+    """Of a request one of whose sequences cannot go on: the client's fault where its own fields leave no token."""
+    sampling = request.sampling
+    fields = [] if sampling.structured_output is None else [sampling.structured_output.param]
+    fields += [name for name in ("allowed_token_ids", "bad_words", "min_tokens") if getattr(sampling, name)]
+    if why is not SequenceError.NONE_ALLOWED or not fields:
+        return EngineError(f"request {request.request_id} failed: {why}")
+    named = " and ".join(filter(None, (", ".join(fields[:-1]), fields[-1])))
+    leave = "together leave" if len(fields) > 1 else "leaves"
+    return RequestError(
+        f"the answer cannot go on, and is not complete: {named} {leave} no token to choose", param=fields[0]
+    )
 
 
 def _by_request(deltas: tuple[SequenceDelta, ...]) -> dict[str, list[SequenceDelta]]:

@@ -39,6 +39,12 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     index: int | None = None
 
 
+class WatchSteps(msgspec.Struct, frozen=True, tag=True):
+    """Whether statistics are wanted after every step from now on, or only a few times a second."""
+
+    watched: bool
+
+
 class AdoptHead(msgspec.Struct, frozen=True, tag=True):
     """A refreshed head, which drafts for sequences that start from now on; AdoptedHead answers."""
 
@@ -94,7 +100,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     operator_error: bool
 
 
-ToEngine = Configure | Submit | Abort | AdoptHead | Shutdown
+ToEngine = Configure | Submit | Abort | WatchSteps | AdoptHead | Shutdown
 FromEngine = Progress | StateChange | Loaded | Deltas | Rejected | AdoptedHead | Failed
 
 _encoder = msgspec.msgpack.Encoder()

@@ -17,7 +17,15 @@ triple the host time of making them.
 
 from dataclasses import dataclass
 
-from faser.types import FinishReason, PositionLogprobs, PruneStats, SamplingParams, SpeculationSummary, StepTrace
+from faser.types import (
+    FinishReason,
+    PositionLogprobs,
+    PruneStats,
+    SamplingParams,
+    SequenceError,
+    SpeculationSummary,
+    StepTrace,
+)
 
 PLACEHOLDER = -1  # a row's input that is not known yet: the token that the step in flight samples for the slot
 
@@ -188,7 +196,7 @@ class SequenceResult:
     them were all accepted, the bonus token judges the first of these; nothing judges the others.
     logprobs: one per token, if the request asked. prompt_logprobs: of the prompt positions start + 1 …
     start + rows (as far as they are prompt), if the request asked.
-    error: the sequence cannot go on (its logits are not numbers); the others can.
+    error: why the sequence cannot go on.
     """
 
     slot: int
@@ -196,7 +204,7 @@ class SequenceResult:
     num_cut: int = 0
     logprobs: tuple[PositionLogprobs, ...] | None = None
     prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
-    error: str | None = None
+    error: SequenceError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +252,6 @@ class SequenceDelta:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     first_scheduled_s: float | None = None
-    error: str | None = None
+    error: SequenceError | None = None
     speculation: SpeculationSummary | None = None
     trace: StepTrace | None = None

@@ -46,6 +46,7 @@ class LiveRecorder:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.on_change: Callable[[], None] | None = None  # the engine has changed its state
+        self.on_watch: Callable[[bool], None] | None = None  # statistics of every step are wanted, or no more
         self._clock = clock
         self._began_s = clock()
         self._engine = 0
@@ -66,6 +67,10 @@ class LiveRecorder:
         return [each for each in self._past if each.at_s >= since_s]
 
     @property
+    def watched(self) -> bool:
+        return bool(self._latencies)
+
+    @property
     def latencies(self) -> dict[str, Latencies]:
         """ttft: arrival to first token. itl: between two chunks of a sample. tpot: mean of a request."""
         return self._latencies
@@ -76,10 +81,14 @@ class LiveRecorder:
     def watch(self) -> None:
         """Note single steps and latencies from now on, until `unwatch`. The caller takes the snapshots."""
         self._latencies = {name: Latencies(LATENCY_WINDOW_S) for name in ("ttft", "itl", "tpot")}
+        if self.on_watch is not None:
+            self.on_watch(True)
 
     def unwatch(self) -> None:
         self._latencies = {}
         self._steps.clear()
+        if self.on_watch is not None:
+            self.on_watch(False)
 
     def snapshot(self) -> Snapshot:
         """The counters now; `past` ends with it."""

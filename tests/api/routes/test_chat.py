@@ -298,7 +298,6 @@ def test_an_echo_of_what_another_said_is_empty(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "message, rendered",
     [
-        ({"role": "narrator", "content": "x"}, "[narrator]x"),
         ({"role": "assistant", "content": None}, "[assistant]"),
         ({"role": "assistant"}, "[assistant]"),
         ({"role": "assistant", "content": None, "refusal": "no"}, "[assistant]no"),
@@ -315,6 +314,26 @@ def test_messages_of_other_dialects_and_times_are_read(
     assert bytes(engine.requests[0].prompt_token_ids).decode() == f"[user]hi{rendered}[user]hi[assistant]"
 
 
+def test_a_role_that_only_the_template_of_another_model_names_is_refused_by_name() -> None:
+    messages = [*HI, {"role": "narrator", "content": "x"}]
+    plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    for template, code in (
+        (plain, 400),
+        (plain + "{# an 'other' or \"narrator\" #}", 200),
+        (plain + "narrator", 400),
+    ):
+        engine = FakeEngine(tokenizer=byte_tokenizer(template))
+        with serving(engine) as url, http_client(url) as http:
+            answer = http.post("/v1/chat/completions", json={"messages": messages})
+        assert answer.status_code == code, answer.text
+        if code == 200:
+            assert bytes(engine.requests[0].prompt_token_ids).decode() == "[user]hi[narrator]x"
+        else:
+            error = answer.json()["error"]
+            assert error["param"] == "messages.1.role"
+            assert 'messages.1.role is "narrator"; it must be system, developer, user,' in error["message"]
+
+
 def test_thoughts_and_calls_of_the_past_reach_the_template() -> None:
     call = "{{ m.tool_calls | tojson if m.tool_calls }}"
     template = "{% for m in messages %}{{ m.reasoning_content or '' }}|" + call + "{% endfor %}"
@@ -328,11 +347,11 @@ def test_thoughts_and_calls_of_the_past_reach_the_template() -> None:
     assert bytes(engine.requests[0].prompt_token_ids).decode() == f"hm||{call}"
 
 
-@pytest.mark.parametrize("side, kept", [(None, "ne]y"), ("left", "ne]y"), ("right", "[one")])
+@pytest.mark.parametrize("side, kept", [(None, "er]y"), ("left", "er]y"), ("right", "[use")])
 def test_the_side_that_is_cut_off_can_be_chosen(
     http: httpx.Client, engine: FakeEngine, side: str | None, kept: str
 ) -> None:
-    messages = [{"role": "one", "content": "y"}]
+    messages = [{"role": "user", "content": "y"}]
     body = {"messages": messages, "truncate_prompt_tokens": 4, "truncation_side": side}
     http.post("/v1/chat/completions", json=body | {"add_generation_prompt": False})
     assert bytes(engine.requests[0].prompt_token_ids).decode() == kept

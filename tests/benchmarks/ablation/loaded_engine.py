@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 
 from benchmarks.ablation.drive import Clock
 from faser.engine.contract.plan import SequenceDelta
-from faser.types import EngineStats, FinishReason, MethodStats, PrunedLayer, PruneStats, Request, SpeculationStats
+from faser.types import (
+    EngineStats,
+    FinishReason,
+    MethodStats,
+    PrunedLayer,
+    PruneStats,
+    Request,
+    SequenceError,
+    SpeculationStats,
+)
 
 STEP_S = 0.1
 _PRUNED_A_STEP = 3
@@ -107,7 +116,7 @@ class LoadedEngine:
             index=0,
             token_ids=new,
             finish_reason=FinishReason.LENGTH if over else None,
-            error="out of order" if self.fails else None,
+            error=SequenceError.NOT_FINITE if self.fails else None,
         )
 
     def _sleep(self, seconds: float) -> None:

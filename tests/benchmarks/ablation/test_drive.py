@@ -65,7 +65,7 @@ def test_steps_on_lanes_are_counted() -> None:
 
 
 def test_a_request_that_fails_ends_the_measurement() -> None:
-    with pytest.raises(EngineError, match="a/0 failed: out of order"):
+    with pytest.raises(EngineError, match="a/0 failed: the model"):
         driven(LoadedEngine(fails=True), load_of((0.0, 5)))
 
 

@@ -1,6 +1,7 @@
 """One contract for both transports: an engine in a child process and one in a thread behave alike."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -32,7 +33,16 @@ from faser.errors import (
     RequestError,
 )
 from faser.metrics.server import Metrics
-from faser.types import EngineState, EngineStats, FinishReason, OutputDelta, Request, SamplingParams
+from faser.types import (
+    EngineState,
+    EngineStats,
+    FinishReason,
+    OutputDelta,
+    Request,
+    SamplingParams,
+    StructuredOutput,
+    StructureKind,
+)
 
 CONFIG = EngineConfig(dtype="float32", backend="torch", max_model_len=256, max_num_seqs=4, kv_cache_memory=1 << 20)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -213,6 +223,30 @@ def test_what_cannot_be_served_is_refused_with_the_value_and_the_limit(
             unlimited = replace(GREEDY, max_tokens=None)
             deltas = await answer(engine, Request(request_id="e", prompt_token_ids=(7,) * 250, sampling=unlimited))
             assert sum(len(delta.token_ids) for delta in deltas) == 6
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("prefix", ["", " quick"])
+def test_fields_that_leave_no_token_are_the_clients_error_wherever_the_answer_ends(
+    tiny_checkpoint: Path, tokenizer: Tokenizer, prefix: str
+) -> None:
+    """The choice of words starts with what may be said, and goes on with what may not."""
+    allowed = tuple(tokenizer.encode(prefix)) or (7,)
+
+    async def scenario() -> None:
+        async with running(tiny_checkpoint, tokenizer, "thread") as engine:
+            structure = StructuredOutput(kind=StructureKind.CHOICE, text=json.dumps([f"{prefix} brown"]))
+            sampling = replace(GREEDY, structured_output=structure, allowed_token_ids=allowed)
+            failing = request("the", tokenizer, sampling)
+            with pytest.raises(RequestError, match="structured_outputs and allowed_token_ids together leave") as e:
+                await answer(engine, failing)
+            assert e.value.param == "structured_outputs"
+            bad = tuple((token_id,) for token_id in range(512))
+            with pytest.raises(RequestError, match="not complete: bad_words leaves no token") as e:
+                await answer(engine, request("the", tokenizer, replace(GREEDY, bad_words=bad)))
+            assert e.value.param == "bad_words"
+            assert await answer(engine, request("the", tokenizer))
 
     asyncio.run(scenario())
 

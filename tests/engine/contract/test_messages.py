@@ -22,6 +22,7 @@ from faser.engine.contract.messages import (
     StateChange,
     Submit,
     ToEngine,
+    WatchSteps,
     frame,
     receive,
     receive_async,
@@ -82,6 +83,7 @@ TO_ENGINE: tuple[ToEngine, ...] = (
     Submit(REQUEST),
     Abort("a"),
     Abort("a", 3),
+    WatchSteps(True),
     AdoptHead("/heads/1"),
     Shutdown(),
 )

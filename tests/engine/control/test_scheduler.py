@@ -12,7 +12,7 @@ from faser.engine.control.sequences.kv_cache import KvManager
 from faser.engine.control.sequences.sequence import sample_seed
 from faser.engine.control.timing.clock import SimulatedClock, WallClock
 from faser.errors import ConfigError, RequestError
-from faser.types import FinishReason, PositionLogprobs
+from faser.types import FinishReason, PositionLogprobs, SequenceError
 from tests.engine.driving import EOS, Driver, expected, expected_prompt_logprobs, request, rows_by_slot
 from tests.fakes import RandomPolicy, extend, next_token, scripted_logprobs
 
@@ -577,7 +577,7 @@ def test_an_error_ends_its_sequence_and_no_other() -> None:
     driver.check(good)
     last = driver.samples["bad", 0].last
     assert last is not None
-    assert (last.finish_reason, last.error, last.token_ids) == (FinishReason.ERROR, "logits are not numbers", ())
+    assert (last.finish_reason, last.error, last.token_ids) == (FinishReason.ERROR, SequenceError.NOT_FINITE, ())
 
 
 def test_an_error_of_the_first_sample_lets_the_others_go_on() -> None:

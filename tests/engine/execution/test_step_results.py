@@ -4,7 +4,7 @@ from faser.engine.contract.plan import Draft, DraftPlan, SequenceRows
 from faser.engine.execution.drafters.drafter import Proposals
 from faser.engine.execution.step_results import drafts_of, sequence_results
 from faser.engine.execution.verifiers.verifier import AcceptanceResult
-from faser.types import PositionLogprobs
+from faser.types import PositionLogprobs, SequenceError
 
 LOGPROBS = PositionLogprobs(token_id=5, logprob=-1.0, rank=1, top=())
 
@@ -21,13 +21,13 @@ def test_sequences_report_their_tokens_what_was_cut_of_their_drafts_and_what_fai
     acceptance = {
         1: AcceptanceResult(token_ids=(1, 5), logprobs=(LOGPROBS, LOGPROBS)),
         3: AcceptanceResult(token_ids=(6,)),
-        2: AcceptanceResult(error="logits are not numbers"),
+        2: AcceptanceResult(error=SequenceError.NOT_FINITE),
     }
     found = sequence_results(planned, run, acceptance, {0: (LOGPROBS,)})
     assert [each.slot for each in found] == [3, 1, 2, 0]
     assert [each.token_ids for each in found] == [(6,), (1, 5), (), ()]
     assert [each.num_cut for each in found] == [0, 2, 0, 0]
-    assert [each.error for each in found] == [None, None, "logits are not numbers", None]
+    assert [each.error for each in found] == [None, None, SequenceError.NOT_FINITE, None]
     assert [each.logprobs for each in found] == [None, (LOGPROBS, LOGPROBS), None, None]
     assert [each.prompt_logprobs for each in found] == [None, None, None, (LOGPROBS,)]
 

@@ -31,6 +31,8 @@ def chat_messages(given: str | Sequence[Json], instructions: str | None) -> list
         raise RequestError("input is an empty list; it must have at least one item", param="input")
     for at, item in enumerate(given):
         _read_item(item, f"input.{at}", turns)
+    if all(item.get("type") == "reasoning" for item in given):
+        raise RequestError("input has nothing but reasoning; it must have a message to answer", param="input")
     for message in turns.messages:
         if "tool_calls" not in message:
             message.setdefault("content", "")  # a turn of reasoning only
@@ -63,7 +65,8 @@ def _read_item(item: Json, path: str, turns: _Turns) -> None:
         case "message":
             _read_message(item, path, turns)
         case "reasoning":
-            turns.assistant("reasoning_content")["reasoning_content"] = _read_reasoning(item, path)
+            if reasoning := _read_reasoning(item, path):
+                turns.assistant("reasoning_content")["reasoning_content"] = reasoning
         case "function_call":
             call = {
                 "id": read_string(item, "call_id", path),

@@ -11,6 +11,7 @@ A thread writes. What it cannot take in time is dropped and counted: neither the
 for the disk. A disk that is full ends the recording, not the server.
 """
 
+import errno
 import fcntl
 import json
 import logging
@@ -110,11 +111,22 @@ def _line(answer: FinishedAnswer) -> bytes:
 
 
 def _open_private(path: Path) -> int:
-    """A regular file to append to, which only its owner can read, and whose last line is complete."""
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o600)
+    """A regular file to append to, which only its owner can read, and whose last line is complete.
+
+    A link is refused: who may write in the folder could have the prompts appended to any file of this user.
+    """
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(error.errno, "it is a link; name the file itself") from None
+        raise
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(0, "it is not a regular file")
+        if found.st_nlink > 1:
+            raise OSError(0, f"the file has {found.st_nlink} names; it must have one")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.fchmod(file, 0o600)
         size = os.fstat(file).st_size

@@ -32,9 +32,9 @@ from faser.kernels.interface.sampling.logits_processor_kernels import (
 )
 from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, SamplingKernels
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
-from faser.types import PositionLogprobs
+from faser.types import PositionLogprobs, SequenceError
 
-__all__ = ["NO_TOKEN", "PreparedRows", "ProcessedLogits", "SampledRow", "Sampler", "not_finite"]
+__all__ = ["NO_TOKEN", "PreparedRows", "ProcessedLogits", "SampledRow", "Sampler"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class SampledRow:
 
     token_id: int
     logprobs: PositionLogprobs | None = None
-    error: str | None = None
+    error: SequenceError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class PreparedRows:
     slots: NDArray[np.int64]
     positions: NDArray[np.int64]
     best: NDArray[np.int64]
-    errors: Mapping[int, str]
+    errors: Mapping[int, SequenceError]
     raw: Tensor | None
     raw_row: Mapping[int, int]
 
@@ -235,16 +235,16 @@ class Sampler:
         best: [R], from SamplingKernels.best of the processed logits. Waits for the device only where a row has no
         token.
         """
-        positions, errors = processed.positions, dict[int, str]()
+        errors: dict[int, SequenceError] = {}
         if without := _without_token(best):
             sound = None if processed.sound is None else processed.sound.tolist()
             for row in without:
-                why = _nothing_left if sound is not None and sound[row] else not_finite
-                errors[row] = why(int(positions[row]))
+                is_sound = sound is not None and sound[row]
+                errors[row] = SequenceError.NONE_ALLOWED if is_sound else SequenceError.NOT_FINITE
         return PreparedRows(
             logits=processed.logits,
             slots=processed.slots,
-            positions=positions,
+            positions=processed.positions,
             best=best,
             errors=errors,
             raw=processed.raw,
@@ -367,14 +367,3 @@ def _rows_in(slots: Collection[int], row_slots: Sequence[int]) -> list[int]:
 
 def _without_token(best: NDArray[np.int64]) -> list[int]:
     return [row for row, token_id in enumerate(best.tolist()) if token_id == NO_TOKEN]
-
-
-def not_finite(position: int) -> str:
-    return f"the logits for position {position} are not finite numbers"
-
-
-def _nothing_left(position: int) -> str:
-    return (
-        f"no token may be chosen at position {position}: structured output, allowed_token_ids, bad_words, "
-        f"min_tokens and stop_token_ids together leave none"
-    )

@@ -14,9 +14,10 @@ import numpy as np
 from torch import Tensor
 
 from faser.engine.contract.plan import SequenceRows
-from faser.engine.execution.sampling.sampler import NO_TOKEN, PreparedRows, Sampler, not_finite
+from faser.engine.execution.sampling.sampler import NO_TOKEN, PreparedRows, Sampler
 from faser.engine.execution.verifiers.judged_rows import Bools, Ints, JudgedRows, lay_out
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows
+from faser.types import SequenceError
 
 
 class SampleAndMatch:
@@ -71,8 +72,7 @@ def acceptance_of_tokens(sequences: Sequence[SequenceRows], chosen: Ints) -> lis
                     break
                 last += 1
         if token_ids[last] == NO_TOKEN:
-            position = rows.start + len(rows.token_ids) - num_drafts + last - first
-            results.append(AcceptanceResult(error=not_finite(position)))
+            results.append(AcceptanceResult(error=SequenceError.NOT_FINITE))
         else:
             results.append(AcceptanceResult(token_ids=tuple(token_ids[first : last + 1])))
         first += num_drafts + 1

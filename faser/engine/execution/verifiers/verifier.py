@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from faser.types import PositionLogprobs
+from faser.types import PositionLogprobs, SequenceError
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class AcceptanceResult:
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[PositionLogprobs, ...] | None = None
-    error: str | None = None
+    error: SequenceError | None = None
 
 
 class Verifier(Protocol):

@@ -76,6 +76,15 @@ def test_a_wrong_item_is_named(item: dict[str, Any], param: str) -> None:
     assert param.rpartition(".")[0] in str(caught.value)
 
 
+@pytest.mark.parametrize("texts", [[], [{"type": "summary_text", "text": "hm"}]])
+def test_reasoning_alone_is_refused_and_reasoning_without_words_is_no_turn(texts: list[dict[str, Any]]) -> None:
+    reasoning = {"type": "reasoning", "summary": texts}
+    with pytest.raises(RequestError, match="nothing but reasoning; it must have a message"):
+        chat_messages([reasoning, reasoning], None)
+    read = chat_messages([{"role": "user", "content": "hi"}, reasoning], None)
+    assert [message["role"] for message in read] == (["user", "assistant"] if texts else ["user"])
+
+
 def test_an_empty_list_is_refused() -> None:
     with pytest.raises(RequestError, match="at least one item"):
         chat_messages([], None)

@@ -7,10 +7,12 @@ two samples in one line.
 import asyncio
 import json
 import logging
+import os
 import stat
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,17 @@ def test_one_file_has_one_writer(tmp_path: Path) -> None:
         TrafficRecorder(tmp_path / "traffic.jsonl", lambda _: None)
     recorder.close(10)
     TrafficRecorder(tmp_path / "traffic.jsonl", lambda _: None).close(10)
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_another_file_gets_nothing_through_a_link(tmp_path: Path, link: Callable[[Path, Path], None]) -> None:
+    other, path = tmp_path / "other", tmp_path / "traffic.jsonl"
+    other.write_text("mine")
+    other.chmod(0o644)
+    link(other, path)
+    with pytest.raises(OSError, match=r"it is a link; name the file itself|has 2 names; it must have one"):
+        TrafficRecorder(path, lambda _: None)
+    assert (other.read_text(), stat.S_IMODE(other.stat().st_mode)) == ("mine", 0o644)
 
 
 def test_what_is_no_file_is_refused() -> None:

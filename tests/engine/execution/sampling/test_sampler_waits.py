@@ -19,7 +19,7 @@ from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
 from faser.kernels.interface.sampling.logits_processor_kernels import LogitsEdit
 from faser.kernels.interface.sampling.sampling_kernels import NO_TOKEN, Ints, Reals, Words
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
-from faser.types import SamplingParams
+from faser.types import SamplingParams, SequenceError
 
 WIDTH = 30
 READS = {Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.cpu, Tensor.__bool__, Tensor.__int__, Tensor.__float__}
@@ -138,5 +138,5 @@ def test_tokens_and_errors_are_those_of_rows_that_are_prepared_and_chosen_for_on
             else:
                 assert chosen[slot] == sampler.choose(alone, None)[0]
         is_bad = not bool(logits[row].amax().isfinite())
-        assert ("not finite" in prepared.errors.get(row, "")) == is_bad
-        assert "no token may be chosen" in prepared.errors[4] or (row == 4 and is_bad)
+        assert (prepared.errors.get(row) is SequenceError.NOT_FINITE) == is_bad
+        assert prepared.errors[4] is SequenceError.NONE_ALLOWED or (row == 4 and is_bad)

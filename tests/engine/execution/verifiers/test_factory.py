@@ -19,7 +19,7 @@ from faser.engine.execution.verifiers.rejection import Rejection
 from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
 from faser.engine.execution.verifiers.synthetic import Synthetic
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
-from faser.types import PositionLogprobs, SamplingParams
+from faser.types import PositionLogprobs, SamplingParams, SequenceError
 from tests.engine.execution.sampling.test_sampler import EOS, PROMPT, VOCAB, random_sampling, starting
 
 NUM_TOKENS = 9
@@ -81,7 +81,7 @@ def test_coupled_tokens_and_reports_are_those_of_an_engine_that_never_drafts(see
         sampler.start(starting(params[i], slot=slot, seed=seed + i))
     found: list[list[int]] = [[] for _ in params]
     reports: list[list[PositionLogprobs | None]] = [[] for _ in params]
-    errors: list[str | None] = [None] * len(params)
+    errors: list[SequenceError | None] = [None] * len(params)
 
     while going := [i for i in range(len(params)) if len(found[i]) < NUM_TOKENS and errors[i] is None]:
         rng.shuffle(going)
@@ -181,7 +181,7 @@ def test_a_bad_row_counts_only_where_it_is_reached(
 
     assert cut_before.error is None
     assert cut_before.token_ids == (4, 5)
-    assert first_bad == AcceptanceResult(error="the logits for position 4 are not finite numbers")
+    assert first_bad == AcceptanceResult(error=SequenceError.NOT_FINITE)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -191,7 +191,7 @@ def test_a_bad_row_behind_an_accepted_draft_is_an_error(temperature: float) -> N
 
     verdict = judge_alone(SampleAndMatch, SamplingParams(temperature=temperature), logits, (4,))
 
-    assert verdict == AcceptanceResult(error="the logits for position 5 are not finite numbers")
+    assert verdict == AcceptanceResult(error=SequenceError.NOT_FINITE)
 
 
 @pytest.mark.parametrize("make", VERIFIERS)
@@ -278,4 +278,4 @@ def test_a_bad_row_accepts_nothing(make: Callable[[Sampler], Verifier], temperat
 
     verdict = judge_alone(make, SamplingParams(temperature=temperature), logits, (0,))
 
-    assert verdict == AcceptanceResult(error="the logits for position 4 are not finite numbers")
+    assert verdict == AcceptanceResult(error=SequenceError.NOT_FINITE)

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faser.engine.contract.plan import SequenceRows
-from faser.engine.execution.sampling.sampler import NO_TOKEN, not_finite
+from faser.engine.execution.sampling.sampler import NO_TOKEN
 from faser.engine.execution.verifiers.judged_rows import lay_out
 from faser.engine.execution.verifiers.sample_and_match import acceptance_of_tokens, accepted
 from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows
+from faser.types import SequenceError
 
 # Of one sequence: drafted tokens, and what its rows choose.
 OneSequence = tuple[tuple[int, ...], tuple[int, ...]]
@@ -28,7 +29,7 @@ def by_arrays(sequences: Sequence[SequenceRows], chosen: np.ndarray) -> list[Acc
     rows = lay_out(drafted)
     last = rows.last_reached(accepted(chosen, rows.drafted, chosen != NO_TOKEN)).tolist()
     return [
-        AcceptanceResult(error=not_finite(each.position + end - begin))
+        AcceptanceResult(error=SequenceError.NOT_FINITE)
         if chosen[end] == NO_TOKEN
         else AcceptanceResult(token_ids=(*each.draft[: end - begin], int(chosen[end])))
         for each, begin, end in zip(drafted, rows.first.tolist(), last, strict=True)
