@@ -19,7 +19,7 @@ class ChatRenderer:
     """The chat templates of a server. Rendering has no state, so threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer, override: str | None) -> None:
-        """override: replaces the model's templates. Raises ModelError if a template does not compile."""
+        """override: replaces the model's templates. Raises ModelError if one does not compile, or loops."""
         templates = tokenizer.chat_template if override is None else override
         self._plain = _NamedTemplate(templates, tokenizer, with_tools=False)
         self._with_tools = _NamedTemplate(templates, tokenizer, with_tools=True)
@@ -83,6 +83,8 @@ class _NamedTemplate:
         except RequestError as error:
             self.missing, self.source = error, ""
         self.template = ChatTemplate(self.source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+        if self.missing is None:
+            self.template.check()
 
 
 def _known_role(message: dict[str, Any], at: int, source: str) -> dict[str, Any]:

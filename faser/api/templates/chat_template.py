@@ -1,11 +1,13 @@
 """ChatTemplate: renders the messages of a chat as the prompt format that the model was trained on.
 
 Owns the Jinja environment that the templates of checkpoints expect. A template comes with the checkpoint and
-is not trusted: it runs in a sandbox that forbids access to Python internals and changes to its inputs.
+is not trusted: it runs in a sandbox that forbids access to Python internals and changes to its inputs, and that
+stops loops and macros once a budget of turns and time is spent.
 Knows no tokenizer and no HTTP.
 """
 
 import json
+import time
 from collections.abc import Mapping, Sequence, Sized
 from datetime import datetime
 from typing import Any
@@ -27,8 +29,12 @@ _END_MARK = "\ue000end of the final message\ue001"
 _TRIMMED_AWAY = " "
 
 MAX_CHARS = 1 << 26  # of a prompt, and of a text that a template multiplies
+MAX_STEPS = 1 << 19  # turns of loops and calls of macros in one rendering
+MAX_SECONDS = 5  # of a processor, for one rendering
 
 _MAX_EXPONENT = 64
+
+_COUNT = "faser_count_step"  # what the loops of a template call
 
 _RESERVED = ("messages", "tools", "add_generation_prompt")
 
@@ -42,13 +48,32 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        del environment.globals["lipsum"]  # texts of any length
+        if _COUNT in source:
+            raise ModelError(f"the chat template does not compile: {_COUNT} is not its own")
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the chat template does not compile: line {error.lineno}: {error.message}") from None
+        except (RecursionError, SyntaxError, ValueError, MemoryError) as error:  # of Python's own compiler
+            what = str(error) or type(error).__name__
+            raise ModelError(f"the chat template does not compile: {what}") from None
         # Templates test whether these are defined, or append them to text: None must not become the text "None".
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {name: token for name, token in tokens.items() if token is not None}
+
+    def check(self) -> None:
+        """Render a chat of one message. Raises ModelError if that takes more than the budget.
+
+        A template may refuse this chat: some want other messages first.
+        """
+        hello = [{"role": "user", "content": "Hello"}]
+        try:
+            self.render(hello, add_generation_prompt=True, continue_final_message=False, extra={})
+        except OverBudgetError as error:
+            raise ModelError(f"{error}, and this was one message") from None
+        except RequestError:
+            return
 
     def render(
         self,
@@ -85,6 +110,7 @@ class ChatTemplate:
             "messages": messages,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
+            _COUNT: _Budget(),
         }
         prompt = self._run(variables)
         return _up_to_end_mark(prompt) if continue_final_message else prompt
@@ -96,14 +122,40 @@ class ChatTemplate:
             for piece in self._template.generate(variables):
                 num_chars += len(piece)
                 if num_chars > MAX_CHARS:
-                    raise ValueError(f"the prompt has more than {MAX_CHARS} characters")
+                    raise OverBudgetError(f"the prompt has more than {MAX_CHARS} characters")
                 pieces.append(piece)
             return "".join(pieces)
+        except OverBudgetError:
+            raise
         except Exception as error:  # a template can fail in any way that Python can
             raise RequestError(
                 f"the chat template cannot render these messages: {str(error) or type(error).__name__}",
                 param="messages",
             ) from None
+
+
+class OverBudgetError(RequestError):
+    """The template takes more steps or time, or makes a longer prompt, than any chat needs."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the chat template cannot render these messages: {what}", param="messages")
+
+
+class _Budget:
+    """The steps and the time that are left of one rendering."""
+
+    def __init__(self) -> None:
+        self._steps = MAX_STEPS
+        self._end_s = time.thread_time() + MAX_SECONDS
+
+    def __call__(self) -> bool:
+        """Counts a step. Returns True, as a part of conditions. Raises OverBudgetError."""
+        self._steps -= 1
+        if self._steps < 0:
+            raise OverBudgetError(f"its loops take more than {MAX_STEPS} turns")
+        if time.thread_time() > self._end_s:
+            raise OverBudgetError(f"it takes more than {MAX_SECONDS} seconds")
+        return True
 
 
 def choose_template(templates: str | Mapping[str, str] | None, *, with_tools: bool) -> str:
@@ -123,9 +175,23 @@ def choose_template(templates: str | Mapping[str, str] | None, *, with_tools: bo
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Arithmetic cannot use up the memory: a template comes with a checkpoint, and its inputs from clients."""
+    """Arithmetic cannot use up the memory, nor loops the time: a template comes with a checkpoint, its inputs from
+    clients.
+    """
 
     intercepted_binops = frozenset(("*", "**"))
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """The template, whose loops and macros begin with a call that counts them."""
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+            line = loop.lineno
+            count = nodes.Call(nodes.Name(_COUNT, "load", lineno=line), [], [], None, None, lineno=line)
+            if isinstance(loop, nodes.For) and loop.test is not None:  # turns that its condition leaves out count
+                loop.test = nodes.And(count, loop.test, lineno=line)
+            else:
+                loop.body.insert(0, nodes.ExprStmt(count, lineno=line))
+        return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Raises ValueError for a product of text or a list, or for a power, that is too long."""

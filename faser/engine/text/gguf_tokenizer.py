@@ -17,6 +17,7 @@ from faser.engine.text.tokenizer_settings import TokenizerSettings
 from faser.errors import ModelError
 
 _SPACE = "\u2581"
+_MAX_PIECE_CHARS = 1024  # every way to cut a piece in two is tried
 
 
 class TokenType(IntEnum):
@@ -77,8 +78,10 @@ def tokenizer_of(file: GgufFile) -> tuple[tokenizers.Tokenizer, TokenizerSetting
 
     Raises ModelError that names an unsupported kind of vocabulary or of splitting.
     """
-    tokens: list[str] = file.require("tokenizer.ggml.tokens")
-    types: list[int] = file.get("tokenizer.ggml.token_type", [TokenType.NORMAL] * len(tokens))
+    tokens = file.require_list("tokenizer.ggml.tokens", str)
+    types = [int(TokenType.NORMAL)] * len(tokens)
+    if file.has("tokenizer.ggml.token_type"):
+        types = file.require_list("tokenizer.ggml.token_type", int)
     if len(types) != len(tokens):
         raise ModelError(f"{file.path} has {len(tokens)} tokens but {len(types)} token types")
     core, add_bos = _builder(file)(file, tokens, types)
@@ -90,8 +93,8 @@ def tokenizer_of(file: GgufFile) -> tuple[tokenizers.Tokenizer, TokenizerSetting
         ]
     )
     bos, eos = _named_token(file, tokens, "bos"), _named_token(file, tokens, "eos")
-    before = [bos] if bos is not None and file.get("tokenizer.ggml.add_bos_token", add_bos) else []
-    after = [eos] if eos is not None and file.get("tokenizer.ggml.add_eos_token", False) else []
+    before = [bos] if bos is not None and file.get("tokenizer.ggml.add_bos_token", bool, add_bos) else []
+    after = [eos] if eos is not None and file.get("tokenizer.ggml.add_eos_token", bool, False) else []
     if before or after:
         core.post_processor = processors.TemplateProcessing(
             single=[*before, "$A", *after],
@@ -105,7 +108,7 @@ _Builder = Callable[[GgufFile, list[str], list[int]], tuple[tokenizers.Tokenizer
 
 def _builder(file: GgufFile) -> _Builder:
     """The function that builds this kind of vocabulary; it returns whether a BOS is added by default."""
-    match file.require("tokenizer.ggml.model"):
+    match file.require("tokenizer.ggml.model", str):
         case "gpt2":
             return _byte_level
         case "llama":
@@ -123,11 +126,12 @@ def _core(file: GgufFile, build: Callable[[], models.BPE]) -> tokenizers.Tokeniz
 
 
 def _byte_level(file: GgufFile, tokens: list[str], _types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
-    name = file.get("tokenizer.ggml.pre", "default")
+    name = file.get("tokenizer.ggml.pre", str, "default")
     splitting = _SPLITTINGS.get(name)
     if splitting is None:
         raise ModelError(f"{file.path} splits text the {name} way; supported are {', '.join(_SPLITTINGS)}")
-    merges = [tuple(merge.split(" ", 1)) for merge in file.require("tokenizer.ggml.merges")]
+    pairs = file.require_list("tokenizer.ggml.merges", str)
+    merges = [(left, right) for left, _, right in (pair.partition(" ") for pair in pairs)]
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     core = _core(file, lambda: models.BPE(vocabulary, merges, ignore_merges=splitting.ignore_merges))
     if splitting.compose:
@@ -144,9 +148,13 @@ def _byte_level(file: GgufFile, tokens: list[str], _types: list[int]) -> tuple[t
 
 
 def _sentencepiece(file: GgufFile, tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
-    if file.get("tokenizer.ggml.remove_extra_whitespaces", False):
+    if file.get("tokenizer.ggml.remove_extra_whitespaces", bool, False):
         raise ModelError(f"{file.path} has a tokenizer that removes extra white space; that is not supported")
-    scores: list[float] = file.require("tokenizer.ggml.scores")
+    scores = file.require_list("tokenizer.ggml.scores", float)
+    if len(scores) != len(tokens):
+        raise ModelError(f"{file.path} has {len(tokens)} tokens but {len(scores)} scores")
+    if (longest := max(map(len, tokens), default=0)) > _MAX_PIECE_CHARS:
+        raise ModelError(f"{file.path} has a token of {longest} characters; the limit is {_MAX_PIECE_CHARS}")
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     pieces = {
         token: score for token, kind, score in zip(tokens, types, scores, strict=True) if kind == TokenType.NORMAL
@@ -158,7 +166,7 @@ def _sentencepiece(file: GgufFile, tokens: list[str], types: list[int]) -> tuple
             vocabulary, _merges_by_score(pieces), unk_token=unknown, fuse_unk=True, byte_fallback=True
         ),
     )
-    prefixed = file.get("tokenizer.ggml.add_space_prefix", True)
+    prefixed = file.get("tokenizer.ggml.add_space_prefix", bool, True)
     before: list[normalizers.Normalizer] = [normalizers.Prepend(_SPACE)] if prefixed else []
     core.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", _SPACE)])
     after: list[decoders.Decoder] = [decoders.Strip(" ", 1, 0)] if prefixed else []
@@ -184,19 +192,18 @@ def _merges_by_score(pieces: dict[str, float]) -> list[tuple[str, str]]:
 
 
 def _named_token(file: GgufFile, tokens: list[str], role: str) -> str | None:
-    token_id = file.get(f"tokenizer.ggml.{role}_token_id")
+    token_id = file.get(f"tokenizer.ggml.{role}_token_id", int)
     if token_id is None:
         return None
     if not 0 <= token_id < len(tokens):
         raise ModelError(f"{file.path}: {role}_token_id is {token_id}, of {len(tokens)} tokens")
-    token: str = tokens[token_id]
-    return token
+    return tokens[token_id]
 
 
 def _chat_template(file: GgufFile) -> str | dict[str, str] | None:
-    default: str | None = file.get("tokenizer.chat_template")
-    names: list[str] = file.get("tokenizer.chat_templates", [])
-    if not names:
+    default = file.get("tokenizer.chat_template", str)
+    if not file.has("tokenizer.chat_templates"):
         return default
-    named: dict[str, str] = {name: file.require(f"tokenizer.chat_template.{name}") for name in names}
+    names = file.require_list("tokenizer.chat_templates", str)
+    named = {name: file.require(f"tokenizer.chat_template.{name}", str) for name in names}
     return named if default is None else {**named, "default": default}

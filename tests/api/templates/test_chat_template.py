@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
+from faser.api.templates import chat_template
 from faser.api.templates.chat_template import ChatTemplate, choose_template
 from faser.errors import ModelError, RequestError
 
@@ -192,6 +193,54 @@ def test_the_sandbox_stops_what_a_template_must_not_do(source: str) -> None:
     with pytest.raises(RequestError, match="chat template cannot render"):
         render(source, chat)
     assert chat == [USER]
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "9999 turns"),
+        ("{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}", "9999 turns"),
+        ("{% for i in range(99999) recursive %}{{ loop(range(99999)) }}{% endfor %}", "recursion"),
+        (
+            "{% macro a() %}{% endmacro %}{% for i in range(99999) %}{{ a() ~ a() ~ a() ~ a() ~ a() ~ a() ~ a()"
+            " ~ a() ~ a() ~ a() ~ a() }}{% endfor %}",
+            "9999 turns",
+        ),
+        ("{% for i in range(99999) %}{% set x = ([1] * 9000000) | sum %}{% endfor %}", "more than 0.1 seconds"),
+        ("{{ lipsum(n=1000000) }}", "'lipsum' is undefined"),
+    ],
+)
+def test_loops_end_when_their_budget_is_spent(monkeypatch: pytest.MonkeyPatch, source: str, what: str) -> None:
+    monkeypatch.setattr(chat_template, "MAX_STEPS", 9999)
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.1 if "seconds" in what else 60)
+    with pytest.raises(RequestError, match=f"cannot render these messages: .*{what}"):
+        render(source, [USER])
+
+
+def test_a_loop_with_a_condition_has_the_turns_that_it_always_had() -> None:
+    source = "{% for i in range(9) if i % 2 or i == 4 %}{{ loop.index }}/{{ loop.length }}:{{ i }} {% endfor %}"
+    assert render(source, [USER]) == oracle(source).apply_chat_template([USER], tokenize=False)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "{" * 3000 + "1" + "}" * 3000 + " }}",
+        "{{ " + "[" * 900 + "]" * 900 + " }}",
+        "{% if true %}" * 200 + "{% endif %}" * 200,
+        "{{ faser_count_step }}",
+    ],
+)
+def test_a_template_that_python_cannot_compile_is_the_operators_error(source: str) -> None:
+    with pytest.raises(ModelError, match="chat template does not compile"):
+        template_of(source)
+
+
+def test_a_template_that_loops_over_one_message_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_STEPS", 9999)
+    with pytest.raises(ModelError, match="more than 9999 turns, and this was one message"):
+        template_of("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}").check()
+    template_of("{{ raise_exception('a system message must come first') }}").check()
 
 
 @pytest.mark.parametrize(

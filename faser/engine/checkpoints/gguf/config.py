@@ -36,13 +36,13 @@ def gguf_config(path: Path) -> dict[str, Any]:
 
 def config_of(file: GgufFile) -> dict[str, Any]:
     """Config dict of an open GGUF file; see gguf_config."""
-    architecture = file.require("general.architecture")
+    architecture = file.require("general.architecture", str)
     if architecture not in _FAMILIES:
         raise ModelError(f"{file.path} is of architecture {architecture}; supported are {', '.join(_FAMILIES)}")
-    if experts := file.get(f"{architecture}.expert_count", 0):
+    if experts := file.get(f"{architecture}.expert_count", int, 0):
         raise ModelError(f"{file.path} is a mixture of {experts} experts; only dense models are supported")
     class_name, model_type = _FAMILIES[architecture]
-    config = {
+    config: dict[str, Any] = {
         "architectures": [class_name],
         "model_type": model_type,
         "hidden_act": "silu",
@@ -51,11 +51,11 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "attention_bias": file.has_tensor("blk.0.attn_q.bias"),
         "mlp_bias": file.has_tensor("blk.0.ffn_gate.bias"),
         "torch_dtype": "bfloat16",
-        "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": file.get("tokenizer.ggml.bos_token_id", int),
         "eos_token_id": eos_token_ids(file),
     }
     config |= _sizes(file, architecture) | _rope(file, architecture)
-    if window := file.get(f"{architecture}.attention.sliding_window"):
+    if window := file.get(f"{architecture}.attention.sliding_window", int):
         config |= _window(file, architecture, window)
     if architecture == "smollm3":
         layers = range(1, config["num_hidden_layers"] + 1)
@@ -64,9 +64,19 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 
 def eos_token_ids(file: GgufFile) -> list[int]:
-    """The tokens that end generation, without duplicates; the end of sequence first."""
-    ids = [file.get(f"tokenizer.ggml.{end}_token_id") for end in _ENDS]
-    return list(dict.fromkeys(each for each in ids if each is not None))
+    """The tokens that end generation, without duplicates; the end of sequence first.
+
+    Raises ModelError for one that is no token of the file.
+    """
+    ids: dict[int, None] = {}
+    for end in _ENDS:
+        key = f"tokenizer.ggml.{end}_token_id"
+        if (token_id := file.get(key, int)) is None:
+            continue
+        if not 0 <= token_id < (vocab_size := _vocab_size(file)):
+            raise ModelError(f"{file.path}: {key} is {token_id}, of {vocab_size} tokens")
+        ids[token_id] = None
+    return list(ids)
 
 
 def _vocab_size(file: GgufFile) -> int:
@@ -76,16 +86,16 @@ def _vocab_size(file: GgufFile) -> int:
 
 
 def _sizes(file: GgufFile, architecture: str) -> dict[str, Any]:
-    num_heads = file.require(f"{architecture}.attention.head_count")
-    num_kv_heads = file.get(f"{architecture}.attention.head_count_kv", num_heads)
-    hidden_size = file.require(f"{architecture}.embedding_length")
-    intermediate_size = file.require(f"{architecture}.feed_forward_length")
-    for name, value in (("head_count", num_heads), ("head_count_kv", num_kv_heads), ("ffn", intermediate_size)):
-        if not isinstance(value, int):
-            raise ModelError(f"{file.path}: {name} differs between layers; that is not supported")
-    head_dim = file.get(f"{architecture}.attention.key_length", hidden_size // num_heads)
-    value_dim = file.get(f"{architecture}.attention.value_length", head_dim)
-    rotated = file.get(f"{architecture}.rope.dimension_count", head_dim)
+    num_heads = file.size(f"{architecture}.attention.head_count")  # a list, where layers differ, is refused
+    num_kv_heads = file.size(f"{architecture}.attention.head_count_kv", num_heads)
+    hidden_size = file.size(f"{architecture}.embedding_length")
+    intermediate_size = file.size(f"{architecture}.feed_forward_length")
+    num_layers, num_tensors = file.size(f"{architecture}.block_count"), len(file.tensor_names())
+    if num_layers > num_tensors:
+        raise ModelError(f"{file.path}: {architecture}.block_count is {num_layers}, with {num_tensors} tensors")
+    head_dim = file.size(f"{architecture}.attention.key_length", hidden_size // num_heads)
+    value_dim = file.size(f"{architecture}.attention.value_length", head_dim)
+    rotated = file.size(f"{architecture}.rope.dimension_count", head_dim)
     if value_dim != head_dim or rotated != head_dim:
         raise ModelError(
             f"{file.path}: a head has {head_dim} key channels, rotates {rotated}, and has {value_dim} for values; "
@@ -94,13 +104,13 @@ def _sizes(file: GgufFile, architecture: str) -> dict[str, Any]:
     return {
         "hidden_size": hidden_size,
         "intermediate_size": intermediate_size,
-        "num_hidden_layers": file.require(f"{architecture}.block_count"),
+        "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
         # stored as float32; 7 digits recover the original decimal number
-        "rms_norm_eps": float(f"{file.require(f'{architecture}.attention.layer_norm_rms_epsilon'):.7g}"),
-        "max_position_embeddings": file.require(f"{architecture}.context_length"),
+        "rms_norm_eps": float(f"{file.require(f'{architecture}.attention.layer_norm_rms_epsilon', float):.7g}"),
+        "max_position_embeddings": file.size(f"{architecture}.context_length"),
     }
 
 
@@ -115,10 +125,10 @@ def _window(file: GgufFile, architecture: str, window: int) -> dict[str, Any]:
 
 def _rope(file: GgufFile, architecture: str) -> dict[str, Any]:
     """rope_theta and rope_scaling, as in transformers 4."""
-    theta = float(f"{file.get(f'{architecture}.rope.freq_base', 10000.0):.7g}")
+    theta = float(f"{file.get(f'{architecture}.rope.freq_base', float, 10000.0):.7g}")
     prefix = f"{architecture}.rope.scaling"
-    kind = file.get(f"{prefix}.type", "none")
-    factor = file.get(f"{prefix}.factor", 1.0)
+    kind = file.get(f"{prefix}.type", str, "none")
+    factor = file.get(f"{prefix}.factor", float, 1.0)
     scaling: dict[str, Any] | None = None
     if file.has_tensor("rope_freqs.weight"):
         scaling = _llama3_scaling(file, theta)
@@ -126,7 +136,7 @@ def _rope(file: GgufFile, architecture: str) -> dict[str, Any]:
         scaling = {"rope_type": "linear", "factor": factor}
     elif kind == "yarn":
         scaling = {"rope_type": "yarn", "factor": factor}
-        scaling["original_max_position_embeddings"] = file.require(f"{prefix}.original_context_length")
+        scaling["original_max_position_embeddings"] = file.size(f"{prefix}.original_context_length")
     elif kind != "none":
         raise ModelError(f"{file.path}: {prefix}.type is {kind}; supported are none, linear and yarn")
     return {"rope_theta": theta, "rope_scaling": scaling}

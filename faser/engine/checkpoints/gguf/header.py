@@ -180,7 +180,7 @@ class Header:
             raise DamagedHeader(f"{name} is there twice, or of the unknown type {number}")
         _, values, num_bytes = TENSOR_TYPES[number]
         size, rest = divmod(math.prod(shape), values)
-        if rest or not size or not shape:
+        if rest or not size or not shape or shape[-1] % values:
             raise DamagedHeader(f"{name} is empty, or ends within a block")
         self.tensors[name] = TensorPlace(number=number, shape=shape, start=start, num_bytes=size * num_bytes)
         self._checked(start + size * num_bytes)

@@ -53,11 +53,11 @@ class GgufSource:
         self._stored_names = {
             _hf_name(name, file.path): name for name in file.tensor_names() if name != _ROPE_FACTORS
         }
-        architecture = file.require("general.architecture")
+        architecture = file.require("general.architecture", str)
         self._heads: dict[str, int] = {}
         if architecture in _PERMUTED:
-            num_heads = file.require(f"{architecture}.attention.head_count")
-            num_kv_heads = file.get(f"{architecture}.attention.head_count_kv", num_heads)
+            num_heads = file.size(f"{architecture}.attention.head_count")
+            num_kv_heads = file.size(f"{architecture}.attention.head_count_kv", num_heads)
             self._heads = {"self_attn.q_proj": num_heads, "self_attn.k_proj": num_kv_heads}
 
     def names(self) -> list[str]:
@@ -80,7 +80,11 @@ class GgufSource:
 
     def _in_order(self, name: str, rows: npt.NDArray[Number]) -> npt.NDArray[Number]:
         num_heads = next((heads for part, heads in self._heads.items() if part in name), None)
-        return rows if num_heads is None else _unpermute(rows, num_heads)
+        if num_heads is None:
+            return rows
+        if len(rows) % (2 * num_heads):
+            raise ModelError(f"{self._file.path}: {name} has {len(rows)} rows, which are not {num_heads} heads")
+        return _unpermute(rows, num_heads)
 
     def get(self, name: str) -> "torch.Tensor":
         """One tensor, dequantised: float32 on the CPU, in memory of its own."""

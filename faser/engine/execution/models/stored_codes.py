@@ -110,7 +110,12 @@ class CodeSource:
         if self._stored.layout is Layout.GPTQ:
             (bits,) = self._stored.bits
             return codes_of_words(words.t(), bits), bits
-        shape = self._source.get(f"{product}.{self._shape}").tolist()
+        stored_shape = self._source.get(f"{product}.{self._shape}")
+        if stored_shape.numel() != 2 or stored_shape.is_floating_point():
+            raise ModelError(
+                f"tensor {product}.{self._shape} is {_described(stored_shape)}; it must be two integers"
+            )
+        shape = stored_shape.flatten().tolist()
         fitting = [bits for bits in (4, 8) if -(-shape[1] * bits // 32) == words.shape[1]]
         if shape[0] != len(words) or not fitting or fitting[0] not in self._stored.bits:
             raise ModelError(
@@ -141,15 +146,19 @@ class CodeSource:
             return None
         stored = self._source.get(name)
         layout = self._stored.layout
+        if layout in (Layout.AWQ, Layout.GPTQ):
+            stored = self._typed(name, torch.int32)
+        elif stored.dtype not in (torch.int8, torch.int32) or not 1 <= stored.dim() <= 2 or not stored.numel():
+            raise ModelError(f"tensor {name} is {_described(stored)}; it must be a matrix of int8 or int32")
         if layout is Layout.AWQ:
             zeros = awq_codes(stored)
         elif layout is Layout.GPTQ:
             zeros = codes_of_words(stored, bits).t()[:num_rows] + self._stored.zero_offset & (1 << bits) - 1
         elif stored.dtype is torch.int32:
-            zeros = codes_of_words(stored.t(), bits).t()[:num_rows]
+            zeros = codes_of_words(self._typed(name, torch.int32).t(), bits).t()[:num_rows]
         else:
             zeros = (stored.int() + (1 << bits - 1)).to(torch.uint8).reshape(len(stored), -1)
-            zeros = zeros.expand(num_rows, -1)
+            zeros = zeros.expand(num_rows, -1) if len(zeros) == 1 else zeros
         if zeros.shape != (num_rows, num_groups):
             raise ModelError(
                 f"tensor {name} is {_described(stored)}; {product} has {num_rows} rows of {num_groups} groups"
@@ -161,7 +170,10 @@ class CodeSource:
         name = f"{product}.{self._groups}"
         if name not in self._known:
             return None
-        groups = self._source.get(name).long()
+        groups = self._source.get(name)
+        if groups.dim() != 1 or groups.is_floating_point():
+            raise ModelError(f"tensor {name} is {_described(groups)}; it must be a list of integers")
+        groups = groups.long()
         size = depth // num_groups
         if len(groups) == depth and bool((groups == -1).all()):
             return None

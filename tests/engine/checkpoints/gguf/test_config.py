@@ -135,7 +135,11 @@ def test_llama_3s_rope_factors_become_its_scaling(tmp_path: Path, factor: float)
             "not Llama 3's scaling",
         ),
         ("qwen2", {"metadata": {"qwen2.attention.sliding_window": 64}}, "sliding_window is 64"),
-        ("llama", {"metadata": {"llama.attention.head_count_kv": [2, 1]}}, "differs between layers"),
+        (
+            "llama",
+            {"metadata": {"llama.attention.head_count_kv": [2, 1]}},
+            "head_count_kv is a list of 2; it must be an integer",
+        ),
     ],
 )
 def test_what_a_config_cannot_express_is_refused(

@@ -40,7 +40,7 @@ def test_values_and_tensors_are_those_that_the_library_reads(
     file, reader = GgufFile(path), gguf.GGUFReader(path)
     keys = [key for key in reader.fields if not key.startswith("GGUF.")]
     assert set(METADATA) < set(keys)
-    assert {key: file.get(key) for key in keys} == {key: reader.fields[key].contents() for key in keys}
+    assert {key: file.value(key) for key in keys} == {key: reader.fields[key].contents() for key in keys}
     assert file.tensor_names() == [tensor.name for tensor in reader.tensors]
     for tensor in reader.tensors:
         assert file.format(tensor.name) == tensor.tensor_type.name
