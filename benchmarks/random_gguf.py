@@ -90,7 +90,7 @@ def random_blocks(rng: np.random.Generator, columns: int, depth: int, kind: GGML
 
 
 def _add_vocabulary(writer: GGUFWriter, vocabulary: GgufFile) -> None:
-    model, pre, tokens, types, merges = (vocabulary.require(f"tokenizer.ggml.{name}") for name in _COPIED)
+    model, pre, tokens, types, merges = (vocabulary.value(f"tokenizer.ggml.{name}") for name in _COPIED)
     unused = VOCABULARY - len(tokens)
     writer.add_tokenizer_model(model)
     writer.add_tokenizer_pre(pre)
@@ -98,7 +98,7 @@ def _add_vocabulary(writer: GGUFWriter, vocabulary: GgufFile) -> None:
     writer.add_token_types([*types, *[5] * unused])
     writer.add_token_merges(merges)
     for role in ("bos", "eos"):
-        if (token_id := vocabulary.get(f"tokenizer.ggml.{role}_token_id")) is not None:
+        if (token_id := vocabulary.get(f"tokenizer.ggml.{role}_token_id", int)) is not None:
             (writer.add_bos_token_id if role == "bos" else writer.add_eos_token_id)(token_id)
 
 

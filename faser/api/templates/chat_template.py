@@ -8,7 +8,7 @@ Knows no tokenizer and no HTTP.
 
 import json
 import time
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from datetime import datetime
 from typing import Any
 
@@ -184,7 +184,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """The template, whose loops and macros begin with a call that counts them."""
         template = super()._parse(source, name, filename)
-        for loop in template.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+        loops: Iterator[nodes.For | nodes.Macro | nodes.CallBlock] = template.find_all(
+            (nodes.For, nodes.Macro, nodes.CallBlock)
+        )
+        for loop in loops:
             line = loop.lineno
             count = nodes.Call(nodes.Name(_COUNT, "load", lineno=line), [], [], None, None, lineno=line)
             if isinstance(loop, nodes.For) and loop.test is not None:  # turns that its condition leaves out count
