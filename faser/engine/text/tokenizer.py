@@ -15,6 +15,7 @@ from faser.engine.text.tokenizer_settings import TokenizerSettings, read_setting
 from faser.errors import ModelError, RequestError
 
 _MARGIN_CHARS = 4096
+_MOST_TOKENS = 1 << 24
 
 
 class Tokenizer:
@@ -25,7 +26,10 @@ class Tokenizer:
     """
 
     def __init__(self, core: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
-        """Takes over core and adds the special tokens to it. Raises ModelError for an unsupported decoder."""
+        """Takes over core and adds the special tokens to it.
+
+        Raises ModelError for an unsupported decoder, or too high an id.
+        """
         self._core = core
         core.no_truncation()
         core.no_padding()
@@ -37,6 +41,8 @@ class Tokenizer:
         spelling = TokenSpelling.of(core)
         vocabulary = core.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        if self.vocab_size > _MOST_TOKENS:
+            raise ModelError(f"the tokenizer has the id {self.vocab_size - 1}; the limit is {_MOST_TOKENS - 1}")
         added = core.get_added_tokens_decoder()
         self.base_vocab_size = max((i for i in vocabulary.values() if i not in added), default=-1) + 1
         self.leading_spaces = spelling.leading_spaces
@@ -50,7 +56,7 @@ class Tokenizer:
         """Token ids of a text. Special tokens written out in the text are recognised.
 
         add_special_tokens: also add the tokens with which the checkpoint begins or ends a text, such as BOS.
-        Raises RequestError for a lone surrogate, which has no UTF-8.
+        Raises RequestError for a lone surrogate, which has no UTF-8, and for text that the vocabulary lacks.
         """
         try:
             # A batch of one, because encode() holds the interpreter lock and would block all other requests.
@@ -61,6 +67,8 @@ class Tokenizer:
             raise RequestError(
                 f"the text has the lone surrogate U+{ord(char):04X} at character {at}; it must be valid Unicode"
             ) from None
+        except Exception as error:  # the library raises plain Exception, as for text that the vocabulary lacks
+            raise RequestError(f"the tokenizer cannot encode this text: {error}") from None
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -33,7 +33,7 @@ def read_settings(directory: Path) -> TokenizerSettings:
         directory / "tokenizer_config.json"
     )
     declared: dict[str, AddedToken] = {}
-    for entry in _declared_tokens(merged):
+    for entry in _declared_tokens(directory, merged):
         if (token := _added_token(entry)) is not None:
             declared.setdefault(token.content, token)
     return TokenizerSettings(
@@ -44,10 +44,18 @@ def read_settings(directory: Path) -> TokenizerSettings:
     )
 
 
-def _declared_tokens(merged: dict[str, Any]) -> list[Any]:
-    """The tokens that the settings declare. Tokens new to the vocabulary get their ids in this order."""
-    by_id = sorted((merged.get("added_tokens_decoder") or {}).items(), key=lambda entry: int(entry[0]))
+def _declared_tokens(directory: Path, merged: dict[str, Any]) -> list[Any]:
+    """The tokens that the settings declare. Tokens new to the vocabulary get their ids in this order.
+
+    Raises ModelError that names a field of another type.
+    """
+    decoder = merged.get("added_tokens_decoder") or {}
+    if not isinstance(decoder, dict) or not all(token_id.isdecimal() for token_id in decoder):
+        raise ModelError(f"{directory}: added_tokens_decoder must be an object of tokens by id")
+    by_id = sorted(decoder.items(), key=lambda entry: int(entry[0]))
     extra = merged.get("additional_special_tokens") or merged.get("extra_special_tokens") or []
+    if not isinstance(extra, dict | list):
+        raise ModelError(f"{directory}: additional_special_tokens is {extra!r}; it must be a list or an object")
     return [
         *(token for _, token in by_id),
         *(merged.get(f"{role}_token") for role in _ROLES),
@@ -74,16 +82,31 @@ def _content(entry: Any) -> str | None:
 
 def _read_chat_template(directory: Path, configured: Any) -> str | dict[str, str] | None:
     """The template file if it exists, else the configured template or named templates."""
-    named = {each["name"]: each["template"] for each in configured} if isinstance(configured, list) else {}
-    named |= {
-        path.stem: path.read_text("utf-8") for path in sorted(directory.glob("additional_chat_templates/*.jinja"))
-    }
+    named = _named_templates(directory, configured) if isinstance(configured, list) else {}
+    named |= {path.stem: _read_text(path) for path in sorted(directory.glob("additional_chat_templates/*.jinja"))}
     default = configured if isinstance(configured, str) else named.get("default")
     if (path := directory / "chat_template.jinja").is_file():
-        default = path.read_text("utf-8")
+        default = _read_text(path)
     if not named:
         return default
     return named if default is None else named | {"default": default}
+
+
+def _named_templates(directory: Path, configured: list[Any]) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for entry in configured:
+        name, template = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise ModelError(f"{directory}: chat_template must be a text, or a list of names and templates")
+        named[name] = template
+    return named
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except ValueError as error:
+        raise ModelError(f"{path} is not UTF-8: {error}") from None
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -249,6 +249,22 @@ def test_a_lone_surrogate_is_refused_with_its_place() -> None:
         READY["byte-level"].encode("ab\ud800c")
 
 
+def test_text_that_the_vocabulary_cannot_spell_is_the_requests_error() -> None:
+    core = tokenizers.Tokenizer(models.Unigram([("a", 0.0)], unk_id=None))
+    core.decoder = decoders.Metaspace()
+    tokenizer = Tokenizer(core, TokenizerSettings())
+    assert tokenizer.encode("a") == [0]
+    with pytest.raises(RequestError, match=r"cannot encode this text: .*unknown token"):
+        tokenizer.encode("ab")
+
+
+def test_an_id_of_billions_is_refused() -> None:
+    core = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 4_000_000_000}, []))
+    core.decoder = decoders.ByteLevel()
+    with pytest.raises(ModelError, match="has the id 4000000000; the limit is 16777215"):
+        Tokenizer(core, TokenizerSettings())
+
+
 def test_a_directory_without_a_vocabulary_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no tokenizer\.json$"):
         load_tokenizer(tmp_path)

@@ -32,6 +32,8 @@ def decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
 
 def _module_name(config: Mapping[str, Any]) -> str:
     architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(each, str) for each in architectures):
+        raise ModelError(f"config.json: architectures is {architectures!r}; it must be a list of names")
     if not architectures and config.get("model_type") in _MODULE_OF.values():
         return str(config["model_type"])
     for architecture in architectures:

@@ -10,6 +10,7 @@ from faser.errors import ModelError
 
 _SLIDING = "sliding_attention"
 _FULL = "full_attention"
+_MOST_LAYERS = 4096
 
 
 class Fields:
@@ -32,6 +33,12 @@ class Fields:
         value = self._value(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ModelError(f"config.json: {name} is {value!r}; it must be an integer of at least 1")
+        return value
+
+    def num_layers(self) -> int:
+        value = self.positive_int("num_hidden_layers")
+        if value > _MOST_LAYERS:
+            raise ModelError(f"config.json: num_hidden_layers is {value}; at most {_MOST_LAYERS} are supported")
         return value
 
     def non_negative_int(self, name: str, default: int) -> int:

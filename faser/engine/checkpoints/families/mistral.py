@@ -13,7 +13,7 @@ _DEFAULT_WINDOW = 4096
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """A config without sliding_window has the window of the first Mistral; null means no window."""
     fields = Fields(config)
-    num_layers = fields.positive_int("num_hidden_layers")
+    num_layers = fields.num_layers()
     num_heads = fields.positive_int("num_attention_heads")
     window = fields.optional_int("sliding_window") if "sliding_window" in config else _DEFAULT_WINDOW
     return DecoderSpec(

@@ -13,7 +13,7 @@ _DEFAULT_FULL_LAYERS = 28
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     fields = Fields(config)
-    num_layers = fields.positive_int("num_hidden_layers")
+    num_layers = fields.num_layers()
     num_heads = fields.positive_int("num_attention_heads")
     return DecoderSpec(
         vocab_size=fields.positive_int("vocab_size"),

@@ -14,7 +14,7 @@ _DEFAULT_HEAD_DIM = 128
 def spec(config: Mapping[str, Any]) -> DecoderSpec:
     """attention_bias applies to queries, keys, values and the output."""
     fields = Fields(config)
-    num_layers = fields.positive_int("num_hidden_layers")
+    num_layers = fields.num_layers()
     num_heads = fields.positive_int("num_attention_heads")
     attention_bias = fields.flag("attention_bias", False)
     return DecoderSpec(

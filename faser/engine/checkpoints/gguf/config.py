@@ -73,7 +73,8 @@ def eos_token_ids(file: GgufFile) -> list[int]:
         key = f"tokenizer.ggml.{end}_token_id"
         if (token_id := file.get(key, int)) is None:
             continue
-        if not 0 <= token_id < (vocab_size := _vocab_size(file)):
+        vocab_size = _vocab_size(file)
+        if not 0 <= token_id < vocab_size:
             raise ModelError(f"{file.path}: {key} is {token_id}, of {vocab_size} tokens")
         ids[token_id] = None
     return list(ids)

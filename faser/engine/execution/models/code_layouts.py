@@ -29,19 +29,19 @@ def awq_codes(words: Tensor) -> Tensor:
     codes = torch.empty((width, 8, depth), dtype=torch.uint8)
     for place, column in enumerate(_AWQ_ORDER):
         codes[:, column] = (across >> 4 * place & 15).to(torch.uint8)
-    return codes.view(-1, depth)
+    return codes.view(8 * width, depth)
 
 
 def codes_of_words(words: Tensor, bits: int) -> Tensor:
     """[R, C * 32 / bits] uint8 of words [R, C] int32: their integers in order."""
-    octets = words.contiguous().view(torch.uint8)
+    rows, width = words.shape
+    octets = words.contiguous().flatten().view(torch.uint8).view(rows, 4 * width)
     if bits == 8:
         return octets
-    rows, width = octets.shape
-    codes = torch.empty((rows, width, 2), dtype=torch.uint8)
+    codes = torch.empty((rows, 4 * width, 2), dtype=torch.uint8)
     torch.bitwise_and(octets, 15, out=codes[..., 0])
     torch.bitwise_right_shift(octets, 4, out=codes[..., 1])
-    return codes.view(rows, -1)
+    return codes.view(rows, 8 * width)
 
 
 def codes_of_bytes(values: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ class CodeSource:
         scales = self._scales_of(product)
         codes, bits = self._codes(product)
         num_rows, depth = codes.shape
-        if len(scales) == 1 and self._stored.layout is Layout.INTEGERS:  # one scale for the tensor
+        if scales.numel() == 1 and self._stored.layout is Layout.INTEGERS:  # one scale for the tensor
             scales = scales.expand(num_rows, 1)
         num_groups = scales.shape[1]
         if len(scales) != num_rows or num_groups == 0 or depth % num_groups:

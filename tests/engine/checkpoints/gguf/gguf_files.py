@@ -161,7 +161,7 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
         case bool():
             writer.add_bool(key, value)
         case int():
-            writer.add_uint32(key, value)
+            (writer.add_uint32 if value >= 0 else writer.add_int32)(key, value)
         case float():
             writer.add_float32(key, value)
         case str():
