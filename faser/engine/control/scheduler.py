@@ -77,7 +77,7 @@ class Scheduler:
         self._drafting: list[Sequence] = []  # in the order of the draft plan's requests
         self._requests: dict[str, list[Sequence]] = {}  # unfinished samples by request id
         self._waiting_for_prefix: dict[str, list[Sequence]] = {}  # until the first sample has computed the prompt
-        self._waiting = WaitingQueue()
+        self._waiting = WaitingQueue(clock)
         self._running: list[Sequence] = []  # best first
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._lent_slot: int | None = None  # to what the engine does when it is idle

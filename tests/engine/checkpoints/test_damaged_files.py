@@ -31,7 +31,7 @@ from tests.engine.text.vocabularies import sentencepiece_pieces
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # weights of any bits are not finite
 
 MUTANTS = 40  # of each test
-WRONG = (
+WRONG: tuple[Any, ...] = (
     *(None, True, False, -1, 0, 1, 3, 1 << 40, 0.5, float("nan"), float("inf"), "", "x", "none", "linear"),
     *([], [0], ["x"], [[1]], {}, {"a": 1}, {"rope_type": "linear"}, {"type": "llama3", "factor": "2"}),
 )

@@ -7,7 +7,8 @@ waits depends on how many others wait, not on how much each of them has sent.
 Source: the Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models", arXiv:2401.00588,
 algorithm 2. Its virtual counter is Tenant.service here, its client a tenant. A tenant that begins to wait has its
 service raised to the least among those that wait already, so that idle tenants save up no turns. Beyond the
-paper: priorities; cached prompt tokens, which count nothing; a tenant without unfinished sequences is forgotten.
+paper: priorities; cached prompt tokens, which count nothing; a tenant is forgotten DEBT_KEPT_S after its last
+sequence has ended, so that a tenant that pauses between its requests owes what it was given before.
 
 Finding the next sequence takes O(log n) for n waiting tenants; tokens are counted without touching the queue.
 """
@@ -15,10 +16,15 @@ Finding the next sequence takes O(log n) for n waiting tenants; tokens are count
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from faser.engine.control.sequences.sequence import PriorityKey, Sequence
 from faser.engine.control.sequences.tenant import Tenant
+from faser.engine.control.timing.clock import Clock
+
+DEBT_KEPT_S = 60.0  # how long a tenant without sequences is remembered
+_MOST_IDLE = 10_000  # tenants without sequences; the one that has been idle for longest goes first
+_MOST_AT_ONCE = 8  # are forgotten when a tenant comes or goes
 
 Turn = tuple[int, PriorityKey]  # a tenant's service, and the key of its first sequence: smaller comes sooner
 
@@ -26,8 +32,10 @@ Turn = tuple[int, PriorityKey]  # a tenant's service, and the key of its first s
 class WaitingQueue:
     """Owns the tenants and their order. Sequences enter and leave; the scheduler counts their tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._tenants: dict[str, Tenant] = {}
+        self._idle_since_s: dict[str, float] = {}  # of tenants without sequences, the longest idle first
         self._levels: dict[int, _Level] = {}  # by priority; none is empty
         self._priorities: list[int] = []  # of the levels, best first
         self._last_admitted = Tenant("")
@@ -41,6 +49,8 @@ class WaitingQueue:
 
     def join(self, name: str, num_sequences: int) -> Tenant:
         """The tenant of a request that has just been accepted, with num_sequences sequences."""
+        self._forget_idle()
+        self._idle_since_s.pop(name, None)
         tenant = self._tenants.get(name)
         if tenant is None:
             tenant = self._tenants[name] = Tenant(name)
@@ -52,7 +62,8 @@ class WaitingQueue:
         tenant = sequence.tenant
         tenant.num_sequences -= 1
         if not tenant.num_sequences:
-            del self._tenants[tenant.name]
+            self._idle_since_s[tenant.name] = self._clock.now()
+            self._forget_idle()
 
     def add(self, sequence: Sequence) -> None:
         """A newcomer, or a sequence that was preempted."""
@@ -87,6 +98,14 @@ class WaitingQueue:
             del self._levels[priority]
             del self._priorities[bisect_left(self._priorities, priority)]
 
+    def _forget_idle(self) -> None:
+        """Forget the tenants whose debt has been kept for long enough."""
+        oldest_s = self._clock.now() - DEBT_KEPT_S
+        for name, since_s in list(islice(self._idle_since_s.items(), _MOST_AT_ONCE)):
+            if since_s > oldest_s and len(self._idle_since_s) <= _MOST_IDLE:
+                return
+            del self._idle_since_s[name], self._tenants[name]
+
     def check_invariants(self) -> None:
         """AssertionError where two records disagree. Slow: for tests."""
         assert self._priorities == sorted(self._levels)
@@ -95,7 +114,8 @@ class WaitingQueue:
             assert not level.is_empty
             level.check_invariants()
             assert all(each.priority_key[0] == priority for each in level)
-        assert all(tenant.num_sequences > 0 for tenant in self._tenants.values())
+        idle = {name for name, tenant in self._tenants.items() if not tenant.num_sequences}
+        assert idle == set(self._idle_since_s)
         assert all(self._tenants[each.tenant.name] is each.tenant for each in self)
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from faser.engine.control.sequences.kv_cache import SequenceBlocks
 from faser.engine.control.sequences.sequence import Sequence
-from faser.engine.control.sequences.waiting_queue import WaitingQueue
+from faser.engine.control.sequences.waiting_queue import DEBT_KEPT_S, WaitingQueue
+from faser.engine.control.timing.clock import SimulatedClock
 from tests.engine.driving import request
 
 
@@ -15,10 +16,14 @@ from tests.engine.driving import request
 class World:
     """A queue, and what waits in it and runs outside of it."""
 
-    queue: WaitingQueue = field(default_factory=WaitingQueue)
+    clock: SimulatedClock = field(default_factory=SimulatedClock)
+    queue: WaitingQueue = field(init=False)
     waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
     num_made: int = 0
+
+    def __post_init__(self) -> None:
+        self.queue = WaitingQueue(self.clock)
 
     def arrive(self, tenant: str, *, priority: int = 0, prompt: int = 4, at_s: float = 0.0) -> Sequence:
         self.num_made += 1
@@ -172,14 +177,36 @@ def test_priorities_come_first_whatever_was_given_before() -> None:
     assert world.admit() is urgent
 
 
-def test_a_tenant_is_forgotten_with_its_last_sequence() -> None:
+def test_a_tenant_owes_for_a_minute_after_its_last_sequence() -> None:
+    """A's bursts drain before B's queue does: without its debt A would be put before B each time."""
     world = World()
-    for _ in range(1000):
-        world.arrive(str(world.num_made))
-        world.end(world.admit())
+    world.arrive("a", prompt=10)
+    burst = world.admit()
+    burst.tenant.generated(500)
+    world.arrive("b", prompt=10)
+    world.admit().tenant.service = 0  # of a tenant that has had less, as it came before A's burst
+    for _ in range(2):
+        world.arrive("b", prompt=10)
+    world.end(burst)
+    world.clock.advance(DEBT_KEPT_S - 1)
+    back = world.arrive("a", prompt=10)
     world.check()
-    rejoined = world.queue.join("0", 1)
-    assert rejoined.service == 0
+    assert back.tenant is burst.tenant
+    assert back.tenant.service == 1010
+    assert [world.admit().tenant.name for _ in range(3)] == ["b", "b", "a"]
+    world.end(back)
+    world.clock.advance(DEBT_KEPT_S + 1)
+    assert world.queue.join("a", 1).service == 0
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 1.0])
+def test_tenants_that_do_not_come_back_are_forgotten(pause_s: float) -> None:
+    world = World()
+    for _ in range(11_000):
+        world.end(world.arrive(str(world.num_made)))
+        world.clock.advance(pause_s)
+    world.check()
+    assert len(world.queue._tenants) == (10_000 if not pause_s else 60)
 
 
 def test_the_heap_stays_small_while_priorities_come_and_go() -> None:

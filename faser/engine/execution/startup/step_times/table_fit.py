@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from faser.engine.contract.step_times import CostTable
 
 # In the order of measuring: first where the line of times bends, then with the steps for slopes, then
-# what lies between two counts.
-ROW_COUNTS = (1, 8, 32, 256, 4, 16, 2, 64, 128, 3, 6, 12, 24, 48, 96, 192)
+# what lies between two counts. With 7 and with 13 rows the native kernels begin another tile of 6 rows.
+ROW_COUNTS = (1, 8, 32, 256, 4, 16, 2, 64, 128, 3, 6, 7, 12, 13, 24, 48, 96, 192)
 SHORT_CONTEXT, LONG_CONTEXT = 64, 1024
 # Each slope: the row count of the table that it is measured with, sequences, rows of each. More sequences make it
 # less sensitive to noise; with more rows of each, further rows take more of the time.

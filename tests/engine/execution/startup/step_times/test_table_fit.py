@@ -85,5 +85,5 @@ def test_shapes_of_slopes_fit_the_cache_the_rows_and_the_logits(
 def test_a_model_of_short_contexts_has_no_slopes(max_len: int) -> None:
     limits = DummyBatchLimits(num_blocks=200, block_size=16, max_len=max_len, max_rows=8, max_logit_rows=4)
     groups = table_shapes(limits, 4)
-    assert [len(group) for group in groups] == [1] * 6
+    assert [len(group) for group in groups] == [1] * 7
     assert all(np.all(shape.counts >= 1) for (shape,) in groups)
