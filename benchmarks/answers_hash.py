@@ -1,6 +1,6 @@
 """Hashes the answers to real prompts, to show that a change moved no token and no bit of a log probability.
 
-    python -m benchmarks.answers_hash QUESTIONS.jsonl OUT.json [--prompts 240] [--tokens 48]
+    python -m benchmarks.answers_hash QUESTIONS.jsonl OUT.json [--model FILE] [--prompts 240] [--tokens 48]
 
 Every prompt is asked four times: greedily, drawn at temperature 1 with a seed, with penalties and a bias, and with
 log probabilities. It uses the public `faser.LLM` only, so it also runs in older checkouts.
@@ -45,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("questions", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--model", default=None, help="directory or GGUF file; default: the model of `faser pull`")
     parser.add_argument("--prompts", type=int, default=240)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--dtype", default="float32,bfloat16", help="comma-separated")
@@ -58,6 +59,7 @@ def main() -> None:
     result: dict[str, Any] = {
         "prompts": len(texts),
         "tokens": options.tokens,
+        "model": options.model,
         "speculative_config": config,
         "dtypes": {},
     }
@@ -65,7 +67,11 @@ def main() -> None:
         began_s = time.perf_counter()
         parts: dict[str, list[str]] = {}
         with LLM(
-            dtype=dtype, max_num_seqs=options.concurrency, max_model_len=4096, speculative_config=config
+            options.model,
+            dtype=dtype,
+            max_num_seqs=options.concurrency,
+            max_model_len=4096,
+            speculative_config=config,
         ) as model:
             for start in range(0, len(texts), 40):
                 asked = [
