@@ -6,6 +6,9 @@ Text, of two kinds. With drafts: words of a random vocabulary, drawn with Zipf's
 phrases. Nothing found: every token as likely. Every step proposes for all sequences and commits three tokens to
 each, or one where nothing is found, as a step does. Time is that of the thread, so that other work on the machine
 does not count; it takes caches too, so that beside the median step the fastest is told.
+
+`long texts`: of a new text with suffix and n-gram drafts, the longest call while it is indexed in chunks, and the
+bytes of its index; of nine texts, the medians.
 """
 
 import argparse
@@ -26,8 +29,9 @@ from faser.engine.contract.plan import DraftPlan, DraftRequest, SequenceStart
 from faser.engine.execution.drafter_registry import make_lookup
 from faser.engine.execution.drafters.drafter import Continuation, Drafter
 from faser.engine.execution.text_lookup.lookup import LookupDrafter, TextLookup
+from faser.engine.execution.text_lookup.native_lookup import text_rules
 from faser.engine.execution.text_lookup.text_and_model import TextAndModel
-from faser.kernels.cpu.text_index import text_library
+from faser.kernels.cpu.text_index import TextIndex, TextRules, text_library
 from faser.types import SamplingParams
 
 CAP = 16
@@ -51,7 +55,14 @@ def main() -> None:
             )
             rows.append({"text": text, "sequences": sequences, "drafter": name, "lookup": where, **costs})
             print(json.dumps(rows[-1]))
-    result = {"prompt_tokens": options.prompt_tokens, "steps": options.steps, "rows": rows}
+    long_texts = [_index(num_tokens) for num_tokens in (8192, 32_768, 131_072)]
+    print(json.dumps(long_texts))
+    result = {
+        "prompt_tokens": options.prompt_tokens,
+        "steps": options.steps,
+        "rows": rows,
+        "long texts": long_texts,
+    }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
@@ -133,6 +144,8 @@ def _measure(
         drafter.start(
             SequenceStart(slot=slot, sampling=SamplingParams(), seed=0, prompt_len=prompt_tokens, token_ids=prompt)
         )
+    for _ in range(-(-sequences * prompt_tokens // TextRules(cap=CAP).chunk)):
+        drafter.commit([])
     drafter.propose(plan)
     first_s = time.thread_time() - began
     propose_s, commit_s, drafted = [], [], 0
@@ -159,6 +172,30 @@ def _measure(
         "fastest_step_us_per_sequence": _us(min(step_s) / sequences),
         "release_us_per_sequence": _us((time.thread_time() - began) / sequences),
         "drafted_tokens_per_sequence_step": round(drafted / (steps * sequences), 2),
+    }
+
+
+def _index(num_tokens: int) -> dict[str, float]:
+    rules, library = text_rules(SpeculationConfig(), ("suffix", "ngram")), text_library(cache_dir() / "kernels")
+    assert library is not None, "there is no native look-up"
+    text, taken = Zipfian(seed=1).take(num_tokens), []
+    for _ in range(9):
+        index, calls = TextIndex(library, rules), []
+        empty = index.num_bytes
+        index.open(0, text)
+        for _ in range(-(-num_tokens // rules.chunk)):
+            began = time.thread_time()
+            index.extend([], [])
+            index.look_up([0], [CAP], [()])
+            calls.append(time.thread_time() - began)
+        taken.append((max(calls), statistics.median(calls), sum(calls), index.num_bytes - empty))
+    longest, median, total, num_bytes = map(statistics.median, zip(*taken, strict=True))
+    return {
+        "tokens": num_tokens,
+        "longest_call_ms": round(longest * 1e3, 3),
+        "median_call_ms": round(median * 1e3, 3),
+        "all_calls_ms": round(total * 1e3, 2),
+        "bytes_per_token": round(num_bytes / num_tokens, 1),
     }
 
 

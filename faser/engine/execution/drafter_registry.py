@@ -33,6 +33,7 @@ from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.sampling.state import SamplingState
 from faser.engine.execution.text_lookup.lookup import CombinedLookup, LookupDrafter, TextLookup
 from faser.engine.structure.sequence_matchers import SequenceMatchers
+from faser.kernels.cpu.text_index import UNLIMITED
 from faser.kernels.interface.sampling.sampling_kernels import SamplingKernels
 from faser.types import ProgressCallback
 
@@ -69,7 +70,8 @@ class DrafterParts:
     sampling, matchers: the parameters and grammars of every slot, of the target's sampler. num_top: how many
     likely tokens a model names for each token that it drafts; 0: none. samples_in_runner: the runner samples
     drafts that are point masses, and feeds them to the next pass without a wait. progress: called while the native
-    text look-up is compiled. ngram_model: None where there is none for the target.
+    text look-up is compiled. ngram_model: None where there is none for the target. text_index_bytes: what the
+    native index of texts may hold.
     """
 
     target: Runner
@@ -83,6 +85,7 @@ class DrafterParts:
     samples_in_runner: bool = False
     progress: ProgressCallback | None = None
     ngram_model: NgramModel | None = None
+    text_index_bytes: int = UNLIMITED
 
 
 def make_drafter(config: SpeculationConfig, parts: DrafterParts) -> Drafter:
@@ -106,7 +109,10 @@ def head_versions(drafter: Drafter) -> HeadVersions | None:
 
 
 def _lookup(config: SpeculationConfig, methods: tuple[str, ...], parts: DrafterParts) -> TextLookup:
-    return make_lookup(config, methods, _text_library(parts.progress), parts.matchers, parts.ngram_model)
+    library = _text_library(parts.progress)
+    return make_lookup(
+        config, methods, library, parts.matchers, parts.ngram_model, max_bytes=parts.text_index_bytes
+    )
 
 
 def make_lookup(
@@ -115,11 +121,14 @@ def make_lookup(
     library: ctypes.CDLL | None,
     matchers: SequenceMatchers | None = None,
     ngram_model: NgramModel | None = None,
+    *,
+    max_bytes: int = UNLIMITED,
 ) -> TextLookup:
     """Looks drafts up in text by each of the methods, of which those of the native index come first.
 
     library: holds the native index; None: every method is done in Python. matchers: None: no answer has a
-    structure, so that grammars draft nothing. ngram_model: None leaves out the method of that name.
+    structure, so that grammars draft nothing. ngram_model: None leaves out the method of that name. max_bytes:
+    what the native index may hold.
     """
     copying = [
         method
@@ -133,7 +142,7 @@ def make_lookup(
         occasional = tuple(make(config, matchers) for name, make in GRAMMAR_DRAFTERS.items() if name in methods)
     if library is None or not num_native:
         return CombinedLookup(drafters, None, occasional)
-    native = _native_lookup(config, tuple(copying[:num_native]), library, ngram_model)
+    native = _native_lookup(config, tuple(copying[:num_native]), library, ngram_model, max_bytes)
     return CombinedLookup(drafters, native, occasional) if drafters or occasional else native
 
 
@@ -230,12 +239,16 @@ NATIVE_METHODS = ("suffix", "ngram", "ngram_model")  # in the order in which the
 
 
 def _native_lookup(
-    config: SpeculationConfig, methods: tuple[str, ...], library: ctypes.CDLL, model: NgramModel | None
+    config: SpeculationConfig,
+    methods: tuple[str, ...],
+    library: ctypes.CDLL,
+    model: NgramModel | None,
+    max_bytes: int,
 ) -> TextLookup:
     from faser.engine.execution.text_lookup.native_lookup import NativeLookup, ngram_table, text_rules
 
     table = None if model is None or "ngram_model" not in methods else ngram_table(library, model)
-    return NativeLookup(library, text_rules(config, methods, table))
+    return NativeLookup(library, text_rules(config, methods, table, max_bytes=max_bytes))
 
 
 def _text_library(progress: ProgressCallback | None) -> ctypes.CDLL | None:

@@ -266,12 +266,11 @@ class ModelExecutor:
     def _commit(self, acceptance: Mapping[int, AcceptanceResult]) -> None:
         """Sampler and drafter take in the new tokens of every sequence that did not fail."""
         continuing = [(slot, accepted) for slot, accepted in acceptance.items() if accepted.error is None]
-        if not continuing:
-            return
-        self._sampler.accept(
-            (slot for slot, accepted in continuing for _ in accepted.token_ids),
-            (token_id for _, accepted in continuing for token_id in accepted.token_ids),
-        )
+        if continuing:
+            self._sampler.accept(
+                (slot for slot, accepted in continuing for _ in accepted.token_ids),
+                (token_id for _, accepted in continuing for token_id in accepted.token_ids),
+            )
         if self._speculation is not None:
             self._speculation.drafter.commit(
                 [

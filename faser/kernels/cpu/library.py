@@ -181,6 +181,8 @@ class TextRulesStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("cap", "depth", "max_outputs", "max_tokens", "min_n", "max_n")),
+        ("chunk", c_int64),
+        ("max_bytes", c_int64),
         ("factor", c_double),
         ("min_share", c_double),
         ("seed", c_uint64),

@@ -24,6 +24,7 @@ from faser.types import ProgressCallback
 _log = logging.getLogger("faser")
 
 MAX_TOKEN_ID = 2**31 - 1
+UNLIMITED = 2**62  # bytes
 _NO_TEXT, _NO_TOKEN = 1, 2  # what calls return; 0: no fault
 
 
@@ -82,6 +83,7 @@ class TextRules:
     max_spec_factor: longest suffix draft, as a multiple of its context. min_token_prob: a suffix draft ends before
     a token that follows in a smaller share of the occurrences. max_outputs, max_tokens: limits of the corpus.
     min_n, max_n: lengths of n-grams; 0: no n-gram drafts. ngrams: None: no drafts by an n-gram model.
+    chunk: most positions that one call of extend indexes. max_bytes: an index that holds more indexes no more.
     """
 
     cap: int
@@ -93,6 +95,8 @@ class TextRules:
     min_n: int = 0
     max_n: int = 0
     ngrams: NgramTable | None = None
+    chunk: int = 2048
+    max_bytes: int = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,9 @@ class Found:
 class TextIndex:
     """Many texts by number, which grow at their ends, and a bounded corpus of the outputs of closed texts.
 
+    extend indexes texts, a chunk a call, so that a long one holds no step up. Of positions that are not indexed
+    look-ups scan the latest 4096, so of a text that has just been opened they may miss earlier ones.
+
     seed: of the keys that contexts are found by, 64 bits. None: a secret one, so that no client can choose tokens
     whose keys collide. No draft depends on it.
     Raises KeyError for a number that has no text, or that has one already when it is opened; ValueError for a
@@ -126,6 +133,8 @@ class TextIndex:
             max_tokens=rules.max_tokens,
             min_n=rules.min_n,
             max_n=rules.max_n,
+            chunk=rules.chunk,
+            max_bytes=rules.max_bytes,
             factor=rules.max_spec_factor,
             min_share=rules.min_token_prob,
             seed=secrets.randbits(64) if seed is None else seed,
@@ -163,7 +172,7 @@ class TextIndex:
         _check(done, (number,), token_ids)
 
     def extend(self, numbers: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
-        """Append to each text its tokens."""
+        """Append to each text its tokens, and index a chunk of those that are not, of any text."""
         tokens = _packed(chain.from_iterable(token_ids))
         which, counts = array("q", numbers), array("q", map(len, token_ids))
         done = self._extend_call(

@@ -45,6 +45,7 @@ class GivenDrafter:
         self.top_ids = top_ids
         self.plans: list[DraftPlan] = []
         self.continuations: list[Continuation] = []
+        self.num_commits = 0
         self.released: list[int] = []
 
     def start(self, start: SequenceStart) -> None: ...
@@ -58,6 +59,7 @@ class GivenDrafter:
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
         self.continuations += continuations
+        self.num_commits += 1
 
     def release(self, slot: int) -> None:
         self.released.append(slot)
@@ -173,6 +175,19 @@ def test_a_prompt_yields_its_first_token_with_and_without_a_drafter(runner: Runn
     for drafter in (None, GivenDrafter()):
         (found,) = make_executor(runner, drafter).run(prompt_plan()).sequences
         assert found.token_ids == (expected[0],)
+
+
+def test_the_drafter_hears_of_every_chunk_of_a_prompt(runner: Runner, expected: list[int]) -> None:
+    """It may read the prompt bit by bit, as the target does."""
+    drafter, plan = GivenDrafter(), prompt_plan()
+    executor = make_executor(runner, drafter)
+    (whole,) = plan.rows
+    executor.run(replace(plan, rows=(replace(whole, token_ids=PROMPT[:3], samples=False),)))
+    assert (drafter.num_commits, drafter.continuations) == (1, [])
+    last = replace(whole, start=3, token_ids=PROMPT[3:], new_blocks=())
+    executor.run(replace(plan, step=2, started=(), rows=(last,)))
+    assert drafter.num_commits == 2
+    assert [each.token_ids for each in drafter.continuations] == [(expected[0],)]
 
 
 def test_a_draft_is_accepted_as_far_as_it_is_what_the_model_says(runner: Runner, expected: list[int]) -> None:

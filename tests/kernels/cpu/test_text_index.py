@@ -2,13 +2,15 @@
 
 tests/engine/execution/text_lookup/test_native_lookup.py compares its drafts with those of Python. Planted bugs
 that these tests have caught: found contexts are not compared; keys, holes or chains of forgotten text stay;
-contexts reach from one output into the next; a closed text or an index is not freed; half a refused call is done.
+contexts reach from one output into the next; a closed text or an index is not freed; half a refused call is done;
+a look-up, or a call of extend, indexes a whole text; an index grows beyond its bytes.
 """
 
 import ctypes
 import gc
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +90,46 @@ def test_of_an_output_longer_than_the_corpus_the_end_is_remembered(library: ctyp
         assert drafted(index, number) == expected
 
 
+def test_a_long_text_is_indexed_in_chunks(library: ctypes.CDLL) -> None:
+    """And its end is found before: what is not indexed is scanned, up to 4096 positions."""
+    index = TextIndex(library, replace(BOTH, chunk=1000))
+    text = [*range(10_000, 20_000)]
+    index.open(0, text)
+    early, late = tuple(text[1490:1499]), tuple(text[-3000:-2990])
+    seen = []
+    for _ in range(3):
+        seen.append((bool(drafted(index, 0, early)), bool(drafted(index, 0, late))))
+        index.extend([], [])
+    assert seen == [(False, True), (False, True), (True, True)]
+    assert drafted(index, 0, early) == [text[1499:1507]] * 2
+
+
+def test_long_texts_take_turns_at_a_chunk(library: ctypes.CDLL) -> None:
+    index = TextIndex(library, replace(BOTH, chunk=6000))
+    texts = [range(begin, begin + 9000) for begin in (10_000, 30_000)]
+    for number, text in enumerate(texts):
+        index.open(number, text)
+    seen = []
+    for _ in range(3):
+        index.extend([], [])
+        seen.append([bool(drafted(index, number, tuple(text[2400:2406]))) for number, text in enumerate(texts)])
+    assert seen == [[True, False], [True, True], [True, True]]
+
+
+def test_an_index_that_is_full_indexes_no_more_and_still_scans(library: ctypes.CDLL) -> None:
+    index = TextIndex(library, replace(BOTH, max_bytes=1 << 20))
+    text = [*range(10_000, 50_000)]
+    index.open(0, text)
+    sizes = []
+    for _ in range(20):
+        index.extend([], [])
+        sizes.append(index.num_bytes)
+    assert sizes[-1] == sizes[-2] < 2 << 20, "one chunk may double the table"
+    assert drafted(index, 0, tuple(text[1000:1006])) == [text[1006:1012], text[1006:1014]]
+    assert not drafted(index, 0, tuple(text[30_000:30_006]))
+    assert drafted(index, 0, tuple(text[39_000:39_006])) == [text[39_006:39_012], text[39_006:39_014]]
+
+
 @pytest.mark.parametrize("rules", [NGRAM, SUFFIX, BOTH])
 def test_closed_texts_leave_nothing_but_a_bounded_corpus(library: ctypes.CDLL, rules: TextRules) -> None:
     rng = random.Random(1)
@@ -113,8 +155,9 @@ def test_memory_is_given_back(library: ctypes.CDLL) -> None:
         index = TextIndex(library, BOTH)
         for number in range(2):
             index.open(number, tokens)
-            drafted(index, number)
-        assert index.num_bytes > 2 * 4 * len(tokens)
+            for _ in range(10):
+                index.extend([], [])
+        assert index.num_bytes > 2 * 100 * len(tokens)
         index.close(0)
         del index
         gc.collect()

@@ -81,7 +81,7 @@ class Drafter(Protocol):
         ...
 
     def commit(self, continuations: Sequence[Continuation]) -> None:
-        """Sequences continue with these tokens, drafted or not. Called after every step that committed tokens.
+        """Sequences continue with these tokens, drafted or not. Called after every step, also with none.
 
         A draft that continued other tokens than the committed ones is void; one that continued these may still be
         accepted, in this step and in later ones.

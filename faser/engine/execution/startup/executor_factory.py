@@ -83,6 +83,7 @@ def _speculation(
         samples_in_runner=config.schedules_async,
         progress=report,
         ngram_model=parts.ngram_model,
+        text_index_bytes=parts.text_index_bytes,
     )
     own = make_drafter(config.speculation, drafter_parts)
     drafter = wrap_drafter(own)

@@ -38,7 +38,7 @@ from faser.engine.execution.startup.model_loading import (
 )
 from faser.engine.execution.startup.ngram_model import find_ngram_model
 from faser.engine.execution.startup.runner_factory import ModelRole, make_runner
-from faser.engine.execution.startup.sizing import CachedModel, cached_model, kv_shapes
+from faser.engine.execution.startup.sizing import CachedModel, cached_model, kv_shapes, text_index_bytes
 from faser.engine.execution.startup.step_times.step_profiler import TimedRunner
 from faser.engine.execution.startup.warm_up import ResidentModel, prepare_kernels
 from faser.engine.structure.compiler import GrammarCompiler
@@ -58,7 +58,7 @@ class EngineParts:
 
     kv: the shape of the target's cache; the draft model's and the head's have as many blocks of the same size.
     head: None where no head drafts. lanes: None without overlapped drafting. grammars: compiles what answers are
-    asked to match. ngram_model: None where none drafts.
+    asked to match. ngram_model: None where none drafts. text_index_bytes: what drafting from text may hold.
     """
 
     config: EngineConfig
@@ -73,6 +73,7 @@ class EngineParts:
     lanes: Lanes | None = None
     ngram_model: NgramModel | None = None
     kv_cache_bytes: int
+    text_index_bytes: int = 0
 
     @property
     def pass_runner(self) -> TimedRunner | None:
@@ -173,7 +174,8 @@ def load_parts(
         prepare_kernels(config, residents, report)
         report("measuring memory", 0, 0)
         budget = profile_memory(config, residents, memory, free_bytes)
-    shapes = kv_shapes(config, cached, target.max_positions, budget)
+    text_bytes = text_index_bytes(config, target.max_positions)
+    shapes = kv_shapes(config, cached, target.max_positions, budget, text_bytes)
 
     def runners(on: DeviceLanes) -> tuple[Runner, Runner | None]:
         """The draft model's first: its lane may have processors that cannot run it."""
@@ -202,6 +204,7 @@ def load_parts(
         lanes=lanes,
         ngram_model=ngram_model,
         kv_cache_bytes=sum(shape.total_bytes for shape in shapes),
+        text_index_bytes=text_bytes,
     )
 
 

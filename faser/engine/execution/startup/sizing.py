@@ -10,6 +10,7 @@ from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.config_json import ModelConfig
 from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.execution.startup.memory_budget import MemoryBudget
+from faser.engine.execution.text_lookup.rules import CORPUS_TOKENS
 from faser.errors import ConfigError
 from faser.kernels.interface.fp8 import FP8
 from faser.kernels.interface.shapes import KvShape
@@ -19,6 +20,12 @@ from faser.machine import available_memory
 # programs need memory too. Pages that are never used cost nothing.
 _CPU_KV_SHARE = 0.25
 _CPU_KV_MOST_BYTES = 4 << 30
+
+# What the index of texts holds for each token, at most; and the limits of all of it: a share of the free memory, and
+# bytes.
+_TEXT_BYTES_PER_TOKEN = 200
+_TEXT_SHARE = 1 / 64
+_TEXT_MOST_BYTES = 256 << 20
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -74,13 +81,27 @@ def most_logit_rows(config: EngineConfig) -> int:
     return min(config.max_num_batched_tokens, config.max_num_seqs * (config.speculation.cap + 1))
 
 
+def text_index_bytes(config: EngineConfig, max_model_len: int) -> int:
+    """What the index of texts may hold in the host's memory: what all sequences can fill, within the limits."""
+    if not config.speculation.drafts_from_text:
+        return 0
+    tokens = config.max_num_seqs * max_model_len + CORPUS_TOKENS
+    limit = min(int(available_memory() * _TEXT_SHARE), _TEXT_MOST_BYTES)
+    return min(tokens * _TEXT_BYTES_PER_TOKEN, limit)
+
+
 def kv_shapes(
-    config: EngineConfig, models: Sequence[CachedModel], max_model_len: int, budget: MemoryBudget | None = None
+    config: EngineConfig,
+    models: Sequence[CachedModel],
+    max_model_len: int,
+    budget: MemoryBudget | None = None,
+    text_bytes: int = 0,
 ) -> list[KvShape]:
     """The KV cache of each model. All have the same blocks, so a block costs its bytes in all of them together.
 
     They hold at least one whole context, and no more than all sequences can fill. budget: of a GPU; None: on a
-    CPU. Raises ConfigError where the configured memory, or the GPU's, is too small.
+    CPU, where text_bytes of the same memory go to the index of texts. Raises ConfigError where the configured
+    memory, or the GPU's, is too small.
     """
     block_bytes = sum(each.block_bytes for each in _shapes(config, models, 1))
     one_context = -(-max_model_len // config.block_size)
@@ -94,7 +115,7 @@ def kv_shapes(
             fitting = num_blocks * config.block_size
             raise ConfigError(_too_little(budget, one_context * block_bytes, max_model_len, fitting))
     else:
-        share = min(int(available_memory() * _CPU_KV_SHARE), _CPU_KV_MOST_BYTES)
+        share = min(int(available_memory() * _CPU_KV_SHARE), _CPU_KV_MOST_BYTES) - text_bytes
         num_blocks = max(one_context, min(share // block_bytes, most))
     return _shapes(config, models, num_blocks)
 

@@ -18,14 +18,20 @@ from faser.engine.execution.text_lookup.rules import (
     MAX_CONTEXT,
     MIN_FOLLOWING_SHARE,
 )
-from faser.kernels.cpu.text_index import Found, NgramTable, TextIndex, TextRules
+from faser.kernels.cpu.text_index import UNLIMITED, Found, NgramTable, TextIndex, TextRules
 
 
 def ngram_table(library: ctypes.CDLL, model: NgramModel) -> NgramTable:
     return NgramTable(library, model.contexts, model.following, model.chances)
 
 
-def text_rules(config: SpeculationConfig, methods: Sequence[str], ngrams: NgramTable | None = None) -> TextRules:
+def text_rules(
+    config: SpeculationConfig,
+    methods: Sequence[str],
+    ngrams: NgramTable | None = None,
+    *,
+    max_bytes: int = UNLIMITED,
+) -> TextRules:
     """The rules of the index for suffix, ngram or both, and for the n-gram model if it is given."""
     suffix, ngram = "suffix" in methods, "ngram" in methods
     return TextRules(
@@ -38,6 +44,7 @@ def text_rules(config: SpeculationConfig, methods: Sequence[str], ngrams: NgramT
         min_n=config.prompt_lookup_min if ngram else 0,
         max_n=config.prompt_lookup_max if ngram else 0,
         ngrams=ngrams,
+        max_bytes=max_bytes,
     )
 
 

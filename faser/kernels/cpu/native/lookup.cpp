@@ -26,10 +26,11 @@ enum Status : int32_t { kFine = 0, kNoText = 1, kNoToken = 2 };
 
 extern "C" {
 
-// What to draft, and how much to remember. depth 0: no suffix drafts. max_n 0: no n-gram drafts. seed: of the keys.
-// ngrams: a model that outlives the texts; null: no drafts by one.
+// What to draft, and how much to remember. depth 0: no suffix drafts. max_n 0: no n-gram drafts. chunk: most positions
+// that a call indexes. max_bytes: texts that hold more are not indexed further. seed: of the keys. ngrams: a model that
+// outlives the texts; null: no drafts by one.
 struct FaserTextRules {
-    int64_t cap, depth, max_outputs, max_tokens, min_n, max_n;
+    int64_t cap, depth, max_outputs, max_tokens, min_n, max_n, chunk, max_bytes;
     double factor, min_share;
     uint64_t seed;
     const FaserNgrams* ngrams;
@@ -74,7 +75,7 @@ struct Corpus {
         }
         const int64_t begin = text.end();
         text.tokens.insert(text.tokens.end(), tokens + count - kept, tokens + count);
-        text.index(lengths, begin, salt);
+        text.index(lengths, begin, salt, kept);
         text.close();
         outputs.push_back({kept, salt});
         num_tokens += kept;
@@ -145,6 +146,24 @@ struct FaserTexts {
         return number >= 0 && number < int64_t(sequences.size()) ? sequences[number].get() : nullptr;
     }
 
+    // Index up to a chunk of the positions that are not, the texts in turn.
+    void index() {
+        if (lengths.of.empty()) return;
+        int64_t left = rules.chunk;
+        for (const auto& each : sequences) {
+            if (each == nullptr || each->text.indexed == each->text.end()) continue;
+            if (left == rules.chunk && bytes() >= size_t(rules.max_bytes)) return;
+            left -= each->text.index(lengths, 0, rules.seed, left);
+            if (left == 0) return;
+        }
+    }
+
+    size_t bytes() const {
+        size_t sum = sizeof(FaserTexts) + corpus.text.bytes() + corpus.outputs.size() * sizeof(Output);
+        for (const auto& each : sequences) sum += each == nullptr ? 0 : sizeof(Sequence) + each->text.bytes();
+        return sum;
+    }
+
     // The better of a draft from the text itself and one from the corpus; in a tie the former.
     const Path& suffix(Sequence& each, int64_t limit) {
         Text& text = each.text;
@@ -211,7 +230,8 @@ int32_t faser_texts_open(FaserTexts* texts, int64_t number, const int32_t* token
     return kFine;
 }
 
-// Append to text numbers[i] the next counts[i] of the tokens. All texts grow or, unless the result is kFine, none.
+// Append to text numbers[i] the next counts[i] of the tokens, and index a chunk. All texts grow or, unless the result is
+// kFine, none.
 int32_t faser_texts_extend(FaserTexts* texts, const int64_t* numbers, const int64_t* counts, int64_t num_texts,
                            const int32_t* tokens) {
     int64_t total = 0;
@@ -225,6 +245,7 @@ int32_t faser_texts_extend(FaserTexts* texts, const int64_t* numbers, const int6
         text.tokens.insert(text.tokens.end(), tokens, tokens + counts[i]);
         tokens += counts[i];
     }
+    texts->index();
     return kFine;
 }
 
@@ -258,7 +279,6 @@ int32_t faser_texts_look(FaserTexts* texts, const int64_t* numbers, const int64_
     for (int64_t i = 0; i < num_texts; i++) {
         Sequence& sequence = *texts->at(numbers[i]);
         Text& text = sequence.text;
-        text.index(texts->lengths, 0, rules.seed);
         const size_t num_known = text.tokens.size();
         text.tokens.insert(text.tokens.end(), unverified, unverified + num_unverified[i]);
         unverified += num_unverified[i];
@@ -295,9 +315,5 @@ int32_t faser_texts_look(FaserTexts* texts, const int64_t* numbers, const int64_
 int64_t faser_texts_remembered(const FaserTexts* texts) { return texts->corpus.num_tokens; }
 
 // Bytes held.
-int64_t faser_texts_bytes(const FaserTexts* texts) {
-    size_t sum = sizeof(FaserTexts) + texts->corpus.text.bytes() + texts->corpus.outputs.size() * sizeof(Output);
-    for (const auto& each : texts->sequences) sum += each == nullptr ? 0 : sizeof(Sequence) + each->text.bytes();
-    return int64_t(sum);
-}
+int64_t faser_texts_bytes(const FaserTexts* texts) { return int64_t(texts->bytes()); }
 }

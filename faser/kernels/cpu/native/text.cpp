@@ -100,10 +100,11 @@ void Table::grow() {
     }
 }
 
-void Text::index(const Lengths& lengths, int64_t begin, uint64_t salt) {
+int64_t Text::index(const Lengths& lengths, int64_t begin, uint64_t salt, int64_t most) {
     const int num_lengths = int(lengths.of.size());
+    const int64_t count = std::min(most, end() - indexed);
     std::vector<uint64_t> keys(num_lengths);
-    for (; indexed < end(); indexed++) {
+    for (const int64_t last = indexed + count; indexed < last; indexed++) {
         const int32_t* context_end = tokens.data() + (indexed - dropped);
         const int found = context_keys(lengths, context_end, indexed - begin, salt, keys.data());
         for (int i = 0; i < num_lengths; i++) {
@@ -111,6 +112,12 @@ void Text::index(const Lengths& lengths, int64_t begin, uint64_t salt) {
             if (lengths.anchor[i] >= 0) previous[lengths.anchor[i]].push_back(before);
         }
     }
+    return count;
+}
+
+// The index of the first position that is scanned for contexts of this length.
+int64_t Text::first_scanned(int64_t length) const {
+    return std::max({length, indexed - dropped, int64_t(tokens.size()) - kScanned});
 }
 
 void Text::close() {
@@ -147,8 +154,8 @@ bool Text::find(const Lengths& lengths, const int32_t* tail, int64_t tail_length
         int64_t starts[kOccurrences];
         int count = 0;
         const int32_t* context = tail + tail_length - length;
-        for (int64_t at = int64_t(tokens.size()) - 1;
-             at >= std::max<int64_t>(length, indexed - dropped) && count < kOccurrences; at--) {
+        const int64_t first = first_scanned(length);
+        for (int64_t at = int64_t(tokens.size()) - 1; at >= first && count < kOccurrences; at--) {
             if (same(tokens.data() + at - length, context, length)) starts[count++] = at;
         }
         for (int64_t position = latest.find(keys[lengths.find(length)]);
@@ -185,7 +192,7 @@ int64_t Text::find_last(const Lengths& lengths, int length, const uint64_t* keys
     const int64_t size = int64_t(tokens.size());
     if (size < length) return -1;
     const int32_t* context = tokens.data() + size - length;
-    for (int64_t at = size - 1; at >= std::max<int64_t>(length, indexed); at--) {
+    for (int64_t at = size - 1, first = first_scanned(length); at >= first; at--) {
         if (same(tokens.data() + at - length, context, length)) return at;
     }
     const int64_t at = latest.find(keys[lengths.find(length)]);

@@ -17,6 +17,7 @@ namespace faser {
 constexpr int kAnchors[] = {5, 2};     // longest first: a long context finds the few occurrences worth comparing
 constexpr int kNumAnchors = 2;
 constexpr int kOccurrences = 8;        // the latest ones that are compared and counted
+constexpr int64_t kScanned = 4096;     // positions, at most
 constexpr int64_t kNowhere = -1;       // before every position
 constexpr int32_t kEnd = -1;           // follows each text of a corpus; not a token id
 
@@ -61,6 +62,7 @@ struct Match {
 };
 
 // Tokens that grow at the end, and are forgotten at the front if at all. tokens begins at position dropped.
+// A look-up finds positions that are indexed, and scans up to kScanned of those that are not, the latest ones.
 struct Text {
     std::vector<int32_t> tokens;
     int64_t dropped = 0;
@@ -70,14 +72,14 @@ struct Text {
     std::vector<int64_t> previous[kNumAnchors];
 
     int64_t end() const { return dropped + int64_t(tokens.size()); }
-    // Make appended tokens findable up to the last one. begin: no context starts before it.
-    void index(const Lengths& lengths, int64_t begin, uint64_t salt);
+    // Index up to `most` appended positions and return how many. begin: no context starts before it.
+    int64_t index(const Lengths& lengths, int64_t begin, uint64_t salt, int64_t most);
     // End the newest text: an END follows it. All tokens before it are indexed.
     void close();
     // Drop the oldest text, of num_tokens and its END.
     void forget(const Lengths& lengths, int64_t num_tokens, uint64_t salt);
     // Where the longest suffix of the tail occurred, among the latest occurrences of its longest anchor. keys: of the
-    // tail's contexts, with this text's salt. Tokens that are not indexed are scanned.
+    // tail's contexts, with this text's salt.
     bool find(const Lengths& lengths, const int32_t* tail, int64_t tail_length, const uint64_t* keys,
               Match& match) const;
     // The latest index that comes right after tokens equal to the last `length` ones; -1: none.
@@ -85,6 +87,7 @@ struct Text {
     size_t bytes() const;
 
 private:
+    int64_t first_scanned(int64_t length) const;
     bool longest(const int32_t* tail, int64_t tail_length, const int64_t* starts, int count, int64_t length,
                  Match& match) const;
 };

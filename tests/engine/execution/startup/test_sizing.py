@@ -9,6 +9,7 @@ import torch
 from faser.config.engine import EngineConfig
 from faser.engine.checkpoints.config_json import read_model_config
 from faser.engine.checkpoints.families import decoder_spec
+from faser.engine.execution.startup import sizing
 from faser.engine.execution.startup.memory_budget import MemoryBudget
 from faser.engine.execution.startup.sizing import (
     CachedModel,
@@ -16,6 +17,7 @@ from faser.engine.execution.startup.sizing import (
     kv_cache_dtype,
     kv_shapes,
     most_logit_rows,
+    text_index_bytes,
 )
 from faser.errors import ConfigError
 from tests.checkpoints import tiny_llama_config
@@ -84,6 +86,22 @@ def test_the_scales_of_int8_count() -> None:
 def test_without_a_limit_the_kv_cache_is_no_more_than_all_sequences_can_fill() -> None:
     for models in ([TARGET], [TARGET, DRAFT]):
         assert kv_shapes(config(), models, CONTEXT)[0].num_blocks == 4 * CONTEXT // 16
+
+
+def test_the_index_of_texts_takes_what_sequences_can_fill_out_of_the_caches_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sizing, "available_memory", lambda: 1 << 30)
+    assert text_index_bytes(config(speculative_config={"policy": "off"}), CONTEXT) == 0
+    assert text_index_bytes(config(), CONTEXT) == (1 << 30) // 64, "of a small machine's memory no larger share"
+    monkeypatch.setattr(sizing, "available_memory", lambda: 1 << 40)
+    assert text_index_bytes(config(), CONTEXT) == 200 * (4 * CONTEXT + 262_144)
+    assert text_index_bytes(config(), 1 << 20) == 256 << 20
+    monkeypatch.setattr(sizing, "available_memory", lambda: 1 << 20)
+    share, taken = (1 << 20) // 4, 100 * BLOCK_BYTES // 100 * 8
+    (whole,), (less,) = (kv_shapes(config(), [TARGET], 128, text_bytes=each) for each in (0, taken))
+    assert whole.num_blocks == min(share // BLOCK_BYTES, 4 * 128 // 16)
+    assert less.num_blocks == (share - taken) // BLOCK_BYTES
 
 
 def test_memory_for_less_than_one_context_is_refused_with_both_numbers() -> None:

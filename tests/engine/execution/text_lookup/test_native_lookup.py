@@ -133,6 +133,7 @@ rules_of_all_kinds = st.builds(
     max_tokens=st.sampled_from([0, 9, 30, 60, 1000]),
     min_n=st.integers(1, 3),
     max_n=st.integers(3, 7),
+    chunk=st.sampled_from([1, 7, 2048]),
 )
 steps_of_few_kinds = st.integers(1, 5).flatmap(
     lambda kinds: st.lists(

@@ -94,6 +94,7 @@ struct Dot {
 
 #else
 
+#define MANY_INSTRUCTIONS
 constexpr bool kSmallDiffers = false;
 
 template <bool Small>
@@ -115,6 +116,16 @@ struct Dot {
     }
 };
 
+#endif
+
+// The loops of a tile. Where one sum takes many instructions they stay loops: unrolled, they take ten times as long to
+// compile and are slower.
+#ifdef MANY_INSTRUCTIONS
+#define UNROLLED _Pragma("GCC unroll 2")
+#define IN_TILE __attribute__((noinline))
+#else
+#define UNROLLED _Pragma("GCC unroll 8")
+#define IN_TILE inline __attribute__((always_inline))
 #endif
 
 }  // namespace faser

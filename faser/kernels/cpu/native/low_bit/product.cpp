@@ -168,7 +168,7 @@ struct TileSpan {
 
 // One group of a tile: sums[r][q] += codes * x[r].
 template <int C, int Rows>
-inline __attribute__((always_inline)) void add_group(const TileSpan& tile, int64_t group, vi (&sums)[Rows][kAll]) {
+IN_TILE void add_group(const TileSpan& tile, int64_t group, vi (&sums)[Rows][kAll]) {
     using D = typename CodesOf<C>::D;
     constexpr int kPairs = CodesOf<C>::kPairs;
     const int8_t* x = tile.x + group * CodesOf<C>::kGroup;
@@ -180,15 +180,15 @@ inline __attribute__((always_inline)) void add_group(const TileSpan& tile, int64
         std::memcpy(&bytes, x + row * kSpan + k, 4);
         return D::factor(bytes);
     };
-#pragma GCC unroll 4
+UNROLLED
     for (int pair = 0; pair < kPairs; pair++) {
         for (int64_t line = pair; line < ahead_lines; line += kPairs) {
             __builtin_prefetch(ahead + line * kStepBytes, 0, 2);
         }
         typename D::Codes first[kAll], second[kAll];
-#pragma GCC unroll 4
+UNROLLED
         for (int p = 0; p < kPanels; p++) {
-#pragma GCC unroll 4
+UNROLLED
             for (int i = 0; i < kParts; i++) {
                 vi one, other;
                 read_pair<C>(codes + p * tile.panel_bytes, pair, i, one, other);
@@ -196,13 +196,13 @@ inline __attribute__((always_inline)) void add_group(const TileSpan& tile, int64
                 second[p * kParts + i] = D::codes(other);
             }
         }
-#pragma GCC unroll 8
+UNROLLED
         for (int r = 0; r < Rows; r++) {
             auto x_first = four(r, CodesOf<C>::first(pair));
-#pragma GCC unroll 8
+UNROLLED
             for (int q = 0; q < kAll; q++) sums[r][q] = D::add(sums[r][q], first[q], x_first);
             auto x_second = four(r, CodesOf<C>::second(pair));
-#pragma GCC unroll 8
+UNROLLED
             for (int q = 0; q < kAll; q++) sums[r][q] = D::add(sums[r][q], second[q], x_second);
         }
     }
@@ -219,41 +219,41 @@ inline __attribute__((always_inline)) void add_stretch(const TileSpan& tile, int
         return load_halves((const char*)from + q / kParts * tile.panel_bytes + place * 2);
     };
     vf partial[Rows][kAll];
-#pragma GCC unroll 4
+UNROLLED
     for (int number = 0; number < Groups; number++) {
         const int64_t group = stretch * (kScaled / CodesOf<C>::kGroup) + number;
         vi sums[Rows][kAll];
-#pragma GCC unroll 8
+UNROLLED
         for (int r = 0; r < Rows; r++) {
             const vi start = splat_int(tile.starts[r * kSpanGroups + group]);
-#pragma GCC unroll 8
+UNROLLED
             for (int q = 0; q < kAll; q++) sums[r][q] = start;
         }
         add_group<C, Rows>(tile, group, sums);
-#pragma GCC unroll 8
+UNROLLED
         for (int q = 0; q < kAll; q++) {
             const vf scale = factor(tile.scales, group, q);
-#pragma GCC unroll 8
+UNROLLED
             for (int r = 0; r < Rows; r++) {
                 const vf sum = __builtin_convertvector(sums[r][q], vf);
                 partial[r][q] = number == 0 ? scale * sum : fused(scale, sum, partial[r][q]);
             }
         }
         if constexpr (Minimums) {
-#pragma GCC unroll 8
+UNROLLED
             for (int q = 0; q < kAll; q++) {
                 const vf minimum = factor(tile.minimums, group, q);
-#pragma GCC unroll 8
+UNROLLED
                 for (int r = 0; r < Rows; r++) {
                     partial[r][q] = fused(minimum, everywhere(tile.x_sums + r * kGroups32 + group), partial[r][q]);
                 }
             }
         }
     }
-#pragma GCC unroll 8
+UNROLLED
     for (int r = 0; r < Rows; r++) {
         const vf scale = everywhere(tile.x_scales + r * kStretches + stretch);
-#pragma GCC unroll 8
+UNROLLED
         for (int q = 0; q < kAll; q++) {
             float* at = tile.totals + r * kWidth + q * kLanes;
             store(at, fused(scale, partial[r][q], load(at)));
