@@ -125,7 +125,7 @@ def setup() -> Iterator[InterferenceSetup]:
         rows=(8, 2, 500),
         contexts=(16, 100),
         num_sequences=2,
-        budget_s=2.0,
+        budget_s=6.0,
     )
     lanes.close()
 
