@@ -97,7 +97,7 @@ try-wheel: $(TEST_READY)
 check: $(TEST_READY)
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/ruff check $(SOURCES)
-	@$(BIN)/mypy
+	@$(BIN)/mypy --num-workers auto
 
 format: $(TEST_READY)
 	@$(BIN)/ruff format $(SOURCES)

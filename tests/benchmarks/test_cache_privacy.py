@@ -12,7 +12,7 @@ import pytest
 from benchmarks.cache_privacy import SIGNS, Finding, Findings, attack, client, table
 from tests.api.test_with_engine import CONFIG, running, scrape
 
-PROBES, ANSWERS, TOKENS = 40, 4, 48
+PROBES, ANSWERS, TOKENS = 20, 2, 48
 VICTIM, ATTACKER = "the-victims-key", "the-attackers-key"
 # Every draft that is found is verified, so that an attack does not depend on what pays on this machine.
 DRAFTING = replace(

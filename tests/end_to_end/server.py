@@ -17,11 +17,13 @@ import httpx
 import openai
 import psutil
 
+from faser.config.environment import cache_dir
+
 ROOT = Path(__file__).parent.parent.parent
 START_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 15.0
 
-# The reference arithmetic on one thread: a test must not wait for a compiler, nor fight for cores.
+# The reference arithmetic on one thread: a test must not fight for cores.
 _COMMON_FLAGS = ("--port", "0", "--dtype", "float32", "--backend", "torch", "--num-threads", "1")
 
 
@@ -79,12 +81,22 @@ class Server:
 
 
 def start(
-    model: Path | None, folder: Path, *flags: str, key: str = "none", variables: Mapping[str, str] | None = None
+    model: Path | None,
+    folder: Path,
+    *flags: str,
+    key: str = "none",
+    variables: Mapping[str, str] | None = None,
+    compiled: bool = True,
 ) -> Server:
-    """A server that has just been started; it must be ended by `end`. folder: where its log goes.
+    """A server that has just been started; it must be ended by `end`. folder: where its log and its cache go.
 
-    model: None: the default model. variables: of its environment, besides this process's.
+    model: None: the default model. variables: of its environment, besides this process's. compiled: it finds the
+    kernels that this run of the tests has compiled; False: its cache is empty.
     """
+    kernels = folder / "cache" / "kernels"
+    if compiled and not kernels.exists():
+        kernels.parent.mkdir(exist_ok=True)
+        kernels.symlink_to(cache_dir() / "kernels")
     descriptor, log = tempfile.mkstemp(prefix="server-", suffix=".log", dir=folder)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("FASER_", "VLLM_"))}
     environment |= {"FASER_CACHE_DIR": str(folder / "cache"), "PYTHONUNBUFFERED": "1", **(variables or {})}

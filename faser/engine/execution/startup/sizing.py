@@ -21,7 +21,7 @@ from faser.machine import available_memory
 _CPU_KV_SHARE = 0.25
 _CPU_KV_MOST_BYTES = 4 << 30
 
-# What the index of texts holds for each token, at most; and the limits of all of it: a share of the free memory, and
+# What the index of texts holds of each token, at most; and the limits of all of it: a share of free memory, and
 # bytes.
 _TEXT_BYTES_PER_TOKEN = 200
 _TEXT_SHARE = 1 / 64
