@@ -98,4 +98,4 @@ def test_whatever_happens_everybody_hears_what_a_plain_engine_says(world: World)
 def test_whatever_happens_in_many_more_lives_everybody_hears_what_a_plain_engine_says(
     world: World, full: bool
 ) -> None:
-    assert min(lead(world, range(6, 306 if full else 31))) > 0
+    assert min(lead(world, range(6, 306 if full else 18))) > 0
