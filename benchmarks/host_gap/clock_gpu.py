@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from torch import Tensor
 
 from faser.kernels.cpu.build import COMPILERS, find_compiler
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
+from faser.kernels.cuda.flashinfer.planners import planning_wrapper
 from faser.kernels.cuda.triton.device_kernels import DeviceKernels
 
 COPY_CALL_S, EVENT_CALL_S, QUERY_CALL_S, REPLAY_CALL_S = 4e-6, 1.5e-6, 1e-6, 12e-6
@@ -213,7 +212,11 @@ class _Attention:
         self._cached_module = _Planner(self.owner)
         page_starts = options.get("paged_kv_indptr", options.get("indptr"))
         rows = options.get("qo_indptr", page_starts)
-        self._cached_module.plan("floats", "numbers", self._pinned, rows, page_starts, options["seq_lens"])
+        layout, not_read = (rows, page_starts, options["seq_lens"]), [0] * 11
+        self._cached_module.plan("floats", "numbers", self._pinned, *layout, *not_read, False, 0, 0)
+
+    def reset_workspace_buffer(self, *_buffers: Tensor) -> None:
+        pass
 
     def run(self, *, q: Tensor, out: Tensor, **options: Any) -> Tensor:
         self.owner.seen_heads = q.shape[1]
@@ -246,9 +249,6 @@ class _Library:
 
     owner: ClockGpu
 
-    def planning_without(self, idle_processors: int) -> "_Library":
-        return self
-
     def BatchPrefillWithPagedKVCacheWrapper(self, **options: Any) -> _Attention:
         return _made(self.owner, 5)
 
@@ -257,11 +257,8 @@ class _Library:
 
 
 def _made(owner: ClockGpu, num_copies: int) -> _Attention:
-    """A wrapper whose planner FASER can call; versions before these called `plan` for every layout."""
-    if find_spec("faser.kernels.cuda.flashinfer.planners") is None:
-        return _Attention(owner, num_copies)
-    make = import_module("faser.kernels.cuda.flashinfer.planners").planning_wrapper(_Attention, 0)
-    found: _Attention = make(owner, num_copies)
+    """A wrapper whose planner FASER can call."""
+    found: _Attention = planning_wrapper(_Attention)(owner, num_copies)
     return found
 
 
