@@ -116,6 +116,7 @@ class FakeWrapper:
 
     name: str
     own_options: tuple[str, ...] = ()
+    left_out_blocks: int  # planning_wrapper adds it
     buffers: tuple[str, ...]  # constructor's names of query starts (prefill), page starts, pages, last_page_len
 
     def __init__(self, library: FakeFlashInfer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
