@@ -315,7 +315,7 @@ def test_wrappers_of_the_package_plan_for_their_places(planner: Planner, tmp_pat
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    for num_processors, plans in zip(counts, found, strict=True):
+    for num_processors, (*plans, captured) in zip(counts, found, strict=True):
         for rows, launch_arguments in zip(planned_wrappers.ROWS, plans, strict=True):
             layout = Layout(
                 rows=(rows,) * planned_wrappers.NUM_SEQUENCES,
@@ -324,3 +324,13 @@ def test_wrappers_of_the_package_plan_for_their_places(planner: Planner, tmp_pat
                 num_kv_heads=planned_wrappers.NUM_KV_HEADS,
             )
             assert tuple(launch_arguments) == planner.plan(layout, num_processors=num_processors).launch_arguments
+        sequences = planned_wrappers.NUM_CAPTURED
+        layout = Layout(
+            rows=(1,) * sequences,
+            pages=(planned_wrappers.BLOCKS_EACH, *(planned_wrappers.SHORT_BLOCKS,) * (sequences - 1)),
+            num_heads=planned_wrappers.GROUP * planned_wrappers.NUM_KV_HEADS,
+            num_kv_heads=planned_wrappers.NUM_KV_HEADS,
+            most_rows=sequences,
+        )
+        left_out = left_out_blocks(kind_of(layout, one_row_each=True), num_processors, sequences)
+        assert tuple(captured) == planner.plan(layout, colocated=left_out).launch_arguments
