@@ -19,9 +19,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -199,6 +201,8 @@ def _hold_lock(seconds: float, began_s: float) -> None:
 class _Attention:
     """A wrapper. Its plan copies three to five arrays and calls the planner."""
 
+    left_out_blocks: int  # planning_wrapper adds it
+
     def __init__(self, owner: ClockGpu, num_copies: int) -> None:
         self.owner = owner
         self._num_copies = num_copies
@@ -213,7 +217,11 @@ class _Attention:
         self._cached_module = _Planner(self.owner)
         page_starts = options.get("paged_kv_indptr", options.get("indptr"))
         rows = options.get("qo_indptr", page_starts)
-        self._cached_module.plan("floats", "numbers", self._pinned, rows, page_starts, options["seq_lens"])
+        layout, not_read = (rows, page_starts, options["seq_lens"]), [0] * 11
+        self._cached_module.plan("floats", "numbers", self._pinned, *layout, *not_read, False, 0, 0)
+
+    def reset_workspace_buffer(self, *_: Tensor, **__: Tensor) -> None:
+        pass
 
     def run(self, *, q: Tensor, out: Tensor, **options: Any) -> Tensor:
         self.owner.seen_heads = q.shape[1]
@@ -230,9 +238,13 @@ class _Planner:
         self, _floats: str, _numbers: str, pinned: Tensor, _rows: Tensor, page_starts: Tensor, *_: Any
     ) -> list[int]:
         began_s = time.perf_counter()
-        starts = page_starts.numpy()
-        pages = int((starts[1:] - starts[:-1]).max()) if len(starts) > _BLOCKS else int(starts[-1]) // _BLOCKS + 1
-        pinned.numpy()[:4].view("int32")[0] = 16 * max(pages, 8)
+        pages = np.diff(page_starts.numpy())
+        most = max(_BLOCKS, len(pages) + _BLOCKS // 2)
+        low, high = 8, max(int(pages.max()), 8)
+        while low < high:
+            chunk = (low + high) // 2
+            low, high = (chunk + 1, high) if (-(-pages // chunk)).sum() > most else (low, chunk)
+        pinned.numpy()[:4].view("int32")[0] = 16 * low
         self.owner.num_plans += 1
         _hold_lock(PLANNER_S, began_s)
         _driver_call(COPY_CALL_S)
@@ -246,9 +258,6 @@ class _Library:
 
     owner: ClockGpu
 
-    def planning_without(self, idle_processors: int) -> "_Library":
-        return self
-
     def BatchPrefillWithPagedKVCacheWrapper(self, **options: Any) -> _Attention:
         return _made(self.owner, 5)
 
@@ -260,8 +269,9 @@ def _made(owner: ClockGpu, num_copies: int) -> _Attention:
     """A wrapper whose planner FASER can call; versions before these called `plan` for every layout."""
     if find_spec("faser.kernels.cuda.flashinfer.planners") is None:
         return _Attention(owner, num_copies)
-    make = import_module("faser.kernels.cuda.flashinfer.planners").planning_wrapper(_Attention, 0)
-    found: _Attention = make(owner, num_copies)
+    make = import_module("faser.kernels.cuda.flashinfer.planners").planning_wrapper
+    idle_processors = [0] * (len(signature(make).parameters) - 1)  # versions before took their number here
+    found: _Attention = make(_Attention, *idle_processors)(owner, num_copies)
     return found
 
 

@@ -27,6 +27,10 @@ _OTHER_KV = "keys and values are stored as they are computed, in --dtype, or in 
 _NO_FP8 = "no kernels for CPUs multiply 8-bit numbers; leave it out, or use the torch backend, which is slow"
 _NO_LOW_BIT = "no kernels for GPUs multiply low-bit weights; leave it out, or use the torch backend"
 _NO_FP8_KV = "no kernels for CPUs read 8-bit floats; use int8, auto, or the torch backend, which is slow"
+_NO_AUTO_PRUNE = (
+    "on a GPU a step that prunes replays no CUDA graph and waits in its middle, which auto does not count; set it "
+    "to off, or to on to compare"
+)
 _NO_INT8_KV = "no kernels for GPUs read keys and values in int8; use fp8, auto, or the torch backend"
 
 # The device of each backend that computes on one kind only.
@@ -273,7 +277,7 @@ class EngineConfig:
     early_prune: str = setting(
         "off",
         "Let drafted tokens that the model will clearly reject leave its forward pass early. auto: when that is "
-        "faster.",
+        "faster; not on a GPU.",
         group=SPECULATION,
         kind=Kind.TEXT,
         choices=("auto", "on", "off"),
@@ -451,6 +455,8 @@ def _device_problems(values: Mapping[str, Any], label: Label) -> list[str]:
         found.append(f"{label('kv_cache_dtype')} is fp8; {_NO_FP8_KV}")
     if kind == "cuda" and values["kv_cache_dtype"] == "int8" and backend in ("auto", "flashinfer"):
         found.append(f"{label('kv_cache_dtype')} is int8; {_NO_INT8_KV}")
+    if kind == "cuda" and values["early_prune"] == "auto":
+        found.append(f"{label('early_prune')} is auto; {_NO_AUTO_PRUNE}")
     home = _DIVIDED.get(values["spec_partition"])
     if home not in (None, kind):
         found.append(

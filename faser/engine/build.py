@@ -109,9 +109,7 @@ def build(
     interference: tuple[InterferenceTable, ...] = ()
     if step_times is not None and costs is not None:
         interference = step_times.interference
-        control = _speculation_control(
-            parts.config, costs, clock, _overlap(parts.config, executor.lanes, interference)
-        )
+        control = _speculation_control(parts.config, costs, clock, _overlap(parts, executor.lanes, interference))
     trace = None if config.trace_steps is None else StepTrace(Path(config.trace_steps))
     scheduler = _scheduler(parts, clock, control)
     auditor = None if control is None else _auditor(parts, executor, scheduler)
@@ -205,13 +203,17 @@ def _speculation_control(
 
 
 def _overlap(
-    config: EngineConfig, lanes: Lanes | None, interference: tuple[InterferenceTable, ...]
+    parts: EngineParts, lanes: Lanes | None, interference: tuple[InterferenceTable, ...]
 ) -> OverlapOptions | None:
     """None without lanes, and where their interference was not measured."""
     if lanes is None or not interference:
         return None
     return OverlapOptions(
-        name=lanes.partition.name, lanes=interference, mode=config.overlap_mode, fallback=lanes.fallback
+        name=lanes.partition.name,
+        lanes=interference,
+        most_rows=parts.runner.most_graph_rows,
+        mode=parts.config.overlap_mode,
+        fallback=lanes.fallback,
     )
 
 

@@ -173,6 +173,11 @@ class Driver:
         self.scheduler.abort(request_id, index)
         self.scheduler.check_invariants()
 
+    @property
+    def overlaps(self) -> bool:
+        """Drafts are made during the step that was planned last."""
+        return self._ahead is not None
+
     def plan(self) -> StepPlan | None:
         requests = self.scheduler.propose()
         self.scheduler.check_invariants()

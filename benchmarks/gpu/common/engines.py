@@ -26,7 +26,6 @@ from faser.engine.engine import Engine
 from faser.engine.execution.overlap.cores import Cores, core_numbers
 from faser.engine.execution.overlap.lanes import Lanes
 from faser.engine.execution.overlap.partition import Partition
-from faser.engine.execution.pruning.early_pruning import EarlyPruning
 from faser.engine.execution.runner.runner import Runner
 from faser.engine.execution.startup.executor_factory import WrapDrafter
 from faser.engine.execution.startup.model_loading import Sources
@@ -42,8 +41,8 @@ class Wanted:
     speculative: speculative_config; None: it never drafts. draft: directory of the draft model that it names.
     eager: without recordings. synchronous: no step is launched before the one before it is read.
     costs: what steps take; None: measured when it is built, but for dry runs.
-    overlap, early_prune: the settings. partition: what divides the processors between lanes, to be
-    closed when the engine is gone; None: the usual one.
+    overlap: the setting. partition: what divides the processors between lanes, to be closed when the engine is
+    gone; None: the usual one.
     """
 
     target: Path
@@ -59,7 +58,6 @@ class Wanted:
     wrap_drafter: WrapDrafter = lambda drafter: drafter
     prefix_caching: bool = True
     overlap: str = "off"
-    early_prune: str = "off"
     partition: Partition | None = None
 
 
@@ -75,7 +73,6 @@ class Opened:
     runner: Runner
     draft_runner: Runner | None
     lanes: Lanes | None
-    pruning: EarlyPruning | None
 
 
 def made_up(plan: Plan, seed: int = 0) -> Sources:
@@ -126,7 +123,6 @@ def open_engine(plan: Plan, wanted: Wanted) -> Opened:
         runner=built.runner,
         draft_runner=built.draft_runner,
         lanes=built.lanes,
-        pruning=built.pruning,
     )
 
 
@@ -157,7 +153,6 @@ def config_of(plan: Plan, wanted: Wanted) -> EngineConfig:
         "kv_cache_memory": _kv_bytes(wanted),
         "enable_prefix_caching": wanted.prefix_caching,
         "spec_overlap": wanted.overlap,
-        "early_prune": wanted.early_prune,
         "enforce_eager": wanted.eager,
         "async_scheduling": not wanted.synchronous,
         "compile_kernels": plan.dry_run,  # there is no time for that on a device; what is missing is an error

@@ -6,7 +6,7 @@ counts what came while requests did. Answers of different arms are compared; whe
 a near tie may be broken otherwise, so they are counted, not forbidden.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from benchmarks.ablation.arms import arms_named
@@ -19,7 +19,7 @@ from benchmarks.gpu.common.record import Desk
 from benchmarks.gpu.decoding.real_text import open_pair
 from benchmarks.simulator.workload import read_azure
 
-ARMS = ("off", "fixed:3", "+lengths", "+pruning", "+overlap")
+ARMS = ("off", "fixed:3", "+lengths", "+overlap")
 FOLDER = "arrivals"  # of the tables and pictures of benchmarks.ablation
 _LOADS = (0.8, 1.4)
 _MOST_REPEATS = 3
@@ -33,11 +33,9 @@ def run(plan: Plan, desk: Desk) -> None:
         return
     trace = read_azure(plan.trace)
     costs = lane_costs() if plan.dry_run else None
-    pair = open_pair(plan, desk, plan.smollm2, overlap="auto", early_prune="auto", costs=costs)
+    pair = open_pair(plan, desk, plan.smollm2, overlap="auto", costs=costs)
     wanted = wanted_of(plan, desk.left_s)
-    engine, pruning = pair.opened.engine, pair.opened.pruning
-    assert pruning is not None, "drafts of a model that are point masses can be pruned"
-    campaign = Campaign(engine=engine, pruning=pruning, wanted=wanted, trace=trace, prompts=pair.prompts)
+    campaign = Campaign(engine=pair.opened.engine, pruning=None, wanted=wanted, trace=trace, prompts=pair.prompts)
     desk.say(f"{wanted.num_runs} runs of {wanted.seconds:.1f} s")
     bearing = campaign.bearing()
     desk.keep("bearing", asdict(bearing))
@@ -56,7 +54,7 @@ def run(plan: Plan, desk: Desk) -> None:
 
 def wanted_of(plan: Plan, left_s: float) -> Wanted:
     """Runs as long as the time allows: every arm at every load three times, and what comes before."""
-    arms = arms_named(ARMS)
+    arms = tuple([replace(arm, early_prune="off") for arm in arms_named(ARMS)])
     count = len(arms) * len(_LOADS) * (1 if plan.dry_run else _MOST_REPEATS)
     seconds = left_s / (_DONE * count + (len(arms) + _ALONE_AND_CROWD) / 2)
     return Wanted(

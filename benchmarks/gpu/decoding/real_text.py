@@ -77,10 +77,9 @@ def open_pair(
     small: Path,
     *,
     overlap: str = "off",
-    early_prune: str = "off",
     costs: StepTimes | None = None,
 ) -> Pair:
-    """small: directory of SmolLM2. overlap, early_prune, costs: as in Wanted."""
+    """small: directory of SmolLM2. overlap, costs: as in Wanted."""
     sizes = plan.sizes
     spec = read_model_config(small).spec
     wide = wide_spec(spec, *sizes.grown)
@@ -106,7 +105,6 @@ def open_pair(
             sources=sources,
             speculative={"method": "draft_model", "model": str(draft), "num_speculative_tokens": sizes.cap},
             overlap=overlap,
-            early_prune=early_prune,
             costs=costs,
         ),
     )

@@ -292,7 +292,7 @@ class Scheduler:
     def propose_overlapped(self, plan: StepPlan) -> DraftPlan | None:
         """Ask for drafts that are made while the step just planned runs and continue its own; None: no drafts."""
         assert len(self._in_flight) == 1, "nothing is planned"
-        if self._speculation is None or not self._speculation.drafts_overlapped:
+        if self._speculation is None or not self._speculation.may_overlap(plan):
             return None
         started = {start.slot for start in plan.started}
         pairs = [

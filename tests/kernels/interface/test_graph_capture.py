@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
-from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, AttentionWorkspace, AttentionWrappers
+from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind
 from faser.kernels.factory import make_backend
 from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize, GraphCapture
@@ -375,7 +375,7 @@ def test_lanes_of_one_backend_have_wrappers_of_their_own_over_one_workspace() ->
         planned = backend.plan(layout, BLOCK_SIZE).attention(kind)
         for wrapper in (planned, recorded):
             assert isinstance(wrapper, FakePrefill)
-            assert wrapper.library.num_processors == (132 if here is None else 12)
+            assert wrapper.left_out_blocks == (0 if here is None else 2 * (132 - 12))
             workspaces.add(wrapper.workspace.data_ptr())
         assert isinstance(planned, FakePrefill)
         eager[here].add(planned)
@@ -384,19 +384,3 @@ def test_lanes_of_one_backend_have_wrappers_of_their_own_over_one_workspace() ->
     assert len(workspaces) == 1
     backend.use(None)
     assert backend.lane is None
-
-
-@pytest.mark.parametrize(
-    "batch_size, splits",
-    [
-        (GraphBatchSize(rows=132, sequences=132, one_row_each=True), True),
-        (GraphBatchSize(rows=133, sequences=133, one_row_each=True), False),
-        (GraphBatchSize(rows=300, sequences=133, one_row_each=False), True),
-    ],
-)
-def test_sequences_are_split_unless_each_has_a_processor_anyway(batch_size: GraphBatchSize, splits: bool) -> None:
-    """132 processors of two blocks each, two KV heads."""
-    accelerator = FakeAccelerator()
-    wrappers = AttentionWrappers(accelerator, FakeFlashInfer(accelerator), AttentionWorkspace(accelerator), 132)
-    kind = AttentionKind(attention_shape(4, 2, 64), torch.bfloat16, torch.bfloat16, batch_size.one_row_each)
-    assert wrappers.splits(kind, batch_size.sequences) is splits

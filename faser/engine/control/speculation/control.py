@@ -164,6 +164,10 @@ class SpeculationControl:
         """At present drafts are made concurrently with steps, not before them."""
         return self._overlap is not None and self._overlap.lanes is not None
 
+    def may_overlap(self, plan: StepPlan) -> bool:
+        """Drafts may be made concurrently with this step."""
+        return self._overlap is not None and self._overlap.takes(plan)
+
     @property
     def step_drafts(self) -> bool:
         """The step that is being made verifies drafts, or drafts may be made concurrently with it."""

@@ -2,16 +2,18 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from faser.kernels.interface.graph_capture import GraphBatchSize
 
 _BACKBONE_BYTES = 4 << 20  # of a graph with some hundred kernels, and what it allocates
-_WRAPPER_BYTES = 8 << 20  # that an attention wrapper keeps for its plans
-_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_WRAPPER_BYTES = 256 << 10  # that an attention wrapper keeps for its plans
+# A padding row costs little while a step mostly reads weights. From about 200 rows on it costs as much as any
+# other, so sizes are an eighth apart there at most. Larger steps hide the launches of eager kernels. For 64
+# sequences with four drafts these are 61 graphs of all layers and 132 of LM head and samplers: about 260 MiB and
+# 4 s, both estimated.
+_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, *range(144, 256, 16), *range(256, 513, 32))
 _MOST_ROWS_EACH = 6  # drafts of one length are mostly short
-# Padding costs little while a step mostly reads weights; larger steps hide the launches of eager kernels.
-_LANE_SIZES = (4, 16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class GraphSizes:
     ) -> "GraphSizes":
         """For steps of at most max_rows rows: max_sequences sequences with max_drafts draft tokens each.
 
-        requested: the sizes in rows; None: powers of two and their midpoints, up to 512.
+        requested: the sizes in rows; None: _SIZES, as far as steps have so many rows.
         """
         most = min(max_sequences * (max_drafts + 1), max_rows, max(_SIZES[-1], max_sequences))
         rows = requested or (*(each for each in _SIZES if each < most), max_sequences, most)
@@ -83,15 +85,6 @@ class GraphSizes:
             for count, each in sorted(found, key=lambda pair: pair[0] * pair[1])
             if count * each > self.max_sequences
         ]
-
-    def for_lanes(self) -> "GraphSizes":
-        """The sizes for steps on a lane: few, because every lane of every share has a set of graphs of its own.
-
-        Includes one row for every sequence: otherwise no size would fit such a step where there are few sequences.
-        """
-        most = min(self.rows[-1], _LANE_SIZES[-1])
-        rows = {most, min(self.max_sequences, most), *(each for each in _LANE_SIZES if each < most)}
-        return replace(self, rows=tuple(sorted(rows)), max_rows_each=1)
 
     def expected_bytes(self, num_kinds: int, num_depths: int = 1) -> int:
         """Estimated device memory of the graphs, in addition to what eager steps need.

@@ -55,6 +55,7 @@ class GraphRunner(Runner):
         report: ProgressCallback,
     ) -> None:
         super().__init__(decoder, backend, kv, token_sampler)
+        self._most_graph_rows = sizes.rows[-1]
         self._device_sampler = token_sampler
         self._inputs = GraphInputs(capture, sizes.rows[-1])
         self._logit_rows = capture.staging_buffer(max_logit_rows, torch.int64)
@@ -69,12 +70,17 @@ class GraphRunner(Runner):
         )
         whole = StepGraphs(parts, capture, sizes, max_logit_rows=max_logit_rows)
         lanes: dict[DeviceLane | None, StepGraphs] = {
-            lane: StepGraphs(parts, each, sizes.for_lanes(), max_logit_rows=max_logit_rows)
+            lane: StepGraphs(parts, each, sizes, max_logit_rows=max_logit_rows)
             for lane, each in (lane_captures or {}).items()
         }
         _capture([(None, whole)], drafts, STAGE, report)
         _capture([*lanes.items()], drafts, LANES_STAGE, report)
         self._graphs_by_lane = {None: whole, **lanes}
+
+    @property
+    def most_graph_rows(self) -> int:
+        """See Runner. Smaller steps have graphs too, unless `StepGraphs.backbone` names a reason."""
+        return self._most_graph_rows
 
     @property
     def num_graphs(self) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from faser.config.speculation import MAX_DRAFT_TOKENS
 from faser.engine.execution.cuda_graphs.batch_sizes import BatchSizeIndex, DraftGraphs, GraphSizes, next_size
 from faser.engine.execution.models.decoder import Decoder
 from faser.engine.execution.runner.batch import RowBatch
@@ -25,6 +26,10 @@ from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize,
 from faser.kernels.interface.sampling.sampling_metadata import TruncationFlags
 from faser.kernels.interface.shapes import AttentionPlan, KvCache, RowLayout
 
+_MOST_DRAFT_ROWS = MAX_DRAFT_TOKENS + 1  # of one sequence that verifies drafts
+# Rows of one sequence times its positions, in narrow tiles. Estimated for 8B models: reading them costs 7 ms for
+# every million, and the launches of an eager step up to 6 ms.
+_MOST_IN_NARROW_TILES = 1 << 19
 _ALL_FLAGS = (
     TruncationFlags(random=False, top_k=False, top_p=False),
     *(
@@ -101,7 +106,8 @@ class StepGraphs:
         self._capture = capture
         self._sizes = sizes
         self._logit_sizes = tuple(each for each in sizes.rows if each <= max_logit_rows)
-        self._index = {each: BatchSizeIndex(sizes, one_row_each=each) for each in (True, False)}
+        self._single = BatchSizeIndex(sizes, one_row_each=True)
+        self._several = BatchSizeIndex(sizes, one_row_each=False)
         self._uniform_index = {
             each: BatchSizeIndex(sizes, one_row_each=False, rows_each=each)
             for each in range(2, sizes.max_rows_each + 1)
@@ -121,15 +127,24 @@ class StepGraphs:
         return backbones + len(self._logit_sizes) * (1 + len(_ALL_FLAGS) * (1 + len(drafts.windows)))
 
     def backbone(self, batch: RowBatch, depth: int) -> BackboneGraph | None:
-        """The smallest graph of the first `depth` layers that the batch fits into; None: none fits."""
+        """The smallest graph of the first `depth` layers that the batch fits into.
+
+        None: the step has more rows than all graphs, other layers, more blocks than there is room for, or a long
+        prompt whose attention would be slow.
+        """
         layout = batch.layout
         num_rows, num_sequences = batch.num_rows, layout.seq_len.shape[0]
-        batch_size = self._index[num_rows == num_sequences].fitting(num_rows, num_sequences)
+        batch_size = self._single.fitting(num_rows, num_sequences) if num_rows == num_sequences else None
+        batch_size = batch_size or self._several.fitting(num_rows, num_sequences)
         uniform = self._uniform(layout, num_rows, num_sequences)
         if uniform is not None and (batch_size is None or uniform.rows <= batch_size.rows):
             batch_size = uniform
         backbone = None if batch_size is None else self._backbones.get((batch_size, depth))
-        if backbone is None or not _has_room(backbone, layout, self._parts.block_size):
+        if (
+            backbone is None
+            or _rereads_prompts(backbone.batch_size, layout)
+            or not _has_room(backbone, layout, self._parts.block_size)
+        ):
             return None
         return backbone
 
@@ -206,6 +221,19 @@ class StepGraphs:
 
 def _run_lm_head(decoder: Decoder, rows: torch.Tensor) -> None:
     decoder.logits(decoder.hidden.index_select(0, rows))
+
+
+def _rereads_prompts(size: GraphBatchSize, layout: RowLayout) -> bool:
+    """Whether attention would read a long prompt again for every few rows.
+
+    Tiles of a graph are as wide as the most rows that one sequence may have while all others have one. A sequence
+    with more rows takes several tiles, and each reads all of its positions.
+    """
+    if size.rows == size.sequences or size.rows - size.sequences >= _MOST_DRAFT_ROWS:
+        return False
+    counts = np.diff(layout.query_start.numpy())
+    read: NDArray[np.int32] = counts * layout.seq_len.numpy()
+    return bool((read[counts > _MOST_DRAFT_ROWS] > _MOST_IN_NARROW_TILES).any())
 
 
 def _has_room(backbone: BackboneGraph, layout: RowLayout, block_size: int) -> bool:

@@ -57,6 +57,11 @@ class Runner:
         return self._decoder.spec.vocab_size
 
     @property
+    def most_graph_rows(self) -> int | None:
+        """Rows of the largest step that has a CUDA graph; None: the runner replays none."""
+        return None
+
+    @property
     def sampling_kernels(self) -> SamplingKernels | None:
         """Kernels that sample from this model's logits, on the threads that run the model; None: no kernels."""
         return self._backend.sampling_kernels

@@ -76,10 +76,8 @@ def expected_graph_bytes(
     spec, sizes = model.decoder.spec, _sizes(config, model, role)
     depths = dict.fromkeys((None, *_draft_graphs(config, spec.num_layers, role).depths))
     num_kinds = len(set(spec.windows))
-    whole_device = sizes.expected_bytes(num_kinds, len(depths))
-    return whole_device + num_device_lanes * (
-        sizes.for_lanes().expected_bytes(num_kinds, len(depths)) + LANE_BYTES
-    )
+    graph_bytes = sizes.expected_bytes(num_kinds, len(depths))
+    return graph_bytes + num_device_lanes * (graph_bytes + LANE_BYTES)
 
 
 def _sizes(config: EngineConfig, model: LoadedModel, role: ModelRole) -> GraphSizes:

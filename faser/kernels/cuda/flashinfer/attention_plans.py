@@ -95,14 +95,13 @@ class FixedAttention:
         block_size: int,
         no_pages: Tensor,
         *,
-        splits: bool,
         rows_each: int | None = None,
     ) -> None:
         """Plan for the layout in host, as FlashInfer does, which fixes the most rows.
 
-        splits: see AttentionWrappers. rows_each: of every sequence in every layout; None: any number.
+        rows_each: of every sequence in every layout; None: any number.
         """
-        plan_attention(wrapper, kind, host, block_size, no_pages, splits=splits, rows_each=rows_each)
+        plan_attention(wrapper, kind, host, block_size, no_pages, rows_each=rows_each)
         self.wrapper = wrapper
         self.num_plans = 1
         self._kind = kind

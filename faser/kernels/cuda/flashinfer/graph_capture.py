@@ -15,7 +15,7 @@ from torch import Tensor
 from faser.kernels.cuda.device import Accelerator
 from faser.kernels.cuda.flashinfer.attention_plans import FixedAttention
 from faser.kernels.cuda.flashinfer.library import PagedAttention
-from faser.kernels.cuda.flashinfer.paged_attention import INT_WORKSPACE_BYTES, AttentionKind, AttentionWrappers
+from faser.kernels.cuda.flashinfer.paged_attention import PLAN_BYTES, AttentionKind, AttentionWrappers
 from faser.kernels.cuda.staging import DoubleBuffer, PinnedReadback, PinnedStagingBuffer, ReadbackPool
 from faser.kernels.interface.graph_capture import CapturedGraph, GraphBatchSize
 from faser.kernels.interface.paged_layout import NO_SLOT, LayoutSizes, LayoutWriter, layout_within
@@ -70,7 +70,7 @@ class FixedPlan:
     @property
     def bytes(self) -> int:
         """Device memory of the arrays and the wrappers, without their shared workspace."""
-        return self._staging.device.nbytes + len(self._planned) * INT_WORKSPACE_BYTES
+        return self._staging.device.nbytes + len(self._planned) * PLAN_BYTES
 
     def update(self, layout: RowLayout) -> None:
         """See GraphCapture.update_plan."""
@@ -94,7 +94,6 @@ class FixedPlan:
                 self._host,
                 self.block_size,
                 self._no_pages,
-                splits=self._wrappers.splits(kind, len(self.device.seq_len)),
                 rows_each=self._rows_each,
             )
             self._copied.record()

@@ -18,8 +18,12 @@ class PagedAttention(Protocol):
     """An attention wrapper of FlashInfer: planned once per step from host arrays, run once per layer.
 
     Its arguments differ between prefill and decode. `plan` fills a pinned buffer of the wrapper, which the device
-    copies later: the caller must not plan again before that copy is done.
+    copies later: the caller must not plan again before that copy is done. left_out_blocks: see planners.py.
     """
+
+    left_out_blocks: int
+
+    def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None: ...
 
     def plan(self, *arguments: Any, **options: Any) -> None: ...
 
@@ -31,22 +35,13 @@ class FlashInfer(Protocol):
 
     def BatchDecodeWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> PagedAttention: ...
 
-    def planning_without(self, idle_processors: int) -> "FlashInfer":
-        """The same library, whose wrappers plan as if the device had idle_processors fewer (planners.py)."""
-        ...
-
 
 class _Installed:
     """The installed package."""
 
-    def __init__(self, package: Any, idle_processors: int = 0) -> None:
-        self._package = package
-        prefill, decode = package.BatchPrefillWithPagedKVCacheWrapper, package.BatchDecodeWithPagedKVCacheWrapper
-        self.BatchPrefillWithPagedKVCacheWrapper = planning_wrapper(prefill, idle_processors)
-        self.BatchDecodeWithPagedKVCacheWrapper = planning_wrapper(decode, idle_processors)
-
-    def planning_without(self, idle_processors: int) -> FlashInfer:
-        return _Installed(self._package, idle_processors)
+    def __init__(self, package: Any) -> None:
+        self.BatchPrefillWithPagedKVCacheWrapper = planning_wrapper(package.BatchPrefillWithPagedKVCacheWrapper)
+        self.BatchDecodeWithPagedKVCacheWrapper = planning_wrapper(package.BatchDecodeWithPagedKVCacheWrapper)
 
 
 def _import() -> Any:

@@ -26,7 +26,9 @@ from faser.kernels.cuda.flashinfer.planners import BLOCKS_PER_PROCESSOR
 from faser.kernels.interface.paged_layout import PagedLayout
 from faser.kernels.interface.shapes import AttentionShape
 
-INT_WORKSPACE_BYTES = 8 << 20  # that every wrapper allocates by itself
+# That a wrapper keeps for its plans: some numbers for every row, sequence and block. FlashInfer's 8 MiB, on the
+# device and again on the host, would take a gigabyte for all graphs.
+PLAN_BYTES = 256 << 10
 _WORKSPACE_BYTES = 128 << 20  # what FlashInfer recommends for the partial results of split sequences
 # From this many query heads per KV head on, one row fills a tile of the tensor cores well enough.
 _TENSOR_CORE_GROUP = 4
@@ -92,39 +94,28 @@ class AttentionWrappers:
     def __init__(
         self, accelerator: Accelerator, library: FlashInfer, workspace: AttentionWorkspace, num_processors: int
     ) -> None:
-        """Raises ConfigError if the library cannot plan for a part of the device."""
         self._library = library
         self._workspace = workspace
-        self._all_processors = accelerator.num_processors
+        self._accelerator = accelerator
         self._num_processors = num_processors
-        idle = self._all_processors - num_processors
-        self._lane_library = library.planning_without(idle) if idle else library
 
+    @torch.inference_mode(False)  # so that planning works outside of inference mode too
     def eager(self, kind: AttentionKind) -> PagedAttention:
         """A wrapper for plans of any size."""
-        return self._new(kind, split_bytes(kind, self._planned_for(kind)), {})
+        wrapper = self._new(kind, self._workspace.of(split_bytes(kind, self._planned_for(kind))), {})
+        if kind.uses_tensor_cores:
+            wrapper.left_out_blocks = BLOCKS_PER_PROCESSOR * (self._all_processors - self._num_processors)
+        return wrapper
 
-    def splits(self, kind: AttentionKind, sequences: int) -> bool:
-        """Whether a fixed plan may split long sequences among blocks; another launch then joins the parts.
-
-        False for decoding steps with enough sequences for all processors: the planner would split none of them,
-        but FlashInfer would still launch the join. Other steps may have far fewer sequences than their size
-        allows.
-        """
-        at_once = _blocks_at_once(kind, self._num_processors)
-        return not (kind.one_row_each and kind.uses_tensor_cores and sequences > at_once)
-
+    @torch.inference_mode(False)
     def fixed(self, kind: AttentionKind, arrays: PagedLayout, *, rows_each: int | None = None) -> PagedAttention:
         """A wrapper for plans that fit into these device arrays. The first plan must have as many rows as they do.
 
         The caller fills arrays.page_indices; planning writes the values of the other arrays again. rows_each: of
         every sequence in every plan; None: any number.
         """
-        sizes = arrays.sizes
-        needed = 0
-        if self.splits(kind, sizes.sequences):
-            processors = self._planned_for(kind)
-            needed = split_bytes(kind, processors, rows=sizes.rows, sequences=sizes.sequences, rows_each=rows_each)
+        sizes, processors = arrays.sizes, self._planned_for(kind)
+        needed = split_bytes(kind, processors, rows=sizes.rows, sequences=sizes.sequences, rows_each=rows_each)
         options: dict[str, Any] = {"use_cuda_graph": True}
         if kind.one_row_each:
             options["paged_kv_indptr_buffer"] = arrays.page_indptr
@@ -135,23 +126,34 @@ class AttentionWrappers:
             options["paged_kv_indptr_buf"] = arrays.page_indptr
             options["paged_kv_indices_buf"] = arrays.page_indices
             options["paged_kv_last_page_len_buf"] = arrays.last_page_len
-        return self._new(kind, needed, options)
+        workspace = self._workspace.of(needed)
+        wrapper = self._new(kind, workspace, options)
+        plans = torch.empty(PLAN_BYTES, dtype=torch.uint8, device=self._accelerator.device)
+        wrapper.reset_workspace_buffer(workspace, plans)
+        if kind.uses_tensor_cores:
+            pieces = most_pieces(kind, processors, sizes.sequences)
+            wrapper.left_out_blocks = (
+                BLOCKS_PER_PROCESSOR * self._all_processors - pieces * kind.shape.num_kv_heads
+            )
+        return wrapper
 
-    @torch.inference_mode(False)  # so that planning works outside of inference mode too
-    def _new(self, kind: AttentionKind, needed_bytes: int, options: dict[str, Any]) -> PagedAttention:
+    def _new(self, kind: AttentionKind, workspace: Tensor, options: dict[str, Any]) -> PagedAttention:
         """Names fa2, because FlashInfer's own choice may be a kernel that was not compiled."""
-        library = self._lane_library if kind.uses_tensor_cores else self._library
+        library = self._library
         if kind.one_row_each:
             make = library.BatchDecodeWithPagedKVCacheWrapper
             options = options | {"use_tensor_cores": kind.uses_tensor_cores}
         else:
             make = library.BatchPrefillWithPagedKVCacheWrapper
-        workspace = self._workspace.of(needed_bytes)
         return make(float_workspace_buffer=workspace, kv_layout="NHD", backend="fa2", **options)
 
     def _planned_for(self, kind: AttentionKind) -> int:
         """Processors that the planner plans for: always all, for the kernel without tensor cores."""
         return self._num_processors if kind.uses_tensor_cores else self._all_processors
+
+    @property
+    def _all_processors(self) -> int:
+        return self._accelerator.num_processors
 
 
 def plan_attention(
@@ -161,14 +163,13 @@ def plan_attention(
     block_size: int,
     pages: Tensor,
     *,
-    splits: bool = True,
     rows_each: int | None = None,
 ) -> None:
     """Plan from host arrays: given device arrays, FlashInfer would wait for the device.
 
-    pages: [all] int32 on the device, which no planner reads; empty if the wrapper's own array holds them. splits:
-    see AttentionWrappers. rows_each: every sequence has as many rows, in every plan of a fixed wrapper: its tiles
-    are as wide as these, not as the most that one sequence could have if the others had one; None: any number.
+    pages: [all] int32 on the device, which no planner reads; empty if the wrapper's own array holds them.
+    rows_each: every sequence has as many rows, in every plan of a fixed wrapper: its tiles are as wide as these,
+    not as the most that one sequence could have if the others had one; None: any number.
     """
     shape = kind.shape
     # FlashInfer's window does not count the row itself, FASER's does.
@@ -181,7 +182,6 @@ def plan_attention(
         "q_data_type": kind.dtype,
         "kv_data_type": kind.kv_dtype,
         "seq_lens": host.seq_len,
-        "disable_split_kv": not splits,
     }
     if kind.one_row_each:
         wrapper.plan(
@@ -215,20 +215,30 @@ def split_bytes(
     """
     if not kind.uses_tensor_cores:
         return _partial_bytes(kind, _MOST_BLOCKS_PER_PROCESSOR * num_processors // kind.shape.num_kv_heads)
-    at_once = _blocks_at_once(kind, num_processors)
     if not rows:
-        return _partial_bytes(kind, -(-at_once * _WIDEST_TILE // kind.group))
+        return _partial_bytes(kind, -(-_blocks_at_once(kind, num_processors) * _WIDEST_TILE // kind.group))
     tile = _tile((rows_each or rows - sequences + 1) * kind.group)
     if rows_each is None:
         tiles = -(-rows * kind.group // tile) + sequences - 1
     else:
         tiles = sequences * -(-rows_each * kind.group // tile)
-    blocks = max(at_once, tiles)
+    blocks = max(most_pieces(kind, num_processors, sequences), tiles)
     return _partial_bytes(kind, -(-blocks * tile // kind.group))
 
 
+def most_pieces(kind: AttentionKind, num_processors: int, sequences: int) -> int:
+    """Most blocks per KV head that a fixed plan cuts the sequences into.
+
+    FlashInfer's planner cuts them into no more than run at the same time, so of many sequences it cuts none, and
+    the step waits for one block that reads all of the longest. Here half as many are left for longer sequences,
+    which is too few to cut sequences of one length that FlashInfer leaves whole.
+    """
+    at_once = _blocks_at_once(kind, num_processors)
+    return max(at_once, sequences + at_once // 2)
+
+
 def _blocks_at_once(kind: AttentionKind, num_processors: int) -> int:
-    """Most blocks per KV head that run at the same time: the planner splits sequences into no more."""
+    """Most blocks per KV head that run at the same time."""
     return BLOCKS_PER_PROCESSOR * num_processors // kind.shape.num_kv_heads
 
 

@@ -5,13 +5,14 @@ compiled planner. Each plan looks that module up, which all wrappers of a proces
 `_cached_module`.
 Here that attribute is a property of a class of its own, which wraps the module (PlannerModule), so that
 
-- a lane's number of idle processors enters the call;
+- the number of blocks that the planner counts on is FASER's;
 - the call can be repeated without the Python before it (attention_plans.py says for which layouts).
 
 The planner of FlashInfer's prefill kernel, which also decodes with tensor cores, splits sequences among two blocks
 for every processor of the device, minus `num_colocated_ctas`. FlashInfer's Python wrappers always pass 0 for that
 (prefill.py, decode.py). A lane's wrappers pass the number of blocks that the processors outside the lane would
-take: on a stand-in of the CUDA runtime, the planner planned for 132 processors minus 112 as it does for 20.
+take: on a stand-in of the CUDA runtime, the planner planned for 132 processors minus 112 as it does for 20. A
+negative number allows more pieces than run at once.
 
 So the plans of other wrappers and other threads cannot change. Two alternatives for lanes were rejected: replacing
 `plan` in the module, which would need to know for each thread which wrapper plans; and passing `fixed_split_size`,
@@ -29,21 +30,20 @@ _DISABLES_SPLIT, _COLOCATED = 17, 18  # positions of two arguments: a bool, then
 _ATTRIBUTE = "_cached_module"
 
 
-def planning_wrapper(wrapper: Any, idle_processors: int) -> Any:
-    """A subclass of `wrapper`, FlashInfer's class for paged prefill or decode, whose plans leave processors out.
+def planning_wrapper(wrapper: Any) -> Any:
+    """A subclass of `wrapper`, FlashInfer's class for paged prefill or decode, whose plans leave blocks out.
 
-    For backend fa2 only. idle_processors: 0: none; more are for prefill, and for decode with tensor cores: other
-    planners take other arguments.
+    For backend fa2 only. Its `left_out_blocks` is to be set before the first plan, and is 0 until then. Other
+    numbers are for prefill, and for decode with tensor cores: other planners take other arguments.
     """
-    idle_blocks = BLOCKS_PER_PROCESSOR * idle_processors
 
     def module(self: Any) -> Any:
         return self.__dict__.get(_ATTRIBUTE)
 
     def keep(self: Any, module: Any) -> None:
-        self.__dict__[_ATTRIBUTE] = None if module is None else PlannerModule(module, idle_blocks)
+        self.__dict__[_ATTRIBUTE] = None if module is None else PlannerModule(module, self.left_out_blocks)
 
-    return type(wrapper.__name__, (wrapper,), {_ATTRIBUTE: property(module, keep)})
+    return type(wrapper.__name__, (wrapper,), {_ATTRIBUTE: property(module, keep), "left_out_blocks": 0})
 
 
 def planner_of(wrapper: Any) -> "PlannerModule":
@@ -59,9 +59,9 @@ class PlannerModule:
     arguments, found: of the last call. The arguments are FlashInfer's.
     """
 
-    def __init__(self, module: Any, idle_blocks: int) -> None:
+    def __init__(self, module: Any, left_out_blocks: int) -> None:
         self._module = module
-        self._idle_blocks = idle_blocks
+        self._left_out_blocks = left_out_blocks
         self.arguments: tuple[Any, ...] = ()
         self.found: Any = None
 
@@ -70,14 +70,14 @@ class PlannerModule:
 
     def plan(self, *arguments: Any) -> Any:
         self.arguments = arguments
-        if self._idle_blocks:
-            arguments = self._of_lane(arguments)
+        if self._left_out_blocks:
+            arguments = self._leaving_out(arguments)
         self.found = self._module.plan(*arguments)
         return self.found
 
-    def _of_lane(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _leaving_out(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         assert len(arguments) == _NUM_ARGUMENTS, f"FlashInfer plans with {len(arguments)} arguments"
         found = arguments[_DISABLES_SPLIT : _COLOCATED + 1]
         assert [type(each) for each in found] == [bool, int], f"FlashInfer plans with {found}"
         assert found[1] == 0, f"FlashInfer leaves out {found[1]} blocks by itself"
-        return (*arguments[:_COLOCATED], self._idle_blocks, *arguments[_COLOCATED + 1 :])
+        return (*arguments[:_COLOCATED], self._left_out_blocks, *arguments[_COLOCATED + 1 :])

@@ -1,9 +1,12 @@
-"""Triton's launcher, compiled ahead of time: the one C module that Triton needs on a machine with a GPU.
+"""Triton's launcher, compiled ahead of time: the one C module that Triton 3.7 needs on a machine with a GPU.
 
 Triton compiles kernels with what its package brings, but the module that loads and launches them with the
 machine's C compiler, once; then it is in Triton's cache. An image without a compiler carries the module, and
 add_to_cache puts it where Triton looks. `python -m faser.kernels.cuda.triton.launcher` compiles it; that needs no
 GPU and no driver.
+
+The module of Triton 3.6 only loads kernels. That version compiles another module for every signature that is
+launched, so it needs the compiler on the machine.
 """
 
 import argparse

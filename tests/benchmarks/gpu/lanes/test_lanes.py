@@ -335,7 +335,7 @@ def test_arrivals_say_which_of_their_inputs_is_missing(tmp_path: Path) -> None:
 def test_runs_under_arrivals_fit_into_the_time(tmp_path: Path) -> None:
     """Planted: warming and capacity forgotten."""
     wanted = wanted_of(Plan(out=tmp_path), 300.0)
-    assert wanted.num_runs == 30
+    assert wanted.num_runs == 24
     taken_s = 1.3 * wanted.num_runs * wanted.seconds + (len(wanted.arms) + 2) * wanted.warm_s
     assert taken_s == pytest.approx(300.0)
     assert wanted_of(Plan(out=tmp_path), 3000.0).seconds == 20.0

@@ -5,6 +5,7 @@ bugs that these tests have caught: dropped tokens are not noted; a policy is not
 decision served.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 
 from faser.config.speculation import SpeculationConfig
+from faser.engine.contract.interference import InterferenceTable
 from faser.engine.contract.plan import Draft, Drafts, StopRule
 from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.sequences.sequence import Sequence
 from faser.engine.control.speculation.control import SpeculationControl
 from faser.engine.control.speculation.decision import DraftDecision, OtherRows
+from faser.engine.control.speculation.overlap.control import OverlapOptions
 from faser.engine.control.speculation.policies.off import Off
 from faser.engine.control.speculation.policies.policy import Candidates, Ints, Policy
 from faser.engine.control.timing.clock import SimulatedClock
@@ -445,6 +448,35 @@ def test_pauses_of_the_policy_count_towards_the_next_judgement_of_overlap(num_re
     modes = dict(speculated(driver).mode_steps)
     assert modes["serial"] == 0
     assert modes["lanes"] > 0
+
+
+def test_drafts_are_made_during_steps_that_lanes_have_graphs_for_and_no_others() -> None:
+    """Graphs of up to 9 rows. Prompts of 6 come between; they and steps of more rows run without drafting."""
+    lanes = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
+    control = SpeculationControl(
+        SpeculationConfig(num_speculative_tokens=DRAFT_CAP),
+        CostModel(StepTimes.proportional(step_s=0.01, text_s=0.0001, pass_s=0.001)),
+        num_slots=8,
+        clock=SimulatedClock(),
+        policy=Greedy(),
+        overlap=OverlapOptions(name="lanes", lanes=(lanes,), mode="on", every=3, most_rows=9),
+    )
+    driver = Driver(control=control, num_blocks=200, max_model_len=400)
+    driver.add(asking("a", max_tokens=200))
+    seen: Counter[tuple[bool, bool, bool]] = Counter()
+    for number in range(80):
+        if number in (30, 40, 50):
+            driver.add(asking(str(number), max_tokens=60))
+        plan = driver.plan()
+        assert plan is not None
+        if control.drafts_overlapped:
+            has_prompts = plan.num_rows > len(plan.rows) + sum(rows.num_drafts for rows in plan.rows)
+            seen[has_prompts, plan.num_rows > 9, driver.overlaps] += 1
+        driver.commit(plan)
+    assert {what for what in seen if what[2]} == {(False, False, True)}
+    assert seen[False, False, True] > 20
+    assert seen[True, False, False]
+    assert seen[False, True, False]
 
 
 @pytest.mark.parametrize("drafts", [True, False])

@@ -66,14 +66,18 @@ class Side:
     """A backend (None: a new one) and the parts of a runner on it."""
 
     def __init__(
-        self, checkpoint: Path, backend: FlashInferBackend | None = None, state_layers: tuple[int, ...] = ()
+        self,
+        checkpoint: Path,
+        backend: FlashInferBackend | None = None,
+        state_layers: tuple[int, ...] = (),
+        max_model_len: int = BLOCK_SIZE * WIDTH,
     ) -> None:
         self.backend: FlashInferBackend = backend or fake_backend()
         self.decoder: Decoder = load_decoder(
             checkpoint,
             self.backend,
             torch.bfloat16,
-            max_model_len=BLOCK_SIZE * WIDTH,
+            max_model_len=max_model_len,
             max_rows=MAX_ROWS,
             max_logit_rows=MAX_LOGIT_ROWS,
             state_layers=state_layers,
@@ -220,6 +224,32 @@ def test_steps_of_more_blocks_than_the_graphs_have_room_for_are_not_replayed(che
         count = len(starts)
         runner.forward(rows_of(table, [*range(count)], starts, [1] * count, seed=1))
         assert replays == [wanted], starts
+
+
+def test_more_single_rows_than_sizes_for_them_take_one_for_several_rows(
+    checkpoint: Path, table: BlockTable
+) -> None:
+    accelerator = FakeAccelerator()
+    side, replays = Side(checkpoint, fake_backend(accelerator)), [0]
+    runner = side.graph_runner(GraphSizes(rows=(2, 8), max_sequences=4, max_blocks_each=WIDTH))
+    accelerator.on_replay = lambda _: replays.append(replays.pop() + 1)
+    runner.forward(rows_of(table, [0, 1, 2], [3, 0, 5], [1, 1, 1], seed=1))
+    assert replays == [1]
+
+
+def test_a_long_prompt_is_not_computed_in_the_narrow_tiles_of_a_graph(checkpoint: Path) -> None:
+    """Of a graph for 36 rows of four sequences. Verification has it at any length, and so have short prompts."""
+    accelerator, replays, page = FakeAccelerator(), [0], 1024
+    side = Side(checkpoint, fake_backend(accelerator), max_model_len=16 * page)
+    side.kv = replace(side.kv, block_size=page)
+    runner = side.graph_runner(GraphSizes(rows=(36,), max_sequences=4, max_blocks_each=16))
+    accelerator.on_replay = lambda _: replays.append(replays.pop() + 1)
+    table = BlockTable(2, 16)
+    table.append(0, tuple(range(16)))
+    table.append(1, (16,))
+    for start, rows, wanted in ((16000, 34, 0), (15000, 34, 1), (16000, 33, 2), (100, 35, 3)):
+        runner.forward(rows_of(table, [0, 1], [start, 0], [rows, 1], seed=1))
+        assert replays == [wanted], (start, rows)
 
 
 @pytest.mark.parametrize("random_share", [0.0, 0.5])

@@ -27,7 +27,7 @@ from faser.engine.control.speculation.overlap.control import OverlapOptions
 from faser.engine.control.timing.clock import SimulatedClock
 from faser.engine.control.timing.cost_model import CostModel
 from faser.engine.engine import Engine
-from faser.engine.execution.cuda_graphs.batch_sizes import BatchSizeIndex, DraftGraphs, GraphSizes
+from faser.engine.execution.cuda_graphs.batch_sizes import DraftGraphs, GraphSizes
 from faser.engine.execution.cuda_graphs.graph_runner import LANES_STAGE, STAGE, GraphRunner
 from faser.engine.execution.drafter_registry import DrafterParts, DraftModelParts, make_drafter
 from faser.engine.execution.drafters.draft_kv_cache import DraftKvCache
@@ -60,6 +60,7 @@ from tests.engine.execution.cuda_graphs.test_graph_runner import (
 from tests.engine.execution.overlap.alternating_partition import AlternatingPartition
 from tests.kernels.cuda.fake_device import FakeAccelerator, FakeGraphRecorder
 from tests.kernels.cuda.fake_graph import fake_backend
+from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
 
 SLOTS, NUM_TOKENS, CAP = 4, 12, 3
 few_answers = partial(answers, count=6, num_tokens=NUM_TOKENS)
@@ -178,7 +179,9 @@ def overlapping_engine(world: World, share: float) -> Engine:
         CostModel(StepTimes.proportional(step_s=0.01, pass_s=1e-5, text_s=1e-7)),
         num_slots=SLOTS,
         clock=SimulatedClock(),
-        overlap=OverlapOptions(name="streams", lanes=(lanes,), mode="on", every=3),
+        overlap=OverlapOptions(
+            name="streams", lanes=(lanes,), mode="on", every=3, most_rows=world.target.most_graph_rows
+        ),
     )
     executor = ModelExecutor(
         world.target,
@@ -228,6 +231,20 @@ def test_overlapped_steps_through_graphs_of_each_lane_bring_the_tokens_of_plain_
     assert dict(stats.mode_steps)["streams"] > 5
     assert sum(each.accepted for each in stats.methods) > 10
     assert world.partition.num_replays - before > 50
+
+
+def test_no_step_is_overlapped_that_its_lane_would_compute_call_by_call(checkpoints: Pair) -> None:
+    """Steps of up to 16 rows, prompts among them, and graphs of up to 8. Eager attention would make a wrapper."""
+    backend = fake_backend()
+    world = make_world(checkpoints, backend, sizes=SIZES)
+    few_answers(overlapping_engine(world, SHARES[0]))
+    (verify,) = device_lanes_of(world.partition).verify
+    assert world.partition.num_replays > 50
+    assert isinstance(backend._library, FakeFlashInfer)
+    left_out = 2 * (backend._accelerator.num_processors - verify.num_processors)
+    assert not [
+        each for each in backend._library.wrappers if not each.is_fixed and each.left_out_blocks == left_out
+    ]
 
 
 class _OnePool(FakeAccelerator):
@@ -324,10 +341,9 @@ def test_every_lane_has_graphs_of_its_own_and_progress_counts_them(checkpoints: 
     assert [stage for stage, _, _ in said] == sorted(
         (stage for stage, _, _ in said), key=[STAGE, LANES_STAGE].index
     )
-    plain, lanes = SIZES, SIZES.for_lanes()
-    wanted = [len(each.batch_sizes) + len(each.rows) * 6 for each in (plain, lanes, lanes)]
-    assert runner.num_graphs == sum(wanted)
-    assert said[-1] == (LANES_STAGE, wanted[1] + wanted[2], wanted[1] + wanted[2])
+    wanted = len(SIZES.batch_sizes) + len(SIZES.rows) * 6
+    assert runner.num_graphs == 3 * wanted
+    assert said[-1] == (LANES_STAGE, 2 * wanted, 2 * wanted)
     captures = [side.backend.graph_capture_on(each) for each in device_lanes]
     assert len({id(each) for each in (*captures, side.backend.graph_capture)}) == 3
     assert all(each.graph_bytes > 0 for each in captures)
@@ -365,20 +381,14 @@ def test_a_lane_that_cannot_run_a_kernel_is_named_with_the_reason(checkpoints: P
         capturing(torch.OutOfMemoryError("full"))
 
 
-def test_lanes_have_few_graph_batch_sizes_and_the_largest_that_they_need() -> None:
-    sizes = GraphSizes.default(max_rows=8192, max_sequences=200, max_drafts=5, max_blocks_each=8)
-    assert sizes.for_lanes().rows == (4, 16, 32, 64, 128, 200, 256)
-    assert SIZES.for_lanes().rows == (4, 8)
-    assert GraphSizes(rows=(1, 2), max_sequences=2, max_blocks_each=1).for_lanes().rows == (2,)
-    assert len(sizes.for_lanes().batch_sizes) * 2 < len(sizes.batch_sizes)
-
-
-@pytest.mark.parametrize("slots", [1, 2, 3, 5, 48, 64, 200])
-def test_on_a_lane_too_a_row_of_every_sequence_has_a_graph(slots: int) -> None:
-    """Caught: slots between two sizes, and very few, where every such step was computed call by call."""
-    sizes = GraphSizes.default(max_rows=8192, max_sequences=slots, max_drafts=4, max_blocks_each=8).for_lanes()
-    single = BatchSizeIndex(sizes, one_row_each=True)
-    assert all(single.fitting(count, count) for count in range(1, slots + 1))
+@pytest.mark.parametrize("shape", [(1, 4, 4), (3, 3, 3), (2, 1, 4), (1, 1, 1), (4, 4, 3)])
+def test_a_lane_replays_every_step_that_is_no_larger_than_the_largest_graph(
+    world: World, shape: tuple[int, ...]
+) -> None:
+    batch = rows_of(filled_table(), [*range(len(shape))], [0] * len(shape), [*shape], seed=1)
+    before, most_rows = world.partition.num_replays, world.target.most_graph_rows
+    run_on_lane(world.partition, world.lanes.target, lambda: world.target.forward(batch))
+    assert world.partition.num_replays - before == (batch.num_rows <= most_rows)
 
 
 def test_on_a_lane_without_graphs_everything_is_computed_call_by_call(checkpoints: Pair) -> None:

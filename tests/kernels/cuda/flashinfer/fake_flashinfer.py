@@ -11,7 +11,6 @@ none.
 import math
 from collections import Counter
 from collections.abc import Iterator
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -42,30 +41,19 @@ def check_indices(*arrays: Tensor) -> None:
 
 
 class FakeFlashInfer:
-    """calls: how often each function, and each wrapper's plan and run, was called.
-
-    num_processors: that wrappers plan for. Where these are not all, calls and wrappers are shared with the library
-    that plans for all.
-    """
+    """calls: how often each function, and each wrapper's plan and run, was called."""
 
     def __init__(self, accelerator: FakeAccelerator) -> None:
         self.accelerator = accelerator
-        self.num_processors = accelerator.num_processors
         self.calls: Counter[str] = Counter()
         self.wrappers: list[FakeWrapper] = []
 
-    def planning_without(self, idle_processors: int) -> "FakeFlashInfer":
-        assert 0 < idle_processors < self.num_processors, idle_processors
-        found = copy(self)
-        found.num_processors -= idle_processors
-        return found
-
     def BatchPrefillWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> "FakePrefill":
-        found: FakePrefill = planning_wrapper(FakePrefill, 0)(self, arguments, options)
+        found: FakePrefill = planning_wrapper(FakePrefill)(self, arguments, options)
         return found
 
     def BatchDecodeWithPagedKVCacheWrapper(self, *arguments: Any, **options: Any) -> "FakeDecode":
-        found: FakeDecode = planning_wrapper(FakeDecode, 0)(self, arguments, options)
+        found: FakeDecode = planning_wrapper(FakeDecode)(self, arguments, options)
         return found
 
 
@@ -117,10 +105,10 @@ class FakePlanner:
     def __init__(self, wrapper: "FakeWrapper") -> None:
         self._wrapper = wrapper
 
-    def plan(self, _floats: str, _numbers: str, _pinned: Tensor, *arguments: Any) -> list[int]:
-        starts, page_starts, lengths, splits = arguments
+    def plan(self, *arguments: Any) -> list[int]:
+        starts, page_starts, lengths = arguments[3:6]
         assert len(lengths) == len(page_starts) - 1
-        return self._wrapper.plan_pieces(starts, page_starts, splits=splits)
+        return self._wrapper.plan_pieces(starts, page_starts, left_out=arguments[18])
 
 
 class FakeWrapper:
@@ -128,6 +116,7 @@ class FakeWrapper:
 
     name: str
     own_options: tuple[str, ...] = ()
+    left_out_blocks: int  # planning_wrapper adds it
     buffers: tuple[str, ...]  # constructor's names of query starts (prefill), page starts, pages, last_page_len
 
     def __init__(self, library: FakeFlashInfer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -141,10 +130,6 @@ class FakeWrapper:
         assert self.workspace.dtype is torch.uint8
         library.accelerator.check_not_capturing("a wrapper is made")
         self.library = library
-        if self.options.get("use_tensor_cores", True) is False:
-            assert library.num_processors == library.accelerator.num_processors, (
-                "this planner always takes them all"
-            )
         self.is_fixed = bool(self.options.get("use_cuda_graph", False))
         self.static: Static | None = None
         self.arrays: Arrays | None = self._own_arrays() if self.is_fixed else None
@@ -152,9 +137,17 @@ class FakeWrapper:
         self.planned: Planned | None = None  # what the plan on the device is of
         self.rows_each: int | None = None  # of every sequence in every plan, as promised
         self._cached_module: Any = None
+        self.most_pieces = 0  # of the last plan, for each KV head
         self._pinned = torch.zeros(64, dtype=torch.uint8)
         self._copied_at = 0  # how much work must be done before the staging buffer may be filled again
         library.wrappers.append(self)
+
+    def reset_workspace_buffer(self, *arguments: Any, **options: Any) -> None:
+        name = f"{self.name}.reset_workspace_buffer"
+        given = bound(name, (self, *arguments), options, "float_workspace_buffer", "int_workspace_buffer")
+        assert self.planned is None, "a graph has captured where the plan was"
+        assert given["float_workspace_buffer"] is self.workspace
+        assert given["int_workspace_buffer"].dtype is torch.uint8
 
     def _own_arrays(self) -> Arrays:
         buffers = [self.options[name] for name in self.buffers]
@@ -178,10 +171,10 @@ class FakeWrapper:
         self._place(int(starts_of_rows[-1]), starts, page_starts, pages, last)
         self._keep(given)
         self._cached_module = FakePlanner(self)
-        splits = not given.get("disable_split_kv", False)
-        self._cached_module.plan("floats", "numbers", self._pinned, starts_of_rows, page_starts, lengths, splits)
+        layout, not_read = (starts_of_rows, page_starts, lengths), [0] * 11
+        self._cached_module.plan("floats", "numbers", self._pinned, *layout, *not_read, False, 0, 0)
 
-    def plan_pieces(self, starts: Tensor, page_starts: Tensor, *, splits: bool) -> list[int]:
+    def plan_pieces(self, starts: Tensor, page_starts: Tensor, *, left_out: int) -> list[int]:
         """The compiled planner: cuts sequences so that their tiles fill the device."""
         accelerator, static = self.library.accelerator, self.static
         assert static is not None
@@ -190,24 +183,26 @@ class FakeWrapper:
         self.library.calls[f"{self.name}.planner"] += 1
         rows, pages = starts.tolist(), page_starts.diff().tolist()
         group, tile = static.num_heads // static.num_kv_heads, 16
-        blocks = max(2 * self.library.num_processors // static.num_kv_heads, 1)
+        if self.options.get("use_tensor_cores", True) is False:
+            assert not left_out, "this planner always takes all processors"
+        self.most_pieces = max((2 * accelerator.num_processors - left_out) // static.num_kv_heads, 1)
         tiles = [math.ceil((end - start) * group / tile) for start, end in pairwise(rows)]
         if static.window_left >= 0:
             pages = [min(each, math.ceil((static.window_left + tile) / static.page_size)) for each in pages]
         chunk = 1
         while (
             chunk < max(pages)
-            and sum(n * math.ceil(p / chunk) for n, p in zip(tiles, pages, strict=True)) > blocks
+            and sum(n * math.ceil(p / chunk) for n, p in zip(tiles, pages, strict=True)) > self.most_pieces
         ):
             chunk += 1
-        chunk_tokens = chunk * static.page_size if splits else None
+        chunk_tokens = chunk * static.page_size
         self.planned = Planned(rows, [math.ceil(each / chunk) for each in pages], chunk_tokens, tile)
-        if self.is_fixed and splits:
+        if self.is_fixed:
             self._check_workspace(rows)
-        self._pinned[8:12].view(torch.int32)[0] = chunk_tokens or 0
+        self._pinned[8:12].view(torch.int32)[0] = chunk_tokens
         accelerator.given += 1
         self._copied_at = accelerator.given
-        return [0, 0, 0, tile, 0, 0, 0, 0, 0, 8, 0, 0, 0, 1, int(splits)]
+        return [0, 0, 0, tile, 0, 0, 0, 0, 0, 8, 0, 0, 0, 1, 1]
 
     def _place(
         self, num_rows: int, starts: Tensor | None, page_starts: Tensor, pages: Tensor, last: Tensor
@@ -271,7 +266,7 @@ class FakeWrapper:
             )
         needed = sum(math.ceil((end - start) * group / tile) for start, end in pairwise(rows))
         assert needed <= tiles, (needed, tiles)
-        blocks = max(tiles, 2 * self.library.num_processors // static.num_kv_heads)
+        blocks = max(tiles, self.most_pieces)
         partial_rows = math.ceil(blocks * tile / group)
         size = static.num_heads * partial_rows * (static.head_dim + 1) * 4
         assert size <= self.workspace.nbytes, f"the workspace of {self.workspace.nbytes} bytes should have {size}"
@@ -345,7 +340,6 @@ class FakePrefill(FakeWrapper):
             "q_data_type",
             "kv_data_type",
             "seq_lens",
-            "disable_split_kv",
             "uniform_q_len",
         )
         self.rows_each = given.get("uniform_q_len")
@@ -376,7 +370,6 @@ class FakeDecode(FakeWrapper):
             "q_data_type",
             "kv_data_type",
             "seq_lens",
-            "disable_split_kv",
         )
         self._plan(given, None, given["indptr"], given["indices"], given["last_page_len"])
 

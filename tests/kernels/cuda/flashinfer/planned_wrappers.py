@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from faser.kernels.cuda.flashinfer.graph_capture import FlashInferGraphCapture
 from faser.kernels.cuda.flashinfer.library import load_flashinfer
 from faser.kernels.cuda.flashinfer.paged_attention import (
     AttentionKind,
@@ -21,13 +22,17 @@ from faser.kernels.cuda.flashinfer.paged_attention import (
     AttentionWrappers,
     plan_attention,
 )
+from faser.kernels.cuda.flashinfer.planners import planner_of
+from faser.kernels.interface.graph_capture import GraphBatchSize
 from faser.kernels.interface.paged_layout import paged_layout
+from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.planner import HEAD_DIM, PAGE_SIZE, stand_in
 from tests.kernels.layouts import Span, attention_shape, layout_of, shuffled_table
 
 ROWS = (2, 1)  # of every sequence: verified, and decoded with tensor cores
 NUM_SEQUENCES, BLOCKS_EACH = 4, 256
+NUM_CAPTURED, SHORT_BLOCKS = 64, 64  # sequences of a captured step; of all but the first one, the blocks
 GROUP, NUM_KV_HEADS = 4, 8
 
 
@@ -39,7 +44,7 @@ class _Unpinned(TorchFunctionMode):
 
 
 def planned(modules: Path, num_processors: list[int]) -> list[list[list[int]]]:
-    """For each number of processors and each of ROWS: the plan's arguments of a launch."""
+    """For each number of processors: the plan's arguments of a launch, eager for each of ROWS, and captured."""
     accelerator = FakeAccelerator()
     library, workspace = load_flashinfer(modules), AttentionWorkspace(accelerator)
     shape, table = attention_shape(GROUP, NUM_KV_HEADS, HEAD_DIM), shuffled_table(NUM_SEQUENCES, BLOCKS_EACH)
@@ -55,7 +60,19 @@ def planned(modules: Path, num_processors: list[int]) -> list[list[list[int]]]:
             wrapper: Any = wrappers.eager(kind)
             plan_attention(wrapper, kind, host, PAGE_SIZE, host.page_indices)
             found[-1].append([int(each) for each in wrapper._plan_info])
+        found[-1].append(captured(accelerator, wrappers, shape))
     return found
+
+
+def captured(accelerator: FakeAccelerator, wrappers: AttentionWrappers, shape: AttentionShape) -> list[int]:
+    """Of a step where each sequence has a row."""
+    size = GraphBatchSize(rows=NUM_CAPTURED, sequences=NUM_CAPTURED, one_row_each=True)
+    plan = FlashInferGraphCapture(accelerator, wrappers).plan(size, PAGE_SIZE, NUM_CAPTURED * BLOCKS_EACH)
+    wrapper: Any = plan.attention(AttentionKind(shape, torch.bfloat16, torch.bfloat16, one_row_each=True))
+    blocks = [SHORT_BLOCKS if s else BLOCKS_EACH for s in range(NUM_CAPTURED)]
+    spans = [Span(sequence=s, start=PAGE_SIZE * count - 1, rows=1) for s, count in enumerate(blocks)]
+    plan.update(layout_of(spans, shuffled_table(NUM_CAPTURED, BLOCKS_EACH)))
+    return [int(each) for each in planner_of(wrapper).found]
 
 
 if __name__ == "__main__":

@@ -28,6 +28,12 @@ SIGNATURES = {
         "enable_pdl= window_left= sinks= kv_cache_sf= skip_softmax_threshold_scale_factor= use_fp16_softmax= "
         "uses_spcompress="
     ),
+    "BatchPrefillWithPagedKVCacheWrapper.reset_workspace_buffer": (
+        "self float_workspace_buffer int_workspace_buffer"
+    ),
+    "BatchDecodeWithPagedKVCacheWrapper.reset_workspace_buffer": (
+        "self float_workspace_buffer int_workspace_buffer"
+    ),
     "BatchDecodeWithPagedKVCacheWrapper.__init__": (
         "self float_workspace_buffer kv_layout= use_cuda_graph= use_tensor_cores= paged_kv_indptr_buffer= "
         "paged_kv_indices_buffer= paged_kv_last_page_len_buffer= backend= jit_args="

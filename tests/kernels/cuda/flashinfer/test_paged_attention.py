@@ -1,17 +1,19 @@
 """Wrappers of a lane: planned for its processors, over the one workspace of their backend.
 
-Bugs these tests have been seen to catch: a lane's splits by all processors; wrappers of a lane that plan for all
-of them; the kernel without tensor cores asked to plan for a lane.
+Bugs these tests have been seen to catch: a lane's pieces by all processors; wrappers of a lane that plan for all
+of them; the kernel without tensor cores asked to plan for a lane; many sequences of which none is ever cut.
 """
 
 import pytest
 import torch
 
+from faser.kernels.cuda.flashinfer.graph_capture import FlashInferGraphCapture
 from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, AttentionWorkspace, AttentionWrappers
+from faser.kernels.interface.graph_capture import GraphBatchSize
 from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.fake_device import FakeAccelerator
 from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
-from tests.kernels.layouts import attention_shape
+from tests.kernels.layouts import Span, attention_shape, layout_of, shuffled_table
 
 ALL = 132
 
@@ -27,25 +29,31 @@ def wrappers_for(*counts: int) -> tuple[FakeFlashInfer, list[AttentionWrappers]]
     return library, [AttentionWrappers(accelerator, library, workspace, each) for each in counts]
 
 
-@pytest.mark.parametrize("num_processors, most", [(132, 132), (96, 96), (20, 20), (12, 12)])
-def test_a_lanes_sequences_are_split_unless_each_has_one_of_its_processors_anyway(
-    num_processors: int, most: int
+@pytest.mark.parametrize("num_processors, at_once", [(132, 33), (96, 24), (20, 5), (12, 3)])
+@pytest.mark.parametrize("group", [1, 4])
+def test_a_captured_steps_longest_sequences_are_cut_however_many_sequences_there_are(
+    num_processors: int, at_once: int, group: int
 ) -> None:
-    """Two blocks a processor and two KV heads."""
-    _, (wrappers,) = wrappers_for(num_processors)
-    kind = kind_of(attention_shape(4, 2, 64))
-    assert wrappers.splits(kind, most)
-    assert not wrappers.splits(kind, most + 1)
-    assert wrappers.splits(kind_of(attention_shape(4, 2, 64), one_row_each=False), 10 * most)
+    """Two blocks a processor and eight KV heads. The kernel without tensor cores has a planner of its own."""
+    for sequences in (1, at_once // 2, at_once, 2 * at_once):
+        library, (wrappers,) = wrappers_for(num_processors)
+        table = shuffled_table(sequences, 40)
+        plan = FlashInferGraphCapture(library.accelerator, wrappers).plan(
+            GraphBatchSize(rows=sequences, sequences=sequences, one_row_each=True), 16, 40 * sequences
+        )
+        plan.attention(kind_of(attention_shape(group, 8, 64)))
+        plan.update(layout_of([Span(sequence=s, start=639 if s else 15, rows=1) for s in range(sequences)], table))
+        (wrapper,) = library.wrappers
+        assert wrapper.most_pieces == (33 if group == 1 else max(at_once, sequences + at_once // 2))
 
 
 def test_the_kernel_without_tensor_cores_is_planned_for_all_processors_on_a_lane_too() -> None:
     library, (whole, lane) = wrappers_for(ALL, 20)
-    for group, planned_for in ((1, [ALL, ALL]), (4, [ALL, 20])):
+    for group, left_out in ((1, [0, 0]), (4, [0, 2 * (ALL - 20)])):
         kind = kind_of(attention_shape(group, 2, 64))
         for wrappers in (whole, lane):
             wrappers.eager(kind)
-        assert [each.library.num_processors for each in library.wrappers[-2:]] == planned_for
+        assert [each.left_out_blocks for each in library.wrappers[-2:]] == left_out
 
 
 def test_places_of_a_backend_share_a_workspace_and_another_backend_has_its_own() -> None:

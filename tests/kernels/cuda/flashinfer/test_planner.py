@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from faser.kernels.cuda.flashinfer.attention_plans import plan_extent
-from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, split_bytes
+from faser.kernels.cuda.flashinfer.paged_attention import AttentionKind, most_pieces, split_bytes
 from faser.kernels.cuda.flashinfer.planners import BLOCKS_PER_PROCESSOR
 from faser.kernels.interface.shapes import AttentionShape
 from tests.kernels.cuda.flashinfer import planned_wrappers
@@ -38,6 +38,12 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
 
 def idle_blocks(num_processors: int) -> int:
     return BLOCKS_PER_PROCESSOR * (ALL - num_processors)
+
+
+def left_out_blocks(kind: AttentionKind, num_processors: int, sequences: int) -> int:
+    """Of a wrapper for graphs."""
+    pieces = most_pieces(kind, num_processors, sequences)
+    return BLOCKS_PER_PROCESSOR * ALL - pieces * kind.shape.num_kv_heads
 
 
 def kind_of(layout: Layout, *, one_row_each: bool) -> AttentionKind:
@@ -120,13 +126,46 @@ def test_nothing_that_a_graph_captures_changes_from_plan_to_plan(
                 most_rows=most_rows,
                 window_left=window_left,
             )
-            plan = planner.plan(layout, colocated=idle_blocks(num_processors))
-            launch_arguments.add(plan.launch_arguments)
             kind = kind_of(layout, one_row_each=one_row_each)
+            plan = planner.plan(layout, colocated=left_out_blocks(kind, num_processors, sequences))
+            launch_arguments.add(plan.launch_arguments)
             if kind.uses_tensor_cores:
                 room = split_bytes(kind, num_processors, rows=most_rows, sequences=sequences)
                 assert plan.bytes <= room <= 1.001 * plan.bytes
         assert len(launch_arguments) == 1
+
+
+@pytest.mark.parametrize("rows_each", [1, 5])
+@pytest.mark.parametrize("num_processors", [ALL, 96, 20])
+def test_one_long_sequence_among_many_short_ones_is_cut(
+    planner: Planner, num_processors: int, rows_each: int
+) -> None:
+    """64 of 1,024 tokens, one of them of 32,768; FlashInfer by itself cuts none of them."""
+    equal = Layout(
+        rows=(rows_each,) * 64,
+        pages=(64,) * 64,
+        num_heads=32,
+        num_kv_heads=8,
+        most_rows=64 * rows_each,
+        rows_each=rows_each if rows_each > 1 else 0,
+    )
+    skewed = replace(equal, pages=(2048, *(64,) * 63))
+    left_out = left_out_blocks(kind_of(equal, one_row_each=rows_each == 1), num_processors, 64)
+    at_once = BLOCKS_PER_PROCESSOR * num_processors // 8
+    assert len(planner.plan(skewed, colocated=idle_blocks(num_processors)).blocks()) == 64
+    assert len(planner.plan(equal, colocated=left_out).blocks()) == 64
+    assert 64 + at_once // 4 < len(planner.plan(skewed, colocated=left_out).blocks()) <= 64 + at_once
+
+
+@pytest.mark.parametrize("num_processors", [ALL, 96, 20])
+def test_sequences_of_one_length_are_cut_as_flashinfer_cuts_them(planner: Planner, num_processors: int) -> None:
+    for sequences in range(1, 80):
+        layout = Layout(
+            rows=(1,) * sequences, pages=(64,) * sequences, num_heads=32, num_kv_heads=8, most_rows=sequences
+        )
+        left_out = left_out_blocks(kind_of(layout, one_row_each=True), num_processors, sequences)
+        found, own = (planner.plan(layout, colocated=each) for each in (left_out, idle_blocks(num_processors)))
+        assert found.blocks() == own.blocks(), sequences
 
 
 def test_sequences_of_equal_rows_get_tiles_for_these_rows(planner: Planner) -> None:
@@ -155,9 +194,9 @@ def test_nothing_that_a_uniform_graph_captures_changes_and_its_workspace_is_as_c
                 most_rows=each * sequences,
                 rows_each=each,
             )
-            plan = planner.plan(layout, colocated=idle_blocks(num_processors))
-            launch_arguments.add(plan.launch_arguments)
             kind = kind_of(layout, one_row_each=False)
+            plan = planner.plan(layout, colocated=left_out_blocks(kind, num_processors, sequences))
+            launch_arguments.add(plan.launch_arguments)
             room = split_bytes(kind, num_processors, rows=each * sequences, sequences=sequences, rows_each=each)
             assert plan.bytes <= room <= 1.001 * plan.bytes
         assert len(launch_arguments) == 1
@@ -276,7 +315,7 @@ def test_wrappers_of_the_package_plan_for_their_places(planner: Planner, tmp_pat
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    for num_processors, plans in zip(counts, found, strict=True):
+    for num_processors, (*plans, captured) in zip(counts, found, strict=True):
         for rows, launch_arguments in zip(planned_wrappers.ROWS, plans, strict=True):
             layout = Layout(
                 rows=(rows,) * planned_wrappers.NUM_SEQUENCES,
@@ -285,3 +324,13 @@ def test_wrappers_of_the_package_plan_for_their_places(planner: Planner, tmp_pat
                 num_kv_heads=planned_wrappers.NUM_KV_HEADS,
             )
             assert tuple(launch_arguments) == planner.plan(layout, num_processors=num_processors).launch_arguments
+        sequences = planned_wrappers.NUM_CAPTURED
+        layout = Layout(
+            rows=(1,) * sequences,
+            pages=(planned_wrappers.BLOCKS_EACH, *(planned_wrappers.SHORT_BLOCKS,) * (sequences - 1)),
+            num_heads=planned_wrappers.GROUP * planned_wrappers.NUM_KV_HEADS,
+            num_kv_heads=planned_wrappers.NUM_KV_HEADS,
+            most_rows=sequences,
+        )
+        left_out = left_out_blocks(kind_of(layout, one_row_each=True), num_processors, sequences)
+        assert tuple(captured) == planner.plan(layout, colocated=left_out).launch_arguments

@@ -1,10 +1,11 @@
-"""A lane's wrappers put one number into the call of the planner, and change nothing else.
+"""Wrappers put one number into the call of the planner, and change nothing else.
 
 The wrapper here does what FlashInfer's do: it looks its module up in every plan, and finds the same one as all the
 others. The real ones, over the real planner, are in test_planner.
 
-Bugs these tests have been seen to catch: one block for a processor; the number one place further; a module's own
-plan replaced, for all wrappers; what was planned not returned; other attributes of a module not found.
+Bugs these tests have been seen to catch: the number one place further; a negative number taken for none; a
+module's own plan replaced, for all wrappers; what was planned not returned; other attributes of a module not
+found.
 """
 
 from types import SimpleNamespace
@@ -44,22 +45,25 @@ class Wrapper:
         return found
 
 
-def test_a_lanes_plans_leave_out_two_blocks_for_every_processor_that_it_does_not_have() -> None:
+def wrapper_without(left_out_blocks: int, name: str = "draft") -> Any:
+    found = planning_wrapper(Wrapper)(name)
+    found.left_out_blocks = left_out_blocks
+    return found
+
+
+def test_plans_leave_out_a_wrappers_number_of_blocks_which_may_be_negative() -> None:
     PLANNED.clear()
-    whole, draft, verify = (
-        Wrapper("whole"),
-        planning_wrapper(Wrapper, 112)("draft"),
-        planning_wrapper(Wrapper, 20)("verify"),
-    )
+    own, whole = Wrapper("whole"), planning_wrapper(Wrapper)("whole")
+    draft, many = wrapper_without(224), wrapper_without(-384)
     assert not draft.is_ready
-    for wrapper, idle_blocks in ((draft, 224), (whole, 0), (verify, 40), (draft, 224), (whole, 0)):
-        assert wrapper.plan(*ARGUMENTS) == [idle_blocks]
-        assert PLANNED[-1] == (*ARGUMENTS[:18], idle_blocks, *ARGUMENTS[19:])
-    assert len(PLANNED) == 5
+    for wrapper, blocks in ((draft, 224), (own, 0), (whole, 0), (many, -384), (draft, 224), (own, 0)):
+        assert wrapper.plan(*ARGUMENTS) == [blocks]
+        assert PLANNED[-1] == (*ARGUMENTS[:18], blocks, *ARGUMENTS[19:])
+    assert len(PLANNED) == 6
 
 
 def test_all_else_is_as_without_a_lane() -> None:
-    wrapper = planning_wrapper(Wrapper, 112)("draft")
+    wrapper = wrapper_without(224)
     wrapper.plan(*ARGUMENTS)
     assert isinstance(wrapper, Wrapper)
     assert (type(wrapper).__name__, wrapper.name, wrapper.run("q")) == ("Wrapper", "draft", "attention of q")
@@ -76,4 +80,4 @@ def test_all_else_is_as_without_a_lane() -> None:
 )
 def test_another_planner_is_refused(arguments: tuple[Any, ...], problem: str) -> None:
     with pytest.raises(AssertionError, match=problem):
-        planning_wrapper(Wrapper, 112)("draft").plan(*arguments)
+        wrapper_without(224).plan(*arguments)

@@ -28,7 +28,7 @@ from faser.kernels.cuda.triton.launcher import add_to_cache
 if sys.argv[1:]:
     assert add_to_cache(Path(sys.argv[1]))
 source = Path(triton.__file__).parent / "backends" / "nvidia" / "driver.c"
-print(callable(compile_module_from_src(src=source.read_text(), name="cuda_utils").launch))
+print(callable(compile_module_from_src(src=source.read_text(), name="cuda_utils").load_binary))
 """
 
 

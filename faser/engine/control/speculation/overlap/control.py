@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from faser.engine.contract.interference import InterferenceTable
-from faser.engine.contract.plan import Drafts, StepResult
+from faser.engine.contract.plan import Drafts, StepPlan, StepResult
 from faser.engine.control.speculation.acceptance.draft_arrays import (
     FIRST_TEXT,
     DraftArrays,
@@ -42,10 +42,13 @@ class OverlapOptions:
     lanes: measured interference, one table per share; at least one. mode: auto: where it pays, by the policy's own
     objective; on: wherever a sequence may draft; off: never, until use_policy asks for it. every: steps between
     two judgements. fallback: why the partition is not the one that was asked for; empty: it is.
+
+    most_rows: of a step for which lanes have a CUDA graph; None: lanes need none.
     """
 
     name: str
     lanes: tuple[InterferenceTable, ...]
+    most_rows: int | None = None
     mode: str = AUTO
     every: int = 32
     fallback: str = ""
@@ -121,6 +124,20 @@ class OverlapControl:
         self._interval = min(_FIRST_INTERVAL, self._options.every)
         self._frontiers.clear()
 
+    def takes(self, plan: StepPlan) -> bool:
+        """Whether drafts may be made concurrently with this step.
+
+        Not if lanes replay graphs and might have none for it: one host thread enqueues both lanes, and the draft
+        would wait for hundreds of launches of the step. Steps with prompts may lack one whatever their size.
+        """
+        if self._choice is None or self._choice.lanes is None:
+            return False
+        most_rows = self._options.most_rows
+        if most_rows is None:
+            return True
+        num_drafts = sum([rows.num_drafts for rows in plan.rows])
+        return plan.num_rows == len(plan.rows) + num_drafts and plan.num_rows <= most_rows
+
     def is_due(self, num_steps: int) -> bool:
         """Count num_steps steps; whether it is time to judge again."""
         self._steps_left -= num_steps
@@ -135,7 +152,9 @@ class OverlapControl:
         self._interval = min(2 * self._interval, self._options.every)
         objective = Objective(self._costs, candidates)
         if lengths is None:
-            choice = best_overlap(candidates, objective, self._costs, self._options.lanes)
+            choice = best_overlap(
+                candidates, objective, self._costs, self._options.lanes, most_rows=self._options.most_rows
+            )
             wanted = self._pays(choice, candidates, objective)
         else:
             choice = self._as_requested(lengths)

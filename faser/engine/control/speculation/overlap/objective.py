@@ -38,9 +38,17 @@ class OverlapChoice:
 
 
 def best_overlap(
-    candidates: Candidates, objective: Objective, costs: CostModel, lanes: tuple[InterferenceTable, ...]
+    candidates: Candidates,
+    objective: Objective,
+    costs: CostModel,
+    lanes: tuple[InterferenceTable, ...],
+    *,
+    most_rows: int | None = None,
 ) -> OverlapChoice:
-    """The share, the common length and the sequences with the largest G; those that gain most are chosen first."""
+    """The share, the common length and the sequences with the largest G; those that gain most are chosen first.
+
+    most_rows: of an overlapped step, prompts aside; None: any number.
+    """
     may_draft = candidates.limit > 0
     if not lanes or not may_draft.any():
         return _not_overlapped(objective)
@@ -57,6 +65,10 @@ def best_overlap(
     decodes = candidates.num_sequences + candidates.other_sequences
     gap_s = costs.host_gaps.drafting_s(decodes, hidden=candidates.launches_ahead, overlapped=True)
     rates = np.stack([worth / (each.seconds(verify_s, draft_s, step_rows, context) + gap_s) for each in lanes])
+    if most_rows is not None:
+        rates[:, drafted + decodes > most_rows] = 0.0
+        if not rates.any():
+            return _not_overlapped(objective)
     best, count, length = (int(each) for each in np.unravel_index(int(rates.argmax()), rates.shape))
     return OverlapChoice(
         chosen=np.sort(order[: count + 1]),

@@ -157,6 +157,20 @@ def test_drafts_are_not_overlapped_without_lanes_or_without_room() -> None:
         assert found.rate == objective.rate_without_drafts
 
 
+def test_no_choice_has_more_rows_than_lanes_have_graphs_for() -> None:
+    """One sequence of three drafts at most then; with a row of its own less than what it wants, none. Prompts
+    are other steps' rows.
+    """
+    state = candidates(np.concatenate([geometric(0.99, 8)] * 4), other_rows=100)
+    objective = Objective(COSTS, state)
+    free = best_overlap(state, objective, COSTS, LANES)
+    assert len(free.chosen) * (free.length - 1) > 12
+    bounded = best_overlap(state, objective, COSTS, LANES, most_rows=12)
+    assert bounded.lanes is not None
+    assert 4 < len(bounded.chosen) * (bounded.length - 1) <= 8
+    assert best_overlap(state, objective, COSTS, LANES, most_rows=3).lanes is None
+
+
 def test_a_draft_that_is_free_beats_one_that_is_waited_for() -> None:
     state = candidates(geometric(0.9, 6))
     free = InterferenceTable.constant(share=0.5, verify=1.0, draft=1.0, verify_alone=1.0, draft_alone=1.0)
