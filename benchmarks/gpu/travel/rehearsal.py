@@ -66,7 +66,7 @@ def problems_of(run: str, reply: Reply) -> list[str]:
     if not archive.exists():
         return [*found, f"run {run} left no archive"]
     _, records = read_records(archive)
-    states = {name: records[name].state if name in records else "missing" for name in RUNS[run].shares}
+    states = {name: records[name].state if name in records else "missing" for name in RUNS[run].seconds}
     return [*found, *(f"run {run}, {name}: {state}" for name, state in states.items() if state != "complete")]
 
 

@@ -23,7 +23,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> StubDevice:
 @pytest.mark.slow
 def test_every_phase_of_both_runs_can_be_imported_there(device: StubDevice) -> None:
     """Planted: msgspec imported by a module that engines need."""
-    modules = {phase.run[0] for phase in PHASES if any(phase.name in run.shares for run in RUNS.values())}
+    modules = {phase.run[0] for phase in PHASES if any(phase.name in run.seconds for run in RUNS.values())}
     reply = device.run(f"python3 -c 'import {', '.join(sorted(modules))}'")
     assert reply.status == 0, reply.output_tail
 
@@ -35,7 +35,7 @@ def test_a_call_measures_and_its_archive_comes_back(device: StubDevice) -> None:
     assert reply.status is not None, reply.output_tail
     assert reply.left_out == ()
     _, records = read_records(reply.files / "a.tar.gz")
-    assert set(records) == set(RUNS["a"].shares)
+    assert set(records) == set(RUNS["a"].seconds)
     assert records["environment"].complete, records["environment"].error
     assert records["environment"].result["commit"] == "abc"
     assert [
