@@ -27,7 +27,7 @@ from faser.files import write_atomically
 
 
 def main(arguments: list[str]) -> int:
-    """1 if a phase failed, or a check did not hold or was not made."""
+    """1 if a phase failed or was skipped, or a check did not hold or was not made."""
     asked = parser().parse_args(arguments)
     try:
         if asked.command == "merge":
@@ -60,8 +60,7 @@ def _run(asked: argparse.Namespace, arguments: list[str]) -> int:
         keep=keep,
     )
     print((plan.out / "report.md").read_text("utf-8"), flush=True)
-    failed = [record for record in records if not record.complete and record.skipped is None]
-    return 1 if failed or failed_checks(records) else 0
+    return 1 if failed_checks(records) or not all(record.complete for record in records) else 0
 
 
 def device_bytes() -> int:

@@ -16,7 +16,7 @@ class Phase:
     """run: module and function, called with (plan, desk). share: of the time of a run, if all phases ran.
 
     least_s: with less time than that it is not begun: what it loads would take all of it. needs: field of Plan
-    without which there is nothing to do.
+    without which there is nothing to do. vital: where it fails, the phases behind it are skipped.
     """
 
     name: str
@@ -25,6 +25,7 @@ class Phase:
     about: str
     least_s: float = 0.0
     needs: str | None = None
+    vital: bool = False
 
 
 PHASES = (
@@ -33,6 +34,7 @@ PHASES = (
         run=(f"{_HERE}.decoding.environment", "run"),
         share=0.02,
         least_s=10.0,
+        vital=True,
         about="device, versions, copy bandwidth",
     ),
     Phase(

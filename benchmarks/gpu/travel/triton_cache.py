@@ -5,7 +5,8 @@
 To be run with that machine's versions of Python and Triton, on which every key depends. The kernels are those that
 the phases launch: of the layers of all their models, by numbers of rows, and of sampling and verdicts over their
 vocabulary. The engine's own code launches them, over a backend whose device is emulated; instead of a launch a
-kernel is compiled, so keys are Triton's own. Results are whatever was in memory. --keys: print them, compile nothing.
+kernel is compiled, so keys are Triton's own. Results are whatever was in memory. --keys prints them and compiles
+nothing. Not among them: the kernels around products in 8 bits.
 """
 
 import argparse
@@ -51,7 +52,7 @@ _LAUNCHER = "__triton_launcher"  # a C module for each signature, in versions be
 
 @dataclass(slots=True)
 class Compiling:
-    """Takes the place of launches. keys: of all kernels that were asked for. compiles: else they are only listed."""
+    """Takes the place of launches. keys: of the kernels that were asked for. compiles: or only lists them."""
 
     arch: int
     compiles: bool
@@ -61,10 +62,10 @@ class Compiling:
         triton.runtime.driver.set_active(_Nowhere(self.arch))
         launch, compiling = JITFunction.run, self
 
-        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        def run(kernel: Any, *args: Any, **options: Any) -> Any:
             if "WIDE" in options:
                 options["WIDE"] = False  # says that the tensors lie on a CPU, which they do not there
-            found = launch(kernel, *args, grid=grid, warmup=True, **options)
+            found = launch(kernel, *args, **{**options, "warmup": True})
             if found is not None:
                 _compile_launcher(found)
             return found

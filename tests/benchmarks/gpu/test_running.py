@@ -93,6 +93,21 @@ def test_three_runs_with_their_starts_fit_into_half_an_hour_and_each_into_a_call
     assert {name: run.budget_s for name, run in RUNS.items()} == BUDGETS_S
 
 
+def test_behind_a_vital_phase_that_failed_nothing_is_begun(tmp_path: Path) -> None:
+    """Planted: every phase started, to fail for the same reason."""
+    launched = []
+
+    def launch(phase: Phase, _given_s: float) -> Record:
+        launched.append(phase.name)
+        return Record(phase=phase.name, dry_run=True, error="No module named flashinfer")
+
+    phases = [Phase(name=name, run=("", ""), share=0.5, about="", vital=name == "a") for name in ("a", "b")]
+    records = run_all(phases, Folder(tmp_path, dry_run=True), 300.0, launch, lambda _: None, now=lambda: 0.0)
+    assert launched == ["a"]
+    assert records[1].skipped == "a failed"
+    assert next(each for each in PHASES if each.vital).name == "environment"
+
+
 def test_phases_have_names_of_their_own() -> None:
     assert len({each.name for each in PHASES}) == len(PHASES)
 
