@@ -47,7 +47,7 @@ def _run(asked: argparse.Namespace, arguments: list[str]) -> int:
     phases = with_work(plan, phases_asked(asked))
     folder = Folder(plan.out, dry_run=plan.dry_run)
     if asked.earlier is not None:
-        _take_over(folder, asked.earlier, phases)
+        take_over(folder, asked.earlier, phases)
     _describe_run(folder, asked, arguments)
     keep = partial(_keep, folder, PHASES if asked.phases_of is None else phases, asked.archive)
     keep()  # there is an archive from the first moment on
@@ -105,7 +105,7 @@ def plan_of(asked: argparse.Namespace) -> Plan:
     )
 
 
-def _take_over(folder: Folder, archive: Path, phases: tuple[Phase, ...]) -> None:
+def take_over(folder: Folder, archive: Path, phases: tuple[Phase, ...]) -> None:
     """Records of an earlier run, but for the phases of this one. Raises ValueError for another kind of run."""
     for name, record in read_records(archive)[1].items():
         if record.dry_run is not folder.dry_run:

@@ -32,14 +32,12 @@ def replayed(runner: Runner, info: ModelInfo, shapes: Sequence[tuple[int, int]],
             step = _batch(info, sequences, rows_each, tokens)
             runner.forward(_batch(info, sequences, tokens, tokens))
             replay, eager = _logits(runner, step, GraphRunner), _logits(runner, step, Runner)
-            row = {
-                "graph_rows": runner.rows_replayed(step),
-                "other_bits": int((replay != eager).sum()),
-                "relative_error": relative_error(replay, eager),
-            }
+            graph_rows, others = runner.rows_replayed(step), int((replay != eager).sum())
+            error = relative_error(replay, eager)
+            row = {"graph_rows": graph_rows, "other_bits": others, "relative_error": error}
             found[f"{sequences} x {rows_each}, {tokens} tokens"] = row
-            ok = ok and row["graph_rows"] == step.num_rows and row["relative_error"] < _MOST_ERROR
-            ok = ok and (tokens > _FEW or not row["other_bits"])
+            ok = ok and graph_rows == step.num_rows and error < _MOST_ERROR
+            ok = ok and (tokens > _FEW or not others)
     return {"ok": ok, "found": found}
 
 

@@ -10,6 +10,7 @@ nothing. Not among them: the kernels around products in 8 bits.
 """
 
 import argparse
+import logging
 import re
 import subprocess
 import sys
@@ -98,7 +99,7 @@ class _Nowhere:
 
 
 def _compile_launcher(kernel: Any) -> None:
-    """It is in the cache before it is loaded, which takes a driver."""
+    """It is in the cache before it is loaded, which takes a driver; Triton says then that it cannot load it."""
     if _LAUNCHER in Path(nvidia_driver.__file__).read_text("utf-8"):
         try:
             nvidia_driver.CudaLauncher(kernel.src, kernel.metadata)
@@ -149,8 +150,10 @@ def sampling(vocab: int, cap: int) -> None:
     """All that requests can ask for, with drafts of both kinds."""
     logits = torch.zeros(_SLOTS * (cap + 1), vocab)
     backend = _backend(few_rows=False)
-    for sampled in ({}, {"draft_sample_method": "probabilistic"}):
-        drafts = SpeculationConfig(policy="fixed", method="layer_skip", num_speculative_tokens=cap, **sampled)
+    for method in ("coupled", "probabilistic"):
+        drafts = SpeculationConfig(
+            policy="fixed", method="layer_skip", num_speculative_tokens=cap, draft_sample_method=method
+        )
         WarmUp(backend, logits, drafts, verifies=True, drafts=True).run(1)
 
 
@@ -197,6 +200,7 @@ def main(arguments: Sequence[str]) -> int:
     compiling.install()
     with tempfile.TemporaryDirectory(prefix="faser-driver-") as driver:
         if compiling.compiles:
+            logging.getLogger("triton.runtime.build").setLevel(logging.ERROR)
             empty_driver(Path(driver))
             add_loader()
         run()

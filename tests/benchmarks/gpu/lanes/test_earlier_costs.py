@@ -17,14 +17,10 @@ BYTES_S = 1e9
 
 
 class Named(Cores):
-    """Two shares under a name. made_up: nothing is divided."""
+    """Two shares under a name. Nothing is divided."""
 
     def __init__(self, name: str) -> None:
-        self.made_up = name
-
-    @property
-    def name(self) -> str:
-        return self.made_up
+        self.name = name
 
     def shares(self) -> tuple[float, ...]:
         return (0.25, 0.5)
