@@ -49,7 +49,6 @@ _NEVER = (
     "flashinfer/experimental/cake_vsa_sm90_cute/",
     "tvm_ffi/3rdparty/",
     "tvm_ffi/include/",
-    "tvm_ffi/lib/libtvm_ffi_testing",
 )
 _DATA, _SOURCES = "flashinfer/data/", "flashinfer/data/csrc/"
 _ROOT = Path(__file__).parents[3]

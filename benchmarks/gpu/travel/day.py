@@ -68,9 +68,10 @@ def receive(load: Path, home: Path) -> Iterator[str]:
 
 def share(load: Path, home: Path) -> None:
     """Packages that vLLM imports too, from a folder of its own."""
-    for name in json.loads((load / _MANIFEST).read_text("utf-8"))["shared"]:
-        if not (link := home / "vllm" / name).is_symlink():
-            link.symlink_to(home / "packages" / name)
+    for pattern in json.loads((load / _MANIFEST).read_text("utf-8"))["shared"]:
+        for package in (home / "packages").glob(pattern):
+            if not (link := home / "vllm" / package.name).is_symlink():
+                link.symlink_to(package)
 
 
 def settle(cache: Path) -> None:

@@ -24,7 +24,8 @@ OTHERS = tuple(
     truststore==0.10.5 typing-inspection==0.4.5 uvicorn==0.54.0 xgrammar==0.2.8
     """.split()  # noqa: SIM905
 )
-SHARED = ("llguidance", "tvm_ffi")  # imported by it as well, from the packages that FASER needs (carried.py)
+# Imported by it as well, with what is known of their versions, from the packages that FASER needs (carried.py).
+SHARED = ("llguidance*", "tvm_ffi", "apache_tvm_ffi*")
 # Attention of other GPUs, mixtures of experts, latent attention, four bits, and the front end in Rust.
 UNUSED = (
     "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",

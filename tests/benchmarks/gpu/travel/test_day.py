@@ -15,7 +15,7 @@ from benchmarks.gpu.travel.day import environment, main, receive, settle, share
 
 GROUP = {"child_paths": {"k.cubin": "/elsewhere/tmp/KEY/k.cubin", "k.json": "/elsewhere/tmp/KEY/k.json"}}
 ARCHIVES = {
-    "packages": {"packages/tvm_ffi/__init__.py": "x = 1"},
+    "packages": {"packages/tvm_ffi/__init__.py": "x = 1", "packages/tvm_ffi-1.dist-info/METADATA": ""},
     "triton": {"triton/KEY/__grp__k.json": json.dumps(GROUP), "triton/KEY/k.cubin": "code"},
     "vllm": {"vllm/vllm/__init__.py": ""},
 }
@@ -34,7 +34,7 @@ def load(tmp_path: Path) -> Path:
                 packed.addfile(about, io.BytesIO(content.encode()))
         (folder / f"{name}.tar.xz").write_bytes(whole.getvalue())
         listed.append({"name": f"{name}.tar.xz", "sha256": hashlib.sha256(whole.getvalue()).hexdigest()})
-    (folder / "manifest.json").write_text(json.dumps({"archives": listed, "shared": ["tvm_ffi"]}))
+    (folder / "manifest.json").write_text(json.dumps({"archives": listed, "shared": ["tvm_ffi*"]}))
     return folder
 
 
@@ -70,6 +70,7 @@ def test_vllm_finds_the_packages_that_both_import(load: Path, tmp_path: Path) ->
     for _ in range(2):
         share(load, home)
     assert (home / "vllm" / "tvm_ffi" / "__init__.py").read_text() == "x = 1"
+    assert (home / "vllm" / "tvm_ffi-1.dist-info" / "METADATA").exists()
 
 
 def test_packages_modules_and_kernels_of_the_load_are_found(
