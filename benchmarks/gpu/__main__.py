@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks.gpu.archive import pack
+from benchmarks.gpu.archive import pack, read_records
 from benchmarks.gpu.common.plan import Plan
 from benchmarks.gpu.common.record import Folder, Record
 from benchmarks.gpu.merge import merge
@@ -27,7 +27,7 @@ from faser.files import write_atomically
 
 
 def main(arguments: list[str]) -> int:
-    """1 if a phase failed or a check did not hold."""
+    """1 if a phase failed or was skipped, or a check did not hold or was not made."""
     asked = parser().parse_args(arguments)
     try:
         if asked.command == "merge":
@@ -46,6 +46,8 @@ def _run(asked: argparse.Namespace, arguments: list[str]) -> int:
         return 0 if run_here(plan, phase, asked.phase_s, _say).complete else 1
     phases = with_work(plan, phases_asked(asked))
     folder = Folder(plan.out, dry_run=plan.dry_run)
+    if asked.earlier is not None:
+        take_over(folder, asked.earlier, phases)
     _describe_run(folder, asked, arguments)
     keep = partial(_keep, folder, PHASES if asked.phases_of is None else phases, asked.archive)
     keep()  # there is an archive from the first moment on
@@ -58,8 +60,7 @@ def _run(asked: argparse.Namespace, arguments: list[str]) -> int:
         keep=keep,
     )
     print((plan.out / "report.md").read_text("utf-8"), flush=True)
-    failed = [record for record in records if not record.complete and record.skipped is None]
-    return 1 if failed or failed_checks(records) else 0
+    return 1 if failed_checks(records) or not all(record.complete for record in records) else 0
 
 
 def device_bytes() -> int:
@@ -83,8 +84,12 @@ def phases_asked(asked: argparse.Namespace) -> tuple[Phase, ...]:
 
 
 def failed_checks(records: list[Record]) -> list[str]:
+    """Those that do not hold or were not checked, but for those that this machine cannot check."""
     return [
-        check["check"] for record in records for check in record.result.get("checks", []) if check["ok"] is False
+        check["check"]
+        for record in records
+        for check in record.result.get("checks", [])
+        if check["ok"] is not True and "skipped" not in check
     ]
 
 
@@ -96,9 +101,17 @@ def plan_of(asked: argparse.Namespace) -> Plan:
         prompts=asked.prompts,
         vllm=asked.vllm,
         trace=asked.trace,
-        partitions=() if asked.run is None else RUNS[asked.run].partitions,
         commit=asked.commit,
     )
+
+
+def take_over(folder: Folder, archive: Path, phases: tuple[Phase, ...]) -> None:
+    """Records of an earlier run, but for the phases of this one. Raises ValueError for another kind of run."""
+    for name, record in read_records(archive)[1].items():
+        if record.dry_run is not folder.dry_run:
+            raise ValueError(f"{archive} is {'a dry run' if record.dry_run else 'a run on a device'}")
+        if name not in {phase.name for phase in phases} and folder.load(name) is None:
+            folder.save(record)
 
 
 def _describe_run(folder: Folder, asked: argparse.Namespace, arguments: list[str]) -> None:
@@ -149,6 +162,7 @@ def parser() -> argparse.ArgumentParser:
     add("--phases", default="", help="some of them, by name, with commas between [all]")
     add("--budget-s", type=float, default=480.0, help="seconds after which nothing runs any more [480]")
     add("--archive", type=Path, metavar="FILE", help="pack all results there, at every phase's end [not packed]")
+    add("--earlier", type=Path, metavar="ARCHIVE", help="of a run whose results phases of this one use [none]")
     add("--smollm2", type=Path, metavar="DIR", help="checkpoint of SmolLM2-135M-Instruct, for real text")
     add("--prompts", type=Path, metavar="FILE", help="questions, as of Spec-Bench [built-in ones]")
     add("--trace", type=Path, metavar="CSV", help="an Azure LLM inference trace, for arrivals")

@@ -13,7 +13,7 @@ from benchmarks.gpu.common.record import Json, Record, record_of
 from faser.files import replacing
 
 MOST_BYTES = 16 << 20  # of a file that comes back
-_PATTERNS = ("*.json", "*.md", "*.log", "*.svg", "arrivals/*")
+_PATTERNS = ("*.json", "*.md", "*.log", "*.svg", "*.trace.gz", "arrivals/*")
 _MOST_LOG_BYTES = 200_000  # of each log: its end
 
 

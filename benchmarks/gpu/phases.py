@@ -4,7 +4,7 @@ Everything a phase needs is imported when it runs.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from benchmarks.gpu.common.plan import Plan
 
@@ -16,7 +16,7 @@ class Phase:
     """run: module and function, called with (plan, desk). share: of the time of a run, if all phases ran.
 
     least_s: with less time than that it is not begun: what it loads would take all of it. needs: field of Plan
-    without which there is nothing to do.
+    without which there is nothing to do. vital: where it fails, the phases behind it are skipped.
     """
 
     name: str
@@ -25,6 +25,7 @@ class Phase:
     about: str
     least_s: float = 0.0
     needs: str | None = None
+    vital: bool = False
 
 
 PHASES = (
@@ -33,6 +34,7 @@ PHASES = (
         run=(f"{_HERE}.decoding.environment", "run"),
         share=0.02,
         least_s=10.0,
+        vital=True,
         about="device, versions, copy bandwidth",
     ),
     Phase(
@@ -89,7 +91,7 @@ PHASES = (
         name="lanes",
         run=(f"{_HERE}.lanes.lanes", "run"),
         share=0.12,
-        least_s=40.0,
+        least_s=25.0,
         about="processors divided: rates, places, company",
     ),
     Phase(
@@ -120,41 +122,49 @@ PHASES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Phases of one call to a lent machine, in order, with their shares of its time.
+    """Phases of one call to a lent machine, in order, with about how long each takes there, which is a prediction.
 
-    partitions: those of phases lanes and overlap; empty: all.
+    budget_s: of the whole call. More than the phases take: what is left over is for what takes longer.
     """
 
     about: str
-    shares: Mapping[str, float]
-    partitions: tuple[str, ...] = field(default=())
+    budget_s: float
+    seconds: Mapping[str, float]
 
 
-# The first half hour on a device. vLLM comes before policies: without its figures none of ours can be judged.
+# Half an hour on a device: 22 minutes of phases, and three starts and transfers.
 RUNS: Mapping[str, Run] = {
     "a": Run(
-        about="whether it is right, and how near to the floor",
-        shares={
-            "environment": 0.04,
-            "checks": 0.28,
-            "plain": 0.24,
-            "verify": 0.14,
-            "draft": 0.12,
-            "cycle": 0.18,
+        about="whether it is right, how near to the floor, and how the device can be divided",
+        budget_s=480.0,
+        seconds={
+            "environment": 20.0,
+            "checks": 150.0,
+            "plain": 70.0,
+            "verify": 35.0,
+            "draft": 30.0,
+            "cycle": 40.0,
+            "lanes": 60.0,
         },
     ),
     "b": Run(
-        about="vLLM, the policies, and streams against serial with what is left",
-        shares={"environment": 0.04, "vllm": 0.36, "policies": 0.34, "overlap": 0.26},
-        partitions=("streams",),
+        about="vLLM and FASER in turns, and the policies with what is left",
+        budget_s=480.0,
+        seconds={"environment": 15.0, "vllm": 260.0, "policies": 120.0},
+    ),
+    "c": Run(
+        about="drafting beside verification, at the costs that run a measured",
+        budget_s=360.0,
+        seconds={"environment": 15.0, "overlap": 290.0},
     ),
 }
 
 
 def phases_of_run(run: Run) -> tuple[Phase, ...]:
-    """In the run's own order, with its shares."""
+    """In the run's own order, with their parts of its time."""
     known = {phase.name: phase for phase in PHASES}
-    return tuple(replace(known[name], share=share) for name, share in run.shares.items())
+    whole_s = sum(run.seconds.values())
+    return tuple(replace(known[name], share=seconds / whole_s) for name, seconds in run.seconds.items())
 
 
 def phases_named(names: Sequence[str]) -> tuple[Phase, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.gpu.common.record import Json, Record
 from benchmarks.gpu.lanes import report as lane_report
+from benchmarks.gpu.predictions import PREDICTIONS
 from benchmarks.simulator.report import markdown
 
 Table = Callable[[Any], str]
@@ -78,7 +79,8 @@ def _states(records: Sequence[Record]) -> str:
 def _checks(result: Json) -> str:
     rows = []
     for check in result.get("checks", []):
-        state = {True: "holds", False: "DOES NOT HOLD", None: "to be read"}[check["ok"]]
+        state = {True: "holds", False: "DOES NOT HOLD", None: "NOT CHECKED"}[check["ok"]]
+        state = "cannot be checked here" if "skipped" in check else state
         detail = {name: value for name, value in check.items() if name not in ("check", "ok")}
         rows.append((check["check"], state, _short(detail)))
     return markdown(("check", "", "found"), rows) if rows else ""
@@ -101,14 +103,15 @@ def _plain(result: Json, name: str) -> str:
     bare = [
         (
             str(row["sequences"]),
-            "the runner alone",
+            f"the runner alone{kernels}",
             _spread(row["bare_ms"]),
             f"{row['times_floor']:.2f}",
             "–",
             "–",
             "–",
         )
-        for row in result.get(f"{name} bare", [])
+        for kernels in ("", " few rows")
+        for row in result.get(f"{name}{kernels} bare", [])
     ]
     return markdown(columns, [*bare, *rows]) if bare or rows else ""
 
@@ -167,42 +170,41 @@ def _times(row: Json | None) -> str:
     return f"{row['times_off']:.2f}x (γ {row['gamma']:.1f})"
 
 
-def vllm_beside(found: dict[str, Json]) -> str:
-    """Beside FASER's own, of the same acceptance and length."""
-    result = found.get("vllm", {})
+def vllm_beside(result: Json) -> str:
+    """Beside FASER's own of the same turn."""
     if "not there" in result:
         return f"vLLM is not there: {_short(result['not there'])}"
-    ours = _our_rates(found)
-    rows = []
-    for name, arm in result.items():
-        for cell in arm["cells"]:
-            own = ours.get((name, cell["sequences"]))
-            rows.append(
-                (
-                    name,
-                    str(cell["sequences"]),
-                    f"{cell['tokens_per_s']:,.0f}",
-                    "–" if own is None else f"{own:,.0f}",
-                    "–" if own is None else f"{own / cell['tokens_per_s']:.2f}x",
-                )
-            )
-        if arm["error"]:
-            rows.append((name, "", f"stopped: {_short(arm['error'])}", "", ""))
+    rows = [
+        (
+            row["configuration"],
+            str(row["sequences"]),
+            f"{row['vllm']:,.0f}",
+            f"{row['faser']:,.0f}" if "faser" in row else "–",
+            f"{row['ratio']:.2f}x" if "faser" in row else "–",
+        )
+        for row in result.get("rows", [])
+    ]
+    rows += [
+        (name, "", f"stopped: {_short(arm['error'])}", "", "")
+        for name, arm in result.get("arms", {}).items()
+        if arm["error"]
+    ]
     return markdown(("configuration", "sequences", "vLLM", "FASER", "FASER over vLLM"), rows) if rows else ""
 
 
-def _our_rates(found: dict[str, Json]) -> dict[tuple[str, int], float]:
-    rates = {
-        ("plain", row["sequences"]): row["tokens_per_s"]
-        for row in found.get("plain", {}).get("target", [])
-        if row["sampling"] == "greedy"
-    }
-    arms = found.get("vllm", {})
-    for row in found.get("policies", {}).get("rows", []):
-        name = row["policy"].replace("fixed:", "draft_model:")
-        if name in arms and row["acceptance"] == arms[name].get("acceptance"):
-            rates[name, row["sequences"]] = row["tokens_per_s"]
-    return rates
+def _predictions(found: dict[str, Json]) -> str:
+    """Side by side, of the phases that there are."""
+    rows = [
+        (each.phase, each.about, each.figure, f"{each.expected:g}", _or_dash(value), state)
+        for each in PREDICTIONS
+        if each.phase in found
+        for value, state in [each.judged(found)]
+    ]
+    return markdown(("phase", "cell", "figure", "predicted", "measured", ""), rows) if rows else ""
+
+
+def _or_dash(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
 
 
 def _spread(times: Json) -> str:
@@ -226,5 +228,6 @@ _TABLES: tuple[tuple[str, str | None, Table], ...] = (
     ("Lanes: a device in parts", "lanes", lane_report.lanes),
     ("Drafting ahead: times drafting before the step", "overlap", lane_report.overlap),
     ("Arrivals of a trace: against fixed:3", "arrivals", lane_report.arrivals),
-    ("vLLM beside it: tokens/s", None, vllm_beside),
+    ("vLLM beside it: tokens/s", "vllm", vllm_beside),
+    ("What was predicted, and what was measured", None, _predictions),
 )

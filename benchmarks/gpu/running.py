@@ -55,21 +55,24 @@ def run_all(
     """
     ends_s = now() + budget_s
     missing = [phase for phase in phases if not _is_done(folder, phase)]
-    records = []
+    records: list[Record] = []
+    broken: str | None = None
     for phase in phases:
         if phase not in missing:
             say(f"{phase.name}: there already")
             records.append(_there(folder, phase))
             continue
         left_s = ends_s - now()
-        given_s = time_of(phase, missing[missing.index(phase) :], left_s)
+        given_s = None if broken else time_of(phase, missing[missing.index(phase) :], left_s)
         if given_s is None:
-            records.append(folder.skip(phase.name, f"{max(left_s, 0.0):.0f} s of the run were left"))
+            records.append(folder.skip(phase.name, broken or f"{max(left_s, 0.0):.0f} s of the run were left"))
             say(f"{phase.name}: SKIPPED, {records[-1].skipped}")
         else:
             say(f"{phase.name}: {phase.about}; {given_s:.0f} s of {left_s:.0f} s")
             records.append(launch(phase, given_s))
             say(f"{phase.name}: {records[-1].state}, {records[-1].seconds:.0f} s")
+            if phase.vital and not records[-1].complete:
+                broken = f"{phase.name} failed"
         keep()
     return records
 

@@ -4,7 +4,7 @@ Layouts are those of serving: prompts in pieces, ragged verification, decoding, 
 bfloat16 costs by itself is measured on the reference backend, so that the bound is no guess.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,12 @@ from faser.kernels.torch.backend import TorchBackend
 _SEQUENCES, _BLOCKS_EACH = 6, 24
 _MOST_ERROR = 1.25  # times what the reference backend loses by computing in bfloat16
 _MOST_ROWS = 512
+# Kernels for few rows, and how products are quantised. From capability 9.0 on the former are dependent launches.
+WAYS: dict[str, tuple[bool, str | None]] = {
+    "16 bits": (False, None),
+    "16 bits, few rows": (True, None),
+    "fp8": (False, "fp8"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,31 +100,41 @@ def layers(plan: Plan) -> Json:
 
 
 def logits(plan: Plan) -> Json:
-    """Of two or three layers of each checked shape, through the runner, step after step over one cache."""
+    """Of two or three layers of each checked shape, through the runner, step after step over one cache.
+
+    In 16 bits, with the kernels for few rows, and with products in fp8; each against the reference backend that
+    rounds the same, by their errors from float32. Nothing but norms leaves the device.
+    """
     found, ok = {}, True
     for config in plan.sizes.checked:
-        directory = write_shape(plan.models / "checked", config)
-        spec = read_model_config(directory).spec
-        wanted = _logits(plan, spec, TorchBackend(plan.device), torch.float32)
-        usual = _logits(plan, spec, TorchBackend(plan.device), torch.bfloat16)
-        ours = _logits(plan, spec, backend_of(plan), torch.bfloat16)
-        errors = {}
-        for name in STEPS:
-            ratio = _error(ours[name], wanted[name]) / max(_error(usual[name], wanted[name]), 1e-9)
-            ok = ok and ratio <= _MOST_ERROR
-            errors[name] = {
-                "relative_error": round(_error(ours[name], wanted[name]), 6),
-                "times_reference": round(ratio, 4),
-                "same_greedy": _share(ours[name].argmax(-1) == wanted[name].argmax(-1)),
-            }
-        found[f"{spec.num_heads}/{spec.num_kv_heads} x {spec.head_dim}"] = errors
+        spec = read_model_config(write_shape(plan.models / "checked", config)).spec
+        reference = TorchBackend(plan.device)
+        exact = step_logits(plan, spec, reference, torch.float32)
+        usual = {each: step_logits(plan, spec, reference, torch.bfloat16, each) for each in (None, "fp8")}
+        for way, (few_rows, quantization) in WAYS.items():
+            ours = step_logits(plan, spec, backend_of(plan, few_rows=few_rows), torch.bfloat16, quantization)
+            errors = {name: compared(ours[name], usual[quantization][name], exact[name]) for name in STEPS}
+            ok = ok and all(each["times_reference"] <= _MOST_ERROR for each in errors.values())
+            found[f"{spec.num_heads}/{spec.num_kv_heads} x {spec.head_dim}, {way}"] = errors
     return {"ok": ok, "errors": found}
 
 
-def backend_of(plan: Plan) -> Backend:
+def compared(ours: Tensor, usual: Tensor, exact: Tensor) -> dict[str, float]:
+    """times_reference: the error of ours over that of the reference backend in the same type."""
+    error = relative_error(ours, exact)
+    return {
+        "relative_error": round(error, 6),
+        "times_reference": round(error / max(relative_error(usual, exact), 1e-9), 4),
+        "same_greedy": _share(ours.argmax(-1) == exact.argmax(-1)),
+    }
+
+
+def backend_of(plan: Plan, *, few_rows: bool = False) -> Backend:
     config = resolve_device(EngineConfig(device=plan.device, backend=plan.backend, compile_kernels=plan.dry_run))
     kernels = cache_dir() / "kernels"
-    return make_backend(config.backend, config.device, num_threads=config.threads, cache_dir=kernels)
+    return make_backend(
+        config.backend, config.device, num_threads=config.threads, cache_dir=kernels, few_row_kernels=few_rows
+    )
 
 
 def _layer_errors(
@@ -145,28 +161,36 @@ def _layer_errors(
             out = torch.full((size[0], spec.q_size), torch.nan, dtype=torch.bfloat16, device=plan.device)
             outcomes.append((queries.clone(), side.attend(queries, cache, 0, shape, planned, out)))
         (queries, mixed), (wanted_queries, wanted_mixed) = outcomes
-        errors[name] = (_error(queries, wanted_queries), _error(mixed, wanted_mixed))
+        errors[name] = (relative_error(queries, wanted_queries), relative_error(mixed, wanted_mixed))
     return errors
 
 
 @torch.inference_mode()
-def _logits(plan: Plan, spec: DecoderSpec, backend: Backend, dtype: torch.dtype) -> dict[str, Tensor]:
-    """By step, of all its rows, [R, V] float32 on the host."""
+def step_logits(
+    plan: Plan,
+    spec: DecoderSpec,
+    backend: Backend,
+    dtype: torch.dtype = torch.bfloat16,
+    quantization: str | None = None,
+    steps: Mapping[str, tuple[Rows, ...]] = STEPS,
+) -> dict[str, Tensor]:
+    """By step, of all its rows, [R, V] float32 on the device."""
     decoder = load_decoder(
         plan.models / "checked",
         backend,
         dtype,
         max_model_len=_BLOCKS_EACH * BLOCK_SIZE,
         max_rows=_MOST_ROWS,
+        quantization=quantization,
         source=MadeUp(spec, plan.device),
         progress=lambda _done, _total: None,
     )
     runner, table = Runner(decoder, backend, _kv(spec, dtype)), _table()
     found = {}
-    for name, rows in STEPS.items():
+    for name, rows in steps.items():
         batch = _batch(table, rows, spec.vocab_size)
         runner.forward(batch)
-        found[name] = runner.logits(np.arange(len(batch.token_ids))).float().cpu().clone()
+        found[name] = runner.logits(np.arange(len(batch.token_ids))).float().clone()
     return found
 
 
@@ -205,7 +229,7 @@ def _kv(spec: DecoderSpec, dtype: torch.dtype) -> KvShape:
     )
 
 
-def _error(found: Tensor, wanted: Tensor) -> float:
+def relative_error(found: Tensor, wanted: Tensor) -> float:
     """Relative, by norms; NaN becomes infinite."""
     error = float((found.double() - wanted.double()).norm() / wanted.double().norm())
     return error if error == error else float("inf")

@@ -15,22 +15,45 @@ from benchmarks.gpu.checks.models import backend_of
 from benchmarks.gpu.common.plan import Plan
 from benchmarks.gpu.common.record import Json
 from benchmarks.losslessness.law import p_value
+from faser.config.speculation import SpeculationConfig
 from faser.engine.contract.plan import SequenceStart
 from faser.engine.execution.drafters.draft_samplers import WINDOW
 from faser.engine.execution.sampling.sampler import Sampler
 from faser.engine.execution.sampling.token_samplers import HostTokenSampler
 from faser.engine.execution.sampling.torch_kernels import TorchSamplingKernels
-from faser.engine.execution.verifiers.rejection import Rejection
-from faser.engine.execution.verifiers.sample_and_match import SampleAndMatch
-from faser.engine.execution.verifiers.verifier import AcceptanceResult, DraftedRows, Verifier
+from faser.engine.execution.verifiers.factory import make_verifier
+from faser.engine.execution.verifiers.verifier import DraftedRows
+from faser.kernels.interface.backend import Backend
 from faser.kernels.interface.sampling.sampling_metadata import DeviceSamplingMetadata, SamplingMetadata
 from faser.types import SamplingParams
 
 Floats = NDArray[np.float64]
 
-_LAW_VOCAB = 60
+_LAW_TOKENS = 60  # that can be chosen at all; they lie apart from each other in the whole vocabulary
 LEAST_P = 1e-5  # of a right law this small is seen in one run of a hundred thousand
 _TOP_K, _TOP_P, _TEMPERATURE = 20, 0.9, 0.8
+DRAFTS = {
+    "coupled": SpeculationConfig(policy="fixed", method="layer_skip"),
+    "rejection": SpeculationConfig(policy="fixed", method="layer_skip", draft_sample_method="probabilistic"),
+}
+# Every kernel that edits logits, alone and all of them together.
+EDITS = (
+    SamplingParams(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2),
+    SamplingParams(logit_bias=tuple((token, 9.0) for token in range(4, 20))),
+    SamplingParams(allowed_token_ids=tuple(range(3, 36))),
+    SamplingParams(bad_words=((7,), (33, 11))),
+    SamplingParams(max_tokens=64, min_tokens=40, stop_token_ids=(5,)),
+    SamplingParams(
+        repetition_penalty=1.1,
+        presence_penalty=0.5,
+        logit_bias=((3, 2.0),),
+        allowed_token_ids=tuple(range(2, 38)),
+        bad_words=((7,),),
+        max_tokens=64,
+        min_tokens=40,
+        stop_token_ids=(5,),
+    ),
+)
 # temperature, min_p, top_k, top_p
 _CASES = {
     "greedy": (0.0, 0.0, 0, 1.0),
@@ -92,34 +115,63 @@ def guessed(plan: Plan) -> Json:
     return {"ok": not any(any(each.values()) for each in found.values()), "rows": rows, "found": found}
 
 
-def verdicts(plan: Plan) -> Json:
-    """The verifiers over logits on the device and over the same logits on the CPU."""
-    found, count = {}, plan.sizes.choice_rows
-    for name, verifier, probs in (("coupled", SampleAndMatch, False), ("rejection", Rejection, True)):
-        sequences, draft_probs = _drafts(count, plan.sizes.vocab)
-        logits = _logits(plan.sizes.vocab, rows=sum(len(each.draft) + 1 for each in sequences))
-        said: list[list[AcceptanceResult]] = []
-        for sampler in (_sampler_on(plan, plan.sizes.vocab, count), Sampler(count, plan.sizes.vocab, (), "cpu")):
+def verdicts(plan: Plan, backend: Backend | None = None) -> Json:
+    """The engine's verifiers, with the device's kernels, and the reference ones over the same logits on the CPU.
+
+    backend: None: the plan's.
+    """
+    count, vocab, backend = plan.sizes.choice_rows, plan.sizes.vocab, backend or backend_of(plan)
+    sequences, draft_probs = _drafts(count, vocab)
+    logits = _logits(vocab, rows=sum(len(each.draft) + 1 for each in sequences))
+    found: Json = {}
+    for name, drafts in DRAFTS.items():
+        probs = draft_probs if name == "rejection" else None
+        said = []
+        for device, sampler, kernels in (
+            (plan.device, sampler_on(plan, backend, vocab, count), backend.rejection_kernels),
+            ("cpu", Sampler(count, vocab, (1,), "cpu"), None),
+        ):
             _start(sampler, count, _TEMPERATURE)
-            judge: Verifier = verifier(sampler)
-            device = plan.device if not said else "cpu"
-            laws = draft_probs.to(device) if probs else None
-            said.append(judge.judge(logits.to(device, copy=True), sequences, laws))
+            laws = None if probs is None else probs.to(device)
+            said.append(
+                make_verifier(drafts, sampler, kernels).judge(logits.to(device, copy=True), sequences, laws)
+            )
         ours, wanted = said
         found[name] = sum(one.token_ids != other.token_ids for one, other in zip(ours, wanted, strict=True))
     return {"ok": not any(found.values()), "sequences": count, "other_verdicts": found}
 
 
+def edited(plan: Plan, backend: Backend | None = None) -> Json:
+    """Logits that requests edit, by the device's kernels and by tensor operations on the CPU.
+
+    backend: as in verdicts.
+    """
+    vocab, count, backend = plan.sizes.vocab, len(EDITS), backend or backend_of(plan)
+    logits, prompt = _logits(vocab, count + 3)[:count], tuple(range(2, 34))  # without the odd rows
+    processed = []
+    for device, sampler in (
+        (plan.device, sampler_on(plan, backend, vocab, count)),
+        ("cpu", Sampler(count, vocab, (1,), "cpu")),
+    ):
+        for slot, asked in enumerate(EDITS):
+            sampler.start(SequenceStart(slot=slot, sampling=asked, seed=slot, prompt_len=8, token_ids=prompt))
+        given = logits.to(device, copy=True)
+        processed.append(sampler.process(given, range(count), [len(prompt)] * count, None).logits.cpu())
+    ours, wanted = processed
+    others = ~torch.isclose(ours, wanted, rtol=1e-6, atol=1e-6)
+    return {"ok": not bool(others.any()), "other_logits": others.sum(-1).tolist()}
+
+
 def law_of_choice(plan: Plan) -> Json:
     """Tokens of many seeds over one row of logits."""
-    rows, row = plan.sizes.law_rows, _law_logits(0)
+    rows, row = plan.sizes.law_rows, _law_logits(0, plan.sizes.vocab)
     found = {}
     for name, case in _cases(plan):
         requests = _requests(rows, case)
         out = torch.empty(rows, dtype=torch.int64, device=plan.device)
         cuts = requests.truncation_flags
-        _device_choice(plan, rows, _LAW_VOCAB).take(
-            row.repeat(rows, 1).to(plan.device),
+        _device_choice(plan, rows, plan.sizes.vocab).take(
+            row.to(plan.device).repeat(rows, 1),
             rows_of(requests, plan.device),
             out,
             top_k=cuts.top_k,
@@ -138,20 +190,19 @@ def law_of_verification(plan: Plan) -> Json:
 
 def verified(plan: Plan, sequences: int, temperature: float = _TEMPERATURE) -> Json:
     """By verifier: how likely its counts are under the target's law at a temperature; they are of _TEMPERATURE."""
-    row = _law_logits(0)
+    vocab, backend = plan.sizes.vocab, backend_of(plan)
+    row = _law_logits(0, vocab)
     target = law_of(row.double().numpy(), temperature, 0.0, 0, 1.0)
-    draft = law_of(_law_logits(1).double().numpy(), 1.0, 0.0, 0, 1.0)
-    drafted = np.random.default_rng(5).choice(_LAW_VOCAB, size=sequences, p=draft)
+    draft = law_of(_law_logits(1, vocab).double().numpy(), 1.0, 0.0, 0, 1.0)
+    drafted = np.random.default_rng(5).choice(vocab, size=sequences, p=draft)
     asked = [DraftedRows(slot=slot, position=10, draft=(token,)) for slot, token in enumerate(drafted.tolist())]
     found = {}
-    for name, verifier, laws in (
-        ("coupled", SampleAndMatch, None),
-        ("rejection", Rejection, torch.from_numpy(draft).repeat(sequences, 1).to(plan.device)),
-    ):
-        sampler = _sampler_on(plan, _LAW_VOCAB, sequences)
+    for name, drafts in DRAFTS.items():
+        laws = torch.from_numpy(draft).to(plan.device).repeat(sequences, 1) if name == "rejection" else None
+        sampler = sampler_on(plan, backend, vocab, sequences)
         _start(sampler, sequences, _TEMPERATURE)
-        judge: Verifier = verifier(sampler)
-        said = judge.judge(row.repeat(2 * sequences, 1).to(plan.device), asked, laws)
+        judge = make_verifier(drafts, sampler, backend.rejection_kernels)
+        said = judge.judge(row.to(plan.device).repeat(2 * sequences, 1), asked, laws)
         first = np.array([each.token_ids[0] for each in said])
         found[name] = {
             "p_value": p_value(first, target),
@@ -215,8 +266,12 @@ def _logits(vocab: int, rows: int) -> Tensor:
     return logits
 
 
-def _law_logits(seed: int) -> Tensor:
-    return torch.randn(_LAW_VOCAB, generator=torch.Generator().manual_seed(seed)) * 1.5
+def _law_logits(seed: int, vocab: int) -> Tensor:
+    """[vocab] float32 on the CPU; finite in _LAW_TOKENS places all over it, or in all."""
+    row = torch.full((vocab,), -torch.inf)
+    places = torch.linspace(0, vocab - 1, min(_LAW_TOKENS, vocab)).long()
+    row[places] = torch.randn(len(places), generator=torch.Generator().manual_seed(seed)) * 1.5
+    return row
 
 
 def _drafts(count: int, vocab: int) -> tuple[list[DraftedRows], Tensor]:
@@ -243,8 +298,9 @@ def _start(sampler: Sampler, count: int, temperature: float) -> None:
         )
 
 
-def _sampler_on(plan: Plan, vocab: int, slots: int) -> Sampler:
-    return Sampler(slots, vocab, (), plan.device, backend_of(plan).sampling_kernels)
+def sampler_on(plan: Plan, backend: Backend, vocab: int, slots: int) -> Sampler:
+    """As the engine makes it, with the device's kernels."""
+    return Sampler(slots, vocab, (1,), plan.device, backend.sampling_kernels, backend.logits_processor_kernels)
 
 
 def _device_choice(plan: Plan, rows: int, vocab: int) -> Any:

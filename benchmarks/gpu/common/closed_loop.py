@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.gpu.common.timing import DeviceClock
 from faser.engine.engine import Engine
 from faser.errors import EngineError
-from faser.types import FinishReason, Request, SamplingParams
+from faser.types import MAX_LOGPROBS, FinishReason, Request, SamplingParams
 
 _WARM_STEPS = 3
 
@@ -121,6 +121,20 @@ def answers(engine: Engine, prompts: Sequence[Tokens], sampling: Callable[[int],
                 raise EngineError(f"{delta.request_id} ended with {delta.finish_reason}: {delta.error}")
             said[delta.request_id] += delta.token_ids
     return [tuple(each) for each in said.values()]
+
+
+def top_tokens(engine: Engine, prompt: Tokens) -> dict[int, float]:
+    """The likeliest next tokens with their log probabilities. Raises EngineError if the engine does not answer."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=MAX_LOGPROBS)
+    engine.add(Request(request_id="top", prompt_token_ids=prompt, sampling=sampling))
+    found: dict[int, float] = {}
+    while engine.has_work():
+        for delta in engine.step():
+            for each in delta.logprobs or ():
+                found = dict(each.top)
+    if not found:
+        raise EngineError("the engine gave no log probabilities")
+    return found
 
 
 def greedy(_place: int) -> SamplingParams:

@@ -4,10 +4,10 @@ The one place that knows which settings a device takes. Measures nothing.
 """
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,6 +31,8 @@ from faser.engine.execution.startup.executor_factory import WrapDrafter
 from faser.engine.execution.startup.model_loading import Sources
 from faser.types import ModelInfo
 
+Found = TypeVar("Found")
+
 _LEAST_KV_BYTES = 1 << 20  # that the setting takes
 
 
@@ -39,10 +41,10 @@ class Wanted:
     """An engine to be built. sequences: at a time; context: tokens of their prompts; sources: of both models.
 
     speculative: speculative_config; None: it never drafts. draft: directory of the draft model that it names.
-    eager: without recordings. synchronous: no step is launched before the one before it is read.
+    synchronous: no step is launched before the one before it is read.
     costs: what steps take; None: measured when it is built, but for dry runs.
-    overlap: the setting. partition: what divides the processors between lanes, to be closed when the engine is
-    gone; None: the usual one.
+    overlap: the setting. few_rows: steps of few rows on kernels of their own. partition: what
+    divides the processors between lanes, to be closed when the engine is gone; None: the usual one.
     """
 
     target: Path
@@ -52,13 +54,13 @@ class Wanted:
     sources: Sources
     speculative: Mapping[str, Any] | None = None
     draft: Path | None = None
-    eager: bool = False
     synchronous: bool = False
     costs: StepTimes | None = None
     wrap_drafter: WrapDrafter = lambda drafter: drafter
     prefix_caching: bool = True
     overlap: str = "off"
     partition: Partition | None = None
+    few_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +128,28 @@ def open_engine(plan: Plan, wanted: Wanted) -> Opened:
     )
 
 
+def with_engine(plan: Plan, wanted: Wanted, work: Callable[[Opened], Found]) -> Found:
+    """What work makes of an engine; its memory is free again when this returns.
+
+    Nobody but work may hold the engine: a device has no room for two of 8B. Raises ConfigError for what does not
+    fit.
+    """
+    try:
+        return _worked(plan, wanted, work)
+    finally:
+        free_memory()
+
+
+def _worked(plan: Plan, wanted: Wanted, work: Callable[[Opened], Found]) -> Found:
+    opened = open_engine(plan, wanted)
+    try:
+        return work(opened)
+    finally:
+        opened.engine.close()
+
+
 def close(opened: Opened) -> None:
-    """The caller gives up the engine too; then its memory is free for the next one."""
+    """For the last engine of a process. The caller gives it up too."""
     opened.engine.close()
     free_memory()
 
@@ -153,7 +175,7 @@ def config_of(plan: Plan, wanted: Wanted) -> EngineConfig:
         "kv_cache_memory": _kv_bytes(wanted),
         "enable_prefix_caching": wanted.prefix_caching,
         "spec_overlap": wanted.overlap,
-        "enforce_eager": wanted.eager,
+        "few_row_kernels": wanted.few_rows,
         "async_scheduling": not wanted.synchronous,
         "compile_kernels": plan.dry_run,  # there is no time for that on a device; what is missing is an error
     }

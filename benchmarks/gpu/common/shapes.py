@@ -1,7 +1,7 @@
 """Sizes of the models that are measured, as config.json says them; weights of these are made up.
 
-The published sizes of Qwen3-8B, Qwen3-0.6B, Llama-3.1-8B and Llama-3.2-1B, a tenth of the latter, and tiny ones
-for dry runs. Owns no tensor.
+The published sizes of Qwen3-8B, Qwen3-0.6B, Llama-3.1-8B and Llama-3.2-1B, and tiny ones for dry runs. Owns no
+tensor.
 """
 
 import json
@@ -81,15 +81,6 @@ LLAMA_1B: Config = _LLAMA | {
     "rope_scaling": _ROPE | {"factor": 32.0},
     "tie_word_embeddings": True,
 }
-LLAMA_100M: Config = _LLAMA | {
-    "hidden_size": 512,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "tie_word_embeddings": True,
-}
 _TINY_SIZES = {
     "vocab_size": 512,
     "bos_token_id": 0,
@@ -104,6 +95,11 @@ _TINY = _LLAMA | _TINY_SIZES
 TINY_NORMED: Config = _QWEN3 | _TINY_SIZES | {"num_hidden_layers": 2, "tie_word_embeddings": False}
 TINY_TARGET: Config = _TINY | {"num_hidden_layers": 2, "tie_word_embeddings": False}
 TINY_DRAFT: Config = _TINY | {"num_hidden_layers": 1, "tie_word_embeddings": True}
+
+
+def own_head(config: Config) -> Config:
+    """The same with a head of its own, which takes as many bytes as the embedding."""
+    return config | {"tie_word_embeddings": False}
 
 
 def write_shape(directory: Path, config: Config) -> Path:

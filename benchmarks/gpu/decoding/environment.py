@@ -1,5 +1,7 @@
 """Phase `environment`: which device, driver and versions this is, how fast it copies and multiplies right now.
 
+FlashInfer is imported and its modules are loaded: where that fails no other phase has anything to do.
+
 Reads what the device says of itself and changes none of its settings.
 """
 
@@ -13,6 +15,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.common.flashinfer_modules import loaded
 from benchmarks.gpu.common.plan import REFERENCE_BYTES_S, REFERENCE_FLOPS_S, Plan
 from benchmarks.gpu.common.record import Desk, Folder
 from benchmarks.gpu.common.timing import DeviceClock, clock_of
@@ -45,6 +48,8 @@ def run(plan: Plan, desk: Desk) -> None:
     desk.keep("device", _device(plan))
     desk.keep("sequences", {name: getattr(plan.sizes, name) for name in _COUNTS})
     desk.keep("as_read", _as_read())
+    if not plan.dry_run:
+        desk.keep("flashinfer", loaded())
     clock = clock_of(plan.device)
     desk.say("copying and multiplying")  # in any case: all other phases look at it
     desk.keep("copy_bytes_s", _copy_bytes_s(plan, clock))

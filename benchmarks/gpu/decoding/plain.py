@@ -1,28 +1,38 @@
 """Phase `plain`: decoding without speculation, by sequences at a time, beside what memory allows.
 
 period   from one step's end on the device to the next one's, through Engine.step
-bare     the same rows through the runner alone, one step behind the other
+bare     the same rows through the runner alone, one step behind the other; also with kernels for few rows
 gap      period - bare: what the engine around the runner adds that nothing hides
 """
 
 import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.common.bare import batch_of, steps_s
 from benchmarks.gpu.common.closed_loop import ClosedLoop, Steps, greedy, made_up_prompts, sampled
-from benchmarks.gpu.common.engines import Opened, Wanted, close, draft_of, made_up, open_engine, target_of
+from benchmarks.gpu.common.engines import Opened, Wanted, draft_of, made_up, target_of, with_engine
 from benchmarks.gpu.common.plan import REFERENCE_BYTES_S, REFERENCE_FLOPS_S, Plan
 from benchmarks.gpu.common.record import Desk
 from benchmarks.gpu.common.shapes import floor_s, step_bytes
 from benchmarks.gpu.common.timing import clock_of, spread_ms
 from benchmarks.gpu.decoding import environment
+from faser.kernels.cuda.triton.few_rows.product import MOST_ROWS as MOST_FEW_ROWS
 
 _SAMPLINGS = {"greedy": greedy, "T 0.8, top_p 0.95": sampled}
+_LOADING_S = 15.0
 
 
 def run(plan: Plan, desk: Desk) -> None:
+    """Steps of few rows by kernels of their own come last, by the runner alone."""
     _decode(plan, desk, "target", target_of(plan))
+    few = tuple(each for each in plan.sizes.batches if each <= MOST_FEW_ROWS)
+    if desk.may_begin("loading target, kernels for few rows", needs_s=0.0 if plan.dry_run else _LOADING_S):
+        wanted = replace(_wanted(plan, target_of(plan)), sequences=max(few), few_rows=True)
+        with_engine(plan, wanted, partial(_bare_cells, plan, desk, "target few rows", few))
 
 
 def run_draft(plan: Plan, desk: Desk) -> None:
@@ -31,27 +41,30 @@ def run_draft(plan: Plan, desk: Desk) -> None:
 
 
 def _decode(plan: Plan, desk: Desk, name: str, directory: Path) -> None:
-    sizes = plan.sizes
     desk.say(f"loading {name}")
-    opened = open_engine(
-        plan,
-        Wanted(
-            target=directory,
-            sequences=max(sizes.batches),
-            context=sizes.context,
-            rows=sizes.rows,
-            sources=made_up(plan),
-        ),
+    with_engine(plan, _wanted(plan, directory), partial(_cells, plan, desk, name))
+
+
+def _wanted(plan: Plan, directory: Path) -> Wanted:
+    sizes = plan.sizes
+    return Wanted(
+        target=directory,
+        sequences=max(sizes.batches),
+        context=sizes.context,
+        rows=sizes.rows,
+        sources=made_up(plan),
     )
-    _bare_cells(plan, desk, opened, name)
+
+
+def _cells(plan: Plan, desk: Desk, name: str, opened: Opened) -> None:
+    """The runner alone comes first: what the prefix cache holds is void afterwards, and nothing is in it yet."""
+    _bare_cells(plan, desk, name, plan.sizes.batches, opened)
     _engine_cells(plan, desk, opened, name)
-    close(opened)
 
 
-def _bare_cells(plan: Plan, desk: Desk, opened: Opened, name: str) -> None:
-    """First of all: what the prefix cache holds is void afterwards, and nothing is in it yet."""
+def _bare_cells(plan: Plan, desk: Desk, name: str, batches: Sequence[int], opened: Opened) -> None:
     clock, info, runner = clock_of(plan.device), opened.info, opened.runner
-    for sequences in sorted(plan.sizes.batches):
+    for sequences in sorted(batches):
         if not desk.may_begin(f"{name}: {sequences} rows, bare"):
             continue
         batch = batch_of(

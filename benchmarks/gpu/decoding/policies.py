@@ -8,11 +8,12 @@ same round; what counts is their median.
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.common.closed_loop import ClosedLoop, Steps, Tokens, greedy, made_up_prompts
-from benchmarks.gpu.common.engines import Wanted, close, draft_of, made_up, open_engine, target_of
+from benchmarks.gpu.common.engines import Opened, Wanted, draft_of, made_up, target_of, with_engine
 from benchmarks.gpu.common.plan import Plan, Sizes
 from benchmarks.gpu.common.record import Desk, Json
 from benchmarks.gpu.common.timing import clock_of
@@ -43,6 +44,7 @@ class Turns:
     """What one contest is about. prompts: of the most sequences; about: stands in every row of the result.
 
     seen: what somebody saw since it was asked last; asked before a turn's steps and after, it stands in the turn.
+    goes_on: asked after every round of a batch, with its turns; False ends the contest.
     """
 
     arms: tuple[Arm, ...]
@@ -51,6 +53,7 @@ class Turns:
     sampling: Callable[[int], SamplingParams]
     about: Mapping[str, Any]
     seen: Callable[[], Mapping[str, Any]] = dict
+    goes_on: Callable[[Sequence[Json]], bool] = lambda _: True
 
 
 def arms_of(sizes: Sizes) -> tuple[Arm, ...]:
@@ -70,35 +73,40 @@ def synthetic(draft: Path, *, cap: int, acceptance: float) -> dict[str, Any]:
 
 
 def run(plan: Plan, desk: Desk) -> None:
+    """One engine at a time, each from the times that the first one has measured."""
     sizes, target, draft = plan.sizes, target_of(plan), draft_of(plan)
     costs: StepTimes | None = None
     for place, acceptance in enumerate(sizes.acceptances):
         if not desk.may_begin(f"acceptance {acceptance:g}: loading both models"):
             continue
-        opened = open_engine(
-            plan,
-            Wanted(
-                target=target,
-                draft=draft,
-                sequences=max(sizes.policy_batches),
-                context=sizes.context,
-                rows=sizes.rows,
-                sources=made_up(plan),
-                speculative=synthetic(draft, cap=sizes.cap, acceptance=acceptance),
-                costs=costs,
-            ),
+        wanted = Wanted(
+            target=target,
+            draft=draft,
+            sequences=max(sizes.policy_batches),
+            context=sizes.context,
+            rows=sizes.rows,
+            sources=made_up(plan),
+            speculative=synthetic(draft, cap=sizes.cap, acceptance=acceptance),
+            costs=costs,
         )
-        costs = None if opened.costs is None else StepTimes(tables=opened.costs.tables)
-        turns = Turns(
-            arms=arms_of(sizes),
-            batches=sizes.policy_batches,
-            prompts=made_up_prompts(max(sizes.policy_batches), sizes.context, opened.info.vocab_size),
-            sampling=greedy,
-            about={"acceptance": acceptance},
-        )
-        contest(plan, desk, opened.engine, turns, ends_s=desk.left_s / (len(sizes.acceptances) - place))
-        close(opened)
+        share = 1 / (len(sizes.acceptances) - place)
+        costs = with_engine(plan, wanted, partial(_turns, plan, desk, acceptance, share))
     desk.keep("rows", rows_of(desk.result.get("turns", [])))
+
+
+def _turns(plan: Plan, desk: Desk, acceptance: float, share: float, opened: Opened) -> StepTimes:
+    """share: of the time that is left. What steps and passes of this engine take."""
+    sizes = plan.sizes
+    turns = Turns(
+        arms=arms_of(sizes),
+        batches=sizes.policy_batches,
+        prompts=made_up_prompts(max(sizes.policy_batches), sizes.context, opened.info.vocab_size),
+        sampling=greedy,
+        about={"acceptance": acceptance},
+    )
+    contest(plan, desk, opened.engine, turns, ends_s=desk.left_s * share)
+    assert opened.costs is not None, "an engine that drafts knows what that costs"
+    return StepTimes(tables=opened.costs.tables)
 
 
 def contest(plan: Plan, desk: Desk, engine: Engine, turns: Turns, *, ends_s: float) -> None:
@@ -111,17 +119,13 @@ def contest(plan: Plan, desk: Desk, engine: Engine, turns: Turns, *, ends_s: flo
                 return
             if not desk.may_begin(f"{dict(turns.about)}, {sequences} sequences, round {round_ + 1}"):
                 continue
+            taken = []
             for arm in (*arms[round_ % len(arms) :], *arms[: round_ % len(arms)]):
-                desk.append(
-                    "turns",
-                    {
-                        **turns.about,
-                        "sequences": sequences,
-                        "round": round_,
-                        "policy": arm.name,
-                        **_turn(engine, loop, arm, turns, sequences, sizes.window_s),
-                    },
-                )
+                about = {**turns.about, "sequences": sequences, "round": round_, "policy": arm.name}
+                taken.append({**about, **_turn(engine, loop, arm, turns, sequences, sizes.window_s)})
+                desk.append("turns", taken[-1])
+            if not turns.goes_on(taken):
+                return
 
 
 def rows_of(turns: Sequence[Json]) -> list[Json]:

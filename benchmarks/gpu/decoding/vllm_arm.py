@@ -1,28 +1,45 @@
-"""Phase `vllm`: the same work by vLLM, where that can be imported: plain, and with a draft model.
+"""Phase `vllm`: the same work by vLLM and by FASER in turns: plain, and with a draft model.
 
-Each configuration starts a process of its own, which has its own time; what it has written by then counts. Shapes,
-prompts, greedy choice, acceptance per position and sequences at a time are those of the phases `plain` and
-`policies`. Weights are vLLM's dummy ones: the work is the same.
+vLLM runs in a process of its own for each configuration, which has its own time; what it has written by then
+counts. FASER follows at once, over the same shapes, prompts, greedy choice, acceptance per position and sequences
+at a time, timed in the same way. Both have made-up weights: the work is the same. vLLM runs without torch.compile,
+for which there is no time, with CUDA graphs of whole decode steps.
 """
 
 import json
 import sys
+import time
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.common.children import run_child, tail_of
-from benchmarks.gpu.common.closed_loop import made_up_prompts
-from benchmarks.gpu.common.engines import draft_of, target_of
+from benchmarks.gpu.common.closed_loop import Tokens, answers, made_up_prompts
+from benchmarks.gpu.common.engines import (
+    Opened,
+    Wanted,
+    draft_of,
+    made_up,
+    made_up_costs,
+    target_of,
+    with_engine,
+)
 from benchmarks.gpu.common.plan import Plan
 from benchmarks.gpu.common.record import Desk, Json
+from benchmarks.gpu.decoding.policies import synthetic
+from benchmarks.gpu.decoding.vllm_child import rate
 from faser.config.environment import child_environment
+from faser.errors import EngineError
+from faser.types import SamplingParams
 
 _ACCEPTANCE = 0.8
-_START_S = 45.0  # less time than that is not worth a start
-_MOST_SHARE = 0.6  # of what is left, for a configuration that others wait for
-_LENGTHS = (16, 144)
+_START_S = 60.0  # less time than that is not worth a start
+_OURS_S = 30.0  # that FASER needs for a configuration
+_LENGTHS, _DRY_LENGTHS = (16, 144), (2, 5)
 _ROUNDS = 3
 _MEMORY_SHARE = 0.85
+_NO_COMPILING, _WHOLE_STEPS = 0, "FULL_DECODE_ONLY"  # vLLM's names of modes
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -38,21 +55,24 @@ def run(plan: Plan, desk: Desk) -> None:
     if plan.vllm is None:
         desk.keep("not there", "no --vllm was given")
         return
-    if (missing := _import_error(plan, plan.vllm)) is not None:
-        desk.keep("not there", missing)
-        return
-    gammas = (None, *(gamma for gamma in plan.sizes.caps if gamma > 1))
-    for gamma in gammas:
+    gammas = (None, plan.sizes.caps[1])
+    for place, gamma in enumerate(gammas):
         name = "plain" if gamma is None else f"draft_model:{gamma}"
-        if desk.may_begin(f"vLLM {name}", needs_s=0.0 if plan.dry_run else _START_S):
-            most_s = desk.left_s * (1.0 if gamma == gammas[-1] else _MOST_SHARE)
-            _measure(plan, desk, name, asked(plan, gamma), most_s)
+        if not desk.may_begin(f"vLLM {name}", needs_s=0.0 if plan.dry_run else _START_S):
+            continue
+        most_s = desk.left_s / (len(gammas) - place) - (0.0 if plan.dry_run else _OURS_S)
+        missing = _measure(plan, desk, name, asked(plan, gamma), most_s)
+        if missing is not None:
+            desk.keep("not there", missing)
+            return
+        if desk.may_begin(f"FASER {name}"):
+            with_engine(plan, _wanted(plan, gamma), partial(_measure_here, plan, desk, name, gamma))
 
 
 def asked(plan: Plan, gamma: int | None) -> Json:
     """What the child is told. gamma: drafted tokens; None: no speculation."""
-    sizes = plan.sizes
-    most = max(sizes.policy_batches)
+    sizes, batches = plan.sizes, plan.sizes.vllm_batches
+    most = max(batches)
     engine: dict[str, Any] = {
         "model": str(target_of(plan)),
         "skip_tokenizer_init": True,
@@ -65,37 +85,32 @@ def asked(plan: Plan, gamma: int | None) -> Json:
         "enable_prefix_caching": True,
         "seed": 0,
     }
-    rows = [sequences * (1 if gamma is None else gamma + 1) for sequences in sizes.policy_batches]
-    engine["compilation_config"] = {"cudagraph_capture_sizes": sorted({*sizes.policy_batches, *rows})}
+    rows = [sequences * (1 if gamma is None else gamma + 1) for sequences in batches]
+    engine["compilation_config"] = {
+        "mode": _NO_COMPILING,
+        "cudagraph_mode": _WHOLE_STEPS,
+        "cudagraph_capture_sizes": sorted({*batches, *rows}),
+    }
     if gamma is not None:
-        engine["speculative_config"] = {
-            "method": "draft_model",
-            "model": str(draft_of(plan)),
-            "num_speculative_tokens": gamma,
-            "rejection_sample_method": "synthetic",
-            "synthetic_acceptance_rates": [_ACCEPTANCE**depth for depth in range(1, gamma + 1)],
-        }
+        engine["speculative_config"] = _speculative(plan, gamma)
     return {
         "engine": engine,
         "prompts": made_up_prompts(most, sizes.context, int(sizes.target["vocab_size"])),
-        "lengths": _LENGTHS,
-        "batches": sizes.policy_batches,
+        "lengths": _DRY_LENGTHS if plan.dry_run else _LENGTHS,
+        "batches": batches,
         "rounds": _ROUNDS,
     }
 
 
-def _import_error(plan: Plan, path: Path) -> str | None:
-    """Why vLLM cannot be imported from there; None where it can."""
-    command, log = [sys.executable, "-P", "-c", "import vllm"], plan.out / "vllm-import.log"
-    status = run_child(command, environment=_environment(path), log=log, timeout_s=_START_S)
-    if status == 0:
-        return None
-    how = f"took more than {_START_S:.0f} s" if status is None else f"failed: {tail_of(log, _ERROR_CHARS)}"
-    return f"importing vLLM from {path} {how}"
+def _speculative(plan: Plan, gamma: int) -> dict[str, Any]:
+    return synthetic(draft_of(plan), cap=gamma, acceptance=_ACCEPTANCE)
 
 
-def _measure(plan: Plan, desk: Desk, name: str, wanted: Json, most_s: float) -> None:
-    """Keep the rows of one configuration as its process writes them, and what stopped it."""
+def _measure(plan: Plan, desk: Desk, name: str, wanted: Json, most_s: float) -> str | None:
+    """Keep the rows of one configuration as its process writes them, and what stopped it.
+
+    Returns why vLLM cannot be imported; None: it can.
+    """
     assert plan.vllm is not None, "without vLLM nothing is run"
     stem = plan.out / f"vllm-{name.replace(':', '-')}"
     given, written, log = (stem.with_suffix(each) for each in (".in", ".out", ".log"))
@@ -106,7 +121,9 @@ def _measure(plan: Plan, desk: Desk, name: str, wanted: Json, most_s: float) -> 
         rows = _rows(written)
         about: Json = rows[0] if rows else {}
         acceptance = None if name == "plain" else _ACCEPTANCE
-        desk.keep(name, {"about": about, "acceptance": acceptance, "cells": rows[1:], "error": error})
+        _keep(
+            desk, name, {"about": about, "acceptance": acceptance, "cells": rows[1:], "ours": [], "error": error}
+        )
 
     status = run_child(
         [sys.executable, "-P", str(_CHILD), str(given), str(written)],
@@ -115,12 +132,75 @@ def _measure(plan: Plan, desk: Desk, name: str, wanted: Json, most_s: float) -> 
         timeout_s=most_s,
         tick=lambda: keep("it was not done when this was written"),
     )
+    given.unlink()
+    if (rows := _rows(written)) and "not there" in rows[0]:
+        return f"importing vLLM from {plan.vllm} failed: {rows[0]['not there']}"
     said = tail_of(log, _ERROR_CHARS)
     if status is None:
         keep(f"it was not done after {most_s:.0f} s: {said}")
     else:
         keep((said or f"it ended with status {status}") if status else None)
-    given.unlink()
+    return None
+
+
+def _wanted(plan: Plan, gamma: int | None) -> Wanted:
+    sizes = plan.sizes
+    return Wanted(
+        target=target_of(plan),
+        draft=None if gamma is None else draft_of(plan),
+        sequences=max(sizes.vllm_batches),
+        context=sizes.context,
+        rows=sizes.rows,
+        sources=made_up(plan),
+        speculative=None if gamma is None else _speculative(plan, gamma) | {"policy": "fixed"},
+        costs=made_up_costs(),
+    )
+
+
+def _measure_here(plan: Plan, desk: Desk, name: str, gamma: int | None, opened: Opened) -> None:
+    told = asked(plan, gamma)
+    prompts: list[Tokens] = told["prompts"]
+    _seconds(opened, prompts, 1)
+    for sequences in told["batches"]:
+        if not desk.may_begin(f"FASER {name}: {sequences} sequences"):
+            continue
+        row = rate(lambda length, some=prompts[:sequences]: _seconds(opened, some, length), sequences, told)  # type: ignore[misc]
+        arm = desk.result["arms"][name]
+        _keep(desk, name, {**arm, "ours": [*arm["ours"], row]})
+
+
+def _keep(desk: Desk, name: str, arm: Json) -> None:
+    arms = {**desk.result.get("arms", {}), name: arm}
+    desk.keep("arms", arms)
+    desk.keep("rows", beside(arms))
+
+
+def beside(arms: Mapping[str, Json]) -> list[Json]:
+    """One row for each number of sequences that vLLM has; ratio: tokens a second of FASER over vLLM's."""
+    rows = []
+    for name, arm in arms.items():
+        ours = {cell["sequences"]: cell["tokens_per_s"] for cell in arm["ours"]}
+        for cell in arm["cells"]:
+            row = {"configuration": name, "sequences": cell["sequences"], "vllm": cell["tokens_per_s"]}
+            own = ours.get(cell["sequences"])
+            if own is not None:
+                row |= {"faser": own, "ratio": round(own / cell["tokens_per_s"], 4)}
+            rows.append(row)
+    return rows
+
+
+def _seconds(opened: Opened, prompts: list[Tokens], max_tokens: int) -> float:
+    """Raises EngineError for an answer of another length."""
+    began_s = time.perf_counter()
+    said = answers(
+        opened.engine,
+        prompts,
+        lambda _: SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True),
+    )
+    taken_s = time.perf_counter() - began_s
+    if (counts := {len(each) for each in said}) != {max_tokens}:
+        raise EngineError(f"answers have {sorted(counts)} tokens; {max_tokens} were asked for")
+    return taken_s
 
 
 def _rows(written: Path) -> list[Json]:

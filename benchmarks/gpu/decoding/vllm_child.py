@@ -3,34 +3,45 @@
     python -P vllm_child.py ASKED.json OUT.jsonl
 
 A rate is taken between two lengths of the same answers, so that prompts, which come from the prefix cache after
-the first call, cancel. Written for vLLM 0.24.0.
+the first call, cancel. Where vLLM cannot be imported the one line says why. Written for vLLM 0.24.0.
 """
 
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 
 def main(asked: dict[str, Any], out: str) -> None:
     began_s = time.perf_counter()
-    import vllm
-
+    try:
+        import vllm
+    except ImportError as error:
+        _write(out, {"not there": f"{type(error).__name__}: {error}"})
+        return
+    imported_s = time.perf_counter() - began_s
     llm = vllm.LLM(**asked["engine"])
-    _write(out, {"version": vllm.__version__, "start_s": round(time.perf_counter() - began_s, 1)})
+    started_s = time.perf_counter() - began_s
+    about = {"version": vllm.__version__, "import_s": round(imported_s, 1), "start_s": round(started_s, 1)}
+    _write(out, about)
     prompts = [{"prompt_token_ids": each} for each in asked["prompts"]]
-    short, long = asked["lengths"]
     _seconds(vllm, llm, prompts, 1)
     for sequences in asked["batches"]:
         some = prompts[:sequences]
-        _seconds(vllm, llm, some, short)
-        taken_s = [
-            (_seconds(vllm, llm, some, long), _seconds(vllm, llm, some, short)) for _ in range(asked["rounds"])
-        ]
-        rates = sorted(sequences * (long - short) / max(more - less, 1e-9) for more, less in taken_s)
-        _write(
-            out, {"sequences": sequences, "tokens_per_s": round(rates[len(rates) // 2], 1), "rounds": len(rates)}
-        )
+        _write(out, rate(lambda length, some=some: _seconds(vllm, llm, some, length), sequences, asked))  # type: ignore[misc]
+
+
+def rate(seconds_of: Callable[[int], float], sequences: int, asked: dict[str, Any]) -> dict[str, Any]:
+    """Tokens a second of so many sequences, the median of some rounds. seconds_of: for answers of a length.
+
+    asked: lengths, a short and a long one, and rounds.
+    """
+    short, long = asked["lengths"]
+    seconds_of(short)
+    taken_s = [(seconds_of(long), seconds_of(short)) for _ in range(asked["rounds"])]
+    rates = sorted(sequences * (long - short) / max(more - less, 1e-9) for more, less in taken_s)
+    return {"sequences": sequences, "tokens_per_s": round(rates[len(rates) // 2], 1), "rounds": len(rates)}
 
 
 def _seconds(vllm: Any, llm: Any, prompts: list[dict[str, Any]], max_tokens: int) -> float:

@@ -38,6 +38,7 @@ from faser.errors import ConfigError
 from faser.kernels.interface.sampling.sampling_metadata import SamplingMetadata
 
 _ROUNDS = 5
+_LEAST_S = 40.0  # two models and the recordings of lanes take most of that
 
 Work = Callable[[], PendingResult[None]]  # gives it to the device
 Choose = Callable[[NDArray[np.int64], SamplingMetadata], PendingTokens]
@@ -46,7 +47,8 @@ Divide = Callable[[Plan, str], Divided]
 
 def run(plan: Plan, desk: Desk, divide: Divide = divide) -> None:
     for name in plan.sizes.partitions:
-        if not desk.may_begin(f"verification beside drafting by {name}: loading"):
+        needs_s = 0.0 if plan.dry_run else _LEAST_S
+        if not desk.may_begin(f"verification beside drafting by {name}: loading", needs_s=needs_s):
             continue
         try:
             divided = divide(plan, name)

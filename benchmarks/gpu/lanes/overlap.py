@@ -7,6 +7,11 @@ off      nobody drafts
 serial   policy faser, drafts before the step
 ahead    policy faser, drafts beside the step on this partition, wherever anybody drafts
 auto     policy faser, ahead where its own cost model says that it pays
+ahead:2  drafts of two tokens beside the step, and so on: chunks of a fixed length
+
+What steps, passes and lanes cost comes from the phases verify, draft and lanes of an earlier run, where they are
+there (earlier_costs); else every engine measures it. Where the first round of the most requests shows that
+drafting ahead loses, an engine's further cells would show no more: a trace of some steps is written instead.
 
 Which partition came for which, and why, stands in `lanes`. One that came for another is left out where it is asked
 for itself. Where turns draft ahead the host's part in every pair of lanes is noted (timed_partition), and its
@@ -17,23 +22,27 @@ what was measured: of the cells where so much was promised, in how many it came.
 """
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from benchmarks.gpu.common.closed_loop import greedy
-from benchmarks.gpu.common.engines import Opened, Wanted, close, free_memory, lane_costs, open_engine, target_of
+from benchmarks.gpu.common.closed_loop import ClosedLoop, greedy
+from benchmarks.gpu.common.engines import Opened, Wanted, lane_costs, target_of, with_engine
 from benchmarks.gpu.common.plan import Plan
 from benchmarks.gpu.common.record import Desk, Json
-from benchmarks.gpu.common.shapes import Config, write_shape
+from benchmarks.gpu.common.shapes import Config, own_head, write_shape
+from benchmarks.gpu.common.timing import clock_of
 from benchmarks.gpu.common.walks import Walk, Walking
 from benchmarks.gpu.decoding.policies import Arm, Turns, contest
+from benchmarks.gpu.lanes.earlier_costs import earlier_costs
 from benchmarks.gpu.lanes.matrix import Divide
 from benchmarks.gpu.lanes.timed_partition import Divided, TimedPartition, divide
 from faser.bench.chart import Chart, line_chart
 from faser.engine.contract.interference import FACTORS, InterferenceTable
+from faser.engine.contract.step_times import StepTimes
 from faser.engine.control.speculation.overlap.objective import best_overlap
 from faser.engine.control.speculation.policies.draft_lengths import best_lengths
 from faser.engine.control.speculation.policies.objective import Objective
@@ -51,8 +60,10 @@ ARMS = (
     Arm(policy="faser", overlap="on", label=AHEAD),
     Arm(policy="faser", overlap="auto", label=AUTO),
 )
+LEAST_AHEAD = 0.95  # of drafting before the step in the first round; below that a trace says more than cells
 PROMISED = 1.08  # a gain over the best other way that is worth lanes; whether it came is counted
 _CELL = ("drafter", "partition", "acceptance", "sequences")
+_TRACED_STEPS = 4
 GAPS = ("draft_gap_ms", "verify_gap_ms", "given_ms", "join_ms", "between_ms")
 
 
@@ -76,7 +87,6 @@ def run(plan: Plan, desk: Desk, divide: Divide = divide) -> None:
             desk.append("refused", {**about, "says": says})
         else:
             _measure(plan, desk, walk, config, divided, about, ends_s)
-            free_memory()  # recordings go before the streams that they were made on
         divided.partition.close()
     desk.keep("rows", rows_of(desk.result.get("turns", []), desk.result.get("expected", [])))
     desk.keep("gaps", gaps_of(desk.result.get("turns", [])))
@@ -89,15 +99,18 @@ def _measure(
     plan: Plan, desk: Desk, walk: Walk, config: Config, divided: Divided, about: Json, ends_s: float
 ) -> None:
     """One engine, from its loading to its end."""
-    timed = TimedPartition(divided.partition)
+    timed, costs = TimedPartition(divided.partition), earlier_costs(plan, desk.folder, divided.partition)
+    wanted = _wanted(plan, walk, f"walking-{about['drafter']}", config, timed, costs)
+
+    def work(opened: Opened) -> None:
+        source = "measured by the engine" if costs is None else "phases verify, draft and lanes"
+        desk.append("lanes", {**about, **divided.about, "costs": source, **_measured(opened.interference)})
+        _compare(plan, desk, opened, walk, about, timed, ends_s)
+
     try:
-        opened = _open(plan, walk, f"walking-{about['drafter']}", config, timed)
+        with_engine(plan, wanted, work)
     except ConfigError as error:
         desk.append("refused", {**about, "says": str(error)})
-        return
-    desk.append("lanes", {**about, **divided.about, **_measured(opened.interference)})
-    _compare(plan, desk, opened, walk, about, timed, ends_s)
-    close(opened)
 
 
 def _compare(
@@ -106,8 +119,18 @@ def _compare(
     sizes, costs = plan.sizes, opened.costs
     assert costs is not None, "an engine that drafts knows what that costs"
     stop_at_s = desk.left_s - ends_s
+    losses: list[float] = []
+
+    def goes_on(taken: Sequence[Json]) -> bool:
+        rates = {turn["policy"]: turn["tokens_per_s"] for turn in taken}
+        ratio = rates[AHEAD] / rates[SERIAL]
+        if taken[0]["round"] or taken[0]["sequences"] != max(sizes.overlap_batches) or ratio >= LEAST_AHEAD:
+            return True
+        losses.append(ratio)
+        return False
+
     for place, acceptance in enumerate(sizes.overlap_acceptances):
-        turns = turns_of(plan, walk, place, about, timed)
+        turns = turns_of(plan, walk, place, about, timed, goes_on)
         left_s = max(desk.left_s - stop_at_s, 0.0)
         contest(plan, desk, opened.engine, turns, ends_s=left_s / (len(sizes.overlap_acceptances) - place))
         for sequences in sizes.overlap_batches:
@@ -115,39 +138,69 @@ def _compare(
             kv_tokens = sequences * sizes.context
             found = expected(costs, opened.interference, acceptance, sequences, kv_tokens, sizes.cap)
             desk.append("expected", {**cell, **found})
+        if losses:
+            name = f"overlap-{about['drafter']}-{about['partition']}.trace.gz"
+            desk.append(
+                "stopped", {**about, "acceptance": acceptance, "ahead": round(losses[0], 4), "trace": name}
+            )
+            trace_ahead(plan, opened, turns, desk.folder.path / name)
+            return
 
 
-def turns_of(plan: Plan, walk: Walk, place: int, about: Json, timed: TimedPartition) -> Turns:
+def trace_ahead(plan: Plan, opened: Opened, turns: Turns, file: Path) -> None:
+    """Of some steps of the most requests that draft ahead: which kernels ran beside which."""
+    loop = ClosedLoop(opened.engine, clock_of(plan.device))
+    opened.engine.use_policy("faser", forget=False, overlap="on")
+    loop.start(turns.prompts, turns.sampling)
+    loop.warm()
+    with torch.profiler.profile() as seen:
+        loop.look(seconds=plan.sizes.cell_s, steps=_TRACED_STEPS)
+    loop.stop()
+    seen.export_chrome_trace(str(file))
+
+
+def arms_of(chunks: Sequence[int]) -> tuple[Arm, ...]:
+    fixed = (Arm(policy="fixed", gamma=each, overlap="on", label=f"{AHEAD}:{each}") for each in chunks)
+    return (*ARMS, *fixed)
+
+
+def turns_of(
+    plan: Plan,
+    walk: Walk,
+    place: int,
+    about: Json,
+    timed: TimedPartition,
+    goes_on: Callable[[Sequence[Json]], bool] = lambda _: True,
+) -> Turns:
     """At the acceptance of this place among the walk's."""
     sizes = plan.sizes
     return Turns(
-        arms=ARMS,
+        arms=arms_of(sizes.chunks),
         batches=sizes.overlap_batches,
         prompts=walk.prompts(place, max(sizes.overlap_batches), sizes.context),
         sampling=greedy,
         about={**about, "acceptance": walk.acceptances[place]},
         seen=timed.taken,
+        goes_on=goes_on,
     )
 
 
-def _open(plan: Plan, walk: Walk, name: str, config: Config, partition: Partition) -> Opened:
-    """Raises ConfigError for what does not fit."""
+def _wanted(
+    plan: Plan, walk: Walk, name: str, config: Config, partition: Partition, costs: StepTimes | None
+) -> Wanted:
     target, sizes = target_of(plan), plan.sizes
-    draft = write_shape(plan.models / name, config | {"tie_word_embeddings": False})
-    return open_engine(
-        plan,
-        Wanted(
-            target=target,
-            draft=draft,
-            sequences=max(sizes.overlap_batches),
-            context=sizes.context,
-            rows=sizes.rows,
-            sources=sources_of(plan, walk, target),
-            speculative={"method": "draft_model", "model": str(draft), "num_speculative_tokens": sizes.cap},
-            costs=lane_costs() if plan.dry_run else None,
-            overlap="on",
-            partition=partition,
-        ),
+    draft = write_shape(plan.models / name, own_head(config))
+    return Wanted(
+        target=target,
+        draft=draft,
+        sequences=max(sizes.overlap_batches),
+        context=sizes.context,
+        rows=sizes.rows,
+        sources=sources_of(plan, walk, target),
+        speculative={"method": "draft_model", "model": str(draft), "num_speculative_tokens": sizes.cap},
+        costs=costs or (lane_costs() if plan.dry_run else None),
+        overlap="on",
+        partition=partition,
     )
 
 
@@ -199,17 +252,21 @@ def rows_of(turns: Sequence[Json], expectations: Sequence[Json]) -> list[Json]:
         of_cell.setdefault(turn["round"], {})[turn["policy"]] = turn
     rows = []
     for cell, found in rounds.items():
-        whole = [each for each in found.values() if len(each) == len(ARMS)]
+        whole = [each for each in found.values() if all(arm.name in each for arm in ARMS)]
         if not whole:
             continue
         rates = [{name: turn["tokens_per_s"] for name, turn in each.items()} for each in whole]
+        chunks = dict.fromkeys(name for each in rates for name in each if name.startswith(f"{AHEAD}:"))
         told = promised.get(cell)
         rows.append(
             {
                 **dict(zip(_CELL, cell, strict=True)),
                 "rounds": len(whole),
                 "serial_tokens_per_s": statistics.median(each[SERIAL] for each in rates),
-                **{name: _median(each[name] / each[SERIAL] for each in rates) for name in (OFF, AHEAD, AUTO)},
+                **{
+                    name: _median(each[name] / each[SERIAL] for each in rates if name in each)
+                    for name in (OFF, AHEAD, AUTO, *chunks)
+                },
                 "gain": _median(each[AHEAD] / max(each[SERIAL], each[OFF]) for each in rates),
                 "auto_of_best": _median(each[AUTO] / max(each[OFF], each[SERIAL], each[AHEAD]) for each in rates),
                 "auto_ahead": _median(each[AUTO]["ahead"] for each in whole),

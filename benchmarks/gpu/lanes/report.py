@@ -16,12 +16,18 @@ def lanes(result: Json) -> str:
 
 def overlap(result: Json) -> str:
     """Ratios are to drafting before the step; gain: ahead over the best other way. Then lanes, the host's part."""
-    table = _table(result.get("rows", []), _OVERLAP)
+    rows = result.get("rows", [])
+    chunks = dict.fromkeys(name for row in rows for name in row if name.startswith("ahead:"))
+    table = _table(rows, (*_OVERLAP, *chunks))
     lanes = [{**row, **cost} for row in result.get("lanes", []) for cost in row["co_run"] or [{}]]
     costs, gaps = _table(lanes, _CO_RUN), _table(result.get("gaps", []), _GAPS)
     refused = [f"{each['drafter']} by {each['partition']}: {each['says']}" for each in result.get("refused", [])]
+    stopped = [
+        f"{each['drafter']} by {each['partition']}: ahead is {each['ahead']:.2f} of serial, see {each['trace']}"
+        for each in result.get("stopped", [])
+    ]
     told = ", ".join(f"{name}: {value}" for name, value in result.get("promises", {}).items())
-    return "\n\n".join(part for part in (table, told, *refused, costs, gaps) if part)
+    return "\n\n".join(part for part in (table, told, *refused, *stopped, costs, gaps) if part)
 
 
 def arrivals(result: Json) -> str:
@@ -84,6 +90,7 @@ _CO_RUN = (
     "asked",
     "came",
     "refusal",
+    "costs",
     "share",
     "context",
     "rows",

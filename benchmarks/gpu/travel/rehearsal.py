@@ -1,13 +1,15 @@
-"""Both runs of the first half hour, rehearsed on a stand-in for the machine, with tiny models on the CPU.
+"""The runs of the first half hour, rehearsed on a stand-in for the machine, with tiny models on the CPU.
 
     python -m benchmarks.gpu.travel.rehearsal OUT [--load DIR] [--budget-s 480] [--limit-s 600]
 
-OUT gets what would come back, a.tar.gz and b.tar.gz, and both merged. The machine stays warm between the runs.
-Without a load, the packages that one brings are this machine's. The exit status is 1 where something did not come
-back or is not complete.
+OUT gets what would come back, an archive a run, and all of them merged. The machine stays warm between the runs.
+With a load, FlashInfer is imported from it alone afterwards, and its modules are loaded, by this torch. Without
+one, the packages that a load brings are this machine's. The exit status is 1 where something did not come back, is
+not complete or is missing in the load.
 """
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
@@ -21,6 +23,13 @@ from benchmarks.gpu.travel.stub_device import MIB, Limits, Reply, StubDevice, kn
 
 _ROOT = Path(__file__).parents[3]
 _COMMAND_CHARS = 2000  # of a command at most
+_FOLDER = "faser-lent"
+_HOME = f'"$HOME/{_FOLDER}"'
+# With nothing but the load and the checkout on the path, beside what the machine has.
+FLASHINFER = (
+    f"export FASER_CACHE_DIR={_HOME}/cache PYTHONPATH=$PYTHONPATH:$PWD:{_HOME}/packages; "
+    "python3 -m benchmarks.gpu.common.flashinfer_modules"
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -36,6 +45,8 @@ def main(arguments: list[str]) -> int:
             problems += problems_of(run, reply)
             if (found := reply.files / f"{run}.tar.gz").exists():
                 shutil.copyfile(found, asked.out / found.name)
+        if asked.load is not None:
+            problems += problems_of_flashinfer(device.run(FLASHINFER, asked.load))
     archives = [found for run in RUNS if (found := asked.out / f"{run}.tar.gz").exists()]
     for record in merge(archives, asked.out / "merged", dry_run=True):
         print(f"{record.phase}: {record.state}, {record.seconds:.0f} s")
@@ -46,14 +57,25 @@ def main(arguments: list[str]) -> int:
     return 1 if problems else 0
 
 
-def command_of(run: str, loads: list[Path], budget_s: float) -> str:
+def command_of(run: str, load: Path | None, budget_s: float) -> str:
     """As it would be given to a machine, but for the last option."""
-    carried = " ".join(f"--load .lent/{load.name}" for load in loads)
-    home = '"$HOME/faser-lent"'
-    command = f"python3 benchmarks/gpu/travel/day.py {run} {carried} --home {home} --archive $OUT/{run}.tar.gz"
+    carried = "" if load is None else f"--load .lent/{load.name}"
+    command = f"python3 benchmarks/gpu/travel/day.py {run} {carried} --home {_HOME} --archive $OUT/{run}.tar.gz"
     command += f" --budget-s {budget_s:g} --dry-run"
     assert len(command) <= _COMMAND_CHARS, command
     return command
+
+
+def problems_of_flashinfer(reply: Reply) -> list[str]:
+    """What the load lacks of FlashInfer, or that it came from elsewhere."""
+    last = reply.output_tail.strip().rpartition("\n")[2]
+    if reply.status != 0:
+        return [f"FlashInfer of the load: {last or 'nothing was said'}"]
+    found = json.loads(last)
+    print(f"FlashInfer of the load: {found}")
+    if f"{_FOLDER}/packages/flashinfer/" not in found["package"]:
+        return [f"FlashInfer was imported from {found['package']}"]
+    return []
 
 
 def problems_of(run: str, reply: Reply) -> list[str]:
@@ -66,7 +88,7 @@ def problems_of(run: str, reply: Reply) -> list[str]:
     if not archive.exists():
         return [*found, f"run {run} left no archive"]
     _, records = read_records(archive)
-    states = {name: records[name].state if name in records else "missing" for name in RUNS[run].shares}
+    states = {name: records[name].state if name in records else "missing" for name in RUNS[run].seconds}
     return [*found, *(f"run {run}, {name}: {state}" for name, state in states.items() if state != "complete")]
 
 
@@ -78,14 +100,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("out", type=Path, metavar="OUT")
-    add(
-        "--load",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="a load of the bundle [none]",
-    )
+    add("--load", type=Path, metavar="DIR", help="of benchmarks.gpu.travel.bundle [none]")
     add("--budget-s", type=float, default=480.0, help="seconds of each run [480]")
     add("--limit-s", type=float, default=600.0, help="seconds after which a run is killed [600]")
     add("--checkout", type=Path, default=_ROOT, help=argparse.SUPPRESS)

@@ -86,10 +86,8 @@ class StubDevice:
         self._packages = known_packages() if packages is None else tuple(packages)
         self._calls = 0
 
-    def run(
-        self, command: str, carry: Sequence[Path] = (), kill_when: Callable[[], bool] = lambda: False
-    ) -> Reply:
-        """Run a line of bash. carry: folders whose content lies in .lent/NAME there.
+    def run(self, command: str, carry: Path | None = None, kill_when: Callable[[], bool] = lambda: False) -> Reply:
+        """Run a line of bash. carry: a folder whose content lies in .lent/NAME there.
 
         kill_when: asked all the time; once it holds the command is killed as at its limit. Raises ValueError for
         more than may travel.
@@ -120,11 +118,11 @@ class StubDevice:
         """Everything there is gone."""
         shutil.rmtree(self._home, ignore_errors=True)
 
-    def _travel(self, repository: Path, carry: Sequence[Path]) -> None:
+    def _travel(self, repository: Path, carry: Path | None) -> None:
         members = [(each, self._checkout / each) for each in travelling(self._checkout)]
-        for folder in carry:
-            found = [each for each in folder.rglob("*") if each.is_file()]
-            members += [(Path(".lent", folder.name, each.relative_to(folder)), each) for each in found]
+        if carry is not None:
+            found = [each for each in carry.rglob("*") if each.is_file()]
+            members += [(Path(".lent", carry.name, each.relative_to(carry)), each) for each in found]
         total = sum(size_of(file) for _, file in members)
         if total > self._limits.travel_bytes:
             raise ValueError(f"{total} bytes would travel; {self._limits.travel_bytes} may")

@@ -1,38 +1,33 @@
-"""Makes a vLLM that is small enough to be carried to a lent machine with one Hopper GPU.
+"""A vLLM that is small enough to be carried to a lent machine with one Hopper GPU.
 
-    python -m benchmarks.gpu.travel.vllm_tree OUT [--whole]
-
-OUT can then be imported from, on a machine that has torch 2.11 and transformers: vLLM, less what dense models in
+It can be imported from, on a machine that has torch 2.11 and transformers: vLLM, less what dense models in
 bfloat16 do not use there, its main library with the code of one GPU only; and the packages that vLLM imports and
-such a machine lacks. --whole keeps that library as it is, should the cut one not load. Never started on a GPU.
+such a machine lacks. Never started on a GPU.
 """
 
-import argparse
-import shutil
 import struct
-import subprocess
-import sys
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gpu.travel.carried import PLATFORMS
+from benchmarks.gpu.travel.kept import Say
 
 VLLM = "vllm==0.24.0"
 # Imported by vLLM, the API client included; a machine with torch and transformers has the rest.
 OTHERS = tuple(
     """
-    annotated-types==0.8.0 apache-tvm-ffi==0.1.15.post2 cachetools==8.0.0 cbor2==6.2.1 fastapi==0.136.3
-    httpcore2==2.16.2 httpx2==2.16.2 jiter==0.19.0 llguidance==1.7.6 more-itertools==11.2.1 msgspec==0.22.0
+    annotated-types==0.8.0 cachetools==8.0.0 cbor2==6.2.1 fastapi==0.136.3
+    httpcore2==2.16.2 httpx2==2.16.2 jiter==0.19.0 more-itertools==11.2.1 msgspec==0.22.0
     openai==3.52.0 openai-harmony==0.0.8 opentelemetry-api==1.45.2 partial-json-parser==0.2.1.1.post7
     pybase64==1.5.1 pydantic==2.14.3 pydantic-core==2.50.4 pyzmq==27.3.0 sniffio==1.3.1 starlette==1.10.0
     truststore==0.10.5 typing-inspection==0.4.5 uvicorn==0.54.0 xgrammar==0.2.8
     """.split()  # noqa: SIM905
 )
+# Imported by it as well, with what is known of their versions, from the packages that FASER needs (carried.py).
+SHARED = ("llguidance*", "tvm_ffi", "apache_tvm_ffi*")
 # Attention of other GPUs, mixtures of experts, latent attention, four bits, and the front end in Rust.
-_UNUSED = (
+UNUSED = (
     "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
     "vllm/_moe_C_stable_libtorch.abi3.so",
     "vllm/_flashmla_C.abi3.so",
@@ -42,40 +37,23 @@ _UNUSED = (
     "vllm/vllm-rs",
     "vllm/third_party/deep_gemm/",
     "vllm/third_party/fmha_sm100/",
+    "vllm/entrypoints/serve/instrumentator/static/",
 )
 _CUT = "vllm/_C_stable_libtorch.abi3.so"
 _ARCH = 90
 _MAGIC, _PTX, _ELF = 0xBA55ED50, 1, 2  # of a container of device code, and of the kinds of code in it
 
-Run = Callable[[Sequence[str]], None]
 
-
-def main(arguments: list[str], run: Run | None = None) -> int:
-    asked = parser().parse_args(arguments)
-    if asked.out.exists():
-        sys.exit(f"{asked.out} is there already")
-    with tempfile.TemporaryDirectory(prefix="faser-vllm-") as wheels:
-        _download(Path(wheels), asked.python, run or _run)
-        beside = asked.out.with_name(f"{asked.out.name}.tmp")
-        shutil.rmtree(beside, ignore_errors=True)
-        for wheel in sorted(Path(wheels).glob("*.whl")):
-            with zipfile.ZipFile(wheel) as file:
-                file.extractall(beside, [name for name in file.namelist() if not name.startswith(_UNUSED)])
-    if not asked.whole and (library := beside / _CUT).exists():
+def make(wheels: Sequence[Path], out: Path, say: Say) -> None:
+    """Unpack what is used, into a folder that is there."""
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as file:
+            file.extractall(out, [name for name in file.namelist() if not name.startswith(UNUSED)])
+    if (library := out / _CUT).exists():
         data = bytearray(library.read_bytes())
         dropped = cut(data, _ARCH)
         library.write_bytes(data)
-        print(f"{library.name}: {dropped / 1e6:.0f} MB of code for other GPUs are zeros now")
-    beside.rename(asked.out)
-    print(f"{sum(each.stat().st_size for each in asked.out.rglob('*') if each.is_file()) / 1e6:.0f} MB")
-    return 0
-
-
-def _download(wheels: Path, python: str, run: Run) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet"]
-    command += ["--implementation", "cp", "--python-version", python, "--dest", str(wheels)]
-    command += [f"--platform={each}" for each in PLATFORMS]
-    run([*command, VLLM, *OTHERS])
+        say(f"{library.name}: {dropped / 1e6:.0f} MB of code for other GPUs are zeros now")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,23 +128,3 @@ def _sections(data: bytes | bytearray) -> list[tuple[int, int]]:
         if bytes(data[start : data.index(b"\0", start)]) == b".nv_fatbin":
             found.append((offset, size))
     return found
-
-
-def _run(command: Sequence[str]) -> None:
-    subprocess.run(command, check=True)
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        "python -m benchmarks.gpu.travel.vllm_tree",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    made.add_argument("out", type=Path, metavar="OUT", help="a folder that is not there yet")
-    made.add_argument("--python", default="3.12", help="version of Python there [3.12]")
-    made.add_argument("--whole", action="store_true", help="do not cut the main library")
-    return made
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

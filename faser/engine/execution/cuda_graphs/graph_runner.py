@@ -86,6 +86,12 @@ class GraphRunner(Runner):
     def num_graphs(self) -> int:
         return sum(each.num_graphs for each in self._graphs_by_lane.values())
 
+    def rows_replayed(self, batch: RowBatch) -> int | None:
+        """The rows of the graph that a forward of all layers would replay; None: it would run eagerly."""
+        graphs = self._graphs
+        backbone = None if graphs is None else graphs.backbone(batch, self.num_layers)
+        return None if backbone is None else backbone.batch_size.rows
+
     def forward(self, batch: RowBatch, num_layers: int | None = None) -> None:
         depth = self.num_layers if num_layers is None else num_layers
         graphs = self._graphs

@@ -153,7 +153,7 @@ def _build(name: str, out: Path) -> BuiltModule:
     start = time.monotonic()
     target = None
     try:
-        spec = _spec(name)
+        spec = spec_of(name)
         target = out / spec.name / f"{spec.name}.so"
         kept = target.exists()
         if not kept:
@@ -170,7 +170,7 @@ def _build(name: str, out: Path) -> BuiltModule:
     return BuiltModule(name=name, kept=kept, seconds=seconds, bytes=target.stat().st_size, error=None)
 
 
-def _spec(name: str) -> Any:
+def spec_of(name: str) -> Any:
     """FlashInfer's description of decode_64, prefill_128_window_fp8 and the like.
 
     With fp8, keys and values are 8-bit.

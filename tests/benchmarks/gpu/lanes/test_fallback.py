@@ -1,5 +1,7 @@
 """Where the driver of a GPU refuses, the bench programs say so for each partition, and measure what came once."""
 
+import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +37,20 @@ class AsOnAGpu(Plan):
             overlap_batches=(1,),
             lane_rows=((1, 1),),
         )
+
+
+def test_an_engine_that_loses_at_once_is_traced_instead_of_measured_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: further rounds, numbers of requests or acceptances after a loss; no trace."""
+    monkeypatch.setattr(overlap, "LEAST_AHEAD", 1000.0)
+    desk = Desk(Folder(tmp_path, dry_run=True), "overlap", 60.0, lambda _: None)
+    overlap.run(Plan(out=tmp_path, dry_run=True), desk)
+    turns, (stopped,) = desk.result["turns"], desk.result["stopped"]
+    assert {(turn["acceptance"], turn["sequences"], turn["round"]) for turn in turns} == {(0.9, 2, 0)}
+    assert [turn["policy"] for turn in turns] == ["off", "serial", "ahead", "auto", "ahead:1"]
+    assert json.loads(gzip.decompress((tmp_path / stopped["trace"]).read_bytes()))["traceEvents"]
+    assert f"see {stopped['trace']}" in lane_report.overlap(desk.result)
 
 
 class Streams(TimedPartition):

@@ -1,10 +1,9 @@
-"""What a call to a lent machine does before it measures: loads are checked, joined and unpacked, in any order."""
+"""What a call to a lent machine does before it measures: the load is checked, unpacked and put in place."""
 
 import ast
 import hashlib
 import io
 import json
-import random
 import sys
 import tarfile
 from pathlib import Path
@@ -12,82 +11,79 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.travel import day
-from benchmarks.gpu.travel.day import environment, main, receive, unpack
+from benchmarks.gpu.travel.day import environment, main, receive, settle, share
 
-CONTENT = random.Random(2).randbytes(5000)
+GROUP = {"child_paths": {"k.cubin": "/elsewhere/tmp/KEY/k.cubin", "k.json": "/elsewhere/tmp/KEY/k.json"}}
+ARCHIVES = {
+    "packages": {"packages/tvm_ffi/__init__.py": "x = 1", "packages/tvm_ffi-1.dist-info/METADATA": ""},
+    "triton": {"triton/KEY/__grp__k.json": json.dumps(GROUP), "triton/KEY/k.cubin": "code"},
+    "vllm": {"vllm/vllm/__init__.py": ""},
+}
 
 
 @pytest.fixture
-def loads(tmp_path: Path) -> list[Path]:
-    """Two of them: `packages` comes with the first, `vllm` half with the first and half with the second."""
-    archives = {"packages": {"packages/a.py": b"x = 1"}, "vllm": {"vllm/vllm.py": CONTENT}}
-    files: dict[str, bytes] = {}
-    for name, members in archives.items():
+def load(tmp_path: Path) -> Path:
+    folder, listed = tmp_path / "load", []
+    folder.mkdir()
+    for name, members in ARCHIVES.items():
         whole = io.BytesIO()
         with tarfile.open(fileobj=whole, mode="w:xz") as packed:
             for member, content in members.items():
                 about = tarfile.TarInfo(member)
                 about.size = len(content)
-                packed.addfile(about, io.BytesIO(content))
-        data = whole.getvalue()
-        halves = [data] if name == "packages" else [data[: len(data) // 2], data[len(data) // 2 :]]
-        files |= {f"{name}.tar.xz.{place:03}": half for place, half in enumerate(halves)}
-    contents = [["packages.tar.xz.000", "vllm.tar.xz.000"], ["vllm.tar.xz.001"]]
-    listed = {
-        f"load-{place}": [{"name": each, "sha256": hashlib.sha256(files[each]).hexdigest()} for each in names]
-        for place, names in enumerate(contents, 1)
-    }
-    found = []
-    for place, names in enumerate(contents, 1):
-        folder = tmp_path / f"load-{place}"
-        folder.mkdir()
-        for each in names:
-            (folder / each).write_bytes(files[each])
-        (folder / "manifest.json").write_text(json.dumps({"loads": listed}))
-        found.append(folder)
-    return found
+                packed.addfile(about, io.BytesIO(content.encode()))
+        (folder / f"{name}.tar.xz").write_bytes(whole.getvalue())
+        listed.append({"name": f"{name}.tar.xz", "sha256": hashlib.sha256(whole.getvalue()).hexdigest()})
+    (folder / "manifest.json").write_text(json.dumps({"archives": listed, "shared": ["tvm_ffi*"]}))
+    return folder
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_an_archive_in_two_loads_is_unpacked_once_both_are_there(
-    loads: list[Path], order: tuple[int, int], tmp_path: Path
-) -> None:
-    """Planted: parts joined in the order in which they came; an archive unpacked by its first part."""
+def test_archives_are_unpacked_once_and_anew_where_they_are_others(load: Path, tmp_path: Path) -> None:
+    """Planted: an archive of an earlier bundle taken for this one's."""
     home = tmp_path / "home"
-    came = []
-    for place in order:
-        receive(loads[place], home)
-        came.append(sorted(unpack(home)))
-    assert came == ([["packages"], ["vllm"]] if order == (0, 1) else [[], ["packages", "vllm"]])
-    assert (home / "vllm" / "vllm.py").read_bytes() == CONTENT
-    assert list(unpack(home)) == []
+    assert list(receive(load, home)) == [f"{name}.tar.xz" for name in ARCHIVES]
+    assert list(receive(load, home)) == []
+    (home / "vllm.tar.xz.done").write_text("of another bundle")
+    assert list(receive(load, home)) == ["vllm.tar.xz"]
 
 
-def test_a_call_may_only_unpack(loads: list[Path], tmp_path: Path) -> None:
-    assert main(["none", "--load", str(loads[0]), "--home", str(tmp_path / "home")]) == 0
-    assert (tmp_path / "home" / "packages" / "a.py").exists()
-    assert not (tmp_path / "home" / "results").exists()
-
-
-def test_a_damaged_part_ends_the_call(loads: list[Path], tmp_path: Path) -> None:
-    part = loads[0] / "packages.tar.xz.000"
+def test_a_damaged_archive_ends_the_call(load: Path, tmp_path: Path) -> None:
+    part = load / "packages.tar.xz"
     part.write_bytes(part.read_bytes()[:-1])
-    with pytest.raises(SystemExit, match=r"the load cannot be used: packages\.tar\.xz\.000 is damaged"):
-        main(["a", "--load", str(loads[0]), "--home", str(tmp_path / "home"), "--archive", "a.tar.gz"])
+    with pytest.raises(SystemExit, match=r"the load cannot be used: packages\.tar\.xz is damaged"):
+        main(["a", "--load", str(load), "--home", str(tmp_path / "home"), "--archive", "a.tar.gz"])
 
 
-def test_loads_of_two_bundles_do_not_mix(loads: list[Path], tmp_path: Path) -> None:
-    receive(loads[0], tmp_path / "home")
-    (loads[1] / "manifest.json").write_text(json.dumps({"loads": {}}))
-    with pytest.raises(ValueError, match="load-2 belongs to another bundle"):
-        receive(loads[1], tmp_path / "home")
+def test_tritons_groups_name_the_files_of_this_machine(load: Path, tmp_path: Path) -> None:
+    """Bug seen caught: the paths of the machine that compiled them, with which Triton compiles anew."""
+    home = tmp_path / "home"
+    list(receive(load, home))
+    settle(home / "triton")
+    found = json.loads((home / "triton/KEY/__grp__k.json").read_text())["child_paths"]
+    assert found == {name: str(home / "triton" / "KEY" / name) for name in GROUP["child_paths"]}
+    assert Path(found["k.cubin"]).read_text() == "code"
 
 
-def test_packages_and_modules_of_the_loads_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_finds_the_packages_that_both_import(load: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    list(receive(load, home))
+    for _ in range(2):
+        share(load, home)
+    assert (home / "vllm" / "tvm_ffi" / "__init__.py").read_text() == "x = 1"
+    assert (home / "vllm" / "tvm_ffi-1.dist-info" / "METADATA").exists()
+
+
+def test_packages_modules_and_kernels_of_the_load_are_found(
+    load: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", "/before")
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    assert "TRITON_CACHE_DIR" not in environment(tmp_path)
+    list(receive(load, tmp_path))
     found = environment(tmp_path)
     assert found["PYTHONPATH"].split(":")[1:] == [str(tmp_path / "packages"), "/before"]
     assert found["FASER_CACHE_DIR"] == str(tmp_path / "cache")
+    assert found["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
 
 
 def test_it_starts_with_nothing_but_pythons_own_library() -> None:

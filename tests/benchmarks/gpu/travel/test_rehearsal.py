@@ -1,5 +1,6 @@
 """The first half hour runs where only the packages of a lent machine can be imported."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from benchmarks.gpu.archive import read_records
 from benchmarks.gpu.phases import PHASES, RUNS
 from benchmarks.gpu.travel.carried import CARRIED
-from benchmarks.gpu.travel.rehearsal import command_of, problems_of
+from benchmarks.gpu.travel.rehearsal import command_of, problems_of, problems_of_flashinfer
 from benchmarks.gpu.travel.stub_device import Limits, Reply, StubDevice, known_packages
 
 ROOT = Path(__file__).parents[4]
@@ -23,7 +24,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> StubDevice:
 @pytest.mark.slow
 def test_every_phase_of_both_runs_can_be_imported_there(device: StubDevice) -> None:
     """Planted: msgspec imported by a module that engines need."""
-    modules = {phase.run[0] for phase in PHASES if any(phase.name in run.shares for run in RUNS.values())}
+    modules = {phase.run[0] for phase in PHASES if any(phase.name in run.seconds for run in RUNS.values())}
     reply = device.run(f"python3 -c 'import {', '.join(sorted(modules))}'")
     assert reply.status == 0, reply.output_tail
 
@@ -35,7 +36,7 @@ def test_a_call_measures_and_its_archive_comes_back(device: StubDevice) -> None:
     assert reply.status is not None, reply.output_tail
     assert reply.left_out == ()
     _, records = read_records(reply.files / "a.tar.gz")
-    assert set(records) == set(RUNS["a"].shares)
+    assert set(records) == set(RUNS["a"].seconds)
     assert records["environment"].complete, records["environment"].error
     assert records["environment"].result["commit"] == "abc"
     assert [
@@ -61,4 +62,21 @@ def test_what_is_missing_after_a_run_is_named(tmp_path: Path) -> None:
 
 
 def test_a_command_fits_into_a_call() -> None:
-    assert len(command_of("b", [Path("load-1"), Path("load-2")], 480.0)) < 2000
+    assert len(command_of("b", Path("load"), 480.0)) < 2000
+
+
+def test_flashinfer_has_to_come_from_the_load(tmp_path: Path) -> None:
+    """Planted: the package of this machine, imported because the load's one is not whole."""
+
+    def said(status: int, tail: str) -> list[str]:
+        reply = Reply(status=status, seconds=1.0, output_tail=tail, files=tmp_path, left_out=())
+        return problems_of_flashinfer(reply)
+
+    def package(folder: str) -> str:
+        return json.dumps({"package": f"{folder}/flashinfer/__init__.py", "prefill_64": 0.1})
+
+    assert said(0, f"noise\n{package('/home/user/faser-lent/packages')}\n") == []
+    assert said(0, package("/usr/lib")) == ["FlashInfer was imported from /usr/lib/flashinfer/__init__.py"]
+    assert said(1, "a\nNo module named 'flashinfer.data'\n") == [
+        "FlashInfer of the load: No module named 'flashinfer.data'"
+    ]

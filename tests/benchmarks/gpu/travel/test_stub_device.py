@@ -31,7 +31,7 @@ def load(tmp_path: Path) -> Path:
 
 def test_the_checkout_travels_with_what_is_carried_and_without_what_is_ignored(checkout: Path, load: Path) -> None:
     device = StubDevice(checkout.parent / "device", checkout)
-    reply = device.run("find . -type f | sort; cat .lent/load-1/part; echo; readlink linked", carry=[load])
+    reply = device.run("find . -type f | sort; cat .lent/load-1/part; echo; readlink linked", carry=load)
     assert reply.output_tail.splitlines() == [
         "./.gitignore",
         "./.lent/load-1/part",
@@ -46,7 +46,7 @@ def test_the_checkout_travels_with_what_is_carried_and_without_what_is_ignored(c
 def test_more_than_may_travel_is_refused(checkout: Path, load: Path) -> None:
     device = StubDevice(checkout.parent / "device", checkout, Limits(travel_bytes=20))
     with pytest.raises(ValueError, match=r"24 bytes would travel; 20 may"):
-        device.run("true", carry=[load])
+        device.run("true", carry=load)
 
 
 def test_few_small_shallow_files_with_plain_names_come_back(checkout: Path) -> None:

@@ -50,9 +50,9 @@ def test_flashinfer_itself_calls_the_module_so(name: str, monkeypatch: pytest.Mo
     """Oracle: the package."""
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
-    from faser.kernels.cuda.flashinfer.build import _spec
+    from faser.kernels.cuda.flashinfer.build import spec_of
 
-    assert _spec(name).name == Module(name=name).own_name
+    assert spec_of(name).name == Module(name=name).own_name
 
 
 def test_every_module_that_can_be_compiled_has_a_time() -> None:

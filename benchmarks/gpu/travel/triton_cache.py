@@ -1,0 +1,226 @@
+"""Compiles what Triton would compile on a lent machine, into the cache that travels there. Needs no GPU.
+
+    TRITON_CACHE_DIR=DIR python -m benchmarks.gpu.travel.triton_cache [--arch 90] [--keys]
+
+To be run with that machine's versions of Python and Triton, on which every key depends. The kernels are those that
+the phases launch: of the layers of all their models, by numbers of rows, and of sampling and verdicts over their
+vocabulary. The engine's own code launches them, over a backend whose device is emulated; instead of a launch a
+kernel is compiled, so keys are Triton's own. Results are whatever was in memory. --keys prints them and compiles
+nothing. Not among them: the kernels around products in 8 bits.
+"""
+
+import argparse
+import logging
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia_driver
+from triton.runtime.jit import JITFunction
+
+from benchmarks.gpu.common.bare import batch_of
+from benchmarks.gpu.common.plan import ON_DEVICE
+from benchmarks.gpu.common.room import BLOCK_SIZE
+from benchmarks.gpu.common.shapes import Config, write_shape
+from benchmarks.gpu.common.weights import MadeUp
+from faser.config.speculation import SpeculationConfig
+from faser.engine.checkpoints.config_json import read_model_config
+from faser.engine.execution.models.loader import load_decoder
+from faser.engine.execution.runner.runner import Runner
+from faser.engine.execution.startup.warm_up import WarmUp
+from faser.kernels.cpu.build import find_compiler
+from faser.kernels.cuda.flashinfer.backend import FlashInferBackend
+from faser.kernels.cuda.triton import launcher
+from faser.kernels.cuda.triton.device_kernels import triton_kernels
+from faser.kernels.interface.shapes import KvShape
+from tests.kernels.cuda.fake_device import FakeAccelerator
+from tests.kernels.cuda.flashinfer.fake_flashinfer import FakeFlashInfer
+
+_ROWS = (1, 2, 3, 16, 17, 32)  # one, few and many; multiples of 16, which Triton compiles apart, and others
+_SLOTS = 7
+_SMALL_VOCAB = 512  # no kernel of a layer knows the vocabulary
+_DRIVER_CALL = re.compile(r"\bcu[A-Z]\w+")
+_LAUNCHER = "__triton_launcher"  # a C module for each signature, in versions before 3.7
+
+
+@dataclass(slots=True)
+class Compiling:
+    """Takes the place of launches. keys: of the kernels that were asked for. compiles: or only lists them."""
+
+    arch: int
+    compiles: bool
+    keys: set[str] = field(default_factory=set)
+
+    def install(self) -> None:
+        triton.runtime.driver.set_active(_Nowhere(self.arch))
+        launch, compiling = JITFunction.run, self
+
+        def run(kernel: Any, *args: Any, **options: Any) -> Any:
+            if "WIDE" in options:
+                options["WIDE"] = False  # says that the tensors lie on a CPU, which they do not there
+            found = launch(kernel, *args, **{**options, "warmup": True})
+            if found is not None:
+                _compile_launcher(found)
+            return found
+
+        JITFunction.run = run
+        triton.knobs.runtime.jit_cache_hook = compiling.asked
+
+    def asked(self, *, key: str, fn: Any, **_: Any) -> bool:
+        """Whether nothing is to be compiled."""
+        if (said := f"{fn.name} {key}") not in self.keys:
+            self.keys.add(said)
+            sys.stderr.write(f"{len(self.keys)}: {fn.name}\n")
+        return not self.compiles
+
+
+@dataclass(frozen=True, slots=True)
+class _Nowhere:
+    """A driver of Triton's for a GPU that is not there."""
+
+    arch: int
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+
+def _compile_launcher(kernel: Any) -> None:
+    """It is in the cache before it is loaded, which takes a driver; Triton says then that it cannot load it."""
+    if _LAUNCHER in Path(nvidia_driver.__file__).read_text("utf-8"):
+        try:
+            nvidia_driver.CudaLauncher(kernel.src, kernel.metadata)
+        except ImportError as error:
+            if "libcuda" not in str(error):
+                raise
+
+
+@torch.inference_mode()
+def layers(config: Config, directory: Path, *, few_rows: bool) -> None:
+    """One layer of a model, and its logits, for every number of rows."""
+    one = config | {"num_hidden_layers": 1, "vocab_size": _SMALL_VOCAB, "bos_token_id": 0}
+    spec = read_model_config(write_shape(directory, one)).spec
+    backend = _backend(few_rows=few_rows)
+    most = max(_ROWS)
+    decoder = load_decoder(
+        directory,
+        backend,
+        torch.bfloat16,
+        max_model_len=BLOCK_SIZE,
+        max_rows=most,
+        source=MadeUp(spec, "cpu"),
+        progress=lambda *_: None,
+    )
+    kv = KvShape(
+        num_layers=1,
+        num_blocks=most,
+        block_size=BLOCK_SIZE,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=torch.bfloat16,
+    )
+    runner = Runner(decoder, backend, kv)
+    for rows in _ROWS:
+        batch = batch_of(
+            sequences=rows,
+            rows_each=1,
+            context=BLOCK_SIZE,
+            num_blocks=most,
+            block_size=BLOCK_SIZE,
+            vocab_size=_SMALL_VOCAB,
+        )
+        runner.forward(batch)
+        runner.logits(range(rows))
+
+
+def sampling(vocab: int, cap: int) -> None:
+    """All that requests can ask for, with drafts of both kinds."""
+    logits = torch.zeros(_SLOTS * (cap + 1), vocab)
+    backend = _backend(few_rows=False)
+    for method in ("coupled", "probabilistic"):
+        drafts = SpeculationConfig(
+            policy="fixed", method="layer_skip", num_speculative_tokens=cap, draft_sample_method=method
+        )
+        WarmUp(backend, logits, drafts, verifies=True, drafts=True).run(1)
+
+
+def _backend(*, few_rows: bool) -> FlashInferBackend:
+    device = FakeAccelerator()
+    kernels = triton_kernels(device.device, few_rows=few_rows, dependent_launches=few_rows)
+    return FlashInferBackend(device, FakeFlashInfer(device), kernels)
+
+
+def run() -> None:
+    sizes = ON_DEVICE
+    sampling(sizes.vocab, sizes.cap)
+    with tempfile.TemporaryDirectory(prefix="faser-shapes-") as work:
+        for place, config in enumerate((sizes.target, sizes.draft, *sizes.checked)):
+            for few_rows in (False, True):
+                layers(config, Path(work, str(place)), few_rows=few_rows)
+
+
+def add_loader() -> None:
+    """The C module by which Triton loads kernels."""
+    with tempfile.TemporaryDirectory(prefix="faser-loader-") as work:
+        launcher.build(Path(work))
+        launcher.add_to_cache(Path(work))
+
+
+def empty_driver(directory: Path) -> None:
+    """A library that launchers are linked with as with the driver's: it has the names of its functions."""
+    compiler = find_compiler(("gcc", "clang", "cc"))
+    assert compiler is not None, "there is no C compiler"
+    names = sorted(set(_DRIVER_CALL.findall(Path(nvidia_driver.__file__).read_text("utf-8"))))
+    source, library = directory / "driver.c", directory / "libcuda.so.1"
+    source.write_text("".join(f"void {name}(void) {{}}\n" for name in names), "utf-8")
+    flags = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
+    subprocess.run([compiler, *flags, str(source), "-o", str(library)], check=True)
+    (directory / "libcuda.so").symlink_to(library)
+    triton.knobs.nvidia.libcuda_path = str(directory)
+
+
+def main(arguments: Sequence[str]) -> int:
+    asked = parser().parse_args(arguments)
+    if not hasattr(triton, "knobs") or triton.knobs.runtime.interpret:
+        sys.exit("TRITON_INTERPRET is set: nothing would be compiled")
+    compiling = Compiling(arch=asked.arch, compiles=not asked.keys)
+    compiling.install()
+    with tempfile.TemporaryDirectory(prefix="faser-driver-") as driver:
+        if compiling.compiles:
+            logging.getLogger("triton.runtime.build").setLevel(logging.ERROR)
+            empty_driver(Path(driver))
+            add_loader()
+        run()
+    if asked.keys:
+        print("\n".join(sorted(compiling.keys)))
+    else:
+        print(f"{len(compiling.keys)} variants, Triton {triton.__version__}, Python {sys.version.split()[0]}")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        "python -m benchmarks.gpu.travel.triton_cache",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--arch", type=int, default=90, help="compute capability without its point [90]")
+    made.add_argument("--keys", action="store_true", help="print Triton's keys, compile nothing")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
