@@ -83,6 +83,10 @@ class ClockGpu:
     streams: list[ClockStream] = field(default_factory=list)
     seen_heads: int = 0  # of the last attention that was run
     num_plans: int = 0  # that compiled planners have made
+    waited_s: dict[int, float] = field(
+        default_factory=dict
+    )  # before a trunk, since the work before it, by its heads
+    worked_until_s: float = 0.0  # the last graph, of whatever stream
     _local: threading.local = field(default_factory=threading.local)
 
     @property
@@ -178,17 +182,23 @@ class ClockGraphRecorder:
     def capture(self, work: Callable[[], None]) -> "ClockGraph":
         self.owner.seen_heads = 0
         work()
-        return ClockGraph(self.owner, self.owner.trunk_s.get(self.owner.seen_heads, _SMALL_S))
+        return ClockGraph(self.owner, self.owner.seen_heads)
 
 
 @dataclass
 class ClockGraph:
     owner: ClockGpu
-    seconds: float
+    heads: int  # of the attention in it; 0: none, it is no trunk
 
     def replay(self) -> None:
         _driver_call(REPLAY_CALL_S)
-        self.owner.give(self.seconds)
+        gpu = self.owner
+        if self.heads:
+            begins_s = max(gpu.current.free_s, time.perf_counter())
+            waited_s = max(0.0, begins_s - gpu.worked_until_s)
+            gpu.waited_s[self.heads] = gpu.waited_s.get(self.heads, 0.0) + waited_s
+        gpu.give(gpu.trunk_s.get(self.heads, _SMALL_S))
+        gpu.worked_until_s = gpu.current.free_s
 
 
 def _hold_lock(seconds: float, began_s: float) -> None:

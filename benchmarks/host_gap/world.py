@@ -4,6 +4,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ def measure(wanted: Wanted) -> dict[str, float]:
 
     period: from one step's end to the next one's. device: that the device worked, of two lanes the longer one.
     gap: the difference: the host's doing. cpu: that the engine's thread computed, waits included, which spin.
-    plans: of attention that were made.
+    before_step, before_draft: the gap's two parts where drafts come before the step: what the device waits for the
+    step after the draft, and for the draft after the step. plans: of attention that were made.
     """
     gpu = ClockGpu(trunk_s={_TARGET_HEADS: wanted.step_s, _DRAFT_HEADS: wanted.pass_s})
     engine = _engine(gpu, wanted)
@@ -84,7 +86,8 @@ def measure(wanted: Wanted) -> dict[str, float]:
         clients.ask()
     while engine.stats().generation_tokens < _WARM * wanted.sequences:
         clients.step()
-    blocks = [_block(gpu, clients, _BLOCK_STEPS) for _ in range(wanted.blocks)]
+    names = {"before_step_ms": _TARGET_HEADS, "before_draft_ms": _DRAFT_HEADS} if wanted.mode == SERIAL else {}
+    blocks = [_block(gpu, clients, _BLOCK_STEPS, names) for _ in range(wanted.blocks)]
     found = {name: statistics.median(each[name] for each in blocks) for name in blocks[0]}
     return {name: round(value, 3) for name, value in found.items()}
 
@@ -112,8 +115,10 @@ class _Clients:
                 self.ask()
 
 
-def _block(gpu: ClockGpu, clients: _Clients, steps: int) -> dict[str, float]:
+def _block(gpu: ClockGpu, clients: _Clients, steps: int, waits: Mapping[str, int]) -> dict[str, float]:
+    """waits: the heads of a trunk, by the name of what the device waits before it."""
     engine = clients.engine
+    gpu.waited_s.clear()
     began_s, began_cpu_s, before = time.perf_counter(), time.thread_time(), engine.stats().generation_tokens
     worked_s, plans_before = 0.0, gpu.num_plans
     for _ in range(steps):
@@ -132,6 +137,7 @@ def _block(gpu: ClockGpu, clients: _Clients, steps: int) -> dict[str, float]:
         "cpu_ms": 1000 * (time.thread_time() - began_cpu_s) / steps,
         "tokens": (engine.stats().generation_tokens - before) / steps,
         "plans": (gpu.num_plans - plans_before) / steps,
+        **{name: 1000 * gpu.waited_s.get(heads, 0.0) / steps for name, heads in waits.items()},
     }
 
 

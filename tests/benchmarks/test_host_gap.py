@@ -27,6 +27,9 @@ def test_drafts_before_the_step_are_all_accepted_and_their_passes_add_up() -> No
     assert found["tokens"] == 4 * (GAMMA + 1)
     drafted_s = GAMMA * PASS_S
     assert 1000 * (STEP_S + drafted_s) <= found["device_ms"] < 1000 * (STEP_S + drafted_s + SMALL_S)
+    parts_ms = found["before_step_ms"], found["before_draft_ms"]
+    assert min(parts_ms) > 0
+    assert sum(parts_ms) == pytest.approx(found["gap_ms"], rel=0.2)
 
 
 @pytest.mark.parametrize("sequences", [1, 4])
