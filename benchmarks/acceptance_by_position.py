@@ -19,8 +19,6 @@ from benchmarks.peers.machine import describe_machine, git_commit
 from benchmarks.prompts import load_prompts
 from faser.bench.chart import line_chart
 from faser.cli.console.progress import runs_bar
-from faser.engine.checkpoints.embedded import SMOLLM2
-from faser.engine.checkpoints.shipped import shipped_head
 from faser.offline import LLM
 from faser.types import SamplingParams, SpeculationSummary
 
@@ -30,7 +28,6 @@ KINDS = {
     "summaries": ("summarization",),
 }
 _AT_ONCE = 8
-_VOCAB_SIZE = 49152  # of the default model
 
 
 def main() -> None:
@@ -45,7 +42,7 @@ def main() -> None:
     add("--temperature", type=float, default=0.0)
     add("--length", type=int, default=6, help="of a draft [6]")
     options = parser.parse_args()
-    drafters = dict(options.drafter) or _drafters()
+    drafters = dict(options.drafter) or _DRAFTERS
     found: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in KINDS}
     with runs_bar() as bar:
         task = bar.add_task("", total=len(drafters) * len(KINDS))
@@ -92,14 +89,7 @@ def shares(answers: Sequence[SpeculationSummary], length: int) -> dict[str, Any]
     }
 
 
-def _drafters() -> dict[str, dict[str, Any]]:
-    head = shipped_head(SMOLLM2.name, _VOCAB_SIZE)
-    return {
-        "look-up": {"method": "ngram"},
-        "n-gram model": {"method": "ngram_model"},
-        "head": {"method": "eagle3", "model": str(head)},
-        "text and head": {"method": "auto"},
-    }
+_DRAFTERS: dict[str, dict[str, Any]] = {"look-up": {"method": "ngram"}, "n-gram model": {"method": "ngram_model"}}
 
 
 def _drafter(text: str) -> tuple[str, dict[str, Any]]:

@@ -71,8 +71,8 @@ def test_every_variable_it_sets_for_faser_is_one_that_faser_reads() -> None:
 def test_it_stops_by_a_signal_that_drains_within_the_documented_grace_period() -> None:
     (number,) = re.findall(r"^STOPSIGNAL (.*)$", DOCKERFILE, re.MULTILINE)
     assert number == "SIGTERM"
-    readme = (ROOT / "README.md").read_text()
-    documented = re.findall(r"docker stop --time (\d+)|--stop-timeout (\d+)|stop_grace_period: (\d+)s", readme)
+    page = (ROOT / "docs" / "start.md").read_text()
+    documented = re.findall(r"docker stop --time (\d+)|--stop-timeout (\d+)|stop_grace_period: (\d+)s", page)
     graces = [int(each) for found in documented for each in found if each]
     assert len(graces) == 3
     assert min(graces) > ServerConfig().shutdown_timeout

@@ -62,7 +62,7 @@ class Setting:
     synonyms: accepted spellings of a choice, or of None. refused: known values that are not supported, each with
     the reason. numbered: choices that may have a number, as in cuda:1.
     one_flag_many: the flag takes several values at once. secret: the value is never shown. example: of a value.
-    common: shown in the short help and in the README.
+    common: shown in the short help and in docs/start.md.
     """
 
     help: str

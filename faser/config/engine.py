@@ -258,10 +258,10 @@ class EngineConfig:
         choices=POLICIES,
         common=True,
     )
-    spec_overlap: str | None = setting(
-        None,
-        "Draft the next tokens while the model verifies the last ones. auto: when that is faster. None: auto on a "
-        "CPU, off on a GPU, where it has not been measured.",
+    spec_overlap: str = setting(
+        "off",
+        "Draft the next tokens while the model verifies the last ones. auto: when that is faster; the start takes "
+        "longer, as it measures that.",
         group=SPECULATION,
         kind=Kind.TEXT,
         choices=("auto", "on", "off"),
@@ -361,11 +361,6 @@ class EngineConfig:
     def on_gpu(self) -> bool:
         """Whether the device is a GPU. False for auto, which execution/startup/device.py replaces by a device."""
         return _kind_of(self.device) == "cuda"
-
-    @property
-    def overlap_mode(self) -> str:
-        """auto, on or off: the setting, or what it is on this device. Of a config whose device is resolved."""
-        return self.spec_overlap or ("off" if self.on_gpu else "auto")
 
     @property
     def records_steps(self) -> bool:

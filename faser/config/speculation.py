@@ -11,7 +11,7 @@ from faser.config.drafters import DRAFT_METHODS, DRAFTERS, TEXT_METHODS, Drafter
 from faser.types import DEFAULT_CLASS, NO_TARGETS, Slo, SpeculationParams
 
 AUTO = "auto"
-NONE = "none"  # in place of a file: not even the one that comes with the package
+NONE = "none"  # in place of a file: none, not even one that comes with the package
 METHODS = (AUTO, *DRAFT_METHODS)
 POLICIES = ("off", "fixed", "table", "goodput", "survival", "faser")
 REJECTION_METHODS = ("standard", "block", "synthetic")
@@ -24,12 +24,12 @@ class SpeculationConfig:
     """How the engine speculates.
 
     method: one drafter, or auto: those that draft from text, and a model if there is one; one of them is chosen
-    per request. model: directory, file or hub id; NONE: none; None: with auto the head of the package, for the
-    default model. num_speculative_tokens: gamma of policy `fixed`, its maximum under every other; None: 16
-    for drafts from text, 8 for a model's. model_method: with auto, what `model` is, draft_model or a kind of head;
-    None: its files say it, and until they are read it is a draft model. draft_layers: of layer_skip; None: a
-    quarter of the target's. suffix_max_cached_requests: past answers that suffix lookup drafts from. ngram_model:
-    file of the n-gram model; NONE: none; None: the one of the package, for the default model. table:
+    per request. model: directory, file or hub id; NONE, None: none. num_speculative_tokens: gamma of policy
+    `fixed`, its maximum under every other; None: 16 for drafts from text, 8 for a model's. model_method: with
+    auto, what `model` is, draft_model or a kind of head; None: its files say it, and until they are read it is a
+    draft model. draft_layers: of layer_skip; None: a quarter of the target's. suffix_max_cached_requests: past
+    answers that suffix lookup drafts from. ngram_model: file of the n-gram model; NONE: none; None: the one of the
+    package, for the default model. table:
     (first, last, gamma) by number of sequences, ascending without gaps. classes: settings of each class of
     requests, by name.
     """

@@ -212,7 +212,7 @@ def _overlap(
         name=lanes.partition.name,
         lanes=interference,
         most_rows=parts.runner.most_graph_rows,
-        mode=parts.config.overlap_mode,
+        mode=parts.config.spec_overlap,
         fallback=lanes.fallback,
     )
 

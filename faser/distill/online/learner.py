@@ -138,7 +138,7 @@ def load_learner(config: EngineConfig, directory: Path) -> OnlineLearner:
     torch.set_num_threads(1)
     config = resolve_device(replace(config, num_threads=1))
     target = load_target(config, directory, lambda *_: None)
-    files = find_draft_files(config, directory, target.config.spec, lambda *_: None)
+    files = find_draft_files(config, target.config.spec, lambda *_: None)
     check_refreshable(files)
     assert files.head is not None
     rounded_by_engine = config.quantization in QUANTIZATIONS

@@ -16,14 +16,14 @@ def test_the_documented_flags_are_up_to_date() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == markdown(SETTINGS) + "\n"
 
 
-def test_the_readme_lists_the_flags_most_used_with_their_defaults() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_page_for_starters_lists_the_flags_most_used_with_their_defaults() -> None:
+    page = (ROOT / "docs" / "start.md").read_text()
     rows = [line for line in markdown(SETTINGS).splitlines() if line.startswith("| `--")]
     for each in SETTINGS:
         if each.common and each.name != "model":
             (row,) = [row for row in rows if row.startswith(f"| `{each.flag}`")]
             default = row.split(" | ")[1]
-            assert f"| `{each.flag}` | {default} |" in readme, each.flag
+            assert f"| `{each.flag}` | {default} |" in page, each.flag
 
 
 @pytest.mark.parametrize("group", GROUPS)

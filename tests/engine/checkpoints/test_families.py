@@ -24,7 +24,7 @@ from tests.checkpoints import tiny_llama_config, write_json
 from tests.engine.execution.models.paged import MAX_POSITIONS, load, prompt
 
 PROMPT_LEN = 80
-NUM_GREEDY = 32
+NUM_GREEDY = 64
 VOCAB_SIZE = 128
 
 

@@ -42,11 +42,7 @@ def make_lanes(
     obstacle = _obstacle(config, target, draft)
     if config.spec_overlap == "on" and obstacle:
         raise ConfigError(f"--spec-overlap is on, but {obstacle}")
-    if obstacle:
-        return None
-    if config.overlap_mode == "off":
-        if config.spec_overlap is None:
-            _log.info("drafting takes turns with verification on a GPU; --spec-overlap auto lets them overlap")
+    if obstacle or config.spec_overlap == "off":
         return None
     fallback = ""
     if partition is None:

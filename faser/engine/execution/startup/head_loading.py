@@ -14,7 +14,6 @@ from faser.engine.checkpoints.families.architecture import DecoderSpec
 from faser.engine.checkpoints.heads.head_spec import HeadSpec
 from faser.engine.checkpoints.heads.reader import kind_of_directory, read_head_spec
 from faser.engine.checkpoints.heads.trainable import untrainable
-from faser.engine.checkpoints.shipped import shipped_head
 from faser.engine.checkpoints.source import resolve
 from faser.engine.execution.drafter_registry import HeadParts
 from faser.engine.execution.drafters.head_cache import HeadCache
@@ -44,14 +43,11 @@ class DraftFiles:
     head_spec: HeadSpec | None = None
 
 
-def find_draft_files(
-    config: EngineConfig, directory: Path, target: DecoderSpec, report: ProgressCallback
-) -> DraftFiles:
-    """The draft model or head of a target, fetched first if need be. directory: of the target.
+def find_draft_files(config: EngineConfig, target: DecoderSpec, report: ProgressCallback) -> DraftFiles:
+    """The draft model or head of a target, fetched first if need be.
 
     Raises ModelError and ConfigError: see with_kind_of_model and find_head.
     """
-    config = with_shipped_head(config, directory, target.vocab_size)
     speculation = config.speculation
     found = None
     if speculation.needs_draft_model or speculation.needs_head:
@@ -86,19 +82,6 @@ class LoadedHead:
     head: Head
     states: HiddenStates
     max_places: int
-
-
-def with_shipped_head(config: EngineConfig, target: Path, vocab_size: int) -> EngineConfig:
-    """The config, which names the head that comes with this package for the target, unless it says what drafts.
-
-    target: its directory, of which the name is the model's. GPUs are left out: no head was measured on one yet.
-    """
-    speculation = config.speculation
-    asks = speculation.method == AUTO and speculation.policy != "off" and speculation.model is None
-    head = shipped_head(target.name, vocab_size) if asks and not config.on_gpu else None
-    if head is None:
-        return config
-    return replace(config, speculative_config={**(config.speculative_config or {}), "model": str(head)})
 
 
 def with_kind_of_model(config: EngineConfig, directory: Path | None) -> EngineConfig:

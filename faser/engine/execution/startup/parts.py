@@ -116,7 +116,7 @@ def load_parts(
     """Load the model in directory and the draft model that config names. Arguments as in build."""
     torch.set_num_threads(config.threads)
     target_spec = read_model_config(directory).spec
-    files = find_draft_files(config, directory, target_spec, report)
+    files = find_draft_files(config, target_spec, report)
     config, draft_directory, head_directory, head_spec = files.config, files.model, files.head, files.head_spec
     if refreshes_head:
         check_refreshable(files)

@@ -71,15 +71,11 @@ def test_a_fallback_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) 
     assert lanes.fallback in caplog.text
 
 
-def test_drafting_takes_turns_on_a_gpu_unless_asked_to_overlap(caplog: pytest.LogCaptureFixture) -> None:
+def test_drafting_takes_turns_unless_asked_to_overlap() -> None:
     divide = FakeDivider()
-    with caplog.at_level(logging.INFO, logger="faser.engine"):
-        assert make_lanes(config_of(), on_gpu(), on_gpu(), divide=divide) is None
-    assert "--spec-overlap auto lets them overlap" in caplog.text
+    assert make_lanes(config_of(), on_gpu(), on_gpu(), divide=divide) is None
+    assert make_lanes(config_of("cpu", num_threads=2), TorchBackend(), TorchBackend(), divide=divide) is None
     assert divide.asked == []
-    assert config_of().overlap_mode == "off"
-    assert config_of("cpu").overlap_mode == "auto"
-    assert [config_of(spec_overlap=each).overlap_mode for each in ("auto", "on", "off")] == ["auto", "on", "off"]
 
 
 def test_nothing_is_divided_where_nothing_can_overlap() -> None:
@@ -121,7 +117,8 @@ def test_a_partition_for_another_kind_of_device_is_refused_before_anything_is_lo
 
 def test_on_a_cpu_the_setting_divides_cores() -> None:
     divide = FakeDivider()
-    one = make_lanes(config_of("cpu", num_threads=1), TorchBackend(), TorchBackend(), divide=divide)
+    alone = config_of("cpu", num_threads=1, spec_overlap="auto")
+    one = make_lanes(alone, TorchBackend(), TorchBackend(), divide=divide)
     assert one is None
     with pytest.raises(ConfigError, match="two lanes take two cores"):
         make_lanes(config_of("cpu", num_threads=1, spec_overlap="on"), TorchBackend(), TorchBackend())
